@@ -1,0 +1,93 @@
+//! The world as a grid of data × stage × tensor ranks.
+
+use super::{Communicator, World};
+use crate::{Error, Result};
+
+/// How many ranks lie along each axis; their product is the size of the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GridShape {
+    /// Replicas of the model, each with its own share of every batch.
+    pub data: usize,
+    /// Stages of a pipeline, each with some of the layers.
+    pub stage: usize,
+    /// Ranks that share the layers of one stage of one replica.
+    pub tensor: usize,
+}
+
+impl GridShape {
+    /// Every rank a replica.
+    pub fn data(size: usize) -> GridShape {
+        GridShape { data: size, stage: 1, tensor: 1 }
+    }
+
+    /// Where rank `rank` of the world lies: `(data, stage, tensor)`, tensor fastest, then stage.
+    pub fn coordinates(&self, rank: usize) -> (usize, usize, usize) {
+        (rank / self.tensor / self.stage, rank / self.tensor % self.stage, rank % self.tensor)
+    }
+
+    fn check(&self, world: usize) -> Result<()> {
+        let GridShape { data, stage, tensor } = self;
+        if data * stage * tensor == world && world > 0 {
+            return Ok(());
+        }
+        let product = data * stage * tensor;
+        let why = format!("data {data} × stage {stage} × tensor {tensor} = {product} ranks, but the job has {world}");
+        Err(Error::input("laying out the grid", why))
+    }
+}
+
+/// A rank's three communicators: the ranks that differ from it along one axis only.
+pub struct Grid {
+    /// The shape of the whole.
+    pub shape: GridShape,
+    /// The replicas of this rank's part of the model.
+    pub data: Communicator,
+    /// The stages of this rank's replica.
+    pub stage: Communicator,
+    /// The ranks that share this rank's layers; neighbours in the world, so that they share a node.
+    pub tensor: Communicator,
+}
+
+impl Grid {
+    /// Splits the world. Collective.
+    ///
+    /// # Errors
+    /// The product of the axes is not the size of the world.
+    pub fn new(world: &World, shape: GridShape) -> Result<Grid> {
+        shape.check(world.size())?;
+        let (data, stage, tensor) = shape.coordinates(world.rank());
+        let all = world.communicator();
+        Ok(Grid {
+            shape,
+            data: all.split(stage * shape.tensor + tensor, data)?,
+            stage: all.split(data * shape.tensor + tensor, stage)?,
+            tensor: all.split(data * shape.stage + stage, tensor)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::GridShape;
+
+    #[test]
+    fn coordinates_number_the_ranks_once_each_with_tensor_fastest() {
+        let shape = GridShape { data: 2, stage: 3, tensor: 4 };
+        let mut expected = Vec::new();
+        for data in 0..2 {
+            for stage in 0..3 {
+                expected.extend((0..4).map(|tensor| (data, stage, tensor)));
+            }
+        }
+        let found: Vec<_> = (0..24).map(|rank| shape.coordinates(rank)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_shape_that_does_not_fit_is_refused_with_the_numbers() {
+        let error = GridShape { data: 2, stage: 3, tensor: 1 }.check(8).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("data 2 × stage 3 × tensor 1 = 6 ranks, but the job has 8"), "{text}");
+        assert!(GridShape { data: 0, stage: 1, tensor: 1 }.check(0).is_err());
+    }
+}

@@ -1,0 +1,26 @@
+//! Ranks and messages: the only place that names MPI.
+//!
+//! | operation | MPI | who calls it |
+//! |---|---|---|
+//! | [`send`](Communicator::send), [`receive`](Communicator::receive), [`send_receive`](Communicator::send_receive) | `MPI_Send`, `MPI_Mrecv`, `MPI_Sendrecv` | the two ranks |
+//! | [`barrier`](Communicator::barrier), [`broadcast`](Communicator::broadcast), [`scatter`](Communicator::scatter), [`gather`](Communicator::gather), [`all_gather`](Communicator::all_gather), [`all_to_all`](Communicator::all_to_all) | `MPI_Barrier`, `MPI_Bcast`, … | all ranks |
+//! | [`reduce`](Communicator::reduce), [`all_reduce`](Communicator::all_reduce) | `MPI_Reduce`, `MPI_Allreduce` | all ranks |
+//! | [`reduce_scatter`](Communicator::reduce_scatter) | pairwise `MPI_Isend`/`MPI_Irecv`, sums in rank order | all ranks |
+//! | [`agree`](Communicator::agree) | `MPI_Allreduce`, and more only after an error | all ranks |
+//! | `start_…` | the `MPI_I…` of the same name, as a [`Pending`] that owns its buffers | as above |
+//!
+//! Nothing here knows what a layer is.
+
+mod agree;
+mod communicator;
+mod element;
+mod grid;
+mod pending;
+mod raw;
+mod world;
+
+pub use communicator::Communicator;
+pub use element::{Element, Operation};
+pub use grid::{Grid, GridShape};
+pub use pending::{Buffer, Pending};
+pub use world::{World, rank_for_messages};

@@ -1,0 +1,307 @@
+//! Operations under way: started now, finished later, with the caller's work in between.
+//!
+//! A [`Pending`] owns the buffers that MPI reads and writes until [`Pending::wait`] gives them back, so nothing can
+//! touch them too early and nothing can free them too soon. MPI moves data only inside MPI calls: a program that
+//! computes for long calls [`Pending::test`] now and then (DESIGN: "the backward pass tests the pending requests").
+#![allow(unsafe_code)]
+
+use std::mem;
+use std::rc::Rc;
+
+use super::raw::{Channel, Raw, Requests, test_all, wait_all};
+use super::{Communicator, Element, Operation};
+use crate::Result;
+
+/// A buffer whose elements stay where they are in memory when the buffer itself is moved.
+///
+/// # Safety
+/// `as_ref` and `as_mut` give the same memory each time, and moving or leaking the value neither moves nor frees it.
+pub unsafe trait Buffer<T>: AsRef<[T]> + AsMut<[T]> + 'static {}
+
+// SAFETY: the elements are on the heap.
+unsafe impl<T: 'static> Buffer<T> for Vec<T> {}
+// SAFETY: the elements are on the heap.
+unsafe impl<T: 'static> Buffer<T> for Box<[T]> {}
+// SAFETY: the elements are on the heap.
+unsafe impl<T: 'static> Buffer<T> for aligned_vec::AVec<T> {}
+
+/// An operation under way on the buffers `B`.
+///
+/// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is sound, wasteful, and
+/// leaves the other ranks waiting, so only the path of a fatal error does it.
+#[must_use = "an operation that is not waited for never ends"]
+pub struct Pending<B> {
+    raw: Rc<Raw>,
+    requests: Requests,
+    buffers: Option<B>,
+    finish: Option<Finish<B>>,
+}
+
+/// What is left to do on this rank when the messages have arrived.
+struct Finish<B> {
+    scratch: Vec<u64>,
+    operation: Operation,
+    run: fn(&Raw, &mut B, &mut [u64], Operation),
+}
+
+impl<B> Pending<B> {
+    fn new(raw: &Rc<Raw>, buffers: B) -> Pending<B> {
+        let requests = raw.take_requests();
+        Pending { raw: Rc::clone(raw), requests, buffers: Some(buffers), finish: None }
+    }
+
+    /// Lets MPI make progress; true when [`Pending::wait`] will return at once. Not collective.
+    pub fn test(&mut self) -> bool {
+        test_all(&mut self.requests)
+    }
+
+    /// Waits for the end of the operation and gives the buffers back. Not collective in itself, but it returns only
+    /// when the other ranks have done their part.
+    pub fn wait(mut self) -> B {
+        wait_all(&mut self.requests);
+        self.requests.clear();
+        self.raw.recycle_requests(mem::take(&mut self.requests));
+        let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
+        if let Some(mut finish) = self.finish.take() {
+            (finish.run)(&self.raw, &mut buffers, &mut finish.scratch, finish.operation);
+            self.raw.recycle(finish.scratch);
+        }
+        buffers
+    }
+}
+
+impl<B> Drop for Pending<B> {
+    fn drop(&mut self) {
+        mem::forget(self.buffers.take());
+        mem::forget(self.finish.take());
+    }
+}
+
+/// `(pointer, number of elements)` of something to send.
+fn source<T>(buffer: &impl AsRef<[T]>) -> (*const T, usize) {
+    let values = buffer.as_ref();
+    (values.as_ptr(), values.len())
+}
+
+/// `(pointer, number of elements)` of something to receive into.
+fn target<T>(buffer: &mut impl AsMut<[T]>) -> (*mut T, usize) {
+    let values = buffer.as_mut();
+    (values.as_mut_ptr(), values.len())
+}
+
+/// Non-blocking operations (MPI-4.1 §3.7 and §6.12). Each `start_*` checks what the blocking form checks, and the
+/// collective ones must be started in the same order by every rank.
+impl Communicator {
+    fn start<B>(&self, mut buffers: B, post: impl FnOnce(&Raw, &mut Requests, &mut B)) -> Pending<B> {
+        let mut requests = self.raw.take_requests();
+        post(&self.raw, &mut requests, &mut buffers);
+        let mut pending = Pending::new(&self.raw, buffers);
+        self.raw.recycle_requests(mem::replace(&mut pending.requests, requests));
+        pending
+    }
+
+    /// Starts sending `values` to rank `to` (`MPI_Isend`). Not collective.
+    ///
+    /// # Errors
+    /// `to` or `tag` is out of range.
+    pub fn start_send<T: Element, B: Buffer<T>>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
+        self.check_peer("sending", to, tag)?;
+        Ok(self.start(values, |raw, requests, values| {
+            // SAFETY: the pending operation owns the buffer, whose elements stay in place.
+            unsafe { raw.send(requests, Channel::Public, source(values), to, tag) }
+        }))
+    }
+
+    /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds; a longer message
+    /// ends the job with MPI's own error. Not collective.
+    ///
+    /// # Errors
+    /// `from` or `tag` is out of range.
+    pub fn start_receive<T: Element, B: Buffer<T>>(&self, values: B, from: usize, tag: i32) -> Result<Pending<B>> {
+        self.check_peer("receiving", from, tag)?;
+        Ok(self.start(values, |raw, requests, values| {
+            // SAFETY: as in `start_send`.
+            unsafe { raw.receive(requests, Channel::Public, target(values), from, tag) }
+        }))
+    }
+
+    /// Starts copying `values` of the root to every rank (`MPI_Ibcast`). Collective; lengths agree.
+    ///
+    /// # Errors
+    /// `root` is out of range.
+    pub fn start_broadcast<T: Element, B: Buffer<T>>(&self, values: B, root: usize) -> Result<Pending<B>> {
+        self.check_root("broadcasting", root)?;
+        Ok(self.start(values, |raw, requests, values| {
+            // SAFETY: as in `start_send`.
+            unsafe { raw.broadcast(requests, target(values), root) }
+        }))
+    }
+
+    /// Starts handing part r of the root's `send` to rank r's `receive` (`MPI_Iscatter`). Collective; on other ranks
+    /// `send` is not looked at.
+    ///
+    /// # Errors
+    /// `root` is out of range, or at the root `send` does not hold a part for each rank.
+    pub fn start_scatter<T: Element, B: Buffer<T>>(&self, send: B, receive: B, root: usize) -> Result<Pending<(B, B)>> {
+        self.check_root("scattering", root)?;
+        if self.rank() == root {
+            self.check_parts("scattering", send.as_ref().len(), receive.as_ref().len())?;
+        }
+        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+            // SAFETY: as in `start_send`; the lengths were checked.
+            unsafe { raw.scatter(requests, source(send).0, target(receive), root) }
+        }))
+    }
+
+    /// Starts collecting every rank's `send` in the root's `receive` (`MPI_Igather`). Collective; on other ranks
+    /// `receive` is not looked at.
+    ///
+    /// # Errors
+    /// `root` is out of range, or at the root `receive` does not hold a part for each rank.
+    pub fn start_gather<T: Element, B: Buffer<T>>(&self, send: B, receive: B, root: usize) -> Result<Pending<(B, B)>> {
+        self.check_root("gathering", root)?;
+        if self.rank() == root {
+            self.check_parts("gathering", receive.as_ref().len(), send.as_ref().len())?;
+        }
+        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+            // SAFETY: as in `start_send`; the lengths were checked.
+            unsafe { raw.gather(requests, source(send), target(receive).0, root) }
+        }))
+    }
+
+    /// Starts collecting every rank's `send`, in rank order, in every rank's `receive` (`MPI_Iallgather`). Collective.
+    ///
+    /// # Errors
+    /// `receive` does not hold a part for each rank.
+    pub fn start_all_gather<T: Element, B: Buffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
+        self.check_parts("all-gathering", receive.as_ref().len(), send.as_ref().len())?;
+        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+            // SAFETY: as in `start_send`; the lengths were checked.
+            unsafe { raw.all_gather(requests, source(send), target(receive).0) }
+        }))
+    }
+
+    /// Starts sending part s of `send` to rank s, whose part r of `receive` it becomes (`MPI_Ialltoall`). Collective.
+    ///
+    /// # Errors
+    /// The two lengths differ, or are no multiple of the number of ranks.
+    pub fn start_all_to_all<T: Element, B: Buffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
+        let count = self.check_all_to_all(send.as_ref().len(), receive.as_ref().len())?;
+        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+            // SAFETY: as in `start_send`; the lengths were checked.
+            unsafe { raw.all_to_all(requests, (source(send).0, count), target(receive).0) }
+        }))
+    }
+
+    /// Starts combining every rank's `send` in the root's `receive` (`MPI_Ireduce`). Collective; on other ranks
+    /// `receive` is not looked at.
+    ///
+    /// # Errors
+    /// `root` is out of range, or at the root the lengths differ.
+    pub fn start_reduce<T: Element, B: Buffer<T>>(
+        &self,
+        send: B,
+        receive: B,
+        operation: Operation,
+        root: usize,
+    ) -> Result<Pending<(B, B)>> {
+        self.check_root("reducing", root)?;
+        if self.rank() == root {
+            self.check_equal("reducing", send.as_ref().len(), receive.as_ref().len())?;
+        }
+        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+            // SAFETY: as in `start_send`; the lengths were checked.
+            unsafe { raw.reduce(requests, source(send), target(receive).0, operation, root) }
+        }))
+    }
+
+    /// Starts combining every rank's `send` in every rank's `receive` (`MPI_Iallreduce`). Collective.
+    ///
+    /// # Errors
+    /// The lengths differ.
+    pub fn start_all_reduce<T: Element, B: Buffer<T>>(
+        &self,
+        send: B,
+        receive: B,
+        operation: Operation,
+    ) -> Result<Pending<(B, B)>> {
+        self.check_equal("all-reducing", send.as_ref().len(), receive.as_ref().len())?;
+        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+            // SAFETY: as in `start_send`; the lengths were checked.
+            unsafe { raw.all_reduce(requests, source(send), target(receive).0, operation) }
+        }))
+    }
+
+    /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination of that part over all
+    /// ranks, added up in rank order, hence the same bits whatever MPI does; the other parts are as they were. Collective.
+    ///
+    /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in one round that needs no
+    /// attention from the sender, so it overlaps with computation better than a ring, and it took 1.0 ms for 16 MiB on two
+    /// ranks where `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks.
+    pub fn start_reduce_scatter<T: Element, B: Buffer<T>>(
+        &self,
+        values: B,
+        operation: Operation,
+    ) -> Result<Pending<B>> {
+        let count = self.part_length("reduce-scattering", values.as_ref().len())?;
+        let mut scratch = self.raw.take_scratch::<T>(count * (self.size() - 1));
+        let inbox = scratch.as_mut_ptr().cast::<T>();
+        let rank = self.rank();
+        let mut pending = self.start(values, |raw, requests, values| {
+            let parts = source(values).0;
+            let slot = |from| if from < rank { from } else { from - 1 };
+            // SAFETY: as in `start_send`; the scratch is owned by the pending operation as well, stays in place, and
+            // holds one part for each of the other ranks.
+            unsafe {
+                raw.exchange(requests, |to| parts.add(to * count), |from| inbox.add(slot(from) * count), count);
+            }
+        });
+        pending.finish = Some(Finish { scratch, operation, run: fold_parts::<T, B> });
+        Ok(pending)
+    }
+
+    /// Starts an all-gather in place: part r of `values` on every rank becomes what it is on rank r. Collective.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks.
+    pub fn start_all_gather_in_place<T: Element, B: Buffer<T>>(&self, values: B) -> Result<Pending<B>> {
+        let count = self.part_length("all-gathering", values.as_ref().len())?;
+        let rank = self.rank();
+        Ok(self.start(values, |raw, requests, values| {
+            let parts = target(values).0;
+            // SAFETY: as in `start_send`; the part that is sent and those that are received do not overlap.
+            unsafe {
+                raw.exchange(requests, |_| parts.add(rank * count), |from| parts.add(from * count), count);
+            }
+        }))
+    }
+}
+
+/// Combines the parts that arrived with this rank's own, in rank order, a block at a time so that it stays in cache.
+fn fold_parts<T: Element, B: Buffer<T>>(raw: &Raw, values: &mut B, scratch: &mut [u64], operation: Operation) {
+    const BLOCK: usize = 4096;
+    let (rank, size) = (raw.rank, raw.size);
+    let count = values.as_ref().len() / size;
+    let own = &mut values.as_mut()[rank * count..][..count];
+    let inbox: &mut [T] = bytemuck::cast_slice_mut(scratch);
+    for start in (0..count).step_by(BLOCK) {
+        let range = start..count.min(start + BLOCK);
+        let part = |slot: usize| slot * count + range.start..slot * count + range.end;
+        // parts of lower ranks first, gathered in the block of rank 0, then this rank's, then the higher ranks'
+        if rank > 0 {
+            let (first, lower) = inbox.split_at_mut(count);
+            let first = &mut first[range.clone()];
+            for slot in 1..rank {
+                T::fold(operation, first, &lower[part(slot - 1)]);
+            }
+            T::fold(operation, first, &own[range.clone()]);
+            own[range.clone()].copy_from_slice(first);
+        }
+        for slot in rank..size - 1 {
+            T::fold(operation, &mut own[range.clone()], &inbox[part(slot)]);
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! The MPI calls themselves, on raw memory: what [`Communicator`](super::Communicator) and
+//! [`Pending`](super::Pending) are made of.
+//!
+//! Counts are `usize`. A message longer than `limit` elements (2³¹ − 1, what a C `int` holds) travels as *one*
+//! message of a derived datatype, so that matching, ordering and short receives stay MPI's; only reductions, which
+//! MPI restricts to predefined types, are cut into several calls.
+//!
+//! MPI's default error handler ends the job, so return codes carry no news and are not looked at (MPI-4.1 §9.3);
+//! lengths and ranks are checked by the callers before they come here.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+use mpi::collective::CommunicatorCollectives as _;
+use mpi::datatype::{UncommittedUserDatatype, UserDatatype};
+use mpi::ffi;
+use mpi::topology::{Communicator as _, SimpleCommunicator};
+use mpi::traits::AsRaw;
+
+use super::{Element, Operation};
+
+/// The largest count that one MPI call takes.
+const LARGEST_COUNT: usize = c_int::MAX as usize;
+
+/// One MPI communicator with a twin for the library's own point-to-point traffic, so that it never meets the user's
+/// tags, and the memory that operations use again and again.
+pub(super) struct Raw {
+    pub(super) public: SimpleCommunicator,
+    private: SimpleCommunicator,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    limit: Cell<usize>,
+    scratch: RefCell<Vec<Vec<u64>>>,
+    requests: RefCell<Vec<Requests>>,
+}
+
+/// Unfinished MPI requests.
+pub(super) type Requests = Vec<ffi::MPI_Request>;
+
+/// Which of the two communicators a message takes.
+#[derive(Clone, Copy)]
+pub(super) enum Channel {
+    /// The user's messages.
+    Public,
+    /// Messages inside a collective operation of ours.
+    Private,
+}
+
+/// `count` elements as MPI counts them: some number of some datatype.
+struct Extent {
+    datatype: ffi::MPI_Datatype,
+    count: c_int,
+    /// Freed on drop, which MPI delays until pending operations on it are complete (MPI-4.1 §5.1.9).
+    _derived: Option<UserDatatype>,
+}
+
+impl Raw {
+    /// Collective over `public`.
+    pub(super) fn new(public: SimpleCommunicator) -> Raw {
+        Raw {
+            rank: public.rank() as usize,
+            size: public.size() as usize,
+            private: public.duplicate(),
+            public,
+            limit: Cell::new(LARGEST_COUNT),
+            scratch: RefCell::default(),
+            requests: RefCell::default(),
+        }
+    }
+
+    pub(super) fn set_limit(&self, limit: usize) {
+        self.limit.set(limit.clamp(1, LARGEST_COUNT));
+    }
+
+    fn handle(&self, channel: Channel) -> ffi::MPI_Comm {
+        match channel {
+            Channel::Public => self.public.as_raw(),
+            Channel::Private => self.private.as_raw(),
+        }
+    }
+
+    fn extent<T: Element>(&self, count: usize) -> Extent {
+        let element = T::equivalent_datatype();
+        let limit = self.limit.get();
+        if count <= limit {
+            return Extent { datatype: element.as_raw(), count: count as c_int, _derived: None };
+        }
+        let block = UncommittedUserDatatype::contiguous(limit as c_int, &element);
+        let whole = UncommittedUserDatatype::contiguous((count / limit) as c_int, &block);
+        let rest = UncommittedUserDatatype::contiguous((count % limit) as c_int, &element);
+        let start_of_rest = (count / limit * limit * size_of::<T>()) as mpi::Address;
+        let derived = UserDatatype::structured(&[1, 1], &[0, start_of_rest], &[whole.as_ref(), rest.as_ref()]);
+        Extent { datatype: derived.as_raw(), count: 1, _derived: Some(derived) }
+    }
+
+    /// Cuts `0..count` into ranges that one reduction call takes.
+    fn pieces(&self, count: usize) -> impl Iterator<Item = (usize, c_int)> + use<> {
+        let limit = self.limit.get();
+        (0..count.div_ceil(limit)).map(move |i| (i * limit, limit.min(count - i * limit) as c_int))
+    }
+
+    /// Zeroed or used memory for `count` elements, to be handed back with [`Raw::recycle`].
+    pub(super) fn take_scratch<T: Element>(&self, count: usize) -> Vec<u64> {
+        let mut words = self.scratch.borrow_mut().pop().unwrap_or_default();
+        let needed = (count * size_of::<T>()).div_ceil(size_of::<u64>());
+        if words.len() < needed {
+            words.resize(needed, 0);
+        }
+        words
+    }
+
+    pub(super) fn recycle(&self, words: Vec<u64>) {
+        if !words.is_empty() {
+            self.scratch.borrow_mut().push(words);
+        }
+    }
+
+    pub(super) fn take_requests(&self) -> Requests {
+        self.requests.borrow_mut().pop().unwrap_or_default()
+    }
+
+    pub(super) fn recycle_requests(&self, requests: Requests) {
+        self.requests.borrow_mut().push(requests);
+    }
+
+    pub(super) fn barrier(&self) {
+        self.public.barrier();
+    }
+}
+
+/// True when all of `requests` are complete; gives MPI the occasion to move their data along.
+pub(super) fn test_all(requests: &mut Requests) -> bool {
+    let mut flag = 0;
+    // SAFETY: the handles are this process's own, and MPI writes null over those that it completes.
+    unsafe {
+        ffi::MPI_Testall(requests.len() as c_int, requests.as_mut_ptr(), &mut flag, ffi::RSMPI_STATUSES_IGNORE);
+    }
+    flag != 0
+}
+
+/// Returns when all of `requests` are complete.
+pub(super) fn wait_all(requests: &mut Requests) {
+    // SAFETY: as in `test_all`.
+    unsafe {
+        ffi::MPI_Waitall(requests.len() as c_int, requests.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE);
+    }
+}
+
+/// Non-blocking operations, each of which adds its requests to `requests`.
+///
+/// # Safety
+/// For all of them: the pointers are valid for the count given until the requests are complete, what is received
+/// into is not touched and what is sent is not written before then, and counts, roots and operations agree between
+/// the ranks as MPI demands.
+impl Raw {
+    pub(super) unsafe fn send<T: Element>(
+        &self,
+        requests: &mut Requests,
+        channel: Channel,
+        (from, count): (*const T, usize),
+        to: usize,
+        tag: i32,
+    ) {
+        let extent = self.extent::<T>(count);
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            request(|r| {
+                let (comm, to) = (self.handle(channel), to as c_int);
+                ffi::MPI_Isend(from.cast(), extent.count, extent.datatype, to, tag, comm, r)
+            })
+        });
+    }
+
+    pub(super) unsafe fn receive<T: Element>(
+        &self,
+        requests: &mut Requests,
+        channel: Channel,
+        (into, count): (*mut T, usize),
+        from: usize,
+        tag: i32,
+    ) {
+        let extent = self.extent::<T>(count);
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            request(|r| {
+                let (comm, from) = (self.handle(channel), from as c_int);
+                ffi::MPI_Irecv(into.cast(), extent.count, extent.datatype, from, tag, comm, r)
+            })
+        });
+    }
+
+    pub(super) unsafe fn broadcast<T: Element>(&self, requests: &mut Requests, data: (*mut T, usize), root: usize) {
+        let extent = self.extent::<T>(data.1);
+        let comm = self.public.as_raw();
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            request(|r| {
+                ffi::MPI_Ibcast(data.0.cast(), extent.count, extent.datatype, root as c_int, comm, r)
+            })
+        });
+    }
+
+    pub(super) unsafe fn scatter<T: Element>(
+        &self,
+        requests: &mut Requests,
+        from: *const T,
+        (into, count): (*mut T, usize),
+        root: usize,
+    ) {
+        let part = self.extent::<T>(count);
+        let (comm, root) = (self.public.as_raw(), root as c_int);
+        let (n, t) = (part.count, part.datatype);
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            request(|r| ffi::MPI_Iscatter(from.cast(), n, t, into.cast(), n, t, root, comm, r))
+        });
+    }
+
+    pub(super) unsafe fn gather<T: Element>(
+        &self,
+        requests: &mut Requests,
+        (from, count): (*const T, usize),
+        into: *mut T,
+        root: usize,
+    ) {
+        let part = self.extent::<T>(count);
+        let (comm, root) = (self.public.as_raw(), root as c_int);
+        let (n, t) = (part.count, part.datatype);
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            request(|r| ffi::MPI_Igather(from.cast(), n, t, into.cast(), n, t, root, comm, r))
+        });
+    }
+
+    pub(super) unsafe fn all_gather<T: Element>(
+        &self,
+        requests: &mut Requests,
+        (from, count): (*const T, usize),
+        into: *mut T,
+    ) {
+        let part = self.extent::<T>(count);
+        let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            request(|r| ffi::MPI_Iallgather(from.cast(), n, t, into.cast(), n, t, comm, r))
+        });
+    }
+
+    pub(super) unsafe fn all_to_all<T: Element>(
+        &self,
+        requests: &mut Requests,
+        (from, count): (*const T, usize),
+        into: *mut T,
+    ) {
+        let part = self.extent::<T>(count);
+        let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            request(|r| ffi::MPI_Ialltoall(from.cast(), n, t, into.cast(), n, t, comm, r))
+        });
+    }
+
+    pub(super) unsafe fn reduce<T: Element>(
+        &self,
+        requests: &mut Requests,
+        (from, count): (*const T, usize),
+        into: *mut T,
+        operation: Operation,
+        root: usize,
+    ) {
+        let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
+        let (comm, op, root) = (self.public.as_raw(), operation.as_raw(), root as c_int);
+        for (at, n) in self.pieces(count) {
+            // SAFETY: the caller's promise; `into` is only written, and only offset in memory, at the root.
+            requests.push(unsafe {
+                let (from, into) = (from.add(at).cast::<c_void>(), into.wrapping_add(at).cast());
+                request(|r| ffi::MPI_Ireduce(from, into, n, datatype, op, root, comm, r))
+            });
+        }
+    }
+
+    pub(super) unsafe fn all_reduce<T: Element>(
+        &self,
+        requests: &mut Requests,
+        (from, count): (*const T, usize),
+        into: *mut T,
+        operation: Operation,
+    ) {
+        let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
+        let (comm, op) = (self.public.as_raw(), operation.as_raw());
+        for (at, n) in self.pieces(count) {
+            // SAFETY: the caller's promise.
+            requests.push(unsafe {
+                let (from, into) = (from.add(at).cast::<c_void>(), into.add(at).cast());
+                request(|r| ffi::MPI_Iallreduce(from, into, n, datatype, op, comm, r))
+            });
+        }
+    }
+
+    /// Every rank sends `parts[s]` to each other rank `s` and receives what they send to it in `inbox`, whose part `s`
+    /// (of `count` elements, its own left out) comes from rank `s`: the pairwise exchange of R. Thakur, R. Rabenseifner
+    /// and W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19 (2005), §4.3.
+    pub(super) unsafe fn exchange<T: Element>(
+        &self,
+        requests: &mut Requests,
+        outgoing: impl Fn(usize) -> *const T,
+        incoming: impl Fn(usize) -> *mut T,
+        count: usize,
+    ) {
+        for step in 1..self.size {
+            let (to, from) = ((self.rank + step) % self.size, (self.rank + self.size - step) % self.size);
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.receive(requests, Channel::Private, (incoming(from), count), from, 0);
+                self.send(requests, Channel::Private, (outgoing(to), count), to, 0);
+            }
+        }
+    }
+}
+
+/// Blocking calls for which MPI has a faster path than start and wait.
+impl Raw {
+    /// `into = operation over all ranks of from`; lengths are equal.
+    pub(super) fn blocking_all_reduce<T: Element>(&self, from: &[T], into: &mut [T], operation: Operation) {
+        let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
+        for (at, n) in self.pieces(from.len()) {
+            let (from, into) = (from[at..].as_ptr().cast(), into[at..].as_mut_ptr().cast());
+            // SAFETY: both slices hold at least `n` elements from `at` on and do not overlap, being borrowed so.
+            unsafe {
+                ffi::MPI_Allreduce(from, into, n, datatype, operation.as_raw(), self.public.as_raw());
+            }
+        }
+    }
+
+    /// Receives into `values` a message that may be shorter; `Err(length)` if it is longer, and then takes nothing.
+    pub(super) fn blocking_receive<T: Element>(
+        &self,
+        values: &mut [T],
+        from: usize,
+        tag: i32,
+    ) -> Result<usize, usize> {
+        let mut status = MaybeUninit::uninit();
+        let mut message = MaybeUninit::uninit();
+        let mut length = 0;
+        let element = T::equivalent_datatype().as_raw();
+        // SAFETY: MPI_Mprobe fills both before it returns.
+        unsafe {
+            let comm = self.public.as_raw();
+            ffi::MPI_Mprobe(from as c_int, tag, comm, message.as_mut_ptr(), status.as_mut_ptr());
+            ffi::MPI_Get_elements_x(status.as_ptr(), element, &mut length);
+        }
+        let length = length as usize;
+        if length > values.len() {
+            return Err(length);
+        }
+        let extent = self.extent::<T>(length);
+        // SAFETY: `message` is the one just matched, and `values` holds its `length` elements.
+        unsafe {
+            let into = values.as_mut_ptr().cast();
+            ffi::MPI_Mrecv(into, extent.count, extent.datatype, message.as_mut_ptr(), ffi::RSMPI_STATUS_IGNORE);
+        }
+        Ok(length)
+    }
+
+    /// Sends `values` and returns when they may be changed again.
+    pub(super) fn blocking_send<T: Element>(&self, values: &[T], to: usize, tag: i32) {
+        let extent = self.extent::<T>(values.len());
+        // SAFETY: `values` stays borrowed until the call returns.
+        unsafe {
+            let (comm, from) = (self.public.as_raw(), values.as_ptr().cast());
+            ffi::MPI_Send(from, extent.count, extent.datatype, to as c_int, tag, comm);
+        }
+    }
+}
+
+/// Runs a call that writes a request handle, and returns the handle.
+///
+/// # Safety
+/// `start` writes the handle.
+unsafe fn request(start: impl FnOnce(*mut ffi::MPI_Request) -> c_int) -> ffi::MPI_Request {
+    let mut handle = MaybeUninit::uninit();
+    start(handle.as_mut_ptr());
+    // SAFETY: the caller's promise.
+    unsafe { handle.assume_init() }
+}

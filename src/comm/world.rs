@@ -1,0 +1,136 @@
+//! MPI itself: started once, ended once, and brought down at once when a rank cannot go on.
+#![allow(unsafe_code)]
+
+use std::panic;
+use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mpi::environment::Universe;
+use mpi::topology::Communicator as _;
+use mpi::{Threading, ffi};
+
+use super::{Communicator, Operation};
+use crate::{Error, Result};
+
+/// This process's rank for messages from places that have no communicator, `usize::MAX` while MPI is not up.
+static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// The job: all ranks that the launcher started together. A program started without a launcher is a job of one.
+pub struct World {
+    // fields drop in this order: communicators are freed before the universe finalizes MPI
+    communicator: Communicator,
+    local_rank: usize,
+    num_local_ranks: usize,
+    num_nodes: usize,
+    _universe: Universe,
+}
+
+impl World {
+    /// Starts MPI with `MPI_THREAD_FUNNELED`: only the thread that calls this may communicate. Collective; once per
+    /// process.
+    ///
+    /// From here on a panic on any rank prints `rank r: …` and ends the whole job with exit code 1, because a rank that
+    /// unwound would wait in `MPI_Finalize` for the others, and they for it.
+    ///
+    /// # Errors
+    /// MPI is up already, or offers less than `MPI_THREAD_FUNNELED`.
+    pub fn start() -> Result<World> {
+        let doing = "starting MPI";
+        let (universe, provided) = mpi::initialize_with_threading(Threading::Funneled)
+            .ok_or_else(|| Error::failed(doing, "it has been started before in this process"))?;
+        if provided < Threading::Funneled {
+            let why = format!("it offers {provided:?}, but a program with a loader thread needs Funneled");
+            return Err(Error::failed(doing, why));
+        }
+        let communicator = Communicator::new(universe.world());
+        RANK.store(communicator.rank(), Ordering::Relaxed);
+        install_panic_hook();
+
+        let node = universe.world().split_shared(communicator.rank() as i32);
+        let local_rank = node.rank() as usize;
+        let mut leaders = [i64::from(local_rank == 0)];
+        communicator.all_reduce(&mut leaders, Operation::Sum)?;
+        Ok(World {
+            communicator,
+            local_rank,
+            num_local_ranks: node.size() as usize,
+            num_nodes: leaders[0] as usize,
+            _universe: universe,
+        })
+    }
+
+    /// All ranks of the job.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    /// This rank's number in the job. Not collective.
+    pub fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    /// The number of ranks in the job. Not collective.
+    pub fn size(&self) -> usize {
+        self.communicator.size()
+    }
+
+    /// True on rank 0, which speaks for the job. Not collective.
+    pub fn is_root(&self) -> bool {
+        self.communicator.is_root()
+    }
+
+    /// This rank's number among those that share its node's memory; chooses its device. Not collective.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// The number of ranks on this node. Not collective.
+    pub fn num_local_ranks(&self) -> usize {
+        self.num_local_ranks
+    }
+
+    /// The number of nodes that the job spans. Not collective.
+    pub fn num_nodes(&self) -> usize {
+        self.num_nodes
+    }
+
+    /// MPI's own name and version, for logs. Not collective.
+    pub fn library_version(&self) -> String {
+        let version = mpi::environment::library_version().unwrap_or_default();
+        version.split(',').next().unwrap_or_default().trim_end_matches('\0').trim().to_owned()
+    }
+
+    /// Ends the whole job at once with `code`, without waiting for anyone (`MPI_Abort`). Not collective.
+    pub fn abort(&self, code: u8) -> ! {
+        abort(code)
+    }
+}
+
+/// `rank r` of the job, or nothing before MPI is up: how messages from anywhere name their origin.
+pub fn rank_for_messages() -> Option<usize> {
+    let rank = RANK.load(Ordering::Relaxed);
+    (rank != usize::MAX).then_some(rank)
+}
+
+fn abort(code: u8) -> ! {
+    // SAFETY: called between initialisation and finalisation; MPI_Abort may be called at any time there.
+    unsafe {
+        ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, i32::from(code));
+    }
+    process::exit(i32::from(code))
+}
+
+fn install_panic_hook() {
+    panic::set_hook(Box::new(|information| {
+        let rank = rank_for_messages().unwrap_or_default();
+        eprintln!("rank {rank}: {information}");
+        abort(1)
+    }));
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // a panic after MPI_Finalize must not call MPI_Abort
+        drop(panic::take_hook());
+    }
+}
