@@ -1,0 +1,245 @@
+//! Convolution, forward: direct, with the bias, 2 × 2 max-pooling and ReLU before anything is written.
+//!
+//! Images are channels last, so the `kernel` inputs that a row of the kernel covers, all channels, are one run of memory.
+//! Lanes of a vector are output channels. A tile of `ROWS × COLUMNS` neighbouring outputs (two rows where they are pooled)
+//! stays in registers while the loop runs over the taps of the kernel: each step loads `GROUP` vectors of weights and
+//! multiplies them by one broadcast input for each output of the tile.
+//!
+//! `route` holds the place of the maximum in its window, 0 to 3 in reading order, as the bits of the `f32`.
+
+use pulp::{Simd, WithSimd};
+
+use super::Cpu;
+use crate::device::ConvolutionShape;
+
+/// One call's arrays. `packed` is scratch for the weights as `[kernel row, tap, output channel]`, padded to whole vectors.
+struct Forward<'a> {
+    shape: &'a ConvolutionShape,
+    input: &'a [f32],
+    weight: &'a [f32],
+    bias: &'a [f32],
+    route: &'a mut [f32],
+    output: &'a mut [f32],
+    packed: &'a mut Vec<f32>,
+}
+
+impl Cpu {
+    /// See [`crate::device::Device::convolution_forward`].
+    pub(super) fn convolve(
+        &self,
+        shape: &ConvolutionShape,
+        input: &[f32],
+        [weight, bias]: [&[f32]; 2],
+        route: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let (image_len, output_len) = (shape.image_len(), shape.output_len());
+        let part = self.rows_per_thread(shape.rows);
+        let parts = input.chunks(image_len * part).zip(route.chunks_mut(output_len * part));
+        self.for_each(parts.zip(output.chunks_mut(output_len * part)), |((input, route), output)| {
+            super::with_scratch(|scratch| {
+                let packed = &mut scratch.first;
+                self.arch.dispatch(Forward { shape, input, weight, bias, route, output, packed });
+            });
+        });
+    }
+}
+
+/// A number of channels that is not known when compiling; those of grey and colour images are.
+const ANY: usize = 0;
+
+/// Where a tile begins and which output channels it forms.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// Row and column in the convolution's output, before pooling.
+    row: usize,
+    column: usize,
+    /// The first vector of output channels.
+    group: usize,
+}
+
+impl WithSimd for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let shape = *self.shape;
+        let vectors = shape.outputs.div_ceil(S::F32_LANES);
+        self.pack(vectors * S::F32_LANES);
+        let packed = std::mem::take(self.packed);
+        let (weights, _) = S::as_simd_f32s(&packed);
+        let (taps, biases) = weights.split_at(shape.kernel * shape.kernel * shape.channels * vectors);
+
+        let (image_len, output_len) = (shape.image_len(), shape.output_len());
+        let images = self.input.chunks_exact(image_len);
+        let outputs = self.output.chunks_exact_mut(output_len).zip(self.route.chunks_exact_mut(output_len));
+        for (image, (output, route)) in images.zip(outputs) {
+            let mut kernel = Kernel { simd, shape: &shape, image, taps, biases, vectors, output, route };
+            let window = shape.window();
+            for row in (0..shape.output_height() * window).step_by(window) {
+                let mut group = 0;
+                while group < vectors {
+                    let size = if vectors - group >= 2 { 2 } else { 1 };
+                    match (shape.pool, shape.channels) {
+                        (true, 1) => kernel.pooled_row::<1>(row, group, size),
+                        (true, 3) => kernel.pooled_row::<3>(row, group, size),
+                        (true, _) => kernel.pooled_row::<ANY>(row, group, size),
+                        (false, _) => kernel.plain_row::<ANY>(row, group, size),
+                    }
+                    group += size;
+                }
+            }
+        }
+        *self.packed = packed;
+    }
+}
+
+impl Forward<'_> {
+    /// Weights as `[kernel row, kernel column, channel, output]`, then the bias, outputs padded with zeros to `padded`.
+    fn pack(&mut self, padded: usize) {
+        let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
+        let taps = kernel * kernel * channels;
+        self.packed.clear();
+        self.packed.resize((taps + 1) * padded, 0.0);
+        for output in 0..outputs {
+            for channel in 0..channels {
+                for place in 0..kernel * kernel {
+                    self.packed[(place * channels + channel) * padded + output] =
+                        self.weight[(output * channels + channel) * kernel * kernel + place];
+                }
+            }
+            self.packed[taps * padded + output] = self.bias[output];
+        }
+    }
+}
+
+/// The work on one image.
+struct Kernel<'a, S: Simd> {
+    simd: S,
+    shape: &'a ConvolutionShape,
+    image: &'a [f32],
+    taps: &'a [S::f32s],
+    biases: &'a [S::f32s],
+    /// Vectors that hold all output channels.
+    vectors: usize,
+    output: &'a mut [f32],
+    route: &'a mut [f32],
+}
+
+impl<S: Simd> Kernel<'_, S> {
+    #[inline(always)]
+    fn pooled_row<const CHANNELS: usize>(&mut self, row: usize, group: usize, size: usize) {
+        let width = self.shape.output_width() * 2;
+        let few_registers = S::REGISTER_COUNT < 32;
+        let mut column = 0;
+        while column < width {
+            let at = Tile { row, column, group };
+            let left = width - column;
+            column += match (size, left) {
+                (1, 6..) if left != 8 => self.pooled::<6, 1, CHANNELS>(at),
+                (1, 4..) => self.pooled::<4, 1, CHANNELS>(at),
+                (1, _) => self.pooled::<2, 1, CHANNELS>(at),
+                (_, 6..) if left != 8 && !few_registers => self.pooled::<6, 2, CHANNELS>(at),
+                (_, 4..) if !few_registers => self.pooled::<4, 2, CHANNELS>(at),
+                _ => self.pooled::<2, 2, CHANNELS>(at),
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn plain_row<const CHANNELS: usize>(&mut self, row: usize, group: usize, size: usize) {
+        let width = self.shape.output_width();
+        let mut column = 0;
+        while column < width {
+            let at = Tile { row, column, group };
+            column += match (size, width - column) {
+                (1, 4..) => self.plain::<4, 1, CHANNELS>(at),
+                (1, _) => self.plain::<1, 1, CHANNELS>(at),
+                (_, 4..) => self.plain::<4, 2, CHANNELS>(at),
+                _ => self.plain::<1, 2, CHANNELS>(at),
+            };
+        }
+    }
+
+    /// The sums of a tile, `[row][column][vector of output channels]`, bias included.
+    #[inline(always)]
+    fn tile<const ROWS: usize, const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(
+        &self,
+        at: Tile,
+    ) -> [[[S::f32s; GROUP]; COLUMNS]; ROWS] {
+        let ConvolutionShape { width, kernel, .. } = *self.shape;
+        let channels = if CHANNELS == ANY { self.shape.channels } else { CHANNELS };
+        let run = kernel * channels;
+        let bias: [S::f32s; GROUP] = std::array::from_fn(|g| self.biases[at.group + g]);
+        let mut sums = [[bias; COLUMNS]; ROWS];
+        for kernel_row in 0..kernel {
+            let inputs: [&[f32]; ROWS] = std::array::from_fn(|r| {
+                let start = ((at.row + r + kernel_row) * width + at.column) * channels;
+                &self.image[start..][..(COLUMNS - 1) * channels + run]
+            });
+            let taps = &self.taps[kernel_row * run * self.vectors..][..run * self.vectors];
+            for (tap, weights) in taps.chunks_exact(self.vectors).enumerate() {
+                let weights = &weights[at.group..][..GROUP];
+                for r in 0..ROWS {
+                    let inputs = &inputs[r][tap..][..(COLUMNS - 1) * channels + 1];
+                    for c in 0..COLUMNS {
+                        let input = self.simd.splat_f32s(inputs[c * channels]);
+                        for g in 0..GROUP {
+                            sums[r][c][g] = self.simd.mul_add_e_f32s(input, weights[g], sums[r][c][g]);
+                        }
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// Two rows of `COLUMNS` outputs, pooled to one row of half as many. Returns `COLUMNS`.
+    #[inline(always)]
+    fn pooled<const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(&mut self, at: Tile) -> usize {
+        let sums = self.tile::<2, COLUMNS, GROUP, CHANNELS>(at);
+        let simd = self.simd;
+        for pair in 0..COLUMNS / 2 {
+            for g in 0..GROUP {
+                let mut best = sums[0][2 * pair][g];
+                let mut route = simd.splat_f32s(f32::from_bits(0));
+                for place in 1..4 {
+                    let next = sums[place / 2][2 * pair + place % 2][g];
+                    let greater = simd.greater_than_f32s(next, best);
+                    best = simd.select_f32s(greater, next, best);
+                    route = simd.select_f32s(greater, simd.splat_f32s(f32::from_bits(place as u32)), route);
+                }
+                self.store(at.row / 2, at.column / 2 + pair, at.group + g, best, Some(route));
+            }
+        }
+        COLUMNS
+    }
+
+    /// One row of `COLUMNS` outputs. Returns `COLUMNS`.
+    #[inline(always)]
+    fn plain<const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(&mut self, at: Tile) -> usize {
+        let sums = self.tile::<1, COLUMNS, GROUP, CHANNELS>(at);
+        for (c, sums) in sums[0].iter().enumerate() {
+            for (g, sum) in sums.iter().enumerate() {
+                self.store(at.row, at.column + c, at.group + g, *sum, None);
+            }
+        }
+        COLUMNS
+    }
+
+    #[inline(always)]
+    fn store(&mut self, row: usize, column: usize, vector: usize, value: S::f32s, route: Option<S::f32s>) {
+        let ConvolutionShape { outputs, relu, .. } = *self.shape;
+        let first = vector * S::F32_LANES;
+        let start = (row * self.shape.output_width() + column) * outputs + first;
+        let range = start..start + S::F32_LANES.min(outputs - first);
+        let zero = self.simd.splat_f32s(0.0);
+        // written so that a NaN stays one
+        let negative = self.simd.less_than_f32s(value, zero);
+        let value = if relu { self.simd.select_f32s(negative, zero, value) } else { value };
+        self.simd.partial_store_f32s(&mut self.output[range.clone()], value);
+        if let Some(route) = route {
+            self.simd.partial_store_f32s(&mut self.route[range], route);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The processor: one thread or several, the widest vectors that it has, `f32`.
+//!
+//! Results do not depend on the processor's mood: sums have a fixed order for a given number of threads. Subnormal
+//! numbers are flushed to zero where [`crate::train`] has asked for it.
+
+mod convolution;
+mod convolution_backward;
+mod elementwise;
+mod math;
+mod matmul;
+mod pool;
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use aligned_vec::AVec;
+
+use super::{
+    Activation, AdamStep, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout, totals,
+};
+use crate::{Error, Result};
+use convolution_backward::Entry;
+use matmul::Matrix;
+
+/// The processor as a [`Device`].
+#[derive(Debug)]
+pub struct Cpu {
+    threads: usize,
+    arch: pulp::Arch,
+}
+
+/// Memory that operations use again and again.
+#[derive(Default)]
+struct Scratch {
+    first: Vec<f32>,
+    second: Vec<f32>,
+    entries: Vec<Entry>,
+    lengths: Vec<usize>,
+}
+
+fn with_scratch(work: impl FnOnce(&mut Scratch)) {
+    thread_local! {
+        static SCRATCH: RefCell<Scratch> = RefCell::default();
+    }
+    SCRATCH.with_borrow_mut(work);
+}
+
+impl Cpu {
+    /// The processor with `threads` threads for this process; the first call in a process fixes the number.
+    ///
+    /// # Errors
+    /// `threads` is 0, or the threads cannot be started.
+    pub fn new(threads: usize) -> Result<Cpu> {
+        let doing = "starting the threads of a rank";
+        if threads == 0 {
+            return Err(Error::input(doing, "--threads must be at least 1"));
+        }
+        if threads > 1 {
+            // a second `Cpu` in a process finds the pool there already
+            let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+        }
+        Ok(Cpu { threads, arch: pulp::Arch::new() })
+    }
+
+    /// How many rows of a batch each thread takes, so that all have about the same.
+    fn rows_per_thread(&self, rows: usize) -> usize {
+        rows.div_ceil(self.threads).max(1)
+    }
+
+    /// Runs `work` on every item, on the threads if there are several.
+    fn for_each<I: Send>(&self, items: impl Iterator<Item = I>, work: impl Fn(I) + Sync) {
+        if self.threads == 1 {
+            return items.for_each(work);
+        }
+        let work = &work;
+        rayon::in_place_scope(|scope| items.for_each(|item| scope.spawn(move |_| work(item))));
+    }
+}
+
+impl Device for Cpu {
+    type Buffer = AVec<f32>;
+    type View<'a> = &'a [f32];
+    type ViewMut<'a> = &'a mut [f32];
+
+    fn allocate(&self, len: usize) -> Result<AVec<f32>> {
+        let mut buffer = AVec::new(0);
+        buffer.resize(len, 0.0);
+        Ok(buffer)
+    }
+
+    fn view<'a>(&self, buffer: &'a AVec<f32>, range: Range<usize>) -> &'a [f32] {
+        &buffer[range]
+    }
+
+    fn view_mut<'a>(&self, buffer: &'a mut AVec<f32>, range: Range<usize>) -> &'a mut [f32] {
+        &mut buffer[range]
+    }
+
+    fn write(&self, into: &mut [f32], fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
+        fill(into)
+    }
+
+    fn read(&self, from: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        look(from)
+    }
+
+    fn fill(&self, into: &mut [f32], value: f32) {
+        into.fill(value);
+    }
+
+    fn linear_forward(
+        &self,
+        shape: &LinearShape,
+        input: &[f32],
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        activation: Activation,
+        saved: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let right = match layout {
+            WeightLayout::OutputsByInputs => Matrix::transposed(weight, inputs, outputs),
+            WeightLayout::InputsByOutputs => Matrix::new(weight, inputs, outputs),
+        };
+        self.multiply(Matrix::new(input, rows, inputs), right, output, false);
+        self.bias_and_activation(activation, bias, outputs, output, saved);
+    }
+
+    fn linear_backward_weight(
+        &self,
+        shape: &LinearShape,
+        input: &[f32],
+        gradient: &[f32],
+        weight_gradient: &mut [f32],
+        accumulate: bool,
+    ) {
+        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        match layout {
+            WeightLayout::OutputsByInputs => {
+                let left = Matrix::transposed(gradient, outputs, rows);
+                self.multiply(left, Matrix::new(input, rows, inputs), weight_gradient, accumulate);
+            }
+            WeightLayout::InputsByOutputs => {
+                let left = Matrix::transposed(input, inputs, rows);
+                self.multiply(left, Matrix::new(gradient, rows, outputs), weight_gradient, accumulate);
+            }
+        }
+    }
+
+    fn linear_backward_input(
+        &self,
+        shape: &LinearShape,
+        gradient: &[f32],
+        weight: &[f32],
+        input_gradient: &mut [f32],
+    ) {
+        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let right = match layout {
+            WeightLayout::OutputsByInputs => Matrix::new(weight, outputs, inputs),
+            WeightLayout::InputsByOutputs => Matrix::transposed(weight, outputs, inputs),
+        };
+        self.multiply(Matrix::new(gradient, rows, outputs), right, input_gradient, false);
+    }
+
+    fn activation_forward(&self, activation: Activation, input: &[f32], saved: &mut [f32], output: &mut [f32]) {
+        output.copy_from_slice(input);
+        self.activate(activation, output, saved);
+    }
+
+    fn backward_activation(
+        &self,
+        activation: Activation,
+        columns: usize,
+        saved: &[f32],
+        gradient: &mut [f32],
+        bias_gradient: Option<&mut [f32]>,
+        accumulate: bool,
+    ) {
+        self.unactivate(activation, columns, saved, gradient, bias_gradient, accumulate);
+    }
+
+    fn convolution_forward(
+        &self,
+        shape: &ConvolutionShape,
+        input: &[f32],
+        weight: &[f32],
+        bias: &[f32],
+        route: &mut [f32],
+        output: &mut [f32],
+    ) {
+        self.convolve(shape, input, [weight, bias], route, output);
+    }
+
+    fn convolution_backward_weight(
+        &self,
+        shape: &ConvolutionShape,
+        input: &[f32],
+        route: &[f32],
+        gradient: &[f32],
+        weight_gradient: &mut [f32],
+        accumulate: bool,
+    ) {
+        self.convolve_backward_weight(shape, input, [route, gradient], weight_gradient, accumulate);
+    }
+
+    fn convolution_backward_input(
+        &self,
+        shape: &ConvolutionShape,
+        weight: &[f32],
+        route: &[f32],
+        gradient: &[f32],
+        input_gradient: &mut [f32],
+    ) {
+        self.convolve_backward_input(shape, weight, [route, gradient], input_gradient);
+    }
+
+    fn max_pool_forward(&self, shape: &PoolShape, input: &[f32], route: &mut [f32], output: &mut [f32]) {
+        pool::forward(shape, input, route, output);
+    }
+
+    fn max_pool_backward(&self, shape: &PoolShape, route: &[f32], gradient: &[f32], input_gradient: &mut [f32]) {
+        pool::backward(shape, route, gradient, input_gradient);
+    }
+
+    fn transpose_each(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
+        let matrices = input.chunks_exact(rows * columns).zip(output.chunks_exact_mut(rows * columns));
+        matrices.for_each(|(input, output)| self.transpose_matrix(rows, columns, input, output));
+    }
+
+    fn cross_entropy(
+        &self,
+        shape: &LossShape,
+        logits: &[f32],
+        labels: &[f32],
+        gradient: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        Cpu::softmax_cross_entropy(shape, logits, labels, gradient, sums);
+    }
+
+    fn mean_squared_error(
+        &self,
+        shape: &LossShape,
+        output: &[f32],
+        targets: Option<&[f32]>,
+        gradient: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        self.squared_error(shape, output, targets, gradient, sums);
+    }
+
+    fn sgd_step(
+        &self,
+        step: &SgdStep,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        momentum: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        sums[totals::GRADIENT_SQUARES] += self.sgd(step, parameters, gradients, momentum) as f32;
+    }
+
+    fn adam_step(
+        &self,
+        step: &AdamStep,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        moments: [&mut [f32]; 2],
+        sums: &mut [f32],
+    ) {
+        sums[totals::GRADIENT_SQUARES] += self.adam(step, parameters, gradients, moments) as f32;
+    }
+
+    fn sum_squares(&self, values: &[f32], sums: &mut [f32]) {
+        sums[totals::GRADIENT_SQUARES] += self.squares(values) as f32;
+    }
+}

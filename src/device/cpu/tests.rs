@@ -1,0 +1,246 @@
+//! Each kernel against the formula, in `f64`, on random inputs of odd shapes, with outputs poisoned first.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Reproducible numbers in −1..1.
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 23) as f32) - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn poison(len: usize) -> Vec<f32> {
+    vec![f32::NAN; len]
+}
+
+fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(1e-3_f64, |scale, x| scale.max(x.abs()));
+    for (i, (&f, &e)) in found.iter().zip(expected).enumerate() {
+        assert!((f64::from(f) - e).abs() <= tolerance * scale, "element {i}: {f}, not {e} (largest {scale})");
+    }
+}
+
+fn cpus() -> [Cpu; 2] {
+    [1, 2].map(|threads| Cpu::new(threads).unwrap())
+}
+
+/// The textbook convolution, `[row][y][x][output]` before pooling.
+fn plain_convolution(shape: &ConvolutionShape, input: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f64> {
+    let (height, width) = (shape.height + 1 - shape.kernel, shape.width + 1 - shape.kernel);
+    let mut output = Vec::new();
+    for row in 0..shape.rows {
+        for y in 0..height {
+            for x in 0..width {
+                for o in 0..shape.outputs {
+                    let mut sum = f64::from(bias[o]);
+                    for_each_tap(shape, row, (y, x), o, |i, w| sum += f64::from(input[i]) * f64::from(weight[w]));
+                    output.push(sum);
+                }
+            }
+        }
+    }
+    output
+}
+
+/// Calls `visit` with the indices of the input and the weight of each tap of one output.
+fn for_each_tap(
+    shape: &ConvolutionShape,
+    row: usize,
+    (y, x): (usize, usize),
+    o: usize,
+    mut visit: impl FnMut(usize, usize),
+) {
+    let ConvolutionShape { channels, height, width, kernel, .. } = *shape;
+    for c in 0..channels {
+        for ky in 0..kernel {
+            for kx in 0..kernel {
+                let input = ((row * height + y + ky) * width + x + kx) * channels + c;
+                visit(input, ((o * channels + c) * kernel + ky) * kernel + kx);
+            }
+        }
+    }
+}
+
+/// Values, and for each pooled output the convolution output `(y, x)` that it is.
+fn plain_pool(shape: &ConvolutionShape, full: &[f64]) -> (Vec<f64>, Vec<(usize, usize)>) {
+    let full_width = shape.width + 1 - shape.kernel;
+    let full_len = (shape.height + 1 - shape.kernel) * full_width * shape.outputs;
+    let (mut values, mut places) = (Vec::new(), Vec::new());
+    for row in 0..shape.rows {
+        for y in 0..shape.output_height() {
+            for x in 0..shape.output_width() {
+                for o in 0..shape.outputs {
+                    let window = shape.window();
+                    let at = |y: usize, x: usize| full[row * full_len + (y * full_width + x) * shape.outputs + o];
+                    let mut best = (y * window, x * window);
+                    for place in 0..window * window {
+                        let candidate = (y * window + place / window, x * window + place % window);
+                        if at(candidate.0, candidate.1) > at(best.0, best.1) {
+                            best = candidate;
+                        }
+                    }
+                    let value = at(best.0, best.1);
+                    values.push(if shape.relu { value.max(0.0) } else { value });
+                    places.push(best);
+                }
+            }
+        }
+    }
+    (values, places)
+}
+
+fn check_convolution(shape: ConvolutionShape) {
+    let input = random(shape.rows * shape.image_len(), 1);
+    let (weight, bias) = (random(shape.weight_len(), 2), random(shape.outputs, 3));
+    let full = plain_convolution(&shape, &input, &weight, &bias);
+    let (expected, places) = plain_pool(&shape, &full);
+    let mut gradient = random(expected.len(), 4);
+    gradient.iter_mut().zip(&expected).for_each(|(g, e)| *g = if shape.relu && *e <= 0.0 { 0.0 } else { *g });
+
+    let mut weight_expected = vec![0.0_f64; weight.len()];
+    let mut input_expected = vec![0.0_f64; input.len()];
+    for (i, (&g, &place)) in gradient.iter().zip(&places).enumerate() {
+        for_each_tap(&shape, i / shape.output_len(), place, i % shape.outputs, |at, w| {
+            weight_expected[w] += f64::from(g) * f64::from(input[at]);
+            input_expected[at] += f64::from(g) * f64::from(weight[w]);
+        });
+    }
+    for cpu in cpus() {
+        let (mut output, mut route) = (poison(expected.len()), poison(expected.len()));
+        cpu.convolution_forward(&shape, &input, &weight, &bias, &mut route, &mut output);
+        assert_close(&output, &expected, 1e-5);
+
+        let mut weight_gradient = poison(weight.len());
+        cpu.convolution_backward_weight(&shape, &input, &route, &gradient, &mut weight_gradient, false);
+        assert_close(&weight_gradient, &weight_expected, 1e-5);
+        cpu.convolution_backward_weight(&shape, &input, &route, &gradient, &mut weight_gradient, true);
+        let twice: Vec<f64> = weight_expected.iter().map(|x| 2.0 * x).collect();
+        assert_close(&weight_gradient, &twice, 1e-5);
+
+        let mut input_gradient = poison(input.len());
+        cpu.convolution_backward_input(&shape, &weight, &route, &gradient, &mut input_gradient);
+        assert_close(&input_gradient, &input_expected, 1e-5);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn convolution_agrees_with_the_formula(
+        rows in 1..4_usize, channels in 1..13_usize, outputs in 1..40_usize, kernel in 1..7_usize,
+        extra in (1..16_usize, 1..16_usize), pool: bool, relu: bool,
+    ) {
+        let (height, width) = (kernel + extra.0, kernel + extra.1);
+        check_convolution(ConvolutionShape { rows, channels, height, width, outputs, kernel, pool, relu });
+    }
+
+    #[test]
+    fn products_agree_with_the_formula(
+        rows in 0..80_usize, inputs in 1..300_usize, outputs in 1..300_usize, by_inputs: bool, bias: bool,
+    ) {
+        let layout = if by_inputs { WeightLayout::InputsByOutputs } else { WeightLayout::OutputsByInputs };
+        check_linear(LinearShape { rows, inputs, outputs, layout }, bias);
+    }
+
+    #[test]
+    fn transposition_agrees_with_the_formula(batch in 0..4_usize, rows in 1..70_usize, columns in 1..70_usize) {
+        let input = random(batch * rows * columns, 1);
+        let mut output = poison(input.len());
+        Cpu::new(1).unwrap().transpose_each(rows, columns, &input, &mut output);
+        for (i, value) in output.iter().enumerate() {
+            let (matrix, row, column) = (i / (rows * columns), i % rows, i / rows % columns);
+            prop_assert_eq!(*value, input[(matrix * rows + row) * columns + column]);
+        }
+    }
+}
+
+#[test]
+fn convolution_agrees_at_the_sizes_of_lenet_and_cifar() {
+    let pooled = |channels, height, outputs| ConvolutionShape {
+        rows: 3,
+        channels,
+        height,
+        width: height,
+        outputs,
+        kernel: 5,
+        pool: true,
+        relu: true,
+    };
+    for shape in [pooled(1, 28, 10), pooled(10, 12, 20), pooled(3, 32, 6), pooled(6, 14, 16)] {
+        check_convolution(shape);
+    }
+}
+
+fn check_linear(shape: LinearShape, with_bias: bool) {
+    let LinearShape { rows, inputs, outputs, layout } = shape;
+    let (input, weight, gradient) =
+        (random(rows * inputs, 1), random(inputs * outputs, 2), random(rows * outputs, 3));
+    let bias = random(outputs, 4);
+    let index = |i: usize, o: usize| match layout {
+        WeightLayout::OutputsByInputs => o * inputs + i,
+        WeightLayout::InputsByOutputs => i * outputs + o,
+    };
+    let product = |x: f32, y: f32| f64::from(x) * f64::from(y);
+    let mut forward = vec![0.0; rows * outputs];
+    let mut weight_expected = vec![0.0; weight.len()];
+    let mut input_expected = vec![0.0; input.len()];
+    for r in 0..rows {
+        for o in 0..outputs {
+            forward[r * outputs + o] += if with_bias { f64::from(bias[o]) } else { 0.0 };
+            for i in 0..inputs {
+                forward[r * outputs + o] += product(input[r * inputs + i], weight[index(i, o)]);
+                weight_expected[index(i, o)] += product(input[r * inputs + i], gradient[r * outputs + o]);
+                input_expected[r * inputs + i] += product(gradient[r * outputs + o], weight[index(i, o)]);
+            }
+        }
+    }
+    for cpu in cpus() {
+        let mut output = poison(rows * outputs);
+        let bias = with_bias.then_some(bias.as_slice());
+        cpu.linear_forward(&shape, &input, &weight, bias, Activation::Identity, &mut [], &mut output);
+        assert_close(&output, &forward, 1e-5);
+        let mut weight_gradient = poison(weight.len());
+        cpu.linear_backward_weight(&shape, &input, &gradient, &mut weight_gradient, false);
+        assert_close(&weight_gradient, &weight_expected, 1e-5);
+        let mut input_gradient = poison(input.len());
+        cpu.linear_backward_input(&shape, &gradient, &weight, &mut input_gradient);
+        assert_close(&input_gradient, &input_expected, 1e-5);
+    }
+}
+
+#[test]
+fn a_wide_product_that_is_formed_column_major_agrees() {
+    let layout = WeightLayout::InputsByOutputs;
+    check_linear(LinearShape { rows: 37, inputs: 513, outputs: 257, layout }, true);
+}
+
+#[test]
+fn the_matrix_product_of_the_worked_example() {
+    let a: Vec<f32> = (0..8).map(|x| x as f32).collect();
+    let b: Vec<f32> = (8..16).map(|x| x as f32).collect();
+    let shape = LinearShape { rows: 2, inputs: 4, outputs: 2, layout: WeightLayout::InputsByOutputs };
+    let mut product = poison(4);
+    Cpu::new(1).unwrap().linear_forward(&shape, &a, &b, None, Activation::Identity, &mut [], &mut product);
+    assert_eq!(product, [76.0, 82.0, 252.0, 274.0]);
+}
+
+#[test]
+fn pooling_takes_the_first_maximum_and_hands_the_gradient_back_to_it() {
+    let shape = PoolShape { rows: 1, height: 3, width: 5, channels: 1, size: 2 };
+    let input = [1.0, 5.0, 2.0, 2.0, 9.0, 5.0, 0.0, 2.0, 2.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0];
+    let (mut output, mut route, mut back) = (poison(2), poison(2), poison(15));
+    let cpu = Cpu::new(1).unwrap();
+    cpu.max_pool_forward(&shape, &input, &mut route, &mut output);
+    assert_eq!(output, [5.0, 2.0]);
+    cpu.max_pool_backward(&shape, &route, &[0.5, 0.25], &mut back);
+    let mut expected = [0.0; 15];
+    (expected[1], expected[2]) = (0.5, 0.25);
+    assert_eq!(back, expected);
+}
