@@ -2,4 +2,5 @@
 mod error;
 pub mod comm;
 pub mod device;
+pub mod nn;
 pub use error::{Error, Result};

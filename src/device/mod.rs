@@ -67,6 +67,9 @@ pub trait Device {
     /// Sets every element to `value`.
     fn fill(&self, into: Self::ViewMut<'_>, value: f32);
 
+    /// `into = from`; lengths are equal.
+    fn copy(&self, from: Self::View<'_>, into: Self::ViewMut<'_>);
+
     /// `output = activation(input · W + bias)`, `[rows, outputs]`. `saved` (same shape) receives what
     /// [`Device::backward_activation`] will want if [`Activation::saves`]; else it may be empty.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula

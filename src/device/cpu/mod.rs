@@ -111,6 +111,10 @@ impl Device for Cpu {
         into.fill(value);
     }
 
+    fn copy(&self, from: &[f32], into: &mut [f32]) {
+        into.copy_from_slice(from);
+    }
+
     fn linear_forward(
         &self,
         shape: &LinearShape,

@@ -1,0 +1,234 @@
+//! The layers that a device runs: each one or several entries of a network, fused as the device's operations are.
+
+use super::parameters::FlatBuffer;
+use super::{Features, Initial, TensorSpec};
+use crate::device::{Activation, ConvolutionShape, Device, LinearShape, PoolShape, WeightLayout};
+
+/// A layer, with the numbers of its tensors in the model's logical order.
+#[derive(Debug, Clone)]
+pub enum Layer {
+    /// Linear, with the activation that follows it.
+    Linear {
+        /// Features in.
+        inputs: usize,
+        /// Features out.
+        outputs: usize,
+        /// How the weight lies.
+        layout: WeightLayout,
+        /// The activation that follows.
+        activation: Activation,
+        /// Number of the weight tensor.
+        weight: usize,
+        /// Number of the bias tensor.
+        bias: Option<usize>,
+    },
+    /// Convolution, with the pooling and ReLU that follow it.
+    Convolution {
+        /// Sizes, for no rows.
+        shape: ConvolutionShape,
+        /// Number of the weight tensor; the bias is the next.
+        weight: usize,
+    },
+    /// Max-pooling on its own.
+    MaxPool(PoolShape),
+    /// An activation on its own.
+    Activation(Activation, Features),
+    /// From an image, channels last, to features in PyTorch's order, channels first.
+    Flatten {
+        /// Height times width.
+        positions: usize,
+        /// Channels.
+        channels: usize,
+    },
+}
+
+/// The arrays of one layer's forward pass that its backward pass reads.
+pub struct Tape<'a, D: Device> {
+    /// `[rows, input_len]`
+    pub input: D::View<'a>,
+    /// `[rows, saved_len]`
+    pub saved: D::View<'a>,
+    /// `[rows, output_len]`
+    pub output: D::View<'a>,
+}
+
+impl Layer {
+    /// The number of values per row that come in.
+    pub fn input_len(&self) -> usize {
+        match self {
+            Layer::Linear { inputs, .. } => *inputs,
+            Layer::Convolution { shape, .. } => shape.image_len(),
+            Layer::MaxPool(shape) => shape.height * shape.width * shape.channels,
+            Layer::Activation(_, features) => features.len(),
+            Layer::Flatten { positions, channels } => positions * channels,
+        }
+    }
+
+    /// What goes out.
+    pub fn output(&self) -> Features {
+        match self {
+            Layer::Linear { outputs, .. } => Features::Flat(*outputs),
+            Layer::Convolution { shape, .. } => Features::Image {
+                height: shape.output_height(),
+                width: shape.output_width(),
+                channels: shape.outputs,
+            },
+            Layer::MaxPool(PoolShape { height, width, channels, size, .. }) => {
+                Features::Image { height: height / size, width: width / size, channels: *channels }
+            }
+            Layer::Activation(_, features) => *features,
+            Layer::Flatten { .. } => Features::Flat(self.input_len()),
+        }
+    }
+
+    /// The number of values per row that go out.
+    pub fn output_len(&self) -> usize {
+        self.output().len()
+    }
+
+    /// The number of values per row that the forward pass keeps for the backward pass besides its output.
+    pub fn saved_len(&self) -> usize {
+        match self {
+            Layer::Linear { activation, outputs, .. } if activation.saves() => *outputs,
+            Layer::Activation(activation, features) if activation.saves() => features.len(),
+            Layer::Convolution { .. } | Layer::MaxPool(_) => self.output_len(),
+            _ => 0,
+        }
+    }
+
+    /// The numbers of the layer's tensors.
+    pub fn tensors(&self) -> std::ops::Range<usize> {
+        match self {
+            Layer::Linear { weight, bias, .. } => *weight..*weight + 1 + usize::from(bias.is_some()),
+            Layer::Convolution { weight, .. } => *weight..*weight + 2,
+            _ => 0..0,
+        }
+    }
+
+    /// Forward pass for `rows ≥ 1` rows.
+    pub fn forward<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        rows: usize,
+        input: D::View<'_>,
+        saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        match self {
+            Layer::Linear { activation, weight, bias, .. } => {
+                let shape = self.linear_shape(rows);
+                let bias = bias.map(|bias| parameters.tensor(device, bias));
+                let weight = parameters.tensor(device, *weight);
+                device.linear_forward(&shape, input, weight, bias, *activation, saved, output);
+            }
+            Layer::Convolution { shape, weight } => {
+                let shape = ConvolutionShape { rows, ..*shape };
+                let bias = parameters.tensor(device, weight + 1);
+                let weight = parameters.tensor(device, *weight);
+                device.convolution_forward(&shape, input, weight, bias, saved, output);
+            }
+            Layer::MaxPool(shape) => device.max_pool_forward(&PoolShape { rows, ..*shape }, input, saved, output),
+            Layer::Activation(activation, _) => device.activation_forward(*activation, input, saved, output),
+            Layer::Flatten { positions, channels } => {
+                device.transpose_each(*positions, *channels, input, output);
+            }
+        }
+    }
+
+    /// First part of the backward pass: `gradient`, that of the output, becomes what the other two parts want, and the
+    /// bias gets its gradient.
+    pub fn backward_activation<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        gradients: &mut FlatBuffer<D>,
+        accumulate: bool,
+    ) {
+        let (activation, columns, bias) = match self {
+            Layer::Linear { activation, outputs, bias, .. } => (*activation, *outputs, *bias),
+            Layer::Convolution { shape, weight } => {
+                let activation = if shape.relu { Activation::Relu } else { Activation::Identity };
+                (activation, shape.outputs, Some(weight + 1))
+            }
+            Layer::Activation(activation, features) => (*activation, features.len(), None),
+            Layer::MaxPool(_) | Layer::Flatten { .. } => return,
+        };
+        let saved = if activation.saves() { tape.saved } else { tape.output };
+        let bias = bias.map(|bias| gradients.tensor_mut(device, bias));
+        device.backward_activation(activation, columns, saved, gradient, bias, accumulate);
+    }
+
+    /// Second part: the gradient of the weight, where there is one.
+    pub fn backward_weight<D: Device>(
+        &self,
+        device: &D,
+        rows: usize,
+        tape: &Tape<'_, D>,
+        gradient: D::View<'_>,
+        gradients: &mut FlatBuffer<D>,
+        accumulate: bool,
+    ) {
+        match self {
+            Layer::Linear { weight, .. } => {
+                let weight = gradients.tensor_mut(device, *weight);
+                device.linear_backward_weight(&self.linear_shape(rows), tape.input, gradient, weight, accumulate);
+            }
+            Layer::Convolution { shape, weight } => {
+                let shape = ConvolutionShape { rows, ..*shape };
+                let weight = gradients.tensor_mut(device, *weight);
+                device.convolution_backward_weight(&shape, tape.input, tape.saved, gradient, weight, accumulate);
+            }
+            _ => {}
+        }
+    }
+
+    /// Third part, independent of the second: the gradient of the input.
+    pub fn backward_input<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        rows: usize,
+        tape: &Tape<'_, D>,
+        gradient: D::View<'_>,
+        input_gradient: D::ViewMut<'_>,
+    ) {
+        match self {
+            Layer::Linear { weight, .. } => {
+                let weight = parameters.tensor(device, *weight);
+                device.linear_backward_input(&self.linear_shape(rows), gradient, weight, input_gradient);
+            }
+            Layer::Convolution { shape, weight } => {
+                let shape = ConvolutionShape { rows, ..*shape };
+                let weight = parameters.tensor(device, *weight);
+                device.convolution_backward_input(&shape, weight, tape.saved, gradient, input_gradient);
+            }
+            Layer::MaxPool(shape) => {
+                device.max_pool_backward(&PoolShape { rows, ..*shape }, tape.saved, gradient, input_gradient);
+            }
+            Layer::Activation(..) => device.copy(gradient, input_gradient),
+            Layer::Flatten { positions, channels } => {
+                device.transpose_each(*channels, *positions, gradient, input_gradient);
+            }
+        }
+    }
+
+    fn linear_shape(&self, rows: usize) -> LinearShape {
+        let Layer::Linear { inputs, outputs, layout, .. } = self else {
+            unreachable!("only called for linear layers");
+        };
+        LinearShape { rows, inputs: *inputs, outputs: *outputs, layout: *layout }
+    }
+}
+
+/// The tensors of a convolution or linear layer called `name`, with PyTorch's default initial values.
+pub(super) fn torch_tensors(name: &str, shape: Vec<usize>, bias: bool) -> Vec<TensorSpec> {
+    let initial = Initial::torch_default(shape[1..].iter().product());
+    let outputs = shape[0];
+    let mut tensors = vec![TensorSpec { name: format!("{name}.weight"), shape, initial }];
+    if bias {
+        tensors.push(TensorSpec { name: format!("{name}.bias"), shape: vec![outputs], initial });
+    }
+    tensors
+}

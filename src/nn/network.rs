@@ -1,0 +1,239 @@
+//! Networks as they are written down, a module a line as in PyTorch's `Sequential`, and how they become layers.
+
+use super::layer::{Layer, torch_tensors};
+use super::{Features, Initial, Loss, Model, TensorSpec};
+use crate::device::{Activation, ConvolutionShape, PoolShape, WeightLayout};
+use crate::{Error, Result};
+
+/// One module of a network.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Module {
+    /// y = x · Wᵀ + b, with PyTorch's names, layout and initial values.
+    Linear {
+        /// Features out.
+        outputs: usize,
+        /// With a bias.
+        bias: bool,
+    },
+    /// y = x · W without bias, W normal with deviation 1/√width: a layer of `deep-mlp`.
+    Product {
+        /// Features out.
+        outputs: usize,
+    },
+    /// Convolution with a square kernel, valid, stride 1, with bias.
+    Convolution {
+        /// Channels out.
+        outputs: usize,
+        /// Height and width of the kernel.
+        kernel: usize,
+    },
+    /// Maximum over square windows, stride equal to their size.
+    MaxPool {
+        /// Height and width of the window.
+        size: usize,
+    },
+    /// An elementwise function.
+    Activation(Activation),
+    /// From an image to features.
+    Flatten,
+}
+
+/// A network to be built for some input.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    /// Its name on the command line and in results.
+    pub name: String,
+    /// Its modules in order.
+    pub modules: Vec<Module>,
+    /// What is minimised.
+    pub loss: Loss,
+}
+
+impl Network {
+    /// A multilayer perceptron: linear layers of the `hidden` sizes with `activation` between, then one to `outputs`.
+    pub fn mlp(hidden: &[usize], activation: Activation, bias: bool, outputs: usize, loss: Loss) -> Network {
+        let mut modules = vec![Module::Flatten];
+        for &size in hidden {
+            modules.extend([Module::Linear { outputs: size, bias }, Module::Activation(activation)]);
+        }
+        modules.push(Module::Linear { outputs, bias });
+        Network { name: "mlp".into(), modules, loss }
+    }
+
+    /// `layers` times x = gelu(x · W), without bias, all `width` wide; the loss is the mean of squares.
+    pub fn deep_mlp(width: usize, layers: usize) -> Network {
+        let layer = [Module::Product { outputs: width }, Module::Activation(Activation::Gelu)];
+        let modules = std::iter::repeat_n(layer, layers).flatten().collect();
+        Network { name: "deep-mlp".into(), modules, loss: Loss::MeanOfSquares }
+    }
+
+    /// LeNet as in the tutorials of distributed training: for 28 × 28 grey images, 21,840 parameters with ten classes.
+    pub fn lenet(classes: usize) -> Network {
+        let relu = Module::Activation(Activation::Relu);
+        let convolution = |outputs| Module::Convolution { outputs, kernel: 5 };
+        let modules = vec![
+            convolution(10),
+            Module::MaxPool { size: 2 },
+            relu.clone(),
+            convolution(20),
+            Module::MaxPool { size: 2 },
+            relu.clone(),
+            Module::Flatten,
+            Module::Linear { outputs: 50, bias: true },
+            relu,
+            Module::Linear { outputs: classes, bias: true },
+        ];
+        Network { name: "lenet".into(), modules, loss: Loss::CrossEntropy }
+    }
+
+    /// The small network of the CIFAR-10 tutorials: for 32 × 32 colour images, 62,006 parameters with ten classes.
+    pub fn cifar(classes: usize) -> Network {
+        let relu = Module::Activation(Activation::Relu);
+        let mut modules = Vec::new();
+        for outputs in [6, 16] {
+            modules.extend([Module::Convolution { outputs, kernel: 5 }, relu.clone(), Module::MaxPool { size: 2 }]);
+        }
+        modules.push(Module::Flatten);
+        for outputs in [120, 84] {
+            modules.extend([Module::Linear { outputs, bias: true }, relu.clone()]);
+        }
+        modules.push(Module::Linear { outputs: classes, bias: true });
+        Network { name: "cifar".into(), modules, loss: Loss::CrossEntropy }
+    }
+
+    /// The layers and tensors of this network for inputs of shape `input`: modules that one device operation does together
+    /// become one layer.
+    ///
+    /// # Errors
+    /// A size is 0, or a module does not fit what comes in.
+    pub fn build(&self, input: Features) -> Result<Model> {
+        let mut builder = Builder { features: input, tensors: Vec::new(), layers: Vec::new(), counts: [0; 3] };
+        if input.len() == 0 {
+            return Err(self.misfit(0, format!("the inputs are {input}, and no size may be 0")));
+        }
+        let mut at = 0;
+        while at < self.modules.len() {
+            let taken = builder.add(&self.modules[at..]).map_err(|why| self.misfit(at, why))?;
+            at += taken;
+        }
+        let Builder { features, tensors, layers, .. } = builder;
+        Ok(Model { name: self.name.clone(), layers, tensors, input, outputs: features.len(), loss: self.loss })
+    }
+
+    fn misfit(&self, module: usize, why: String) -> Error {
+        Error::input(format!("building {} (module {module})", self.name), why)
+    }
+}
+
+/// A network half built.
+struct Builder {
+    features: Features,
+    tensors: Vec<TensorSpec>,
+    layers: Vec<Layer>,
+    /// How many convolutions, linear layers and products there are: PyTorch's tutorials number their names so.
+    counts: [usize; 3],
+}
+
+impl Builder {
+    /// Adds the first of `modules`, with as many of those behind it as one layer can do, and returns how many.
+    fn add(&mut self, modules: &[Module]) -> std::result::Result<usize, String> {
+        let (layer, taken) = match modules[0] {
+            Module::Linear { outputs, bias } => self.linear(outputs, bias, &modules[1..])?,
+            Module::Product { outputs } => self.product(outputs, &modules[1..])?,
+            Module::Convolution { outputs, kernel } => self.convolution(outputs, kernel, &modules[1..])?,
+            Module::MaxPool { size } => (self.max_pool(size)?, 1),
+            Module::Activation(activation) => (Layer::Activation(activation, self.features), 1),
+            Module::Flatten => match self.features {
+                Features::Flat(_) => return Ok(1),
+                Features::Image { height, width, channels } => {
+                    (Layer::Flatten { positions: height * width, channels }, 1)
+                }
+            },
+        };
+        self.features = layer.output();
+        if self.features.len() == 0 {
+            return Err(format!("its outputs would be {}, and no size may be 0", self.features));
+        }
+        self.layers.push(layer);
+        Ok(taken)
+    }
+
+    fn linear(&mut self, outputs: usize, bias: bool, next: &[Module]) -> std::result::Result<(Layer, usize), String> {
+        let inputs = self.flat("a linear layer")?;
+        self.counts[1] += 1;
+        let weight = self.tensors.len();
+        self.tensors.extend(torch_tensors(&format!("fc{}", self.counts[1]), vec![outputs, inputs], bias));
+        let bias = bias.then_some(weight + 1);
+        let activation = fused_activation(next);
+        let layout = WeightLayout::OutputsByInputs;
+        let taken = 1 + usize::from(activation.is_some());
+        let activation = activation.unwrap_or(Activation::Identity);
+        Ok((Layer::Linear { inputs, outputs, layout, activation, weight, bias }, taken))
+    }
+
+    fn product(&mut self, outputs: usize, next: &[Module]) -> std::result::Result<(Layer, usize), String> {
+        let inputs = self.flat("a product")?;
+        let weight = self.tensors.len();
+        let name = format!("w.{}", self.counts[2]);
+        self.counts[2] += 1;
+        let initial = Initial::Normal { deviation: 1.0 / (inputs as f32).sqrt() };
+        self.tensors.push(TensorSpec { name, shape: vec![inputs, outputs], initial });
+        let activation = fused_activation(next);
+        let layout = WeightLayout::InputsByOutputs;
+        let taken = 1 + usize::from(activation.is_some());
+        let activation = activation.unwrap_or(Activation::Identity);
+        Ok((Layer::Linear { inputs, outputs, layout, activation, weight, bias: None }, taken))
+    }
+
+    fn convolution(
+        &mut self,
+        outputs: usize,
+        kernel: usize,
+        next: &[Module],
+    ) -> std::result::Result<(Layer, usize), String> {
+        let Features::Image { height, width, channels } = self.features else {
+            return Err(format!("a convolution needs images, not {}", self.features));
+        };
+        if kernel == 0 || height < kernel || width < kernel {
+            return Err(format!("a kernel of {kernel} × {kernel} does not fit images of {height} × {width}"));
+        }
+        self.counts[0] += 1;
+        let weight = self.tensors.len();
+        let name = format!("conv{}", self.counts[0]);
+        self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], true));
+        // ReLU and max-pooling commute, so either order is the one operation
+        let is_pool = |module: &Module| *module == Module::MaxPool { size: 2 };
+        let is_relu = |module: &Module| *module == Module::Activation(Activation::Relu);
+        let (pool, relu) = match next {
+            [a, b, ..] if is_pool(a) && is_relu(b) || is_relu(a) && is_pool(b) => (true, true),
+            [a, ..] => (is_pool(a), is_relu(a)),
+            [] => (false, false),
+        };
+        let taken = 1 + usize::from(pool) + usize::from(relu);
+        let shape = ConvolutionShape { rows: 0, channels, height, width, outputs, kernel, pool, relu };
+        Ok((Layer::Convolution { shape, weight }, taken))
+    }
+
+    fn max_pool(&self, size: usize) -> std::result::Result<Layer, String> {
+        match self.features {
+            Features::Image { height, width, channels } if size > 0 => {
+                Ok(Layer::MaxPool(PoolShape { rows: 0, height, width, channels, size }))
+            }
+            features => Err(format!("max-pooling of size {size} does not fit {features}")),
+        }
+    }
+
+    fn flat(&self, what: &str) -> std::result::Result<usize, String> {
+        match self.features {
+            Features::Flat(len) => Ok(len),
+            image => Err(format!("{what} needs features, not {image}: flatten first")),
+        }
+    }
+}
+
+fn fused_activation(next: &[Module]) -> Option<Activation> {
+    match next.first() {
+        Some(Module::Activation(activation)) => Some(*activation),
+        _ => None,
+    }
+}
