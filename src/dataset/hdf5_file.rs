@@ -1,0 +1,269 @@
+//! The user's own HDF5 file: one dataset of inputs, one of targets, samples along the first dimension.
+//!
+//! Only the rows asked for are read, runs of neighbours at once, so a file may be larger than memory. Rows that have been
+//! read are kept while all of them would fit in [`CACHE_BYTES`].
+
+use std::path::{Path, PathBuf};
+
+use hdf5::types::{IntSize, TypeDescriptor};
+use hdf5::{Hyperslab, SliceOrIndex};
+use ndarray::IxDyn;
+
+use super::{Dataset, Targets};
+use crate::nn::Features;
+use crate::{Error, Result};
+
+/// The most that a rank keeps of a file.
+pub const CACHE_BYTES: usize = 1 << 30;
+
+/// The names of the datasets in a file.
+#[derive(Debug, Clone)]
+pub struct Hdf5Options {
+    /// Inputs: `[samples]`, `[samples, features]`, `[samples, height, width]` or `[samples, channels, height, width]`.
+    pub inputs: String,
+    /// Targets: integers as class numbers, `[samples]`; or real values, `[samples]` or `[samples, values]`. `None` if the
+    /// loss needs none.
+    pub targets: Option<String>,
+}
+
+/// An open file.
+pub struct Hdf5File {
+    path: PathBuf,
+    inputs: Column,
+    targets: Option<Column>,
+    features: Features,
+    kind: Targets,
+    num_samples: usize,
+    wanted: Vec<(usize, usize)>,
+}
+
+/// One dataset of the file, as rows of `f32`.
+struct Column {
+    name: String,
+    dataset: hdf5::Dataset,
+    /// Shape of one row.
+    shape: Vec<usize>,
+    /// Channels first in the file, to be turned to channels last.
+    channels: usize,
+    /// What a stored number is multiplied by: 1/255 for bytes of images.
+    factor: f32,
+    /// Rows that have been read, and which.
+    cache: Option<(Vec<f32>, Vec<bool>)>,
+}
+
+impl Hdf5File {
+    /// Opens the file at `path`. Not collective. The number of classes of integer targets is not known yet: see
+    /// [`Hdf5File::set_classes`].
+    ///
+    /// # Errors
+    /// The file is none, or lacks a dataset of that name, type and shape; the message says what it has.
+    pub fn open(path: &Path, options: &Hdf5Options) -> Result<Hdf5File> {
+        let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
+        let length = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?.len();
+        if length == 0 {
+            return Err(fail("the file is empty".into()));
+        }
+        let file = hdf5::File::open(path).map_err(|error| fail(format!("it is no HDF5 file, or is damaged: {error}")))?;
+        let column = |name: &str| Column::open(&file, name).map_err(fail);
+        let mut inputs = column(&options.inputs)?;
+        let targets = options.targets.as_deref().map(column).transpose()?;
+        let features = match *inputs.shape.as_slice() {
+            [] => Features::Flat(1),
+            [len] => Features::Flat(len),
+            [height, width] => Features::Image { height, width, channels: 1 },
+            [channels, height, width] => Features::Image { height, width, channels },
+            _ => {
+                let why = format!("its rows have {} dimensions, expected at most channels × height × width", inputs.shape.len());
+                return Err(fail(format!("{}: {why}", inputs.name)));
+            }
+        };
+        if let (Features::Image { channels, .. }, true) = (features, inputs.is_bytes()?) {
+            (inputs.channels, inputs.factor) = (channels, 1.0 / 255.0);
+        } else if let Features::Image { channels, .. } = features {
+            inputs.channels = channels;
+        }
+        let num_samples = inputs.num_rows();
+        let kind = match &targets {
+            None => Targets::Nothing,
+            Some(targets) => {
+                if targets.num_rows() != num_samples {
+                    let (rows, name) = (targets.num_rows(), &targets.name);
+                    return Err(fail(format!("{} has {num_samples} rows, {name} {rows}; they must have as many", inputs.name)));
+                }
+                targets.kind().map_err(fail)?
+            }
+        };
+        if num_samples == 0 || features.len() == 0 {
+            return Err(fail(format!("{} has {num_samples} rows of {features}: nothing to learn from", inputs.name)));
+        }
+        Ok(Hdf5File { path: path.to_owned(), inputs, targets, features, kind, num_samples, wanted: Vec::new() })
+    }
+
+    /// Says how many classes the integer targets have: one more than the largest, which a pass over them found.
+    pub fn set_classes(&mut self, num_classes: usize) {
+        if let Targets::Classes(classes) = &mut self.kind {
+            *classes = num_classes;
+        }
+    }
+}
+
+impl Dataset for Hdf5File {
+    fn source(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn num_samples(&self) -> usize {
+        self.num_samples
+    }
+
+    fn features(&self) -> Features {
+        self.features
+    }
+
+    fn targets(&self) -> Targets {
+        self.kind
+    }
+
+    fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+        let doing = || format!("reading {}", self.path.display());
+        self.inputs.read(samples, &mut self.wanted, inputs).map_err(|why| Error::input(doing(), why))?;
+        let Some(column) = &mut self.targets else { return Ok(()) };
+        column.read(samples, &mut self.wanted, targets).map_err(|why| Error::input(doing(), why))?;
+        if let Targets::Classes(classes) = self.kind {
+            let bad = |label: f32| label < 0.0 || (classes > 0 && label as usize >= classes);
+            if let Some(at) = targets.iter().position(|label| bad(*label)) {
+                let why = format!("{} is {} at row {}, a class number is from 0", column.name, targets[at], samples[at]);
+                return Err(Error::input(doing(), why));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Column {
+    fn open(file: &hdf5::File, name: &str) -> std::result::Result<Column, String> {
+        let dataset = file.dataset(name).map_err(|_| {
+            let mut found = Vec::new();
+            list(file, "", &mut found);
+            let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
+            format!("there is no dataset {name} in it; its datasets: {found}")
+        })?;
+        let shape = dataset.shape();
+        let Some((_, row)) = shape.split_first() else {
+            return Err(format!("{name} is a single number, expected a row for each sample"));
+        };
+        let row = row.to_vec();
+        let column = Column { name: name.to_owned(), shape: row, channels: 1, factor: 1.0, cache: None, dataset };
+        match column.descriptor()? {
+            TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_) | TypeDescriptor::Boolean => {}
+            other => return Err(format!("{name} holds {other}, expected integers or floating-point numbers")),
+        }
+        Ok(Column { cache: column.new_cache(), ..column })
+    }
+
+    fn new_cache(&self) -> Option<(Vec<f32>, Vec<bool>)> {
+        let len = self.num_rows().checked_mul(self.row_len())?;
+        (len <= CACHE_BYTES / size_of::<f32>()).then(|| (vec![0.0; len], vec![false; self.num_rows()]))
+    }
+
+    fn descriptor(&self) -> std::result::Result<TypeDescriptor, String> {
+        let descriptor = self.dataset.dtype().and_then(|dtype| dtype.to_descriptor());
+        descriptor.map_err(|error| format!("{} has a type that cannot be read: {error}", self.name))
+    }
+
+    fn is_bytes(&self) -> Result<bool> {
+        let descriptor = self.descriptor().map_err(Error::Input)?;
+        Ok(matches!(descriptor, TypeDescriptor::Unsigned(IntSize::U1)))
+    }
+
+    fn num_rows(&self) -> usize {
+        self.dataset.shape().first().copied().unwrap_or_default()
+    }
+
+    fn row_len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// What a column of targets means.
+    fn kind(&self) -> std::result::Result<Targets, String> {
+        let real = matches!(self.descriptor()?, TypeDescriptor::Float(_));
+        match (self.shape.as_slice(), real) {
+            ([] | [1], false) => Ok(Targets::Classes(0)),
+            ([], true) => Ok(Targets::Values(1)),
+            ([len], true) if *len > 0 => Ok(Targets::Values(*len)),
+            (shape, _) => Err(format!(
+                "{} has rows of shape {shape:?}, expected one class number (integers) or a list of real values",
+                self.name
+            )),
+        }
+    }
+
+    /// Writes `rows` to `values`, in their order; `wanted` is scratch.
+    fn read(
+        &mut self,
+        rows: &[usize],
+        wanted: &mut Vec<(usize, usize)>,
+        values: &mut [f32],
+    ) -> std::result::Result<(), String> {
+        let len = self.row_len();
+        wanted.clear();
+        for (position, &row) in rows.iter().enumerate() {
+            match &self.cache {
+                Some((cached, present)) if present[row] => {
+                    values[position * len..][..len].copy_from_slice(&cached[row * len..][..len]);
+                }
+                _ => wanted.push((row, position)),
+            }
+        }
+        wanted.sort_unstable();
+        for run in wanted.chunk_by(|a, b| b.0 - a.0 <= 1) {
+            let (first, last) = (run[0].0, run[run.len() - 1].0);
+            let block = self.read_rows(first, last + 1 - first)?;
+            for &(row, position) in run {
+                let value = &mut values[position * len..][..len];
+                self.arrange(&block[(row - first) * len..][..len], value);
+                if let Some(at) = value.iter().position(|value| !value.is_finite()) {
+                    let found = value[at];
+                    return Err(format!("{} holds {found} at row {row}, element {at}; every number must be finite", self.name));
+                }
+                if let Some((cached, present)) = &mut self.cache {
+                    cached[row * len..][..len].copy_from_slice(value);
+                    present[row] = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_rows(&self, start: usize, count: usize) -> std::result::Result<Vec<f32>, String> {
+        let all = |(start, count)| SliceOrIndex::SliceCount { start, step: 1, count, block: 1 };
+        let ranges = std::iter::once((start, count)).chain(self.shape.iter().map(|&size| (0, size)));
+        let selection = Hyperslab::from(ranges.map(all).collect::<Vec<_>>());
+        let block = self.dataset.read_slice::<f32, _, IxDyn>(selection);
+        let block = block.map_err(|error| format!("{}, rows {start} to {}: {error}", self.name, start + count - 1))?;
+        Ok(block.into_raw_vec_and_offset().0)
+    }
+
+    /// One row as it is used: channels last, times the factor.
+    fn arrange(&self, row: &[f32], value: &mut [f32]) {
+        let positions = row.len() / self.channels.max(1);
+        for (channel, plane) in row.chunks_exact(positions.max(1)).enumerate() {
+            let places = value[channel.min(self.channels - 1)..].iter_mut().step_by(self.channels);
+            places.zip(plane).for_each(|(value, stored)| *value = stored * self.factor);
+        }
+    }
+}
+
+/// The paths of the datasets below `group`, twenty at most.
+fn list(group: &hdf5::Group, prefix: &str, found: &mut Vec<String>) {
+    for name in group.member_names().unwrap_or_default() {
+        let path = format!("{prefix}/{name}");
+        if found.len() >= 20 {
+            return;
+        } else if group.dataset(&name).is_ok() {
+            found.push(path);
+        } else if let Ok(group) = group.group(&name) {
+            list(&group, &path, found);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The IDX files of MNIST and Fashion-MNIST, plain or gzipped.
+//!
+//! A file is a magic number (0, 0, the type 8 for bytes, the number of dimensions), the dimensions as big-endian 32-bit
+//! numbers, then the bytes.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::{ByteImages, Data};
+use crate::nn::Features;
+use crate::{Error, Result};
+
+/// Which published set a directory holds: they share names and shapes and differ in their means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdxFamily {
+    /// Handwritten digits.
+    Mnist,
+    /// Pictures of clothes.
+    FashionMnist,
+}
+
+impl IdxFamily {
+    /// Guessed from the name of `directory`.
+    pub fn of(directory: &Path) -> IdxFamily {
+        let name = directory.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        if name.contains("fashion") { IdxFamily::FashionMnist } else { IdxFamily::Mnist }
+    }
+
+    fn preset(self) -> [f32; 2] {
+        match self {
+            IdxFamily::Mnist => [0.1307, 0.3081],
+            IdxFamily::FashionMnist => [0.2860, 0.3530],
+        }
+    }
+}
+
+/// True if `directory` holds the training images of such a set.
+pub fn is_idx(directory: &Path) -> bool {
+    find(directory, "train-images-idx3-ubyte").is_some()
+}
+
+/// Opens the set in `directory`. Not collective; each rank reads all of it.
+///
+/// # Errors
+/// A file is missing, is not what its name says, is cut short, or does not fit its partner.
+pub fn open(directory: &Path) -> Result<Data> {
+    let part = |prefix: &str| -> Result<ByteImages> {
+        let images = require(directory, &format!("{prefix}-images-idx3-ubyte"))?;
+        let labels = require(directory, &format!("{prefix}-labels-idx1-ubyte"))?;
+        let preset = IdxFamily::of(directory).preset();
+        let (sizes, pixels) = read(&images, 3)?;
+        let (_, labels) = read(&labels, 1)?;
+        let features = Features::Image { height: sizes[1], width: sizes[2], channels: 1 };
+        let source = images.display().to_string();
+        ByteImages { source, features, pixels, labels, num_classes: 10, preset: vec![preset] }.checked()
+    };
+    Ok(Data { train: Box::new(part("train")?), test: Some(Box::new(part("t10k")?)) })
+}
+
+fn find(directory: &Path, name: &str) -> Option<PathBuf> {
+    // some mirrors unpack with a dot where the original has a hyphen
+    let dotted = name.replacen("-idx", ".idx", 1);
+    [name, &dotted].iter().flat_map(|name| [format!("{name}.gz"), name.to_string()]).map(|name| directory.join(name)).find(|path| path.exists())
+}
+
+fn require(directory: &Path, name: &str) -> Result<PathBuf> {
+    find(directory, name).ok_or_else(|| {
+        let why = format!("there is no {name}.gz or {name} in it; data/fetch gets the published files");
+        Error::input(format!("reading {}", directory.display()), why)
+    })
+}
+
+/// The dimensions and bytes of the file at `path`, which must have `num_dimensions` of them.
+fn read(path: &Path, num_dimensions: usize) -> Result<(Vec<usize>, Vec<u8>)> {
+    let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
+    let file = BufReader::new(File::open(path).map_err(|error| fail(error.to_string()))?);
+    let mut bytes = Vec::new();
+    let result = if path.extension().is_some_and(|extension| extension == "gz") {
+        MultiGzDecoder::new(file).read_to_end(&mut bytes)
+    } else {
+        { file }.read_to_end(&mut bytes)
+    };
+    result.map_err(|error| fail(format!("{error} after {} bytes; the file is damaged or cut short", bytes.len())))?;
+    parse(bytes, num_dimensions).map_err(fail)
+}
+
+fn parse(mut bytes: Vec<u8>, num_dimensions: usize) -> std::result::Result<(Vec<usize>, Vec<u8>), String> {
+    let header = 4 + 4 * num_dimensions;
+    let magic = [0, 0, 8, num_dimensions as u8];
+    if bytes.is_empty() {
+        return Err("the file is empty".into());
+    }
+    if bytes.len() < 4 || bytes[..4] != magic {
+        let found = &bytes[..bytes.len().min(4)];
+        return Err(format!("it begins with {found:?}, an IDX file of bytes in {num_dimensions} dimensions with {magic:?}"));
+    }
+    if bytes.len() < header {
+        return Err(format!("it ends after {} bytes, within its header of {header}", bytes.len()));
+    }
+    let sizes: Vec<usize> = bytes[4..header]
+        .chunks_exact(4)
+        .map(|word| u32::from_be_bytes([word[0], word[1], word[2], word[3]]) as usize)
+        .collect();
+    let expected = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+    let found = bytes.len() - header;
+    if expected != Some(found) {
+        let shape = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" × ");
+        return Err(format!("it says {shape} bytes, but {found} follow the header"));
+    }
+    bytes.drain(..header);
+    Ok((sizes, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn what_is_not_such_a_file_is_refused() {
+        let good = [0, 0, 8, 1, 0, 0, 0, 2, 7, 9];
+        assert_eq!(parse(good.to_vec(), 1).unwrap(), (vec![2], vec![7, 9]));
+        let error = |bytes: &[u8], dimensions| parse(bytes.to_vec(), dimensions).unwrap_err();
+        assert!(error(&[], 1).contains("empty"));
+        assert!(error(&good, 3).contains("[0, 0, 8, 3]"));
+        assert!(error(&good[..6], 1).contains("within its header"));
+        assert!(error(&good[..9], 1).contains("says 2 bytes, but 1 follow"));
+        assert!(error(&[&good[..], &[1]].concat(), 1).contains("says 2 bytes, but 3 follow"));
+        assert!(error(&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], 3).contains("0 follow"));
+    }
+}

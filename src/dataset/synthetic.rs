@@ -1,0 +1,90 @@
+//! Samples made on the fly, of any shape and number: uniform inputs with mean 0 and deviation 1, and the targets that a
+//! random network of one hidden layer, the teacher, gives them. A sample depends on the seed and its number only.
+
+use rand_chacha::rand_core::Rng as _;
+
+use super::{Dataset, Targets};
+use crate::Result;
+use crate::nn::{Features, Initial, generator, symmetric};
+
+/// Hidden units of the teacher.
+const HIDDEN: usize = 32;
+
+/// Inputs that the teacher looks at: more would only blur the classes.
+const SEEN: usize = 256;
+
+/// A synthetic set.
+pub struct Synthetic {
+    features: Features,
+    targets: Targets,
+    first: usize,
+    num_samples: usize,
+    seed: u64,
+    /// `[HIDDEN, seen inputs]` and `[outputs, HIDDEN]`.
+    teacher: [Vec<f32>; 2],
+}
+
+impl Synthetic {
+    /// `num_samples` samples from number `first` on. Not collective.
+    pub fn new(features: Features, targets: Targets, first: usize, num_samples: usize, seed: u64) -> Synthetic {
+        let seen = features.len().min(SEEN);
+        let outputs = match targets {
+            Targets::Classes(outputs) | Targets::Values(outputs) => outputs,
+            Targets::Nothing => 0,
+        };
+        let mut teacher = [vec![0.0; HIDDEN * seen], vec![0.0; outputs * HIDDEN]];
+        let deviation = |inputs: usize| Initial::Normal { deviation: 1.5 / (inputs as f32).sqrt() };
+        deviation(seen).fill(seed, "teacher.hidden", 0, &mut teacher[0]);
+        deviation(HIDDEN).fill(seed, "teacher.output", 0, &mut teacher[1]);
+        Synthetic { features, targets, first, num_samples, seed, teacher }
+    }
+
+    fn teach(&self, input: &[f32], target: &mut [f32]) {
+        let seen = input.len().min(SEEN);
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let hidden: [f32; HIDDEN] =
+            std::array::from_fn(|unit| dot(&self.teacher[0][unit * seen..][..seen], &input[..seen]).tanh());
+        let outputs = self.teacher[1].chunks_exact(HIDDEN).map(|weights| dot(weights, &hidden));
+        match self.targets {
+            Targets::Classes(_) => {
+                let best = outputs.enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
+                target[0] = best.map_or(0, |(class, _)| class) as f32;
+            }
+            Targets::Values(_) => target.iter_mut().zip(outputs).for_each(|(target, output)| *target = output),
+            Targets::Nothing => {}
+        }
+    }
+}
+
+impl Dataset for Synthetic {
+    fn source(&self) -> String {
+        "synthetic data".into()
+    }
+
+    fn num_samples(&self) -> usize {
+        self.num_samples
+    }
+
+    fn features(&self) -> Features {
+        self.features
+    }
+
+    fn targets(&self) -> Targets {
+        self.targets
+    }
+
+    fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+        let (len, targets_len) = (self.features.len(), self.targets.len());
+        let mut random = generator(self.seed, "synthetic.input");
+        for (at, (&sample, input)) in samples.iter().zip(inputs.chunks_exact_mut(len)).enumerate() {
+            random.set_stream((self.first + sample) as u64);
+            random.set_word_pos(0);
+            random.fill_bytes(bytemuck::cast_slice_mut(input));
+            input.iter_mut().for_each(|value| *value = 3f32.sqrt() * symmetric(u32::from_le(value.to_bits())));
+            if targets_len > 0 {
+                self.teach(input, &mut targets[at * targets_len..][..targets_len]);
+            }
+        }
+        Ok(())
+    }
+}

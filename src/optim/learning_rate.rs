@@ -1,0 +1,84 @@
+//! The learning rate of each step.
+
+/// How the learning rate goes on after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScheduleKind {
+    /// The same all the time.
+    Constant,
+    /// Times `decay` every `interval` steps (PyTorch's `StepLR`).
+    Step,
+    /// Down to `last` along half a cosine (PyTorch's `CosineAnnealingLR`; Loshchilov and Hutter, 2017, without restarts).
+    Cosine,
+    /// Down to `last` along a line.
+    Linear,
+}
+
+/// A learning-rate schedule as a pure function of the step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LearningRate {
+    /// How it goes on after the warm-up.
+    pub kind: ScheduleKind,
+    /// The rate at the end of the warm-up.
+    pub base: f64,
+    /// The rate at the end of `Cosine` and `Linear`.
+    pub last: f64,
+    /// Over this many steps the rate rises in equal parts to `base`.
+    pub warmup_steps: u64,
+    /// The length of the whole, warm-up included, in steps.
+    pub num_steps: u64,
+    /// Steps between two decays of `Step`.
+    pub interval: u64,
+    /// The factor of each decay of `Step`.
+    pub decay: f64,
+}
+
+impl LearningRate {
+    /// `base` at every step.
+    pub fn constant(base: f64) -> LearningRate {
+        let kind = ScheduleKind::Constant;
+        LearningRate { kind, base, last: 0.0, warmup_steps: 0, num_steps: 1, interval: 1, decay: 1.0 }
+    }
+
+    /// The rate of step `step`, from 0.
+    pub fn at(&self, step: u64) -> f64 {
+        if step < self.warmup_steps {
+            return self.base * (step + 1) as f64 / self.warmup_steps as f64;
+        }
+        let step = step - self.warmup_steps;
+        let length = self.num_steps.saturating_sub(self.warmup_steps).max(1);
+        let share = (step as f64 / length as f64).min(1.0);
+        let between = |part: f64| self.last + (self.base - self.last) * part;
+        match self.kind {
+            ScheduleKind::Constant => self.base,
+            ScheduleKind::Step => self.base * self.decay.powf((step / self.interval.max(1)) as f64),
+            ScheduleKind::Cosine => between(0.5 * (1.0 + (std::f64::consts::PI * share).cos())),
+            ScheduleKind::Linear => between(1.0 - share),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_begin_at_the_base_and_end_at_the_last() {
+        let base = LearningRate { num_steps: 10, last: 0.1, interval: 4, decay: 0.5, ..LearningRate::constant(1.0) };
+        let rates = |kind| -> Vec<f64> { (0..=10).map(|step| LearningRate { kind, ..base }.at(step)).collect() };
+        assert!(rates(ScheduleKind::Constant).iter().all(|rate| *rate == 1.0));
+        assert_eq!(rates(ScheduleKind::Step)[3..=8], [1.0, 0.5, 0.5, 0.5, 0.5, 0.25]);
+        for kind in [ScheduleKind::Cosine, ScheduleKind::Linear] {
+            let rates = rates(kind);
+            assert!((rates[0] - 1.0).abs() < 1e-12 && (rates[10] - 0.1).abs() < 1e-12);
+            assert!((rates[5] - 0.55).abs() < 1e-12, "{kind:?} {}", rates[5]);
+        }
+    }
+
+    #[test]
+    fn warm_up_rises_in_equal_parts_and_comes_off_the_length() {
+        let kind = ScheduleKind::Linear;
+        let schedule = LearningRate { kind, warmup_steps: 4, num_steps: 8, ..LearningRate::constant(1.0) };
+        let rates: Vec<f64> = (0..9).map(|step| schedule.at(step)).collect();
+        assert_eq!(rates, [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]);
+    }
+}

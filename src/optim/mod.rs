@@ -1,0 +1,196 @@
+//! Optimizers over flat slices, learning-rate schedules and gradient clipping. Knows neither layers nor ranks: it is told
+//! which elements are its own.
+
+mod learning_rate;
+
+pub use learning_rate::{LearningRate, ScheduleKind};
+
+use crate::Result;
+use crate::device::{AdamStep, Device, SgdStep};
+
+/// Which rule turns gradients into updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// `torch.optim.SGD`.
+    Sgd,
+    /// `torch.optim.Adam`: weight decay is added to the gradient.
+    Adam,
+    /// `torch.optim.AdamW`: weight decay shrinks the weights on its own.
+    AdamW,
+}
+
+/// A rule and its constants. Everything but the learning rate, which a [`LearningRate`] gives for each step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OptimizerSettings {
+    /// The rule.
+    pub rule: Rule,
+    /// Momentum of SGD; 0 for none. Default 0.
+    pub momentum: f64,
+    /// Nesterov's momentum in SGD. Default off.
+    pub nesterov: bool,
+    /// Decay of the weights, per unit of learning rate. Default 0.
+    pub weight_decay: f64,
+    /// Decay rates of Adam's moments. Default 0.9 and 0.999.
+    pub betas: [f64; 2],
+    /// Added to the root of Adam's second moment. Default 10⁻⁸.
+    pub epsilon: f64,
+}
+
+impl OptimizerSettings {
+    /// `rule` with PyTorch's default constants, but no weight decay.
+    pub fn new(rule: Rule) -> OptimizerSettings {
+        OptimizerSettings { rule, momentum: 0.0, nesterov: false, weight_decay: 0.0, betas: [0.9, 0.999], epsilon: 1e-8 }
+    }
+
+    /// Values that the optimizer keeps for each parameter.
+    pub fn num_slots(&self) -> usize {
+        match self.rule {
+            Rule::Sgd => usize::from(self.momentum != 0.0),
+            Rule::Adam | Rule::AdamW => 2,
+        }
+    }
+}
+
+/// What one step needs besides the arrays.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Update {
+    /// The number of this update, from 1: Adam's t.
+    pub number: u64,
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// Every gradient element is multiplied by this first.
+    pub gradient_scale: f64,
+}
+
+/// An optimizer with its slots, for the parameters that this rank owns, segment by segment.
+pub struct Optimizer<D: Device> {
+    settings: OptimizerSettings,
+    /// `[segment][slot]`; both slots always there, empty where the rule has no use for them.
+    slots: Vec<[D::Buffer; 2]>,
+    lengths: Vec<usize>,
+}
+
+impl<D: Device> Optimizer<D> {
+    /// Slots of zeros for segments of which this rank owns `lengths` elements each. Not collective.
+    ///
+    /// # Errors
+    /// The device has not that much memory.
+    pub fn new(device: &D, settings: OptimizerSettings, lengths: Vec<usize>) -> Result<Optimizer<D>> {
+        let slot = |number: usize, len| device.allocate(if number < settings.num_slots() { len } else { 0 });
+        let slots = lengths.iter().map(|&len| Ok([slot(0, len)?, slot(1, len)?])).collect::<Result<_>>()?;
+        Ok(Optimizer { settings, slots, lengths })
+    }
+
+    /// Updates the owned elements of one segment in one pass, and adds the squares of the (unscaled) gradient to `sums`
+    /// (see [`crate::device::totals`]).
+    pub fn step(
+        &mut self,
+        device: &D,
+        segment: usize,
+        update: &Update,
+        parameters: D::ViewMut<'_>,
+        gradients: D::View<'_>,
+        sums: D::ViewMut<'_>,
+    ) {
+        let OptimizerSettings { rule, momentum, nesterov, weight_decay, betas, epsilon } = self.settings;
+        let num_slots = self.settings.num_slots();
+        let len = self.lengths[segment];
+        let [first, second] = &mut self.slots[segment];
+        let first = device.view_mut(first, 0..if num_slots > 0 { len } else { 0 });
+        let second = device.view_mut(second, 0..if num_slots > 1 { len } else { 0 });
+        let (learning_rate, gradient_scale) = (update.learning_rate as f32, update.gradient_scale as f32);
+        if rule == Rule::Sgd {
+            let (momentum, weight_decay) = (momentum as f32, weight_decay as f32);
+            let step = SgdStep { learning_rate, momentum, nesterov, weight_decay, gradient_scale };
+            return device.sgd_step(&step, parameters, gradients, first, sums);
+        }
+        let correction = |beta: f64| (1.0 - beta.powf(update.number as f64)) as f32;
+        let step = AdamStep {
+            learning_rate,
+            beta1: betas[0],
+            beta2: betas[1],
+            epsilon: epsilon as f32,
+            weight_decay: weight_decay as f32,
+            decoupled: rule == Rule::AdamW,
+            bias_correction1: correction(betas[0]),
+            bias_correction2: correction(betas[1]),
+            gradient_scale,
+        };
+        device.adam_step(&step, parameters, gradients, [first, second], sums);
+    }
+}
+
+/// The factor that brings a gradient of norm `norm` to at most `largest`, as `torch.nn.utils.clip_grad_norm_`.
+pub fn clip_factor(norm: f64, largest: f64) -> f64 {
+    (largest / (norm + 1e-6)).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Cpu, totals};
+
+    /// PyTorch's definitions, element by element in `f64`.
+    fn reference(settings: &OptimizerSettings, rates: &[f64], gradients: &[[f64; 3]]) -> [f64; 3] {
+        let mut parameters = [0.5, -1.0, 2.0];
+        for element in 0..3 {
+            let (mut m, mut v) = (0.0, 0.0);
+            for (t, (rate, gradient)) in rates.iter().zip(gradients).enumerate() {
+                let p = &mut parameters[element];
+                let mut g = gradient[element];
+                if settings.rule == Rule::AdamW {
+                    *p -= rate * settings.weight_decay * *p;
+                } else {
+                    g += settings.weight_decay * *p;
+                }
+                if settings.rule == Rule::Sgd {
+                    m = settings.momentum * m + g;
+                    *p -= rate * if settings.nesterov { g + settings.momentum * m } else { m };
+                    continue;
+                }
+                let [b1, b2] = settings.betas;
+                m = b1 * m + (1.0 - b1) * g;
+                v = b2 * v + (1.0 - b2) * g * g;
+                let t = t as i32 + 1;
+                let (m_hat, v_hat): (f64, f64) = (m / (1.0 - b1.powi(t)), v / (1.0 - b2.powi(t)));
+                *p -= rate * m_hat / (v_hat.sqrt() + settings.epsilon);
+            }
+        }
+        parameters
+    }
+
+    #[test]
+    fn every_rule_follows_its_definition() {
+        let device = Cpu::new(1).unwrap();
+        let mut cases: Vec<_> = [Rule::Sgd, Rule::Adam, Rule::AdamW].map(OptimizerSettings::new).into();
+        cases.push(OptimizerSettings { weight_decay: 0.1, ..cases[0] });
+        cases.push(OptimizerSettings { momentum: 0.9, weight_decay: 0.1, ..cases[0] });
+        cases.push(OptimizerSettings { nesterov: true, ..cases[4] });
+        cases.push(OptimizerSettings { weight_decay: 0.1, ..cases[1] });
+        cases.push(OptimizerSettings { weight_decay: 0.1, betas: [0.8, 0.99], ..cases[2] });
+        let rates = [0.1, 0.05, 0.2, 0.1];
+        let gradients = [[0.3, -0.2, 0.0], [0.1, 0.4, -0.5], [-0.6, 0.2, 0.1], [0.0, 1.0, -1.0]];
+        for settings in cases {
+            let mut optimizer = Optimizer::new(&device, settings, vec![3]).unwrap();
+            let (mut parameters, mut sums) = ([0.5, -1.0, 2.0], [0.0; totals::LEN]);
+            for (t, (&learning_rate, gradient)) in rates.iter().zip(&gradients).enumerate() {
+                // half the gradient, doubled by the scale
+                let gradient = gradient.map(|g| 0.5 * g as f32);
+                let update = Update { number: t as u64 + 1, learning_rate, gradient_scale: 2.0 };
+                optimizer.step(&device, 0, &update, &mut parameters, &gradient, &mut sums);
+            }
+            let expected = reference(&settings, &rates, &gradients);
+            for (found, expected) in parameters.iter().zip(expected) {
+                assert!((f64::from(*found) - expected).abs() < 2e-6, "{settings:?}: {found}, not {expected}");
+            }
+            let squares: f64 = gradients.iter().flatten().map(|g| 0.25 * g * g).sum();
+            assert!((f64::from(sums[totals::GRADIENT_SQUARES]) - squares).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn clipping_never_lengthens() {
+        assert_eq!(clip_factor(0.5, 1.0), 1.0);
+        assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,333 @@
+//! Data parallelism: every rank holds the whole model and works on its share of each batch; before the update the
+//! gradients are summed over the ranks. (Each rank's gradients are already divided by the number of rows of the *global*
+//! batch, so the sum is the mean, whatever the shares.)
+//!
+//! Gradients travel in buckets, in the order that the backward pass completes them, while it goes on with earlier layers.
+//! Two ways lead from a complete bucket to new parameters:
+//!
+//! * *all-reduce*: the bucket is summed on every rank, and every rank updates all of it;
+//! * *reduce-scatter*: rank r gets the sum of part r only, updates that part with the optimizer state that it alone keeps,
+//!   and an all-gather brings the new parameters to all. The traffic is the same, the update's work and the optimizer's
+//!   memory are divided by the number of ranks (Rajbhandari et al., "ZeRO", SC 2020, stage 1).
+//!
+//! Invariants: buckets are started and finished in the same order on every rank, reductions and gathers each on a
+//! communicator of their own, so that no timing can pair the wrong messages; a bucket's parameters change only after the
+//! backward pass has left all its layers; the sums have a fixed order, so every rank gets the same bits in every run.
+
+use crate::Result;
+use crate::comm::{Buffer, Communicator, Operation, Pending};
+use crate::device::{Device, totals};
+use crate::nn::{FlatBuffer, Model, Segmentation};
+use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
+
+use super::bucket::buckets;
+
+/// How a bucket's sum reaches the parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// Sum everywhere, update everywhere.
+    AllReduce,
+    /// Sum, update and optimizer state in parts.
+    ReduceScatter,
+}
+
+/// How gradients are brought together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SyncSettings {
+    /// The largest bucket, in bytes.
+    pub bucket_bytes: usize,
+    /// The way from a bucket to new parameters; `None` for the faster.
+    pub reduction: Option<Reduction>,
+    /// Communicate while the backward pass goes on.
+    pub overlap: bool,
+    /// Clip the gradient to this norm.
+    pub clip_norm: Option<f64>,
+}
+
+/// Below this many parameters a message's latency outweighs its bytes, and one all-reduce beats two exchanges.
+const SMALL_MODEL: usize = 1 << 17;
+
+/// Shards begin on a cache line.
+const SHARD_MULTIPLE: usize = 32;
+
+/// The gradients of this rank's parameters over the data axis, from the backward pass to the update.
+pub struct GradSync<D: Device> {
+    reductions: Communicator,
+    gathers: Communicator,
+    reduction: Reduction,
+    overlap: bool,
+    clip_norm: Option<f64>,
+    optimizer: Optimizer<D>,
+    /// In the order in which the backward pass completes them.
+    buckets: Vec<Bucket<D>>,
+    /// How many buckets have been started, reduced (and updated unless clipping), and gathered.
+    started: usize,
+    reduced: usize,
+    gathered: usize,
+    update: Update,
+    clip_sums: D::Buffer,
+}
+
+/// One bucket: a segment of the flat buffers.
+struct Bucket<D: Device> {
+    segment: usize,
+    first_tensor: usize,
+    len: usize,
+    /// The part that this rank updates.
+    owned: std::ops::Range<usize>,
+    /// Where all-reduce puts the sum.
+    sum: Option<D::Buffer>,
+    state: State<D::Buffer>,
+}
+
+enum State<B> {
+    Idle,
+    AllReducing(Pending<(B, B)>),
+    ReduceScattering(Pending<B>),
+    Gathering(Pending<B>),
+}
+
+impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
+    /// Prepares to train `model` over `data`. Returns also how parameters and gradients must be segmented. Collective.
+    ///
+    /// # Errors
+    /// The device has not enough memory.
+    pub fn new(
+        device: &D,
+        model: &Model,
+        data: &Communicator,
+        settings: SyncSettings,
+        optimizer: OptimizerSettings,
+    ) -> Result<(GradSync<D>, Segmentation)> {
+        let size = data.size();
+        let lengths: Vec<usize> = model.tensors.iter().map(|tensor| tensor.num_elements()).collect();
+        let segments = buckets(&lengths, settings.bucket_bytes / size_of::<f32>());
+        let faster = if model.num_parameters() < SMALL_MODEL { Reduction::AllReduce } else { Reduction::ReduceScatter };
+        let reduction = settings.reduction.unwrap_or(faster);
+        let parts = if reduction == Reduction::ReduceScatter { size } else { 1 };
+        let multiple = parts * SHARD_MULTIPLE;
+
+        let mut all = Vec::new();
+        for (segment, tensors) in segments.iter().enumerate() {
+            let len = lengths[tensors.clone()].iter().sum::<usize>().next_multiple_of(multiple);
+            let part = len / parts;
+            let rank = if parts == 1 { 0 } else { data.rank() };
+            let needs_sum = reduction == Reduction::AllReduce && size > 1;
+            all.push(Bucket {
+                segment,
+                first_tensor: tensors.start,
+                len,
+                owned: rank * part..(rank + 1) * part,
+                sum: if needs_sum { Some(device.allocate(len)?) } else { None },
+                state: State::Idle,
+            });
+        }
+        let owned = all.iter().map(|bucket| bucket.owned.len()).collect();
+        all.reverse();
+        let sync = GradSync {
+            reductions: data.split(0, data.rank())?,
+            gathers: data.split(0, data.rank())?,
+            reduction,
+            overlap: settings.overlap,
+            clip_norm: settings.clip_norm,
+            optimizer: Optimizer::new(device, optimizer, owned)?,
+            buckets: all,
+            started: 0,
+            reduced: 0,
+            gathered: 0,
+            update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
+            clip_sums: device.allocate(totals::LEN)?,
+        };
+        Ok((sync, Segmentation { segments, multiple }))
+    }
+
+    /// The way from a bucket to new parameters that was chosen.
+    pub fn reduction(&self) -> Reduction {
+        self.reduction
+    }
+
+    /// True if this rank's share of the squares that the optimizer adds up is to be counted: with an all-reduce every rank
+    /// sees all gradients, and one must speak for them.
+    pub fn counts_squares(&self) -> bool {
+        self.reduction == Reduction::ReduceScatter || self.reductions.is_root()
+    }
+
+    /// Gives every rank the parameters of rank 0. Collective.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn broadcast_parameters(&self, parameters: &mut FlatBuffer<D>) -> Result<()> {
+        for segment in 0..parameters.num_segments() {
+            let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
+            parameters.put(segment, values);
+        }
+        Ok(())
+    }
+
+    /// Begins a step. Not collective.
+    pub fn begin(&mut self, number: u64, learning_rate: f64) {
+        self.update = Update { number, learning_rate, gradient_scale: 1.0 };
+        (self.started, self.reduced, self.gathered) = (0, 0, 0);
+    }
+
+    /// The gradients of all tensors from `first_tensor` on are complete: sends what can go, lets what is under way move on,
+    /// and updates what has arrived. Collective, but without waiting for anyone.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn completed(
+        &mut self,
+        device: &D,
+        first_tensor: usize,
+        parameters: &mut FlatBuffer<D>,
+        gradients: &mut FlatBuffer<D>,
+        sums: &mut D::Buffer,
+    ) -> Result<()> {
+        if !self.overlap {
+            return Ok(());
+        }
+        while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
+            self.start_next(gradients)?;
+        }
+        while self.reduced < self.started && self.buckets[self.reduced].state.test() {
+            self.finish_reduction(device, parameters, gradients, sums)?;
+        }
+        while self.gathered < self.reduced && self.clip_norm.is_none() && self.buckets[self.gathered].state.test() {
+            self.finish_gather(parameters);
+        }
+        Ok(())
+    }
+
+    /// Ends a step: waits for every bucket; parameters are new on every rank. Collective.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn finish(
+        &mut self,
+        device: &D,
+        parameters: &mut FlatBuffer<D>,
+        gradients: &mut FlatBuffer<D>,
+        sums: &mut D::Buffer,
+    ) -> Result<()> {
+        while self.started < self.buckets.len() {
+            self.start_next(gradients)?;
+        }
+        while self.reduced < self.buckets.len() {
+            self.finish_reduction(device, parameters, gradients, sums)?;
+        }
+        if let Some(largest) = self.clip_norm {
+            self.update.gradient_scale = clip_factor(self.norm(device, gradients)?, largest);
+            for index in 0..self.buckets.len() {
+                self.update_bucket(device, index, parameters, gradients, sums)?;
+            }
+        }
+        while self.gathered < self.buckets.len() {
+            self.finish_gather(parameters);
+        }
+        Ok(())
+    }
+
+    fn start_next(&mut self, gradients: &mut FlatBuffer<D>) -> Result<()> {
+        let bucket = &mut self.buckets[self.started];
+        self.started += 1;
+        if self.reductions.size() == 1 {
+            return Ok(());
+        }
+        let values = gradients.take(bucket.segment);
+        bucket.state = match bucket.sum.take() {
+            Some(sum) => State::AllReducing(self.reductions.start_all_reduce(values, sum, Operation::Sum)?),
+            None => State::ReduceScattering(self.reductions.start_reduce_scatter(values, Operation::Sum)?),
+        };
+        Ok(())
+    }
+
+    fn finish_reduction(
+        &mut self,
+        device: &D,
+        parameters: &mut FlatBuffer<D>,
+        gradients: &mut FlatBuffer<D>,
+        sums: &mut D::Buffer,
+    ) -> Result<()> {
+        let index = self.reduced;
+        self.reduced += 1;
+        let bucket = &mut self.buckets[index];
+        match std::mem::replace(&mut bucket.state, State::Idle) {
+            State::AllReducing(pending) => {
+                // the sum becomes the gradient, and the old gradient's memory takes the next sum
+                let (values, sum) = pending.wait();
+                gradients.put(bucket.segment, sum);
+                bucket.sum = Some(values);
+            }
+            State::ReduceScattering(pending) => gradients.put(bucket.segment, pending.wait()),
+            State::Idle | State::Gathering(_) => {}
+        }
+        if self.clip_norm.is_none() {
+            self.update_bucket(device, index, parameters, gradients, sums)?;
+        }
+        Ok(())
+    }
+
+    /// The optimizer's step on this rank's part of a bucket, and the start of the gather that spreads it.
+    fn update_bucket(
+        &mut self,
+        device: &D,
+        index: usize,
+        parameters: &mut FlatBuffer<D>,
+        gradients: &FlatBuffer<D>,
+        sums: &mut D::Buffer,
+    ) -> Result<()> {
+        let bucket = &mut self.buckets[index];
+        let (segment, owned) = (bucket.segment, bucket.owned.clone());
+        let values = device.view_mut(parameters.segment_mut(segment), owned.clone());
+        let gradient = device.view(gradients.segment(segment), owned);
+        let sums = device.view_mut(sums, 0..totals::LEN);
+        self.optimizer.step(device, segment, &self.update, values, gradient, sums);
+        if self.reduction == Reduction::ReduceScatter && self.reductions.size() > 1 {
+            let values = parameters.take(segment);
+            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values)?);
+        }
+        Ok(())
+    }
+
+    fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) {
+        let bucket = &mut self.buckets[self.gathered];
+        self.gathered += 1;
+        if let State::Gathering(pending) = std::mem::replace(&mut bucket.state, State::Idle) {
+            parameters.put(bucket.segment, pending.wait());
+        }
+    }
+
+    /// The norm of the whole gradient, every logical parameter counted once. Collective.
+    fn norm(&mut self, device: &D, gradients: &FlatBuffer<D>) -> Result<f64> {
+        device.fill(device.view_mut(&mut self.clip_sums, 0..totals::LEN), 0.0);
+        for bucket in &self.buckets {
+            let owned = device.view(gradients.segment(bucket.segment), bucket.owned.clone());
+            device.sum_squares(owned, device.view_mut(&mut self.clip_sums, 0..totals::LEN));
+        }
+        let mut squares = [0.0_f64];
+        device.read(device.view(&self.clip_sums, 0..totals::LEN), &mut |sums| {
+            squares[0] = f64::from(sums[totals::GRADIENT_SQUARES]);
+            Ok(())
+        })?;
+        if self.reduction == Reduction::ReduceScatter {
+            self.reductions.all_reduce(&mut squares, Operation::Sum)?;
+        }
+        Ok(squares[0].sqrt())
+    }
+
+    /// The padded length of every bucket, in elements, in the order in which they travel.
+    pub fn bucket_lengths(&self) -> impl Iterator<Item = usize> {
+        self.buckets.iter().map(|bucket| bucket.len)
+    }
+}
+
+impl<B> State<B> {
+    /// True when waiting would return at once.
+    fn test(&mut self) -> bool {
+        match self {
+            State::Idle => true,
+            State::AllReducing(pending) => pending.test(),
+            State::ReduceScattering(pending) | State::Gathering(pending) => pending.test(),
+        }
+    }
+}
