@@ -14,10 +14,10 @@ mod synthetic;
 mod tests;
 
 pub use batch::{Batches, Standardise};
-pub use cifar::open as open_cifar;
+pub use cifar::{is_cifar, open as open_cifar};
 pub use digits::open as open_digits;
 pub use hdf5_file::{Hdf5File, Hdf5Options};
-pub use idx::{IdxFamily, open as open_idx};
+pub use idx::{IdxFamily, is_idx, open as open_idx};
 pub use memory::{ByteImages, Subset, Table};
 pub use sampler::{Order, Sampler};
 pub use statistics::Statistics;

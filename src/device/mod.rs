@@ -5,7 +5,8 @@
 //! between layers, so that the innermost loop of a convolution runs over consecutive memory whatever the image's width;
 //! [`Device::transpose_each`] turns them to channels first where a `Linear` layer with PyTorch's weight order follows.
 //!
-//! Nothing here knows what a layer, a parameter name or a rank is. `cpu/matmul.rs` is the only place that names `gemm`.
+//! Nothing here knows what a layer, a parameter name or a rank is. `cpu/matmul.rs` is the only place
+//! that names `gemm`.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::Result;
 mod cpu;
 mod shapes;
 
-pub use cpu::Cpu;
+pub use cpu::{Cpu, flush_subnormals};
 pub use shapes::{
     Activation, AdamStep, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,
 };

@@ -1,7 +1,7 @@
 //! The processor: one thread or several, the widest vectors that it has, `f32`.
 //!
 //! Results do not depend on the processor's mood: sums have a fixed order for a given number of threads. Subnormal
-//! numbers are flushed to zero where [`crate::train`] has asked for it.
+//! numbers are flushed to zero inside [`flush_subnormals`].
 
 mod convolution;
 mod convolution_backward;
@@ -9,6 +9,7 @@ mod elementwise;
 mod math;
 mod matmul;
 mod pool;
+mod subnormal;
 
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,8 @@ use super::{
     Activation, AdamStep, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout, totals,
 };
 use crate::{Error, Result};
+pub use subnormal::flush_subnormals;
+
 use convolution_backward::Entry;
 use matmul::Matrix;
 

@@ -1,0 +1,34 @@
+//! Synchronous data-parallel training: every rank a replica, gradients summed over all of them in each step.
+//!
+//! ```text
+//! sync_sgd                                        one rank, LeNet on the embedded digits
+//! mpiexec -n 4 sync_sgd --batch-size 256          the same model, each batch shared by four ranks
+//! mpiexec -n 4 sync_sgd --data file.h5 --inputs /x --targets /y --model mlp --hidden 256,256
+//! ```
+//!
+//! N ranks that share a batch take the step that one rank takes with all of it. The strategy itself is in
+//! `src/parallel/data.rs`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use phalanx::Result;
+use phalanx::comm::{Grid, GridShape, World};
+use phalanx::train::{self, TrainOptions};
+
+/// Train a network with every rank a replica, its gradients summed over all ranks in each step.
+#[derive(Parser)]
+#[command(name = "sync_sgd", version)]
+struct Arguments {
+    #[command(flatten)]
+    train: TrainOptions,
+}
+
+fn run(world: &World, arguments: &Arguments) -> Result<()> {
+    let grid = Grid::new(world, GridShape::data(world.size()))?;
+    train::run(world, &grid, "sync_sgd", &arguments.train)
+}
+
+fn main() -> ExitCode {
+    phalanx::app::main(run)
+}

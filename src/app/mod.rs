@@ -1,0 +1,70 @@
+//! What every program shares: MPI up, arguments read, log lines set up, one exit code for the job.
+
+mod log_lines;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::comm::World;
+use crate::device::flush_subnormals;
+use crate::{Error, Result};
+
+pub use log_lines::{set_step, start as start_log};
+pub use progress::{Progress, ProgressMode};
+
+/// How much a program says.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct Verbosity {
+    /// Say more; twice for everything
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+
+    /// Say only what went wrong
+    #[arg(short, long, conflicts_with = "verbose", global = true)]
+    pub quiet: bool,
+}
+
+/// Runs a program: starts MPI, reads the command line into `A`, calls `run`, and returns the exit code of the process.
+///
+/// A wrong command line is explained once, by rank 0, with exit code 2. An error that all ranks agree on
+/// ([`Error::Agreed`]) is printed once and ends the job in good order; any other error is one rank's alone, so that rank
+/// prints it and takes the whole job down at once, for the others may be waiting for it. Subnormal numbers are flushed to
+/// zero while `run` runs.
+pub fn main<A: Parser>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode {
+    let world = match World::start() {
+        Ok(world) => world,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(error.exit_code());
+        }
+    };
+    let arguments = match A::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            if world.is_root() {
+                // a closed pipe is no reason to fail
+                let _ = error.print();
+            }
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match flush_subnormals(|| run(&world, &arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ Error::Agreed { .. }) => {
+            if world.is_root() {
+                eprintln!("error: {error}");
+            }
+            ExitCode::from(error.exit_code())
+        }
+        Err(error) => {
+            let whose = if world.size() > 1 { format!("rank {}: ", world.rank()) } else { String::new() };
+            eprintln!("{whose}error: {error}");
+            if world.size() > 1 {
+                world.abort(error.exit_code());
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

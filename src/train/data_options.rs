@@ -1,0 +1,244 @@
+//! From options to samples, on all ranks.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::TrainOptions;
+use super::model_options::ModelName;
+use super::options::StandardiseName;
+use crate::comm::{Communicator, Operation};
+use crate::dataset::{
+    self, Batches, Data, Dataset, Hdf5File, Hdf5Options, Order, Sampler, Standardise, Statistics, Subset, Synthetic,
+    Targets,
+};
+use crate::nn::Features;
+use crate::parallel::shard;
+use crate::{Error, Result};
+
+/// Options about samples.
+#[derive(Debug, Clone, Args)]
+pub struct DataOptions {
+    /// digits (10,000 of them are in the program), synthetic, a directory with the files of MNIST, Fashion-MNIST or CIFAR-10,
+    /// or an HDF5 file
+    #[arg(long, value_name = "SOURCE", default_value = "digits", help_heading = "Data")]
+    pub data: String,
+
+    /// Dataset of the inputs in an HDF5 file: [samples, features], [samples, height, width] or [samples, channels, height,
+    /// width]; bytes of images come as 0 to 1
+    #[arg(long, value_name = "PATH", default_value = "/x", help_heading = "Data")]
+    pub inputs: String,
+
+    /// Dataset of the targets in an HDF5 file: integers as class numbers from 0, or real values
+    #[arg(long, value_name = "PATH", default_value = "/y", help_heading = "Data")]
+    pub targets: String,
+
+    /// Share of the samples of an HDF5 file, at its end, to test with; from 0 to below 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, help_heading = "Data")]
+    pub test_fraction: f64,
+
+    /// How inputs are brought to a common scale
+    #[arg(long, value_enum, default_value = "preset", help_heading = "Data")]
+    pub standardise: StandardiseName,
+
+    /// Samples of synthetic data to train with; a tenth as many are made to test with
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Data")]
+    pub synthetic_samples: usize,
+
+    /// Shape of one synthetic sample: FEATURES or CHANNELSxHEIGHTxWIDTH [default: what the model takes]
+    #[arg(long, value_name = "SHAPE", help_heading = "Data")]
+    pub synthetic_shape: Option<ShapeText>,
+
+    /// Targets of synthetic data: classes:N or values:N
+    #[arg(long, value_name = "KIND", default_value = "classes:10", help_heading = "Data")]
+    pub synthetic_targets: TargetsText,
+}
+
+/// `784` or `3x32x32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeText(pub Features);
+
+impl FromStr for ShapeText {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<ShapeText, String> {
+        let sizes: Option<Vec<usize>> = text.split('x').map(|part| part.parse().ok().filter(|&size| size > 0)).collect();
+        match sizes.as_deref() {
+            Some(&[len]) => Ok(ShapeText(Features::Flat(len))),
+            Some(&[channels, height, width]) => Ok(ShapeText(Features::Image { height, width, channels })),
+            _ => Err("expected a number of features such as 784, or channels, height and width such as 3x32x32".into()),
+        }
+    }
+}
+
+/// `classes:10` or `values:3`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetsText(pub Targets);
+
+impl FromStr for TargetsText {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<TargetsText, String> {
+        let number = |text: &str| text.parse().ok().filter(|&number| number > 0);
+        let parsed = match text.split_once(':') {
+            Some(("classes", n)) => number(n).map(Targets::Classes),
+            Some(("values", n)) => number(n).map(Targets::Values),
+            _ => None,
+        };
+        parsed.map(TargetsText).ok_or_else(|| "expected classes:N or values:N, N at least 1".into())
+    }
+}
+
+/// What a training program draws from.
+pub struct Samples {
+    /// For training, in batches.
+    pub train: Batches,
+    /// For testing, in order.
+    pub test: Option<Batches>,
+}
+
+/// Opens the data that `options` name, on every rank, with errors agreed on. Collective over `all`, whose ranks share the
+/// work of looking through the user's own data once: for values that are not numbers, for the number of classes, for means
+/// and deviations.
+///
+/// # Errors
+/// The data is missing, damaged, or not what the options say; the same error on every rank.
+pub fn open(all: &Communicator, options: &TrainOptions) -> Result<Samples> {
+    let (mut data, hdf5) = all.agree(open_source(options))?;
+    let rank_share = |dataset: &dyn Dataset| shard(dataset.num_samples(), all.rank(), all.size());
+    let mut moments = data.train.preset();
+    let by_features = options.data.standardise == StandardiseName::Features;
+    if hdf5.is_some() || by_features {
+        let share = rank_share(&*data.train);
+        let mut found = all.agree(Statistics::gather(&mut *data.train, share))?;
+        found.merge(all)?;
+        let mut largest_label = found.largest_label;
+        if let (Some(test), true) = (&mut data.test, hdf5.is_some()) {
+            let share = rank_share(&**test);
+            let mut tested = all.agree(Statistics::gather(&mut **test, share))?;
+            tested.merge(all)?;
+            largest_label = largest_label.max(tested.largest_label);
+        }
+        if let Some(file) = &hdf5 {
+            file.borrow_mut().set_classes(largest_label as usize + 1);
+        }
+        moments = if by_features { Some(found.moments()) } else { moments };
+    }
+    if options.data.standardise == StandardiseName::None {
+        moments = None;
+    }
+    let batches = |dataset: Box<dyn Dataset>, batch_size, order| {
+        let sampler = Sampler::new(dataset.num_samples(), batch_size, order, options.seed);
+        Batches::new(dataset, sampler, moments.clone().map(Standardise::new))
+    };
+    let test = data.test.map(|test| {
+        let all_of_it = test.num_samples();
+        batches(test, all_of_it, Order::Sequential)
+    });
+    Ok(Samples { train: batches(data.train, options.batch_size, Order::Shuffled), test })
+}
+
+impl Statistics {
+    /// Adds up the ranks' parts. Collective.
+    fn merge(&mut self, all: &Communicator) -> Result<()> {
+        let mut sums = [&[self.count], self.sums.as_slice(), self.squares.as_slice()].concat();
+        all.all_reduce(&mut sums, Operation::Sum)?;
+        let channels = self.sums.len();
+        self.count = sums[0];
+        self.sums.copy_from_slice(&sums[1..=channels]);
+        self.squares.copy_from_slice(&sums[1 + channels..]);
+        let mut largest = [self.largest_label];
+        all.all_reduce(&mut largest, Operation::Max)?;
+        self.largest_label = largest[0];
+        Ok(())
+    }
+}
+
+type SharedFile = Rc<RefCell<Hdf5File>>;
+
+/// The training and test sets, and the HDF5 file behind them if there is one. Not collective.
+fn open_source(options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
+    match options.data.data.as_str() {
+        "digits" => Ok((dataset::open_digits()?, None)),
+        "synthetic" => Ok((synthetic(options)?, None)),
+        path => open_path(Path::new(path), options),
+    }
+}
+
+fn open_path(path: &Path, options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
+    let fail = |why: String| Error::input(format!("opening --data {}", path.display()), why);
+    let metadata = std::fs::metadata(path).map_err(|error| {
+        fail(format!("{error}; expected digits, synthetic, a directory or an HDF5 file"))
+    })?;
+    if !metadata.is_dir() {
+        return hdf5(path, options);
+    }
+    if dataset::is_cifar(path) {
+        Ok((dataset::open_cifar(path)?, None))
+    } else if dataset::is_idx(path) {
+        Ok((dataset::open_idx(path)?, None))
+    } else {
+        let known = "train-images-idx3-ubyte.gz (MNIST, Fashion-MNIST) nor data_batch_1.bin (CIFAR-10)";
+        Err(fail(format!("the directory has neither {known}; data/fetch gets them")))
+    }
+}
+
+fn hdf5(path: &Path, options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
+    let DataOptions { inputs, targets, test_fraction, .. } = &options.data;
+    if !(0.0..1.0).contains(test_fraction) {
+        return Err(Error::input("--test-fraction", format!("it is {test_fraction}, but must be from 0 to below 1")));
+    }
+    // the loss of deep-mlp looks at no targets, so the file need not have any
+    let targets = (options.model != ModelName::DeepMlp).then(|| targets.clone());
+    let file = Hdf5File::open(path, &Hdf5Options { inputs: inputs.clone(), targets })?;
+    let num_samples = file.num_samples();
+    let num_test = (num_samples as f64 * test_fraction).round() as usize;
+    let num_train = num_samples - num_test;
+    if num_train == 0 {
+        let why = format!("{test_fraction} of {num_samples} samples leaves none to train with");
+        return Err(Error::input("--test-fraction", why));
+    }
+    let file = Rc::new(RefCell::new(file));
+    let part = |range| -> Box<dyn Dataset> { Box::new(Subset::new(Rc::clone(&file), range)) };
+    let test = (num_test > 0).then(|| part(num_train..num_samples));
+    Ok((Data { train: part(0..num_train), test }, Some(file)))
+}
+
+fn synthetic(options: &TrainOptions) -> Result<Data> {
+    let DataOptions { synthetic_samples, synthetic_shape, synthetic_targets, .. } = &options.data;
+    if *synthetic_samples == 0 {
+        return Err(Error::input("--synthetic-samples", "it is 0, but must be at least 1"));
+    }
+    let image = |size, channels| Features::Image { height: size, width: size, channels };
+    let features = match (synthetic_shape, options.model) {
+        (Some(shape), _) => shape.0,
+        (None, ModelName::Mlp) => Features::Flat(784),
+        (None, ModelName::DeepMlp) => Features::Flat(options.width.unwrap_or(1024)),
+        (None, ModelName::Lenet) => image(28, 1),
+        (None, ModelName::Cifar) => image(32, 3),
+    };
+    let targets = if options.model == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
+    let num_test = synthetic_samples.div_ceil(10);
+    let part = |first, len| Box::new(Synthetic::new(features, targets, first, len, options.seed));
+    let test = part(*synthetic_samples, num_test);
+    Ok(Data { train: part(0, *synthetic_samples), test: Some(test) })
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_and_targets_in_words() {
+        assert_eq!("784".parse::<ShapeText>().unwrap().0, Features::Flat(784));
+        let image = Features::Image { height: 32, width: 16, channels: 3 };
+        assert_eq!("3x32x16".parse::<ShapeText>().unwrap().0, image);
+        assert!("3x32".parse::<ShapeText>().is_err() && "0".parse::<ShapeText>().is_err());
+        assert_eq!("values:3".parse::<TargetsText>().unwrap().0, Targets::Values(3));
+        assert!("classes:0".parse::<TargetsText>().is_err() && "10".parse::<TargetsText>().is_err());
+    }
+}

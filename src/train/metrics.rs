@@ -1,0 +1,120 @@
+//! One row per step in a file, and one line on stdout at the end.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::{Error, Result};
+
+/// One step, as `--metrics` writes it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct MetricsRow {
+    /// The step, from 1.
+    pub step: u64,
+    /// Epochs that are complete after it, with their fraction.
+    pub epoch: f64,
+    /// The mean loss over the global batch.
+    pub loss: f64,
+    /// The share of the batch's samples whose class was guessed; empty or null without classes.
+    pub accuracy: Option<f64>,
+    /// The norm of the gradient before clipping.
+    pub gradient_norm: f64,
+    /// The learning rate of the step.
+    pub learning_rate: f64,
+    /// The time that the step took on rank 0, in milliseconds.
+    pub step_ms: f64,
+}
+
+/// The last line on stdout.
+#[derive(Debug, Clone, Serialize)]
+pub struct ResultLine {
+    /// The program.
+    pub program: String,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// Threads of each rank.
+    pub threads: usize,
+    /// The network.
+    pub model: String,
+    /// Its number of parameters.
+    pub parameters: usize,
+    /// Steps done.
+    pub steps: u64,
+    /// Epochs done, with their fraction.
+    pub epochs: f64,
+    /// The mean loss over the global batch of the last step.
+    pub loss: f64,
+    /// The mean loss over the test samples, if there are any.
+    pub test_loss: Option<f64>,
+    /// The share of test samples whose class was guessed, if there are any and they have classes.
+    pub accuracy: Option<f64>,
+    /// Training samples per second of the steps' time, evaluations left out.
+    pub samples_per_second: f64,
+    /// The median time of a step on rank 0, in milliseconds.
+    pub median_step_ms: f64,
+    /// A hash of all final parameters' bits in logical order, in hexadecimal.
+    pub parameters_digest: String,
+}
+
+/// The file behind `--metrics`.
+pub struct MetricsFile {
+    path: String,
+    form: Form,
+    failed: bool,
+}
+
+enum Form {
+    Csv(Box<csv::Writer<File>>),
+    JsonLines(BufWriter<File>),
+}
+
+impl MetricsFile {
+    /// Creates the file: JSON lines if its name ends so, else CSV. Not collective.
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub fn create(path: &Path) -> Result<MetricsFile> {
+        let name = path.display().to_string();
+        let file = File::create(path).map_err(|error| Error::input(format!("creating --metrics {name}"), error))?;
+        let is_json = path.extension().is_some_and(|extension| extension == "json" || extension == "jsonl");
+        let form = if is_json {
+            Form::JsonLines(BufWriter::new(file))
+        } else {
+            Form::Csv(Box::new(csv::Writer::from_writer(file)))
+        };
+        Ok(MetricsFile { path: name, form, failed: false })
+    }
+
+    /// Writes one row at once, so that the file can be followed. If that fails (the disk may be full), training goes on
+    /// without, with one warning.
+    pub fn write(&mut self, row: &MetricsRow) {
+        if self.failed {
+            return;
+        }
+        let outcome = match &mut self.form {
+            Form::Csv(writer) => {
+                writer.serialize(row).map_err(|error| error.to_string()).and_then(|()| writer.flush().map_err(|e| e.to_string()))
+            }
+            Form::JsonLines(writer) => serde_json::to_writer(&mut *writer, row)
+                .map_err(std::io::Error::from)
+                .and_then(|()| writer.write_all(b"\n"))
+                .and_then(|()| writer.flush())
+                .map_err(|error| error.to_string()),
+        };
+        if let Err(error) = outcome {
+            log::warn!("writing --metrics {}: {error}; training goes on without it", self.path);
+            self.failed = true;
+        }
+    }
+}
+
+/// The middle of `values`, 0 if there are none. Changes their order.
+pub fn median(values: &mut [f64]) -> f64 {
+    if values.is_empty() {
+        return 0.0;
+    }
+    let middle = values.len() / 2;
+    *values.select_nth_unstable_by(middle, f64::total_cmp).1
+}

@@ -1,0 +1,316 @@
+//! The options of every training program.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::model_options::{ModelName, SizeList};
+use crate::app::{ProgressMode, Verbosity};
+use crate::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
+use crate::parallel::data::{Reduction, SyncSettings};
+use crate::{Error, Result};
+
+/// Which device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    /// The processor
+    Cpu,
+}
+
+/// `on` or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+/// How inputs are brought to a common scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StandardiseName {
+    /// With the published mean and deviation of MNIST, Fashion-MNIST, CIFAR-10; other data as they are
+    Preset,
+    /// With the mean and deviation of each feature, or of each channel of images, over the training samples
+    Features,
+    /// Not at all (bytes of images are divided by 255 all the same)
+    None,
+}
+
+/// The rule by which parameters are updated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerName {
+    /// Stochastic gradient descent, with momentum
+    Sgd,
+    /// Adam
+    Adam,
+    /// Adam with decoupled weight decay
+    Adamw,
+}
+
+/// How the learning rate goes on after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScheduleName {
+    /// The same all the time
+    Constant,
+    /// Times --decay-factor every --decay-interval steps
+    Step,
+    /// Down to --final-learning-rate along half a cosine
+    Cosine,
+    /// Down to --final-learning-rate along a line
+    Linear,
+}
+
+/// How a bucket of gradients becomes new parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReductionName {
+    /// Whichever is faster for the size of the model
+    Auto,
+    /// Sum on every rank, update on every rank
+    AllReduce,
+    /// Sum and update each part on one rank, then gather
+    ReduceScatter,
+}
+
+/// The options of every training program.
+#[derive(Debug, Clone, Args)]
+pub struct TrainOptions {
+    /// The network
+    #[arg(long, value_enum, default_value = "lenet", help_heading = "Model")]
+    pub model: ModelName,
+
+    /// Sizes of the hidden layers of mlp, such as 128,64, or none
+    #[arg(long, value_name = "SIZES", default_value = "128,64", help_heading = "Model")]
+    pub hidden: SizeList,
+
+    /// Width of deep-mlp, in features [default: that of the data, 1024 with synthetic data]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub width: Option<usize>,
+
+    /// Layers of deep-mlp
+    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Model")]
+    pub layers: usize,
+
+    /// Function between the layers of mlp
+    #[arg(long, value_enum, default_value = "relu", help_heading = "Model")]
+    pub activation: super::model_options::ActivationName,
+
+    /// Leave the biases out of mlp
+    #[arg(long, help_heading = "Model")]
+    pub no_bias: bool,
+
+    #[command(flatten)]
+    /// Where the samples come from.
+    pub data: super::data_options::DataOptions,
+
+    /// Passes over the training samples
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Training")]
+    pub epochs: u64,
+
+    /// Stop after this many steps, whatever --epochs says
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub steps: Option<u64>,
+
+    /// Samples in a step, over all ranks
+    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Training")]
+    pub batch_size: usize,
+
+    /// Parts that a rank's share of a batch is worked on in, one after the other; gradients are exchanged after the last
+    #[arg(long, value_name = "K", default_value_t = 1, help_heading = "Training")]
+    pub micro_batches: usize,
+
+    /// The rule by which parameters are updated
+    #[arg(long, value_enum, default_value = "sgd", help_heading = "Training")]
+    pub optimizer: OptimizerName,
+
+    /// Learning rate, at the end of the warm-up [default: 0.05 with sgd, 0.001 with adam and adamw]
+    #[arg(long, value_name = "RATE", help_heading = "Training")]
+    pub learning_rate: Option<f64>,
+
+    /// Momentum of sgd, from 0 to below 1
+    #[arg(long, value_name = "M", default_value_t = 0.9, help_heading = "Training")]
+    pub momentum: f64,
+
+    /// Nesterov's momentum in sgd
+    #[arg(long, help_heading = "Training")]
+    pub nesterov: bool,
+
+    /// Weight decay, per unit of learning rate [default: 0, 0.01 with adamw]
+    #[arg(long, value_name = "D", help_heading = "Training")]
+    pub weight_decay: Option<f64>,
+
+    /// How the learning rate goes on after the warm-up
+    #[arg(long, value_enum, default_value = "constant", help_heading = "Training")]
+    pub learning_rate_schedule: ScheduleName,
+
+    /// Steps over which the learning rate rises from near 0
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    pub warmup_steps: u64,
+
+    /// Where the cosine and linear schedules end
+    #[arg(long, value_name = "RATE", default_value_t = 0.0, help_heading = "Training")]
+    pub final_learning_rate: f64,
+
+    /// Steps between two decays of the step schedule
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Training")]
+    pub decay_interval: u64,
+
+    /// Factor of each decay of the step schedule
+    #[arg(long, value_name = "F", default_value_t = 0.1, help_heading = "Training")]
+    pub decay_factor: f64,
+
+    /// Shorten the gradient to this norm where it is longer [default: leave it]
+    #[arg(long, value_name = "NORM", help_heading = "Training")]
+    pub clip_norm: Option<f64>,
+
+    /// Seed of the initial weights, the order of the samples and synthetic data
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Training")]
+    pub seed: u64,
+
+    /// Where to compute
+    #[arg(long, value_enum, default_value = "cpu", help_heading = "Machine")]
+    pub device: DeviceName,
+
+    /// Threads of each rank [default: cores of the node / ranks on it]
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    pub threads: Option<usize>,
+
+    /// Largest bucket of gradients that travels as one message, in MB
+    #[arg(long, value_name = "MB", default_value_t = 25.0, help_heading = "Machine")]
+    pub bucket_mb: f64,
+
+    /// Exchange gradients while the backward pass goes on
+    #[arg(long, value_enum, default_value = "on", help_heading = "Machine")]
+    pub overlap: Switch,
+
+    /// How a bucket of gradients becomes new parameters
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
+    pub reduction: ReductionName,
+
+    /// Steps between checks that all replicas are the same, bit for bit; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Machine")]
+    pub check_replicas: u64,
+
+    /// Epochs between evaluations on the test samples; 0 for one at the end only
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Output")]
+    pub eval_every: u64,
+
+    /// Write one row per step to this file: JSON lines if it ends in .jsonl or .json, else CSV
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub metrics: Option<PathBuf>,
+
+    /// Steps between log lines; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Output")]
+    pub log_every: u64,
+
+    /// When to draw a progress bar
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Output")]
+    pub progress: ProgressMode,
+
+    #[command(flatten)]
+    /// How much is said.
+    pub verbosity: Verbosity,
+}
+
+impl TrainOptions {
+    /// Checks what clap cannot: sizes against each other and against the number of ranks that share a batch.
+    ///
+    /// # Errors
+    /// An option is out of its range, named with its value.
+    pub fn check(&self, num_replicas: usize) -> Result<()> {
+        let batch = self.batch_size;
+        let positive = [
+            ("--batch-size", batch as f64),
+            ("--micro-batches", self.micro_batches as f64),
+            ("--bucket-mb", self.bucket_mb),
+            ("--learning-rate", self.base_learning_rate()),
+            ("--clip-norm", self.clip_norm.unwrap_or(1.0)),
+            ("--decay-interval", self.decay_interval as f64),
+        ];
+        for (option, value) in positive {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(Error::input(option, format!("it is {value}, but must be above 0")));
+            }
+        }
+        let not_negative = [
+            ("--weight-decay", self.weight_decay.unwrap_or_default()),
+            ("--final-learning-rate", self.final_learning_rate),
+            ("--decay-factor", self.decay_factor),
+        ];
+        for (option, value) in not_negative {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(Error::input(option, format!("it is {value}, but must not be below 0")));
+            }
+        }
+        if !(0.0..1.0).contains(&self.momentum) {
+            return Err(Error::input("--momentum", format!("it is {}, but must be from 0 to below 1", self.momentum)));
+        }
+        if self.nesterov && self.momentum == 0.0 {
+            return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
+        }
+        if self.threads == Some(0) {
+            return Err(Error::input("--threads", "it is 0, but must be at least 1"));
+        }
+        if batch < num_replicas {
+            let why = format!("a global batch of {batch} cannot be shared by {num_replicas} ranks; give at least one sample a rank");
+            return Err(Error::input("--batch-size", why));
+        }
+        Ok(())
+    }
+
+    /// The learning rate at the end of the warm-up.
+    pub fn base_learning_rate(&self) -> f64 {
+        let usual = if self.optimizer == OptimizerName::Sgd { 0.05 } else { 0.001 };
+        self.learning_rate.unwrap_or(usual)
+    }
+
+    /// The optimizer's rule and constants.
+    pub fn optimizer_settings(&self) -> OptimizerSettings {
+        let rule = match self.optimizer {
+            OptimizerName::Sgd => Rule::Sgd,
+            OptimizerName::Adam => Rule::Adam,
+            OptimizerName::Adamw => Rule::AdamW,
+        };
+        let usual = if rule == Rule::AdamW { 0.01 } else { 0.0 };
+        OptimizerSettings {
+            momentum: self.momentum,
+            nesterov: self.nesterov,
+            weight_decay: self.weight_decay.unwrap_or(usual),
+            ..OptimizerSettings::new(rule)
+        }
+    }
+
+    /// The learning rate of every one of `num_steps` steps.
+    pub fn schedule(&self, num_steps: u64) -> LearningRate {
+        let kind = match self.learning_rate_schedule {
+            ScheduleName::Constant => ScheduleKind::Constant,
+            ScheduleName::Step => ScheduleKind::Step,
+            ScheduleName::Cosine => ScheduleKind::Cosine,
+            ScheduleName::Linear => ScheduleKind::Linear,
+        };
+        LearningRate {
+            kind,
+            base: self.base_learning_rate(),
+            last: self.final_learning_rate,
+            warmup_steps: self.warmup_steps,
+            num_steps,
+            interval: self.decay_interval,
+            decay: self.decay_factor,
+        }
+    }
+
+    /// How gradients are brought together.
+    pub fn sync_settings(&self) -> SyncSettings {
+        let reduction = match self.reduction {
+            ReductionName::Auto => None,
+            ReductionName::AllReduce => Some(Reduction::AllReduce),
+            ReductionName::ReduceScatter => Some(Reduction::ReduceScatter),
+        };
+        SyncSettings {
+            bucket_bytes: (self.bucket_mb * 1e6) as usize,
+            reduction,
+            overlap: self.overlap == Switch::On,
+            clip_norm: self.clip_norm,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The loop that every training program runs.
+
+use std::time::Instant;
+
+use super::data_options::{self, Samples};
+use super::metrics::{MetricsFile, MetricsRow, ResultLine, median};
+use super::options::DeviceName;
+use super::trainer::{Outcome, Trainer, TrainerSettings};
+use super::TrainOptions;
+use crate::app::{self, Progress};
+use crate::comm::{Buffer, Grid, World};
+use crate::device::{Cpu, Device};
+use crate::nn::Model;
+use crate::{Error, Result};
+
+/// Trains as `options` say on the layout `grid` and prints the result line of `program`. Collective.
+///
+/// # Errors
+/// Bad options or data (the same error on every rank), a failure of this rank, or a loss that is not a number.
+pub fn run(world: &World, grid: &Grid, program: &str, options: &TrainOptions) -> Result<()> {
+    app::start_log(world, options.verbosity);
+    let all = world.communicator();
+    all.agree(options.check(grid.data.size()))?;
+    let samples = data_options::open(all, options)?;
+    let dataset = samples.train.dataset();
+    let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
+    let threads = options.threads.unwrap_or_else(|| default_threads(world));
+    match options.device {
+        DeviceName::Cpu => {
+            let device = all.agree(Cpu::new(threads))?;
+            Run { world, grid, program, options, model: &model, threads }.train(&device, samples)
+        }
+    }
+}
+
+/// The cores of the node, shared by its ranks.
+fn default_threads(world: &World) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / world.num_local_ranks()).max(1)
+}
+
+struct Run<'a> {
+    world: &'a World,
+    grid: &'a Grid,
+    program: &'a str,
+    options: &'a TrainOptions,
+    model: &'a Model,
+    threads: usize,
+}
+
+impl Run<'_> {
+    fn train<D: Device<Buffer: Buffer<f32>>>(&self, device: &D, mut samples: Samples) -> Result<()> {
+        let options = self.options;
+        let settings = TrainerSettings {
+            batch_size: options.batch_size.min(samples.train.dataset().num_samples()),
+            num_micro_batches: options.micro_batches,
+            sync: options.sync_settings(),
+            optimizer: options.optimizer_settings(),
+            seed: options.seed,
+        };
+        let all = self.world.communicator();
+        let mut trainer = Trainer::new(device, self.grid, self.model, settings)?;
+        let metrics = options.metrics.as_deref().filter(|_| self.world.is_root());
+        let mut metrics = all.agree(metrics.map(MetricsFile::create).transpose())?;
+
+        let steps_per_epoch = samples.train.sampler().steps_per_epoch();
+        let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
+        let schedule = options.schedule(num_steps);
+        self.announce(&samples, num_steps, &trainer);
+        let progress = Progress::new(num_steps, self.world.is_root() && !options.verbosity.quiet, options.progress);
+
+        let mut last = None;
+        let mut tested = None;
+        let mut num_trained = 0;
+        let mut step_ms = Vec::with_capacity(usize::try_from(num_steps).unwrap_or(usize::MAX).min(1 << 24));
+        for step in 0..num_steps {
+            app::set_step(step + 1);
+            let learning_rate = schedule.at(step);
+            let start = Instant::now();
+            let outcome = trainer.step(step, learning_rate, &mut samples.train)?;
+            let elapsed = start.elapsed().as_secs_f64() * 1e3;
+            step_ms.push(elapsed);
+            num_trained += outcome.num_samples;
+
+            let done = step + 1;
+            let epoch = done as f64 / steps_per_epoch as f64;
+            if let Some(metrics) = &mut metrics {
+                let Outcome { loss, accuracy, gradient_norm, .. } = outcome;
+                let row = MetricsRow { step: done, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms: elapsed };
+                metrics.write(&row);
+            }
+            progress.set(done, || format!("epoch {epoch:.1}  loss {:.4}", outcome.loss));
+            if due(done, options.log_every) {
+                let rate = outcome.num_samples as f64 / elapsed * 1e3;
+                log::info!("epoch {epoch:.2}  {}  {rate:.0} samples/s", words(&outcome));
+            }
+            if due(done, options.check_replicas) {
+                trainer.check_replicas(done)?;
+            }
+            last = Some(outcome);
+            tested = None;
+            if due(done, options.eval_every.saturating_mul(steps_per_epoch)) {
+                tested = self.evaluate(&mut trainer, &mut samples)?;
+            }
+        }
+        if tested.is_none() {
+            tested = self.evaluate(&mut trainer, &mut samples)?;
+        }
+        if options.check_replicas > 0 {
+            trainer.check_replicas(num_steps)?;
+        }
+        drop(progress);
+        let seconds = step_ms.iter().sum::<f64>() / 1e3;
+        let result = ResultLine {
+            program: self.program.to_owned(),
+            ranks: self.world.size(),
+            threads: self.threads,
+            model: self.model.name.clone(),
+            parameters: self.model.num_parameters(),
+            steps: num_steps,
+            epochs: num_steps as f64 / steps_per_epoch as f64,
+            loss: last.or(tested).map_or(0.0, |outcome| outcome.loss),
+            test_loss: tested.map(|outcome| outcome.loss),
+            accuracy: tested.and_then(|outcome| outcome.accuracy),
+            samples_per_second: if seconds > 0.0 { num_trained as f64 / seconds } else { 0.0 },
+            median_step_ms: median(&mut step_ms),
+            parameters_digest: format!("{:032x}", trainer.digest()?),
+        };
+        if self.world.is_root() {
+            let line = serde_json::to_string(&result).map_err(|error| Error::failed("printing the result", error))?;
+            println!("{line}");
+        }
+        Ok(())
+    }
+
+    /// Says what is about to happen.
+    fn announce<D: Device<Buffer: Buffer<f32>>>(&self, samples: &Samples, num_steps: u64, trainer: &Trainer<'_, D>) {
+        let (world, model, shape) = (self.world, self.model, self.grid.shape);
+        log::info!(
+            "{}: {} ranks on {} nodes, {} threads each; data {} × stage {} × tensor {}; {}",
+            self.program,
+            world.size(),
+            world.num_nodes(),
+            self.threads,
+            shape.data,
+            shape.stage,
+            shape.tensor,
+            world.library_version()
+        );
+        let train = samples.train.dataset();
+        let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
+        let (source, num_train) = (train.source(), train.num_samples());
+        log::info!("{} for {}, {} parameters; {source}: {num_train} samples to train, {num_test} to test", model.name, model.input, model.num_parameters());
+        log::info!("{num_steps} steps of {} samples; gradients by {:?}", self.options.batch_size, trainer.reduction());
+    }
+
+    fn evaluate<D: Device<Buffer: Buffer<f32>>>(
+        &self,
+        trainer: &mut Trainer<'_, D>,
+        samples: &mut Samples,
+    ) -> Result<Option<Outcome>> {
+        let Some(test) = &mut samples.test else { return Ok(None) };
+        let outcome = trainer.evaluate(test)?;
+        log::info!("test: {}", words(&outcome));
+        Ok(Some(outcome))
+    }
+}
+
+fn due(done: u64, every: u64) -> bool {
+    every > 0 && done % every == 0
+}
+
+fn words(outcome: &Outcome) -> String {
+    match outcome.accuracy {
+        Some(accuracy) => format!("loss {:.4}  accuracy {:.2} %", outcome.loss, 100.0 * accuracy),
+        None => format!("loss {:.6}", outcome.loss),
+    }
+}

@@ -1,0 +1,246 @@
+//! One training step and one evaluation, whatever the strategy: the state of a rank and the walk through its schedule.
+
+use crate::comm::{Buffer, Grid, Operation};
+use crate::dataset::Batches;
+use crate::device::{Device, totals};
+use crate::nn::{Activations, FlatBuffer, GradientPair, Model, Stage};
+use crate::optim::OptimizerSettings;
+use crate::parallel::data::{GradSync, Reduction, SyncSettings};
+use crate::parallel::schedule::{Action, Schedule};
+use crate::parallel::{replica, shard};
+use crate::{Error, Result};
+
+/// How a rank trains.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrainerSettings {
+    /// The largest global batch, in samples.
+    pub batch_size: usize,
+    /// Parts that a rank's share of it is worked on in.
+    pub num_micro_batches: usize,
+    /// How gradients are brought together.
+    pub sync: SyncSettings,
+    /// How they become updates.
+    pub optimizer: OptimizerSettings,
+    /// Seed of the initial parameters.
+    pub seed: u64,
+}
+
+/// Sums over the whole global batch, or the whole test set, as means.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// The mean loss of a sample.
+    pub loss: f64,
+    /// The share of samples whose class was guessed, if there are classes.
+    pub accuracy: Option<f64>,
+    /// The norm of the gradient, every logical parameter counted once, before clipping; 0 after an evaluation.
+    pub gradient_norm: f64,
+    /// The number of samples.
+    pub num_samples: usize,
+}
+
+/// A rank's part of a model in training.
+pub struct Trainer<'a, D: Device> {
+    device: &'a D,
+    grid: &'a Grid,
+    stage: Stage<'a>,
+    schedule: Schedule,
+    parameters: FlatBuffer<D>,
+    gradients: FlatBuffer<D>,
+    sync: GradSync<D>,
+    activations: Vec<Activations<D>>,
+    /// The most rows that a micro-batch has.
+    capacity: usize,
+    pair: GradientPair<D>,
+    sums: D::Buffer,
+}
+
+impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
+    /// Allocates everything that training needs, and gives every rank the initial parameters of the seed. Collective.
+    ///
+    /// # Errors
+    /// The device has not enough memory.
+    pub fn new(device: &'a D, grid: &'a Grid, model: &'a Model, settings: TrainerSettings) -> Result<Trainer<'a, D>> {
+        let (sync, segmentation) = GradSync::new(device, model, &grid.data, settings.sync, settings.optimizer)?;
+        let stage = Stage::whole(model);
+        let schedule = Schedule::single_stage(settings.num_micro_batches);
+        let share = settings.batch_size.div_ceil(grid.data.size());
+        let capacity = share.div_ceil(settings.num_micro_batches);
+        let live = 0..schedule.most_live();
+        let activations = live.map(|_| Activations::new(device, model, stage.layers.clone(), capacity));
+        let mut trainer = Trainer {
+            parameters: FlatBuffer::zeros(device, &model.tensors, &segmentation)?,
+            gradients: FlatBuffer::zeros(device, &model.tensors, &segmentation)?,
+            activations: activations.collect::<Result<_>>()?,
+            pair: GradientPair::new(device, model, capacity)?,
+            sums: device.allocate(totals::LEN)?,
+            device,
+            grid,
+            stage,
+            schedule,
+            sync,
+            capacity,
+        };
+        trainer.parameters.initialise(device, &model.tensors, settings.seed)?;
+        trainer.sync.broadcast_parameters(&mut trainer.parameters)?;
+        Ok(trainer)
+    }
+
+    /// The way from gradients to new parameters that was chosen.
+    pub fn reduction(&self) -> Reduction {
+        self.sync.reduction()
+    }
+
+    /// This rank's parameters.
+    pub fn parameters_mut(&mut self) -> &mut FlatBuffer<D> {
+        &mut self.parameters
+    }
+
+    /// The gradients of the last step; with [`Reduction::AllReduce`] the sums over the ranks.
+    pub fn gradients(&self) -> &FlatBuffer<D> {
+        &self.gradients
+    }
+
+    /// A hash of all parameters' bits in logical order. Not collective.
+    ///
+    /// # Errors
+    /// The transfer from the device failed.
+    pub fn digest(&self) -> Result<u128> {
+        self.parameters.digest(self.device)
+    }
+
+    /// Checks that all replicas hold the same bits after step `step`. Collective.
+    ///
+    /// # Errors
+    /// They do not: the same error on every rank, which names the one that differs.
+    pub fn check_replicas(&self, step: u64) -> Result<()> {
+        replica::check(&self.grid.data, self.digest()?, step)
+    }
+
+    /// Step `step`, from 0, with the samples that `batches` has for it: forward, backward, exchange of gradients, update.
+    /// Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read (this rank alone), or the loss is not a number (the same error on every rank).
+    pub fn step(&mut self, step: u64, learning_rate: f64, batches: &mut Batches) -> Result<Outcome> {
+        let num_samples = batches.sampler().batch_len(step);
+        let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
+        let num_micro_batches = self.schedule.num_micro_batches;
+        let part = |micro_batch| {
+            let part = shard(share.len(), micro_batch, num_micro_batches);
+            share.start + part.start..share.start + part.end
+        };
+        let scale = 1.0 / num_samples as f32;
+        let last_backward = self.schedule.actions.iter().rposition(|action| matches!(action, Action::Backward(_)));
+        self.clear_sums();
+        self.sync.begin(step + 1, learning_rate);
+        if share.is_empty() {
+            self.gradients.clear(self.device);
+        }
+        let mut accumulate = false;
+        for index in 0..self.schedule.actions.len() {
+            match self.schedule.actions[index] {
+                Action::Forward(micro_batch) => {
+                    let slot = micro_batch % self.activations.len();
+                    self.forward(slot, step, part(micro_batch), batches)?;
+                }
+                Action::Backward(micro_batch) => {
+                    let (slot, rows) = (micro_batch % self.activations.len(), part(micro_batch).len());
+                    self.backward(slot, rows, scale, accumulate, Some(index) == last_backward)?;
+                    accumulate |= rows > 0;
+                }
+            }
+        }
+        self.sync.finish(self.device, &mut self.parameters, &mut self.gradients, &mut self.sums)?;
+        let outcome = self.collect(num_samples)?;
+        if !outcome.loss.is_finite() {
+            let doing = format!("step {step}");
+            let why = format!(
+                "the loss is {}; try a smaller --learning-rate, --clip-norm 1, --warmup-steps or --standardise features",
+                outcome.loss
+            );
+            return Err(Error::on_every_rank(doing, why));
+        }
+        Ok(outcome)
+    }
+
+    /// The loss and accuracy over all samples of `batches`, each rank with a share of them. Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read (this rank alone).
+    pub fn evaluate(&mut self, batches: &mut Batches) -> Result<Outcome> {
+        let num_samples = batches.dataset().num_samples();
+        let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
+        self.clear_sums();
+        let mut start = share.start;
+        while start < share.end {
+            let part = start..share.end.min(start + self.capacity);
+            let rows = part.len();
+            self.forward(0, 0, part, batches)?;
+            self.stage.loss(self.device, rows, 0.0, &self.activations[0], &mut self.pair, &mut self.sums);
+            start += rows;
+        }
+        self.collect(num_samples)
+    }
+
+    fn clear_sums(&mut self) {
+        self.device.fill(self.device.view_mut(&mut self.sums, 0..totals::LEN), 0.0);
+    }
+
+    fn forward(&mut self, slot: usize, step: u64, part: std::ops::Range<usize>, batches: &mut Batches) -> Result<()> {
+        let (rows, model) = (part.len(), self.stage.model);
+        let activations = &mut self.activations[slot];
+        let (input_len, targets_len) = (rows * model.input.len(), rows * model.targets_per_row());
+        let targets = &mut activations.targets;
+        self.device.write(self.device.view_mut(&mut activations.input, 0..input_len), &mut |inputs| {
+            let targets = self.device.view_mut(targets, 0..targets_len);
+            self.device.write(targets, &mut |targets| batches.read(step, part.clone(), inputs, targets))
+        })?;
+        self.stage.forward(self.device, &self.parameters, rows, activations);
+        Ok(())
+    }
+
+    fn backward(&mut self, slot: usize, rows: usize, scale: f32, accumulate: bool, last: bool) -> Result<()> {
+        let activations = &self.activations[slot];
+        if rows > 0 {
+            self.stage.loss(self.device, rows, scale, activations, &mut self.pair, &mut self.sums);
+        }
+        for index in self.stage.layers.clone().rev() {
+            self.stage.backward_layer(
+                self.device,
+                index,
+                rows,
+                &self.parameters,
+                activations,
+                &mut self.gradients,
+                &mut self.pair,
+                accumulate,
+            );
+            let tensors = self.stage.model.layers[index].tensors();
+            if last && !tensors.is_empty() {
+                let (parameters, gradients) = (&mut self.parameters, &mut self.gradients);
+                self.sync.completed(self.device, tensors.start, parameters, gradients, &mut self.sums)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the ranks' sums up and makes means of them. Collective.
+    fn collect(&self, num_samples: usize) -> Result<Outcome> {
+        let mut sums = [0.0_f64; totals::LEN];
+        self.device.read(self.device.view(&self.sums, 0..totals::LEN), &mut |values| {
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = f64::from(*value));
+            Ok(())
+        })?;
+        if !self.sync.counts_squares() {
+            sums[totals::GRADIENT_SQUARES] = 0.0;
+        }
+        self.grid.data.all_reduce(&mut sums, Operation::Sum)?;
+        let accuracy = sums[totals::CORRECT] / num_samples as f64;
+        Ok(Outcome {
+            loss: sums[totals::LOSS] / num_samples as f64,
+            accuracy: self.stage.model.loss.has_accuracy().then_some(accuracy),
+            gradient_norm: sums[totals::GRADIENT_SQUARES].sqrt(),
+            num_samples,
+        })
+    }
+}
