@@ -290,15 +290,13 @@ fn fold_parts<T: Element, B: Buffer<T>>(raw: &Raw, values: &mut B, scratch: &mut
     for start in (0..count).step_by(BLOCK) {
         let range = start..count.min(start + BLOCK);
         let part = |slot: usize| slot * count + range.start..slot * count + range.end;
-        // parts of lower ranks first, gathered in the block of rank 0, then this rank's, then the higher ranks'
+        // the parts of lower ranks in order, then this rank's (a + b is b + a to the bit), then those of higher ranks
         if rank > 0 {
             let (first, lower) = inbox.split_at_mut(count);
-            let first = &mut first[range.clone()];
             for slot in 1..rank {
-                T::fold(operation, first, &lower[part(slot - 1)]);
+                T::fold(operation, &mut first[range.clone()], &lower[part(slot - 1)]);
             }
-            T::fold(operation, first, &own[range.clone()]);
-            own[range.clone()].copy_from_slice(first);
+            T::fold(operation, &mut own[range.clone()], &first[range.clone()]);
         }
         for slot in rank..size - 1 {
             T::fold(operation, &mut own[range.clone()], &inbox[part(slot)]);

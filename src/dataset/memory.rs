@@ -82,6 +82,8 @@ impl Dataset for ByteImages {
 
 /// Inputs and targets as they are, for tests and for programs that make their own.
 pub struct Table {
+    /// For messages.
+    pub source: String,
     /// Shape of one input.
     pub features: Features,
     /// What one target is.
@@ -94,7 +96,7 @@ pub struct Table {
 
 impl Dataset for Table {
     fn source(&self) -> String {
-        "a table in memory".into()
+        self.source.clone()
     }
 
     fn num_samples(&self) -> usize {

@@ -3,7 +3,7 @@
 
 use rand_chacha::rand_core::Rng as _;
 
-use super::{Dataset, Targets};
+use super::{Dataset, Table, Targets};
 use crate::Result;
 use crate::nn::{Features, Initial, generator, symmetric};
 
@@ -12,6 +12,9 @@ const HIDDEN: usize = 32;
 
 /// Inputs that the teacher looks at: more would only blur the classes.
 const SEEN: usize = 256;
+
+/// Sets up to this size are made once and kept.
+const KEPT_BYTES: usize = 1 << 28;
 
 /// A synthetic set.
 pub struct Synthetic {
@@ -25,7 +28,29 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// `num_samples` samples from number `first` on. Not collective.
+    /// `num_samples` samples from number `first` on, in memory if they are few. Not collective.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn open(
+        features: Features,
+        targets: Targets,
+        first: usize,
+        num_samples: usize,
+        seed: u64,
+    ) -> Result<Box<dyn Dataset>> {
+        let mut set = Synthetic::new(features, targets, first, num_samples, seed);
+        if num_samples.saturating_mul(features.len()) > KEPT_BYTES / size_of::<f32>() {
+            return Ok(Box::new(set));
+        }
+        let samples: Vec<usize> = (0..num_samples).collect();
+        let mut inputs = vec![0.0; num_samples * features.len()];
+        let mut target_values = vec![0.0; num_samples * targets.len()];
+        set.read(&samples, &mut inputs, &mut target_values)?;
+        Ok(Box::new(Table { source: set.source(), features, targets, inputs, target_values }))
+    }
+
+    /// `num_samples` samples from number `first` on, made whenever they are read. Not collective.
     pub fn new(features: Features, targets: Targets, first: usize, num_samples: usize, seed: u64) -> Synthetic {
         let seen = features.len().min(SEEN);
         let outputs = match targets {

@@ -222,9 +222,9 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
     };
     let targets = if options.model == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
     let num_test = synthetic_samples.div_ceil(10);
-    let part = |first, len| Box::new(Synthetic::new(features, targets, first, len, options.seed));
-    let test = part(*synthetic_samples, num_test);
-    Ok(Data { train: part(0, *synthetic_samples), test: Some(test) })
+    let part = |first, len| Synthetic::open(features, targets, first, len, options.seed);
+    let test = part(*synthetic_samples, num_test)?;
+    Ok(Data { train: part(0, *synthetic_samples)?, test: Some(test) })
 }
 
 

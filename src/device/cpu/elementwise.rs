@@ -18,7 +18,7 @@ impl Cpu {
         saved: &mut [f32],
     ) {
         if let Some(bias) = bias {
-            self.arch.dispatch(
+            self.vectorised(
                 #[inline(always)]
                 || {
                     for row in values.chunks_exact_mut(columns) {
@@ -74,7 +74,7 @@ impl Cpu {
             let wide = &mut scratch.first;
             wide.clear();
             wide.resize(columns * (256 / columns).max(1), 0.0);
-            self.arch.dispatch(
+            self.vectorised(
                 #[inline(always)]
                 || {
                     for several in rows.chunks(wide.len()) {
@@ -93,7 +93,7 @@ impl Cpu {
     }
 
     fn zip(&self, values: &mut [f32], with: &[f32], function: impl Fn(f32, f32) -> f32 + Sync) {
-        self.arch.dispatch(
+        self.vectorised(
             #[inline(always)]
             || values.iter_mut().zip(with).for_each(|(value, with)| *value = function(*value, *with)),
         );
@@ -102,7 +102,7 @@ impl Cpu {
     /// Runs `work` over pieces of both slices (the second may be empty), on several threads if there are several.
     fn in_chunks(&self, a: &mut [f32], b: &mut [f32], work: impl Fn(&mut [f32], &mut [f32]) + Sync) {
         let run = |a: &mut [f32], b: &mut [f32]| {
-            self.arch.dispatch(
+            self.vectorised(
                 #[inline(always)]
                 || work(a, b),
             );
@@ -174,7 +174,7 @@ impl Cpu {
     /// The sum of the squares of `values`.
     pub(super) fn squares(&self, values: &[f32]) -> f64 {
         let mut sum = 0.0;
-        self.arch.dispatch(
+        self.vectorised(
             #[inline(always)]
             || values.chunks(CHUNK).for_each(|chunk| sum += sum_of_squares(chunk)),
         );
@@ -184,22 +184,28 @@ impl Cpu {
     /// See [`crate::device::Device::sgd_step`]; returns the sum of the squares of the (unscaled) gradient.
     pub(super) fn sgd(&self, step: &SgdStep, parameters: &mut [f32], gradients: &[f32], momentum: &mut [f32]) -> f64 {
         let SgdStep { learning_rate, momentum: decay, nesterov, weight_decay, gradient_scale } = *step;
-        let plain = decay == 0.0;
-        let velocities = if plain { [].chunks_mut(CHUNK) } else { momentum.chunks_mut(CHUNK) };
-        let velocities = velocities.map(Some).chain(std::iter::repeat_with(|| None));
         let mut squares = 0.0;
-        self.arch.dispatch(
+        if decay == 0.0 {
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    for (parameters, gradients) in parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)) {
+                        squares += sum_of_squares(gradients);
+                        for (p, g) in parameters.iter_mut().zip(gradients) {
+                            *p -= learning_rate * weight_decay.mul_add(*p, g * gradient_scale);
+                        }
+                    }
+                },
+            );
+            return squares;
+        }
+        self.vectorised(
             #[inline(always)]
             || {
-                let chunks = parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).zip(velocities);
-                for ((parameters, gradients), velocity) in chunks {
+                let chunks = parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).zip(momentum.chunks_mut(CHUNK));
+                for ((parameters, gradients), momentum) in chunks {
                     squares += sum_of_squares(gradients);
-                    let pairs = parameters.iter_mut().zip(gradients);
-                    let Some(velocity) = velocity else {
-                        pairs.for_each(|(p, g)| *p -= learning_rate * weight_decay.mul_add(*p, g * gradient_scale));
-                        continue;
-                    };
-                    for ((p, g), v) in pairs.zip(velocity) {
+                    for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(momentum) {
                         let g = weight_decay.mul_add(*p, g * gradient_scale);
                         *v = decay.mul_add(*v, g);
                         *p -= learning_rate * if nesterov { decay.mul_add(*v, g) } else { *v };
@@ -230,7 +236,7 @@ impl Cpu {
             (1.0, step.weight_decay)
         };
         let mut squares = 0.0;
-        self.arch.dispatch(
+        self.vectorised(
             #[inline(always)]
             || {
                 let parameters = parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK));

@@ -97,7 +97,7 @@ impl Cpu {
     /// `output = inputᵀ`, `input` being `[rows, columns]`; in blocks that fit a cache line each way.
     pub(super) fn transpose_matrix(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
         const BLOCK: usize = 16;
-        self.arch.dispatch(
+        self.vectorised(
             #[inline(always)]
             || {
                 for row in (0..rows).step_by(BLOCK) {

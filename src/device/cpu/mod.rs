@@ -68,6 +68,24 @@ impl Cpu {
         Ok(Cpu { threads, arch: pulp::Arch::new() })
     }
 
+    /// Runs a loop compiled for the widest vectors of this processor. `work` must be marked `#[inline(always)]`; it is called
+    /// as `FnMut`, for the shim that `FnOnce` would put between is inlined only where the loop is small.
+    #[inline(always)]
+    fn vectorised(&self, mut work: impl FnMut()) {
+        struct Loop<'a, F>(&'a mut F);
+
+        impl<F: FnMut()> pulp::WithSimd for Loop<'_, F> {
+            type Output = ();
+
+            #[inline(always)]
+            fn with_simd<S: pulp::Simd>(self, _: S) {
+                (self.0)();
+            }
+        }
+
+        self.arch.dispatch(Loop(&mut work));
+    }
+
     /// How many rows of a batch each thread takes, so that all have about the same.
     fn rows_per_thread(&self, rows: usize) -> usize {
         rows.div_ceil(self.threads).max(1)
