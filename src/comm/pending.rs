@@ -45,11 +45,6 @@ struct Finish<B> {
 }
 
 impl<B> Pending<B> {
-    fn new(raw: &Rc<Raw>, buffers: B) -> Pending<B> {
-        let requests = raw.take_requests();
-        Pending { raw: Rc::clone(raw), requests, buffers: Some(buffers), finish: None }
-    }
-
     /// Lets MPI make progress; true when [`Pending::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
         test_all(&mut self.requests)
@@ -95,9 +90,7 @@ impl Communicator {
     fn start<B>(&self, mut buffers: B, post: impl FnOnce(&Raw, &mut Requests, &mut B)) -> Pending<B> {
         let mut requests = self.raw.take_requests();
         post(&self.raw, &mut requests, &mut buffers);
-        let mut pending = Pending::new(&self.raw, buffers);
-        self.raw.recycle_requests(mem::replace(&mut pending.requests, requests));
-        pending
+        Pending { raw: Rc::clone(&self.raw), requests, buffers: Some(buffers), finish: None }
     }
 
     /// Starts sending `values` to rank `to` (`MPI_Isend`). Not collective.

@@ -168,7 +168,7 @@ impl Raw {
         requests.push(unsafe {
             request(|r| {
                 let (comm, to) = (self.handle(channel), to as c_int);
-                ffi::MPI_Isend(from.cast(), extent.count, extent.datatype, to, tag, comm, r)
+                ffi::MPI_Isend(address(from), extent.count, extent.datatype, to, tag, comm, r)
             })
         });
     }
@@ -186,7 +186,7 @@ impl Raw {
         requests.push(unsafe {
             request(|r| {
                 let (comm, from) = (self.handle(channel), from as c_int);
-                ffi::MPI_Irecv(into.cast(), extent.count, extent.datatype, from, tag, comm, r)
+                ffi::MPI_Irecv(address_mut(into), extent.count, extent.datatype, from, tag, comm, r)
             })
         });
     }
@@ -197,7 +197,7 @@ impl Raw {
         // SAFETY: the caller's promise.
         requests.push(unsafe {
             request(|r| {
-                ffi::MPI_Ibcast(data.0.cast(), extent.count, extent.datatype, root as c_int, comm, r)
+                ffi::MPI_Ibcast(address_mut(data.0), extent.count, extent.datatype, root as c_int, comm, r)
             })
         });
     }
@@ -214,7 +214,7 @@ impl Raw {
         let (n, t) = (part.count, part.datatype);
         // SAFETY: the caller's promise.
         requests.push(unsafe {
-            request(|r| ffi::MPI_Iscatter(from.cast(), n, t, into.cast(), n, t, root, comm, r))
+            request(|r| ffi::MPI_Iscatter(address(from), n, t, address_mut(into), n, t, root, comm, r))
         });
     }
 
@@ -230,7 +230,7 @@ impl Raw {
         let (n, t) = (part.count, part.datatype);
         // SAFETY: the caller's promise.
         requests.push(unsafe {
-            request(|r| ffi::MPI_Igather(from.cast(), n, t, into.cast(), n, t, root, comm, r))
+            request(|r| ffi::MPI_Igather(address(from), n, t, address_mut(into), n, t, root, comm, r))
         });
     }
 
@@ -244,7 +244,7 @@ impl Raw {
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the caller's promise.
         requests.push(unsafe {
-            request(|r| ffi::MPI_Iallgather(from.cast(), n, t, into.cast(), n, t, comm, r))
+            request(|r| ffi::MPI_Iallgather(address(from), n, t, address_mut(into), n, t, comm, r))
         });
     }
 
@@ -258,7 +258,7 @@ impl Raw {
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the caller's promise.
         requests.push(unsafe {
-            request(|r| ffi::MPI_Ialltoall(from.cast(), n, t, into.cast(), n, t, comm, r))
+            request(|r| ffi::MPI_Ialltoall(address(from), n, t, address_mut(into), n, t, comm, r))
         });
     }
 
@@ -275,7 +275,7 @@ impl Raw {
         for (at, n) in self.pieces(count) {
             // SAFETY: the caller's promise; `into` is only written, and only offset in memory, at the root.
             requests.push(unsafe {
-                let (from, into) = (from.add(at).cast::<c_void>(), into.wrapping_add(at).cast());
+                let (from, into) = (address(from.add(at)), address_mut(into.wrapping_add(at)));
                 request(|r| ffi::MPI_Ireduce(from, into, n, datatype, op, root, comm, r))
             });
         }
@@ -293,7 +293,7 @@ impl Raw {
         for (at, n) in self.pieces(count) {
             // SAFETY: the caller's promise.
             requests.push(unsafe {
-                let (from, into) = (from.add(at).cast::<c_void>(), into.add(at).cast());
+                let (from, into) = (address(from.add(at)), address_mut(into.add(at)));
                 request(|r| ffi::MPI_Iallreduce(from, into, n, datatype, op, comm, r))
             });
         }
@@ -326,7 +326,7 @@ impl Raw {
     pub(super) fn blocking_all_reduce<T: Element>(&self, from: &[T], into: &mut [T], operation: Operation) {
         let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
         for (at, n) in self.pieces(from.len()) {
-            let (from, into) = (from[at..].as_ptr().cast(), into[at..].as_mut_ptr().cast());
+            let (from, into) = (address(from[at..].as_ptr()), address_mut(into[at..].as_mut_ptr()));
             // SAFETY: both slices hold at least `n` elements from `at` on and do not overlap, being borrowed so.
             unsafe {
                 ffi::MPI_Allreduce(from, into, n, datatype, operation.as_raw(), self.public.as_raw());
@@ -358,7 +358,7 @@ impl Raw {
         let extent = self.extent::<T>(length);
         // SAFETY: `message` is the one just matched, and `values` holds its `length` elements.
         unsafe {
-            let into = values.as_mut_ptr().cast();
+            let into = address_mut(values.as_mut_ptr());
             ffi::MPI_Mrecv(into, extent.count, extent.datatype, message.as_mut_ptr(), ffi::RSMPI_STATUS_IGNORE);
         }
         Ok(length)
@@ -369,10 +369,20 @@ impl Raw {
         let extent = self.extent::<T>(values.len());
         // SAFETY: `values` stays borrowed until the call returns.
         unsafe {
-            let (comm, from) = (self.public.as_raw(), values.as_ptr().cast());
+            let (comm, from) = (self.public.as_raw(), address(values.as_ptr()));
             ffi::MPI_Send(from, extent.count, extent.datatype, to as c_int, tag, comm);
         }
     }
+}
+
+/// What MPI is told of a buffer: the pointer of an empty Rust slice points nowhere, to 1 for bytes, and 1 is what Open MPI
+/// takes for `MPI_IN_PLACE`; such pointers, all on the first page of memory, become null.
+fn address<T>(pointer: *const T) -> *const c_void {
+    if pointer.addr() < 4096 { std::ptr::null() } else { pointer.cast() }
+}
+
+fn address_mut<T>(pointer: *mut T) -> *mut c_void {
+    address(pointer.cast_const()).cast_mut()
 }
 
 /// Runs a call that writes a request handle, and returns the handle.

@@ -1,0 +1,55 @@
+//! Library cases under real `mpiexec`: a test target without libtest lists its cases, starts itself again for each of them
+//! on each number of ranks, and counts what the ranks report. An exit code alone proves nothing.
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use phalanx::comm::World;
+
+use super::mpiexec;
+
+/// A case, and the numbers of ranks it runs on.
+pub struct Case {
+    /// Its name.
+    pub name: &'static str,
+    /// Numbers of ranks.
+    pub ranks: &'static [usize],
+    /// What every rank does; it panics if something is wrong.
+    pub run: fn(&World),
+}
+
+/// The argument that makes the program one rank of a case.
+const RANK_SIDE: &str = "--rank-side";
+
+/// The `main` of a target with these cases.
+pub fn main(cases: &'static [Case]) -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(RANK_SIDE) {
+        let name = arguments.next().expect("a name follows");
+        let case = cases.iter().find(|case| case.name == name).expect("the name is one of the cases");
+        let world = World::start().expect("MPI starts");
+        (case.run)(&world);
+        println!("completed {name} on rank {} of {}", world.rank(), world.size());
+        return ExitCode::SUCCESS;
+    }
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials = cases.iter().flat_map(|case| {
+        let trial = |&ranks| Trial::test(format!("{}_{ranks}_ranks", case.name), move || launch(case.name, ranks));
+        case.ranks.iter().map(trial).collect::<Vec<_>>()
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
+
+fn launch(name: &str, ranks: usize) -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let done = mpiexec(ranks, program).args([RANK_SIDE, name]).run();
+    let completed = |rank| done.stdout.contains(&format!("completed {name} on rank {rank} of {ranks}\n"));
+    for line in done.stdout.lines().filter(|line| line.contains("SKIPPED")) {
+        eprintln!("{name}: {line}");
+    }
+    if done.code == Some(0) && (0..ranks).all(completed) {
+        return Ok(());
+    }
+    Err(done.describe().into())
+}

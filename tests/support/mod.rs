@@ -1,0 +1,167 @@
+//! Starting jobs: the only place that knows `mpiexec`, its variables and its time limit.
+#![allow(dead_code)] // every test target uses its own part of this
+
+pub mod cases;
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// One job at a time: the tests' machines have few cores.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A job to be started.
+pub struct Job {
+    ranks: usize,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    variables: Vec<(String, String)>,
+    limit: Duration,
+}
+
+/// What a job did.
+pub struct Done {
+    /// Exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// Everything on stdout.
+    pub stdout: String,
+    /// Everything on stderr.
+    pub stderr: String,
+    /// How long it took.
+    pub elapsed: Duration,
+    command: String,
+}
+
+/// A job of `ranks` ranks of `program` under `mpiexec`; `$MPIEXEC` names another launcher.
+pub fn mpiexec(ranks: usize, program: impl Into<PathBuf>) -> Job {
+    let program = program.into();
+    Job { ranks, program, arguments: Vec::new(), variables: Vec::new(), limit: Duration::from_secs(120) }
+}
+
+impl Job {
+    /// Adds arguments.
+    pub fn args<A: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = A>) -> Job {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds an environment variable.
+    pub fn env(mut self, name: &str, value: &str) -> Job {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// Kills the job and fails after this time.
+    pub fn limit(mut self, limit: Duration) -> Job {
+        self.limit = limit;
+        self
+    }
+
+    fn command(&self) -> Command {
+        let launcher = std::env::var_os("MPIEXEC").unwrap_or_else(|| "mpiexec".into());
+        let mut command = Command::new(launcher);
+        command.arg("-n").arg(self.ranks.to_string()).arg(&self.program).args(&self.arguments);
+        // more ranks than cores is the normal case here: allow it, let waiting ranks yield, pin nobody
+        for (name, value) in [
+            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+            ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
+            ("OMPI_MCA_mpi_yield_when_idle", "1"),
+            ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+            ("PRTE_MCA_hwloc_default_binding_policy", "none"),
+            // containers run tests as root; for anyone else these change nothing
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ] {
+            command.env(name, value);
+        }
+        command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // a group of its own, so that all of the job can be killed
+        command.process_group(0);
+        command
+    }
+
+    /// Runs the job to its end.
+    pub fn run(self) -> Done {
+        self.run_with(|_| {})
+    }
+
+    /// Runs the job, calling `meanwhile` with its launcher's process number once it is started.
+    pub fn run_with(self, meanwhile: impl FnOnce(u32)) -> Done {
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut command = self.command();
+        let text = format!("{command:?}").replace("\" \"", " ").replace('"', "");
+        let text = text.rsplit(" OMPI").next().unwrap_or_default().to_owned();
+        let start = Instant::now();
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {text}: {error}"));
+        let streams = [collect(child.stdout.take()), collect(child.stderr.take())];
+        meanwhile(child.id());
+        let code = wait(&mut child, start, self.limit);
+        let [stdout, stderr] = streams.map(|stream| stream.join().expect("reading a pipe does not panic"));
+        let done = Done { code: code.flatten(), stdout, stderr, elapsed: start.elapsed(), command: text };
+        assert!(code.is_some(), "the job ran past its limit of {:?}\n{}", self.limit, done.describe());
+        done
+    }
+}
+
+fn collect(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut stream) = stream {
+            let _ = stream.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// The exit code, or `None` if the job had to be killed.
+fn wait(child: &mut Child, start: Instant, limit: Duration) -> Option<Option<i32>> {
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status.code());
+        }
+        if start.elapsed() > limit {
+            let group = format!("-{}", child.id());
+            let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+            let _ = child.wait();
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Done {
+    /// Command, outcome and both streams.
+    pub fn describe(&self) -> String {
+        let Done { code, stdout, stderr, elapsed, command } = self;
+        format!("$ {command}\nexit {code:?} after {elapsed:.1?}\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
+    }
+
+    /// Fails unless the exit code is `code`.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Done {
+        assert_eq!(self.code, Some(code), "{}", self.describe());
+        self
+    }
+
+    /// The last line on stdout as JSON.
+    #[track_caller]
+    pub fn result(&self) -> serde_json::Value {
+        let line = self.stdout.trim_end().lines().last().unwrap_or_default();
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}\n{}", self.describe()))
+    }
+
+    /// Fails unless stderr says `text` exactly once.
+    #[track_caller]
+    pub fn says_once(&self, text: &str) -> &Done {
+        let times = self.stderr.matches(text).count();
+        assert_eq!(times, 1, "{text:?} is said {times} times\n{}", self.describe());
+        self
+    }
+}
