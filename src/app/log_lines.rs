@@ -34,7 +34,8 @@ pub fn start(world: &World, verbosity: Verbosity) {
         let step = if step == u64::MAX { String::new() } else { format!(" step {step}") };
         let rank = rank_for_messages().filter(|rank| *rank > 0);
         let rank = rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
-        writeln!(buffer, "{} {:<5}{rank}{step}: {}", clock(SystemTime::now()), record.level(), record.args())
+        let colon = if rank.is_empty() && step.is_empty() { "" } else { ":" };
+        writeln!(buffer, "{} {:<5}{rank}{step}{colon} {}", clock(SystemTime::now()), record.level(), record.args())
     });
     builder.target(Target::Pipe(Box::new(AboveTheBar)));
     // a second program in the same process, as in tests, keeps the first logger

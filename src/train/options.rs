@@ -104,7 +104,7 @@ pub struct TrainOptions {
     pub data: super::data_options::DataOptions,
 
     /// Passes over the training samples
-    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Training")]
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Training")]
     pub epochs: u64,
 
     /// Stop after this many steps, whatever --epochs says
@@ -140,7 +140,7 @@ pub struct TrainOptions {
     pub weight_decay: Option<f64>,
 
     /// How the learning rate goes on after the warm-up
-    #[arg(long, value_enum, default_value = "constant", help_heading = "Training")]
+    #[arg(long, value_enum, default_value = "cosine", help_heading = "Training")]
     pub learning_rate_schedule: ScheduleName,
 
     /// Steps over which the learning rate rises from near 0

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // every test target uses its own part of this
 
 pub mod cases;
+pub mod data;
 
 use std::ffi::OsString;
 use std::io::Read;

@@ -1,0 +1,41 @@
+# make demo    build and train LeNet on the embedded digits with two ranks
+# make test    every test
+# make bench   images and steps per second beside the machine's rate of matrix products
+# make setup   install what is missing: Open MPI, HDF5, libclang; done by all of the above
+
+MPIEXEC ?= mpiexec
+RANKS ?= 2
+PACKAGES = openmpi-bin libopenmpi-dev libhdf5-dev libclang-dev pkg-config gcc libc6-dev
+
+# more ranks than cores is fine here, waiting ranks yield, and containers run as root
+export OMPI_MCA_rmaps_base_oversubscribe = 1
+export OMPI_MCA_mpi_yield_when_idle = 1
+export OMPI_MCA_hwloc_base_binding_policy = none
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+export PRTE_MCA_hwloc_default_binding_policy = none
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+
+.PHONY: all demo test bench setup
+
+all: setup
+	cargo build --release
+
+demo: all
+	$(MPIEXEC) -n $(RANKS) target/release/sync_sgd --threads 1
+
+test: setup
+	cargo test --release
+
+bench: all
+	cargo bench --bench training
+
+# one line of packages, and only where something is missing
+setup:
+	@if ! { command -v mpicc && command -v $(MPIEXEC) && pkg-config --exists hdf5 \
+	    && ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib*/libclang*.so* /usr/lib/*-linux-gnu/libclang*.so*; } >/dev/null 2>&1; then \
+	  if ! command -v apt-get >/dev/null; then \
+	    echo "Phalanx needs an MPI (mpicc), HDF5 with its headers and libclang; on Debian: $(PACKAGES)" >&2; exit 1; fi; \
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; set -ex; \
+	  $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -qq --no-install-recommends $(PACKAGES) >/dev/null; \
+	fi

@@ -1,0 +1,74 @@
+//! π by a reduction: the smallest complete program, and the place to start reading.
+//!
+//! ```text
+//! pi                                   one rank, a million terms
+//! mpiexec -n 4 pi --terms 1000000000   a quarter of the terms on each rank
+//! mpiexec -n 4 pi --terms ranks        one term a rank: 2.895238
+//! ```
+//!
+//! arctan 1 = 1 − 1/3 + 1/5 − …: each rank sums its share of the terms, `MPI_Reduce` adds the shares up on rank 0, and four
+//! times that is π, but for the terms left out, which make less than 1/terms. A rank adds its terms from the smallest to the
+//! largest, so that rounding does not show.
+
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use clap::Parser;
+use phalanx::comm::{Operation, World};
+use phalanx::parallel::shard;
+use phalanx::{Error, Result};
+
+/// Compute π, the terms of a series spread over the ranks and their sums brought together by MPI_Reduce.
+#[derive(Parser)]
+#[command(name = "pi", version)]
+struct Arguments {
+    /// Terms of the series, from 1 to 10^15, or "ranks" for one on each rank
+    #[arg(long, value_name = "N", default_value = "1000000")]
+    terms: Terms,
+}
+
+#[derive(Clone, Copy)]
+enum Terms {
+    Number(usize),
+    Ranks,
+}
+
+impl FromStr for Terms {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Terms, String> {
+        match text.parse() {
+            Ok(number @ 1..=1_000_000_000_000_000) => Ok(Terms::Number(number)),
+            _ if text == "ranks" => Ok(Terms::Ranks),
+            _ => Err("expected a number from 1 to 10^15, or ranks".into()),
+        }
+    }
+}
+
+fn term(n: usize) -> f64 {
+    let sign = if n.is_multiple_of(2) { 1.0 } else { -1.0 };
+    sign / (2 * n + 1) as f64
+}
+
+fn run(world: &World, arguments: &Arguments) -> Result<()> {
+    let num_terms = match arguments.terms {
+        Terms::Number(number) => number,
+        Terms::Ranks => world.size(),
+    };
+    let own: f64 = shard(num_terms, world.rank(), world.size()).rev().map(term).sum();
+    let mut sum = [0.0];
+    world.communicator().reduce(&[own], &mut sum, Operation::Sum, 0)?;
+    if world.is_root() {
+        let pi = 4.0 * sum[0];
+        let off = (pi - std::f64::consts::PI).abs();
+        println!("pi = {pi:.15} from {num_terms} terms on {} ranks, off by {off:.1e}", world.size());
+        if off > 1.0 / num_terms as f64 {
+            return Err(Error::failed("summing the series", format!("the sum is off by {off:e}, more than 1 / {num_terms}")));
+        }
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    phalanx::app::main(run)
+}

@@ -1,0 +1,123 @@
+//! Point-to-point messages, shown and measured.
+//!
+//! ```text
+//! mpiexec -n 2 ping                       a number from rank 0 to rank 1, then latency and bandwidth between them
+//! mpiexec -n 5 ping --largest 1048576     the same, and a token around the ring of all five
+//! ```
+//!
+//! Round trips in host memory: half of one's time is the latency of a message, its bytes over that the bandwidth.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use phalanx::comm::{Communicator, World};
+use phalanx::{Error, Result};
+
+/// Send messages from rank to rank: a number, a token around a ring, and round trips of growing size with their times.
+#[derive(Parser)]
+#[command(name = "ping", version)]
+struct Arguments {
+    /// Largest message that is measured, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20)]
+    largest: usize,
+
+    /// Round trips of each size; the median counts
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+}
+
+fn run(world: &World, arguments: &Arguments) -> Result<()> {
+    let all = world.communicator();
+    let enough = if all.size() >= 2 { Ok(()) } else { Err(Error::input("ping", "it takes two ranks: mpiexec -n 2 ping")) };
+    all.agree(enough)?;
+    blocking(all)?;
+    non_blocking(all)?;
+    ring(all)?;
+    measure(all, arguments)
+}
+
+/// `MPI_Send` and `MPI_Recv`: each returns when its buffer can be used again.
+fn blocking(all: &Communicator) -> Result<()> {
+    let mut number = [43523];
+    match all.rank() {
+        0 => all.send(&number, 1, 0)?,
+        1 => {
+            number = [0];
+            all.receive(&mut number, 0, 0)?;
+            println!("blocking: rank 1 received {} from rank 0", number[0]);
+        }
+        _ => {}
+    }
+    all.barrier();
+    Ok(())
+}
+
+/// `MPI_Isend` and `MPI_Irecv`: started now, waited for later; in between the buffers are MPI's.
+fn non_blocking(all: &Communicator) -> Result<()> {
+    match all.rank() {
+        0 => drop(all.start_send(vec![43523], 1, 0)?.wait()),
+        1 => {
+            let pending = all.start_receive(vec![0], 0, 0)?;
+            println!("non-blocking: rank 1 received {} from rank 0", pending.wait()[0]);
+        }
+        _ => {}
+    }
+    all.barrier();
+    Ok(())
+}
+
+/// A token goes round once; every rank adds its number.
+fn ring(all: &Communicator) -> Result<()> {
+    let (rank, size) = (all.rank(), all.size());
+    let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+    let mut token = [0_i64];
+    if rank > 0 {
+        all.receive(&mut token, previous, 0)?;
+    }
+    token[0] += rank as i64;
+    all.send(&token, next, 0)?;
+    if rank == 0 {
+        all.receive(&mut token, previous, 0)?;
+        println!("ring: the token came back with {}, the sum of 0 to {}", token[0], size - 1);
+    }
+    all.barrier();
+    Ok(())
+}
+
+fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
+    if all.is_root() {
+        println!("{:>12} {:>14} {:>14}", "bytes", "latency [us]", "MB/s");
+    }
+    let sizes = std::iter::once(0).chain((0..).map(|power| 1_usize << power));
+    for bytes in sizes.take_while(|&bytes| bytes <= arguments.largest) {
+        let mut buffer = vec![0_u8; bytes];
+        let mut times = Vec::new();
+        for _ in 0..arguments.repeats + 2 {
+            let start = Instant::now();
+            match all.rank() {
+                0 => {
+                    all.send(&buffer, 1, 0)?;
+                    buffer = all.start_receive(buffer, 1, 0)?.wait();
+                }
+                1 => {
+                    buffer = all.start_receive(buffer, 0, 0)?.wait();
+                    all.send(&buffer, 0, 0)?;
+                }
+                _ => {}
+            }
+            times.push(start.elapsed().as_secs_f64() / 2.0);
+        }
+        // the first two warm up
+        let median = *times[2..].select_nth_unstable_by(arguments.repeats as usize / 2, f64::total_cmp).1;
+        if all.is_root() {
+            println!("{bytes:>12} {:>14.2} {:>14.0}", median * 1e6, bytes as f64 / median / 1e6);
+        }
+    }
+    all.barrier();
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    phalanx::app::main(run)
+}

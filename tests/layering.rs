@@ -1,0 +1,68 @@
+//! Who may use whom, read off the `use` lines, and how long a file may be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| ["rs", "cu", "cuh"].iter().any(|e| extension == *e)) {
+                found.push((path.clone(), fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
+    assert!(!found.is_empty(), "{folder} has no sources");
+    found
+}
+
+/// The code of a file, without comments.
+fn code(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn modules_use_only_what_is_below_them() {
+    let allowed: &[(&str, &[&str])] = &[
+        ("comm", &[]),
+        ("device", &[]),
+        ("nn", &["device"]),
+        ("optim", &["device"]),
+        ("dataset", &["nn"]),
+        ("parallel", &["comm", "device", "nn", "optim"]),
+        ("app", &["comm", "device"]),
+        ("train", &["app", "comm", "dataset", "device", "nn", "optim", "parallel"]),
+    ];
+    for (module, below) in allowed {
+        for (path, text) in sources(&format!("src/{module}")) {
+            let code = code(&text);
+            for (other, _) in allowed.iter().filter(|(other, _)| other != module && !below.contains(other)) {
+                assert!(!code.contains(&format!("crate::{other}")), "{} uses crate::{other}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn one_place_names_each_outer_world() {
+    for (name, place) in [("mpi::", "src/comm/"), ("cudarc::", "src/device/"), ("gemm::gemm", "src/device/cpu/matmul.rs")] {
+        for (path, text) in sources("src").into_iter().chain(sources("apps")) {
+            let inside = path.to_string_lossy().contains(place);
+            let names = code(&text).split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).any(|word| word.starts_with(name));
+            assert!(inside || !names, "{} names {name}", path.display());
+        }
+    }
+}
+
+#[test]
+fn no_file_is_over_400_lines() {
+    for folder in ["src", "apps", "tests", "benches"] {
+        for (path, text) in sources(folder) {
+            assert!(text.lines().count() <= 400, "{} has {} lines", path.display(), text.lines().count());
+        }
+    }
+}

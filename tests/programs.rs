@@ -1,0 +1,221 @@
+//! The programs as a person runs them: results, reproducibility, options, and what they say to bad input.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{Done, Job, mpiexec};
+
+fn sync_sgd(ranks: usize, arguments: &str) -> Job {
+    let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1"]);
+    job.args(arguments.split_whitespace())
+}
+
+fn train(ranks: usize, arguments: &str) -> Value {
+    sync_sgd(ranks, arguments).run().expect(0).result()
+}
+
+/// The full MNIST, if `$PHALANX_MNIST` says where it is or data/fetch has been run.
+fn mnist() -> Option<PathBuf> {
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mnist");
+    let directory = std::env::var_os("PHALANX_MNIST").map_or(fetched, PathBuf::from);
+    if directory.join("train-images-idx3-ubyte.gz").exists() {
+        return Some(directory);
+    }
+    eprintln!("SKIPPED: the full MNIST is not in {}; data/fetch mnist gets it", directory.display());
+    None
+}
+
+#[test]
+fn pi_from_one_term_a_rank_and_from_a_billion() {
+    let pi = |ranks, terms: &str| {
+        mpiexec(ranks, env!("CARGO_BIN_EXE_pi")).args(["--terms", terms]).run().expect(0).stdout
+    };
+    assert!(pi(4, "ranks").starts_with("pi = 2.895238095"));
+    assert!(pi(1, "ranks").starts_with("pi = 4.000000000"));
+    for ranks in [1, 2, 3, 5] {
+        let line = pi(ranks, "1000003");
+        let value: f64 = line.split_whitespace().nth(2).unwrap().parse().unwrap();
+        assert!((value - std::f64::consts::PI).abs() < 1.0000001e-6, "{line}");
+    }
+    let line = pi(2, "1000000000");
+    let value: f64 = line.split_whitespace().nth(2).unwrap().parse().unwrap();
+    // the series itself is 1/terms away from π
+    assert!((value - std::f64::consts::PI).abs() <= 1.000001e-9, "{line}");
+}
+
+#[test]
+fn ping_sends_its_number_and_measures() {
+    for ranks in [2, 3] {
+        let done = mpiexec(ranks, env!("CARGO_BIN_EXE_ping")).args(["--largest", "4096", "--repeats", "5"]).run().expect(0);
+        assert!(done.stdout.contains("non-blocking: rank 1 received 43523 from rank 0"), "{}", done.describe());
+        assert!(done.stdout.contains(&format!("the token came back with {}", ranks * (ranks - 1) / 2)));
+        assert!(done.stdout.lines().last().unwrap().trim_start().starts_with("4096 "));
+    }
+    mpiexec(1, env!("CARGO_BIN_EXE_ping")).run().expect(2).says_once("it takes two ranks");
+}
+
+#[test]
+fn lenet_learns_the_digits_on_any_number_of_ranks() {
+    for ranks in [1, 2, 3] {
+        let result = train(ranks, "--quiet");
+        assert!(result["accuracy"].as_f64().unwrap() >= 0.97, "{result}");
+        assert_eq!((result["program"].as_str(), result["ranks"].as_u64()), (Some("sync_sgd"), Some(ranks as u64)));
+        assert_eq!((result["parameters"].as_u64(), result["steps"].as_u64()), (Some(21840), Some(710)));
+        for key in ["model", "epochs", "loss", "samples_per_second", "median_step_ms", "parameters_digest"] {
+            assert!(!result[key].is_null(), "{key} in {result}");
+        }
+    }
+}
+
+#[test]
+fn lenet_learns_mnist_on_any_number_of_ranks() {
+    let Some(directory) = mnist() else { return };
+    for ranks in [1, 2, 3] {
+        let job = sync_sgd(ranks, "--quiet --epochs 10 --eval-every 0").limit(Duration::from_secs(300));
+        let result = job.args([Path::new("--data"), &directory]).run().expect(0).result();
+        assert!(result["accuracy"].as_f64().unwrap() >= 0.989, "{result}");
+    }
+}
+
+#[test]
+fn the_same_command_gives_the_same_bits() {
+    for arguments in [
+        "--steps 30",
+        "--steps 30 --reduction reduce-scatter --bucket-mb 0.01 --micro-batches 3",
+        "--model deep-mlp --data synthetic --width 64 --steps 10 --optimizer adamw",
+    ] {
+        for ranks in [1, 2, 3] {
+            let digest = || train(ranks, &format!("--quiet {arguments}"))["parameters_digest"].clone();
+            let first = digest();
+            assert_eq!(first, digest(), "{arguments} on {ranks} ranks");
+            assert_ne!(first, train(ranks, &format!("--quiet {arguments} --seed 2"))["parameters_digest"]);
+        }
+    }
+}
+
+#[test]
+fn every_model_trains_on_synthetic_data() {
+    for (model, accuracy) in [("mlp", true), ("lenet", true), ("cifar", true), ("deep-mlp", false)] {
+        let result = train(2, &format!("--quiet --model {model} --data synthetic --width 32 --synthetic-samples 500 --epochs 2"));
+        assert_eq!(result["accuracy"].is_number(), accuracy, "{result}");
+        assert_eq!(result["steps"], 8, "500 samples in batches of 128 are four steps an epoch");
+    }
+    let values = train(3, "--quiet --model mlp --data synthetic --synthetic-shape 7 --synthetic-targets values:3 --hidden none");
+    assert!(values["accuracy"].is_null() && values["test_loss"].as_f64().unwrap() < 1.0, "{values}");
+}
+
+#[test]
+fn the_teacher_can_be_learnt() {
+    let result = train(2, "--quiet --model mlp --data synthetic --synthetic-shape 20 --synthetic-targets classes:4 --epochs 20");
+    assert!(result["accuracy"].as_f64().unwrap() > 0.85, "{result}");
+}
+
+#[test]
+fn metrics_have_a_row_per_step() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["metrics.csv", "metrics.jsonl"] {
+        let path = folder.path().join(name);
+        sync_sgd(2, "--quiet --steps 7").args([Path::new("--metrics"), &path]).run().expect(0);
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        if name.ends_with("csv") {
+            assert_eq!(lines[0], "step,epoch,loss,accuracy,gradient_norm,learning_rate,step_ms");
+            assert_eq!((lines.len(), lines[7].starts_with("7,")), (8, true));
+        } else {
+            let last: Value = serde_json::from_str(lines[6]).unwrap();
+            assert_eq!((lines.len(), last["step"].as_u64()), (7, Some(7)));
+            assert!(last["loss"].as_f64().unwrap() > 0.0 && last["gradient_norm"].as_f64().unwrap() > 0.0);
+        }
+    }
+}
+
+#[test]
+fn log_lines_come_from_rank_0_with_level_and_step_and_no_bar() {
+    let done = sync_sgd(3, "--steps 20 --log-every 10").run().expect(0);
+    done.says_once("INFO  step 10: epoch");
+    done.says_once("3 ranks on 1 nodes");
+    assert!(!done.stderr.contains('\r') && !done.stderr.contains("left"), "{}", done.describe());
+    assert_eq!(done.stdout.lines().count(), 1, "{}", done.describe());
+    let quiet = sync_sgd(2, "--steps 2 --quiet").run().expect(0);
+    assert_eq!(quiet.stderr, "");
+}
+
+#[test]
+fn help_is_printed_once_and_names_every_default() {
+    let done = sync_sgd(2, "--help").run().expect(0);
+    assert_eq!(done.stdout.matches("Usage:").count(), 1, "{}", done.describe());
+    for option in ["--batch-size", "--micro-batches", "--learning-rate-schedule", "--clip-norm", "--bucket-mb", "--metrics"] {
+        assert!(done.stdout.contains(option), "{option}\n{}", done.stdout);
+    }
+}
+
+/// Exit code 2, `text` once on stderr, within seconds, on one rank and on several.
+#[track_caller]
+fn refused(arguments: &[&str], text: &str) {
+    for ranks in [1, 3] {
+        let done = sync_sgd(ranks, "").args(arguments).limit(Duration::from_secs(30)).run();
+        done.expect(2).says_once(text);
+    }
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    refused(&["--batch-size", "0"], "--batch-size: it is 0, but must be above 0");
+    refused(&["--hidden", "128,0"], "a size of 0 leaves nothing to learn with");
+    refused(&["--no-such-option"], "unexpected argument '--no-such-option'");
+    refused(&["--model", "resnet"], "invalid value 'resnet'");
+    refused(&["--learning-rate", "-1"], "--learning-rate");
+    refused(&["--momentum", "1"], "--momentum: it is 1, but must be from 0 to below 1");
+    refused(&["--micro-batches", "0"], "--micro-batches: it is 0");
+    refused(&["--threads", "0"], "cannot be used multiple times");
+    refused(&["--model", "deep-mlp", "--width", "100"], "--width is 100, but a sample has 784");
+    refused(&["--model", "cifar", "--data", "synthetic", "--synthetic-shape", "10"], "needs images, not 10 features");
+    refused(&["--metrics", "/no/such/folder/metrics.csv"], "creating --metrics /no/such/folder/metrics.csv");
+    let done = sync_sgd(3, "--batch-size 2").run().expect(2);
+    done.says_once("a global batch of 2 cannot be shared by 3 ranks");
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_the_run_with_the_step() {
+    for ranks in [1, 3] {
+        let done = sync_sgd(ranks, "--learning-rate 1e30 --quiet").limit(Duration::from_secs(30)).run();
+        let done = done.expect(1);
+        done.says_once("the loss is NaN; try a smaller --learning-rate");
+        assert!(done.stderr.contains("error: step "), "{}", done.describe());
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_job_within_seconds() {
+    let job = sync_sgd(3, "--epochs 100000 --quiet").limit(Duration::from_secs(60));
+    let done = job.run_with(|launcher| {
+        std::thread::sleep(Duration::from_secs(2));
+        let ranks = Command::new("pgrep").args(["-P", &launcher.to_string()]).output().expect("pgrep runs");
+        let ranks = String::from_utf8_lossy(&ranks.stdout).into_owned();
+        let victim = ranks.lines().nth(1).expect("the launcher has children");
+        assert!(Command::new("kill").args(["-KILL", victim]).status().expect("kill runs").success());
+    });
+    assert_ne!(done.code, Some(0), "{}", done.describe());
+    assert!(done.elapsed < Duration::from_secs(20), "{}", done.describe());
+}
+
+#[test]
+fn a_file_that_one_rank_cannot_read_ends_the_job_once() {
+    let folder = tempfile::tempdir().unwrap();
+    // each rank gets a folder of its own name; rank 1's is missing
+    let wrapper = folder.path().join("wrapper");
+    let program = env!("CARGO_BIN_EXE_sync_sgd");
+    let script = format!("#!/bin/sh\nrank=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\nexec {program} \"$@\" --data {}/$rank.h5\n", folder.path().display());
+    fs::write(&wrapper, script).unwrap();
+    Command::new("chmod").arg("+x").arg(&wrapper).status().unwrap();
+    for rank in [0, 2] {
+        support::data::table(&folder.path().join(format!("{rank}.h5")));
+    }
+    let done: Done = mpiexec(3, &wrapper).args(["--model", "mlp"]).limit(Duration::from_secs(30)).run();
+    done.expect(2).says_once("(on rank 1 only)");
+}
