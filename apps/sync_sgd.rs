@@ -18,7 +18,7 @@ use phalanx::train::{self, TrainOptions};
 
 /// Train a network with every rank a replica, its gradients summed over all ranks in each step.
 #[derive(Parser)]
-#[command(name = "sync_sgd", version)]
+#[command(name = "sync_sgd", version, args_override_self = true)]
 struct Arguments {
     #[command(flatten)]
     train: TrainOptions,

@@ -1,5 +1,36 @@
-//! Phalanx
+//! MPI-native training of neural networks: one short SPMD program per parallel strategy, over one shared core.
+//!
+//! # The map
+//!
+//! | module | what is in it | may use |
+//! |---|---|---|
+//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | |
+//! | [`device`] | arithmetic: the trait [`Device`](device::Device) and the processor; the only place that names `gemm` | |
+//! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
+//! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
+//! | [`dataset`] | where samples come from and in which order | `nn` |
+//! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `optim` |
+//! | [`app`] | what every program shares: start, log, progress, exit code | `comm`, `device` |
+//! | [`train`] | the loop that every training program runs, its options and results | all of these |
+//!
+//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs` holds the table.
+//!
+//! # Invariants
+//!
+//! * Nothing that decides a number, be it a sample's place in the order, an initial weight or a random draw, depends on a rank
+//!   or on the number of ranks. Only the order of sums does, so N ranks agree with one to the rounding, and a command
+//!   repeated gives the same bits.
+//! * An error path runs no collective. An error that all ranks share is agreed on first; any other ends the job at once.
+//! * A training step allocates nothing of ours once it is under way.
+//!
+//! # Deliberately absent
+//!
+//! `nn` has no rank, `comm` has no layer, no strategy has a loop of its own, there is no mock of MPI (a program started without
+//! a launcher is a job of one rank), and there are no cargo features.
+#![warn(clippy::unwrap_used)]
+
 mod error;
+
 pub mod app;
 pub mod comm;
 pub mod dataset;
@@ -8,4 +39,5 @@ pub mod nn;
 pub mod optim;
 pub mod parallel;
 pub mod train;
+
 pub use error::{Error, Result};

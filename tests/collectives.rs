@@ -232,12 +232,12 @@ fn point_to_point(world: &World) {
 fn sums_have_one_order(world: &World) {
     let c = world.communicator();
     let (rank, size) = (c.rank(), c.size());
-    let of = |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 10_f32.powi((rank % 3) as i32 * 3 - 4);
+    let of =
+        |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 10_f32.powi((rank % 3) as i32 * 3 - 4);
     let len = 10_007;
     let own: Vec<f32> = (0..len * size).map(|i| of(rank, i)).collect();
-    let expected: Vec<f32> = (rank * len..(rank + 1) * len)
-        .map(|i| (1..size).fold(of(0, i), |sum, rank| sum + of(rank, i)))
-        .collect();
+    let expected: Vec<f32> =
+        (rank * len..(rank + 1) * len).map(|i| (1..size).fold(of(0, i), |sum, rank| sum + of(rank, i))).collect();
     for _ in 0..3 {
         let found = c.start_reduce_scatter(own.clone(), Operation::Sum).unwrap().wait();
         assert!(found[rank * len..][..len].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
@@ -294,7 +294,11 @@ fn agree(world: &World) {
     let one = if c.rank() == last { Err(Error::input("reading x", "it is broken")) } else { Ok(()) };
     let error = c.agree(one).unwrap_err();
     assert_eq!(error.exit_code(), 2);
-    let expected = if last == 0 { "reading x: it is broken".into() } else { format!("reading x: it is broken (on rank {last} only)") };
+    let expected = if last == 0 {
+        "reading x: it is broken".into()
+    } else {
+        format!("reading x: it is broken (on rank {last} only)")
+    };
     assert_eq!(error.to_string(), expected);
     let all = c.agree::<()>(Err(Error::failed("writing y", c.rank()))).unwrap_err();
     assert_eq!((all.exit_code(), all.to_string()), (1, "writing y: 0".into()));

@@ -61,7 +61,11 @@ fn hdf5_tables_images_classes_and_values() {
         put(file, "real", &x.mapv(f64::from));
         put(file, "value", &Array1::from_shape_fn(40, |row| row as f64 / 40.0));
         put(file, "values", &Array2::from_shape_fn((40, 3), |(row, column)| (row + column) as f32 / 40.0));
-        put(file, "images", &Array4::from_shape_fn((40, 3, 32, 32), |(n, c, y, x)| ((n * 3 + c * 5 + y + x) % 256) as u8));
+        put(
+            file,
+            "images",
+            &Array4::from_shape_fn((40, 3, 32, 32), |(n, c, y, x)| ((n * 3 + c * 5 + y + x) % 256) as u8),
+        );
         file.create_group("group").unwrap();
         put(file, "group/x", &x);
     });
@@ -164,7 +168,8 @@ fn idx_folder() -> TempDir {
     for (prefix, num) in [("train", 30), ("t10k", 10)] {
         let pixels: Vec<u8> = (0..num * 784).map(|i| (i * 31 % 256) as u8).collect();
         let labels: Vec<u8> = (0..num).map(|i| (i % 10) as u8).collect();
-        fs::write(folder.path().join(format!("{prefix}-images-idx3-ubyte")), idx(&[num as u32, 28, 28], &pixels)).unwrap();
+        fs::write(folder.path().join(format!("{prefix}-images-idx3-ubyte")), idx(&[num as u32, 28, 28], &pixels))
+            .unwrap();
         fs::write(folder.path().join(format!("{prefix}-labels-idx1-ubyte")), idx(&[num as u32], &labels)).unwrap();
     }
     folder
@@ -214,7 +219,8 @@ fn cifar_folder(records: usize) -> TempDir {
     fs::create_dir(&root).unwrap();
     let names = (1..=5).map(|batch| format!("data_batch_{batch}.bin")).chain(["test_batch.bin".to_owned()]);
     for name in names {
-        let record = |n: usize| (0..3073).map(move |i| if i == 0 { (n % 10) as u8 } else { ((n * 13 + i) % 256) as u8 });
+        let record =
+            |n: usize| (0..3073).map(move |i| if i == 0 { (n % 10) as u8 } else { ((n * 13 + i) % 256) as u8 });
         fs::write(root.join(name), (0..records).flat_map(record).collect::<Vec<u8>>()).unwrap();
     }
     folder

@@ -19,7 +19,11 @@ const ALL: &[usize] = &[1, 2, 3, 4];
 
 static CASES: &[Case] = &[
     Case { name: "oracle_classifier_relu_sgd", ranks: ALL, run: |world| oracle(world, "classifier_relu_sgd") },
-    Case { name: "oracle_regressor_tanh_adam_cosine", ranks: ALL, run: |world| oracle(world, "regressor_tanh_adam_cosine") },
+    Case {
+        name: "oracle_regressor_tanh_adam_cosine",
+        ranks: ALL,
+        run: |world| oracle(world, "regressor_tanh_adam_cosine"),
+    },
     Case { name: "oracle_deep_mlp_gelu_adamw", ranks: ALL, run: |world| oracle(world, "deep_mlp_gelu_adamw") },
     Case { name: "oracle_lenet_sgd", ranks: ALL, run: |world| oracle(world, "lenet_sgd") },
     Case { name: "oracle_cifar_net_adam", ranks: ALL, run: |world| oracle(world, "cifar_net_adam") },
@@ -38,7 +42,12 @@ fn main() -> std::process::ExitCode {
 
 /// Ways of bringing gradients together that must not matter: large, tensor-sized and odd buckets, with and without overlap.
 fn ways() -> Vec<(SyncSettings, usize)> {
-    let way = |bucket_bytes, reduction, overlap| SyncSettings { bucket_bytes, reduction: Some(reduction), overlap, clip_norm: None };
+    let way = |bucket_bytes, reduction, overlap| SyncSettings {
+        bucket_bytes,
+        reduction: Some(reduction),
+        overlap,
+        clip_norm: None,
+    };
     vec![
         (way(25_000_000, Reduction::AllReduce, true), 1),
         (way(25_000_000, Reduction::ReduceScatter, true), 2),
@@ -158,7 +167,8 @@ fn gradient_descent(world: &World) {
     };
     let single = Rig::new(&network, Features::Flat(2), settings(1, 1, sync));
     let items = [[93.180, 0.8888, 0.3596, 0.0863], [45.5664, 0.9563, 0.3866, 0.0998]];
-    let mut next = || Some(std::mem::replace(&mut table, small_table(Features::Flat(2), &[6.0, 2.0, 5.0, 2.0], &[15.0, 12.0])));
+    let mut next =
+        || Some(std::mem::replace(&mut table, small_table(Features::Flat(2), &[6.0, 2.0, 5.0, 2.0], &[15.0, 12.0])));
     check(&single, &grids[0], 1e-3, &items, &mut next());
     let both = [[0.5 * (93.180 + 55.1455), 0.9631, 0.3893, 0.1012]];
     for num_micro_batches in [1, 2] {

@@ -49,10 +49,14 @@ fn modules_use_only_what_is_below_them() {
 
 #[test]
 fn one_place_names_each_outer_world() {
-    for (name, place) in [("mpi::", "src/comm/"), ("cudarc::", "src/device/"), ("gemm::gemm", "src/device/cpu/matmul.rs")] {
+    for (name, place) in
+        [("mpi::", "src/comm/"), ("cudarc::", "src/device/"), ("gemm::gemm", "src/device/cpu/matmul.rs")]
+    {
         for (path, text) in sources("src").into_iter().chain(sources("apps")) {
             let inside = path.to_string_lossy().contains(place);
-            let names = code(&text).split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).any(|word| word.starts_with(name));
+            let names = code(&text)
+                .split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'))
+                .any(|word| word.starts_with(name));
             assert!(inside || !names, "{} names {name}", path.display());
         }
     }

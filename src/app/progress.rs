@@ -98,7 +98,8 @@ fn launcher_terminal() -> Option<PathBuf> {
             return None;
         }
         let terminal = std::fs::read_link(format!("/proc/{process}/fd/2")).ok();
-        let is_terminal = |path: &PathBuf| path.starts_with("/dev/pts") || path.to_string_lossy().starts_with("/dev/tty");
+        let is_terminal =
+            |path: &PathBuf| path.starts_with("/dev/pts") || path.to_string_lossy().starts_with("/dev/tty");
         if let Some(terminal) = terminal.filter(is_terminal) {
             return Some(terminal);
         }

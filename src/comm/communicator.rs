@@ -49,13 +49,14 @@ impl Communicator {
     /// `color` or `key` is above 2³¹ − 1.
     pub fn split(&self, color: usize, key: usize) -> Result<Communicator> {
         let number = |value: usize, name: &str| {
-            i32::try_from(value).map_err(|_| {
-                Error::failed("splitting a communicator", format!("{name} {value} is above 2³¹ − 1"))
-            })
+            i32::try_from(value)
+                .map_err(|_| Error::failed("splitting a communicator", format!("{name} {value} is above 2³¹ − 1")))
         };
         let color = Color::with_value(number(color, "the color")?);
         let part = self.raw.public.split_by_color_with_key(color, number(key, "the key")?);
-        Ok(Communicator::new(part.expect("MPI_Comm_split gives a communicator for every color that is not undefined")))
+        Ok(Communicator::new(
+            part.expect("MPI_Comm_split gives a communicator for every color that is not undefined"),
+        ))
     }
 
     /// For tests: splits messages above `limit` elements as if the MPI could count no further.

@@ -135,7 +135,12 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range, or at the root `send` does not hold a part for each rank.
-    pub fn start_scatter<T: Element, B: Buffer<T>>(&self, send: B, receive: B, root: usize) -> Result<Pending<(B, B)>> {
+    pub fn start_scatter<T: Element, B: Buffer<T>>(
+        &self,
+        send: B,
+        receive: B,
+        root: usize,
+    ) -> Result<Pending<(B, B)>> {
         self.check_root("scattering", root)?;
         if self.rank() == root {
             self.check_parts("scattering", send.as_ref().len(), receive.as_ref().len())?;
@@ -151,7 +156,12 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range, or at the root `receive` does not hold a part for each rank.
-    pub fn start_gather<T: Element, B: Buffer<T>>(&self, send: B, receive: B, root: usize) -> Result<Pending<(B, B)>> {
+    pub fn start_gather<T: Element, B: Buffer<T>>(
+        &self,
+        send: B,
+        receive: B,
+        root: usize,
+    ) -> Result<Pending<(B, B)>> {
         self.check_root("gathering", root)?;
         if self.rank() == root {
             self.check_parts("gathering", receive.as_ref().len(), send.as_ref().len())?;

@@ -196,9 +196,7 @@ impl Raw {
         let comm = self.public.as_raw();
         // SAFETY: the caller's promise.
         requests.push(unsafe {
-            request(|r| {
-                ffi::MPI_Ibcast(address_mut(data.0), extent.count, extent.datatype, root as c_int, comm, r)
-            })
+            request(|r| ffi::MPI_Ibcast(address_mut(data.0), extent.count, extent.datatype, root as c_int, comm, r))
         });
     }
 
@@ -243,9 +241,8 @@ impl Raw {
         let part = self.extent::<T>(count);
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the caller's promise.
-        requests.push(unsafe {
-            request(|r| ffi::MPI_Iallgather(address(from), n, t, address_mut(into), n, t, comm, r))
-        });
+        requests
+            .push(unsafe { request(|r| ffi::MPI_Iallgather(address(from), n, t, address_mut(into), n, t, comm, r)) });
     }
 
     pub(super) unsafe fn all_to_all<T: Element>(
@@ -257,9 +254,8 @@ impl Raw {
         let part = self.extent::<T>(count);
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the caller's promise.
-        requests.push(unsafe {
-            request(|r| ffi::MPI_Ialltoall(address(from), n, t, address_mut(into), n, t, comm, r))
-        });
+        requests
+            .push(unsafe { request(|r| ffi::MPI_Ialltoall(address(from), n, t, address_mut(into), n, t, comm, r)) });
     }
 
     pub(super) unsafe fn reduce<T: Element>(

@@ -62,7 +62,13 @@ impl Batches {
     ///
     /// # Errors
     /// A sample cannot be read.
-    pub fn read(&mut self, step: u64, positions: Range<usize>, inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+    pub fn read(
+        &mut self,
+        step: u64,
+        positions: Range<usize>,
+        inputs: &mut [f32],
+        targets: &mut [f32],
+    ) -> Result<()> {
         self.sampler.samples(step, positions, &mut self.samples);
         self.dataset.read(&self.samples, inputs, targets)?;
         if let Some(standardise) = &self.standardise {

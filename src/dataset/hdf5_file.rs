@@ -63,7 +63,8 @@ impl Hdf5File {
         if length == 0 {
             return Err(fail("the file is empty".into()));
         }
-        let file = hdf5::File::open(path).map_err(|error| fail(format!("it is no HDF5 file, or is damaged: {error}")))?;
+        let file =
+            hdf5::File::open(path).map_err(|error| fail(format!("it is no HDF5 file, or is damaged: {error}")))?;
         let column = |name: &str| Column::open(&file, name).map_err(fail);
         let mut inputs = column(&options.inputs)?;
         let targets = options.targets.as_deref().map(column).transpose()?;
@@ -73,7 +74,10 @@ impl Hdf5File {
             [height, width] => Features::Image { height, width, channels: 1 },
             [channels, height, width] => Features::Image { height, width, channels },
             _ => {
-                let why = format!("its rows have {} dimensions, expected at most channels × height × width", inputs.shape.len());
+                let why = format!(
+                    "its rows have {} dimensions, expected at most channels × height × width",
+                    inputs.shape.len()
+                );
                 return Err(fail(format!("{}: {why}", inputs.name)));
             }
         };
@@ -88,7 +92,10 @@ impl Hdf5File {
             Some(targets) => {
                 if targets.num_rows() != num_samples {
                     let (rows, name) = (targets.num_rows(), &targets.name);
-                    return Err(fail(format!("{} has {num_samples} rows, {name} {rows}; they must have as many", inputs.name)));
+                    return Err(fail(format!(
+                        "{} has {num_samples} rows, {name} {rows}; they must have as many",
+                        inputs.name
+                    )));
                 }
                 targets.kind().map_err(fail)?
             }
@@ -127,12 +134,15 @@ impl Dataset for Hdf5File {
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
         let doing = || format!("reading {}", self.path.display());
         self.inputs.read(samples, &mut self.wanted, inputs).map_err(|why| Error::input(doing(), why))?;
-        let Some(column) = &mut self.targets else { return Ok(()) };
+        let Some(column) = &mut self.targets else {
+            return Ok(());
+        };
         column.read(samples, &mut self.wanted, targets).map_err(|why| Error::input(doing(), why))?;
         if let Targets::Classes(classes) = self.kind {
             let bad = |label: f32| label < 0.0 || (classes > 0 && label as usize >= classes);
             if let Some(at) = targets.iter().position(|label| bad(*label)) {
-                let why = format!("{} is {} at row {}, a class number is from 0", column.name, targets[at], samples[at]);
+                let why =
+                    format!("{} is {} at row {}, a class number is from 0", column.name, targets[at], samples[at]);
                 return Err(Error::input(doing(), why));
             }
         }
@@ -155,8 +165,13 @@ impl Column {
         let row = row.to_vec();
         let column = Column { name: name.to_owned(), shape: row, channels: 1, factor: 1.0, cache: None, dataset };
         match column.descriptor()? {
-            TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_) | TypeDescriptor::Boolean => {}
-            other => return Err(format!("{name} holds {other}, expected integers or floating-point numbers")),
+            TypeDescriptor::Integer(_)
+            | TypeDescriptor::Unsigned(_)
+            | TypeDescriptor::Float(_)
+            | TypeDescriptor::Boolean => {}
+            other => {
+                return Err(format!("{name} holds {other}, expected integers or floating-point numbers"));
+            }
         }
         Ok(Column { cache: column.new_cache(), ..column })
     }
@@ -224,7 +239,10 @@ impl Column {
                 self.arrange(&block[(row - first) * len..][..len], value);
                 if let Some(at) = value.iter().position(|value| !value.is_finite()) {
                     let found = value[at];
-                    return Err(format!("{} holds {found} at row {row}, element {at}; every number must be finite", self.name));
+                    return Err(format!(
+                        "{} holds {found} at row {row}, element {at}; every number must be finite",
+                        self.name
+                    ));
                 }
                 if let Some((cached, present)) = &mut self.cache {
                     cached[row * len..][..len].copy_from_slice(value);
@@ -240,7 +258,8 @@ impl Column {
         let ranges = std::iter::once((start, count)).chain(self.shape.iter().map(|&size| (0, size)));
         let selection = Hyperslab::from(ranges.map(all).collect::<Vec<_>>());
         let block = self.dataset.read_slice::<f32, _, IxDyn>(selection);
-        let block = block.map_err(|error| format!("{}, rows {start} to {}: {error}", self.name, start + count - 1))?;
+        let block =
+            block.map_err(|error| format!("{}, rows {start} to {}: {error}", self.name, start + count - 1))?;
         Ok(block.into_raw_vec_and_offset().0)
     }
 

@@ -63,7 +63,11 @@ pub fn open(directory: &Path) -> Result<Data> {
 fn find(directory: &Path, name: &str) -> Option<PathBuf> {
     // some mirrors unpack with a dot where the original has a hyphen
     let dotted = name.replacen("-idx", ".idx", 1);
-    [name, &dotted].iter().flat_map(|name| [format!("{name}.gz"), name.to_string()]).map(|name| directory.join(name)).find(|path| path.exists())
+    [name, &dotted]
+        .iter()
+        .flat_map(|name| [format!("{name}.gz"), name.to_string()])
+        .map(|name| directory.join(name))
+        .find(|path| path.exists())
 }
 
 fn require(directory: &Path, name: &str) -> Result<PathBuf> {
@@ -95,7 +99,9 @@ fn parse(mut bytes: Vec<u8>, num_dimensions: usize) -> std::result::Result<(Vec<
     }
     if bytes.len() < 4 || bytes[..4] != magic {
         let found = &bytes[..bytes.len().min(4)];
-        return Err(format!("it begins with {found:?}, an IDX file of bytes in {num_dimensions} dimensions with {magic:?}"));
+        return Err(format!(
+            "it begins with {found:?}, an IDX file of bytes in {num_dimensions} dimensions with {magic:?}"
+        ));
     }
     if bytes.len() < header {
         return Err(format!("it ends after {} bytes, within its header of {header}", bytes.len()));
@@ -128,6 +134,8 @@ mod tests {
         assert!(error(&good[..6], 1).contains("within its header"));
         assert!(error(&good[..9], 1).contains("says 2 bytes, but 1 follow"));
         assert!(error(&[&good[..], &[1]].concat(), 1).contains("says 2 bytes, but 3 follow"));
-        assert!(error(&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], 3).contains("0 follow"));
+        assert!(
+            error(&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], 3).contains("0 follow")
+        );
     }
 }

@@ -16,9 +16,7 @@ mod cpu;
 mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
-pub use shapes::{
-    Activation, AdamStep, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,
-};
+pub use shapes::{Activation, AdamStep, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout};
 
 /// Where in the totals buffer a step's sums are: see [`Device::cross_entropy`] and [`Device::adam_step`].
 pub mod totals {
@@ -180,13 +178,7 @@ pub trait Device {
     );
 
     /// Transposes each of `input`'s matrices of `rows × columns`.
-    fn transpose_each(
-        &self,
-        rows: usize,
-        columns: usize,
-        input: Self::View<'_>,
-        output: Self::ViewMut<'_>,
-    );
+    fn transpose_each(&self, rows: usize, columns: usize, input: Self::View<'_>, output: Self::ViewMut<'_>);
 
     /// Softmax and cross-entropy of `logits`, `[rows, columns]`, with the class numbers in `labels`, `[rows]`:
     /// `gradient = scale · (softmax − one-hot)`, and adds the rows' losses and correct guesses to `sums` (see [`totals`]).

@@ -44,7 +44,11 @@ impl std::fmt::Display for Features {
             Features::Flat(1) => write!(f, "1 feature"),
             Features::Flat(len) => write!(f, "{len} features"),
             Features::Image { height, width, channels } => {
-                write!(f, "images of {height} × {width} with {channels} channel{}", if *channels == 1 { "" } else { "s" })
+                write!(
+                    f,
+                    "images of {height} × {width} with {channels} channel{}",
+                    if *channels == 1 { "" } else { "s" }
+                )
             }
         }
     }

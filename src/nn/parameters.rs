@@ -206,7 +206,7 @@ mod tests {
             let segmentation = Segmentation { segments, multiple };
             let mut flat = FlatBuffer::zeros(&device, &tensors(), &segmentation).unwrap();
             flat.initialise(&device, &tensors(), 5).unwrap();
-            assert!((0..flat.num_segments()).all(|s| flat.segment_len(s) % multiple == 0));
+            assert!((0..flat.num_segments()).all(|s| flat.segment_len(s).is_multiple_of(multiple)));
             assert_eq!(flat.tensor(&device, 2).len(), 8);
             digests.push(flat.digest(&device).unwrap());
         }

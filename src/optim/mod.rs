@@ -39,7 +39,14 @@ pub struct OptimizerSettings {
 impl OptimizerSettings {
     /// `rule` with PyTorch's default constants, but no weight decay.
     pub fn new(rule: Rule) -> OptimizerSettings {
-        OptimizerSettings { rule, momentum: 0.0, nesterov: false, weight_decay: 0.0, betas: [0.9, 0.999], epsilon: 1e-8 }
+        OptimizerSettings {
+            rule,
+            momentum: 0.0,
+            nesterov: false,
+            weight_decay: 0.0,
+            betas: [0.9, 0.999],
+            epsilon: 1e-8,
+        }
     }
 
     /// Values that the optimizer keeps for each parameter.

@@ -102,7 +102,8 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         let size = data.size();
         let lengths: Vec<usize> = model.tensors.iter().map(|tensor| tensor.num_elements()).collect();
         let segments = buckets(&lengths, settings.bucket_bytes / size_of::<f32>());
-        let faster = if model.num_parameters() < SMALL_MODEL { Reduction::AllReduce } else { Reduction::ReduceScatter };
+        let faster =
+            if model.num_parameters() < SMALL_MODEL { Reduction::AllReduce } else { Reduction::ReduceScatter };
         let reduction = settings.reduction.unwrap_or(faster);
         let parts = if reduction == Reduction::ReduceScatter { size } else { 1 };
         let multiple = parts * SHARD_MULTIPLE;

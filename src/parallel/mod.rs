@@ -1,4 +1,4 @@
-//! The strategies: where networks meet ranks. [`shard`](mod@shard), [`bucket`] and [`schedule`] are pure logic; [`data`] is
+//! The strategies: where networks meet ranks. [`shard()`], [`bucket`] and [`schedule`] are pure logic; [`data`] is
 //! data parallelism.
 
 pub mod bucket;

@@ -65,11 +65,14 @@ impl FromStr for ShapeText {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<ShapeText, String> {
-        let sizes: Option<Vec<usize>> = text.split('x').map(|part| part.parse().ok().filter(|&size| size > 0)).collect();
+        let sizes: Option<Vec<usize>> =
+            text.split('x').map(|part| part.parse().ok().filter(|&size| size > 0)).collect();
         match sizes.as_deref() {
             Some(&[len]) => Ok(ShapeText(Features::Flat(len))),
             Some(&[channels, height, width]) => Ok(ShapeText(Features::Image { height, width, channels })),
-            _ => Err("expected a number of features such as 784, or channels, height and width such as 3x32x32".into()),
+            _ => {
+                Err("expected a number of features such as 784, or channels, height and width such as 3x32x32".into())
+            }
         }
     }
 }
@@ -170,9 +173,8 @@ fn open_source(options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
 
 fn open_path(path: &Path, options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
     let fail = |why: String| Error::input(format!("opening --data {}", path.display()), why);
-    let metadata = std::fs::metadata(path).map_err(|error| {
-        fail(format!("{error}; expected digits, synthetic, a directory or an HDF5 file"))
-    })?;
+    let metadata = std::fs::metadata(path)
+        .map_err(|error| fail(format!("{error}; expected digits, synthetic, a directory or an HDF5 file")))?;
     if !metadata.is_dir() {
         return hdf5(path, options);
     }
@@ -226,7 +228,6 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
     let test = part(*synthetic_samples, num_test)?;
     Ok(Data { train: part(0, *synthetic_samples)?, test: Some(test) })
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -94,9 +94,10 @@ impl MetricsFile {
             return;
         }
         let outcome = match &mut self.form {
-            Form::Csv(writer) => {
-                writer.serialize(row).map_err(|error| error.to_string()).and_then(|()| writer.flush().map_err(|e| e.to_string()))
-            }
+            Form::Csv(writer) => writer
+                .serialize(row)
+                .map_err(|error| error.to_string())
+                .and_then(|()| writer.flush().map_err(|e| e.to_string())),
             Form::JsonLines(writer) => serde_json::to_writer(&mut *writer, row)
                 .map_err(std::io::Error::from)
                 .and_then(|()| writer.write_all(b"\n"))

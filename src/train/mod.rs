@@ -10,8 +10,6 @@ mod trainer;
 pub use data_options::DataOptions;
 pub use metrics::{MetricsRow, ResultLine};
 pub use model_options::{ActivationName, ModelName, SizeList};
-pub use options::{
-    DeviceName, OptimizerName, ReductionName, ScheduleName, StandardiseName, Switch, TrainOptions,
-};
+pub use options::{DeviceName, OptimizerName, ReductionName, ScheduleName, StandardiseName, Switch, TrainOptions};
 pub use run::run;
 pub use trainer::{Outcome, Trainer, TrainerSettings};

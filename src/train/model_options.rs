@@ -85,7 +85,9 @@ impl TrainOptions {
             ModelName::DeepMlp => {
                 let width = self.width.unwrap_or(features.len());
                 if width != features.len() {
-                    return fail(format!("--width is {width}, but a sample has {features}; leave it out or make them equal"));
+                    return fail(format!(
+                        "--width is {width}, but a sample has {features}; leave it out or make them equal"
+                    ));
                 }
                 if self.layers == 0 {
                     return fail("--layers is 0, but must be at least 1".into());

@@ -124,11 +124,11 @@ pub struct TrainOptions {
     pub optimizer: OptimizerName,
 
     /// Learning rate, at the end of the warm-up [default: 0.05 with sgd, 0.001 with adam and adamw]
-    #[arg(long, value_name = "RATE", help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "RATE", help_heading = "Training")]
     pub learning_rate: Option<f64>,
 
     /// Momentum of sgd, from 0 to below 1
-    #[arg(long, value_name = "M", default_value_t = 0.9, help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "M", default_value_t = 0.9, help_heading = "Training")]
     pub momentum: f64,
 
     /// Nesterov's momentum in sgd
@@ -136,7 +136,7 @@ pub struct TrainOptions {
     pub nesterov: bool,
 
     /// Weight decay, per unit of learning rate [default: 0, 0.01 with adamw]
-    #[arg(long, value_name = "D", help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "D", help_heading = "Training")]
     pub weight_decay: Option<f64>,
 
     /// How the learning rate goes on after the warm-up
@@ -148,7 +148,13 @@ pub struct TrainOptions {
     pub warmup_steps: u64,
 
     /// Where the cosine and linear schedules end
-    #[arg(long, value_name = "RATE", default_value_t = 0.0, help_heading = "Training")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "RATE",
+        default_value_t = 0.0,
+        help_heading = "Training"
+    )]
     pub final_learning_rate: f64,
 
     /// Steps between two decays of the step schedule
@@ -156,11 +162,11 @@ pub struct TrainOptions {
     pub decay_interval: u64,
 
     /// Factor of each decay of the step schedule
-    #[arg(long, value_name = "F", default_value_t = 0.1, help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "F", default_value_t = 0.1, help_heading = "Training")]
     pub decay_factor: f64,
 
     /// Shorten the gradient to this norm where it is longer [default: leave it]
-    #[arg(long, value_name = "NORM", help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "NORM", help_heading = "Training")]
     pub clip_norm: Option<f64>,
 
     /// Seed of the initial weights, the order of the samples and synthetic data
@@ -176,7 +182,7 @@ pub struct TrainOptions {
     pub threads: Option<usize>,
 
     /// Largest bucket of gradients that travels as one message, in MB
-    #[arg(long, value_name = "MB", default_value_t = 25.0, help_heading = "Machine")]
+    #[arg(long, allow_negative_numbers = true, value_name = "MB", default_value_t = 25.0, help_heading = "Machine")]
     pub bucket_mb: f64,
 
     /// Exchange gradients while the backward pass goes on
@@ -243,7 +249,10 @@ impl TrainOptions {
             }
         }
         if !(0.0..1.0).contains(&self.momentum) {
-            return Err(Error::input("--momentum", format!("it is {}, but must be from 0 to below 1", self.momentum)));
+            return Err(Error::input(
+                "--momentum",
+                format!("it is {}, but must be from 0 to below 1", self.momentum),
+            ));
         }
         if self.nesterov && self.momentum == 0.0 {
             return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
@@ -252,7 +261,9 @@ impl TrainOptions {
             return Err(Error::input("--threads", "it is 0, but must be at least 1"));
         }
         if batch < num_replicas {
-            let why = format!("a global batch of {batch} cannot be shared by {num_replicas} ranks; give at least one sample a rank");
+            let why = format!(
+                "a global batch of {batch} cannot be shared by {num_replicas} ranks; give at least one sample a rank"
+            );
             return Err(Error::input("--batch-size", why));
         }
         Ok(())

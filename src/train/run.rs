@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
+use super::TrainOptions;
 use super::data_options::{self, Samples};
 use super::metrics::{MetricsFile, MetricsRow, ResultLine, median};
 use super::options::DeviceName;
 use super::trainer::{Outcome, Trainer, TrainerSettings};
-use super::TrainOptions;
 use crate::app::{self, Progress};
 use crate::comm::{Buffer, Grid, World};
 use crate::device::{Cpu, Device};
@@ -86,7 +86,8 @@ impl Run<'_> {
             let epoch = done as f64 / steps_per_epoch as f64;
             if let Some(metrics) = &mut metrics {
                 let Outcome { loss, accuracy, gradient_norm, .. } = outcome;
-                let row = MetricsRow { step: done, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms: elapsed };
+                let row =
+                    MetricsRow { step: done, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms: elapsed };
                 metrics.write(&row);
             }
             progress.set(done, || format!("epoch {epoch:.1}  loss {:.4}", outcome.loss));
@@ -150,8 +151,17 @@ impl Run<'_> {
         let train = samples.train.dataset();
         let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
         let (source, num_train) = (train.source(), train.num_samples());
-        log::info!("{} for {}, {} parameters; {source}: {num_train} samples to train, {num_test} to test", model.name, model.input, model.num_parameters());
-        log::info!("{num_steps} steps of {} samples; gradients by {:?}", self.options.batch_size, trainer.reduction());
+        log::info!(
+            "{} for {}, {} parameters; {source}: {num_train} samples to train, {num_test} to test",
+            model.name,
+            model.input,
+            model.num_parameters()
+        );
+        log::info!(
+            "{num_steps} steps of {} samples; gradients by {:?}",
+            self.options.batch_size,
+            trainer.reduction()
+        );
     }
 
     fn evaluate<D: Device<Buffer: Buffer<f32>>>(
@@ -159,7 +169,9 @@ impl Run<'_> {
         trainer: &mut Trainer<'_, D>,
         samples: &mut Samples,
     ) -> Result<Option<Outcome>> {
-        let Some(test) = &mut samples.test else { return Ok(None) };
+        let Some(test) = &mut samples.test else {
+            return Ok(None);
+        };
         let outcome = trainer.evaluate(test)?;
         log::info!("test: {}", words(&outcome));
         Ok(Some(outcome))
@@ -167,7 +179,7 @@ impl Run<'_> {
 }
 
 fn due(done: u64, every: u64) -> bool {
-    every > 0 && done % every == 0
+    every > 0 && done.is_multiple_of(every)
 }
 
 fn words(outcome: &Outcome) -> String {

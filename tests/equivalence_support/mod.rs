@@ -210,9 +210,13 @@ impl Oracle {
                 OptimizerSettings { rule: Rule::AdamW, weight_decay: 1e-2, ..adam },
                 1e-3,
             ),
-            "lenet_sgd" => {
-                (Network::lenet(10), image(28, 1), Targets::Classes(10), OptimizerSettings { momentum: 0.5, ..sgd }, 0.01)
-            }
+            "lenet_sgd" => (
+                Network::lenet(10),
+                image(28, 1),
+                Targets::Classes(10),
+                OptimizerSettings { momentum: 0.5, ..sgd },
+                0.01,
+            ),
             "cifar_net_adam" => (Network::cifar(10), image(32, 3), Targets::Classes(10), adam, 1e-3),
             other => panic!("there is no oracle {other}"),
         };
@@ -256,7 +260,8 @@ impl Oracle {
         let inputs = self.inputs(losses.len());
         let batch_size = inputs.len() / self.features.len() / losses.len();
         let has_targets = self.targets != Targets::Nothing;
-        let targets = (0..losses.len()).filter(|_| has_targets).flat_map(|step| self.read(&format!("input/{step}/y")));
+        let targets =
+            (0..losses.len()).filter(|_| has_targets).flat_map(|step| self.read(&format!("input/{step}/y")));
         let target_values = targets.map(|value| value as f32).collect();
         let (features, targets) = (self.features, self.targets);
         let table = Table { source: "an oracle".into(), features, targets, inputs, target_values };

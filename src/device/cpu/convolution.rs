@@ -184,8 +184,8 @@ impl<S: Simd> Kernel<'_, S> {
                     let inputs = &inputs[r][tap..][..(COLUMNS - 1) * channels + 1];
                     for c in 0..COLUMNS {
                         let input = self.simd.splat_f32s(inputs[c * channels]);
-                        for g in 0..GROUP {
-                            sums[r][c][g] = self.simd.mul_add_e_f32s(input, weights[g], sums[r][c][g]);
+                        for (sum, weight) in sums[r][c].iter_mut().zip(weights) {
+                            *sum = self.simd.mul_add_e_f32s(input, *weight, *sum);
                         }
                     }
                 }
@@ -200,8 +200,8 @@ impl<S: Simd> Kernel<'_, S> {
         let sums = self.tile::<2, COLUMNS, GROUP, CHANNELS>(at);
         let simd = self.simd;
         for pair in 0..COLUMNS / 2 {
-            for g in 0..GROUP {
-                let mut best = sums[0][2 * pair][g];
+            for (g, first) in sums[0][2 * pair].iter().enumerate() {
+                let mut best = *first;
                 let mut route = simd.splat_f32s(f32::from_bits(0));
                 for place in 1..4 {
                     let next = sums[place / 2][2 * pair + place % 2][g];

@@ -202,7 +202,8 @@ impl Cpu {
         self.vectorised(
             #[inline(always)]
             || {
-                let chunks = parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).zip(momentum.chunks_mut(CHUNK));
+                let chunks =
+                    parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).zip(momentum.chunks_mut(CHUNK));
                 for ((parameters, gradients), momentum) in chunks {
                     squares += sum_of_squares(gradients);
                     for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(momentum) {

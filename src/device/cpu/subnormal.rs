@@ -24,7 +24,8 @@ mod tests {
         assert!(half() > 0.0);
         if cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
             assert_eq!(flush_subnormals(half), 0.0);
-            let elsewhere = || std::thread::spawn(move || black_box(f32::MIN_POSITIVE) * black_box(0.5)).join().unwrap();
+            let elsewhere =
+                || std::thread::spawn(move || black_box(f32::MIN_POSITIVE) * black_box(0.5)).join().unwrap();
             assert_eq!(flush_subnormals(elsewhere), 0.0);
         }
         assert!(half() > 0.0);

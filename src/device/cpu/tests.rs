@@ -37,8 +37,8 @@ fn plain_convolution(shape: &ConvolutionShape, input: &[f32], weight: &[f32], bi
     for row in 0..shape.rows {
         for y in 0..height {
             for x in 0..width {
-                for o in 0..shape.outputs {
-                    let mut sum = f64::from(bias[o]);
+                for (o, bias) in bias.iter().enumerate() {
+                    let mut sum = f64::from(*bias);
                     for_each_tap(shape, row, (y, x), o, |i, w| sum += f64::from(input[i]) * f64::from(weight[w]));
                     output.push(sum);
                 }
