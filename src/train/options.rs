@@ -107,7 +107,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Training")]
     pub epochs: u64,
 
-    /// Stop after this many steps, whatever --epochs says
+    /// Train for this many steps instead of --epochs
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub steps: Option<u64>,
 
