@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | |
 //! | [`device`] | arithmetic: the trait [`Device`](device::Device) and the processor; the only place that names `gemm` | |
+//! | [`memory`] | large arrays on huge pages | |
 //! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | where samples come from and in which order | `nn` |
@@ -35,6 +36,7 @@ pub mod app;
 pub mod comm;
 pub mod dataset;
 pub mod device;
+pub mod memory;
 pub mod nn;
 pub mod optim;
 pub mod parallel;

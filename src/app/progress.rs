@@ -58,7 +58,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
-            bar.abandon();
+            bar.finish_and_clear();
             if let Ok(mut shared) = BAR.lock() {
                 *shared = None;
             }

@@ -201,9 +201,9 @@ impl Communicator {
     /// Replaces `values` by their combination over all ranks (`MPI_Allreduce`), the same bits on each. Collective.
     ///
     /// # Errors
-    /// None at present.
+    /// There is no memory for a chunk of scratch.
     pub fn all_reduce<T: Element>(&self, values: &mut [T], operation: Operation) -> Result<()> {
-        let mut scratch = self.raw.take_scratch::<T>(values.len().min(ALL_REDUCE_CHUNK));
+        let mut scratch = self.raw.take_scratch::<T>(values.len().min(ALL_REDUCE_CHUNK))?;
         for chunk in values.chunks_mut(ALL_REDUCE_CHUNK) {
             let result = &mut bytemuck::cast_slice_mut(&mut scratch)[..chunk.len()];
             self.raw.blocking_all_reduce(chunk, result, operation);

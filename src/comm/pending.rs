@@ -11,6 +11,7 @@ use std::rc::Rc;
 use super::raw::{Channel, Raw, Requests, test_all, wait_all};
 use super::{Communicator, Element, Operation};
 use crate::Result;
+use crate::memory::Memory;
 
 /// A buffer whose elements stay where they are in memory when the buffer itself is moved.
 ///
@@ -22,8 +23,8 @@ pub unsafe trait Buffer<T>: AsRef<[T]> + AsMut<[T]> + 'static {}
 unsafe impl<T: 'static> Buffer<T> for Vec<T> {}
 // SAFETY: the elements are on the heap.
 unsafe impl<T: 'static> Buffer<T> for Box<[T]> {}
-// SAFETY: the elements are on the heap.
-unsafe impl<T: 'static> Buffer<T> for aligned_vec::AVec<T> {}
+// SAFETY: the elements are in a memory map of their own.
+unsafe impl<T: bytemuck::Pod> Buffer<T> for Memory<T> {}
 
 /// An operation under way on the buffers `B`.
 ///
@@ -39,7 +40,7 @@ pub struct Pending<B> {
 
 /// What is left to do on this rank when the messages have arrived.
 struct Finish<B> {
-    scratch: Vec<u64>,
+    scratch: Memory<u64>,
     operation: Operation,
     run: fn(&Raw, &mut B, &mut [u64], Operation),
 }
@@ -250,7 +251,7 @@ impl Communicator {
         operation: Operation,
     ) -> Result<Pending<B>> {
         let count = self.part_length("reduce-scattering", values.as_ref().len())?;
-        let mut scratch = self.raw.take_scratch::<T>(count * (self.size() - 1));
+        let mut scratch = self.raw.take_scratch::<T>(count * (self.size() - 1))?;
         let inbox = scratch.as_mut_ptr().cast::<T>();
         let rank = self.rank();
         let mut pending = self.start(values, |raw, requests, values| {

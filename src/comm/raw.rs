@@ -20,6 +20,8 @@ use mpi::topology::{Communicator as _, SimpleCommunicator};
 use mpi::traits::AsRaw;
 
 use super::{Element, Operation};
+use crate::Result;
+use crate::memory::Memory;
 
 /// The largest count that one MPI call takes.
 const LARGEST_COUNT: usize = c_int::MAX as usize;
@@ -32,7 +34,7 @@ pub(super) struct Raw {
     pub(super) rank: usize,
     pub(super) size: usize,
     limit: Cell<usize>,
-    scratch: RefCell<Vec<Vec<u64>>>,
+    scratch: RefCell<Vec<Memory<u64>>>,
     requests: RefCell<Vec<Requests>>,
 }
 
@@ -101,20 +103,20 @@ impl Raw {
         (0..count.div_ceil(limit)).map(move |i| (i * limit, limit.min(count - i * limit) as c_int))
     }
 
-    /// Zeroed or used memory for `count` elements, to be handed back with [`Raw::recycle`].
-    pub(super) fn take_scratch<T: Element>(&self, count: usize) -> Vec<u64> {
-        let mut words = self.scratch.borrow_mut().pop().unwrap_or_default();
+    /// Memory for at least `count` elements, used before or not, to be handed back with [`Raw::recycle`]. Operations of a
+    /// kind come again with the same sizes, so the smallest piece that fits is taken.
+    pub(super) fn take_scratch<T: Element>(&self, count: usize) -> Result<Memory<u64>> {
         let needed = (count * size_of::<T>()).div_ceil(size_of::<u64>());
-        if words.len() < needed {
-            words.resize(needed, 0);
+        let mut pieces = self.scratch.borrow_mut();
+        let fitting = (0..pieces.len()).filter(|&at| pieces[at].len() >= needed);
+        match fitting.min_by_key(|&at| pieces[at].len()) {
+            Some(at) => Ok(pieces.swap_remove(at)),
+            None => Memory::zeroed(needed),
         }
-        words
     }
 
-    pub(super) fn recycle(&self, words: Vec<u64>) {
-        if !words.is_empty() {
-            self.scratch.borrow_mut().push(words);
-        }
+    pub(super) fn recycle(&self, scratch: Memory<u64>) {
+        self.scratch.borrow_mut().push(scratch);
     }
 
     pub(super) fn take_requests(&self) -> Requests {
@@ -336,7 +338,7 @@ impl Raw {
         values: &mut [T],
         from: usize,
         tag: i32,
-    ) -> Result<usize, usize> {
+    ) -> std::result::Result<usize, usize> {
         let mut status = MaybeUninit::uninit();
         let mut message = MaybeUninit::uninit();
         let mut length = 0;

@@ -45,8 +45,8 @@ struct Column {
     shape: Vec<usize>,
     /// Channels first in the file, to be turned to channels last.
     channels: usize,
-    /// What a stored number is multiplied by: 1/255 for bytes of images.
-    factor: f32,
+    /// What a stored number is divided by: 255 for bytes of images.
+    divisor: f32,
     /// Rows that have been read, and which.
     cache: Option<(Vec<f32>, Vec<bool>)>,
 }
@@ -82,7 +82,7 @@ impl Hdf5File {
             }
         };
         if let (Features::Image { channels, .. }, true) = (features, inputs.is_bytes()?) {
-            (inputs.channels, inputs.factor) = (channels, 1.0 / 255.0);
+            (inputs.channels, inputs.divisor) = (channels, 255.0);
         } else if let Features::Image { channels, .. } = features {
             inputs.channels = channels;
         }
@@ -163,7 +163,7 @@ impl Column {
             return Err(format!("{name} is a single number, expected a row for each sample"));
         };
         let row = row.to_vec();
-        let column = Column { name: name.to_owned(), shape: row, channels: 1, factor: 1.0, cache: None, dataset };
+        let column = Column { name: name.to_owned(), shape: row, channels: 1, divisor: 1.0, cache: None, dataset };
         match column.descriptor()? {
             TypeDescriptor::Integer(_)
             | TypeDescriptor::Unsigned(_)
@@ -263,12 +263,12 @@ impl Column {
         Ok(block.into_raw_vec_and_offset().0)
     }
 
-    /// One row as it is used: channels last, times the factor.
+    /// One row as it is used: channels last, divided by the divisor.
     fn arrange(&self, row: &[f32], value: &mut [f32]) {
         let positions = row.len() / self.channels.max(1);
         for (channel, plane) in row.chunks_exact(positions.max(1)).enumerate() {
             let places = value[channel.min(self.channels - 1)..].iter_mut().step_by(self.channels);
-            places.zip(plane).for_each(|(value, stored)| *value = stored * self.factor);
+            places.zip(plane).for_each(|(value, stored)| *value = stored / self.divisor);
         }
     }
 }

@@ -73,7 +73,7 @@ impl Dataset for ByteImages {
         let len = self.features.len();
         for ((&sample, input), target) in samples.iter().zip(inputs.chunks_exact_mut(len)).zip(targets) {
             let pixels = &self.pixels[sample * len..][..len];
-            input.iter_mut().zip(pixels).for_each(|(value, byte)| *value = f32::from(*byte) * (1.0 / 255.0));
+            input.iter_mut().zip(pixels).for_each(|(value, byte)| *value = f32::from(*byte) / 255.0);
             *target = f32::from(self.labels[sample]);
         }
         Ok(())

@@ -1,1 +1,101 @@
+//! Sets in memory, made on the fly, and their statistics.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::*;
+use crate::nn::Features;
+
+fn read(set: &mut dyn Dataset, samples: &[usize]) -> (Vec<f32>, Vec<f32>) {
+    let mut inputs = vec![f32::NAN; samples.len() * set.features().len()];
+    let mut targets = vec![f32::NAN; samples.len() * set.targets().len()];
+    set.read(samples, &mut inputs, &mut targets).unwrap();
+    (inputs, targets)
+}
+
+fn table() -> Table {
+    Table {
+        source: "a test".into(),
+        features: Features::Flat(3),
+        targets: Targets::Values(2),
+        inputs: (0..30).map(|i| i as f32).collect(),
+        target_values: (0..20).map(|i| -(i as f32)).collect(),
+    }
+}
+
+#[test]
+fn samples_come_in_the_order_asked_for() {
+    let (inputs, targets) = read(&mut table(), &[2, 0, 2]);
+    assert_eq!(inputs, [6.0, 7.0, 8.0, 0.0, 1.0, 2.0, 6.0, 7.0, 8.0]);
+    assert_eq!(targets, [-4.0, -5.0, 0.0, -1.0, -4.0, -5.0]);
+    let whole = Rc::new(RefCell::new(table()));
+    let mut part = Subset::new(Rc::clone(&whole), 2..5);
+    assert_eq!((part.num_samples(), part.source().as_str()), (3, "a test"));
+    assert_eq!(read(&mut part, &[2, 0]).0, [12.0, 13.0, 14.0, 6.0, 7.0, 8.0]);
+}
+
+#[test]
+fn bytes_of_images_come_as_0_to_1() {
+    let features = Features::Image { height: 1, width: 2, channels: 1 };
+    let images = |labels: Vec<u8>| ByteImages {
+        source: "a test".into(),
+        features,
+        pixels: vec![0, 255, 51, 102],
+        labels,
+        num_classes: 10,
+        preset: vec![[0.5, 0.5]],
+    };
+    assert_eq!(read(&mut images(vec![3, 9]), &[1, 0]), (vec![51.0 / 255.0, 102.0 / 255.0, 0.0, 1.0], vec![9.0, 3.0]));
+    assert!(images(vec![3]).checked().is_err() && images(vec![3, 10]).checked().is_err());
+}
+
+#[test]
+fn the_embedded_digits_are_there() {
+    let Data { train, test } = open_digits().unwrap();
+    let mut test = test.unwrap();
+    assert_eq!((train.num_samples(), test.num_samples()), (9000, 1000));
+    let statistics = Statistics::gather(&mut *test, 0..1000).unwrap();
+    let [mean, deviation] = statistics.moments()[0];
+    assert!((mean - 0.1307).abs() < 5e-3 && (deviation - 0.3081).abs() < 5e-3, "{mean} {deviation}");
+    assert_eq!(statistics.largest_label, 9.0);
+}
+
+#[test]
+fn statistics_of_parts_add_up_and_standardise() {
+    let mut set = Synthetic::new(Features::Flat(5), Targets::Classes(4), 0, 700, 1);
+    let whole = Statistics::gather(&mut set, 0..700).unwrap();
+    let parts = [0..300, 300..300, 300..700].map(|range| Statistics::gather(&mut set, range).unwrap());
+    assert_eq!(parts.iter().map(|part| part.count).sum::<f64>(), whole.count);
+    let sum: f64 = parts.iter().map(|part| part.squares[3]).sum();
+    assert!((sum - whole.squares[3]).abs() < 1e-9);
+
+    // a feature that never changes is only shifted
+    let mut set = table();
+    set.inputs.iter_mut().step_by(3).for_each(|value| *value = 7.0);
+    let moments = Statistics::gather(&mut set, 0..10).unwrap().moments();
+    assert_eq!(moments[0], [7.0, 1.0]);
+    let sampler = Sampler::new(10, 10, Order::Sequential, 0);
+    let mut batches = Batches::new(Box::new(set), sampler, Some(Standardise::new(moments)));
+    let (mut inputs, mut targets) = (vec![0.0; 30], vec![0.0; 20]);
+    batches.read(0, 0..10, &mut inputs, &mut targets).unwrap();
+    for feature in 0..3 {
+        let column = || inputs.iter().skip(feature).step_by(3);
+        let mean = column().sum::<f32>() / 10.0;
+        let variance = column().map(|value| (value - mean).powi(2)).sum::<f32>() / 10.0;
+        assert!(mean.abs() < 1e-6 && (variance - f32::from(feature > 0)).abs() < 1e-5, "{mean} {variance}");
+    }
+}
+
+#[test]
+fn synthetic_samples_depend_on_their_number_only() {
+    let features = Features::Image { height: 4, width: 5, channels: 2 };
+    let mut all = Synthetic::new(features, Targets::Classes(3), 0, 400, 9);
+    let mut later = Synthetic::new(features, Targets::Classes(3), 100, 300, 9);
+    let mut kept = Synthetic::open(features, Targets::Classes(3), 0, 400, 9).unwrap();
+    assert_eq!(read(&mut all, &[107, 399]), read(&mut later, &[7, 299]));
+    assert_eq!(read(&mut all, &[107, 399]), read(&mut *kept, &[107, 399]));
+    let mut other = Synthetic::new(features, Targets::Classes(3), 0, 400, 10);
+    assert_ne!(read(&mut all, &[0]).0, read(&mut other, &[0]).0);
+    let (_, labels) = read(&mut all, &(0..400).collect::<Vec<_>>());
+    assert!((0..3).all(|class| labels.iter().filter(|label| **label == class as f32).count() > 20));
+}

@@ -86,7 +86,8 @@ impl TrainOptions {
                 let width = self.width.unwrap_or(features.len());
                 if width != features.len() {
                     return fail(format!(
-                        "--width is {width}, but a sample has {features}; leave it out or make them equal"
+                        "--width is {width}, but a sample has {} values; leave it out or make them equal",
+                        features.len()
                     ));
                 }
                 if self.layers == 0 {

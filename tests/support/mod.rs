@@ -97,8 +97,8 @@ impl Job {
     pub fn run_with(self, meanwhile: impl FnOnce(u32)) -> Done {
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut command = self.command();
-        let text = format!("{command:?}").replace("\" \"", " ").replace('"', "");
-        let text = text.rsplit(" OMPI").next().unwrap_or_default().to_owned();
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let text = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let start = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {text}: {error}"));
         let streams = [collect(child.stdout.take()), collect(child.stderr.take())];

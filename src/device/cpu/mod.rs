@@ -17,11 +17,10 @@ mod tests;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use aligned_vec::AVec;
-
 use super::{
     Activation, AdamStep, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout, totals,
 };
+use crate::memory::Memory;
 use crate::{Error, Result};
 pub use subnormal::flush_subnormals;
 
@@ -35,7 +34,7 @@ pub struct Cpu {
     arch: pulp::Arch,
 }
 
-/// Memory that operations use again and again.
+/// Memory<f32> that operations use again and again.
 #[derive(Default)]
 struct Scratch {
     first: Vec<f32>,
@@ -102,21 +101,19 @@ impl Cpu {
 }
 
 impl Device for Cpu {
-    type Buffer = AVec<f32>;
+    type Buffer = Memory<f32>;
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
 
-    fn allocate(&self, len: usize) -> Result<AVec<f32>> {
-        let mut buffer = AVec::new(0);
-        buffer.resize(len, 0.0);
-        Ok(buffer)
+    fn allocate(&self, len: usize) -> Result<Memory<f32>> {
+        Memory::zeroed(len)
     }
 
-    fn view<'a>(&self, buffer: &'a AVec<f32>, range: Range<usize>) -> &'a [f32] {
+    fn view<'a>(&self, buffer: &'a Memory<f32>, range: Range<usize>) -> &'a [f32] {
         &buffer[range]
     }
 
-    fn view_mut<'a>(&self, buffer: &'a mut AVec<f32>, range: Range<usize>) -> &'a mut [f32] {
+    fn view_mut<'a>(&self, buffer: &'a mut Memory<f32>, range: Range<usize>) -> &'a mut [f32] {
         &mut buffer[range]
     }
 

@@ -1,0 +1,92 @@
+//! Memory for arrays: zeroed, on page boundaries, and on huge pages where it is large and the system has them.
+//!
+//! A training step streams through gigabytes, and MPI copies between processes page by page, so the size of a page shows.
+//! Both `comm` and `device` use this; it knows neither.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use bytemuck::Pod;
+use memmap2::{Advice, MmapMut};
+
+use crate::{Error, Result};
+
+/// The size of a huge page on the machines that have them.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A fixed number of elements, zero at first. They stay where they are when the value is moved, and mapped when it is leaked.
+#[derive(Debug)]
+pub struct Memory<T> {
+    map: MmapMut,
+    /// Where the elements begin in the map, in bytes.
+    start: usize,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Pod> Memory<T> {
+    /// Memory for `len` elements. Not collective.
+    ///
+    /// # Errors
+    /// The system has not that much memory.
+    pub fn zeroed(len: usize) -> Result<Memory<T>> {
+        let fail = |why: &dyn std::fmt::Display| {
+            let mebibytes = len as f64 * size_of::<T>() as f64 / f64::from(1 << 20);
+            Error::failed(format!("allocating {len} values ({mebibytes:.1} MiB)"), why)
+        };
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| fail(&"that is more than can be addressed"))?;
+        let is_large = bytes >= HUGE_PAGE;
+        let room = if is_large { bytes.saturating_add(HUGE_PAGE) } else { bytes.max(1) };
+        let map = MmapMut::map_anon(room).map_err(|error| fail(&error))?;
+        let mut start = 0;
+        if is_large {
+            start = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
+            // a system without huge pages does without
+            let _ = map.advise(Advice::HugePage);
+        }
+        Ok(Memory { map, start, len, elements: PhantomData })
+    }
+}
+
+impl<T: Pod> Deref for Memory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        bytemuck::cast_slice(&self.map[self.start..][..self.len * size_of::<T>()])
+    }
+}
+
+impl<T: Pod> DerefMut for Memory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.map[self.start..][..self.len * size_of::<T>()])
+    }
+}
+
+impl<T: Pod> AsRef<[T]> for Memory<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Pod> AsMut<[T]> for Memory<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HUGE_PAGE, Memory};
+
+    #[test]
+    fn memory_is_zero_and_large_memory_begins_on_a_huge_page() {
+        for len in [0, 1, 1000, HUGE_PAGE / 4 - 1, HUGE_PAGE / 4, HUGE_PAGE + 3] {
+            let mut memory = Memory::<f32>::zeroed(len).unwrap();
+            assert_eq!(memory.len(), len);
+            assert!(memory.iter().all(|value| *value == 0.0));
+            memory.fill(1.0);
+            assert!(4 * len < HUGE_PAGE || memory.as_ptr().addr().is_multiple_of(HUGE_PAGE));
+        }
+        assert!(Memory::<f32>::zeroed(usize::MAX / 2).unwrap_err().to_string().contains("allocating"));
+    }
+}
