@@ -16,7 +16,7 @@ export PRTE_MCA_hwloc_default_binding_policy = none
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 
-.PHONY: all demo test bench setup
+.PHONY: all demo test bench setup packages
 
 all: setup
 	cargo build --release
@@ -32,10 +32,12 @@ bench: all
 
 # one line of packages, and only where something is missing
 setup:
-	@if ! { command -v mpicc && command -v $(MPIEXEC) && pkg-config --exists hdf5 \
-	    && ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib*/libclang*.so* /usr/lib/*-linux-gnu/libclang*.so*; } >/dev/null 2>&1; then \
-	  if ! command -v apt-get >/dev/null; then \
-	    echo "Phalanx needs an MPI (mpicc), HDF5 with its headers and libclang; on Debian: $(PACKAGES)" >&2; exit 1; fi; \
-	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; set -ex; \
-	  $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -qq --no-install-recommends $(PACKAGES) >/dev/null; \
-	fi
+	@command -v mpicc >/dev/null && command -v $(MPIEXEC) >/dev/null && pkg-config --exists hdf5 2>/dev/null \
+	  && { [ -n "$$LIBCLANG_PATH" ] || ls /usr/lib/llvm-*/lib /usr/lib*/ /usr/lib/*-linux-gnu 2>/dev/null | grep -q '^libclang.*\.so'; } \
+	  || $(MAKE) --no-print-directory packages
+
+packages:
+	@command -v apt-get >/dev/null || { \
+	  echo "Phalanx needs an MPI (mpicc), HDF5 with its headers, libclang and pkg-config; Debian calls them $(PACKAGES)" >&2; exit 1; }
+	@sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; set -ex; $$sudo apt-get update -qq; \
+	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(PACKAGES) >/dev/null

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::Parser;
+use phalanx::app::print_line;
 use phalanx::comm::{Operation, World};
 use phalanx::parallel::shard;
 use phalanx::{Error, Result};
@@ -61,7 +62,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     if world.is_root() {
         let pi = 4.0 * sum[0];
         let off = (pi - std::f64::consts::PI).abs();
-        println!("pi = {pi:.15} from {num_terms} terms on {} ranks, off by {off:.1e}", world.size());
+        print_line(&format!("pi = {pi:.15} from {num_terms} terms on {} ranks, off by {off:.1e}", world.size()))?;
         let first_left_out = 4.0 * term(num_terms).abs();
         if off > first_left_out {
             let why = format!("the sum is off by {off:e}, more than the first term left out, {first_left_out:e}");

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use phalanx::app::print_line;
 use phalanx::comm::{Communicator, World};
 use phalanx::{Error, Result};
 
@@ -23,7 +24,7 @@ struct Arguments {
     largest: usize,
 
     /// Round trips of each size; the median counts
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     repeats: u32,
 }
 
@@ -46,7 +47,7 @@ fn blocking(all: &Communicator) -> Result<()> {
         1 => {
             number = [0];
             all.receive(&mut number, 0, 0)?;
-            println!("blocking: rank 1 received {} from rank 0", number[0]);
+            print_line(&format!("blocking: rank 1 received {} from rank 0", number[0]))?;
         }
         _ => {}
     }
@@ -60,7 +61,7 @@ fn non_blocking(all: &Communicator) -> Result<()> {
         0 => drop(all.start_send(vec![43523], 1, 0)?.wait()),
         1 => {
             let pending = all.start_receive(vec![0], 0, 0)?;
-            println!("non-blocking: rank 1 received {} from rank 0", pending.wait()[0]);
+            print_line(&format!("non-blocking: rank 1 received {} from rank 0", pending.wait()[0]))?;
         }
         _ => {}
     }
@@ -80,7 +81,7 @@ fn ring(all: &Communicator) -> Result<()> {
     all.send(&token, next, 0)?;
     if rank == 0 {
         all.receive(&mut token, previous, 0)?;
-        println!("ring: the token came back with {}, the sum of 0 to {}", token[0], size - 1);
+        print_line(&format!("ring: the token came back with {}, the sum of 0 to {}", token[0], size - 1))?;
     }
     all.barrier();
     Ok(())
@@ -88,7 +89,7 @@ fn ring(all: &Communicator) -> Result<()> {
 
 fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
     if all.is_root() {
-        println!("{:>12} {:>14} {:>14}", "bytes", "latency [us]", "MB/s");
+        print_line(&format!("{:>12} {:>14} {:>14}", "bytes", "latency [us]", "MB/s"))?;
     }
     let sizes = std::iter::once(0).chain((0..).map(|power| 1_usize << power));
     for bytes in sizes.take_while(|&bytes| bytes <= arguments.largest) {
@@ -112,7 +113,7 @@ fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
         // the first two warm up
         let median = *times[2..].select_nth_unstable_by(arguments.repeats as usize / 2, f64::total_cmp).1;
         if all.is_root() {
-            println!("{bytes:>12} {:>14.2} {:>14.0}", median * 1e6, bytes as f64 / median / 1e6);
+            print_line(&format!("{bytes:>12} {:>14.2} {:>14.0}", median * 1e6, bytes as f64 / median / 1e6))?;
         }
     }
     all.barrier();

@@ -22,7 +22,7 @@
 //!   or on the number of ranks. Only the order of sums does, so N ranks agree with one to the rounding, and a command
 //!   repeated gives the same bits.
 //! * An error path runs no collective. An error that all ranks share is agreed on first; any other ends the job at once.
-//! * A training step allocates nothing of ours once it is under way.
+//! * A training step with one thread a rank allocates nothing of ours once it is under way.
 //!
 //! # Deliberately absent
 //!

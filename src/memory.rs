@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytemuck::Pod;
 use memmap2::{Advice, MmapMut};
@@ -13,6 +14,15 @@ use crate::{Error, Result};
 
 /// The size of a huge page on the machines that have them.
 const HUGE_PAGE: usize = 2 << 20;
+
+/// Maps made so far: a step at steady state makes none, and a test looks.
+static NUM_MAPS: AtomicUsize = AtomicUsize::new(0);
+
+/// The number of memory maps that this process has made here.
+#[doc(hidden)]
+pub fn num_maps() -> usize {
+    NUM_MAPS.load(Ordering::Relaxed)
+}
 
 /// A fixed number of elements, zero at first. They stay where they are when the value is moved, and mapped when it is leaked.
 #[derive(Debug)]
@@ -37,6 +47,7 @@ impl<T: Pod> Memory<T> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| fail(&"that is more than can be addressed"))?;
         let is_large = bytes >= HUGE_PAGE;
         let room = if is_large { bytes.saturating_add(HUGE_PAGE) } else { bytes.max(1) };
+        NUM_MAPS.fetch_add(1, Ordering::Relaxed);
         let map = MmapMut::map_anon(room).map_err(|error| fail(&error))?;
         let mut start = 0;
         if is_large {

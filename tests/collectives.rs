@@ -1,5 +1,5 @@
 //! Every operation of a communicator on 1 to 4 ranks, in the world and in sub-groups of it, blocking and not, in one message
-//! and cut up: the worked examples of the teaching material, and exact expectations for every element type.
+//! and cut up: the textbook's worked examples, and exact expectations for every element type.
 
 mod support;
 
@@ -12,7 +12,8 @@ const ALL: &[usize] = &[1, 2, 3, 4];
 static CASES: &[Case] = &[
     Case { name: "all_operations", ranks: ALL, run: |world| everywhere(world, all_operations) },
     Case { name: "operations_overlap", ranks: ALL, run: |world| everywhere(world, operations_overlap) },
-    Case { name: "worked_example_collectives", ranks: &[4], run: worked_collectives },
+    Case { name: "worked_example_collectives", ranks: &[4, 8], run: worked_collectives },
+    Case { name: "worked_example_split_products", ranks: &[2, 4], run: split_products },
     Case { name: "worked_example_of_four_gradients", ranks: &[4], run: four_gradients },
     Case { name: "worked_example_reduce", ranks: &[8], run: reduce_of_eight },
     Case { name: "worked_example_scatter_and_product", ranks: &[2, 4], run: scatter_and_product },
@@ -26,7 +27,18 @@ static CASES: &[Case] = &[
 ];
 
 fn main() -> std::process::ExitCode {
-    cases::main(CASES)
+    cases::main(CASES, FAILING)
+}
+
+/// A rank that panics while the others wait for it takes the job down; without the abort they would wait for ever.
+static FAILING: &[(Case, &str)] =
+    &[(Case { name: "a_panic_ends_the_job", ranks: &[1, 2, 3], run: panic_on_the_last }, "panicked at")];
+
+fn panic_on_the_last(world: &World) {
+    if world.rank() + 1 == world.size() {
+        panic!("rank {} has had enough", world.rank());
+    }
+    world.communicator().barrier();
 }
 
 /// Runs `check` in the world, in a copy of it, in halves, and in the reversed order of ranks; with whole messages, and with
@@ -158,16 +170,19 @@ fn operations_overlap(c: &Communicator) {
     let start = |i: usize| c.start_reduce_scatter(vec![(rank + i) as i64; 11 * size], Operation::Sum).unwrap();
     let mut pending: Vec<_> = (0..5).map(start).collect();
     let broadcast = c.start_broadcast(vec![rank as i32; 3], size - 1).unwrap();
+    let barrier = c.start_barrier();
     while !pending.iter_mut().all(|operation| operation.test()) {}
     for (i, operation) in pending.into_iter().enumerate().rev() {
         let expected = (0..size).map(|rank| rank + i).sum::<usize>() as i64;
         assert!(operation.wait()[rank * 11..][..11].iter().all(|x| *x == expected));
     }
     assert_eq!(broadcast.wait(), [size as i32 - 1; 3]);
+    barrier.wait();
 }
 
+/// In the world, or in each group of four of a larger one.
 fn worked_collectives(world: &World) {
-    let c = world.communicator();
+    let c = &world.communicator().split(world.rank() / 4, world.rank()).unwrap();
     let r = c.rank() as f32;
     let own = [r, 1.0 + r, 2.0 + r, 3.0 + r];
     let mut sums = own;
@@ -179,6 +194,27 @@ fn worked_collectives(world: &World) {
     let mut whole = [0.0; 4];
     c.all_gather(&part, &mut whole).unwrap();
     assert_eq!(whole, sums, "all-reduce is reduce-scatter, then all-gather");
+}
+
+/// A · B with the columns of B on two ranks, and with the columns of A and rows of B: what tensor parallelism is made of.
+fn split_products(world: &World) {
+    let pair = world.communicator().split(world.rank() / 2, world.rank()).unwrap();
+    let r = pair.rank();
+    let a = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]];
+    let b = [[8.0, 9.0], [10.0, 11.0], [12.0, 13.0], [14.0, 15.0]];
+    let whole = [[76.0, 82.0], [252.0, 274.0]];
+
+    let column: Vec<f64> = a.iter().map(|row| (0..4).map(|k| row[k] * b[k][r]).sum()).collect();
+    assert_eq!(column, [whole[0][r], whole[1][r]]);
+    let mut columns = [0.0; 4];
+    pair.all_gather(&column, &mut columns).unwrap();
+    assert_eq!(columns, [76.0, 252.0, 82.0, 274.0]);
+
+    let part = |i: usize, j: usize| (2 * r..2 * r + 2).map(|k| a[i][k] * b[k][j]).sum::<f64>();
+    let mut sum = [part(0, 0), part(0, 1), part(1, 0), part(1, 1)];
+    assert_eq!(sum, [[10.0, 11.0, 82.0, 91.0], [66.0, 71.0, 170.0, 183.0]][r]);
+    pair.all_reduce(&mut sum, Operation::Sum).unwrap();
+    assert_eq!(sum, [76.0, 82.0, 252.0, 274.0]);
 }
 
 fn four_gradients(world: &World) {
@@ -268,6 +304,11 @@ fn more_than_a_c_int_counts(world: &World) {
         assert_eq!(found, [0, 1, len / 2, len - 2, len - 1]);
         assert!(found.iter().all(|&i| values[i] == (i % 251 + 1) as u8));
     }
+    // a broadcast as one message, a reduction in pieces
+    world.communicator().broadcast(&mut values, 1).unwrap();
+    assert_eq!((values[1], values[len - 1]), (2, ((len - 1) % 251 + 1) as u8));
+    world.communicator().all_reduce(&mut values, Operation::Max).unwrap();
+    assert_eq!((values[1], values[len - 2]), (2, ((len - 2) % 251 + 1) as u8));
 }
 
 fn wrong_lengths(world: &World) {

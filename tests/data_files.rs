@@ -53,7 +53,7 @@ fn put<T: hdf5::H5Type, D: ndarray::Dimension>(file: &hdf5::File, name: &str, va
 #[test]
 fn hdf5_tables_images_classes_and_values() {
     let folder = folder();
-    let (x, y) = data::rows();
+    let (x, y) = data::rows(40);
     let path = hdf5_file(&folder, |file| {
         put(file, "x", &x);
         put(file, "y", &y);
@@ -110,12 +110,14 @@ fn hdf5_gives_what_the_same_numbers_in_memory_give() {
 #[test]
 fn hdf5_that_does_not_fit_is_refused() {
     let dir = folder();
-    let (x, y) = data::rows();
+    let (x, y) = data::rows(40);
     let path = hdf5_file(&dir, |file| {
         put(file, "x", &x);
         put(file, "y", &y);
         put(file, "few", &Array1::from(vec![0_i64; 39]));
         put(file, "negative", &y.mapv(|label| label - 1));
+        put(file, "far", &y.mapv(|label| label * 500_000));
+        put(file, "same", &y.mapv(|_| 0));
         let mut holes = x.clone();
         holes[[33, 2]] = f32::NAN;
         put(file, "holes", &holes);
@@ -127,6 +129,8 @@ fn hdf5_that_does_not_fit_is_refused() {
     refused(&path, "--model mlp --inputs /nothing", "there is no dataset /nothing in it; its datasets: /");
     refused(&path, "--model mlp --targets /few", "/x has 40 rows, /few 39");
     refused(&path, "--model mlp --targets /negative", "/negative is -1 at row 0, a class number is from 0");
+    refused(&path, "--model mlp --targets /far", "/far holds 1000000 as a class number, with 40 samples");
+    refused(&path, "--model mlp --targets /same", "/same holds one class only, 0");
     refused(&path, "--model mlp --inputs /holes", "/holes holds NaN at row 33, element 2");
     refused(&path, "--model mlp --inputs /deep", "expected at most channels × height × width");
     refused(&path, "--model mlp --inputs /text", "expected integers or floating-point numbers");
@@ -205,6 +209,11 @@ fn damaged_idx_files_are_refused() {
     let mut labels = [0; 30];
     labels[7] = 10;
     damage("train-labels-idx1-ubyte", &idx(&[30], &labels), "label 7 is 10, expected 0 to 9");
+    damage(
+        "t10k-images-idx3-ubyte",
+        &idx(&[10, 14, 14], &[0; 10 * 196]),
+        "but images of 14 × 14 with 1 channel to test with",
+    );
     damage("train-images-idx3-ubyte.gz", b"\x1f\x8b\x08 cut short", "the file is damaged or cut short");
     let folder = idx_folder();
     fs::remove_file(folder.path().join("t10k-labels-idx1-ubyte")).unwrap();
@@ -264,7 +273,7 @@ fn fetch_takes_only_the_published_files() {
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("is not the published file: its MD5 should be"), "{said}");
     }
-    assert_eq!(fs::read_dir(to).unwrap().count(), 0, "nothing is left behind");
+    assert!(!Path::new(to).exists(), "nothing is left behind, not even the folder");
     assert_eq!(fetch(&["no-such-set"]).0, Some(2));
     assert_eq!(fetch(&[]).0, Some(2));
 }
@@ -272,7 +281,7 @@ fn fetch_takes_only_the_published_files() {
 #[test]
 fn fetch_takes_local_copies() {
     let Some(copies) = std::env::var_os("PHALANX_MNIST") else {
-        eprintln!("SKIPPED: $PHALANX_MNIST does not say where copies of MNIST's files are");
+        support::say_skipped("$PHALANX_MNIST does not say where copies of MNIST's files are");
         return;
     };
     let to = folder();

@@ -18,7 +18,7 @@ pub fn set_step(step: u64) {
     STEP.store(step, Ordering::Relaxed);
 }
 
-/// Starts logging. `RUST_LOG` overrides `verbosity`. Not collective; once per process.
+/// Starts logging. On rank 0 `RUST_LOG` overrides `verbosity`; the others only warn. Not collective; once per process.
 pub fn start(world: &World, verbosity: Verbosity) {
     let level = match verbosity {
         _ if !world.is_root() => LevelFilter::Warn,
@@ -28,7 +28,10 @@ pub fn start(world: &World, verbosity: Verbosity) {
         _ => LevelFilter::Trace,
     };
     let mut builder = Builder::new();
-    builder.filter_level(level).parse_env(Env::default());
+    builder.filter_level(level);
+    if world.is_root() {
+        builder.parse_env(Env::default());
+    }
     builder.format(|buffer, record| {
         let step = STEP.load(Ordering::Relaxed);
         let step = if step == u64::MAX { String::new() } else { format!(" step {step}") };

@@ -3,6 +3,7 @@
 mod log_lines;
 mod progress;
 
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -13,6 +14,18 @@ use crate::{Error, Result};
 
 pub use log_lines::{set_step, start as start_log};
 pub use progress::{Progress, ProgressMode};
+
+/// Prints a line on stdout. A reader that has gone away is no failure; a full disk is. Not collective.
+///
+/// # Errors
+/// The line cannot be written.
+pub fn print_line(line: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::failed("writing to stdout", error)),
+        _ => Ok(()),
+    }
+}
 
 /// How much a program says.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]

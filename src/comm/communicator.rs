@@ -95,7 +95,7 @@ impl Communicator {
     /// holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8).
     ///
     /// # Errors
-    /// `from` or `tag` is out of range, or the message is longer than `values`.
+    /// `from` or `tag` is out of range, or the message is longer than `values`, and then it is lost.
     pub fn receive<T: Element>(&self, values: &mut [T], from: usize, tag: i32) -> Result<usize> {
         self.check_peer("receiving", from, tag)?;
         self.raw.blocking_receive(values, from, tag).map_err(|length| {

@@ -64,6 +64,14 @@ impl Grid {
             tensor: all.split(data * shape.stage + stage, tensor)?,
         })
     }
+
+    /// [`Communicator::agree`] over the whole grid, axis by axis. Collective.
+    ///
+    /// # Errors
+    /// Some rank passed an error.
+    pub fn agree<T>(&self, outcome: Result<T>) -> Result<T> {
+        self.tensor.agree(self.stage.agree(self.data.agree(outcome)))
+    }
 }
 
 #[cfg(test)]

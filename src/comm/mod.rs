@@ -2,9 +2,9 @@
 //!
 //! | operation | MPI | who calls it |
 //! |---|---|---|
-//! | [`send`](Communicator::send), [`receive`](Communicator::receive), [`send_receive`](Communicator::send_receive) | `MPI_Send`, `MPI_Mrecv`, `MPI_Sendrecv` | the two ranks |
-//! | [`barrier`](Communicator::barrier), [`broadcast`](Communicator::broadcast), [`scatter`](Communicator::scatter), [`gather`](Communicator::gather), [`all_gather`](Communicator::all_gather), [`all_to_all`](Communicator::all_to_all) | `MPI_Barrier`, `MPI_Bcast`, … | all ranks |
-//! | [`reduce`](Communicator::reduce), [`all_reduce`](Communicator::all_reduce) | `MPI_Reduce`, `MPI_Allreduce` | all ranks |
+//! | [`send`](Communicator::send), [`receive`](Communicator::receive), [`send_receive`](Communicator::send_receive) | `MPI_Send`; `MPI_Mprobe` and `MPI_Mrecv`; `MPI_Isend` and `MPI_Irecv` | the two ranks |
+//! | [`barrier`](Communicator::barrier), [`broadcast`](Communicator::broadcast), [`scatter`](Communicator::scatter), [`gather`](Communicator::gather), [`all_gather`](Communicator::all_gather), [`all_to_all`](Communicator::all_to_all) | `MPI_Barrier`; `MPI_Ibcast`, …, and `MPI_Waitall` | all ranks |
+//! | [`reduce`](Communicator::reduce), [`all_reduce`](Communicator::all_reduce) | `MPI_Ireduce` and `MPI_Waitall`; `MPI_Allreduce` in chunks | all ranks |
 //! | [`reduce_scatter`](Communicator::reduce_scatter) | pairwise `MPI_Isend`/`MPI_Irecv`, sums in rank order | all ranks |
 //! | [`agree`](Communicator::agree) | `MPI_Allreduce`, and more only after an error | all ranks |
 //! | `start_…` | the `MPI_I…` of the same name, as a [`Pending`] that owns its buffers | as above |
@@ -12,6 +12,7 @@
 //! Nothing here knows what a layer is.
 
 mod agree;
+mod blocking;
 mod communicator;
 mod element;
 mod grid;

@@ -2,7 +2,7 @@
 //!
 //! A [`Pending`] owns the buffers that MPI reads and writes until [`Pending::wait`] gives them back, so nothing can
 //! touch them too early and nothing can free them too soon. MPI moves data only inside MPI calls: a program that
-//! computes for long calls [`Pending::test`] now and then (DESIGN: "the backward pass tests the pending requests").
+//! computes for long calls [`Pending::test`] now and then as the backward pass does between layers.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -21,8 +21,6 @@ pub unsafe trait Buffer<T>: AsRef<[T]> + AsMut<[T]> + 'static {}
 
 // SAFETY: the elements are on the heap.
 unsafe impl<T: 'static> Buffer<T> for Vec<T> {}
-// SAFETY: the elements are on the heap.
-unsafe impl<T: 'static> Buffer<T> for Box<[T]> {}
 // SAFETY: the elements are in a memory map of their own.
 unsafe impl<T: bytemuck::Pod> Buffer<T> for Memory<T> {}
 
@@ -117,6 +115,11 @@ impl Communicator {
             // SAFETY: as in `start_send`.
             unsafe { raw.receive(requests, Channel::Public, target(values), from, tag) }
         }))
+    }
+
+    /// Starts a barrier: the wait ends when every rank has started it (`MPI_Ibarrier`). Collective.
+    pub fn start_barrier(&self) -> Pending<()> {
+        self.start((), |raw, requests, ()| raw.barrier_request(requests))
     }
 
     /// Starts copying `values` of the root to every rank (`MPI_Ibcast`). Collective; lengths agree.

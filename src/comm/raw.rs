@@ -11,9 +11,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 
-use mpi::collective::CommunicatorCollectives as _;
 use mpi::datatype::{UncommittedUserDatatype, UserDatatype};
 use mpi::ffi;
 use mpi::topology::{Communicator as _, SimpleCommunicator};
@@ -28,9 +27,12 @@ const LARGEST_COUNT: usize = c_int::MAX as usize;
 
 /// One MPI communicator with a twin for the library's own point-to-point traffic, so that it never meets the user's
 /// tags, and the memory that operations use again and again.
+///
+/// MPI's communicators are never freed: `MPI_Comm_free` is collective (MPI-4.1 §7.4.3), and a rank that leaves because of an
+/// error of its own must not wait for the others. Programs make a handful of them, which last as long as the job.
 pub(super) struct Raw {
-    pub(super) public: SimpleCommunicator,
-    private: SimpleCommunicator,
+    pub(super) public: ManuallyDrop<SimpleCommunicator>,
+    private: ManuallyDrop<SimpleCommunicator>,
     pub(super) rank: usize,
     pub(super) size: usize,
     limit: Cell<usize>,
@@ -51,9 +53,9 @@ pub(super) enum Channel {
 }
 
 /// `count` elements as MPI counts them: some number of some datatype.
-struct Extent {
-    datatype: ffi::MPI_Datatype,
-    count: c_int,
+pub(super) struct Extent {
+    pub(super) datatype: ffi::MPI_Datatype,
+    pub(super) count: c_int,
     /// Freed on drop, which MPI delays until pending operations on it are complete (MPI-4.1 §5.1.9).
     _derived: Option<UserDatatype>,
 }
@@ -64,8 +66,8 @@ impl Raw {
         Raw {
             rank: public.rank() as usize,
             size: public.size() as usize,
-            private: public.duplicate(),
-            public,
+            private: ManuallyDrop::new(public.duplicate()),
+            public: ManuallyDrop::new(public),
             limit: Cell::new(LARGEST_COUNT),
             scratch: RefCell::default(),
             requests: RefCell::default(),
@@ -83,7 +85,7 @@ impl Raw {
         }
     }
 
-    fn extent<T: Element>(&self, count: usize) -> Extent {
+    pub(super) fn extent<T: Element>(&self, count: usize) -> Extent {
         let element = T::equivalent_datatype();
         let limit = self.limit.get();
         if count <= limit {
@@ -98,7 +100,7 @@ impl Raw {
     }
 
     /// Cuts `0..count` into ranges that one reduction call takes.
-    fn pieces(&self, count: usize) -> impl Iterator<Item = (usize, c_int)> + use<> {
+    pub(super) fn pieces(&self, count: usize) -> impl Iterator<Item = (usize, c_int)> + use<> {
         let limit = self.limit.get();
         (0..count.div_ceil(limit)).map(move |i| (i * limit, limit.min(count - i * limit) as c_int))
     }
@@ -120,15 +122,17 @@ impl Raw {
     }
 
     pub(super) fn take_requests(&self) -> Requests {
-        self.requests.borrow_mut().pop().unwrap_or_default()
+        let fresh = || Vec::with_capacity(2 * self.size);
+        self.requests.borrow_mut().pop().unwrap_or_else(fresh)
     }
 
     pub(super) fn recycle_requests(&self, requests: Requests) {
         self.requests.borrow_mut().push(requests);
     }
 
-    pub(super) fn barrier(&self) {
-        self.public.barrier();
+    pub(super) fn barrier_request(&self, requests: &mut Requests) {
+        // SAFETY: a barrier has no buffers.
+        requests.push(unsafe { request(|r| ffi::MPI_Ibarrier(self.public.as_raw(), r)) });
     }
 }
 
@@ -318,68 +322,13 @@ impl Raw {
     }
 }
 
-/// Blocking calls for which MPI has a faster path than start and wait.
-impl Raw {
-    /// `into = operation over all ranks of from`; lengths are equal.
-    pub(super) fn blocking_all_reduce<T: Element>(&self, from: &[T], into: &mut [T], operation: Operation) {
-        let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
-        for (at, n) in self.pieces(from.len()) {
-            let (from, into) = (address(from[at..].as_ptr()), address_mut(into[at..].as_mut_ptr()));
-            // SAFETY: both slices hold at least `n` elements from `at` on and do not overlap, being borrowed so.
-            unsafe {
-                ffi::MPI_Allreduce(from, into, n, datatype, operation.as_raw(), self.public.as_raw());
-            }
-        }
-    }
-
-    /// Receives into `values` a message that may be shorter; `Err(length)` if it is longer, and then takes nothing.
-    pub(super) fn blocking_receive<T: Element>(
-        &self,
-        values: &mut [T],
-        from: usize,
-        tag: i32,
-    ) -> std::result::Result<usize, usize> {
-        let mut status = MaybeUninit::uninit();
-        let mut message = MaybeUninit::uninit();
-        let mut length = 0;
-        let element = T::equivalent_datatype().as_raw();
-        // SAFETY: MPI_Mprobe fills both before it returns.
-        unsafe {
-            let comm = self.public.as_raw();
-            ffi::MPI_Mprobe(from as c_int, tag, comm, message.as_mut_ptr(), status.as_mut_ptr());
-            ffi::MPI_Get_elements_x(status.as_ptr(), element, &mut length);
-        }
-        let length = length as usize;
-        if length > values.len() {
-            return Err(length);
-        }
-        let extent = self.extent::<T>(length);
-        // SAFETY: `message` is the one just matched, and `values` holds its `length` elements.
-        unsafe {
-            let into = address_mut(values.as_mut_ptr());
-            ffi::MPI_Mrecv(into, extent.count, extent.datatype, message.as_mut_ptr(), ffi::RSMPI_STATUS_IGNORE);
-        }
-        Ok(length)
-    }
-
-    /// Sends `values` and returns when they may be changed again.
-    pub(super) fn blocking_send<T: Element>(&self, values: &[T], to: usize, tag: i32) {
-        let extent = self.extent::<T>(values.len());
-        // SAFETY: `values` stays borrowed until the call returns.
-        unsafe {
-            let (comm, from) = (self.public.as_raw(), address(values.as_ptr()));
-            ffi::MPI_Send(from, extent.count, extent.datatype, to as c_int, tag, comm);
-        }
-    }
-}
-
 /// What MPI is told of a buffer: the pointer of an empty Rust slice points nowhere, to 1 for bytes, and 1 is what Open MPI
 /// takes for `MPI_IN_PLACE`; such pointers, all on the first page of memory, become null.
-fn address<T>(pointer: *const T) -> *const c_void {
+pub(super) fn address<T>(pointer: *const T) -> *const c_void {
     if pointer.addr() < 4096 { std::ptr::null() } else { pointer.cast() }
 }
 
-fn address_mut<T>(pointer: *mut T) -> *mut c_void {
+pub(super) fn address_mut<T>(pointer: *mut T) -> *mut c_void {
     address(pointer.cast_const()).cast_mut()
 }
 

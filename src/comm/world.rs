@@ -21,6 +21,7 @@ pub struct World {
     communicator: Communicator,
     local_rank: usize,
     num_local_ranks: usize,
+    num_core_sharers: usize,
     num_nodes: usize,
     _universe: Universe,
 }
@@ -46,14 +47,18 @@ impl World {
         RANK.store(communicator.rank(), Ordering::Relaxed);
         install_panic_hook();
 
-        let node = universe.world().split_shared(communicator.rank() as i32);
-        let local_rank = node.rank() as usize;
+        let node = Communicator::new(universe.world().split_shared(communicator.rank() as i32));
+        let local_rank = node.rank();
+        let mut masks = vec![0_i64; node.size()];
+        let own_mask = [allowed_cores()];
+        node.all_gather(&own_mask, &mut masks)?;
         let mut leaders = [i64::from(local_rank == 0)];
         communicator.all_reduce(&mut leaders, Operation::Sum)?;
         Ok(World {
             communicator,
             local_rank,
-            num_local_ranks: node.size() as usize,
+            num_local_ranks: node.size(),
+            num_core_sharers: masks.iter().filter(|mask| **mask == own_mask[0]).count(),
             num_nodes: leaders[0] as usize,
             _universe: universe,
         })
@@ -89,6 +94,13 @@ impl World {
         self.num_local_ranks
     }
 
+    /// The number of threads that gives every core that this rank may use one: the launcher's binding counts, and cores that
+    /// several ranks of a node may use are divided among them. Not collective.
+    pub fn default_threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (cores / self.num_core_sharers).max(1)
+    }
+
     /// The number of nodes that the job spans. Not collective.
     pub fn num_nodes(&self) -> usize {
         self.num_nodes
@@ -110,6 +122,13 @@ impl World {
 pub fn rank_for_messages() -> Option<usize> {
     let rank = RANK.load(Ordering::Relaxed);
     (rank != usize::MAX).then_some(rank)
+}
+
+/// A hash of the set of cores that the system lets this process run on; 0 where it does not say.
+fn allowed_cores() -> i64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or_default();
+    xxhash_rust::xxh3::xxh3_64(list.trim().as_bytes()) as i64
 }
 
 fn abort(code: u8) -> ! {

@@ -1,7 +1,7 @@
 //! The user's own HDF5 file: one dataset of inputs, one of targets, samples along the first dimension.
 //!
 //! Only the rows asked for are read, runs of neighbours at once, so a file may be larger than memory. Rows that have been
-//! read are kept while all of them would fit in [`CACHE_BYTES`].
+//! read are kept if all of them would fit in [`Hdf5Options::cache_bytes`].
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ use super::{Dataset, Targets};
 use crate::nn::Features;
 use crate::{Error, Result};
 
-/// The most that a rank keeps of a file.
-pub const CACHE_BYTES: usize = 1 << 30;
+/// What HDF5 keeps of each dataset's unpacked chunks: its own default, 1 MiB, is often less than a single one.
+const CHUNK_CACHE_BYTES: usize = 64 << 20;
 
 /// The names of the datasets in a file.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub struct Hdf5Options {
     /// Targets: integers as class numbers, `[samples]`; or real values, `[samples]` or `[samples, values]`. `None` if the
     /// loss needs none.
     pub targets: Option<String>,
+    /// Rows that have been read are kept if those of inputs and targets together take no more than this.
+    pub cache_bytes: usize,
 }
 
 /// An open file.
@@ -59,15 +61,16 @@ impl Hdf5File {
     /// The file is none, or lacks a dataset of that name, type and shape; the message says what it has.
     pub fn open(path: &Path, options: &Hdf5Options) -> Result<Hdf5File> {
         let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
-        let length = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?.len();
-        if length == 0 {
-            return Err(fail("the file is empty".into()));
-        }
-        let file =
-            hdf5::File::open(path).map_err(|error| fail(format!("it is no HDF5 file, or is damaged: {error}")))?;
+        let file = open_file(path).map_err(fail)?;
         let column = |name: &str| Column::open(&file, name).map_err(fail);
         let mut inputs = column(&options.inputs)?;
-        let targets = options.targets.as_deref().map(column).transpose()?;
+        let mut targets = options.targets.as_deref().map(column).transpose()?;
+        let row_len = inputs.row_len() + targets.as_ref().map_or(0, Column::row_len);
+        let bytes = inputs.num_rows().saturating_mul(row_len).saturating_mul(size_of::<f32>());
+        if bytes <= options.cache_bytes {
+            inputs.keep_rows();
+            targets.iter_mut().for_each(Column::keep_rows);
+        }
         let features = match *inputs.shape.as_slice() {
             [] => Features::Flat(1),
             [len] => Features::Flat(len),
@@ -150,6 +153,27 @@ impl Dataset for Hdf5File {
     }
 }
 
+/// The file at `path`, or why it cannot be opened.
+fn open_file(path: &Path) -> std::result::Result<hdf5::File, String> {
+    // the system's reasons are clearer than HDF5's
+    let length = std::fs::File::open(path).and_then(|file| file.metadata()).map_err(|error| error.to_string())?.len();
+    if length == 0 {
+        return Err("the file is empty".into());
+    }
+    let opened =
+        hdf5::File::with_options().with_fapl(|access| access.chunk_cache(10_007, CHUNK_CACHE_BYTES, 0.75)).open(path);
+    opened.map_err(|error| {
+        let hint = if error.to_string().contains("lock") {
+            "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE"
+        } else if path.to_string_lossy().contains("-ubyte") {
+            "; of MNIST's files, give the directory that they are in"
+        } else {
+            ""
+        };
+        format!("it is no HDF5 file, or is damaged: {error}{hint}")
+    })
+}
+
 impl Column {
     fn open(file: &hdf5::File, name: &str) -> std::result::Result<Column, String> {
         let dataset = file.dataset(name).map_err(|_| {
@@ -173,12 +197,11 @@ impl Column {
                 return Err(format!("{name} holds {other}, expected integers or floating-point numbers"));
             }
         }
-        Ok(Column { cache: column.new_cache(), ..column })
+        Ok(column)
     }
 
-    fn new_cache(&self) -> Option<(Vec<f32>, Vec<bool>)> {
-        let len = self.num_rows().checked_mul(self.row_len())?;
-        (len <= CACHE_BYTES / size_of::<f32>()).then(|| (vec![0.0; len], vec![false; self.num_rows()]))
+    fn keep_rows(&mut self) {
+        self.cache = Some((vec![0.0; self.num_rows() * self.row_len()], vec![false; self.num_rows()]));
     }
 
     fn descriptor(&self) -> std::result::Result<TypeDescriptor, String> {

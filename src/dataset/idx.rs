@@ -25,6 +25,7 @@ pub enum IdxFamily {
 impl IdxFamily {
     /// Guessed from the name of `directory`.
     pub fn of(directory: &Path) -> IdxFamily {
+        let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
         let name = directory.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         if name.contains("fashion") { IdxFamily::FashionMnist } else { IdxFamily::Mnist }
     }

@@ -19,8 +19,8 @@ pub struct Statistics {
     pub largest_label: f64,
 }
 
-/// Samples that are looked at together.
-const BLOCK: usize = 256;
+/// Bytes of samples that are looked at together.
+const BLOCK_BYTES: usize = 16 << 20;
 
 impl Statistics {
     /// Looks at samples `range` of `dataset`. Not collective: ranks share the work and then the sums.
@@ -35,12 +35,13 @@ impl Statistics {
         let zeros = vec![0.0; channels];
         let mut found = Statistics { count: 0.0, sums: zeros.clone(), squares: zeros, largest_label: -1.0 };
         let (len, targets_len) = (dataset.features().len(), dataset.targets().len());
-        let (mut inputs, mut targets) = (vec![0.0; BLOCK * len], vec![0.0; BLOCK * targets_len]);
+        let block = (BLOCK_BYTES / size_of::<f32>() / len.max(1)).clamp(1, 4096);
+        let (mut inputs, mut targets) = (vec![0.0; block * len], vec![0.0; block * targets_len]);
         let mut samples = Vec::new();
         let mut start = range.start;
         while start < range.end {
             samples.clear();
-            samples.extend(start..range.end.min(start + BLOCK));
+            samples.extend(start..range.end.min(start + block));
             let (inputs, targets) = (&mut inputs[..samples.len() * len], &mut targets[..samples.len() * targets_len]);
             dataset.read(&samples, inputs, targets)?;
             for pixel in inputs.chunks_exact(channels) {
@@ -53,7 +54,7 @@ impl Statistics {
             if targets_len == 1 {
                 found.largest_label = targets.iter().fold(found.largest_label, |most, t| most.max(f64::from(*t)));
             }
-            start += BLOCK;
+            start += block;
         }
         Ok(found)
     }

@@ -1,7 +1,7 @@
 //! Arithmetic: the complete list of operations that training needs, as one trait, and the devices that do them.
 //!
-//! Operations are as coarse as a fused kernel, write into buffers that the caller allocated once, and never allocate
-//! at steady state. Arrays are dense and row-major. Images travel *channels last*, `[rows, height, width, channels]`,
+//! Operations are as coarse as a fused kernel, write into buffers that the caller allocated once, and at steady
+//! state allocate nothing but what starting several threads takes. Arrays are dense and row-major. Images travel *channels last*, `[rows, height, width, channels]`,
 //! between layers, so that the innermost loop of a convolution runs over consecutive memory whatever the image's width;
 //! [`Device::transpose_each`] turns them to channels first where a `Linear` layer with PyTorch's weight order follows.
 //!

@@ -187,7 +187,7 @@ impl<'m> Stage<'m> {
     }
 
     /// Backward pass of layer `index` of the model: from the gradient of its output to that of its parameters (added to
-    /// what is there if `accumulate`) and, unless it is the first of all, of its input. With no rows nothing happens.
+    /// what is there if `accumulate`) and, if an earlier layer has parameters, of its input. With no rows nothing happens.
     #[allow(clippy::too_many_arguments)] // each is a different part of the state of a step
     pub fn backward_layer<D: Device>(
         &self,
@@ -216,7 +216,7 @@ impl<'m> Stage<'m> {
         layer.backward_activation(device, &tape, gradient, gradients, accumulate);
         let gradient = device.view(&pair.current, 0..len);
         layer.backward_weight(device, rows, &tape, gradient, gradients, accumulate);
-        if index > 0 {
+        if self.model.layers[..index].iter().any(|earlier| !earlier.tensors().is_empty()) {
             let input_gradient = device.view_mut(&mut pair.other, 0..rows * layer.input_len());
             layer.backward_input(device, parameters, rows, &tape, gradient, input_gradient);
             std::mem::swap(&mut pair.current, &mut pair.other);

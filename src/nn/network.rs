@@ -63,7 +63,8 @@ impl Network {
     /// `layers` times x = gelu(x · W), without bias, all `width` wide; the loss is the mean of squares.
     pub fn deep_mlp(width: usize, layers: usize) -> Network {
         let layer = [Module::Product { outputs: width }, Module::Activation(Activation::Gelu)];
-        let modules = std::iter::repeat_n(layer, layers).flatten().collect();
+        let layers = std::iter::repeat_n(layer, layers).flatten();
+        let modules = std::iter::once(Module::Flatten).chain(layers).collect();
         Network { name: "deep-mlp".into(), modules, loss: Loss::MeanOfSquares }
     }
 
@@ -125,6 +126,9 @@ impl Network {
     }
 }
 
+/// Two sizes up to this can be multiplied without a thought of overflow.
+const LARGEST_SIZE: usize = 1 << 31;
+
 /// A network half built.
 struct Builder {
     features: Features,
@@ -145,6 +149,11 @@ impl Builder {
             Module::Activation(activation) => (Layer::Activation(activation, self.features), 1),
             Module::Flatten => match self.features {
                 Features::Flat(_) => return Ok(1),
+                // with one channel, first and last are the same order
+                Features::Image { height, width, channels: 1 } => {
+                    self.features = Features::Flat(height * width);
+                    return Ok(1);
+                }
                 Features::Image { height, width, channels } => {
                     (Layer::Flatten { positions: height * width, channels }, 1)
                 }
@@ -153,6 +162,9 @@ impl Builder {
         self.features = layer.output();
         if self.features.len() == 0 {
             return Err(format!("its outputs would be {}, and no size may be 0", self.features));
+        }
+        if self.features.len() > LARGEST_SIZE {
+            return Err(format!("its outputs would be {}, and no size may be above {LARGEST_SIZE}", self.features));
         }
         self.layers.push(layer);
         Ok(taken)

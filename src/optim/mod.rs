@@ -168,7 +168,12 @@ mod tests {
 
     #[test]
     fn every_rule_follows_its_definition() {
-        let device = Cpu::new(1).unwrap();
+        for threads in [1, 2] {
+            every_rule_on(&Cpu::new(threads).unwrap());
+        }
+    }
+
+    fn every_rule_on(device: &Cpu) {
         let mut cases: Vec<_> = [Rule::Sgd, Rule::Adam, Rule::AdamW].map(OptimizerSettings::new).into();
         cases.push(OptimizerSettings { weight_decay: 0.1, ..cases[0] });
         cases.push(OptimizerSettings { momentum: 0.9, weight_decay: 0.1, ..cases[0] });
@@ -178,13 +183,13 @@ mod tests {
         let rates = [0.1, 0.05, 0.2, 0.1];
         let gradients = [[0.3, -0.2, 0.0], [0.1, 0.4, -0.5], [-0.6, 0.2, 0.1], [0.0, 1.0, -1.0]];
         for settings in cases {
-            let mut optimizer = Optimizer::new(&device, settings, vec![3]).unwrap();
+            let mut optimizer = Optimizer::new(device, settings, vec![3]).unwrap();
             let (mut parameters, mut sums) = ([0.5, -1.0, 2.0], [0.0; totals::LEN]);
             for (t, (&learning_rate, gradient)) in rates.iter().zip(&gradients).enumerate() {
                 // half the gradient, doubled by the scale
                 let gradient = gradient.map(|g| 0.5 * g as f32);
                 let update = Update { number: t as u64 + 1, learning_rate, gradient_scale: 2.0 };
-                optimizer.step(&device, 0, &update, &mut parameters, &gradient, &mut sums);
+                optimizer.step(device, 0, &update, &mut parameters, &gradient, &mut sums);
             }
             let expected = reference(&settings, &rates, &gradients);
             for (found, expected) in parameters.iter().zip(expected) {

@@ -44,11 +44,28 @@ pub struct SyncSettings {
     pub clip_norm: Option<f64>,
 }
 
-/// Below this many parameters a message's latency outweighs its bytes, and one all-reduce beats two exchanges.
-const SMALL_MODEL: usize = 1 << 17;
+/// Below this many parameters a rank, the latency of a message outweighs its bytes, and one all-reduce beats two exchanges
+/// with every other rank.
+const SMALL_PART: usize = 1 << 16;
 
 /// Shards begin on a cache line.
 const SHARD_MULTIPLE: usize = 32;
+
+/// The communicators of a [`GradSync`], made before anything that can fail on one rank alone.
+pub struct SyncChannels {
+    reductions: Communicator,
+    gathers: Communicator,
+}
+
+impl SyncChannels {
+    /// For the replicas of `data`. Collective.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn new(data: &Communicator) -> Result<SyncChannels> {
+        Ok(SyncChannels { reductions: data.split(0, data.rank())?, gathers: data.split(0, data.rank())? })
+    }
+}
 
 /// The gradients of this rank's parameters over the data axis, from the backward pass to the update.
 pub struct GradSync<D: Device> {
@@ -88,22 +105,23 @@ enum State<B> {
 }
 
 impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
-    /// Prepares to train `model` over `data`. Returns also how parameters and gradients must be segmented. Collective.
+    /// Prepares to train `model`. Returns also how parameters and gradients must be segmented. Not collective.
     ///
     /// # Errors
     /// The device has not enough memory.
     pub fn new(
         device: &D,
         model: &Model,
-        data: &Communicator,
+        channels: SyncChannels,
         settings: SyncSettings,
         optimizer: OptimizerSettings,
     ) -> Result<(GradSync<D>, Segmentation)> {
-        let size = data.size();
+        let SyncChannels { reductions, gathers } = channels;
+        let size = reductions.size();
         let lengths: Vec<usize> = model.tensors.iter().map(|tensor| tensor.num_elements()).collect();
         let segments = buckets(&lengths, settings.bucket_bytes / size_of::<f32>());
         let faster =
-            if model.num_parameters() < SMALL_MODEL { Reduction::AllReduce } else { Reduction::ReduceScatter };
+            if model.num_parameters() / size < SMALL_PART { Reduction::AllReduce } else { Reduction::ReduceScatter };
         let reduction = settings.reduction.unwrap_or(faster);
         let parts = if reduction == Reduction::ReduceScatter { size } else { 1 };
         let multiple = parts * SHARD_MULTIPLE;
@@ -112,7 +130,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         for (segment, tensors) in segments.iter().enumerate() {
             let len = lengths[tensors.clone()].iter().sum::<usize>().next_multiple_of(multiple);
             let part = len / parts;
-            let rank = if parts == 1 { 0 } else { data.rank() };
+            let rank = if parts == 1 { 0 } else { reductions.rank() };
             let needs_sum = reduction == Reduction::AllReduce && size > 1;
             all.push(Bucket {
                 segment,
@@ -126,8 +144,8 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         let owned = all.iter().map(|bucket| bucket.owned.len()).collect();
         all.reverse();
         let sync = GradSync {
-            reductions: data.split(0, data.rank())?,
-            gathers: data.split(0, data.rank())?,
+            reductions,
+            gathers,
             reduction,
             overlap: settings.overlap,
             clip_norm: settings.clip_norm,
@@ -153,14 +171,28 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         self.reduction == Reduction::ReduceScatter || self.reductions.is_root()
     }
 
-    /// Gives every rank the parameters of rank 0. Collective.
+    /// Gives every rank the parameters of rank 0, and sends a step's messages once, all of them at the same time: whatever
+    /// memory and connections they ever need are there from now on. Collective.
     ///
     /// # Errors
-    /// None at present.
-    pub fn broadcast_parameters(&self, parameters: &mut FlatBuffer<D>) -> Result<()> {
+    /// There is no memory for the messages.
+    pub fn start(&mut self, parameters: &mut FlatBuffer<D>, gradients: &mut FlatBuffer<D>) -> Result<()> {
         for segment in 0..parameters.num_segments() {
             let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
             parameters.put(segment, values);
+        }
+        self.begin(0, 0.0);
+        while self.started < self.buckets.len() {
+            self.start_next(gradients)?;
+        }
+        for bucket in &mut self.buckets {
+            bucket.put_sum(gradients);
+        }
+        for index in 0..self.buckets.len() {
+            self.start_gather(index, parameters)?;
+        }
+        while self.gathered < self.buckets.len() {
+            self.finish_gather(parameters);
         }
         Ok(())
     }
@@ -251,17 +283,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
     ) -> Result<()> {
         let index = self.reduced;
         self.reduced += 1;
-        let bucket = &mut self.buckets[index];
-        match std::mem::replace(&mut bucket.state, State::Idle) {
-            State::AllReducing(pending) => {
-                // the sum becomes the gradient, and the old gradient's memory takes the next sum
-                let (values, sum) = pending.wait();
-                gradients.put(bucket.segment, sum);
-                bucket.sum = Some(values);
-            }
-            State::ReduceScattering(pending) => gradients.put(bucket.segment, pending.wait()),
-            State::Idle | State::Gathering(_) => {}
-        }
+        self.buckets[index].put_sum(gradients);
         if self.clip_norm.is_none() {
             self.update_bucket(device, index, parameters, gradients, sums)?;
         }
@@ -283,8 +305,13 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         let gradient = device.view(gradients.segment(segment), owned);
         let sums = device.view_mut(sums, 0..totals::LEN);
         self.optimizer.step(device, segment, &self.update, values, gradient, sums);
+        self.start_gather(index, parameters)
+    }
+
+    fn start_gather(&mut self, index: usize, parameters: &mut FlatBuffer<D>) -> Result<()> {
         if self.reduction == Reduction::ReduceScatter && self.reductions.size() > 1 {
-            let values = parameters.take(segment);
+            let bucket = &mut self.buckets[index];
+            let values = parameters.take(bucket.segment);
             bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values)?);
         }
         Ok(())
@@ -319,6 +346,22 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
     /// The padded length of every bucket, in elements, in the order in which they travel.
     pub fn bucket_lengths(&self) -> impl Iterator<Item = usize> {
         self.buckets.iter().map(|bucket| bucket.len)
+    }
+}
+
+impl<D: Device<Buffer: Buffer<f32>>> Bucket<D> {
+    /// Waits for the sum, if it is under way, and puts it where the gradient was.
+    fn put_sum(&mut self, gradients: &mut FlatBuffer<D>) {
+        match std::mem::replace(&mut self.state, State::Idle) {
+            State::AllReducing(pending) => {
+                // the old gradient's memory takes the next sum
+                let (values, sum) = pending.wait();
+                gradients.put(self.segment, sum);
+                self.sum = Some(values);
+            }
+            State::ReduceScattering(pending) => gradients.put(self.segment, pending.wait()),
+            State::Idle | State::Gathering(_) => {}
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use clap::Args;
 use super::TrainOptions;
 use super::model_options::ModelName;
 use super::options::StandardiseName;
-use crate::comm::{Communicator, Operation};
+use crate::comm::{Communicator, Operation, World};
 use crate::dataset::{
     self, Batches, Data, Dataset, Hdf5File, Hdf5Options, Order, Sampler, Standardise, Statistics, Subset, Synthetic,
     Targets,
@@ -18,6 +18,12 @@ use crate::dataset::{
 use crate::nn::Features;
 use crate::parallel::shard;
 use crate::{Error, Result};
+
+/// The largest size that synthetic data may have along one dimension.
+const LARGEST_SIZE: usize = 1 << 20;
+
+/// The most that the ranks of a node keep of a file between them.
+const CACHE_BYTES: usize = 4 << 30;
 
 /// Options about samples.
 #[derive(Debug, Clone, Args)]
@@ -66,7 +72,7 @@ impl FromStr for ShapeText {
 
     fn from_str(text: &str) -> std::result::Result<ShapeText, String> {
         let sizes: Option<Vec<usize>> =
-            text.split('x').map(|part| part.parse().ok().filter(|&size| size > 0)).collect();
+            text.split('x').map(|part| part.parse().ok().filter(|size| (1..=LARGEST_SIZE).contains(size))).collect();
         match sizes.as_deref() {
             Some(&[len]) => Ok(ShapeText(Features::Flat(len))),
             Some(&[channels, height, width]) => Ok(ShapeText(Features::Image { height, width, channels })),
@@ -85,7 +91,7 @@ impl FromStr for TargetsText {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<TargetsText, String> {
-        let number = |text: &str| text.parse().ok().filter(|&number| number > 0);
+        let number = |text: &str| text.parse().ok().filter(|number| (1..=LARGEST_SIZE).contains(number));
         let parsed = match text.split_once(':') {
             Some(("classes", n)) => number(n).map(Targets::Classes),
             Some(("values", n)) => number(n).map(Targets::Values),
@@ -103,14 +109,15 @@ pub struct Samples {
     pub test: Option<Batches>,
 }
 
-/// Opens the data that `options` name, on every rank, with errors agreed on. Collective over `all`, whose ranks share the
-/// work of looking through the user's own data once: for values that are not numbers, for the number of classes, for means
+/// Opens the data that `options` name, on every rank, with errors agreed on. Collective; the ranks share the work of looking through the user's own data once: for values that are not numbers, for the number of classes, for means
 /// and deviations.
 ///
 /// # Errors
 /// The data is missing, damaged, or not what the options say; the same error on every rank.
-pub fn open(all: &Communicator, options: &TrainOptions) -> Result<Samples> {
-    let (mut data, hdf5) = all.agree(open_source(options))?;
+pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
+    let all = world.communicator();
+    let (mut data, hdf5) = all.agree(open_source(options, world.num_local_ranks()))?;
+    check_same_everywhere(all, &data, hdf5.is_some())?;
     let rank_share = |dataset: &dyn Dataset| shard(dataset.num_samples(), all.rank(), all.size());
     let mut moments = data.train.preset();
     let by_features = options.data.standardise == StandardiseName::Features;
@@ -125,8 +132,10 @@ pub fn open(all: &Communicator, options: &TrainOptions) -> Result<Samples> {
             tested.merge(all)?;
             largest_label = largest_label.max(tested.largest_label);
         }
-        if let Some(file) = &hdf5 {
-            file.borrow_mut().set_classes(largest_label as usize + 1);
+        if let (Some(file), Targets::Classes(_)) = (&hdf5, data.train.targets()) {
+            let num_samples = file.borrow().num_samples();
+            let classes = all.agree(count_classes(largest_label, num_samples, options))?;
+            file.borrow_mut().set_classes(classes);
         }
         moments = if by_features { Some(found.moments()) } else { moments };
     }
@@ -142,6 +151,53 @@ pub fn open(all: &Communicator, options: &TrainOptions) -> Result<Samples> {
         batches(test, all_of_it, Order::Sequential)
     });
     Ok(Samples { train: batches(data.train, options.batch_size, Order::Shuffled), test })
+}
+
+/// Refuses data that differ between ranks, as a stale copy on one node does: training would go on with batches that do not
+/// belong together. Collective.
+fn check_same_everywhere(all: &Communicator, data: &Data, is_hdf5: bool) -> Result<()> {
+    let features = |dataset: &dyn Dataset| match dataset.features() {
+        Features::Flat(len) => [0, len, 0, 0],
+        Features::Image { height, width, channels } => [1, height, width, channels],
+    };
+    let targets = match data.train.targets() {
+        Targets::Classes(classes) => [0, classes],
+        Targets::Values(values) => [1, values],
+        Targets::Nothing => [2, 0],
+    };
+    let num_samples = data.train.num_samples();
+    let num_tests = data.test.as_ref().map_or(0, |test| test.num_samples());
+    let head = [usize::from(is_hdf5), num_samples, num_tests];
+    let own: Vec<i64> = [&head[..], &features(&*data.train), &targets].concat().iter().map(|&n| n as i64).collect();
+    let (mut least, mut most) = (own.clone(), own);
+    all.all_reduce(&mut least, Operation::Min)?;
+    all.all_reduce(&mut most, Operation::Max)?;
+    if least == most {
+        return Ok(());
+    }
+    let found = match (least[1], most[1]) {
+        (least, most) if least != most => format!("between {least} and {most} samples"),
+        _ => "samples of different shapes".to_owned(),
+    };
+    let why = format!("the ranks see {found}; is it the same file on every node?");
+    all.agree(Err(Error::input(format!("opening --data {}", data.train.source()), why)))
+}
+
+/// One more than the largest class number, if that is plausible.
+fn count_classes(largest_label: f64, num_samples: usize, options: &TrainOptions) -> Result<usize> {
+    let DataOptions { data, targets, .. } = &options.data;
+    let fail = |why: String| Err(Error::input(format!("reading {data}"), why));
+    let way_out =
+        "class numbers are 0, 1, 2, … without gaps; to fit values instead, store them as floating-point numbers";
+    if largest_label >= num_samples as f64 {
+        return fail(format!(
+            "{targets} holds {largest_label} as a class number, with {num_samples} samples; {way_out}"
+        ));
+    }
+    if largest_label < 1.0 {
+        return fail(format!("{targets} holds one class only, {largest_label}; {way_out}"));
+    }
+    Ok(largest_label as usize + 1)
 }
 
 impl Statistics {
@@ -163,20 +219,25 @@ impl Statistics {
 type SharedFile = Rc<RefCell<Hdf5File>>;
 
 /// The training and test sets, and the HDF5 file behind them if there is one. Not collective.
-fn open_source(options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
-    match options.data.data.as_str() {
-        "digits" => Ok((dataset::open_digits()?, None)),
-        "synthetic" => Ok((synthetic(options)?, None)),
-        path => open_path(Path::new(path), options),
+fn open_source(options: &TrainOptions, num_local_ranks: usize) -> Result<(Data, Option<SharedFile>)> {
+    let (data, file) = match options.data.data.as_str() {
+        "digits" => dataset::open_digits().map(|data| (data, None)),
+        "synthetic" => synthetic(options).map(|data| (data, None)),
+        path => open_path(Path::new(path), options, num_local_ranks),
+    }?;
+    if let Some(test) = data.test.as_ref().filter(|test| test.features() != data.train.features()) {
+        let why = format!("{} to train with, but {} to test with", data.train.features(), test.features());
+        return Err(Error::input(format!("opening --data {}", options.data.data), why));
     }
+    Ok((data, file))
 }
 
-fn open_path(path: &Path, options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
+fn open_path(path: &Path, options: &TrainOptions, num_local_ranks: usize) -> Result<(Data, Option<SharedFile>)> {
     let fail = |why: String| Error::input(format!("opening --data {}", path.display()), why);
     let metadata = std::fs::metadata(path)
         .map_err(|error| fail(format!("{error}; expected digits, synthetic, a directory or an HDF5 file")))?;
     if !metadata.is_dir() {
-        return hdf5(path, options);
+        return hdf5(path, options, num_local_ranks);
     }
     if dataset::is_cifar(path) {
         Ok((dataset::open_cifar(path)?, None))
@@ -188,14 +249,17 @@ fn open_path(path: &Path, options: &TrainOptions) -> Result<(Data, Option<Shared
     }
 }
 
-fn hdf5(path: &Path, options: &TrainOptions) -> Result<(Data, Option<SharedFile>)> {
+fn hdf5(path: &Path, options: &TrainOptions, num_local_ranks: usize) -> Result<(Data, Option<SharedFile>)> {
     let DataOptions { inputs, targets, test_fraction, .. } = &options.data;
     if !(0.0..1.0).contains(test_fraction) {
         return Err(Error::input("--test-fraction", format!("it is {test_fraction}, but must be from 0 to below 1")));
     }
     // the loss of deep-mlp looks at no targets, so the file need not have any
     let targets = (options.model != ModelName::DeepMlp).then(|| targets.clone());
-    let file = Hdf5File::open(path, &Hdf5Options { inputs: inputs.clone(), targets })?;
+    let file = Hdf5File::open(
+        path,
+        &Hdf5Options { inputs: inputs.clone(), targets, cache_bytes: CACHE_BYTES / num_local_ranks },
+    )?;
     let num_samples = file.num_samples();
     let num_test = (num_samples as f64 * test_fraction).round() as usize;
     let num_train = num_samples - num_test;

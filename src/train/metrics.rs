@@ -44,8 +44,8 @@ pub struct ResultLine {
     pub steps: u64,
     /// Epochs done, with their fraction.
     pub epochs: f64,
-    /// The mean loss over the global batch of the last step.
-    pub loss: f64,
+    /// The mean loss over the global batch of the last step, if there was one.
+    pub loss: Option<f64>,
     /// The mean loss over the test samples, if there are any.
     pub test_loss: Option<f64>,
     /// The share of test samples whose class was guessed, if there are any and they have classes.

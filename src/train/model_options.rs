@@ -98,7 +98,17 @@ impl TrainOptions {
             ModelName::Lenet => Network::lenet(classes()?),
             ModelName::Cifar => Network::cifar(classes()?),
         };
-        network.build(if self.model == ModelName::DeepMlp { Features::Flat(features.len()) } else { features })
+        let hint = match (self.model, features) {
+            (ModelName::Lenet | ModelName::Cifar, Features::Flat(_)) => "; for tables there is --model mlp",
+            (ModelName::Lenet | ModelName::Cifar, Features::Image { .. }) => {
+                "; images in an HDF5 file are [samples, channels, height, width]"
+            }
+            _ => "",
+        };
+        network.build(features).map_err(|error| match error {
+            Error::Input(text) => Error::Input(text + hint),
+            other => other,
+        })
     }
 }
 

@@ -29,7 +29,8 @@ pub enum Switch {
 /// How inputs are brought to a common scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StandardiseName {
-    /// With the published mean and deviation of MNIST, Fashion-MNIST, CIFAR-10; other data as they are
+    /// With the usual mean and deviation of MNIST, Fashion-MNIST (of their training sets) and CIFAR-10 (0.5 and 0.5); other data
+    /// as they are
     Preset,
     /// With the mean and deviation of each feature, or of each channel of images, over the training samples
     Features,
@@ -256,6 +257,18 @@ impl TrainOptions {
         }
         if self.nesterov && self.momentum == 0.0 {
             return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
+        }
+        for (option, value, most) in [
+            ("--micro-batches", self.micro_batches, batch),
+            ("--layers", self.layers, 10_000),
+            ("--threads", self.threads.unwrap_or(1), 1024),
+        ] {
+            if value > most {
+                return Err(Error::input(option, format!("it is {value}, but must not be above {most}")));
+            }
+        }
+        if self.width == Some(0) {
+            return Err(Error::input("--width", "it is 0, but must be at least 1"));
         }
         if self.threads == Some(0) {
             return Err(Error::input("--threads", "it is 0, but must be at least 1"));

@@ -21,22 +21,16 @@ pub fn run(world: &World, grid: &Grid, program: &str, options: &TrainOptions) ->
     app::start_log(world, options.verbosity);
     let all = world.communicator();
     all.agree(options.check(grid.data.size()))?;
-    let samples = data_options::open(all, options)?;
+    let samples = data_options::open(world, options)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
-    let threads = options.threads.unwrap_or_else(|| default_threads(world));
+    let threads = options.threads.unwrap_or_else(|| world.default_threads());
     match options.device {
         DeviceName::Cpu => {
             let device = all.agree(Cpu::new(threads))?;
             Run { world, grid, program, options, model: &model, threads }.train(&device, samples)
         }
     }
-}
-
-/// The cores of the node, shared by its ranks.
-fn default_threads(world: &World) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / world.num_local_ranks()).max(1)
 }
 
 struct Run<'a> {
@@ -107,6 +101,7 @@ impl Run<'_> {
         if tested.is_none() {
             tested = self.evaluate(&mut trainer, &mut samples)?;
         }
+        trainer.check_finite(num_steps)?;
         if options.check_replicas > 0 {
             trainer.check_replicas(num_steps)?;
         }
@@ -120,7 +115,7 @@ impl Run<'_> {
             parameters: self.model.num_parameters(),
             steps: num_steps,
             epochs: num_steps as f64 / steps_per_epoch as f64,
-            loss: last.or(tested).map_or(0.0, |outcome| outcome.loss),
+            loss: last.map(|outcome| outcome.loss),
             test_loss: tested.map(|outcome| outcome.loss),
             accuracy: tested.and_then(|outcome| outcome.accuracy),
             samples_per_second: if seconds > 0.0 { num_trained as f64 / seconds } else { 0.0 },
@@ -129,7 +124,7 @@ impl Run<'_> {
         };
         if self.world.is_root() {
             let line = serde_json::to_string(&result).map_err(|error| Error::failed("printing the result", error))?;
-            println!("{line}");
+            app::print_line(&line)?;
         }
         Ok(())
     }
@@ -157,6 +152,8 @@ impl Run<'_> {
             model.input,
             model.num_parameters()
         );
+        log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
+        log::trace!("{:?}", self.options);
         log::info!(
             "{num_steps} steps of {} samples; gradients by {:?}",
             self.options.batch_size,

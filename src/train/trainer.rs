@@ -5,7 +5,7 @@ use crate::dataset::Batches;
 use crate::device::{Device, totals};
 use crate::nn::{Activations, FlatBuffer, GradientPair, Model, Stage};
 use crate::optim::OptimizerSettings;
-use crate::parallel::data::{GradSync, Reduction, SyncSettings};
+use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
 use crate::parallel::schedule::{Action, Schedule};
 use crate::parallel::{replica, shard};
 use crate::{Error, Result};
@@ -60,7 +60,20 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     /// # Errors
     /// The device has not enough memory.
     pub fn new(device: &'a D, grid: &'a Grid, model: &'a Model, settings: TrainerSettings) -> Result<Trainer<'a, D>> {
-        let (sync, segmentation) = GradSync::new(device, model, &grid.data, settings.sync, settings.optimizer)?;
+        let channels = SyncChannels::new(&grid.data)?;
+        let mut trainer = grid.agree(Trainer::allocate(device, grid, model, settings, channels))?;
+        trainer.sync.start(&mut trainer.parameters, &mut trainer.gradients)?;
+        Ok(trainer)
+    }
+
+    fn allocate(
+        device: &'a D,
+        grid: &'a Grid,
+        model: &'a Model,
+        settings: TrainerSettings,
+        channels: SyncChannels,
+    ) -> Result<Trainer<'a, D>> {
+        let (sync, segmentation) = GradSync::new(device, model, channels, settings.sync, settings.optimizer)?;
         let stage = Stage::whole(model);
         let schedule = Schedule::single_stage(settings.num_micro_batches);
         let share = settings.batch_size.div_ceil(grid.data.size());
@@ -81,13 +94,17 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
             capacity,
         };
         trainer.parameters.initialise(device, &model.tensors, settings.seed)?;
-        trainer.sync.broadcast_parameters(&mut trainer.parameters)?;
         Ok(trainer)
     }
 
     /// The way from gradients to new parameters that was chosen.
     pub fn reduction(&self) -> Reduction {
         self.sync.reduction()
+    }
+
+    /// The padded length of every bucket of gradients, in the order in which they travel.
+    pub fn bucket_lengths(&self) -> Vec<usize> {
+        self.sync.bucket_lengths().collect()
     }
 
     /// This rank's parameters.
@@ -114,6 +131,22 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     /// They do not: the same error on every rank, which names the one that differs.
     pub fn check_replicas(&self, step: u64) -> Result<()> {
         replica::check(&self.grid.data, self.digest()?, step)
+    }
+
+    /// Checks that all parameters are finite after step `step`: the loss of a step says it of the step before. Not collective
+    /// in itself, but every rank has the same parameters and so the same outcome.
+    ///
+    /// # Errors
+    /// They are not: the same error on every rank.
+    pub fn check_finite(&self, step: u64) -> Result<()> {
+        let mut all_finite = true;
+        for tensor in 0..self.parameters.num_tensors() {
+            self.device.read(self.parameters.tensor(self.device, tensor), &mut |values| {
+                all_finite &= values.iter().all(|value| value.is_finite());
+                Ok(())
+            })?;
+        }
+        if all_finite { Ok(()) } else { Err(diverged(step, "a parameter is no finite number")) }
     }
 
     /// Step `step`, from 0, with the samples that `batches` has for it: forward, backward, exchange of gradients, update.
@@ -151,14 +184,11 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
             }
         }
         self.sync.finish(self.device, &mut self.parameters, &mut self.gradients, &mut self.sums)?;
-        let outcome = self.collect(num_samples)?;
+        let mut sums = [0.0; totals::LEN];
+        self.add_sums(&mut sums)?;
+        let outcome = self.collect(sums, num_samples)?;
         if !outcome.loss.is_finite() {
-            let doing = format!("step {step}");
-            let why = format!(
-                "the loss is {}; try a smaller --learning-rate, --clip-norm 1, --warmup-steps or --standardise features",
-                outcome.loss
-            );
-            return Err(Error::on_every_rank(doing, why));
+            return Err(diverged(step + 1, &format!("the loss is {}", outcome.loss)));
         }
         Ok(outcome)
     }
@@ -170,16 +200,26 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     pub fn evaluate(&mut self, batches: &mut Batches) -> Result<Outcome> {
         let num_samples = batches.dataset().num_samples();
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
-        self.clear_sums();
+        let mut sums = [0.0; totals::LEN];
         let mut start = share.start;
         while start < share.end {
             let part = start..share.end.min(start + self.capacity);
             let rows = part.len();
+            self.clear_sums();
             self.forward(0, 0, part, batches)?;
             self.stage.loss(self.device, rows, 0.0, &self.activations[0], &mut self.pair, &mut self.sums);
+            self.add_sums(&mut sums)?;
             start += rows;
         }
-        self.collect(num_samples)
+        self.collect(sums, num_samples)
+    }
+
+    /// Adds the device's sums to `sums`, which count on where `f32` would not.
+    fn add_sums(&self, sums: &mut [f64; totals::LEN]) -> Result<()> {
+        self.device.read(self.device.view(&self.sums, 0..totals::LEN), &mut |values| {
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
+            Ok(())
+        })
     }
 
     fn clear_sums(&mut self) {
@@ -225,12 +265,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     }
 
     /// Adds the ranks' sums up and makes means of them. Collective.
-    fn collect(&self, num_samples: usize) -> Result<Outcome> {
-        let mut sums = [0.0_f64; totals::LEN];
-        self.device.read(self.device.view(&self.sums, 0..totals::LEN), &mut |values| {
-            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = f64::from(*value));
-            Ok(())
-        })?;
+    fn collect(&self, mut sums: [f64; totals::LEN], num_samples: usize) -> Result<Outcome> {
         if !self.sync.counts_squares() {
             sums[totals::GRADIENT_SQUARES] = 0.0;
         }
@@ -243,4 +278,10 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
             num_samples,
         })
     }
+}
+
+/// What every rank says when training has blown up at `step`, from 1.
+fn diverged(step: u64, what: &str) -> Error {
+    let way_out = "try a smaller --learning-rate, --clip-norm 1, --warmup-steps or --standardise features";
+    Error::on_every_rank(format!("step {step}"), format!("{what}; {way_out}"))
 }

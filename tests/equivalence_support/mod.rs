@@ -1,8 +1,10 @@
 //! Small training runs through the library, and the trajectories that PyTorch left.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::backtrace::Backtrace;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{self, Batches, Order, Sampler, Standardise, Synthetic, Table, Targets};
@@ -12,16 +14,27 @@ use phalanx::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
 use phalanx::parallel::data::{Reduction, SyncSettings};
 use phalanx::train::{Trainer, TrainerSettings};
 
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+/// True while allocations are to be written down.
+static WATCHING: AtomicBool = AtomicBool::new(false);
 
-/// The system's allocator, counting. MPI, being C, does not come through here.
-pub struct Counting;
+/// Where allocations came from, but those of `gemm`.
+static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// The system's allocator, which can be watched. MPI, being C, does not come through here.
+pub struct Watched;
 
 // SAFETY: everything is the system allocator's work.
 #[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // writing it down allocates too
+        if WATCHING.swap(false, Ordering::Relaxed) {
+            let caller = Backtrace::force_capture().to_string();
+            if let (false, Ok(mut found)) = (caller.contains("gemm_common"), FOUND.lock()) {
+                found.push(caller);
+            }
+            WATCHING.store(true, Ordering::Relaxed);
+        }
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
@@ -30,11 +43,6 @@ unsafe impl GlobalAlloc for Counting {
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(pointer, layout) }
     }
-}
-
-/// Allocations so far.
-pub fn allocations() -> usize {
-    ALLOCATIONS.load(Ordering::Relaxed)
 }
 
 /// This rank alone, as a grid.
@@ -84,6 +92,8 @@ pub struct Run {
     pub losses: Vec<f64>,
     /// Of each step's gradient.
     pub norms: Vec<f64>,
+    /// Of the last step, in logical order; with all-reduce the sums over the ranks.
+    pub gradients: Vec<f64>,
     /// Of the parameters.
     pub digest: u128,
 }
@@ -134,6 +144,7 @@ impl<'a> Rig<'a> {
         Run {
             digest: trainer.digest().unwrap(),
             parameters: values(&self.device, trainer.parameters_mut()),
+            gradients: values(&self.device, trainer.gradients()),
             losses: outcomes.iter().map(|outcome| outcome.loss).collect(),
             norms: outcomes.iter().map(|outcome| outcome.gradient_norm).collect(),
         }
@@ -145,16 +156,21 @@ impl<'a> Rig<'a> {
         work(&mut trainer, &self.device);
     }
 
-    /// How often `count` rises in each step.
-    pub fn count_allocations(&self, grid: &Grid, num_steps: u64, count: fn() -> usize) -> Vec<usize> {
+    /// Where the allocations of the step after `num_steps` others come from, but those of `gemm`.
+    pub fn foreign_allocations(&self, grid: &Grid, num_steps: u64) -> Vec<String> {
         let mut trainer = Trainer::new(&self.device, grid, &self.model, self.settings).unwrap();
         let mut batches = self.synthetic();
-        let step = |step| {
-            let before = count();
+        for step in 0..num_steps {
             trainer.step(step, 0.01, &mut batches).unwrap();
-            count() - before
-        };
-        (0..num_steps).map(step).collect()
+        }
+        let maps = phalanx::memory::num_maps();
+        WATCHING.store(true, Ordering::Relaxed);
+        let outcome = trainer.step(num_steps, 0.01, &mut batches);
+        WATCHING.store(false, Ordering::Relaxed);
+        outcome.unwrap();
+        let mut found = std::mem::take(&mut *FOUND.lock().unwrap());
+        found.extend((maps..phalanx::memory::num_maps()).map(|_| "a memory map".to_owned()));
+        found
     }
 }
 
@@ -283,8 +299,11 @@ impl Oracle {
             found_losses.push(outcome.loss);
             found_norms.push(outcome.gradient_norm);
             if step == 0 && trainer.reduction() == Reduction::AllReduce {
-                let expected = self.tensors(&model, "f64/first_grad");
-                assert_close("first gradients", &values(&device, trainer.gradients()), &expected, TOLERANCE);
+                for (index, tensor) in model.tensors.iter().enumerate() {
+                    let found = trainer.gradients().tensor(&device, index).iter().map(|value| f64::from(*value));
+                    let expected = self.read(&format!("f64/first_grad/{}", tensor.name));
+                    assert_close(&tensor.name, &found.collect::<Vec<_>>(), &expected, TOLERANCE);
+                }
             }
         }
         assert_close("losses", &found_losses, &losses, TOLERANCE);

@@ -2,6 +2,7 @@
 //! on each number of ranks, and counts what the ranks report. An exit code alone proves nothing.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx::comm::World;
@@ -21,12 +22,13 @@ pub struct Case {
 /// The argument that makes the program one rank of a case.
 const RANK_SIDE: &str = "--rank-side";
 
-/// The `main` of a target with these cases.
-pub fn main(cases: &'static [Case]) -> ExitCode {
+/// The `main` of a target with these cases, and others that must end the job, soon, with a text on stderr.
+pub fn main(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(RANK_SIDE) {
         let name = arguments.next().expect("a name follows");
-        let case = cases.iter().find(|case| case.name == name).expect("the name is one of the cases");
+        let mut all = cases.iter().chain(failing.iter().map(|(case, _)| case));
+        let case = all.find(|case| case.name == name).expect("the name is one of the cases");
         let world = World::start().expect("MPI starts");
         (case.run)(&world);
         println!("completed {name} on rank {} of {}", world.rank(), world.size());
@@ -38,7 +40,12 @@ pub fn main(cases: &'static [Case]) -> ExitCode {
         let trial = |&ranks| Trial::test(format!("{}_{ranks}_ranks", case.name), move || launch(case.name, ranks));
         case.ranks.iter().map(trial).collect::<Vec<_>>()
     });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    let failing = failing.iter().flat_map(|(case, text)| {
+        let trial =
+            |&ranks| Trial::test(format!("{}_{ranks}_ranks", case.name), move || fail(case.name, ranks, text));
+        case.ranks.iter().map(trial).collect::<Vec<_>>()
+    });
+    libtest_mimic::run(&arguments, trials.chain(failing).collect()).exit_code()
 }
 
 fn launch(name: &str, ranks: usize) -> Result<(), Failed> {
@@ -46,9 +53,18 @@ fn launch(name: &str, ranks: usize) -> Result<(), Failed> {
     let done = mpiexec(ranks, program).args([RANK_SIDE, name]).run();
     let completed = |rank| done.stdout.contains(&format!("completed {name} on rank {rank} of {ranks}\n"));
     for line in done.stdout.lines().filter(|line| line.contains("SKIPPED")) {
-        eprintln!("{name}: {line}");
+        super::say_skipped(&format!("{name}: {}", line.trim_start_matches("SKIPPED: ")));
     }
     if done.code == Some(0) && (0..ranks).all(completed) {
+        return Ok(());
+    }
+    Err(done.describe().into())
+}
+
+fn fail(name: &str, ranks: usize, text: &str) -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let done = mpiexec(ranks, program).args([RANK_SIDE, name]).limit(Duration::from_secs(30)).run();
+    if done.code != Some(0) && done.stderr.contains(text) {
         return Ok(());
     }
     Err(done.describe().into())

@@ -5,13 +5,34 @@ pub mod cases;
 pub mod data;
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+/// Says that a test was left out, also where the output of tests that pass is captured.
+pub fn say_skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+}
+
+/// The processes that process `parent` has started.
+pub fn children(parent: u32) -> Vec<u32> {
+    let parent = format!("PPid:\t{parent}");
+    let processes = std::fs::read_dir("/proc").expect("Linux has /proc");
+    let numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let status = |process: &u32| std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mut found: Vec<u32> = numbers.filter(|process| status(process).lines().any(|line| line == parent)).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Sends a signal by the shell's own `kill`; a number with a minus in front is a process group.
+pub fn kill(signal: &str, process: &str) {
+    let _ = Command::new("sh").args(["-c", &format!("kill -{signal} -- {process}")]).status();
+}
 
 /// One job at a time: the tests' machines have few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -129,7 +150,7 @@ fn wait(child: &mut Child, start: Instant, limit: Duration) -> Option<Option<i32
         }
         if start.elapsed() > limit {
             let group = format!("-{}", child.id());
-            let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+            kill("KILL", &group);
             let _ = child.wait();
             return None;
         }

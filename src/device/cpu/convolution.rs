@@ -205,7 +205,9 @@ impl<S: Simd> Kernel<'_, S> {
                 let mut route = simd.splat_f32s(f32::from_bits(0));
                 for place in 1..4 {
                     let next = sums[place / 2][2 * pair + place % 2][g];
-                    let greater = simd.greater_than_f32s(next, best);
+                    // a NaN is larger than everything, as in PyTorch
+                    let not_a_number = simd.not_m32s(simd.equal_f32s(next, next));
+                    let greater = simd.or_m32s(simd.greater_than_f32s(next, best), not_a_number);
                     best = simd.select_f32s(greater, next, best);
                     route = simd.select_f32s(greater, simd.splat_f32s(f32::from_bits(place as u32)), route);
                 }

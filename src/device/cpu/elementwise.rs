@@ -93,10 +93,13 @@ impl Cpu {
     }
 
     fn zip(&self, values: &mut [f32], with: &[f32], function: impl Fn(f32, f32) -> f32 + Sync) {
-        self.vectorised(
-            #[inline(always)]
-            || values.iter_mut().zip(with).for_each(|(value, with)| *value = function(*value, *with)),
-        );
+        let part = self.part_len(values.len());
+        self.for_each(values.chunks_mut(part).zip(with.chunks(part)), |(values, with)| {
+            self.vectorised(
+                #[inline(always)]
+                || values.iter_mut().zip(with).for_each(|(value, with)| *value = function(*value, *with)),
+            );
+        });
     }
 
     /// Runs `work` over pieces of both slices (the second may be empty), on several threads if there are several.
@@ -143,7 +146,7 @@ impl Cpu {
                 *g = (logit - largest).exp();
                 sum += *g;
             }
-            loss += f64::from(sum.ln() + largest - logits[label]);
+            loss += f64::from(sum.ln() + (largest - logits[label]));
             correct += usize::from(best == label);
             let factor = shape.scale / sum;
             gradient.iter_mut().for_each(|g| *g *= factor);
@@ -173,38 +176,53 @@ impl Cpu {
 
     /// The sum of the squares of `values`.
     pub(super) fn squares(&self, values: &[f32]) -> f64 {
-        let mut sum = 0.0;
-        self.vectorised(
-            #[inline(always)]
-            || values.chunks(CHUNK).for_each(|chunk| sum += sum_of_squares(chunk)),
-        );
-        sum
+        self.sum_over(values.chunks(self.part_len(values.len())), |values| {
+            let mut sum = 0.0;
+            self.vectorised(
+                #[inline(always)]
+                || values.chunks(CHUNK).for_each(|chunk| sum += sum_of_squares(chunk)),
+            );
+            sum
+        })
     }
 
     /// See [`crate::device::Device::sgd_step`]; returns the sum of the squares of the (unscaled) gradient.
     pub(super) fn sgd(&self, step: &SgdStep, parameters: &mut [f32], gradients: &[f32], momentum: &mut [f32]) -> f64 {
-        let SgdStep { learning_rate, momentum: decay, nesterov, weight_decay, gradient_scale } = *step;
-        let mut squares = 0.0;
-        if decay == 0.0 {
-            self.vectorised(
-                #[inline(always)]
-                || {
-                    for (parameters, gradients) in parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)) {
-                        squares += sum_of_squares(gradients);
-                        for (p, g) in parameters.iter_mut().zip(gradients) {
-                            *p -= learning_rate * weight_decay.mul_add(*p, g * gradient_scale);
-                        }
-                    }
-                },
-            );
-            return squares;
+        let part = self.part_len(parameters.len());
+        let parts = parameters.chunks_mut(part).zip(gradients.chunks(part));
+        if step.momentum == 0.0 {
+            return self.sum_over(parts, |(parameters, gradients)| self.plain_sgd(step, parameters, gradients));
         }
+        self.sum_over(parts.zip(momentum.chunks_mut(part)), |((parameters, gradients), momentum)| {
+            self.momentum_sgd(step, parameters, gradients, momentum)
+        })
+    }
+
+    fn plain_sgd(&self, step: &SgdStep, parameters: &mut [f32], gradients: &[f32]) -> f64 {
+        let SgdStep { learning_rate, weight_decay, gradient_scale, .. } = *step;
+        let mut squares = 0.0;
         self.vectorised(
             #[inline(always)]
             || {
-                let chunks =
-                    parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).zip(momentum.chunks_mut(CHUNK));
-                for ((parameters, gradients), momentum) in chunks {
+                for (parameters, gradients) in parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)) {
+                    squares += sum_of_squares(gradients);
+                    for (p, g) in parameters.iter_mut().zip(gradients) {
+                        *p -= learning_rate * weight_decay.mul_add(*p, g * gradient_scale);
+                    }
+                }
+            },
+        );
+        squares
+    }
+
+    fn momentum_sgd(&self, step: &SgdStep, parameters: &mut [f32], gradients: &[f32], momentum: &mut [f32]) -> f64 {
+        let SgdStep { learning_rate, momentum: decay, nesterov, weight_decay, gradient_scale } = *step;
+        let mut squares = 0.0;
+        self.vectorised(
+            #[inline(always)]
+            || {
+                let pairs = parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK));
+                for ((parameters, gradients), momentum) in pairs.zip(momentum.chunks_mut(CHUNK)) {
                     squares += sum_of_squares(gradients);
                     for ((p, g), v) in parameters.iter_mut().zip(gradients).zip(momentum) {
                         let g = weight_decay.mul_add(*p, g * gradient_scale);
@@ -224,6 +242,21 @@ impl Cpu {
         parameters: &mut [f32],
         gradients: &[f32],
         [first, second]: [&mut [f32]; 2],
+    ) -> f64 {
+        let part = self.part_len(parameters.len());
+        let moments = first.chunks_mut(part).zip(second.chunks_mut(part));
+        let parts = parameters.chunks_mut(part).zip(gradients.chunks(part)).zip(moments);
+        self.sum_over(parts, |((parameters, gradients), moments)| {
+            self.adam_part(step, parameters, gradients, moments)
+        })
+    }
+
+    fn adam_part(
+        &self,
+        step: &AdamStep,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        (first, second): (&mut [f32], &mut [f32]),
     ) -> f64 {
         let AdamStep { epsilon, gradient_scale, .. } = *step;
         let (beta1, beta2) = (step.beta1 as f32, step.beta2 as f32);
@@ -255,6 +288,22 @@ impl Cpu {
             },
         );
         squares
+    }
+
+    /// The length of the parts that an array of `len` is worked on in: one for each thread, in whole chunks.
+    fn part_len(&self, len: usize) -> usize {
+        if self.threads == 1 { len.max(1) } else { len.div_ceil(self.threads).next_multiple_of(CHUNK).max(CHUNK) }
+    }
+
+    /// The sum of what `work` returns for each part, added in their order.
+    fn sum_over<I: Send>(&self, parts: impl Iterator<Item = I>, work: impl Fn(I) -> f64 + Sync) -> f64 {
+        if self.threads == 1 {
+            return parts.map(work).sum();
+        }
+        let parts: Vec<I> = parts.collect();
+        let mut sums = vec![0.0; parts.len()];
+        self.for_each(parts.into_iter().zip(&mut sums), |(part, sum)| *sum = work(part));
+        sums.iter().sum()
     }
 }
 

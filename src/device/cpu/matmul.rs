@@ -16,7 +16,7 @@ pub(super) struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// `values` as `[rows, columns]`.
     pub(super) fn new(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
-        assert!(values.len() >= rows * columns, "a {rows} × {columns} matrix in {} elements", values.len());
+        assert!(holds(values, rows, columns), "a {rows} × {columns} matrix in {} elements", values.len());
         Matrix { values, rows, columns, transposed: false }
     }
 
@@ -29,6 +29,11 @@ impl<'a> Matrix<'a> {
     fn strides(&self) -> (isize, isize) {
         if self.transposed { (self.rows as isize, 1) } else { (1, self.columns as isize) }
     }
+}
+
+/// True if `values` are enough for a matrix of `rows × columns`, whose product may be more than a `usize` can hold.
+fn holds(values: &[f32], rows: usize, columns: usize) -> bool {
+    rows.checked_mul(columns).is_some_and(|len| values.len() >= len)
 }
 
 /// Below this many rows, `gemm` would spend more time in repacking a transposed right-hand side than in multiplying.
@@ -45,7 +50,7 @@ impl Cpu {
     /// turned afterwards: 64 × 1024 × 1024 runs at 64 GFLOP/s the straight way, at 225 this way.
     pub(super) fn multiply(&self, left: Matrix<'_>, right: Matrix<'_>, product: &mut [f32], accumulate: bool) {
         let (m, n) = (left.rows, right.columns);
-        assert!(product.len() >= m * n, "a {m} × {n} product in {} elements", product.len());
+        assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
         if right.transposed && !left.transposed && !accumulate && m < FEW_ROWS && n * left.columns > 1 << 16 {
             COLUMN_MAJOR.with_borrow_mut(|turned| {
                 turned.resize(turned.len().max(m * n), 0.0);

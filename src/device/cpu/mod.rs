@@ -16,6 +16,7 @@ mod tests;
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use super::{
     Activation, AdamStep, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout, totals,
@@ -61,8 +62,10 @@ impl Cpu {
             return Err(Error::input(doing, "--threads must be at least 1"));
         }
         if threads > 1 {
-            // a second `Cpu` in a process finds the pool there already
-            let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+            static POOL: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+            let start = || rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+            let outcome = POOL.get_or_init(|| start().map_err(|error| error.to_string()));
+            outcome.clone().map_err(|error| Error::failed(doing, format!("{threads} threads: {error}")))?;
         }
         Ok(Cpu { threads, arch: pulp::Arch::new() })
     }

@@ -9,7 +9,8 @@ pub(super) fn forward(shape: &PoolShape, input: &[f32], route: &mut [f32], outpu
         let (mut best, mut place) = (input[origin], 0);
         for candidate in 1..shape.size * shape.size {
             let value = input[origin + offset(shape, candidate)];
-            if value > best {
+            // a NaN is larger than everything, as in PyTorch
+            if value > best || value.is_nan() {
                 (best, place) = (value, candidate);
             }
         }

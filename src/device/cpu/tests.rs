@@ -244,3 +244,28 @@ fn pooling_takes_the_first_maximum_and_hands_the_gradient_back_to_it() {
     (expected[1], expected[2]) = (0.5, 0.25);
     assert_eq!(back, expected);
 }
+
+#[test]
+fn threads_share_long_arrays_without_a_trace() {
+    let len = 3 * 4096 + 17;
+    let step = AdamStep {
+        learning_rate: 0.1,
+        beta1: 0.9,
+        beta2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        decoupled: true,
+        bias_correction1: 0.1,
+        bias_correction2: 0.001,
+        gradient_scale: 1.0,
+    };
+    let results = cpus().map(|cpu| {
+        let (mut parameters, gradients) = (random(len, 1), random(len, 2));
+        let (mut first, mut second) = (random(len, 3), vec![0.5; len]);
+        let mut sums = [0.0; totals::LEN];
+        cpu.adam_step(&step, &mut parameters, &gradients, [&mut first, &mut second], &mut sums);
+        cpu.backward_activation(Activation::Tanh, len, &gradients, &mut first, None, false);
+        (parameters, first, second, cpu.squares(&gradients) as f32, sums)
+    });
+    assert_eq!(results[0], results[1]);
+}
