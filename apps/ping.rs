@@ -20,8 +20,8 @@ use phalanx::{Error, Result};
 #[command(name = "ping", version)]
 struct Arguments {
     /// Largest message that is measured, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20)]
-    largest: usize,
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(..=1 << 36))]
+    largest: u64,
 
     /// Round trips of each size; the median counts
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -92,7 +92,7 @@ fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
         print_line(&format!("{:>12} {:>14} {:>14}", "bytes", "latency [us]", "MB/s"))?;
     }
     let sizes = std::iter::once(0).chain((0..).map(|power| 1_usize << power));
-    for bytes in sizes.take_while(|&bytes| bytes <= arguments.largest) {
+    for bytes in sizes.take_while(|&bytes| bytes as u64 <= arguments.largest) {
         let mut buffer = vec![0_u8; bytes];
         let mut times = Vec::new();
         for _ in 0..arguments.repeats + 2 {

@@ -6,7 +6,7 @@ use super::TrainOptions;
 use super::data_options::{self, Samples};
 use super::metrics::{MetricsFile, MetricsRow, ResultLine, median};
 use super::options::DeviceName;
-use super::trainer::{Outcome, Trainer, TrainerSettings};
+use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
 use crate::app::{self, Progress};
 use crate::comm::{Buffer, Grid, World};
 use crate::device::{Cpu, Device};
@@ -95,11 +95,11 @@ impl Run<'_> {
             last = Some(outcome);
             tested = None;
             if due(done, options.eval_every.saturating_mul(steps_per_epoch)) {
-                tested = self.evaluate(&mut trainer, &mut samples)?;
+                tested = self.evaluate(&mut trainer, &mut samples, done)?;
             }
         }
         if tested.is_none() {
-            tested = self.evaluate(&mut trainer, &mut samples)?;
+            tested = self.evaluate(&mut trainer, &mut samples, num_steps)?;
         }
         trainer.check_finite(num_steps)?;
         if options.check_replicas > 0 {
@@ -165,11 +165,15 @@ impl Run<'_> {
         &self,
         trainer: &mut Trainer<'_, D>,
         samples: &mut Samples,
+        step: u64,
     ) -> Result<Option<Outcome>> {
         let Some(test) = &mut samples.test else {
             return Ok(None);
         };
         let outcome = trainer.evaluate(test)?;
+        if !outcome.loss.is_finite() {
+            return Err(diverged(step, &format!("the test loss is {}", outcome.loss)));
+        }
         log::info!("test: {}", words(&outcome));
         Ok(Some(outcome))
     }

@@ -281,7 +281,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
 }
 
 /// What every rank says when training has blown up at `step`, from 1.
-fn diverged(step: u64, what: &str) -> Error {
+pub(super) fn diverged(step: u64, what: &str) -> Error {
     let way_out = "try a smaller --learning-rate, --clip-norm 1, --warmup-steps or --standardise features";
     Error::on_every_rank(format!("step {step}"), format!("{what}; {way_out}"))
 }

@@ -29,9 +29,9 @@ pub fn children(parent: u32) -> Vec<u32> {
     found
 }
 
-/// Sends a signal by the shell's own `kill`; a number with a minus in front is a process group.
+/// Sends a signal by the shell's own `kill`; a number with a minus in front names a process group.
 pub fn kill(signal: &str, process: &str) {
-    let _ = Command::new("sh").args(["-c", &format!("kill -{signal} -- {process}")]).status();
+    let _ = Command::new("bash").args(["-c", &format!("kill -{signal} -- {process}")]).status();
 }
 
 /// One job at a time: the tests' machines have few cores.
