@@ -99,3 +99,35 @@ fn synthetic_samples_depend_on_their_number_only() {
     let (_, labels) = read(&mut all, &(0..400).collect::<Vec<_>>());
     assert!((0..3).all(|class| labels.iter().filter(|label| **label == class as f32).count() > 20));
 }
+
+#[test]
+fn a_file_that_is_not_kept_gives_the_same_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let images = ndarray::Array4::from_shape_fn((50, 3, 4, 5), |(n, c, y, x)| (n * 60 + c * 20 + y * 5 + x) as f32);
+    file.new_dataset_builder().with_data(&images).chunk((7, 3, 4, 5)).deflate(1).create("x").unwrap();
+    let values = ndarray::Array2::from_shape_fn((50, 2), |(n, i)| (n * 2 + i) as f64);
+    file.new_dataset_builder().with_data(&values).create("y").unwrap();
+    drop(file);
+
+    let open = |cache_bytes| {
+        let options = Hdf5Options { inputs: "x".into(), targets: Some("y".into()), cache_bytes };
+        Hdf5File::open(&path, &options).unwrap()
+    };
+    let (mut kept, mut streamed) = (open(1 << 20), open(0));
+    assert_eq!(streamed.features(), Features::Image { height: 4, width: 5, channels: 3 });
+    assert_eq!(streamed.targets(), Targets::Values(2));
+    for samples in [vec![49, 0, 7, 8, 9, 3], vec![7, 7, 49], vec![]] {
+        let rows = read(&mut streamed, &samples);
+        // once from the file and once from memory
+        assert_eq!(read(&mut kept, &samples), rows);
+        assert_eq!(read(&mut kept, &samples), rows);
+        for (at, sample) in samples.iter().enumerate() {
+            // channels first in the file, last here
+            let expected = |i: usize| (sample * 60 + i % 3 * 20 + i / 3) as f32;
+            assert!((0..60).all(|i| rows.0[at * 60 + i] == expected(i)));
+            assert_eq!(rows.1[at * 2..][..2], [(sample * 2) as f32, (sample * 2 + 1) as f32]);
+        }
+    }
+}
