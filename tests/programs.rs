@@ -148,7 +148,7 @@ fn metrics_have_a_row_per_step() {
 fn log_lines_come_from_rank_0_with_level_and_step_and_no_bar() {
     let done = sync_sgd(3, "--steps 20 --log-every 10").run().expect(0);
     done.says_once("INFO  step 10: epoch");
-    done.says_once("3 ranks on 1 nodes");
+    done.says_once("sync_sgd: ranks 3, nodes 1, threads of a rank 1;");
     assert!(!done.stderr.contains('\r') && !done.stderr.contains("left"), "{}", done.describe());
     assert_eq!(done.stdout.lines().count(), 1, "{}", done.describe());
     let quiet = sync_sgd(2, "--steps 2 --quiet").run().expect(0);

@@ -133,7 +133,7 @@ impl Run<'_> {
     fn announce<D: Device<Buffer: Buffer<f32>>>(&self, samples: &Samples, num_steps: u64, trainer: &Trainer<'_, D>) {
         let (world, model, shape) = (self.world, self.model, self.grid.shape);
         log::info!(
-            "{}: {} ranks on {} nodes, {} threads each; data {} × stage {} × tensor {}; {}",
+            "{}: ranks {}, nodes {}, threads of a rank {}; data {} × stage {} × tensor {}; {}",
             self.program,
             world.size(),
             world.num_nodes(),
