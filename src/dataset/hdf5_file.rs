@@ -206,7 +206,9 @@ impl Column {
 
     fn descriptor(&self) -> std::result::Result<TypeDescriptor, String> {
         let descriptor = self.dataset.dtype().and_then(|dtype| dtype.to_descriptor());
-        descriptor.map_err(|error| format!("{} has a type that cannot be read: {error}", self.name))
+        descriptor.map_err(|error| {
+            format!("{} has a type that cannot be read ({error}); 32- and 64-bit floats can, and integers", self.name)
+        })
     }
 
     fn is_bytes(&self) -> Result<bool> {
