@@ -2,7 +2,7 @@
 //!
 //! A [`Pending`] owns the buffers that MPI reads and writes until [`Pending::wait`] gives them back, so nothing can
 //! touch them too early and nothing can free them too soon. MPI moves data only inside MPI calls: a program that
-//! computes for long calls [`Pending::test`] now and then as the backward pass does between layers.
+//! computes for long calls [`Pending::test`] now and then, as the backward pass does between layers.
 #![allow(unsafe_code)]
 
 use std::mem;

@@ -84,10 +84,11 @@ impl Hdf5File {
                 return Err(fail(format!("{}: {why}", inputs.name)));
             }
         };
-        if let (Features::Image { channels, .. }, true) = (features, inputs.is_bytes()?) {
-            (inputs.channels, inputs.divisor) = (channels, 255.0);
-        } else if let Features::Image { channels, .. } = features {
+        if let Features::Image { channels, .. } = features {
             inputs.channels = channels;
+            if inputs.is_bytes().map_err(fail)? {
+                inputs.divisor = 255.0;
+            }
         }
         let num_samples = inputs.num_rows();
         let kind = match &targets {
@@ -211,9 +212,8 @@ impl Column {
         })
     }
 
-    fn is_bytes(&self) -> Result<bool> {
-        let descriptor = self.descriptor().map_err(Error::Input)?;
-        Ok(matches!(descriptor, TypeDescriptor::Unsigned(IntSize::U1)))
+    fn is_bytes(&self) -> std::result::Result<bool, String> {
+        Ok(matches!(self.descriptor()?, TypeDescriptor::Unsigned(IntSize::U1)))
     }
 
     fn num_rows(&self) -> usize {

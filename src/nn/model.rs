@@ -179,7 +179,7 @@ impl<'m> Stage<'m> {
     ) {
         let model = self.model;
         let shape = LossShape { rows, columns: model.outputs, scale };
-        let outputs = device.view(activations.outputs.last().unwrap_or(&activations.input), 0..rows * model.outputs);
+        let outputs = self.outputs(device, rows, activations);
         let targets = device.view(&activations.targets, 0..rows * model.targets_per_row());
         let gradient = device.view_mut(&mut gradients.current, 0..rows * model.outputs);
         let sums = device.view_mut(sums, 0..totals::LEN);

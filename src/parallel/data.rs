@@ -89,7 +89,6 @@ pub struct GradSync<D: Device> {
 struct Bucket<D: Device> {
     segment: usize,
     first_tensor: usize,
-    len: usize,
     /// The part that this rank updates.
     owned: std::ops::Range<usize>,
     /// Where all-reduce puts the sum.
@@ -135,7 +134,6 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
             all.push(Bucket {
                 segment,
                 first_tensor: tensors.start,
-                len,
                 owned: rank * part..(rank + 1) * part,
                 sum: if needs_sum { Some(device.allocate(len)?) } else { None },
                 state: State::Idle,
@@ -341,11 +339,6 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
             self.reductions.all_reduce(&mut squares, Operation::Sum)?;
         }
         Ok(squares[0].sqrt())
-    }
-
-    /// The padded length of every bucket, in elements, in the order in which they travel.
-    pub fn bucket_lengths(&self) -> impl Iterator<Item = usize> {
-        self.buckets.iter().map(|bucket| bucket.len)
     }
 }
 

@@ -109,8 +109,9 @@ pub struct Samples {
     pub test: Option<Batches>,
 }
 
-/// Opens the data that `options` name, on every rank, with errors agreed on. Collective; the ranks share the work of looking through the user's own data once: for values that are not numbers, for the number of classes, for means
-/// and deviations.
+/// Opens the data that `options` name, on every rank, with errors agreed on. Collective; the ranks share the work of
+/// looking through the user's own data once: for values that are not numbers, for the number of classes, for means and
+/// deviations.
 ///
 /// # Errors
 /// The data is missing, damaged, or not what the options say; the same error on every rank.

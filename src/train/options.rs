@@ -267,11 +267,10 @@ impl TrainOptions {
                 return Err(Error::input(option, format!("it is {value}, but must not be above {most}")));
             }
         }
-        if self.width == Some(0) {
-            return Err(Error::input("--width", "it is 0, but must be at least 1"));
-        }
-        if self.threads == Some(0) {
-            return Err(Error::input("--threads", "it is 0, but must be at least 1"));
+        for (option, value) in [("--width", self.width), ("--threads", self.threads)] {
+            if value == Some(0) {
+                return Err(Error::input(option, "it is 0, but must be at least 1"));
+            }
         }
         if batch < num_replicas {
             let why = format!(

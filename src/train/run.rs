@@ -102,9 +102,8 @@ impl Run<'_> {
             tested = self.evaluate(&mut trainer, &mut samples, num_steps)?;
         }
         trainer.check_finite(num_steps)?;
-        if options.check_replicas > 0 {
-            trainer.check_replicas(num_steps)?;
-        }
+        let digest =
+            if options.check_replicas > 0 { trainer.check_replicas(num_steps)? } else { trainer.digest()? };
         drop(progress);
         let seconds = step_ms.iter().sum::<f64>() / 1e3;
         let result = ResultLine {
@@ -120,7 +119,7 @@ impl Run<'_> {
             accuracy: tested.and_then(|outcome| outcome.accuracy),
             samples_per_second: if seconds > 0.0 { num_trained as f64 / seconds } else { 0.0 },
             median_step_ms: median(&mut step_ms),
-            parameters_digest: format!("{:032x}", trainer.digest()?),
+            parameters_digest: format!("{digest:032x}"),
         };
         if self.world.is_root() {
             let line = serde_json::to_string(&result).map_err(|error| Error::failed("printing the result", error))?;
@@ -156,7 +155,7 @@ impl Run<'_> {
         log::trace!("{:?}", self.options);
         log::info!(
             "{num_steps} steps of {} samples; gradients by {:?}",
-            self.options.batch_size,
+            samples.train.sampler().batch_len(0),
             trainer.reduction()
         );
     }

@@ -104,7 +104,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
 
     /// The padded length of every bucket of gradients, in the order in which they travel.
     pub fn bucket_lengths(&self) -> Vec<usize> {
-        self.sync.bucket_lengths().collect()
+        (0..self.gradients.num_segments()).rev().map(|segment| self.gradients.segment_len(segment)).collect()
     }
 
     /// This rank's parameters.
@@ -125,12 +125,14 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         self.parameters.digest(self.device)
     }
 
-    /// Checks that all replicas hold the same bits after step `step`. Collective.
+    /// Checks that all replicas hold the same bits after step `step`, and returns their digest. Collective.
     ///
     /// # Errors
     /// They do not: the same error on every rank, which names the one that differs.
-    pub fn check_replicas(&self, step: u64) -> Result<()> {
-        replica::check(&self.grid.data, self.digest()?, step)
+    pub fn check_replicas(&self, step: u64) -> Result<u128> {
+        let digest = self.digest()?;
+        replica::check(&self.grid.data, digest, step)?;
+        Ok(digest)
     }
 
     /// Checks that all parameters are finite after step `step`: the loss of a step says it of the step before. Not collective

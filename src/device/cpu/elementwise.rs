@@ -4,7 +4,7 @@ use super::math;
 use super::{Cpu, totals};
 use crate::device::{Activation, AdamStep, LossShape, SgdStep};
 
-/// Elements that a thread takes at a time, and over which a sum stays in `f32` lanes before it goes on in `f64`.
+/// Elements over which a sum stays in `f32` lanes before it goes on in `f64`; threads take whole chunks.
 const CHUNK: usize = 4096;
 
 impl Cpu {
@@ -36,12 +36,23 @@ impl Cpu {
             Activation::Identity => {}
             Activation::Relu => self.map(values, |x| if x > 0.0 || x.is_nan() { x } else { 0.0 }),
             Activation::Tanh => self.map(values, math::tanh),
-            Activation::Gelu => self.in_chunks(values, saved, |values, saved| {
-                for (value, saved) in values.iter_mut().zip(saved) {
-                    (*value, *saved) = math::gelu(*value);
-                }
-            }),
+            Activation::Gelu => self.gelu(values, saved),
         }
+    }
+
+    /// `values = gelu(values)` in place, with the derivative in `saved`.
+    fn gelu(&self, values: &mut [f32], saved: &mut [f32]) {
+        let part = self.part_len(values.len());
+        self.for_each(values.chunks_mut(part).zip(saved.chunks_mut(part)), |(values, saved)| {
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    for (value, saved) in values.iter_mut().zip(saved.iter_mut()) {
+                        (*value, *saved) = math::gelu(*value);
+                    }
+                },
+            );
+        });
     }
 
     /// See [`crate::device::Device::backward_activation`].
@@ -89,7 +100,12 @@ impl Cpu {
     }
 
     fn map(&self, values: &mut [f32], function: impl Fn(f32) -> f32 + Sync) {
-        self.in_chunks(values, &mut [], |values, _| values.iter_mut().for_each(|value| *value = function(*value)));
+        self.for_each(values.chunks_mut(self.part_len(values.len())), |values| {
+            self.vectorised(
+                #[inline(always)]
+                || values.iter_mut().for_each(|value| *value = function(*value)),
+            );
+        });
     }
 
     fn zip(&self, values: &mut [f32], with: &[f32], function: impl Fn(f32, f32) -> f32 + Sync) {
@@ -99,28 +115,6 @@ impl Cpu {
                 #[inline(always)]
                 || values.iter_mut().zip(with).for_each(|(value, with)| *value = function(*value, *with)),
             );
-        });
-    }
-
-    /// Runs `work` over pieces of both slices (the second may be empty), on several threads if there are several.
-    fn in_chunks(&self, a: &mut [f32], b: &mut [f32], work: impl Fn(&mut [f32], &mut [f32]) + Sync) {
-        let run = |a: &mut [f32], b: &mut [f32]| {
-            self.vectorised(
-                #[inline(always)]
-                || work(a, b),
-            );
-        };
-        if self.threads == 1 || a.len() <= CHUNK {
-            return run(a, b);
-        }
-        let run = &run;
-        rayon::in_place_scope(|scope| {
-            let mut rest = b;
-            for piece in a.chunks_mut(CHUNK) {
-                let (head, tail) = rest.split_at_mut(piece.len().min(rest.len()));
-                rest = tail;
-                scope.spawn(move |_| run(piece, head));
-            }
         });
     }
 

@@ -59,7 +59,7 @@ impl Cpu {
     pub fn new(threads: usize) -> Result<Cpu> {
         let doing = "starting the threads of a rank";
         if threads == 0 {
-            return Err(Error::input(doing, "--threads must be at least 1"));
+            return Err(Error::input(doing, "it takes at least one"));
         }
         if threads > 1 {
             static POOL: OnceLock<std::result::Result<(), String>> = OnceLock::new();
