@@ -14,6 +14,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use phalanx::Result;
 use phalanx::comm::{Grid, GridShape, World};
+use phalanx::parallel::layout::Plan;
+use phalanx::parallel::tensor::Split;
 use phalanx::train::{self, TrainOptions};
 
 /// Train a network with every rank a replica, its gradients summed over all ranks in each step.
@@ -26,7 +28,10 @@ struct Arguments {
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let grid = Grid::new(world, GridShape::data(world.size()))?;
-    train::run(world, &grid, "sync_sgd", &arguments.train)
+    let micro_batches = arguments.train.micro_batches;
+    train::run(world, &grid, "sync_sgd", &arguments.train, |model| {
+        Plan::single_stage(model, micro_batches, Split::Pairs)
+    })
 }
 
 fn main() -> ExitCode {

@@ -9,6 +9,8 @@ use phalanx::device::Activation;
 use phalanx::nn::{Features, Loss, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::parallel::layout::Plan;
+use phalanx::parallel::tensor::Split;
 use phalanx::train::TrainerSettings;
 use support::cases::{self, Case};
 
@@ -62,7 +64,8 @@ fn oracle(world: &World, name: &str) {
     let oracle = Oracle::open(name);
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     for (sync, num_micro_batches) in ways() {
-        oracle.check(&grid, sync, num_micro_batches);
+        let plan = Plan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs).unwrap();
+        oracle.check(&grid, sync, &plan);
     }
 }
 
@@ -81,8 +84,8 @@ fn shared_batches(world: &World) {
         (Network::deep_mlp(40, 3), Features::Flat(40), momentum, 0.05),
     ] {
         let run = |grid: &Grid, sync, num_micro_batches| {
-            let settings = TrainerSettings { optimizer, ..settings(96, num_micro_batches, sync) };
-            let rig = Rig::new(&network, features, settings);
+            let settings = TrainerSettings { optimizer, ..settings(96, sync) };
+            let rig = Rig::new(&network, features, num_micro_batches, settings);
             if network.name == "lenet" { rig.train_digits(grid, 50, rate) } else { rig.train(grid, 50, rate) }
         };
         let (sync, _) = ways()[0];
@@ -101,8 +104,8 @@ fn clipping(world: &World) {
     let network = Network::mlp(&[19], Activation::Relu, true, 10, Loss::CrossEntropy);
     let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(Rule::Sgd) };
     let run = |grid: &Grid, sync: SyncSettings, clip_norm| {
-        let settings = TrainerSettings { optimizer, ..settings(24, 1, SyncSettings { clip_norm, ..sync }) };
-        Rig::new(&network, Features::Flat(50), settings).train(grid, 10, 0.1)
+        let settings = TrainerSettings { optimizer, ..settings(24, SyncSettings { clip_norm, ..sync }) };
+        Rig::new(&network, Features::Flat(50), 1, settings).train(grid, 10, 0.1)
     };
     let serial = run(&serial_grid(world), ways()[0].0, Some(0.2));
     let free = run(&serial_grid(world), ways()[0].0, None);
@@ -121,7 +124,7 @@ fn clipping(world: &World) {
 fn ranks_without_samples(world: &World) {
     let network = Network::mlp(&[19], Activation::Relu, true, 10, Loss::CrossEntropy);
     let run = |grid: &Grid, sync, num_micro_batches| {
-        let mut rig = Rig::new(&network, Features::Flat(50), settings(16, num_micro_batches, sync));
+        let mut rig = Rig::new(&network, Features::Flat(50), num_micro_batches, settings(16, sync));
         rig.num_samples = 50;
         rig.train(grid, 12, 0.05)
     };
@@ -140,8 +143,9 @@ fn the_same_twice(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     let image = Features::Image { height: 28, width: 28, channels: 1 };
     for (sync, num_micro_batches) in ways() {
-        let settings = settings(32, num_micro_batches, sync);
-        let digests = [0, 1].map(|_| Rig::new(&Network::lenet(10), image, settings).train(&grid, 5, 0.05).digest);
+        let settings = settings(32, sync);
+        let digests = [0, 1]
+            .map(|_| Rig::new(&Network::lenet(10), image, num_micro_batches, settings).train(&grid, 5, 0.05).digest);
         assert_eq!(digests[0], digests[1]);
     }
 }
@@ -165,13 +169,13 @@ fn gradient_descent(world: &World) {
             }
         }
     };
-    let single = Rig::new(&network, Features::Flat(2), settings(1, 1, sync));
+    let single = Rig::new(&network, Features::Flat(2), 1, settings(1, sync));
     let items = [[93.180, 0.8888, 0.3596, 0.0863], [45.5664, 0.9563, 0.3866, 0.0998]];
     let mut next =
         || Some(std::mem::replace(&mut table, small_table(Features::Flat(2), &[6.0, 2.0, 5.0, 2.0], &[15.0, 12.0])));
     check(&single, &grids[0], 1e-3, &items, &mut next());
     // what the backward pass gives for both items together, as means
-    let rig = Rig::new(&network, Features::Flat(2), settings(2, 1, sync));
+    let rig = Rig::new(&network, Features::Flat(2), 1, settings(2, sync));
     for grid in &grids {
         let run = rig.train_table(grid, 1, 0.0, &start, next().unwrap());
         for (found, expected) in run.gradients.iter().zip([-190.096, -68.316, -34.158]) {
@@ -187,7 +191,7 @@ fn gradient_descent(world: &World) {
     }
     let both = [[0.5 * (93.180 + 55.1455), 0.9631, 0.3893, 0.1012]];
     for num_micro_batches in [1, 2] {
-        let rig = Rig::new(&network, Features::Flat(2), settings(2, num_micro_batches, sync));
+        let rig = Rig::new(&network, Features::Flat(2), num_micro_batches, settings(2, sync));
         for grid in &grids {
             check(&rig, grid, 2e-3, &both, &mut next());
         }
@@ -197,7 +201,7 @@ fn gradient_descent(world: &World) {
 fn replica_check(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     let network = Network::mlp(&[19], Activation::Relu, true, 10, Loss::CrossEntropy);
-    let rig = Rig::new(&network, Features::Flat(50), settings(16, 1, ways()[0].0));
+    let rig = Rig::new(&network, Features::Flat(50), 1, settings(16, ways()[0].0));
     rig.with_trainer(&grid, |trainer, device| {
         trainer.check_replicas(3).unwrap();
         if world.rank() == 1 {
@@ -218,7 +222,7 @@ fn no_allocation(world: &World) {
     let image = Features::Image { height: 28, width: 28, channels: 1 };
     for (network, features) in [(Network::lenet(10), image), (Network::deep_mlp(256, 4), Features::Flat(256))] {
         for (sync, num_micro_batches) in ways() {
-            let rig = Rig::new(&network, features, settings(32, num_micro_batches, sync));
+            let rig = Rig::new(&network, features, num_micro_batches, settings(32, sync));
             let found = rig.foreign_allocations(&grid, 8);
             assert!(found.is_empty(), "{}: {} allocations, the first:\n{}", network.name, found.len(), found[0]);
         }

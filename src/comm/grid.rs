@@ -25,6 +25,11 @@ impl GridShape {
         (rank / self.tensor / self.stage, rank / self.tensor % self.stage, rank % self.tensor)
     }
 
+    /// The rank of the world that lies there: the inverse of [`GridShape::coordinates`].
+    pub fn rank(&self, data: usize, stage: usize, tensor: usize) -> usize {
+        (data * self.stage + stage) * self.tensor + tensor
+    }
+
     fn check(&self, world: usize) -> Result<()> {
         let GridShape { data, stage, tensor } = self;
         if data * stage * tensor == world && world > 0 {
@@ -36,10 +41,12 @@ impl GridShape {
     }
 }
 
-/// A rank's three communicators: the ranks that differ from it along one axis only.
+/// A rank's communicators: with everyone, and with the ranks that differ from it along one axis only.
 pub struct Grid {
     /// The shape of the whole.
     pub shape: GridShape,
+    /// All ranks, as they are numbered in the world.
+    pub all: Communicator,
     /// The replicas of this rank's part of the model.
     pub data: Communicator,
     /// The stages of this rank's replica.
@@ -59,18 +66,11 @@ impl Grid {
         let all = world.communicator();
         Ok(Grid {
             shape,
+            all: all.split(0, world.rank())?,
             data: all.split(stage * shape.tensor + tensor, data)?,
             stage: all.split(data * shape.tensor + tensor, stage)?,
             tensor: all.split(data * shape.stage + stage, tensor)?,
         })
-    }
-
-    /// [`Communicator::agree`] over the whole grid, axis by axis. Collective.
-    ///
-    /// # Errors
-    /// Some rank passed an error.
-    pub fn agree<T>(&self, outcome: Result<T>) -> Result<T> {
-        self.tensor.agree(self.stage.agree(self.data.agree(outcome)))
     }
 }
 
@@ -89,6 +89,7 @@ mod tests {
         }
         let found: Vec<_> = (0..24).map(|rank| shape.coordinates(rank)).collect();
         assert_eq!(found, expected);
+        assert!(found.iter().enumerate().all(|(rank, &(d, s, t))| shape.rank(d, s, t) == rank));
     }
 
     #[test]

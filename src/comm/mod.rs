@@ -23,5 +23,5 @@ mod world;
 pub use communicator::Communicator;
 pub use element::{Element, Operation};
 pub use grid::{Grid, GridShape};
-pub use pending::{Buffer, Pending};
+pub use pending::{Buffer, Front, Pending};
 pub use world::{World, rank_for_messages};

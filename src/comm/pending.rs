@@ -24,6 +24,29 @@ unsafe impl<T: 'static> Buffer<T> for Vec<T> {}
 // SAFETY: the elements are in a memory map of their own.
 unsafe impl<T: bytemuck::Pod> Buffer<T> for Memory<T> {}
 
+/// The first elements of a buffer, to be sent without the rest.
+pub struct Front<B> {
+    /// The whole buffer.
+    pub buffer: B,
+    /// How many of its elements.
+    pub len: usize,
+}
+
+impl<T, B: AsRef<[T]>> AsRef<[T]> for Front<B> {
+    fn as_ref(&self) -> &[T] {
+        &self.buffer.as_ref()[..self.len]
+    }
+}
+
+impl<T, B: AsMut<[T]>> AsMut<[T]> for Front<B> {
+    fn as_mut(&mut self) -> &mut [T] {
+        &mut self.buffer.as_mut()[..self.len]
+    }
+}
+
+// SAFETY: the elements are where the buffer's are, and stay there.
+unsafe impl<T, B: Buffer<T>> Buffer<T> for Front<B> {}
+
 /// An operation under way on the buffers `B`.
 ///
 /// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is sound, wasteful, and

@@ -58,7 +58,7 @@ impl Batches {
         &*self.dataset
     }
 
-    /// Reads the samples at `positions` of the global batch of `step`.
+    /// Reads the samples at `positions` of the global batch of `step`; inputs or targets are left out where they are empty.
     ///
     /// # Errors
     /// A sample cannot be read.

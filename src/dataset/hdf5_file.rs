@@ -137,8 +137,10 @@ impl Dataset for Hdf5File {
 
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
         let doing = || format!("reading {}", self.path.display());
-        self.inputs.read(samples, &mut self.wanted, inputs).map_err(|why| Error::input(doing(), why))?;
-        let Some(column) = &mut self.targets else {
+        if !inputs.is_empty() {
+            self.inputs.read(samples, &mut self.wanted, inputs).map_err(|why| Error::input(doing(), why))?;
+        }
+        let Some(column) = self.targets.as_mut().filter(|_| !targets.is_empty()) else {
             return Ok(());
         };
         column.read(samples, &mut self.wanted, targets).map_err(|why| Error::input(doing(), why))?;

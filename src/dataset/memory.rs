@@ -71,9 +71,11 @@ impl Dataset for ByteImages {
 
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
         let len = self.features.len();
-        for ((&sample, input), target) in samples.iter().zip(inputs.chunks_exact_mut(len)).zip(targets) {
+        for (&sample, input) in samples.iter().zip(inputs.chunks_exact_mut(len)) {
             let pixels = &self.pixels[sample * len..][..len];
             input.iter_mut().zip(pixels).for_each(|(value, byte)| *value = f32::from(*byte) / 255.0);
+        }
+        for (&sample, target) in samples.iter().zip(targets) {
             *target = f32::from(self.labels[sample]);
         }
         Ok(())

@@ -73,7 +73,8 @@ pub trait Dataset {
         None
     }
 
-    /// Writes the inputs and targets of `samples`, in that order, one sample after the other. Bytes of images come as 0 to 1.
+    /// Writes the inputs and targets of `samples`, in that order, one sample after the other; either is left out where it is
+    /// empty. Bytes of images come as 0 to 1.
     ///
     /// # Errors
     /// The file cannot be read (any more), or a value is not a number.

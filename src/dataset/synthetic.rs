@@ -25,6 +25,8 @@ pub struct Synthetic {
     seed: u64,
     /// `[HIDDEN, seen inputs]` and `[outputs, HIDDEN]`.
     teacher: [Vec<f32>; 2],
+    /// The input of one sample, for readers that want its target only.
+    input: Vec<f32>,
 }
 
 impl Synthetic {
@@ -61,7 +63,7 @@ impl Synthetic {
         let deviation = |inputs: usize| Initial::Normal { deviation: 1.5 / (inputs as f32).sqrt() };
         deviation(seen).fill(seed, "teacher.hidden", 0, &mut teacher[0]);
         deviation(HIDDEN).fill(seed, "teacher.output", 0, &mut teacher[1]);
-        Synthetic { features, targets, first, num_samples, seed, teacher }
+        Synthetic { features, targets, first, num_samples, seed, teacher, input: vec![0.0; features.len()] }
     }
 
     fn teach(&self, input: &[f32], target: &mut [f32]) {
@@ -101,15 +103,18 @@ impl Dataset for Synthetic {
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
         let (len, targets_len) = (self.features.len(), self.targets.len());
         let mut random = generator(self.seed, "synthetic.input");
-        for (at, (&sample, input)) in samples.iter().zip(inputs.chunks_exact_mut(len)).enumerate() {
+        let mut own = std::mem::take(&mut self.input);
+        for (at, &sample) in samples.iter().enumerate() {
+            let input = if inputs.is_empty() { &mut own[..] } else { &mut inputs[at * len..][..len] };
             random.set_stream((self.first + sample) as u64);
             random.set_word_pos(0);
             random.fill_bytes(bytemuck::cast_slice_mut(input));
             input.iter_mut().for_each(|value| *value = 3f32.sqrt() * symmetric(u32::from_le(value.to_bits())));
-            if targets_len > 0 {
+            if !targets.is_empty() {
                 self.teach(input, &mut targets[at * targets_len..][..targets_len]);
             }
         }
+        self.input = own;
         Ok(())
     }
 }

@@ -16,7 +16,9 @@ mod cpu;
 mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
-pub use shapes::{Activation, AdamStep, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout};
+pub use shapes::{
+    Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,
+};
 
 /// Where in the totals buffer a step's sums are: see [`Device::cross_entropy`] and [`Device::adam_step`].
 pub mod totals {
@@ -68,6 +70,10 @@ pub trait Device {
 
     /// `into = from`; lengths are equal.
     fn copy(&self, from: Self::View<'_>, into: Self::ViewMut<'_>);
+
+    /// Copies a block of `shape.rows × shape.columns` from one row-major matrix into another; the views begin where the block
+    /// does.
+    fn copy_block(&self, shape: &BlockShape, from: Self::View<'_>, into: Self::ViewMut<'_>);
 
     /// `output = activation(input · W + bias)`, `[rows, outputs]`. `saved` (same shape) receives what
     /// [`Device::backward_activation`] will want if [`Activation::saves`]; else it may be empty.

@@ -29,6 +29,19 @@ pub enum WeightLayout {
     InputsByOutputs,
 }
 
+/// A block of a matrix, to be copied into another.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockShape {
+    /// Rows of the block.
+    pub rows: usize,
+    /// Columns of the block.
+    pub columns: usize,
+    /// Elements from row to row where it is read.
+    pub from_stride: usize,
+    /// Elements from row to row where it is written.
+    pub into_stride: usize,
+}
+
 /// A product of a batch with a weight matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearShape {

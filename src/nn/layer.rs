@@ -96,6 +96,37 @@ impl Layer {
         }
     }
 
+    /// Multiplications and additions of one row's forward pass, about; the gradients of weights and of inputs take as many
+    /// each.
+    pub fn operations(&self) -> usize {
+        match self {
+            Layer::Linear { inputs, outputs, .. } => 2 * inputs * outputs,
+            Layer::Convolution { shape, .. } => {
+                let positions = (shape.height + 1 - shape.kernel) * (shape.width + 1 - shape.kernel);
+                2 * positions * shape.weight_len()
+            }
+            Layer::MaxPool(_) | Layer::Activation(..) | Layer::Flatten { .. } => self.input_len(),
+        }
+    }
+
+    /// True for a layer whose backward pass turns the gradient of its output into that of its input in place.
+    pub fn is_elementwise(&self) -> bool {
+        matches!(self, Layer::Activation(..))
+    }
+
+    /// The same layer with its tensors numbered from `first` on.
+    pub fn with_tensors_from(mut self, first: usize) -> Layer {
+        match &mut self {
+            Layer::Linear { weight, bias, .. } => {
+                *weight = first;
+                *bias = bias.map(|_| first + 1);
+            }
+            Layer::Convolution { weight, .. } => *weight = first,
+            Layer::MaxPool(_) | Layer::Activation(..) | Layer::Flatten { .. } => {}
+        }
+        self
+    }
+
     /// The numbers of the layer's tensors.
     pub fn tensors(&self) -> std::ops::Range<usize> {
         match self {
@@ -116,6 +147,9 @@ impl Layer {
         output: D::ViewMut<'_>,
     ) {
         match self {
+            // what a rank holds of a layer may be nothing: its share of a sum is then 0
+            Layer::Linear { inputs: 0, .. } => device.fill(output, 0.0),
+            Layer::Linear { outputs: 0, .. } => {}
             Layer::Linear { activation, weight, bias, .. } => {
                 let shape = self.linear_shape(rows);
                 let bias = bias.map(|bias| parameters.tensor(device, bias));
@@ -147,6 +181,7 @@ impl Layer {
         accumulate: bool,
     ) {
         let (activation, columns, bias) = match self {
+            Layer::Linear { outputs: 0, .. } => return,
             Layer::Linear { activation, outputs, bias, .. } => (*activation, *outputs, *bias),
             Layer::Convolution { shape, weight } => {
                 let activation = if shape.relu { Activation::Relu } else { Activation::Identity };
@@ -171,6 +206,7 @@ impl Layer {
         accumulate: bool,
     ) {
         match self {
+            Layer::Linear { inputs: 0, .. } | Layer::Linear { outputs: 0, .. } => {}
             Layer::Linear { weight, .. } => {
                 let weight = gradients.tensor_mut(device, *weight);
                 device.linear_backward_weight(&self.linear_shape(rows), tape.input, gradient, weight, accumulate);
@@ -184,7 +220,8 @@ impl Layer {
         }
     }
 
-    /// Third part, independent of the second: the gradient of the input.
+    /// Third part, independent of the second: the gradient of the input. Not for layers that are
+    /// [elementwise](Layer::is_elementwise).
     pub fn backward_input<D: Device>(
         &self,
         device: &D,
@@ -195,6 +232,8 @@ impl Layer {
         input_gradient: D::ViewMut<'_>,
     ) {
         match self {
+            Layer::Linear { outputs: 0, .. } => device.fill(input_gradient, 0.0),
+            Layer::Linear { inputs: 0, .. } => {}
             Layer::Linear { weight, .. } => {
                 let weight = parameters.tensor(device, *weight);
                 device.linear_backward_input(&self.linear_shape(rows), gradient, weight, input_gradient);
@@ -207,7 +246,7 @@ impl Layer {
             Layer::MaxPool(shape) => {
                 device.max_pool_backward(&PoolShape { rows, ..*shape }, tape.saved, gradient, input_gradient);
             }
-            Layer::Activation(..) => device.copy(gradient, input_gradient),
+            Layer::Activation(..) => unreachable!("an elementwise layer's gradient is turned in place"),
             Layer::Flatten { positions, channels } => {
                 device.transpose_each(*channels, *positions, gradient, input_gradient);
             }

@@ -12,8 +12,8 @@ mod parameters;
 mod tests;
 
 pub use initial::{Initial, generator, symmetric};
-pub use layer::Layer;
+pub use layer::{Layer, Tape};
 pub use loss::Loss;
-pub use model::{Activations, Features, GradientPair, Model, Stage};
+pub use model::{Features, Model};
 pub use network::{Module, Network};
-pub use parameters::{FlatBuffer, Segmentation, TensorSpec};
+pub use parameters::{FlatBuffer, Segmentation, TensorShard, TensorSpec, hash_values};

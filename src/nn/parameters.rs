@@ -9,6 +9,8 @@
 
 use std::ops::Range;
 
+use xxhash_rust::xxh3::Xxh3;
+
 use super::Initial;
 use crate::Result;
 use crate::device::Device;
@@ -31,7 +33,71 @@ impl TensorSpec {
     }
 }
 
-/// How the tensors of a model, in logical order, are cut into segments: for each the range of tensors.
+/// What one rank holds of a tensor: a block of it, seen as a matrix of its first dimension by all others. The blocks of a
+/// tensor that is shared cover it once, so that what is counted over all of them is counted once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorShard {
+    /// The whole tensor.
+    pub spec: TensorSpec,
+    /// Which indices of the first dimension.
+    pub rows: Range<usize>,
+    /// Which of the elements under each of them.
+    pub columns: Range<usize>,
+}
+
+impl TensorShard {
+    /// All of a tensor.
+    pub fn whole(spec: &TensorSpec) -> TensorShard {
+        let (rows, columns) = (spec.shape[0], spec.shape[1..].iter().product());
+        TensorShard { spec: spec.clone(), rows: 0..rows, columns: 0..columns }
+    }
+
+    /// The number of elements in the block.
+    pub fn num_elements(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    /// For each row of the block, where its elements lie in the whole tensor; a block of whole rows is one piece.
+    pub fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let width: usize = self.spec.shape[1..].iter().product();
+        let (rows, columns) = (self.rows.clone(), self.columns.clone());
+        let (num, len) = if columns.len() == width { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
+        (0..num).map(move |row| {
+            let start = (rows.start + row) * width + columns.start;
+            start..start + len
+        })
+    }
+
+    /// Copies the block out of the `whole` tensor.
+    pub fn extract(&self, whole: &[f32], block: &mut [f32]) {
+        let mut at = 0;
+        for piece in self.pieces() {
+            block[at..at + piece.len()].copy_from_slice(&whole[piece.clone()]);
+            at += piece.len();
+        }
+    }
+
+    /// Copies the block to where it belongs in the `whole` tensor.
+    pub fn insert(&self, block: &[f32], whole: &mut [f32]) {
+        let mut at = 0;
+        for piece in self.pieces() {
+            whole[piece.clone()].copy_from_slice(&block[at..at + piece.len()]);
+            at += piece.len();
+        }
+    }
+
+    /// Writes the block's initial values for `seed`: the same as in the whole tensor.
+    pub fn initialise(&self, seed: u64, block: &mut [f32]) {
+        let mut at = 0;
+        for piece in self.pieces() {
+            let values = &mut block[at..at + piece.len()];
+            self.spec.initial.fill(seed, &self.spec.name, piece.start, values);
+            at += piece.len();
+        }
+    }
+}
+
+/// How the tensors of a rank, in logical order, are cut into segments: for each the range of tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segmentation {
     /// The tensors of each segment, in logical order and without gaps.
@@ -71,7 +137,7 @@ impl<D: Device> FlatBuffer<D> {
     ///
     /// # Errors
     /// The device has not that much memory.
-    pub fn zeros(device: &D, tensors: &[TensorSpec], segmentation: &Segmentation) -> Result<FlatBuffer<D>> {
+    pub fn zeros(device: &D, tensors: &[TensorShard], segmentation: &Segmentation) -> Result<FlatBuffer<D>> {
         let mut flat = FlatBuffer { segments: Vec::new(), places: Vec::new() };
         for (segment, range) in segmentation.segments.iter().enumerate() {
             let mut end = 0;
@@ -130,6 +196,12 @@ impl<D: Device> FlatBuffer<D> {
         self.segments[segment].buffer.as_mut().expect("a segment is viewed only while it is here")
     }
 
+    /// The tensors of a segment, and where in it each lies.
+    pub fn tensors_in(&self, segment: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let places = self.places.iter().enumerate().filter(move |(_, place)| place.segment == segment);
+        places.map(|(tensor, place)| (tensor, place.range.clone()))
+    }
+
     /// Tensor number `tensor`, in logical order.
     pub fn tensor(&self, device: &D, tensor: usize) -> D::View<'_> {
         let place = &self.places[tensor];
@@ -154,10 +226,10 @@ impl<D: Device> FlatBuffer<D> {
     ///
     /// # Errors
     /// The transfer to the device failed.
-    pub fn initialise(&mut self, device: &D, tensors: &[TensorSpec], seed: u64) -> Result<()> {
+    pub fn initialise(&mut self, device: &D, tensors: &[TensorShard], seed: u64) -> Result<()> {
         for (index, tensor) in tensors.iter().enumerate() {
             let mut fill = |values: &mut [f32]| {
-                tensor.initial.fill(seed, &tensor.name, 0, values);
+                tensor.initialise(seed, values);
                 Ok(())
             };
             device.write(self.tensor_mut(device, index), &mut fill)?;
@@ -170,18 +242,23 @@ impl<D: Device> FlatBuffer<D> {
     /// # Errors
     /// The transfer from the device failed.
     pub fn digest(&self, device: &D) -> Result<u128> {
-        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        let mut hash = Xxh3::new();
         for tensor in 0..self.num_tensors() {
             device.read(self.tensor(device, tensor), &mut |values| {
-                if cfg!(target_endian = "little") {
-                    hash.update(bytemuck::cast_slice(values));
-                } else {
-                    values.iter().for_each(|value| hash.update(&value.to_le_bytes()));
-                }
+                hash_values(&mut hash, values);
                 Ok(())
             })?;
         }
         Ok(hash.digest128())
+    }
+}
+
+/// Adds the little-endian bytes of `values` to `hash`.
+pub fn hash_values(hash: &mut Xxh3, values: &[f32]) {
+    if cfg!(target_endian = "little") {
+        hash.update(bytemuck::cast_slice(values));
+    } else {
+        values.iter().for_each(|value| hash.update(&value.to_le_bytes()));
     }
 }
 
@@ -190,12 +267,29 @@ mod tests {
     use super::*;
     use crate::device::Cpu;
 
-    fn tensors() -> Vec<TensorSpec> {
+    fn tensors() -> Vec<TensorShard> {
         [vec![3, 5], vec![3], vec![2, 2, 2], vec![7]]
             .into_iter()
             .enumerate()
             .map(|(i, shape)| TensorSpec { name: format!("t{i}"), shape, initial: Initial::Uniform { bound: 1.0 } })
+            .map(|spec| TensorShard::whole(&spec))
             .collect()
+    }
+
+    #[test]
+    fn blocks_of_a_tensor_start_as_the_whole_does_and_go_back_to_it() {
+        let spec = TensorSpec { name: "t".into(), shape: vec![5, 2, 3], initial: Initial::Normal { deviation: 1.0 } };
+        let (mut whole, mut rebuilt) = (vec![0.0; 30], vec![f32::NAN; 30]);
+        TensorShard::whole(&spec).initialise(3, &mut whole);
+        for (rows, columns) in [(0..2, 0..6), (2..5, 0..1), (2..5, 1..6), (5..5, 0..6), (0..5, 2..2)] {
+            let shard = TensorShard { spec: spec.clone(), rows, columns };
+            let (mut block, mut same) = (vec![0.0; shard.num_elements()], vec![0.0; shard.num_elements()]);
+            shard.initialise(3, &mut block);
+            shard.extract(&whole, &mut same);
+            assert_eq!(block, same);
+            shard.insert(&block, &mut rebuilt);
+        }
+        assert_eq!(rebuilt, whole);
     }
 
     #[test]

@@ -15,9 +15,9 @@
 //! backward pass has left all its layers; the sums have a fixed order, so every rank gets the same bits in every run.
 
 use crate::Result;
-use crate::comm::{Buffer, Communicator, Operation, Pending};
+use crate::comm::{Buffer, Communicator, Grid, Operation, Pending};
 use crate::device::{Device, totals};
-use crate::nn::{FlatBuffer, Model, Segmentation};
+use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
 
 use super::bucket::buckets;
@@ -55,15 +55,17 @@ const SHARD_MULTIPLE: usize = 32;
 pub struct SyncChannels {
     reductions: Communicator,
     gathers: Communicator,
+    norms: Communicator,
 }
 
 impl SyncChannels {
-    /// For the replicas of `data`. Collective.
+    /// For the replicas along the data axis of `grid`. Collective over the grid.
     ///
     /// # Errors
     /// None at present.
-    pub fn new(data: &Communicator) -> Result<SyncChannels> {
-        Ok(SyncChannels { reductions: data.split(0, data.rank())?, gathers: data.split(0, data.rank())? })
+    pub fn new(grid: &Grid) -> Result<SyncChannels> {
+        let twin = |of: &Communicator| of.split(0, of.rank());
+        Ok(SyncChannels { reductions: twin(&grid.data)?, gathers: twin(&grid.data)?, norms: twin(&grid.all)? })
     }
 }
 
@@ -71,6 +73,7 @@ impl SyncChannels {
 pub struct GradSync<D: Device> {
     reductions: Communicator,
     gathers: Communicator,
+    norms: Communicator,
     reduction: Reduction,
     overlap: bool,
     clip_norm: Option<f64>,
@@ -82,7 +85,11 @@ pub struct GradSync<D: Device> {
     reduced: usize,
     gathered: usize,
     update: Update,
+    /// The number in the model of each of this rank's tensors.
+    numbers: Vec<usize>,
+    /// Sums of squares for clipping, [`totals::LEN`] elements for each of this rank's tensors.
     clip_sums: D::Buffer,
+    squares: Vec<f64>,
 }
 
 /// One bucket: a segment of the flat buffers.
@@ -104,23 +111,28 @@ enum State<B> {
 }
 
 impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
-    /// Prepares to train `model`. Returns also how parameters and gradients must be segmented. Not collective.
+    /// Prepares to train `tensors`, this rank's, each with its number in a model of `num_tensors`. Returns also how parameters
+    /// and gradients must be segmented. Not collective.
     ///
     /// # Errors
     /// The device has not enough memory.
     pub fn new(
         device: &D,
-        model: &Model,
+        tensors: &[(usize, TensorShard)],
+        num_tensors: usize,
         channels: SyncChannels,
         settings: SyncSettings,
         optimizer: OptimizerSettings,
     ) -> Result<(GradSync<D>, Segmentation)> {
-        let SyncChannels { reductions, gathers } = channels;
+        let SyncChannels { reductions, gathers, norms } = channels;
         let size = reductions.size();
-        let lengths: Vec<usize> = model.tensors.iter().map(|tensor| tensor.num_elements()).collect();
+        let lengths: Vec<usize> = tensors.iter().map(|(_, shard)| shard.num_elements()).collect();
         let segments = buckets(&lengths, settings.bucket_bytes / size_of::<f32>());
-        let faster =
-            if model.num_parameters() / size < SMALL_PART { Reduction::AllReduce } else { Reduction::ReduceScatter };
+        let faster = if lengths.iter().sum::<usize>() / size < SMALL_PART {
+            Reduction::AllReduce
+        } else {
+            Reduction::ReduceScatter
+        };
         let reduction = settings.reduction.unwrap_or(faster);
         let parts = if reduction == Reduction::ReduceScatter { size } else { 1 };
         let multiple = parts * SHARD_MULTIPLE;
@@ -144,6 +156,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         let sync = GradSync {
             reductions,
             gathers,
+            norms,
             reduction,
             overlap: settings.overlap,
             clip_norm: settings.clip_norm,
@@ -153,7 +166,9 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
             reduced: 0,
             gathered: 0,
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
-            clip_sums: device.allocate(totals::LEN)?,
+            numbers: tensors.iter().map(|(number, _)| *number).collect(),
+            clip_sums: device.allocate(totals::LEN * tensors.len())?,
+            squares: vec![0.0; num_tensors],
         };
         Ok((sync, Segmentation { segments, multiple }))
     }
@@ -323,22 +338,32 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         }
     }
 
-    /// The norm of the whole gradient, every logical parameter counted once. Collective.
+    /// The norm of the whole gradient, every logical parameter counted once: tensor by tensor, in logical order, so that it has
+    /// the same bits whichever stages the tensors are on. Collective over the grid.
     fn norm(&mut self, device: &D, gradients: &FlatBuffer<D>) -> Result<f64> {
-        device.fill(device.view_mut(&mut self.clip_sums, 0..totals::LEN), 0.0);
+        let len = totals::LEN * self.numbers.len();
+        device.fill(device.view_mut(&mut self.clip_sums, 0..len), 0.0);
         for bucket in &self.buckets {
-            let owned = device.view(gradients.segment(bucket.segment), bucket.owned.clone());
-            device.sum_squares(owned, device.view_mut(&mut self.clip_sums, 0..totals::LEN));
+            for (tensor, range) in gradients.tensors_in(bucket.segment) {
+                let owned = range.start.max(bucket.owned.start)..range.end.min(bucket.owned.end);
+                if !owned.is_empty() {
+                    let owned = device.view(gradients.segment(bucket.segment), owned);
+                    let at = totals::LEN * tensor;
+                    device.sum_squares(owned, device.view_mut(&mut self.clip_sums, at..at + totals::LEN));
+                }
+            }
         }
-        let mut squares = [0.0_f64];
-        device.read(device.view(&self.clip_sums, 0..totals::LEN), &mut |sums| {
-            squares[0] = f64::from(sums[totals::GRADIENT_SQUARES]);
-            Ok(())
-        })?;
-        if self.reduction == Reduction::ReduceScatter {
-            self.reductions.all_reduce(&mut squares, Operation::Sum)?;
+        self.squares.fill(0.0);
+        if self.counts_squares() {
+            device.read(device.view(&self.clip_sums, 0..len), &mut |sums| {
+                for (number, sums) in self.numbers.iter().zip(sums.chunks_exact(totals::LEN)) {
+                    self.squares[*number] = f64::from(sums[totals::GRADIENT_SQUARES]);
+                }
+                Ok(())
+            })?;
         }
-        Ok(squares[0].sqrt())
+        self.norms.all_reduce(&mut self.squares, Operation::Sum)?;
+        Ok(self.squares.iter().sum::<f64>().sqrt())
     }
 }
 

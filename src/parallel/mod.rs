@@ -1,10 +1,17 @@
-//! The strategies: where networks meet ranks. [`shard()`], [`bucket`] and [`schedule`] are pure logic; [`data`] is
-//! data parallelism.
+//! The strategies: where networks meet ranks. [`shard()`], [`bucket`], [`balance`] and [`schedule`] are pure logic; [`data`] is
+//! data parallelism, [`tensor`] tensor parallelism, [`pipeline`] pipeline parallelism. A [`layout::Layout`] says what of a
+//! model a rank holds, as [stages](stage::Stage); a pipeline runs them in the order of a schedule, and one stage with one
+//! micro-batch is the trivial one.
 
+pub mod balance;
 pub mod bucket;
 pub mod data;
+pub mod layout;
+pub mod pipeline;
 pub mod replica;
 pub mod schedule;
 mod shard;
+pub mod stage;
+pub mod tensor;
 
 pub use shard::shard;

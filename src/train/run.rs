@@ -11,24 +11,32 @@ use crate::app::{self, Progress};
 use crate::comm::{Buffer, Grid, World};
 use crate::device::{Cpu, Device};
 use crate::nn::Model;
+use crate::parallel::layout::Plan;
 use crate::{Error, Result};
 
-/// Trains as `options` say on the layout `grid` and prints the result line of `program`. Collective.
+/// Trains as `options` say on `grid`, over which `plan` spreads the model, and prints the result line of `program`. Collective.
 ///
 /// # Errors
 /// Bad options or data (the same error on every rank), a failure of this rank, or a loss that is not a number.
-pub fn run(world: &World, grid: &Grid, program: &str, options: &TrainOptions) -> Result<()> {
+pub fn run(
+    world: &World,
+    grid: &Grid,
+    program: &str,
+    options: &TrainOptions,
+    plan: impl Fn(&Model) -> Result<Plan>,
+) -> Result<()> {
     app::start_log(world, options.verbosity);
     let all = world.communicator();
     all.agree(options.check(grid.data.size()))?;
     let samples = data_options::open(world, options)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
+    let plan = all.agree(plan(&model))?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     match options.device {
         DeviceName::Cpu => {
             let device = all.agree(Cpu::new(threads))?;
-            Run { world, grid, program, options, model: &model, threads }.train(&device, samples)
+            Run { world, grid, program, options, model: &model, plan: &plan, threads }.train(&device, samples)
         }
     }
 }
@@ -39,6 +47,7 @@ struct Run<'a> {
     program: &'a str,
     options: &'a TrainOptions,
     model: &'a Model,
+    plan: &'a Plan,
     threads: usize,
 }
 
@@ -47,13 +56,12 @@ impl Run<'_> {
         let options = self.options;
         let settings = TrainerSettings {
             batch_size: options.batch_size.min(samples.train.dataset().num_samples()),
-            num_micro_batches: options.micro_batches,
             sync: options.sync_settings(),
             optimizer: options.optimizer_settings(),
             seed: options.seed,
         };
         let all = self.world.communicator();
-        let mut trainer = Trainer::new(device, self.grid, self.model, settings)?;
+        let mut trainer = Trainer::new(device, self.grid, self.model, self.plan, settings)?;
         let metrics = options.metrics.as_deref().filter(|_| self.world.is_root());
         let mut metrics = all.agree(metrics.map(MetricsFile::create).transpose())?;
 
@@ -102,8 +110,10 @@ impl Run<'_> {
             tested = self.evaluate(&mut trainer, &mut samples, num_steps)?;
         }
         trainer.check_finite(num_steps)?;
-        let digest =
-            if options.check_replicas > 0 { trainer.check_replicas(num_steps)? } else { trainer.digest()? };
+        if options.check_replicas > 0 {
+            trainer.check_replicas(num_steps)?;
+        }
+        let digest = trainer.digest()?;
         drop(progress);
         let seconds = step_ms.iter().sum::<f64>() / 1e3;
         let result = ResultLine {

@@ -1,12 +1,15 @@
-//! One training step and one evaluation, whatever the strategy: the state of a rank and the walk through its schedule.
+//! One training step and one evaluation, whatever the strategy: the state of a rank and its walk through the plan.
+
+use std::ops::Range;
 
 use crate::comm::{Buffer, Grid, Operation};
 use crate::dataset::Batches;
 use crate::device::{Device, totals};
-use crate::nn::{Activations, FlatBuffer, GradientPair, Model, Stage};
+use crate::nn::{FlatBuffer, Model};
 use crate::optim::OptimizerSettings;
 use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
-use crate::parallel::schedule::{Action, Schedule};
+use crate::parallel::layout::{Layout, Plan};
+use crate::parallel::pipeline::{Pipeline, PipelineChannels, Source, Weights};
 use crate::parallel::{replica, shard};
 use crate::{Error, Result};
 
@@ -15,8 +18,6 @@ use crate::{Error, Result};
 pub struct TrainerSettings {
     /// The largest global batch, in samples.
     pub batch_size: usize,
-    /// Parts that a rank's share of it is worked on in.
-    pub num_micro_batches: usize,
     /// How gradients are brought together.
     pub sync: SyncSettings,
     /// How they become updates.
@@ -42,27 +43,31 @@ pub struct Outcome {
 pub struct Trainer<'a, D: Device> {
     device: &'a D,
     grid: &'a Grid,
-    stage: Stage<'a>,
-    schedule: Schedule,
-    parameters: FlatBuffer<D>,
-    gradients: FlatBuffer<D>,
-    sync: GradSync<D>,
-    activations: Vec<Activations<D>>,
+    model: &'a Model,
+    layout: Layout,
+    pipeline: Pipeline<'a, D>,
+    weights: Weights<D>,
     /// The most rows that a micro-batch has.
     capacity: usize,
-    pair: GradientPair<D>,
-    sums: D::Buffer,
 }
 
 impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     /// Allocates everything that training needs, and gives every rank the initial parameters of the seed. Collective.
     ///
     /// # Errors
-    /// The device has not enough memory.
-    pub fn new(device: &'a D, grid: &'a Grid, model: &'a Model, settings: TrainerSettings) -> Result<Trainer<'a, D>> {
-        let channels = SyncChannels::new(&grid.data)?;
-        let mut trainer = grid.agree(Trainer::allocate(device, grid, model, settings, channels))?;
-        trainer.sync.start(&mut trainer.parameters, &mut trainer.gradients)?;
+    /// `plan` does not fit the grid or the model, or the device has not enough memory.
+    pub fn new(
+        device: &'a D,
+        grid: &'a Grid,
+        model: &'a Model,
+        plan: &Plan,
+        settings: TrainerSettings,
+    ) -> Result<Trainer<'a, D>> {
+        let channels = (SyncChannels::new(grid)?, PipelineChannels::new(grid)?);
+        let trainer = Trainer::allocate(device, grid, model, plan, settings, channels);
+        let mut trainer = grid.all.agree(trainer)?;
+        let Weights { parameters, gradients, sync, .. } = &mut trainer.weights;
+        sync.start(parameters, gradients)?;
         Ok(trainer)
     }
 
@@ -70,85 +75,109 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         device: &'a D,
         grid: &'a Grid,
         model: &'a Model,
+        plan: &Plan,
         settings: TrainerSettings,
-        channels: SyncChannels,
+        (sync_channels, pipeline_channels): (SyncChannels, PipelineChannels),
     ) -> Result<Trainer<'a, D>> {
-        let (sync, segmentation) = GradSync::new(device, model, channels, settings.sync, settings.optimizer)?;
-        let stage = Stage::whole(model);
-        let schedule = Schedule::single_stage(settings.num_micro_batches);
+        let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
+        let (tensors, shards) = (&layout.tensors, layout.shards());
+        let (sync, segmentation) =
+            GradSync::new(device, tensors, model.tensors.len(), sync_channels, settings.sync, settings.optimizer)?;
         let share = settings.batch_size.div_ceil(grid.data.size());
-        let capacity = share.div_ceil(settings.num_micro_batches);
-        let live = 0..schedule.most_live();
-        let activations = live.map(|_| Activations::new(device, model, stage.layers.clone(), capacity));
-        let mut trainer = Trainer {
-            parameters: FlatBuffer::zeros(device, &model.tensors, &segmentation)?,
-            gradients: FlatBuffer::zeros(device, &model.tensors, &segmentation)?,
-            activations: activations.collect::<Result<_>>()?,
-            pair: GradientPair::new(device, model, capacity)?,
-            sums: device.allocate(totals::LEN)?,
-            device,
-            grid,
-            stage,
-            schedule,
+        let capacity = share.div_ceil(plan.schedule.num_micro_batches);
+        let mut weights = Weights {
+            parameters: FlatBuffer::zeros(device, &shards, &segmentation)?,
+            gradients: FlatBuffer::zeros(device, &shards, &segmentation)?,
             sync,
-            capacity,
+            sums: device.allocate(totals::LEN)?,
         };
-        trainer.parameters.initialise(device, &model.tensors, settings.seed)?;
-        Ok(trainer)
+        weights.parameters.initialise(device, &shards, settings.seed)?;
+        let pipeline = Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
+        Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity })
     }
 
-    /// The way from gradients to new parameters that was chosen.
+    /// The way from gradients to new parameters that was chosen for this rank's.
     pub fn reduction(&self) -> Reduction {
-        self.sync.reduction()
+        self.weights.sync.reduction()
     }
 
-    /// The padded length of every bucket of gradients, in the order in which they travel.
+    /// The padded length of every bucket of this rank's gradients, in the order in which they travel.
     pub fn bucket_lengths(&self) -> Vec<usize> {
-        (0..self.gradients.num_segments()).rev().map(|segment| self.gradients.segment_len(segment)).collect()
+        let gradients = &self.weights.gradients;
+        (0..gradients.num_segments()).rev().map(|segment| gradients.segment_len(segment)).collect()
     }
 
     /// This rank's parameters.
     pub fn parameters_mut(&mut self) -> &mut FlatBuffer<D> {
-        &mut self.parameters
+        &mut self.weights.parameters
     }
 
-    /// The gradients of the last step; with [`Reduction::AllReduce`] the sums over the ranks.
-    pub fn gradients(&self) -> &FlatBuffer<D> {
-        &self.gradients
+    /// Overwrites tensor `number` of the model, on the ranks that hold some of it, with `values`. Not collective.
+    ///
+    /// # Errors
+    /// The transfer to the device failed.
+    pub fn set_tensor(&mut self, number: usize, values: &[f32]) -> Result<()> {
+        for (local, (other, shard)) in self.layout.tensors.iter().enumerate() {
+            if *other == number {
+                let into = self.weights.parameters.tensor_mut(self.device, local);
+                self.device.write(into, &mut |block| {
+                    shard.extract(values, block);
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
     }
 
-    /// A hash of all parameters' bits in logical order. Not collective.
+    /// Shows all whole tensors of the model to `look` on rank 0, in logical order, each with its number. Collective.
+    ///
+    /// # Errors
+    /// What `look` returns (rank 0 alone).
+    pub fn gather_parameters(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        self.layout.gather(self.grid, self.device, &self.weights.parameters, look)
+    }
+
+    /// The same with the gradients of the last step; with [`Reduction::AllReduce`] they are the sums over the replicas.
+    /// Collective.
+    ///
+    /// # Errors
+    /// What `look` returns (rank 0 alone).
+    pub fn gather_gradients(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        self.layout.gather(self.grid, self.device, &self.weights.gradients, look)
+    }
+
+    /// A hash of the bits of all parameters of the model, on every rank: see [`Layout::digest`]. Collective.
     ///
     /// # Errors
     /// The transfer from the device failed.
     pub fn digest(&self) -> Result<u128> {
-        self.parameters.digest(self.device)
+        self.layout.digest(self.grid, self.device, &self.weights.parameters)
     }
 
-    /// Checks that all replicas hold the same bits after step `step`, and returns their digest. Collective.
+    /// Checks that all replicas hold the same bits after step `step`. Collective.
     ///
     /// # Errors
     /// They do not: the same error on every rank, which names the one that differs.
-    pub fn check_replicas(&self, step: u64) -> Result<u128> {
-        let digest = self.digest()?;
-        replica::check(&self.grid.data, digest, step)?;
-        Ok(digest)
+    pub fn check_replicas(&self, step: u64) -> Result<()> {
+        let digest = self.weights.parameters.digest(self.device)?;
+        self.grid.all.agree(replica::check(&self.grid.data, digest, step))
     }
 
-    /// Checks that all parameters are finite after step `step`: the loss of a step says it of the step before. Not collective
-    /// in itself, but every rank has the same parameters and so the same outcome.
+    /// Checks that all parameters are finite after step `step`: the loss of a step says it of the step before. Collective.
     ///
     /// # Errors
     /// They are not: the same error on every rank.
     pub fn check_finite(&self, step: u64) -> Result<()> {
-        let mut all_finite = true;
-        for tensor in 0..self.parameters.num_tensors() {
-            self.device.read(self.parameters.tensor(self.device, tensor), &mut |values| {
-                all_finite &= values.iter().all(|value| value.is_finite());
+        let mut all_finite = [1_u8];
+        let parameters = &self.weights.parameters;
+        for tensor in 0..parameters.num_tensors() {
+            self.device.read(parameters.tensor(self.device, tensor), &mut |values| {
+                all_finite[0] &= u8::from(values.iter().all(|value| value.is_finite()));
                 Ok(())
             })?;
         }
-        if all_finite { Ok(()) } else { Err(diverged(step, "a parameter is no finite number")) }
+        self.grid.all.all_reduce(&mut all_finite, Operation::Min)?;
+        if all_finite[0] == 1 { Ok(()) } else { Err(diverged(step, "a parameter is no finite number")) }
     }
 
     /// Step `step`, from 0, with the samples that `batches` has for it: forward, backward, exchange of gradients, update.
@@ -159,33 +188,13 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     pub fn step(&mut self, step: u64, learning_rate: f64, batches: &mut Batches) -> Result<Outcome> {
         let num_samples = batches.sampler().batch_len(step);
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
-        let num_micro_batches = self.schedule.num_micro_batches;
-        let part = |micro_batch| {
-            let part = shard(share.len(), micro_batch, num_micro_batches);
-            share.start + part.start..share.start + part.end
-        };
-        let scale = 1.0 / num_samples as f32;
-        let last_backward = self.schedule.actions.iter().rposition(|action| matches!(action, Action::Backward(_)));
+        let num_parts = self.pipeline.num_micro_batches();
         self.clear_sums();
-        self.sync.begin(step + 1, learning_rate);
-        if share.is_empty() {
-            self.gradients.clear(self.device);
-        }
-        let mut accumulate = false;
-        for index in 0..self.schedule.actions.len() {
-            match self.schedule.actions[index] {
-                Action::Forward(micro_batch) => {
-                    let slot = micro_batch % self.activations.len();
-                    self.forward(slot, step, part(micro_batch), batches)?;
-                }
-                Action::Backward(micro_batch) => {
-                    let (slot, rows) = (micro_batch % self.activations.len(), part(micro_batch).len());
-                    self.backward(slot, rows, scale, accumulate, Some(index) == last_backward)?;
-                    accumulate |= rows > 0;
-                }
-            }
-        }
-        self.sync.finish(self.device, &mut self.parameters, &mut self.gradients, &mut self.sums)?;
+        self.weights.sync.begin(step + 1, learning_rate);
+        let mut rows = Rows { batches, step, share, parts: Parts::Equal(num_parts) };
+        self.pipeline.train(&mut self.weights, &mut rows, 1.0 / num_samples as f32)?;
+        let Weights { parameters, gradients, sync, sums } = &mut self.weights;
+        sync.finish(self.device, parameters, gradients, sums)?;
         let mut sums = [0.0; totals::LEN];
         self.add_sums(&mut sums)?;
         let outcome = self.collect(sums, num_samples)?;
@@ -195,7 +204,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         Ok(outcome)
     }
 
-    /// The loss and accuracy over all samples of `batches`, each rank with a share of them. Collective.
+    /// The loss and accuracy over all samples of `batches`, each replica with a share of them. Collective.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone).
@@ -203,82 +212,85 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         let num_samples = batches.dataset().num_samples();
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
         let mut sums = [0.0; totals::LEN];
-        let mut start = share.start;
-        while start < share.end {
-            let part = start..share.end.min(start + self.capacity);
-            let rows = part.len();
+        let round = self.capacity * self.pipeline.num_micro_batches();
+        for start in share.clone().step_by(round) {
+            let share = start..share.end.min(start + round);
+            let mut rows = Rows { batches, step: 0, share, parts: Parts::Full(self.capacity) };
             self.clear_sums();
-            self.forward(0, 0, part, batches)?;
-            self.stage.loss(self.device, rows, 0.0, &self.activations[0], &mut self.pair, &mut self.sums);
+            self.pipeline.evaluate(&mut self.weights, &mut rows)?;
             self.add_sums(&mut sums)?;
-            start += rows;
         }
         self.collect(sums, num_samples)
     }
 
     /// Adds the device's sums to `sums`, which count on where `f32` would not.
     fn add_sums(&self, sums: &mut [f64; totals::LEN]) -> Result<()> {
-        self.device.read(self.device.view(&self.sums, 0..totals::LEN), &mut |values| {
+        self.device.read(self.device.view(&self.weights.sums, 0..totals::LEN), &mut |values| {
             sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
             Ok(())
         })
     }
 
     fn clear_sums(&mut self) {
-        self.device.fill(self.device.view_mut(&mut self.sums, 0..totals::LEN), 0.0);
+        self.device.fill(self.device.view_mut(&mut self.weights.sums, 0..totals::LEN), 0.0);
     }
 
-    fn forward(&mut self, slot: usize, step: u64, part: std::ops::Range<usize>, batches: &mut Batches) -> Result<()> {
-        let (rows, model) = (part.len(), self.stage.model);
-        let activations = &mut self.activations[slot];
-        let (input_len, targets_len) = (rows * model.input.len(), rows * model.targets_per_row());
-        let targets = &mut activations.targets;
-        self.device.write(self.device.view_mut(&mut activations.input, 0..input_len), &mut |inputs| {
-            let targets = self.device.view_mut(targets, 0..targets_len);
-            self.device.write(targets, &mut |targets| batches.read(step, part.clone(), inputs, targets))
-        })?;
-        self.stage.forward(self.device, &self.parameters, rows, activations);
-        Ok(())
-    }
-
-    fn backward(&mut self, slot: usize, rows: usize, scale: f32, accumulate: bool, last: bool) -> Result<()> {
-        let activations = &self.activations[slot];
-        if rows > 0 {
-            self.stage.loss(self.device, rows, scale, activations, &mut self.pair, &mut self.sums);
-        }
-        for index in self.stage.layers.clone().rev() {
-            self.stage.backward_layer(
-                self.device,
-                index,
-                rows,
-                &self.parameters,
-                activations,
-                &mut self.gradients,
-                &mut self.pair,
-                accumulate,
-            );
-            let tensors = self.stage.model.layers[index].tensors();
-            if last && !tensors.is_empty() {
-                let (parameters, gradients) = (&mut self.parameters, &mut self.gradients);
-                self.sync.completed(self.device, tensors.start, parameters, gradients, &mut self.sums)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds the ranks' sums up and makes means of them. Collective.
+    /// Adds the ranks' sums up, everything counted once, and makes means of them. Collective.
     fn collect(&self, mut sums: [f64; totals::LEN], num_samples: usize) -> Result<Outcome> {
-        if !self.sync.counts_squares() {
+        if !self.weights.sync.counts_squares() {
             sums[totals::GRADIENT_SQUARES] = 0.0;
         }
-        self.grid.data.all_reduce(&mut sums, Operation::Sum)?;
+        if !self.grid.tensor.is_root() {
+            // every rank of the tensor axis has evaluated the same loss
+            (sums[totals::LOSS], sums[totals::CORRECT]) = (0.0, 0.0);
+        }
+        self.grid.all.all_reduce(&mut sums, Operation::Sum)?;
         let accuracy = sums[totals::CORRECT] / num_samples as f64;
         Ok(Outcome {
             loss: sums[totals::LOSS] / num_samples as f64,
-            accuracy: self.stage.model.loss.has_accuracy().then_some(accuracy),
+            accuracy: self.model.loss.has_accuracy().then_some(accuracy),
             gradient_norm: sums[totals::GRADIENT_SQUARES].sqrt(),
             num_samples,
         })
+    }
+}
+
+/// A replica's share of a global batch, in micro-batches.
+struct Rows<'b> {
+    batches: &'b mut Batches,
+    step: u64,
+    share: Range<usize>,
+    parts: Parts,
+}
+
+/// How a share is cut.
+enum Parts {
+    /// Into so many parts, as equal as can be.
+    Equal(usize),
+    /// Into parts of so many rows, until none are left.
+    Full(usize),
+}
+
+impl Rows<'_> {
+    fn part(&self, micro_batch: usize) -> Range<usize> {
+        let Range { start, end } = self.share;
+        match self.parts {
+            Parts::Equal(num) => {
+                let part = shard(end - start, micro_batch, num);
+                start + part.start..start + part.end
+            }
+            Parts::Full(rows) => end.min(start + micro_batch * rows)..end.min(start + (micro_batch + 1) * rows),
+        }
+    }
+}
+
+impl Source for Rows<'_> {
+    fn rows(&self, micro_batch: usize) -> usize {
+        self.part(micro_batch).len()
+    }
+
+    fn read(&mut self, micro_batch: usize, inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+        self.batches.read(self.step, self.part(micro_batch), inputs, targets)
     }
 }
 

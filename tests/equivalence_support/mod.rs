@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{self, Batches, Order, Sampler, Standardise, Synthetic, Table, Targets};
 use phalanx::device::{Activation, Cpu};
-use phalanx::nn::{Features, FlatBuffer, Loss, Model, Network};
+use phalanx::nn::{Features, Loss, Model, Network};
 use phalanx::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
 use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::parallel::layout::Plan;
+use phalanx::parallel::tensor::Split;
 use phalanx::train::{Trainer, TrainerSettings};
 
 /// True while allocations are to be written down.
@@ -48,12 +50,12 @@ unsafe impl GlobalAlloc for Watched {
 /// This rank alone, as a grid.
 pub fn serial_grid(world: &World) -> Grid {
     let alone = || world.communicator().split(world.rank(), 0).unwrap();
-    Grid { shape: GridShape::data(1), data: alone(), stage: alone(), tensor: alone() }
+    Grid { shape: GridShape::data(1), all: alone(), data: alone(), stage: alone(), tensor: alone() }
 }
 
 /// Settings with plain SGD.
-pub fn settings(batch_size: usize, num_micro_batches: usize, sync: SyncSettings) -> TrainerSettings {
-    TrainerSettings { batch_size, num_micro_batches, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 11 }
+pub fn settings(batch_size: usize, sync: SyncSettings) -> TrainerSettings {
+    TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 11 }
 }
 
 /// Inputs with real targets.
@@ -76,6 +78,8 @@ pub fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64)
 /// A network about to be trained.
 pub struct Rig<'a> {
     model: Model,
+    /// How the model is spread over the grid.
+    pub plan: Plan,
     targets: Targets,
     settings: TrainerSettings,
     /// Samples in an epoch.
@@ -99,15 +103,21 @@ pub struct Run {
 }
 
 impl<'a> Rig<'a> {
-    /// `network` for inputs of shape `features`.
-    pub fn new(network: &'a Network, features: Features, settings: TrainerSettings) -> Rig<'a> {
+    /// `network` for inputs of shape `features`, in one stage, with the share of a rank in `num_micro_batches` parts.
+    pub fn new(
+        network: &'a Network,
+        features: Features,
+        num_micro_batches: usize,
+        settings: TrainerSettings,
+    ) -> Rig<'a> {
         let targets = match network.loss {
             Loss::CrossEntropy => Targets::Classes(10),
             Loss::MeanSquaredError => Targets::Values(1),
             Loss::MeanOfSquares => Targets::Nothing,
         };
         let model = network.build(features).unwrap();
-        Rig { model, targets, settings, num_samples: 500, device: Cpu::new(1).unwrap(), _network: network }
+        let plan = Plan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
+        Rig { model, plan, targets, settings, num_samples: 500, device: Cpu::new(1).unwrap(), _network: network }
     }
 
     fn synthetic(&self) -> Batches {
@@ -117,34 +127,41 @@ impl<'a> Rig<'a> {
 
     /// Trains on synthetic samples.
     pub fn train(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
-        let trainer = Trainer::new(&self.device, grid, &self.model, self.settings).unwrap();
-        self.finish(trainer, self.synthetic(), num_steps, rate)
+        let trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        self.finish(grid, trainer, self.synthetic(), num_steps, rate)
     }
 
     /// Trains on the embedded digits.
     pub fn train_digits(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
-        let trainer = Trainer::new(&self.device, grid, &self.model, self.settings).unwrap();
+        let trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let set = dataset::open_digits().unwrap().train;
         let standardise = set.preset().map(Standardise::new);
         let sampler = Sampler::new(set.num_samples(), self.settings.batch_size, Order::Shuffled, 3);
-        self.finish(trainer, Batches::new(set, sampler, standardise), num_steps, rate)
+        self.finish(grid, trainer, Batches::new(set, sampler, standardise), num_steps, rate)
     }
 
     /// Trains on `table` in order, from the parameters `start`.
     pub fn train_table(&self, grid: &Grid, num_steps: u64, rate: f64, start: &[f32], table: Table) -> Run {
-        let mut trainer = Trainer::new(&self.device, grid, &self.model, self.settings).unwrap();
-        set_parameters(&self.device, trainer.parameters_mut(), start.iter().copied());
+        let mut trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        set_parameters(&mut trainer, &self.model, start);
         let sampler = Sampler::new(2, self.settings.batch_size, Order::Sequential, 0);
-        self.finish(trainer, Batches::new(Box::new(table), sampler, None), num_steps, rate)
+        self.finish(grid, trainer, Batches::new(Box::new(table), sampler, None), num_steps, rate)
     }
 
-    fn finish(&self, mut trainer: Trainer<'_, Cpu>, mut batches: Batches, num_steps: u64, rate: f64) -> Run {
+    fn finish(
+        &self,
+        grid: &Grid,
+        mut trainer: Trainer<'_, Cpu>,
+        mut batches: Batches,
+        num_steps: u64,
+        rate: f64,
+    ) -> Run {
         let outcomes: Vec<_> = (0..num_steps).map(|step| trainer.step(step, rate, &mut batches).unwrap()).collect();
         trainer.check_replicas(num_steps).unwrap();
         Run {
             digest: trainer.digest().unwrap(),
-            parameters: values(&self.device, trainer.parameters_mut()),
-            gradients: values(&self.device, trainer.gradients()),
+            parameters: everywhere(grid, |look| trainer.gather_parameters(look)),
+            gradients: everywhere(grid, |look| trainer.gather_gradients(look)),
             losses: outcomes.iter().map(|outcome| outcome.loss).collect(),
             norms: outcomes.iter().map(|outcome| outcome.gradient_norm).collect(),
         }
@@ -152,13 +169,13 @@ impl<'a> Rig<'a> {
 
     /// Calls `work` with a trainer.
     pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, Cpu>, &Cpu)) {
-        let mut trainer = Trainer::new(&self.device, grid, &self.model, self.settings).unwrap();
+        let mut trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         work(&mut trainer, &self.device);
     }
 
     /// Where the allocations of the step after `num_steps` others come from, but those of `gemm`.
     pub fn foreign_allocations(&self, grid: &Grid, num_steps: u64) -> Vec<String> {
-        let mut trainer = Trainer::new(&self.device, grid, &self.model, self.settings).unwrap();
+        let mut trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let mut batches = self.synthetic();
         for step in 0..num_steps {
             trainer.step(step, 0.01, &mut batches).unwrap();
@@ -174,16 +191,30 @@ impl<'a> Rig<'a> {
     }
 }
 
-fn set_parameters(device: &Cpu, parameters: &mut FlatBuffer<Cpu>, mut values: impl Iterator<Item = f32>) {
-    for tensor in 0..parameters.num_tensors() {
-        let tensor = parameters.tensor_mut(device, tensor);
-        tensor.iter_mut().for_each(|value| *value = values.next().expect("a value for each parameter"));
+fn set_parameters(trainer: &mut Trainer<'_, Cpu>, model: &Model, mut values: &[f32]) {
+    for (number, tensor) in model.tensors.iter().enumerate() {
+        let (own, rest) = values.split_at(tensor.num_elements());
+        trainer.set_tensor(number, own).unwrap();
+        values = rest;
     }
 }
 
-fn values(device: &Cpu, flat: &FlatBuffer<Cpu>) -> Vec<f64> {
-    let tensors = 0..flat.num_tensors();
-    tensors.flat_map(|tensor| flat.tensor(device, tensor).iter().map(|value| f64::from(*value))).collect()
+/// Calls back with whole tensors on rank 0.
+type Look<'a> = &'a mut dyn FnMut(usize, &[f32]) -> phalanx::Result<()>;
+
+/// What `gather` brings to rank 0, on every rank, in logical order.
+fn everywhere(grid: &Grid, gather: impl FnOnce(Look<'_>) -> phalanx::Result<()>) -> Vec<f64> {
+    let mut values = Vec::new();
+    gather(&mut |_, tensor| {
+        values.extend(tensor.iter().map(|value| f64::from(*value)));
+        Ok(())
+    })
+    .unwrap();
+    let mut len = [values.len() as i64];
+    grid.all.broadcast(&mut len, 0).unwrap();
+    values.resize(len[0] as usize, 0.0);
+    grid.all.broadcast(&mut values, 0).unwrap();
+    values
 }
 
 /// A trajectory that PyTorch computed in `f64`.
@@ -269,8 +300,14 @@ impl Oracle {
         values
     }
 
-    /// Takes PyTorch's steps on `grid` and compares everything on the way, to 10⁻⁵ of the largest value.
-    pub fn check(&self, grid: &Grid, sync: SyncSettings, num_micro_batches: usize) {
+    /// The model of the trajectory.
+    pub fn model(&self) -> Model {
+        self.network.build(self.features).unwrap()
+    }
+
+    /// Takes PyTorch's steps on `grid`, the model spread as `plan` says, and compares everything on the way, to 10⁻⁵ of the
+    /// largest value. Returns the digest of the final parameters.
+    pub fn check(&self, grid: &Grid, sync: SyncSettings, plan: &Plan) -> u128 {
         const TOLERANCE: f64 = 1e-5;
         let losses = self.read("f64/loss");
         let inputs = self.inputs(losses.len());
@@ -285,11 +322,11 @@ impl Oracle {
         let mut batches = Batches::new(Box::new(table), sampler, None);
 
         let device = Cpu::new(1).unwrap();
-        let model = self.network.build(self.features).unwrap();
-        let settings = TrainerSettings { optimizer: self.optimizer, ..settings(batch_size, num_micro_batches, sync) };
-        let mut trainer = Trainer::new(&device, grid, &model, settings).unwrap();
-        let initial = self.tensors(&model, "initial");
-        set_parameters(&device, trainer.parameters_mut(), initial.into_iter().map(|value| value as f32));
+        let model = self.model();
+        let settings = TrainerSettings { optimizer: self.optimizer, ..settings(batch_size, sync) };
+        let mut trainer = Trainer::new(&device, grid, &model, plan, settings).unwrap();
+        let initial: Vec<f32> = self.tensors(&model, "initial").into_iter().map(|value| value as f32).collect();
+        set_parameters(&mut trainer, &model, &initial);
 
         let rates: Vec<f64> = (0..losses.len() as u64).map(|step| self.schedule.at(step)).collect();
         assert_close("learning rates", &rates, &self.read("f64/learning_rate"), 1e-12);
@@ -298,17 +335,22 @@ impl Oracle {
             let outcome = trainer.step(step as u64, *rate, &mut batches).unwrap();
             found_losses.push(outcome.loss);
             found_norms.push(outcome.gradient_norm);
-            if step == 0 && trainer.reduction() == Reduction::AllReduce {
-                for (index, tensor) in model.tensors.iter().enumerate() {
-                    let found = trainer.gradients().tensor(&device, index).iter().map(|value| f64::from(*value));
+            if step == 0 && sync.reduction == Some(Reduction::AllReduce) {
+                let found = everywhere(grid, |look| trainer.gather_gradients(look));
+                let mut start = 0;
+                for tensor in &model.tensors {
                     let expected = self.read(&format!("f64/first_grad/{}", tensor.name));
-                    assert_close(&tensor.name, &found.collect::<Vec<_>>(), &expected, TOLERANCE);
+                    let range = start..start + expected.len();
+                    start = range.end;
+                    assert_close(&tensor.name, &found[range], &expected, TOLERANCE);
                 }
             }
         }
         assert_close("losses", &found_losses, &losses, TOLERANCE);
         assert_close("gradient norms", &found_norms, &self.read("f64/grad_norm"), TOLERANCE);
-        self.check_parameters(&model, &values(&device, trainer.parameters_mut()), TOLERANCE);
+        let found = everywhere(grid, |look| trainer.gather_parameters(look));
+        self.check_parameters(&model, &found, TOLERANCE);
+        trainer.digest().unwrap()
     }
 
     /// Adam divides a gradient by its own size, so an element whose gradient is lost in the rounding of `f32` takes steps of

@@ -19,7 +19,8 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::{
-    Activation, AdamStep, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout, totals,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep,
+    WeightLayout, totals,
 };
 use crate::memory::Memory;
 use crate::{Error, Result};
@@ -134,6 +135,13 @@ impl Device for Cpu {
 
     fn copy(&self, from: &[f32], into: &mut [f32]) {
         into.copy_from_slice(from);
+    }
+
+    fn copy_block(&self, shape: &BlockShape, from: &[f32], into: &mut [f32]) {
+        let BlockShape { rows, columns, from_stride, into_stride } = *shape;
+        for row in 0..rows {
+            into[row * into_stride..][..columns].copy_from_slice(&from[row * from_stride..][..columns]);
+        }
     }
 
     fn linear_forward(

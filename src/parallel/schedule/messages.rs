@@ -1,0 +1,49 @@
+//! Where messages go between passes.
+
+use super::{Action, Schedule, Timeline, Work};
+use crate::{Error, Result};
+
+impl Schedule {
+    /// Puts the messages into a schedule of passes: sent as soon as the value is there, and received on the other side where
+    /// that is when every pass takes what it costs. Taking the passes in the order of their ends, each followed by its
+    /// message on both sides, is then an order in which everything can happen one by one, so the whole cannot deadlock even
+    /// if every send waits for its receive. Stages that follow each other on one rank need no message.
+    ///
+    /// # Errors
+    /// The passes wait for each other in a circle, or for something that nobody does.
+    pub fn with_messages(&self) -> Result<Schedule> {
+        let timeline = Timeline::new(self).map_err(|stuck| {
+            let (rank, action) = stuck[0];
+            let why = format!(
+                "{action} on rank {rank} waits for a pass that never comes, or comes after it on its own rank"
+            );
+            Error::input("ordering the passes of a schedule", why)
+        })?;
+        let mut passes: Vec<_> = timeline
+            .ranks
+            .iter()
+            .enumerate()
+            .flat_map(|(rank, spans)| spans.iter().map(move |span| (span.end, rank, span.action)))
+            .collect();
+        // stable: passes of a rank stay in order
+        passes.sort_by_key(|(end, ..)| *end);
+        let owner: Vec<Option<usize>> = (0..self.num_stages).map(|stage| self.rank_of(stage)).collect();
+        let mut ranks = vec![Vec::new(); self.ranks.len()];
+        for (_, rank, action) in passes {
+            ranks[rank].push(action);
+            let send = match action.work {
+                Work::Forward if action.stage + 1 < self.num_stages => Work::SendActivation,
+                Work::Backward | Work::InputGradient if action.stage > 0 => Work::SendGradient,
+                _ => continue,
+            };
+            let send = Action { work: send, ..action };
+            if let Some(receive) = send.partner() {
+                if let Some(other) = owner[receive.stage].filter(|other| *other != rank) {
+                    ranks[rank].push(send);
+                    ranks[other].push(receive);
+                }
+            }
+        }
+        Ok(Schedule { ranks, ..*self })
+    }
+}

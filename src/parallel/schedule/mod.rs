@@ -1,0 +1,67 @@
+//! Pipeline schedules as data: for every rank of the stage axis, what it does in one step, in order.
+//!
+//! A schedule is [generated](ScheduleKind), or [read](Schedule::from_csv) from a file, in the order of the passes; messages
+//! are [put in](Schedule::with_messages), the whole is [checked](Schedule::check), and only then does anything run. Pure
+//! logic: nothing here communicates or computes.
+//!
+//! Sending and receiving are actions of their own. A `Receive` says from where on the message may arrive (the engine posts
+//! the receive there and waits where the value is used), a `Send` where it leaves.
+
+mod action;
+mod draw;
+mod generate;
+mod messages;
+mod notation;
+mod timeline;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use action::{Action, Work};
+pub use generate::ScheduleKind;
+pub use timeline::{Span, Timeline};
+pub use validate::Report;
+
+/// What every rank of the stage axis does in one step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    /// The actions of each rank, in order.
+    pub ranks: Vec<Vec<Action>>,
+    /// The number of stages, over all ranks.
+    pub num_stages: usize,
+    /// The number of micro-batches.
+    pub num_micro_batches: usize,
+}
+
+impl Schedule {
+    /// The passes of every rank, in order; stages and micro-batches are as many as are named.
+    pub fn new(ranks: Vec<Vec<Action>>) -> Schedule {
+        let all = || ranks.iter().flatten();
+        Schedule {
+            num_stages: all().map(|action| action.stage + 1).max().unwrap_or_default(),
+            num_micro_batches: all().map(|action| action.micro_batch + 1).max().unwrap_or_default(),
+            ranks,
+        }
+    }
+
+    /// The rank that runs stage `stage`: the one with its forward passes; nothing if no rank has any.
+    pub fn rank_of(&self, stage: usize) -> Option<usize> {
+        let forward = |action: &Action| action.work == Work::Forward && action.stage == stage;
+        self.ranks.iter().position(|actions| actions.iter().any(forward))
+    }
+
+    /// The stages of rank `rank`, in order.
+    pub fn stages_of(&self, rank: usize) -> Vec<usize> {
+        (0..self.num_stages).filter(|stage| self.rank_of(*stage) == Some(rank)).collect()
+    }
+
+    /// The forward passes and their messages alone: what an evaluation does.
+    pub fn forward_only(&self) -> Schedule {
+        let keep = |action: &Action| {
+            matches!(action.work, Work::Forward | Work::SendActivation | Work::ReceiveActivation).then_some(*action)
+        };
+        let ranks = self.ranks.iter().map(|actions| actions.iter().filter_map(keep).collect()).collect();
+        Schedule { ranks, ..*self }
+    }
+}

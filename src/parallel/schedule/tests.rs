@@ -1,0 +1,253 @@
+//! Every schedule that programs can ask for, schedules broken by hand, and thousands broken at random.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
+
+use super::*;
+
+fn generate(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule {
+    let stages_per_rank = if kind == ScheduleKind::Interleaved { 2 } else { 1 };
+    kind.generate(ranks, stages_per_rank, micro_batches).unwrap()
+}
+
+#[test]
+fn all_kinds_are_sound_for_one_to_eight_ranks_and_one_to_sixteen_micro_batches() {
+    for ranks in 1..=8 {
+        for micro_batches in 1..=16 {
+            for kind in ScheduleKind::ALL {
+                let check = |schedule: Schedule| {
+                    let name = format!("{} {ranks} {micro_batches}", kind.name());
+                    let report = schedule.check().unwrap_or_else(|error| panic!("{name}: {error}"));
+                    assert_eq!(schedule.num_micro_batches, micro_batches, "{name}");
+                    let again = Schedule::from_csv(&schedule.to_csv(), "a test").unwrap();
+                    assert_eq!(again, schedule, "{name}");
+                    report
+                };
+                let report = check(generate(kind, ranks, micro_batches));
+                let limit = match kind {
+                    ScheduleKind::Sequential => 1,
+                    ScheduleKind::GPipe => micro_batches,
+                    ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubble => ranks,
+                    ScheduleKind::Interleaved if micro_batches % ranks == 0 => 2 * (ranks - 1) + ranks + 1,
+                    ScheduleKind::Interleaved => 2 * micro_batches,
+                };
+                let most = *report.peak_live.iter().max().unwrap();
+                assert!(most <= limit, "{} {ranks} {micro_batches}: {most} live", kind.name());
+                if kind == ScheduleKind::Interleaved {
+                    (3..=4).for_each(|stages| drop(check(kind.generate(ranks, stages, micro_batches).unwrap())));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bubbles_are_those_of_the_papers() {
+    for (p, m) in [(1, 4), (2, 2), (2, 8), (3, 7), (4, 4), (4, 8), (8, 16)] {
+        let bubble = |kind| generate(kind, p, m).check().unwrap().bubble;
+        let close =
+            |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{p} {m}: {found} {expected}");
+        let (ranks, micro_batches) = (p as f64, m as f64);
+        let classic = (ranks - 1.0) / (micro_batches + ranks - 1.0);
+        close(bubble(ScheduleKind::Sequential), (ranks - 1.0) / ranks);
+        close(bubble(ScheduleKind::GPipe), classic);
+        close(bubble(ScheduleKind::OneForwardOneBackward), classic);
+        if m % p == 0 {
+            close(
+                bubble(ScheduleKind::Interleaved),
+                (ranks - 1.0)
+                    / (2.0 * micro_batches * f64::from(p > 1) + micro_batches * f64::from(p == 1) + ranks - 1.0),
+            );
+        }
+        if m >= p {
+            // (p − 1)(F + I − W) of idle time, a third of 1F1B's
+            close(bubble(ScheduleKind::ZeroBubble), (ranks - 1.0) / (3.0 * micro_batches + ranks - 1.0));
+        }
+    }
+}
+
+#[test]
+fn one_forward_one_backward_looks_as_in_the_paper() {
+    let schedule = generate(ScheduleKind::OneForwardOneBackward, 2, 3);
+    let csv = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0F2,0SEND_F2,0RECV_B1,0B1,0RECV_B2,0B2\n\
+               1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1RECV_F2,1F1,1B1,1SEND_B1,1F2,1B2,1SEND_B2\n";
+    let without: Vec<Vec<String>> = [schedule.to_csv().as_str(), csv]
+        .iter()
+        .map(|text| text.split([',', '\n']).filter(|cell| !cell.contains('_')).map(str::to_owned).collect())
+        .collect();
+    assert_eq!(without[0], without[1]);
+    Schedule::from_csv(csv, "a test").unwrap().check().unwrap();
+    assert_eq!(schedule.stages_of(1), [1]);
+    let table = schedule.table("1f1b", &schedule.check().unwrap());
+    assert!(table.contains("rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 .  B2 B2\n"), "{table}");
+    assert!(table.contains("bubble 25.0 %, at most 2 live on a rank"), "{table}");
+}
+
+#[test]
+fn broken_schedules_are_refused_by_the_name_of_the_action() {
+    let sound =
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
+    Schedule::from_csv(sound, "a test").unwrap().check().unwrap();
+    for (from, into, expected) in [
+        ("1RECV_F1,", "", "0SEND_F1 on rank 0 has no 1RECV_F1"),
+        ("0SEND_F1,", "", "1RECV_F1 on rank 1 has no 0SEND_F1"),
+        (
+            "0SEND_F1,0RECV_B0,",
+            "0RECV_B0,0SEND_F1,",
+            "rank 0 waits at 0RECV_B0 for 1SEND_B0, rank 1 waits at 1RECV_F1 for 0SEND_F1",
+        ),
+        ("1F0,1RECV_F1,1F1,1B0", "1B0,1RECV_F1,1F1,1F0", "1B0 comes before 1F0 on rank 1"),
+        ("1RECV_F0,1F0", "1F0,1RECV_F0", "1F0 comes before 1RECV_F0 on rank 1"),
+        ("0RECV_B0,0B0", "0B0,0RECV_B0", "0B0 comes before 0RECV_B0 on rank 0"),
+        ("0F1,0SEND_F1", "0SEND_F1,0F1", "0SEND_F1 comes before 0F1 on rank 0"),
+        ("1B1,1SEND_B1", "1SEND_B1,1B1", "1SEND_B1 comes before 1B1 on rank 1"),
+        ("0B1", "0B0", "0B0 is done twice, on rank 0 and on rank 0"),
+        ("1B0,", "1W0,", "1I0 is missing"),
+        ("1B0,", "1I0,", "1W0 is missing"),
+        ("1B0,", "1I0,1B0,1W0,", "1I0 is in 1B0 already"),
+        ("1B0,", "1W0,1I0,", "1W0 comes before 1I0 on rank 1"),
+        ("0B1", "1B1", "1B1 is done twice"),
+        ("0F1,0SEND_F1", "0SEND_F1", "0F1 is missing"),
+        ("0B1", "0B1,1F2", "1F2 is on rank 0, but stage 1 is rank 1's"),
+        ("0B1", "0B1,0SEND_B1", "0SEND_B1 on rank 0 has no stage at its other end"),
+        ("0B1", "0B1,1SEND_F1", "1SEND_F1 on rank 0 has no stage at its other end"),
+    ] {
+        assert!(sound.contains(from), "{from}");
+        let schedule =
+            Schedule { num_stages: 2, ..Schedule::from_csv(&sound.replacen(from, into, 1), "a test").unwrap() };
+        let found = schedule.check().unwrap_err().to_string();
+        // what is outside is found first where a mutation names a micro-batch or a stage of its own
+        assert!(found.contains(expected) || into.contains("1F2"), "{into}: {found} is not {expected}");
+    }
+    let error = Schedule::from_csv("0F0,0X1\n", "plan.csv").unwrap_err().to_string();
+    assert!(error.contains("plan.csv") && error.contains("row 1: \"0X1\" is no action"), "{error}");
+    let error = Schedule::from_csv("0B0,0F0\n", "plan.csv").unwrap_err().to_string();
+    assert!(error.contains("0B0 on rank 0 waits"), "{error}");
+}
+
+#[test]
+fn stages_that_follow_on_one_rank_need_no_message() {
+    // the V of zero-bubble schedules: rank 0 has the first and the last stage
+    let schedule = Schedule::from_csv("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n", "a test").unwrap();
+    assert_eq!(schedule.stages_of(0), [0, 3]);
+    assert!(!schedule.to_csv().contains("1SEND_F0") && schedule.to_csv().contains("2SEND_F0"));
+    schedule.check().unwrap();
+}
+
+#[test]
+fn what_is_left_for_an_evaluation_is_forward() {
+    let schedule = generate(ScheduleKind::Interleaved, 3, 4);
+    let forward = schedule.forward_only();
+    assert!(forward.ranks.iter().all(|actions| !actions.is_empty()));
+    let names = forward.to_csv();
+    assert!(!names.contains(['B', 'I', 'W']), "{names}");
+    assert_eq!(names.matches("SEND_F").count(), 4 * 5);
+}
+
+#[test]
+fn no_schedule_that_is_accepted_hangs_under_rendezvous_sends() {
+    let mut random = ChaCha8Rng::seed_from_u64(1);
+    let mut below = |most: usize| random.next_u32() as usize % most.max(1);
+    let (mut accepted, mut refused) = (0, 0);
+    for _ in 0..6000 {
+        let kind = ScheduleKind::ALL[below(5)];
+        let mut schedule = generate(kind, 1 + below(4), 1 + below(5));
+        for _ in 0..below(4) {
+            mutate(&mut schedule, &mut below);
+        }
+        match schedule.check() {
+            Ok(_) => {
+                accepted += 1;
+                execute(schedule);
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(accepted > 1500 && refused > 1500, "{accepted} accepted, {refused} refused");
+}
+
+fn mutate(schedule: &mut Schedule, below: &mut impl FnMut(usize) -> usize) {
+    let rank = below(schedule.ranks.len());
+    let len = schedule.ranks[rank].len();
+    let (first, second) = (below(len), below(len));
+    match below(8) {
+        0 => drop(schedule.ranks[rank].remove(first)),
+        1 => {
+            let action = schedule.ranks[rank].remove(first);
+            let other = below(schedule.ranks.len());
+            let place = below(schedule.ranks[other].len() + 1);
+            schedule.ranks[other].insert(place, action);
+        }
+        2 => schedule.ranks[rank].swap(first, second),
+        3 => {
+            let action = schedule.ranks[rank][first];
+            schedule.ranks[rank].insert(second, action);
+        }
+        // those that may well leave it sound
+        4 | 5 if first + 1 < len => schedule.ranks[rank].swap(first, first + 1),
+        _ => {
+            let action = schedule.ranks[rank].remove(first);
+            schedule.ranks[rank].insert(first.saturating_sub(below(3)), action);
+        }
+    }
+    if schedule.ranks.iter().any(Vec::is_empty) {
+        *schedule = generate(ScheduleKind::GPipe, 2, 2);
+    }
+}
+
+/// Runs a schedule with a thread for each rank and sends that wait for their receives; fails if that takes seconds, or if a
+/// pass begins without what it needs.
+fn execute(schedule: Schedule) {
+    let text = schedule.to_csv();
+    let mut senders: HashMap<Action, SyncSender<()>> = HashMap::new();
+    let mut receivers: HashMap<Action, Receiver<()>> = HashMap::new();
+    for action in schedule.ranks.iter().flatten() {
+        if matches!(action.work, Work::SendActivation | Work::SendGradient) {
+            let (sender, receiver) = sync_channel(0);
+            senders.insert(*action, sender);
+            receivers.insert(action.partner().unwrap(), receiver);
+        }
+    }
+    let (finished, all_finished) = channel();
+    for (rank, actions) in schedule.ranks.iter().cloned().enumerate() {
+        let mine = |action: &Action| schedule.rank_of(action.stage) == Some(rank);
+        let senders: HashMap<_, _> = senders.extract_if(|action, _| mine(action)).collect();
+        let receivers: HashMap<_, _> = receivers.extract_if(|action, _| mine(action)).collect();
+        let (finished, text, last) = (finished.clone(), text.clone(), schedule.num_stages - 1);
+        std::thread::spawn(move || {
+            let mut done = HashSet::new();
+            for action in actions {
+                let Action { stage, work, micro_batch } = action;
+                let has = |stage, work| done.contains(&Action::new(stage, work, micro_batch));
+                let fine = match work {
+                    Work::SendActivation | Work::SendGradient => senders[&action].send(()).is_ok(),
+                    Work::ReceiveActivation | Work::ReceiveGradient => receivers[&action].recv().is_ok(),
+                    Work::Forward => {
+                        stage == 0 || has(stage, Work::ReceiveActivation) || has(stage - 1, Work::Forward)
+                    }
+                    Work::WeightGradient => has(stage, Work::InputGradient),
+                    Work::Backward | Work::InputGradient => {
+                        let next = [Work::Backward, Work::InputGradient].into_iter().any(|work| has(stage + 1, work));
+                        has(stage, Work::Forward) && (stage == last || has(stage, Work::ReceiveGradient) || next)
+                    }
+                };
+                if !fine {
+                    let _ = finished.send(Err(format!("{action} on rank {rank} lacks something in\n{text}")));
+                    return;
+                }
+                done.insert(action);
+            }
+            let _ = finished.send(Ok(()));
+        });
+    }
+    for _ in 0..schedule.ranks.len() {
+        match all_finished.recv_timeout(Duration::from_secs(20)) {
+            Ok(outcome) => outcome.unwrap(),
+            Err(_) => panic!("it hangs:\n{text}"),
+        }
+    }
+}

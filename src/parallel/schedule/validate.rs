@@ -1,0 +1,227 @@
+//! The proof, before anything runs, that a schedule does its work and comes to its end.
+
+use std::collections::HashMap;
+
+use super::{Action, Schedule, Timeline, Work};
+use crate::{Error, Result};
+
+/// What can be said of a sound schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// For each rank, the largest number of micro-batches, counted once for each of its stages, that are between their forward
+    /// pass and the end of their backward pass.
+    pub peak_live: Vec<usize>,
+    /// The share of all ranks' time in which they have nothing to do, if passes take what they cost and messages nothing.
+    pub bubble: f64,
+    /// When the passes begin and end.
+    pub timeline: Timeline,
+}
+
+/// Where actions are: rank and place in its list.
+type Places = HashMap<Action, (usize, usize)>;
+
+impl Schedule {
+    /// Proves that every stage does every pass of every micro-batch exactly once, on one rank, in an order that can be; that
+    /// every message is sent once and received once, after what it brings and before what needs it; and that the ranks come to
+    /// the end even if every send waits until its receive has its turn. (The engine is more patient: it neither waits in sends
+    /// nor takes receives only in turn.)
+    ///
+    /// # Errors
+    /// One of these does not hold; the message names the action.
+    pub fn check(&self) -> Result<Report> {
+        let fault = |why: String| Error::input("checking the schedule", why);
+        let places = self.places().map_err(fault)?;
+        self.check_passes(&places).map_err(fault)?;
+        self.check_messages(&places).map_err(fault)?;
+        self.check_rendezvous(&places).map_err(fault)?;
+        let timeline = Timeline::new(self).map_err(|stuck| {
+            let (rank, action) = stuck[0];
+            fault(format!("rank {rank} waits for ever with {action}"))
+        })?;
+        Ok(Report { peak_live: self.peak_live(), bubble: timeline.bubble(), timeline })
+    }
+
+    fn places(&self) -> std::result::Result<Places, String> {
+        let mut places = Places::new();
+        for (rank, actions) in self.ranks.iter().enumerate() {
+            if actions.is_empty() {
+                return Err(format!("rank {rank} has nothing to do"));
+            }
+            for (at, action) in actions.iter().enumerate() {
+                if action.stage >= self.num_stages || action.micro_batch >= self.num_micro_batches {
+                    let (stages, micro_batches) = (self.num_stages, self.num_micro_batches);
+                    return Err(format!(
+                        "{action} on rank {rank} is outside of {stages} stages and {micro_batches} micro-batches"
+                    ));
+                }
+                if let Some((other, _)) = places.insert(*action, (rank, at)) {
+                    return Err(format!("{action} is done twice, on rank {other} and on rank {rank}"));
+                }
+            }
+        }
+        Ok(places)
+    }
+
+    fn check_passes(&self, places: &Places) -> std::result::Result<(), String> {
+        for stage in 0..self.num_stages {
+            let owner =
+                self.rank_of(stage).ok_or_else(|| format!("{stage}F0 is missing: no rank has stage {stage}"))?;
+            for micro_batch in 0..self.num_micro_batches {
+                let action = |work| Action::new(stage, work, micro_batch);
+                let has = |work| places.contains_key(&action(work));
+                let missing = |work| Err(format!("{} is missing", action(work)));
+                match (has(Work::Backward), has(Work::InputGradient), has(Work::WeightGradient)) {
+                    (true, false, false) | (false, true, true) => {}
+                    (true, true, _) => {
+                        return Err(format!(
+                            "{} is in {} already",
+                            action(Work::InputGradient),
+                            action(Work::Backward)
+                        ));
+                    }
+                    (true, _, true) => {
+                        return Err(format!(
+                            "{} is in {} already",
+                            action(Work::WeightGradient),
+                            action(Work::Backward)
+                        ));
+                    }
+                    (false, true, false) => return missing(Work::WeightGradient),
+                    (false, false, true) => return missing(Work::InputGradient),
+                    (false, false, false) => return missing(Work::Backward),
+                }
+                if !has(Work::Forward) {
+                    return missing(Work::Forward);
+                }
+                for work in [Work::Forward, Work::Backward, Work::InputGradient, Work::WeightGradient] {
+                    if let Some((rank, _)) = places.get(&action(work)).filter(|(rank, _)| *rank != owner) {
+                        return Err(format!(
+                            "{} is on rank {rank}, but stage {stage} is rank {owner}'s",
+                            action(work)
+                        ));
+                    }
+                }
+                for (first, second) in [
+                    (Work::Forward, Work::Backward),
+                    (Work::Forward, Work::InputGradient),
+                    (Work::InputGradient, Work::WeightGradient),
+                ] {
+                    in_order(places, action(first), action(second))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_messages(&self, places: &Places) -> std::result::Result<(), String> {
+        let owners: Vec<Option<usize>> = (0..self.num_stages).map(|stage| self.rank_of(stage)).collect();
+        for (action, (rank, _)) in places.iter().filter(|(action, _)| action.work.is_message()) {
+            let partner = action.partner().filter(|partner| partner.stage < self.num_stages);
+            let partner = partner.ok_or_else(|| format!("{action} on rank {rank} has no stage at its other end"))?;
+            if owners[action.stage] != Some(*rank) {
+                return Err(format!("{action} is on rank {rank}, which does not have stage {}", action.stage));
+            }
+            if owners[partner.stage] == Some(*rank) {
+                return Err(format!("{action} is a message from rank {rank} to itself; leave it out"));
+            }
+            if !places.contains_key(&partner) {
+                return Err(format!("{action} on rank {rank} has no {partner}"));
+            }
+        }
+        for stage in 1..self.num_stages {
+            for micro_batch in 0..self.num_micro_batches {
+                let action = |stage, work| Action::new(stage, work, micro_batch);
+                let backward = |stage| {
+                    let whole = action(stage, Work::Backward);
+                    if places.contains_key(&whole) { whole } else { action(stage, Work::InputGradient) }
+                };
+                let (forward, next_forward) = (action(stage - 1, Work::Forward), action(stage, Work::Forward));
+                if owners[stage - 1] == owners[stage] {
+                    in_order(places, forward, next_forward)?;
+                    in_order(places, backward(stage), backward(stage - 1))?;
+                    continue;
+                }
+                for (first, second) in [
+                    (forward, action(stage - 1, Work::SendActivation)),
+                    (action(stage, Work::ReceiveActivation), next_forward),
+                    (backward(stage), action(stage, Work::SendGradient)),
+                    (action(stage - 1, Work::ReceiveGradient), backward(stage - 1)),
+                ] {
+                    if let Some(message) = [first, second].into_iter().find(|action| !places.contains_key(action)) {
+                        return Err(format!("{message} is missing"));
+                    }
+                    in_order(places, first, second)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the ranks go through their lists, a send and its receive only at the same time.
+    fn check_rendezvous(&self, places: &Places) -> std::result::Result<(), String> {
+        let mut at = vec![0; self.ranks.len()];
+        let mut moved = true;
+        while moved {
+            moved = false;
+            for rank in 0..self.ranks.len() {
+                while let Some(action) = self.ranks[rank].get(at[rank]) {
+                    if let Some(partner) = action.partner() {
+                        let (other, place) = places[&partner];
+                        if at[other] != place {
+                            break;
+                        }
+                        at[other] += 1;
+                    }
+                    at[rank] += 1;
+                    moved = true;
+                }
+            }
+        }
+        let Some(mut rank) = (0..at.len()).find(|rank| at[*rank] < self.ranks[*rank].len()) else {
+            return Ok(());
+        };
+        // whoever waits has a partner that has not had its turn, whose rank waits too: a circle must close
+        let mut chain = Vec::new();
+        while !chain.contains(&rank) {
+            chain.push(rank);
+            let waiting = self.ranks[rank][at[rank]];
+            rank = waiting.partner().map_or(rank, |partner| places[&partner].0);
+        }
+        let start = chain.iter().position(|link| *link == rank).unwrap_or_default();
+        let words = chain[start..].iter().map(|&rank| {
+            let waiting = self.ranks[rank][at[rank]];
+            let partner = waiting.partner().map_or_else(String::new, |partner| format!(" for {partner}"));
+            format!("rank {rank} waits at {waiting}{partner}")
+        });
+        Err(format!(
+            "it deadlocks where sends wait until they are received: {}",
+            words.collect::<Vec<_>>().join(", ")
+        ))
+    }
+
+    fn peak_live(&self) -> Vec<usize> {
+        let peak = |actions: &Vec<Action>| {
+            let (mut live, mut most) = (0_usize, 0);
+            for action in actions {
+                match action.work {
+                    Work::Forward => live += 1,
+                    Work::Backward | Work::WeightGradient => live -= 1,
+                    _ => {}
+                }
+                most = most.max(live);
+            }
+            most
+        };
+        self.ranks.iter().map(peak).collect()
+    }
+}
+
+/// Fails if both are there, on the same rank, and `second` comes before `first`.
+fn in_order(places: &Places, first: Action, second: Action) -> std::result::Result<(), String> {
+    match (places.get(&first), places.get(&second)) {
+        (Some((rank, before)), Some((other, after))) if rank == other && before > after => {
+            Err(format!("{second} comes before {first} on rank {rank}"))
+        }
+        _ => Ok(()),
+    }
+}

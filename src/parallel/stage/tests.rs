@@ -1,0 +1,156 @@
+//! Every layer and loss against finite differences, fused and on its own.
+
+use super::*;
+use crate::device::{Activation, Cpu};
+use crate::nn::{Features, Initial, Module, Network, Segmentation, TensorShard};
+use crate::parallel::tensor::{Split, split};
+
+/// A model with values, ready for passes of `rows` rows.
+struct Probe {
+    device: Cpu,
+    stage: Stage,
+    rows: usize,
+    parameters: FlatBuffer<Cpu>,
+    parameter_gradients: FlatBuffer<Cpu>,
+    activations: Activations<Cpu>,
+    gradients: Gradients<Cpu>,
+}
+
+impl Probe {
+    fn new(modules: Vec<Module>, input: Features, loss: Loss) -> Probe {
+        let device = Cpu::new(1).unwrap();
+        let model = Network { name: "probe".into(), modules, loss }.build(input).unwrap();
+        let rows = 3;
+        let whole = Segmentation::whole(model.tensors.len());
+        let shards: Vec<TensorShard> = model.tensors.iter().map(TensorShard::whole).collect();
+        let mut parameters = FlatBuffer::zeros(&device, &shards, &whole).unwrap();
+        parameters.initialise(&device, &shards, 3).unwrap();
+        let parameter_gradients = FlatBuffer::zeros(&device, &shards, &whole).unwrap();
+        let head = Head { loss, outputs: model.outputs };
+        let stage = Stage::new(0, &split(&model, Split::Pairs, 0, 1).unwrap(), input.len(), 0, Some(head));
+        let exchanger = Exchanger::alone(&device).unwrap();
+        let mut activations = stage.activations(&exchanger, rows, false).unwrap();
+        let (inputs, targets) = activations.samples();
+        Initial::Normal { deviation: 1.0 }.fill(1, "input", 0, inputs.as_mut().unwrap());
+        if loss == Loss::CrossEntropy {
+            (0..rows).for_each(|row| targets[row] = (row % model.outputs) as f32);
+        } else {
+            Initial::Normal { deviation: 1.0 }.fill(2, "targets", 0, targets);
+        }
+        let gradients = stage.gradients(&exchanger, rows).unwrap();
+        Probe { device, stage, rows, parameters, parameter_gradients, activations, gradients }
+    }
+
+    fn loss(&mut self) -> f64 {
+        let mut exchanger = Exchanger::alone(&self.device).unwrap();
+        self.stage.forward(&mut exchanger, &self.parameters, self.rows, &mut self.activations).unwrap();
+        let mut sums = self.device.allocate(totals::LEN).unwrap();
+        let scale = 1.0 / self.rows as f32;
+        let (activations, gradients) = (&self.activations, &mut self.gradients);
+        self.stage.loss(&mut exchanger, self.rows, scale, activations, gradients, &mut sums);
+        f64::from(sums[totals::LOSS]) / self.rows as f64
+    }
+
+    /// The gradients of all parameters by the backward pass, whole or in halves, twice if it is to be accumulated.
+    fn backward(&mut self, times: usize, passes: &[Pass]) -> Vec<f32> {
+        for time in 0..times {
+            self.loss();
+            for &pass in passes {
+                for at in (0..self.stage.num_pieces()).rev() {
+                    let mut context = BackwardContext {
+                        exchanger: &mut Exchanger::alone(&self.device).unwrap(),
+                        parameters: &self.parameters,
+                        gradients: &mut self.parameter_gradients,
+                        rows: self.rows,
+                        accumulate: [time > 0; 2],
+                    };
+                    let (activations, gradients) = (&self.activations, &mut self.gradients);
+                    self.stage.backward_piece(&mut context, at, pass, activations, gradients).unwrap();
+                }
+            }
+        }
+        self.parameter_gradients.segment(0).to_vec()
+    }
+
+    /// Central differences, for at most `most` parameters.
+    fn check_against_differences(mut self, most: usize) {
+        let found = self.backward(1, &[Pass::Whole]);
+        let largest = found.iter().fold(1e-3_f32, |largest, g| largest.max(g.abs()));
+        let step = 1e-3_f32;
+        let mut bad = 0;
+        let stride = (found.len() / most).max(1);
+        for index in (0..found.len()).step_by(stride) {
+            let before = self.parameters.segment(0)[index];
+            let mut at = |value: f32| {
+                self.parameters.segment_mut(0)[index] = value;
+                self.loss()
+            };
+            let (above, below) = (at(before + step), at(before - step));
+            at(before);
+            let expected = (above - below) / f64::from(2.0 * step);
+            bad += usize::from((f64::from(found[index]) - expected).abs() > 1e-2 * f64::from(largest));
+        }
+        // a kink of ReLU or of a maximum may lie within the step, but rarely
+        let tried = found.len().div_ceil(stride);
+        assert!(bad * 50 <= tried, "{bad} of {tried} gradients are off, largest {largest}");
+    }
+
+    fn check_accumulation(mut self) {
+        let once = self.backward(1, &[Pass::Whole]);
+        let twice = self.backward(2, &[Pass::Whole]);
+        let largest = once.iter().fold(1e-6_f32, |largest, g| largest.max(g.abs()));
+        assert_eq!(self.backward(1, &[Pass::Inputs, Pass::Weights]), once, "in halves");
+        for (one, two) in once.iter().zip(&twice) {
+            assert!((2.0 * one - two).abs() < 1e-5 * largest, "{one} twice is not {two}");
+        }
+    }
+}
+
+const IMAGE: Features = Features::Image { height: 9, width: 8, channels: 2 };
+
+fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
+    let linear = |outputs| Module::Linear { outputs, bias: true };
+    let convolution = |outputs, kernel| Module::Convolution { outputs, kernel };
+    let activation = Module::Activation;
+    let pool = |size| Module::MaxPool { size };
+    let behind = |mut front: Vec<Module>| {
+        front.extend([Module::Flatten, linear(4)]);
+        front
+    };
+    let mut cases = vec![
+        ("linear", vec![linear(4)], Features::Flat(7)),
+        ("linear without bias", vec![Module::Linear { outputs: 4, bias: false }, linear(4)], Features::Flat(7)),
+        ("product", vec![Module::Product { outputs: 5 }, linear(4)], Features::Flat(7)),
+        ("convolution", behind(vec![convolution(3, 3)]), IMAGE),
+        ("convolution, ReLU", behind(vec![convolution(3, 3), activation(Activation::Relu)]), IMAGE),
+        ("convolution, pool", behind(vec![convolution(3, 3), pool(2)]), IMAGE),
+        ("convolution, pool, ReLU", behind(vec![convolution(3, 2), pool(2), activation(Activation::Relu)]), IMAGE),
+        ("convolution, ReLU, pool", behind(vec![convolution(17, 3), activation(Activation::Relu), pool(2)]), IMAGE),
+        ("two convolutions", behind(vec![convolution(3, 3), pool(2), convolution(5, 2)]), IMAGE),
+        ("pool alone", behind(vec![convolution(3, 2), pool(3)]), IMAGE),
+        ("GELU of an image", behind(vec![convolution(3, 3), activation(Activation::Gelu), pool(2)]), IMAGE),
+        ("tanh of an image", behind(vec![convolution(3, 3), activation(Activation::Tanh)]), IMAGE),
+    ];
+    for function in [Activation::Relu, Activation::Gelu, Activation::Tanh] {
+        cases.push(("activation", vec![linear(9), activation(function), linear(4)], Features::Flat(7)));
+    }
+    cases
+}
+
+#[test]
+fn every_layer_agrees_with_finite_differences_under_every_loss() {
+    for (name, modules, input) in networks() {
+        for loss in [Loss::CrossEntropy, Loss::MeanSquaredError, Loss::MeanOfSquares] {
+            println!("{name}, {loss:?}");
+            Probe::new(modules.clone(), input, loss).check_against_differences(300);
+        }
+    }
+}
+
+#[test]
+fn gradients_accumulate_in_every_layer() {
+    for (name, modules, input) in networks() {
+        println!("{name}");
+        Probe::new(modules, input, Loss::CrossEntropy).check_accumulation();
+    }
+}

@@ -1,0 +1,235 @@
+//! What the ranks of the tensor axis tell each other between the layers that they share.
+//!
+//! Each exchange is a pair of conjugate operations, one for the values on their way forward, one for the gradients on their
+//! way back: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two are called f and g.
+//!
+//! Sums are a reduce-scatter and an all-gather, both in place by pairwise exchange, so they have one order (that of the ranks)
+//! and every rank gets the same bits.
+
+use crate::Result;
+use crate::comm::{Buffer, Communicator, Front, Operation, Pending};
+use crate::device::{BlockShape, Device};
+use crate::parallel::shard;
+
+/// What is exchanged between two layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExchangeKind {
+    /// f: every rank has the values and goes on with them; its gradient is one term of the sum.
+    SumGradient,
+    /// g: every rank's values are one term of the sum; all get its gradient.
+    SumValues,
+    /// Every rank has some of the columns and gets all; its gradient is one term of the sum, of which it gets its own columns
+    /// back.
+    Gather,
+    /// The same, where every rank has the gradient of all columns, as that of the loss.
+    GatherOutput,
+}
+
+/// An exchange, between two layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exchange {
+    /// What is exchanged.
+    pub kind: ExchangeKind,
+    /// Columns of the values, of all ranks together.
+    pub width: usize,
+}
+
+impl Exchange {
+    /// True if values and gradients before and after it have the same place.
+    pub fn is_in_place(self) -> bool {
+        matches!(self.kind, ExchangeKind::SumGradient | ExchangeKind::SumValues)
+    }
+}
+
+/// This rank's end of all exchanges, and the memory for messages.
+pub struct Exchanger<'a, D: Device> {
+    /// Where everything is computed.
+    pub device: &'a D,
+    /// Nothing where layers are whole.
+    tensor: Option<Communicator>,
+    scratch: Option<D::Buffer>,
+}
+
+/// An exchange of gradients under way.
+pub enum Started<B> {
+    /// Nothing had to be sent.
+    Nothing,
+    /// A sum, in the place of its terms.
+    Sum(Pending<Front<B>>),
+    /// A sum of which this rank wants its columns.
+    Columns(Pending<Front<B>>),
+}
+
+impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
+    /// For whole layers, between which nothing is exchanged. Not collective.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn alone(device: &'a D) -> Result<Exchanger<'a, D>> {
+        Ok(Exchanger { device, scratch: None, tensor: None })
+    }
+
+    /// For exchanges of at most `rows` rows and `width` columns over `tensor`. Not collective.
+    ///
+    /// # Errors
+    /// The device has not enough memory.
+    pub fn new(device: &'a D, tensor: Communicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
+        let len = tensor.size() * rows * width.div_ceil(tensor.size());
+        Ok(Exchanger { device, scratch: Some(device.allocate(len)?), tensor: Some(tensor) })
+    }
+
+    /// `len`, made long enough for a sum in place.
+    pub fn padded(&self, len: usize) -> usize {
+        len.next_multiple_of(self.size())
+    }
+
+    fn rank(&self) -> usize {
+        self.tensor.as_ref().map_or(0, Communicator::rank)
+    }
+
+    fn size(&self) -> usize {
+        self.tensor.as_ref().map_or(1, Communicator::size)
+    }
+
+    fn peers(&self) -> &Communicator {
+        self.tensor.as_ref().expect("only layers that are shared have exchanges")
+    }
+
+    /// The exchange of values: from `own` to `all`, which is not looked at where the exchange is in place. Collective over
+    /// the tensor axis.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn forward(
+        &mut self,
+        exchange: Exchange,
+        rows: usize,
+        own: &mut Option<D::Buffer>,
+        all: &mut Option<D::Buffer>,
+    ) -> Result<()> {
+        match exchange.kind {
+            ExchangeKind::SumGradient => Ok(()),
+            ExchangeKind::SumValues => {
+                let started = self.start_sum(own, rows * exchange.width)?;
+                self.finish(started, exchange, rows, own)
+            }
+            ExchangeKind::Gather | ExchangeKind::GatherOutput => self.gather(exchange.width, rows, own, all),
+        }
+    }
+
+    /// Starts the exchange of gradients that goes with it: from that of `all` to that of `own`. Collective over the tensor
+    /// axis.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn start_backward(
+        &mut self,
+        exchange: Exchange,
+        rows: usize,
+        all: &mut Option<D::Buffer>,
+    ) -> Result<Started<D::Buffer>> {
+        let width = exchange.width;
+        match exchange.kind {
+            ExchangeKind::SumGradient => self.start_sum(all, rows * width),
+            ExchangeKind::SumValues | ExchangeKind::GatherOutput => Ok(Started::Nothing),
+            ExchangeKind::Gather => {
+                let from = here(all);
+                let mut parts = self.scratch.take().expect("one exchange at a time");
+                let (part, size) = (self.part_len(width, rows), self.size());
+                for rank in 0..size {
+                    let columns = shard(width, rank, size);
+                    let shape =
+                        BlockShape { rows, columns: columns.len(), from_stride: width, into_stride: columns.len() };
+                    let block = self.device.view(from, columns.start..rows * width);
+                    let into = self.device.view_mut(&mut parts, rank * part..(rank + 1) * part);
+                    self.device.copy_block(&shape, block, into);
+                }
+                let parts = Front { buffer: parts, len: size * part };
+                Ok(Started::Columns(self.peers().start_reduce_scatter(parts, Operation::Sum)?))
+            }
+        }
+    }
+
+    /// Ends what [`Exchanger::start_backward`] started and puts the gradient of `own` into `own`; where the exchange is in
+    /// place, that is where `all` was taken from. Collective over the tensor axis.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn finish(
+        &mut self,
+        started: Started<D::Buffer>,
+        exchange: Exchange,
+        rows: usize,
+        own: &mut Option<D::Buffer>,
+    ) -> Result<()> {
+        match started {
+            Started::Nothing => {}
+            Started::Sum(pending) => {
+                let sum = self.peers().start_all_gather_in_place(pending.wait())?.wait();
+                *own = Some(sum.buffer);
+            }
+            Started::Columns(pending) => {
+                let parts = pending.wait().buffer;
+                let part = self.part_len(exchange.width, rows);
+                let (rank, size) = (self.rank(), self.size());
+                let len = rows * shard(exchange.width, rank, size).len();
+                let from = self.device.view(&parts, rank * part..rank * part + len);
+                self.device.copy(from, self.device.view_mut(here_mut(own), 0..len));
+                self.scratch = Some(parts);
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's columns of `all`, `[rows, width]`, into `own`. Not collective.
+    pub fn own_columns(&self, width: usize, rows: usize, all: &D::Buffer, own: &mut D::Buffer) {
+        let columns = shard(width, self.rank(), self.size());
+        let shape = BlockShape { rows, columns: columns.len(), from_stride: width, into_stride: columns.len() };
+        let from = self.device.view(all, columns.start..rows * width);
+        self.device.copy_block(&shape, from, self.device.view_mut(own, 0..rows * columns.len()));
+    }
+
+    fn start_sum(&mut self, terms: &mut Option<D::Buffer>, len: usize) -> Result<Started<D::Buffer>> {
+        let buffer = terms.take().expect("values that are summed are here");
+        let len = self.padded(len);
+        Ok(Started::Sum(self.peers().start_reduce_scatter(Front { buffer, len }, Operation::Sum)?))
+    }
+
+    fn gather(
+        &mut self,
+        width: usize,
+        rows: usize,
+        own: &Option<D::Buffer>,
+        all: &mut Option<D::Buffer>,
+    ) -> Result<()> {
+        let (device, size, part) = (self.device, self.size(), self.part_len(width, rows));
+        let mut parts = self.scratch.take().expect("one exchange at a time");
+        let len = rows * shard(width, self.rank(), size).len();
+        let start = self.rank() * part;
+        device.copy(device.view(here(own), 0..len), device.view_mut(&mut parts, start..start + len));
+        let parts = self.peers().start_all_gather_in_place(Front { buffer: parts, len: size * part })?.wait().buffer;
+        for rank in 0..size {
+            let columns = shard(width, rank, size);
+            let shape = BlockShape { rows, columns: columns.len(), from_stride: columns.len(), into_stride: width };
+            let from = device.view(&parts, rank * part..(rank + 1) * part);
+            device.copy_block(&shape, from, device.view_mut(here_mut(all), columns.start..rows * width));
+        }
+        self.scratch = Some(parts);
+        Ok(())
+    }
+
+    /// The length of every rank's part of a message: that of the widest.
+    fn part_len(&self, width: usize, rows: usize) -> usize {
+        rows * width.div_ceil(self.size())
+    }
+}
+
+/// An array that is not under way.
+pub fn here<B>(buffer: &Option<B>) -> &B {
+    buffer.as_ref().expect("an array is read only while it is here")
+}
+
+/// An array that is not under way, to write.
+pub fn here_mut<B>(buffer: &mut Option<B>) -> &mut B {
+    buffer.as_mut().expect("an array is written only while it is here")
+}

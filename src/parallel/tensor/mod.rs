@@ -1,0 +1,149 @@
+//! Tensor parallelism: the ranks of the tensor axis share every linear layer. What each of them computes is a narrower layer
+//! of its own; between the layers they [exchange](exchange) values forward and gradients backward.
+//!
+//! Invariants: every element of every tensor lives on exactly one of the ranks (the bias of a layer that is split by rows on
+//! the first, whose term of the sum carries it), so norms and digests count it once; outside a pair, the ranks hold the same
+//! bits of the same values; widths need not divide by the number of ranks.
+
+pub mod exchange;
+
+use std::ops::Range;
+
+use self::exchange::{Exchange, ExchangeKind};
+use super::shard;
+use crate::device::{Activation, WeightLayout};
+use crate::nn::{Features, Layer, Model, TensorShard};
+use crate::{Error, Result};
+
+/// How linear layers are shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// Two by two: the first by its outputs, the second by its inputs, so that what is between them stays where it is; one sum
+    /// forward and one backward for each pair (Shoeybi et al., "Megatron-LM", 2019, §3). A last layer without a partner is
+    /// split by its outputs.
+    Pairs,
+    /// Each by its outputs; values are gathered after each layer, gradients scattered before it.
+    Gather,
+}
+
+/// What a rank does at one place of a pass.
+#[derive(Debug, Clone)]
+pub enum Piece {
+    /// A layer, or its part of one.
+    Layer(Layer),
+    /// An exchange with the other ranks of the tensor axis.
+    Exchange(Exchange),
+}
+
+/// A rank's part of one layer of the model.
+#[derive(Debug, Clone, Default)]
+pub struct LayerPart {
+    /// What to do, in order. A layer in here numbers its tensors from 0.
+    pub pieces: Vec<Piece>,
+    /// Its tensors, each with its number in the model.
+    pub tensors: Vec<(usize, TensorShard)>,
+}
+
+/// What rank `rank` of `size` on the tensor axis has of each layer of `model`. Not collective.
+///
+/// # Errors
+/// With several ranks, every layer that has parameters must be linear.
+pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Vec<LayerPart>> {
+    let linear: Vec<usize> = (0..model.layers.len()).filter(|&at| !model.layers[at].tensors().is_empty()).collect();
+    let divider = Divider { model, rank, size };
+    let mut parts = Vec::new();
+    for (at, layer) in model.layers.iter().enumerate() {
+        let number = linear.iter().position(|index| *index == at);
+        parts.push(match (number, layer) {
+            _ if size == 1 => divider.whole(layer),
+            (None, Layer::Flatten { .. }) if at < linear.first().copied().unwrap_or_default() => divider.whole(layer),
+            (Some(number), Layer::Linear { .. }) => {
+                let last = number + 1 == linear.len();
+                match split {
+                    Split::Gather if last => divider.by_outputs(layer, None, Some(ExchangeKind::GatherOutput)),
+                    Split::Gather => divider.by_outputs(layer, None, Some(ExchangeKind::Gather)),
+                    Split::Pairs => {
+                        let before = (number > 0).then_some(ExchangeKind::SumGradient);
+                        match (number % 2, last) {
+                            (0, false) => divider.by_outputs(layer, before, None),
+                            (0, true) => divider.by_outputs(layer, before, Some(ExchangeKind::GatherOutput)),
+                            _ => divider.by_inputs(layer),
+                        }
+                    }
+                }
+            }
+            _ => {
+                let why = format!("{} has layers that are not linear; only linear layers can be shared", model.name);
+                let way_out = "use --model mlp or deep-mlp, or another strategy";
+                return Err(Error::input("splitting the model", format!("{why}: {way_out}")));
+            }
+        });
+    }
+    Ok(parts)
+}
+
+struct Divider<'m> {
+    model: &'m Model,
+    rank: usize,
+    size: usize,
+}
+
+impl Divider<'_> {
+    fn whole(&self, layer: &Layer) -> LayerPart {
+        let tensors = layer.tensors().map(|tensor| (tensor, TensorShard::whole(&self.model.tensors[tensor])));
+        LayerPart { pieces: vec![Piece::Layer(layer.clone().with_tensors_from(0))], tensors: tensors.collect() }
+    }
+
+    fn by_outputs(&self, layer: &Layer, before: Option<ExchangeKind>, after: Option<ExchangeKind>) -> LayerPart {
+        let Layer::Linear { inputs, outputs, layout, activation, weight, bias } = *layer else {
+            unreachable!("the caller has looked");
+        };
+        let own = shard(outputs, self.rank, self.size);
+        let mut part = LayerPart::default();
+        part.pieces.extend(before.map(|kind| Piece::Exchange(Exchange { kind, width: inputs })));
+        let bias_number = bias.map(|_| 1);
+        let local = Layer::Linear { inputs, outputs: own.len(), layout, activation, weight: 0, bias: bias_number };
+        part.pieces.push(Piece::Layer(local));
+        part.pieces.extend(after.map(|kind| Piece::Exchange(Exchange { kind, width: outputs })));
+        part.tensors.push((weight, self.block(weight, layout, 0..inputs, own.clone())));
+        if let Some(bias) = bias {
+            let spec = self.model.tensors[bias].clone();
+            part.tensors.push((bias, TensorShard { spec, rows: own, columns: 0..1 }));
+        }
+        part
+    }
+
+    fn by_inputs(&self, layer: &Layer) -> LayerPart {
+        let Layer::Linear { inputs, outputs, layout, activation, weight, bias } = *layer else {
+            unreachable!("the caller has looked");
+        };
+        let own = shard(inputs, self.rank, self.size);
+        let bias = bias.filter(|_| self.rank == 0);
+        let local = Layer::Linear {
+            inputs: own.len(),
+            outputs,
+            layout,
+            activation: Activation::Identity,
+            weight: 0,
+            bias: bias.map(|_| 1),
+        };
+        let sum = Exchange { kind: ExchangeKind::SumValues, width: outputs };
+        let mut part = LayerPart::default();
+        part.pieces.extend([Piece::Layer(local), Piece::Exchange(sum)]);
+        if activation != Activation::Identity {
+            part.pieces.push(Piece::Layer(Layer::Activation(activation, Features::Flat(outputs))));
+        }
+        part.tensors.push((weight, self.block(weight, layout, own, 0..outputs)));
+        part.tensors.extend(bias.map(|bias| (bias, TensorShard::whole(&self.model.tensors[bias]))));
+        part
+    }
+
+    /// The block of a weight for some of its inputs and outputs.
+    fn block(&self, weight: usize, layout: WeightLayout, inputs: Range<usize>, outputs: Range<usize>) -> TensorShard {
+        let (rows, columns) = match layout {
+            WeightLayout::OutputsByInputs => (outputs, inputs),
+            WeightLayout::InputsByOutputs => (inputs, outputs),
+        };
+        TensorShard { spec: self.model.tensors[weight].clone(), rows, columns }
+    }
+}
