@@ -1,5 +1,7 @@
 //! Small training runs through the library, and the trajectories that PyTorch left.
 
+#![allow(dead_code)] // each test target uses some of it
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
 use std::path::PathBuf;
@@ -100,6 +102,8 @@ pub struct Run {
     pub gradients: Vec<f64>,
     /// Of the parameters.
     pub digest: u128,
+    /// The loss over all samples with the final parameters.
+    pub tested: f64,
 }
 
 impl<'a> Rig<'a> {
@@ -118,6 +122,12 @@ impl<'a> Rig<'a> {
         let model = network.build(features).unwrap();
         let plan = Plan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
         Rig { model, plan, targets, settings, num_samples: 500, device: Cpu::new(1).unwrap(), _network: network }
+    }
+
+    /// The same with targets of `classes` classes.
+    pub fn classes(mut self, classes: usize) -> Rig<'a> {
+        self.targets = Targets::Classes(classes);
+        self
     }
 
     fn synthetic(&self) -> Batches {
@@ -159,6 +169,7 @@ impl<'a> Rig<'a> {
         let outcomes: Vec<_> = (0..num_steps).map(|step| trainer.step(step, rate, &mut batches).unwrap()).collect();
         trainer.check_replicas(num_steps).unwrap();
         Run {
+            tested: trainer.evaluate(&mut batches).unwrap().loss,
             digest: trainer.digest().unwrap(),
             parameters: everywhere(grid, |look| trainer.gather_parameters(look)),
             gradients: everywhere(grid, |look| trainer.gather_gradients(look)),

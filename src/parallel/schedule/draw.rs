@@ -89,7 +89,7 @@ impl Schedule {
             area.draw(&Rectangle::new([from, to], style)).map_err(|error| fail(&error))
         };
         text(self.headline(name, report), (LEFT, TOP / 2), 15, DARK, HPos::Left)?;
-        boxed((LEFT, TOP), (LEFT + UNIT * length, TOP + ROW * num_ranks), IDLE.into())?;
+        boxed((LEFT, TOP), (LEFT + UNIT * length, TOP + ROW * num_ranks), IDLE)?;
         for (rank, spans) in timeline.ranks.iter().enumerate() {
             let top = TOP + ROW * rank as i32;
             text(format!("rank {rank}"), (LEFT - 10, top + ROW / 2), 14, DARK, HPos::Right)?;

@@ -37,11 +37,12 @@ impl Schedule {
                 _ => continue,
             };
             let send = Action { work: send, ..action };
-            if let Some(receive) = send.partner() {
-                if let Some(other) = owner[receive.stage].filter(|other| *other != rank) {
-                    ranks[rank].push(send);
-                    ranks[other].push(receive);
-                }
+            let Some(receive) = send.partner() else {
+                continue;
+            };
+            if let Some(other) = owner[receive.stage].filter(|other| *other != rank) {
+                ranks[rank].push(send);
+                ranks[other].push(receive);
             }
         }
         Ok(Schedule { ranks, ..*self })
