@@ -28,9 +28,9 @@ struct Arguments {
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let grid = Grid::new(world, GridShape::data(world.size()))?;
-    let micro_batches = arguments.train.micro_batches;
-    train::run(world, &grid, "sync_sgd", &arguments.train, |model| {
-        Plan::single_stage(model, micro_batches, Split::Pairs)
+    let options = &arguments.train;
+    train::run(world, &grid, "sync_sgd", options, |model| {
+        Plan::single_stage(model, options.micro_batches(), Split::Pairs)
     })
 }
 

@@ -256,7 +256,7 @@ fn hdf5(path: &Path, options: &TrainOptions, num_local_ranks: usize) -> Result<(
         return Err(Error::input("--test-fraction", format!("it is {test_fraction}, but must be from 0 to below 1")));
     }
     // the loss of deep-mlp looks at no targets, so the file need not have any
-    let targets = (options.model != ModelName::DeepMlp).then(|| targets.clone());
+    let targets = (options.model() != ModelName::DeepMlp).then(|| targets.clone());
     let file = Hdf5File::open(
         path,
         &Hdf5Options { inputs: inputs.clone(), targets, cache_bytes: CACHE_BYTES / num_local_ranks },
@@ -280,14 +280,14 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
         return Err(Error::input("--synthetic-samples", "it is 0, but must be at least 1"));
     }
     let image = |size, channels| Features::Image { height: size, width: size, channels };
-    let features = match (synthetic_shape, options.model) {
+    let features = match (synthetic_shape, options.model()) {
         (Some(shape), _) => shape.0,
         (None, ModelName::Mlp) => Features::Flat(784),
         (None, ModelName::DeepMlp) => Features::Flat(options.width.unwrap_or(1024)),
         (None, ModelName::Lenet) => image(28, 1),
         (None, ModelName::Cifar) => image(32, 3),
     };
-    let targets = if options.model == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
+    let targets = if options.model() == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
     let num_test = synthetic_samples.div_ceil(10);
     let part = |first, len| Synthetic::open(features, targets, first, len, options.seed);
     let test = part(*synthetic_samples, num_test)?;

@@ -68,7 +68,7 @@ impl TrainOptions {
                 format!("this model tells classes apart, but the targets are {}", describe(other)),
             )),
         };
-        let network = match self.model {
+        let network = match self.model() {
             ModelName::Mlp => {
                 let activation = match self.activation {
                     ActivationName::Relu => Activation::Relu,
@@ -98,7 +98,7 @@ impl TrainOptions {
             ModelName::Lenet => Network::lenet(classes()?),
             ModelName::Cifar => Network::cifar(classes()?),
         };
-        let hint = match (self.model, features) {
+        let hint = match (self.model(), features) {
             (ModelName::Lenet | ModelName::Cifar, Features::Flat(_)) => "; for tables there is --model mlp",
             (ModelName::Lenet | ModelName::Cifar, Features::Image { .. }) => {
                 "; images in an HDF5 file are [samples, channels, height, width]"

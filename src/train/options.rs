@@ -76,9 +76,9 @@ pub enum ReductionName {
 /// The options of every training program.
 #[derive(Debug, Clone, Args)]
 pub struct TrainOptions {
-    /// The network
-    #[arg(long, value_enum, default_value = "lenet", help_heading = "Model")]
-    pub model: ModelName,
+    /// The network [default: lenet, with tensor_mlp mlp]
+    #[arg(long, value_enum, help_heading = "Model")]
+    pub model: Option<ModelName>,
 
     /// Sizes of the hidden layers of mlp, such as 128,64, or none
     #[arg(long, value_name = "SIZES", default_value = "128,64", help_heading = "Model")]
@@ -116,9 +116,10 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Training")]
     pub batch_size: usize,
 
-    /// Parts that a rank's share of a batch is worked on in, one after the other; gradients are exchanged after the last
-    #[arg(long, value_name = "K", default_value_t = 1, help_heading = "Training")]
-    pub micro_batches: usize,
+    /// Parts that a replica's share of a batch is worked on in; gradients are exchanged after the last [default: 1, with pipeline
+    /// two for each rank]
+    #[arg(long, value_name = "K", help_heading = "Training")]
+    pub micro_batches: Option<usize>,
 
     /// The rule by which parameters are updated
     #[arg(long, value_enum, default_value = "sgd", help_heading = "Training")]
@@ -228,7 +229,7 @@ impl TrainOptions {
         let batch = self.batch_size;
         let positive = [
             ("--batch-size", batch as f64),
-            ("--micro-batches", self.micro_batches as f64),
+            ("--micro-batches", self.micro_batches() as f64),
             ("--bucket-mb", self.bucket_mb),
             ("--learning-rate", self.base_learning_rate()),
             ("--clip-norm", self.clip_norm.unwrap_or(1.0)),
@@ -259,7 +260,7 @@ impl TrainOptions {
             return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
         }
         for (option, value, most) in [
-            ("--micro-batches", self.micro_batches, batch),
+            ("--micro-batches", self.micro_batches(), batch),
             ("--layers", self.layers, 10_000),
             ("--threads", self.threads.unwrap_or(1), 1024),
         ] {
@@ -279,6 +280,21 @@ impl TrainOptions {
             return Err(Error::input("--batch-size", why));
         }
         Ok(())
+    }
+
+    /// The network.
+    pub fn model(&self) -> ModelName {
+        self.model.unwrap_or(ModelName::Lenet)
+    }
+
+    /// The same options with `model` unless they name one.
+    pub fn with_model(self, model: ModelName) -> TrainOptions {
+        TrainOptions { model: Some(self.model.unwrap_or(model)), ..self }
+    }
+
+    /// Parts that a replica's share of a batch is worked on in.
+    pub fn micro_batches(&self) -> usize {
+        self.micro_batches.unwrap_or(1)
     }
 
     /// The learning rate at the end of the warm-up.

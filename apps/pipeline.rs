@@ -1,0 +1,41 @@
+//! Pipeline-parallel training: every rank some of the layers, every batch in micro-batches on their way through them.
+//!
+//! ```text
+//! mpiexec -n 4 pipeline --model deep-mlp --data synthetic --micro-batches 8
+//! mpiexec -n 4 pipeline --model deep-mlp --layers 8 --data synthetic --schedule interleaved
+//! pipeline --show-schedule --show-ranks 4 --schedule zero-bubble --micro-batches 8
+//! ```
+//!
+//! The parameters at the end are, bit for bit, those of one rank with the same micro-batches. The strategy itself is in
+//! `src/parallel/pipeline/`, the schedules in `src/parallel/schedule/generate.rs`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use phalanx::Result;
+use phalanx::comm::{Grid, GridShape, World};
+use phalanx::train::{self, PipelineOptions, TrainOptions};
+
+/// Train a network with its layers spread over the ranks, and micro-batches on their way through them.
+#[derive(Parser)]
+#[command(name = "pipeline", version, args_override_self = true)]
+struct Arguments {
+    #[command(flatten)]
+    pipeline: PipelineOptions,
+
+    #[command(flatten)]
+    train: TrainOptions,
+}
+
+fn run(world: &World, arguments: &Arguments) -> Result<()> {
+    let Arguments { pipeline, train } = arguments;
+    if let Some(file) = &pipeline.show_schedule {
+        return pipeline.show(world, file, train.micro_batches);
+    }
+    let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
+    train::run(world, &grid, "pipeline", train, |model| pipeline.plan(model, world.size(), train.micro_batches))
+}
+
+fn main() -> ExitCode {
+    phalanx::app::main(run)
+}

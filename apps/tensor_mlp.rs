@@ -1,0 +1,55 @@
+//! Tensor-parallel training of multilayer perceptrons: every rank a part of every layer, all of them the whole batch.
+//!
+//! ```text
+//! mpiexec -n 4 tensor_mlp                             an mlp on the embedded digits
+//! mpiexec -n 4 tensor_mlp --model deep-mlp --width 1024 --data synthetic --split gather
+//! ```
+//!
+//! N ranks take the step of one rank with the whole model, to the rounding of sums. The strategy itself is in
+//! `src/parallel/tensor/`.
+
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use phalanx::Result;
+use phalanx::comm::{Grid, GridShape, World};
+use phalanx::parallel::layout::Plan;
+use phalanx::parallel::tensor::Split;
+use phalanx::train::{self, ModelName, TrainOptions};
+
+/// How layers are shared.
+#[derive(Clone, Copy, ValueEnum)]
+enum SplitName {
+    /// Two by two, the first by its outputs, the second by its inputs: one sum forward and one backward for each pair
+    Pairs,
+    /// Each by its outputs: values are gathered after each layer, gradients scattered before it
+    Gather,
+}
+
+/// Train a multilayer perceptron with every layer shared by all ranks.
+#[derive(Parser)]
+#[command(name = "tensor_mlp", version, args_override_self = true)]
+struct Arguments {
+    /// How layers are shared
+    #[arg(long, value_enum, default_value = "pairs", help_heading = "Tensor parallelism")]
+    split: SplitName,
+
+    #[command(flatten)]
+    train: TrainOptions,
+}
+
+fn run(world: &World, arguments: &Arguments) -> Result<()> {
+    let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() })?;
+    let split = match arguments.split {
+        SplitName::Pairs => Split::Pairs,
+        SplitName::Gather => Split::Gather,
+    };
+    let options = arguments.train.clone().with_model(ModelName::Mlp);
+    train::run(world, &grid, "tensor_mlp", &options, |model| {
+        Plan::single_stage(model, options.micro_batches(), split)
+    })
+}
+
+fn main() -> ExitCode {
+    phalanx::app::main(run)
+}
