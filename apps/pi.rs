@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::Parser;
-use phalanx::app::print_line;
+use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Operation, World};
 use phalanx::parallel::shard;
 use phalanx::{Error, Result};
@@ -26,6 +26,9 @@ struct Arguments {
     /// Terms of the series, from 1 to 10^15, or "ranks" for one on each rank
     #[arg(long, value_name = "N", default_value = "1000000")]
     terms: Terms,
+
+    #[command(flatten)]
+    common: CommonOptions,
 }
 
 #[derive(Clone, Copy)]
@@ -70,6 +73,12 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
         }
     }
     Ok(())
+}
+
+impl Program for Arguments {
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
 }
 
 fn main() -> ExitCode {

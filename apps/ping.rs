@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use phalanx::app::print_line;
+use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Communicator, World};
 use phalanx::{Error, Result};
 
@@ -26,6 +26,9 @@ struct Arguments {
     /// Round trips of each size; the median counts
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     repeats: u32,
+
+    #[command(flatten)]
+    common: CommonOptions,
 }
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
@@ -118,6 +121,12 @@ fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
     }
     all.barrier();
     Ok(())
+}
+
+impl Program for Arguments {
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
 }
 
 fn main() -> ExitCode {

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use phalanx::Result;
+use phalanx::app::{CommonOptions, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::train::{self, PipelineOptions, TrainOptions};
 
@@ -34,6 +35,12 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
     train::run(world, &grid, "pipeline", train, |model| pipeline.plan(model, world.size(), train.micro_batches))
+}
+
+impl Program for Arguments {
+    fn common(&self) -> &CommonOptions {
+        &self.train.common
+    }
 }
 
 fn main() -> ExitCode {

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use phalanx::Result;
+use phalanx::app::{CommonOptions, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::parallel::layout::Plan;
 use phalanx::parallel::tensor::Split;
@@ -32,6 +33,12 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     train::run(world, &grid, "sync_sgd", options, |model| {
         Plan::single_stage(model, options.micro_batches(), Split::Pairs)
     })
+}
+
+impl Program for Arguments {
+    fn common(&self) -> &CommonOptions {
+        &self.train.common
+    }
 }
 
 fn main() -> ExitCode {

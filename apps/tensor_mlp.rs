@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use phalanx::Result;
+use phalanx::app::{CommonOptions, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::parallel::layout::Plan;
 use phalanx::parallel::tensor::Split;
@@ -48,6 +49,12 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     train::run(world, &grid, "tensor_mlp", &options, |model| {
         Plan::single_stage(model, options.micro_batches(), split)
     })
+}
+
+impl Program for Arguments {
+    fn common(&self) -> &CommonOptions {
+        &self.train.common
+    }
 }
 
 fn main() -> ExitCode {

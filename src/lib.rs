@@ -7,6 +7,7 @@
 //! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | |
 //! | [`device`] | arithmetic: the trait [`Device`](device::Device) and the processor; the only place that names `gemm` | |
 //! | [`memory`] | large arrays on huge pages | |
+//! | [`observe`] | what a rank did when, for traces | |
 //! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | where samples come from and in which order | `nn` |
@@ -38,6 +39,7 @@ pub mod dataset;
 pub mod device;
 pub mod memory;
 pub mod nn;
+pub mod observe;
 pub mod optim;
 pub mod parallel;
 pub mod train;

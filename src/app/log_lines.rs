@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use env_logger::{Builder, Env, Target};
 use log::LevelFilter;
 
-use super::{Verbosity, progress};
+use super::{CommonOptions, progress};
 use crate::comm::{World, rank_for_messages};
 
 /// The step that log lines name; `u64::MAX` before training.
@@ -18,13 +18,13 @@ pub fn set_step(step: u64) {
     STEP.store(step, Ordering::Relaxed);
 }
 
-/// Starts logging. On rank 0 `RUST_LOG` overrides `verbosity`; the others only warn. Not collective; once per process.
-pub fn start(world: &World, verbosity: Verbosity) {
-    let level = match verbosity {
+/// Starts logging. On rank 0 `RUST_LOG` overrides `options`; the others only warn. Not collective; once per process.
+pub fn start(world: &World, options: &CommonOptions) {
+    let level = match options {
         _ if !world.is_root() => LevelFilter::Warn,
-        Verbosity { quiet: true, .. } => LevelFilter::Warn,
-        Verbosity { verbose: 0, .. } => LevelFilter::Info,
-        Verbosity { verbose: 1, .. } => LevelFilter::Debug,
+        CommonOptions { quiet: true, .. } => LevelFilter::Warn,
+        CommonOptions { verbose: 0, .. } => LevelFilter::Info,
+        CommonOptions { verbose: 1, .. } => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
     let mut builder = Builder::new();

@@ -2,8 +2,10 @@
 
 mod log_lines;
 mod progress;
+mod trace;
 
 use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -12,7 +14,7 @@ use crate::comm::World;
 use crate::device::flush_subnormals;
 use crate::{Error, Result};
 
-pub use log_lines::{set_step, start as start_log};
+pub use log_lines::set_step;
 pub use progress::{Progress, ProgressMode};
 
 /// Prints a line on stdout. A reader that has gone away is no failure; a full disk is. Not collective.
@@ -27,9 +29,13 @@ pub fn print_line(line: &str) -> Result<()> {
     }
 }
 
-/// How much a program says.
-#[derive(Debug, Clone, Copy, Default, clap::Args)]
-pub struct Verbosity {
+/// The options of every program: how much is said, and what is written down.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CommonOptions {
+    /// Write what every rank did when to this file, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub trace: Option<PathBuf>,
+
     /// Say more; twice for everything
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
@@ -39,13 +45,20 @@ pub struct Verbosity {
     pub quiet: bool,
 }
 
-/// Runs a program: starts MPI, reads the command line into `A`, calls `run`, and returns the exit code of the process.
+/// The command line of a program.
+pub trait Program: Parser {
+    /// The options that it shares with every other.
+    fn common(&self) -> &CommonOptions;
+}
+
+/// Runs a program: starts MPI, reads the command line into `A`, starts the log, calls `run`, writes the trace if one is wanted,
+/// and returns the exit code of the process.
 ///
 /// A wrong command line is explained once, by rank 0, with exit code 2. An error that all ranks agree on
 /// ([`Error::Agreed`]) is printed once and ends the job in good order; any other error is one rank's alone, so that rank
 /// prints it and takes the whole job down at once, for the others may be waiting for it. Subnormal numbers are flushed to
 /// zero while `run` runs.
-pub fn main<A: Parser>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode {
+pub fn main<A: Program>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode {
     let world = match World::start() {
         Ok(world) => world,
         Err(error) => {
@@ -63,7 +76,8 @@ pub fn main<A: Parser>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    match flush_subnormals(|| run(&world, &arguments)) {
+    log_lines::start(&world, arguments.common());
+    match flush_subnormals(|| observed(&world, &arguments, run)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error @ Error::Agreed { .. }) => {
             if world.is_root() {
@@ -80,4 +94,13 @@ pub fn main<A: Parser>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+fn observed<A: Program>(world: &World, arguments: &A, run: impl FnOnce(&World, &A) -> Result<()>) -> Result<()> {
+    let Some(path) = &arguments.common().trace else {
+        return run(world, arguments);
+    };
+    let trace = trace::Trace::start(world, path, A::command().get_name())?;
+    run(world, arguments)?;
+    trace.finish(world)
 }

@@ -4,8 +4,10 @@ use std::rc::Rc;
 
 use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
 
+use super::links::Links;
 use super::raw::{Channel, Raw, Requests, wait_all};
 use super::{Element, Operation};
+use crate::observe::{self, Name, Span};
 use crate::{Error, Result};
 
 /// Elements that an in-place all-reduce sends at a time: 4 MiB of `f32`, so that neither our scratch nor MPI's grows
@@ -22,9 +24,9 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Collective over `communicator`.
-    pub(super) fn new(communicator: SimpleCommunicator) -> Communicator {
-        Communicator { raw: Rc::new(Raw::new(communicator)) }
+    /// Collective over `communicator`; in traces its operations are named under `links`.
+    pub(super) fn new(communicator: SimpleCommunicator, links: Links) -> Communicator {
+        Communicator { raw: Rc::new(Raw::new(communicator, links)) }
     }
 
     /// This process's number in the group. Not collective.
@@ -52,11 +54,10 @@ impl Communicator {
             i32::try_from(value)
                 .map_err(|_| Error::failed("splitting a communicator", format!("{name} {value} is above 2³¹ − 1")))
         };
-        let color = Color::with_value(number(color, "the color")?);
-        let part = self.raw.public.split_by_color_with_key(color, number(key, "the key")?);
-        Ok(Communicator::new(
-            part.expect("MPI_Comm_split gives a communicator for every color that is not undefined"),
-        ))
+        let mpi_color = Color::with_value(number(color, "the color")?);
+        let part = self.raw.public.split_by_color_with_key(mpi_color, number(key, "the key")?);
+        let part = part.expect("MPI_Comm_split gives a communicator for every color that is not undefined");
+        Ok(Communicator::new(part, self.raw.links.split(color)))
     }
 
     /// For tests: splits messages above `limit` elements as if the MPI could count no further.
@@ -67,7 +68,18 @@ impl Communicator {
 
     /// Returns when every rank has called it (`MPI_Barrier`, MPI-4.1 §6.3). Collective.
     pub fn barrier(&self) {
+        let _span = self.collective_span::<u8>(Name::Barrier, 0);
         self.raw.barrier();
+    }
+
+    /// A span of the next collective operation, of `len` elements on this rank.
+    fn collective_span<T>(&self, name: Name, len: usize) -> Span {
+        observe::communication(name, len * size_of::<T>(), self.raw.links.collective())
+    }
+
+    /// A span of the next message between two ranks, of `len` elements.
+    fn message_span<T>(&self, name: Name, len: usize, (from, to): (usize, usize), tag: i32) -> Span {
+        observe::communication(name, len * size_of::<T>(), self.raw.links.message(from, to, tag))
     }
 
     fn complete(&self, post: impl FnOnce(&Raw, &mut Requests)) {
@@ -87,6 +99,7 @@ impl Communicator {
     /// `to` or `tag` is out of range.
     pub fn send<T: Element>(&self, values: &[T], to: usize, tag: i32) -> Result<()> {
         self.check_peer("sending", to, tag)?;
+        let _span = self.message_span::<T>(Name::Send, values.len(), (self.rank(), to), tag);
         self.raw.blocking_send(values, to, tag);
         Ok(())
     }
@@ -98,6 +111,7 @@ impl Communicator {
     /// `from` or `tag` is out of range, or the message is longer than `values`, and then it is lost.
     pub fn receive<T: Element>(&self, values: &mut [T], from: usize, tag: i32) -> Result<usize> {
         self.check_peer("receiving", from, tag)?;
+        let _span = self.message_span::<T>(Name::Receive, values.len(), (from, self.rank()), tag);
         self.raw.blocking_receive(values, from, tag).map_err(|length| {
             let (doing, room) = (format!("receiving from rank {from} with tag {tag}"), values.len());
             Error::failed(doing, format!("the message has {length} elements, the buffer room for {room}"))
@@ -119,6 +133,8 @@ impl Communicator {
     ) -> Result<()> {
         self.check_peer("sending", to, tag)?;
         self.check_peer("receiving", from, tag)?;
+        self.raw.links.message(self.rank(), to, tag);
+        let _span = self.message_span::<T>(Name::SendReceive, receive.len(), (from, self.rank()), tag);
         self.complete(|raw, requests| raw.post_send_receive((send, to), (receive, from), tag, requests));
         Ok(())
     }
@@ -132,6 +148,7 @@ impl Communicator {
     /// `root` is out of range.
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: usize) -> Result<()> {
         self.check_root("broadcasting", root)?;
+        let _span = self.collective_span::<T>(Name::Broadcast, values.len());
         self.complete(|raw, requests| raw.post_broadcast(values, root, requests));
         Ok(())
     }
@@ -146,6 +163,7 @@ impl Communicator {
         if self.rank() == root {
             self.check_parts("scattering", send.len(), receive.len())?;
         }
+        let _span = self.collective_span::<T>(Name::Scatter, receive.len());
         self.complete(|raw, requests| raw.post_scatter(send, receive, root, requests));
         Ok(())
     }
@@ -160,6 +178,7 @@ impl Communicator {
         if self.rank() == root {
             self.check_parts("gathering", receive.len(), send.len())?;
         }
+        let _span = self.collective_span::<T>(Name::Gather, send.len());
         self.complete(|raw, requests| raw.post_gather(send, receive, root, requests));
         Ok(())
     }
@@ -170,6 +189,7 @@ impl Communicator {
     /// `receive` does not hold a part for each rank.
     pub fn all_gather<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         self.check_parts("all-gathering", receive.len(), send.len())?;
+        let _span = self.collective_span::<T>(Name::AllGather, receive.len());
         self.complete(|raw, requests| raw.post_all_gather(send, receive, requests));
         Ok(())
     }
@@ -180,6 +200,7 @@ impl Communicator {
     /// The two lengths differ, or are no multiple of the number of ranks.
     pub fn all_to_all<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         let count = self.check_all_to_all(send.len(), receive.len())?;
+        let _span = self.collective_span::<T>(Name::AllToAll, send.len());
         self.complete(|raw, requests| raw.post_all_to_all(send, receive, count, requests));
         Ok(())
     }
@@ -194,6 +215,7 @@ impl Communicator {
         if self.rank() == root {
             self.check_equal("reducing", send.len(), receive.len())?;
         }
+        let _span = self.collective_span::<T>(Name::Reduce, send.len());
         self.complete(|raw, requests| raw.post_reduce(send, receive, operation, root, requests));
         Ok(())
     }
@@ -203,6 +225,7 @@ impl Communicator {
     /// # Errors
     /// There is no memory for a chunk of scratch.
     pub fn all_reduce<T: Element>(&self, values: &mut [T], operation: Operation) -> Result<()> {
+        let _span = self.collective_span::<T>(Name::AllReduce, values.len());
         let mut scratch = self.raw.take_scratch::<T>(values.len().min(ALL_REDUCE_CHUNK))?;
         for chunk in values.chunks_mut(ALL_REDUCE_CHUNK) {
             let result = &mut bytemuck::cast_slice_mut(&mut scratch)[..chunk.len()];

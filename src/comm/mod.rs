@@ -16,6 +16,7 @@ mod blocking;
 mod communicator;
 mod element;
 mod grid;
+mod links;
 mod pending;
 mod raw;
 mod world;

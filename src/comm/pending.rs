@@ -12,6 +12,7 @@ use super::raw::{Channel, Raw, Requests, test_all, wait_all};
 use super::{Communicator, Element, Operation};
 use crate::Result;
 use crate::memory::Memory;
+use crate::observe::{Flight, Name};
 
 /// A buffer whose elements stay where they are in memory when the buffer itself is moved.
 ///
@@ -57,6 +58,7 @@ pub struct Pending<B> {
     requests: Requests,
     buffers: Option<B>,
     finish: Option<Finish<B>>,
+    flight: Flight,
 }
 
 /// What is left to do on this rank when the messages have arrived.
@@ -69,13 +71,17 @@ struct Finish<B> {
 impl<B> Pending<B> {
     /// Lets MPI make progress; true when [`Pending::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
-        test_all(&mut self.requests)
+        let done = test_all(&mut self.requests);
+        if done {
+            self.flight.end();
+        }
+        done
     }
 
     /// Waits for the end of the operation and gives the buffers back. Not collective in itself, but it returns only
     /// when the other ranks have done their part.
     pub fn wait(mut self) -> B {
-        wait_all(&mut self.requests);
+        self.flight.wait(|| wait_all(&mut self.requests));
         self.requests.clear();
         self.raw.recycle_requests(mem::take(&mut self.requests));
         let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
@@ -109,10 +115,15 @@ fn target<T>(buffer: &mut impl AsMut<[T]>) -> (*mut T, usize) {
 /// Non-blocking operations (MPI-4.1 §3.7 and §6.12). Each `start_*` checks what the blocking form checks, and the
 /// collective ones must be started in the same order by every rank.
 impl Communicator {
-    fn start<B>(&self, mut buffers: B, post: impl FnOnce(&Raw, &mut Requests, &mut B)) -> Pending<B> {
+    fn start<B>(&self, flight: Flight, mut buffers: B, post: impl FnOnce(&Raw, &mut Requests, &mut B)) -> Pending<B> {
         let mut requests = self.raw.take_requests();
         post(&self.raw, &mut requests, &mut buffers);
-        Pending { raw: Rc::clone(&self.raw), requests, buffers: Some(buffers), finish: None }
+        Pending { raw: Rc::clone(&self.raw), requests, buffers: Some(buffers), finish: None, flight }
+    }
+
+    /// The next collective operation, of `len` elements on this rank, in flight.
+    fn collective_flight<T>(&self, name: Name, len: usize) -> Flight {
+        Flight::start(name, len * size_of::<T>(), self.raw.links.collective())
     }
 
     /// Starts sending `values` to rank `to` (`MPI_Isend`). Not collective.
@@ -121,7 +132,9 @@ impl Communicator {
     /// `to` or `tag` is out of range.
     pub fn start_send<T: Element, B: Buffer<T>>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
         self.check_peer("sending", to, tag)?;
-        Ok(self.start(values, |raw, requests, values| {
+        let link = self.raw.links.message(self.rank(), to, tag);
+        let flight = Flight::start(Name::Send, size_of_val(values.as_ref()), link);
+        Ok(self.start(flight, values, |raw, requests, values| {
             // SAFETY: the pending operation owns the buffer, whose elements stay in place.
             unsafe { raw.send(requests, Channel::Public, source(values), to, tag) }
         }))
@@ -134,7 +147,9 @@ impl Communicator {
     /// `from` or `tag` is out of range.
     pub fn start_receive<T: Element, B: Buffer<T>>(&self, values: B, from: usize, tag: i32) -> Result<Pending<B>> {
         self.check_peer("receiving", from, tag)?;
-        Ok(self.start(values, |raw, requests, values| {
+        let link = self.raw.links.message(from, self.rank(), tag);
+        let flight = Flight::start(Name::Receive, size_of_val(values.as_ref()), link);
+        Ok(self.start(flight, values, |raw, requests, values| {
             // SAFETY: as in `start_send`.
             unsafe { raw.receive(requests, Channel::Public, target(values), from, tag) }
         }))
@@ -142,7 +157,9 @@ impl Communicator {
 
     /// Starts a barrier: the wait ends when every rank has started it (`MPI_Ibarrier`). Collective.
     pub fn start_barrier(&self) -> Pending<()> {
-        self.start((), |raw, requests, ()| raw.barrier_request(requests))
+        self.start(self.collective_flight::<u8>(Name::Barrier, 0), (), |raw, requests, ()| {
+            raw.barrier_request(requests)
+        })
     }
 
     /// Starts copying `values` of the root to every rank (`MPI_Ibcast`). Collective; lengths agree.
@@ -151,7 +168,8 @@ impl Communicator {
     /// `root` is out of range.
     pub fn start_broadcast<T: Element, B: Buffer<T>>(&self, values: B, root: usize) -> Result<Pending<B>> {
         self.check_root("broadcasting", root)?;
-        Ok(self.start(values, |raw, requests, values| {
+        let flight = self.collective_flight::<T>(Name::Broadcast, values.as_ref().len());
+        Ok(self.start(flight, values, |raw, requests, values| {
             // SAFETY: as in `start_send`.
             unsafe { raw.broadcast(requests, target(values), root) }
         }))
@@ -172,7 +190,8 @@ impl Communicator {
         if self.rank() == root {
             self.check_parts("scattering", send.as_ref().len(), receive.as_ref().len())?;
         }
-        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+        let flight = self.collective_flight::<T>(Name::Scatter, receive.as_ref().len());
+        Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
             // SAFETY: as in `start_send`; the lengths were checked.
             unsafe { raw.scatter(requests, source(send).0, target(receive), root) }
         }))
@@ -193,7 +212,8 @@ impl Communicator {
         if self.rank() == root {
             self.check_parts("gathering", receive.as_ref().len(), send.as_ref().len())?;
         }
-        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+        let flight = self.collective_flight::<T>(Name::Gather, send.as_ref().len());
+        Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
             // SAFETY: as in `start_send`; the lengths were checked.
             unsafe { raw.gather(requests, source(send), target(receive).0, root) }
         }))
@@ -205,7 +225,8 @@ impl Communicator {
     /// `receive` does not hold a part for each rank.
     pub fn start_all_gather<T: Element, B: Buffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
         self.check_parts("all-gathering", receive.as_ref().len(), send.as_ref().len())?;
-        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+        let flight = self.collective_flight::<T>(Name::AllGather, receive.as_ref().len());
+        Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
             // SAFETY: as in `start_send`; the lengths were checked.
             unsafe { raw.all_gather(requests, source(send), target(receive).0) }
         }))
@@ -217,7 +238,8 @@ impl Communicator {
     /// The two lengths differ, or are no multiple of the number of ranks.
     pub fn start_all_to_all<T: Element, B: Buffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
         let count = self.check_all_to_all(send.as_ref().len(), receive.as_ref().len())?;
-        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+        let flight = self.collective_flight::<T>(Name::AllToAll, send.as_ref().len());
+        Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
             // SAFETY: as in `start_send`; the lengths were checked.
             unsafe { raw.all_to_all(requests, (source(send).0, count), target(receive).0) }
         }))
@@ -239,7 +261,8 @@ impl Communicator {
         if self.rank() == root {
             self.check_equal("reducing", send.as_ref().len(), receive.as_ref().len())?;
         }
-        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+        let flight = self.collective_flight::<T>(Name::Reduce, send.as_ref().len());
+        Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
             // SAFETY: as in `start_send`; the lengths were checked.
             unsafe { raw.reduce(requests, source(send), target(receive).0, operation, root) }
         }))
@@ -256,7 +279,8 @@ impl Communicator {
         operation: Operation,
     ) -> Result<Pending<(B, B)>> {
         self.check_equal("all-reducing", send.as_ref().len(), receive.as_ref().len())?;
-        Ok(self.start((send, receive), |raw, requests, (send, receive)| {
+        let flight = self.collective_flight::<T>(Name::AllReduce, send.as_ref().len());
+        Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
             // SAFETY: as in `start_send`; the lengths were checked.
             unsafe { raw.all_reduce(requests, source(send), target(receive).0, operation) }
         }))
@@ -280,7 +304,8 @@ impl Communicator {
         let mut scratch = self.raw.take_scratch::<T>(count * (self.size() - 1))?;
         let inbox = scratch.as_mut_ptr().cast::<T>();
         let rank = self.rank();
-        let mut pending = self.start(values, |raw, requests, values| {
+        let flight = self.collective_flight::<T>(Name::ReduceScatter, values.as_ref().len());
+        let mut pending = self.start(flight, values, |raw, requests, values| {
             let parts = source(values).0;
             let slot = |from| if from < rank { from } else { from - 1 };
             // SAFETY: as in `start_send`; the scratch is owned by the pending operation as well, stays in place, and
@@ -300,7 +325,8 @@ impl Communicator {
     pub fn start_all_gather_in_place<T: Element, B: Buffer<T>>(&self, values: B) -> Result<Pending<B>> {
         let count = self.part_length("all-gathering", values.as_ref().len())?;
         let rank = self.rank();
-        Ok(self.start(values, |raw, requests, values| {
+        let flight = self.collective_flight::<T>(Name::AllGather, values.as_ref().len());
+        Ok(self.start(flight, values, |raw, requests, values| {
             let parts = target(values).0;
             // SAFETY: as in `start_send`; the part that is sent and those that are received do not overlap.
             unsafe {

@@ -18,6 +18,7 @@ use mpi::ffi;
 use mpi::topology::{Communicator as _, SimpleCommunicator};
 use mpi::traits::AsRaw;
 
+use super::links::Links;
 use super::{Element, Operation};
 use crate::Result;
 use crate::memory::Memory;
@@ -38,6 +39,7 @@ pub(super) struct Raw {
     limit: Cell<usize>,
     scratch: RefCell<Vec<Memory<u64>>>,
     requests: RefCell<Vec<Requests>>,
+    pub(super) links: Links,
 }
 
 /// Unfinished MPI requests.
@@ -61,8 +63,8 @@ pub(super) struct Extent {
 }
 
 impl Raw {
-    /// Collective over `public`.
-    pub(super) fn new(public: SimpleCommunicator) -> Raw {
+    /// Collective over `public`; messages are named under `links`.
+    pub(super) fn new(public: SimpleCommunicator, links: Links) -> Raw {
         Raw {
             rank: public.rank() as usize,
             size: public.size() as usize,
@@ -71,6 +73,7 @@ impl Raw {
             limit: Cell::new(LARGEST_COUNT),
             scratch: RefCell::default(),
             requests: RefCell::default(),
+            links,
         }
     }
 

@@ -9,6 +9,7 @@ use mpi::environment::Universe;
 use mpi::topology::Communicator as _;
 use mpi::{Threading, ffi};
 
+use super::links::Links;
 use super::{Communicator, Operation};
 use crate::{Error, Result};
 
@@ -43,11 +44,12 @@ impl World {
             let why = format!("it offers {provided:?}, but a program with a loader thread needs Funneled");
             return Err(Error::failed(doing, why));
         }
-        let communicator = Communicator::new(universe.world());
+        let communicator = Communicator::new(universe.world(), Links::new(1));
         RANK.store(communicator.rank(), Ordering::Relaxed);
         install_panic_hook();
 
-        let node = Communicator::new(universe.world().split_shared(communicator.rank() as i32));
+        let node = universe.world().split_shared(communicator.rank() as i32);
+        let node = Communicator::new(node, Links::new(2));
         let local_rank = node.rank();
         let mut masks = vec![0_i64; node.size()];
         let own_mask = [allowed_cores()];

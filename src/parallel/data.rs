@@ -18,6 +18,7 @@ use crate::Result;
 use crate::comm::{Buffer, Communicator, Grid, Operation, Pending};
 use crate::device::{Device, totals};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
+use crate::observe::{self, Name};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
 
 use super::bucket::buckets;
@@ -317,7 +318,9 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         let values = device.view_mut(parameters.segment_mut(segment), owned.clone());
         let gradient = device.view(gradients.segment(segment), owned);
         let sums = device.view_mut(sums, 0..totals::LEN);
+        let span = observe::work(Name::Optimizer);
         self.optimizer.step(device, segment, &self.update, values, gradient, sums);
+        drop(span);
         self.start_gather(index, parameters)
     }
 

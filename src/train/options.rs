@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::model_options::{ModelName, SizeList};
-use crate::app::{ProgressMode, Verbosity};
+use crate::app::{CommonOptions, ProgressMode};
 use crate::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
 use crate::parallel::data::{Reduction, SyncSettings};
 use crate::{Error, Result};
@@ -216,8 +216,8 @@ pub struct TrainOptions {
     pub progress: ProgressMode,
 
     #[command(flatten)]
-    /// How much is said.
-    pub verbosity: Verbosity,
+    /// What every program takes.
+    pub common: CommonOptions,
 }
 
 impl TrainOptions {

@@ -9,6 +9,7 @@ use super::model_options::SizeList;
 use crate::app;
 use crate::comm::World;
 use crate::nn::Model;
+use crate::observe;
 use crate::parallel::layout::Plan;
 use crate::parallel::schedule::{Schedule, ScheduleKind};
 use crate::{Error, Result};
@@ -105,7 +106,9 @@ impl PipelineOptions {
         let schedule = self.schedule(num_ranks, micro_batches)?;
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
         let plan = Plan { recompute: self.recompute, ..Plan::pipeline(model, schedule, sizes)? };
-        log::info!("{}", plan.schedule.headline(&self.name(), &plan.schedule.check()?));
+        let report = plan.schedule.check()?;
+        observe::expect_bubble(report.bubble);
+        log::info!("{}", plan.schedule.headline(&self.name(), &report));
         let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
         log::info!("layers of the stages: {}", sizes.join(", "));
         let num_empty = plan.layers.iter().filter(|layers| layers.is_empty()).count();

@@ -11,6 +11,7 @@ use crate::app::{self, Progress};
 use crate::comm::{Buffer, Grid, World};
 use crate::device::{Cpu, Device};
 use crate::nn::Model;
+use crate::observe::{self, Name};
 use crate::parallel::layout::Plan;
 use crate::{Error, Result};
 
@@ -25,7 +26,6 @@ pub fn run(
     options: &TrainOptions,
     plan: impl Fn(&Model) -> Result<Plan>,
 ) -> Result<()> {
-    app::start_log(world, options.verbosity);
     let all = world.communicator();
     all.agree(options.check(grid.data.size()))?;
     let samples = data_options::open(world, options)?;
@@ -69,7 +69,7 @@ impl Run<'_> {
         let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
         let schedule = options.schedule(num_steps);
         self.announce(&samples, num_steps, &trainer);
-        let progress = Progress::new(num_steps, self.world.is_root() && !options.verbosity.quiet, options.progress);
+        let progress = Progress::new(num_steps, self.world.is_root() && !options.common.quiet, options.progress);
 
         let mut last = None;
         let mut tested = None;
@@ -79,7 +79,9 @@ impl Run<'_> {
             app::set_step(step + 1);
             let learning_rate = schedule.at(step);
             let start = Instant::now();
+            let span = observe::work(Name::Step).step(step + 1);
             let outcome = trainer.step(step, learning_rate, &mut samples.train)?;
+            drop(span);
             let elapsed = start.elapsed().as_secs_f64() * 1e3;
             step_ms.push(elapsed);
             num_trained += outcome.num_samples;
@@ -179,7 +181,9 @@ impl Run<'_> {
         let Some(test) = &mut samples.test else {
             return Ok(None);
         };
+        let span = observe::work(Name::Evaluation);
         let outcome = trainer.evaluate(test)?;
+        drop(span);
         if !outcome.loss.is_finite() {
             return Err(diverged(step, &format!("the test loss is {}", outcome.loss)));
         }

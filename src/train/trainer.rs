@@ -6,6 +6,7 @@ use crate::comm::{Buffer, Grid, Operation};
 use crate::dataset::Batches;
 use crate::device::{Device, totals};
 use crate::nn::{FlatBuffer, Model};
+use crate::observe::{self, Name};
 use crate::optim::OptimizerSettings;
 use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
 use crate::parallel::layout::{Layout, Plan};
@@ -290,6 +291,7 @@ impl Source for Rows<'_> {
     }
 
     fn read(&mut self, micro_batch: usize, inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+        let _span = observe::work(Name::Read);
         self.batches.read(self.step, self.part(micro_batch), inputs, targets)
     }
 }

@@ -10,17 +10,20 @@
 //! stage and micro-batch; every rank adds the micro-batches up in the order of its schedule, so a schedule that keeps that order
 //! gives the bits of a single stage.
 
+mod lane;
 pub mod program;
 
+use self::lane::Lane;
 use self::program::{Instruction, Program};
 use super::data::GradSync;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
-use super::stage::{Activations, BackwardContext, Gradients, Inner, Pass, Stage};
+use super::stage::{BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
-use crate::comm::{Buffer, Communicator, Front, Grid, Pending};
+use crate::comm::{Buffer, Communicator, Front, Grid};
 use crate::device::Device;
 use crate::nn::FlatBuffer;
+use crate::observe::{self, Name};
 use crate::{Error, Result};
 
 /// This rank's parameters and what a step does to them.
@@ -75,29 +78,6 @@ pub struct Pipeline<'a, D: Device> {
     recompute: bool,
 }
 
-/// One stage with its arrays.
-struct Lane<D: Device> {
-    stage: Stage,
-    slots: Vec<Slot<D>>,
-    sets: Vec<Set<D>>,
-    /// With recomputation: what is made again, for each set, and for forward passes.
-    inner: Vec<Inner<D>>,
-    /// Biases and weights have gradients from this step already.
-    has_gradients: [bool; 2],
-}
-
-struct Slot<D: Device> {
-    activations: Activations<D>,
-    input: Option<Pending<D::Buffer>>,
-    output: Option<Pending<Front<D::Buffer>>>,
-}
-
-struct Set<D: Device> {
-    gradients: Gradients<D>,
-    output: Option<Pending<D::Buffer>>,
-    input: Option<Pending<Front<D::Buffer>>>,
-}
-
 impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
     /// The stages of `layout` in the order of `schedule`, which has been checked, for micro-batches of at most `rows` rows. With
     /// `recompute` a slot keeps only what comes into the stage and what leaves it, and the backward pass begins with another
@@ -128,21 +108,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         let mut lanes = Vec::new();
         for (lane, stage) in layout.stages.iter().enumerate() {
             let num_slots = training.num_slots[lane].max(evaluation.num_slots[lane]);
-            let num_sets = training.num_sets[lane].max(1);
-            let slot = |_| -> Result<Slot<D>> {
-                Ok(Slot { activations: stage.activations(&exchanger, rows, recompute)?, input: None, output: None })
-            };
-            let set = |_| -> Result<Set<D>> {
-                Ok(Set { gradients: stage.gradients(&exchanger, rows)?, output: None, input: None })
-            };
-            let num_inner = if recompute { num_sets + 1 } else { 0 };
-            lanes.push(Lane {
-                slots: (0..num_slots).map(slot).collect::<Result<_>>()?,
-                sets: (0..num_sets).map(set).collect::<Result<_>>()?,
-                inner: (0..num_inner).map(|_| stage.inner(&exchanger, Some(rows))).collect::<Result<_>>()?,
-                has_gradients: [false; 2],
-                stage: stage.clone(),
-            });
+            lanes.push(Lane::new(&exchanger, stage, num_slots, training.num_sets[lane].max(1), rows, recompute)?);
         }
         Ok(Pipeline { exchanger, channel, schedule: schedule.clone(), training, evaluation, lanes, recompute })
     }
@@ -285,7 +251,9 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         if let Some(inner) = inner.last_mut() {
             activations.swap_inner(inner);
         }
+        let span = observe::work(Name::Forward).micro_batch(stage.index, instruction.action.micro_batch);
         stage.forward(&mut self.exchanger, parameters, rows, activations)?;
+        drop(span);
         if let Some(inner) = inner.last_mut() {
             activations.swap_inner(inner);
         }
@@ -305,6 +273,12 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         }
         let Lane { stage, slots, sets, inner, has_gradients } = &mut self.lanes[instruction.lane];
         let (activations, set) = (&mut slots[instruction.slot].activations, &mut sets[instruction.set]);
+        let name = match pass {
+            Pass::Whole => Name::Backward,
+            Pass::Inputs => Name::InputGradient,
+            Pass::Weights => Name::WeightGradient,
+        };
+        let _span = observe::work(name).micro_batch(stage.index, instruction.action.micro_batch);
         let mut has = *has_gradients;
         for at in (0..stage.num_pieces()).rev() {
             let mut context = BackwardContext {
@@ -366,31 +340,5 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
             }
         }
         Ok(())
-    }
-}
-
-impl<D: Device<Buffer: Buffer<f32>>> Lane<D> {
-    /// Waits for all sends.
-    fn collect(&mut self) {
-        self.slots.iter_mut().for_each(Slot::collect);
-        self.sets.iter_mut().for_each(Set::collect);
-    }
-}
-
-impl<D: Device<Buffer: Buffer<f32>>> Slot<D> {
-    /// Waits for the output to be sent, if it is under way.
-    fn collect(&mut self) {
-        if let Some(pending) = self.output.take() {
-            *self.activations.output() = Some(pending.wait().buffer);
-        }
-    }
-}
-
-impl<D: Device<Buffer: Buffer<f32>>> Set<D> {
-    /// Waits for the gradient of the input to be sent, if it is under way.
-    fn collect(&mut self) {
-        if let Some(pending) = self.input.take() {
-            *self.gradients.input() = Some(pending.wait().buffer);
-        }
     }
 }

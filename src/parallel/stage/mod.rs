@@ -21,6 +21,7 @@ use crate::Result;
 use crate::comm::Buffer;
 use crate::device::{Device, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
+use crate::observe::{self, Name};
 
 /// What ends the last stage.
 #[derive(Debug, Clone, Copy)]
@@ -155,6 +156,7 @@ impl Stage {
             let (mut input, mut output) = (values[from].take(), values[into].take());
             match piece {
                 Piece::Layer(layer) => {
+                    let _span = observe::work(Name::Layer).layer(at);
                     let device = exchanger.device;
                     let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
                     let output = device.view_mut(here_mut(&mut output), 0..rows * self.widths[at + 1]);
@@ -234,6 +236,7 @@ impl Stage {
         activations: &Activations<D>,
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
+        let _span = observe::work(Name::Layer).layer(at);
         let (device, rows) = (context.exchanger.device, context.rows);
         let view = |position: usize| {
             device.view(here(&activations.values[self.value[position]]), 0..rows * self.widths[position])

@@ -1,0 +1,139 @@
+//! `--trace`: the ranks' records brought together in one file, on one clock, and what they say in sum.
+
+mod json;
+mod summary;
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+
+use crate::comm::{Communicator, World};
+use crate::observe::{self, Event, Record};
+use crate::{Error, Result};
+
+/// Round trips by which two clocks are compared; the fastest counts.
+const NUM_ROUND_TRIPS: usize = 20;
+
+/// The records of a job in the making.
+pub(super) struct Trace {
+    path: String,
+    program: String,
+    /// The file, on rank 0.
+    file: Option<File>,
+    clock: Comparison,
+}
+
+/// What a rank's clock showed, and how much rank 0's was ahead of it then, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+struct Comparison {
+    own: i64,
+    ahead: i64,
+}
+
+impl Trace {
+    /// Creates the file, compares the clocks and starts recording. Collective.
+    ///
+    /// # Errors
+    /// The file cannot be created: the same error on every rank.
+    pub(super) fn start(world: &World, path: &Path, program: &str) -> Result<Trace> {
+        let name = path.display().to_string();
+        let create = || File::create(path).map_err(|error| Error::input(format!("creating --trace {name}"), error));
+        let all = world.communicator();
+        let file = all.agree(if world.is_root() { create().map(Some) } else { Ok(None) })?;
+        let clock = compare_clocks(all)?;
+        observe::start();
+        Ok(Trace { path: name, program: program.to_owned(), file, clock })
+    }
+
+    /// Ends recording, brings the records to rank 0, on its clock, and there writes the file and says what was found. A file
+    /// that cannot be written is a warning. Collective.
+    ///
+    /// # Errors
+    /// None at present.
+    pub(super) fn finish(self, world: &World) -> Result<()> {
+        let Record { mut events, num_lost, expected_bubble } = observe::finish();
+        let all = world.communicator();
+        let (before, after) = (self.clock, compare_clocks(all)?);
+        for event in &mut events {
+            event.start = aligned(event.start, before, after);
+            event.end = aligned(event.end, before, after);
+        }
+        if num_lost > 0 {
+            log::warn!("--trace {}: {num_lost} records were too many and are left out", self.path);
+        }
+        let ranks = gather(all, &events)?;
+        let Some(file) = self.file else {
+            return Ok(());
+        };
+        let written = json::write(BufWriter::new(file), &self.program, &ranks);
+        if let Err(error) = written {
+            log::warn!("writing --trace {}: {error}", self.path);
+        }
+        for line in summary::lines(&ranks, expected_bubble) {
+            log::info!("{line}");
+        }
+        Ok(())
+    }
+}
+
+/// By how much rank 0's clock is ahead of this rank's: Cristian's method ("Probabilistic clock synchronization", 1989). Collective.
+fn compare_clocks(all: &Communicator) -> Result<Comparison> {
+    let mut ahead = [0_i64];
+    if !all.is_root() {
+        for _ in 0..NUM_ROUND_TRIPS {
+            all.receive(&mut [0_i64], 0, 0)?;
+            all.send(&[observe::now()], 0, 0)?;
+        }
+        all.receive(&mut ahead, 0, 0)?;
+    }
+    for rank in (1..all.size()).filter(|_| all.is_root()) {
+        let mut best = (i64::MAX, 0);
+        for _ in 0..NUM_ROUND_TRIPS {
+            let start = observe::now();
+            all.send(&[0_i64], rank, 0)?;
+            let mut other = [0_i64];
+            all.receive(&mut other, rank, 0)?;
+            let end = observe::now();
+            best = best.min((end - start, (start + end) / 2 - other[0]));
+        }
+        all.send(&[best.1], rank, 0)?;
+    }
+    Ok(Comparison { own: observe::now(), ahead: ahead[0] })
+}
+
+/// A time of this rank on rank 0's clock: what it is ahead by changes evenly between two comparisons.
+fn aligned(time: i64, before: Comparison, after: Comparison) -> i64 {
+    let drift = (after.ahead - before.ahead) as f64 / (after.own - before.own).max(1) as f64;
+    time + before.ahead + (drift * (time - before.own) as f64) as i64
+}
+
+/// All ranks' events on rank 0, nothing elsewhere. Collective.
+fn gather(all: &Communicator, events: &[Event]) -> Result<Vec<Vec<Event>>> {
+    if !all.is_root() {
+        all.send(&[events.len() as i64], 0, 0)?;
+        all.send::<i64>(bytemuck::cast_slice(events), 0, 0)?;
+        return Ok(Vec::new());
+    }
+    let mut ranks = vec![events.to_vec()];
+    for rank in 1..all.size() {
+        let mut len = [0_i64];
+        all.receive(&mut len, rank, 0)?;
+        let mut theirs: Vec<Event> = vec![bytemuck::Zeroable::zeroed(); len[0] as usize];
+        all.receive::<i64>(bytemuck::cast_slice_mut(&mut theirs), rank, 0)?;
+        ranks.push(theirs);
+    }
+    Ok(ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_that_drift_are_aligned_in_between() {
+        let (before, after) = (Comparison { own: 1000, ahead: 500 }, Comparison { own: 3000, ahead: 700 });
+        assert_eq!(aligned(1000, before, after), 1500);
+        assert_eq!(aligned(2000, before, after), 2600);
+        assert_eq!(aligned(3000, before, after), 3700);
+    }
+}

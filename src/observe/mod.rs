@@ -1,0 +1,323 @@
+//! What this rank did, and when: spans of its own work, waits for others, messages in flight.
+//!
+//! Nothing is recorded, and next to no time spent, until [`start`] is called; then every [`Span`] is, from where it is made
+//! to where it is dropped, and every [`Flight`]. Spans of a rank nest, for one thread makes them all. Knows neither ranks nor
+//! messages: [`comm`](crate::comm) says what it sends, [`app`](crate::app) brings the ranks' records together.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use bytemuck::{Pod, Zeroable};
+
+/// What was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    /// One training step.
+    Step,
+    /// A pass over the test samples.
+    Evaluation,
+    /// Reading samples.
+    Read,
+    /// The forward pass of a micro-batch through a stage.
+    Forward,
+    /// Its backward pass.
+    Backward,
+    /// The first half of that.
+    InputGradient,
+    /// The second half.
+    WeightGradient,
+    /// One layer of a pass.
+    Layer,
+    /// An update of parameters.
+    Optimizer,
+    /// A message to another rank.
+    Send,
+    /// A message from another rank.
+    Receive,
+    /// Both at once.
+    SendReceive,
+    /// `MPI_Barrier`.
+    Barrier,
+    /// `MPI_Bcast`.
+    Broadcast,
+    /// `MPI_Scatter`.
+    Scatter,
+    /// `MPI_Gather`.
+    Gather,
+    /// `MPI_Allgather`.
+    AllGather,
+    /// `MPI_Alltoall`.
+    AllToAll,
+    /// `MPI_Reduce`.
+    Reduce,
+    /// `MPI_Allreduce`.
+    AllReduce,
+    /// `MPI_Reduce_scatter_block`.
+    ReduceScatter,
+}
+
+impl Name {
+    /// All names, each at the place of its number.
+    const ALL: [(Name, &'static str); 21] = [
+        (Name::Step, "step"),
+        (Name::Evaluation, "evaluation"),
+        (Name::Read, "read samples"),
+        (Name::Forward, "forward"),
+        (Name::Backward, "backward"),
+        (Name::InputGradient, "input gradient"),
+        (Name::WeightGradient, "weight gradient"),
+        (Name::Layer, "layer"),
+        (Name::Optimizer, "optimizer"),
+        (Name::Send, "send"),
+        (Name::Receive, "receive"),
+        (Name::SendReceive, "send_receive"),
+        (Name::Barrier, "barrier"),
+        (Name::Broadcast, "broadcast"),
+        (Name::Scatter, "scatter"),
+        (Name::Gather, "gather"),
+        (Name::AllGather, "all_gather"),
+        (Name::AllToAll, "all_to_all"),
+        (Name::Reduce, "reduce"),
+        (Name::AllReduce, "all_reduce"),
+        (Name::ReduceScatter, "reduce_scatter"),
+    ];
+
+    /// In words.
+    pub fn text(self) -> &'static str {
+        Name::ALL[self as usize].1
+    }
+
+    /// True for the passes of a micro-batch through a stage.
+    pub fn is_pass(self) -> bool {
+        matches!(self, Name::Forward | Name::Backward | Name::InputGradient | Name::WeightGradient)
+    }
+}
+
+/// Which kind of time a record is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// This rank worked.
+    Work,
+    /// This rank was inside MPI: it communicated, or waited.
+    Communication,
+    /// A message was under way, whatever the rank did meanwhile.
+    Flight,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Work, Kind::Communication, Kind::Flight];
+}
+
+/// One record. Numbers only, so that it can be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Event {
+    name: i64,
+    kind: i64,
+    /// When it began, in nanoseconds on this rank's clock (see [`now`]).
+    pub start: i64,
+    /// When it was over.
+    pub end: i64,
+    /// The step, the stage, the micro-batch, the layer: −1 where there is none.
+    pub step: i64,
+    /// The stage, or −1.
+    pub stage: i64,
+    /// The micro-batch, or −1.
+    pub micro_batch: i64,
+    /// The layer of the stage, or −1.
+    pub layer: i64,
+    /// The bytes that this rank sends or receives, or −1.
+    pub bytes: i64,
+    /// What the events of one message, or of one collective operation, have in common on all its ranks; 0 for none.
+    pub link: i64,
+}
+
+impl Event {
+    fn new(name: Name, kind: Kind) -> Event {
+        let (name, kind, start) = (name as i64, kind as i64, now());
+        Event { name, kind, start, end: start, step: -1, stage: -1, micro_batch: -1, layer: -1, bytes: -1, link: 0 }
+    }
+
+    /// What was done.
+    pub fn name(&self) -> Name {
+        Name::ALL[self.name as usize].0
+    }
+
+    /// Which kind of time it is about.
+    pub fn kind(&self) -> Kind {
+        Kind::ALL[self.kind as usize]
+    }
+
+    /// How long it took, in nanoseconds.
+    pub fn duration(&self) -> i64 {
+        self.end - self.start
+    }
+}
+
+/// The most records that are kept, 80 bytes each.
+const MOST_EVENTS: usize = 1 << 20;
+
+/// What this rank has recorded.
+#[derive(Debug, Clone, Default)]
+pub struct Record {
+    /// In the order of their ends.
+    pub events: Vec<Event>,
+    /// How many more there would have been.
+    pub num_lost: usize,
+    /// The share of the ranks' time that a pipeline's schedule leaves idle, if one was run.
+    pub expected_bubble: Option<f64>,
+}
+
+static ON: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static ORIGIN: Instant = Instant::now();
+    static RECORD: RefCell<Record> = RefCell::default();
+}
+
+/// Nanoseconds on this thread's clock.
+pub fn now() -> i64 {
+    ORIGIN.with(Instant::elapsed).as_nanos() as i64
+}
+
+/// Starts recording what this thread does.
+pub fn start() {
+    now();
+    ON.store(true, Ordering::Relaxed);
+}
+
+/// True while something is recorded.
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Ends recording and returns the records.
+pub fn finish() -> Record {
+    ON.store(false, Ordering::Relaxed);
+    RECORD.take()
+}
+
+/// Says which share of the ranks' time the schedule at work leaves idle.
+pub fn expect_bubble(share: f64) {
+    RECORD.with_borrow_mut(|record| record.expected_bubble = Some(share));
+}
+
+fn record(event: Event) {
+    RECORD.with_borrow_mut(|record| {
+        if record.events.len() < MOST_EVENTS {
+            record.events.push(event);
+        } else {
+            record.num_lost += 1;
+        }
+    });
+}
+
+/// Something that this rank does, from here to where the value is dropped.
+#[must_use = "a span ends where it is dropped"]
+pub struct Span(Option<Event>);
+
+/// Begins a span of work.
+pub fn work(name: Name) -> Span {
+    Span(is_on().then(|| Event::new(name, Kind::Work)))
+}
+
+/// Begins a span inside MPI, of a message of `bytes` called `link` on all ranks that take part.
+pub fn communication(name: Name, bytes: usize, link: i64) -> Span {
+    Span(is_on().then(|| Event { bytes: bytes as i64, link, ..Event::new(name, Kind::Communication) }))
+}
+
+impl Span {
+    fn with(mut self, set: impl FnOnce(&mut Event)) -> Span {
+        if let Some(event) = &mut self.0 {
+            set(event);
+        }
+        self
+    }
+
+    /// Says of which step.
+    pub fn step(self, step: u64) -> Span {
+        self.with(|event| event.step = step as i64)
+    }
+
+    /// Says of which micro-batch in which stage.
+    pub fn micro_batch(self, stage: usize, micro_batch: usize) -> Span {
+        self.with(|event| (event.stage, event.micro_batch) = (stage as i64, micro_batch as i64))
+    }
+
+    /// Says of which layer.
+    pub fn layer(self, layer: usize) -> Span {
+        self.with(|event| event.layer = layer as i64)
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(event) = self.0.take() {
+            record(Event { end: now(), ..event });
+        }
+    }
+}
+
+/// A message under way.
+#[derive(Debug, Clone, Copy)]
+pub struct Flight(Option<Event>);
+
+impl Flight {
+    /// Begins here.
+    pub fn start(name: Name, bytes: usize, link: i64) -> Flight {
+        Flight(is_on().then(|| Event { bytes: bytes as i64, link, ..Event::new(name, Kind::Flight) }))
+    }
+
+    /// Waits for the end of it with `wait`, which is inside MPI.
+    pub fn wait<R>(&mut self, wait: impl FnOnce() -> R) -> R {
+        let span = Span(self.0.filter(|_| is_on()).map(|event| Event {
+            kind: Kind::Communication as i64,
+            start: now(),
+            ..event
+        }));
+        let result = wait();
+        drop(span);
+        self.end();
+        result
+    }
+
+    /// Ends here, if it has not ended before.
+    pub fn end(&mut self) {
+        if let Some(event) = self.0.take().filter(|_| is_on()) {
+            record(Event { end: now(), ..event });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_recorded_between_start_and_finish_and_nest() {
+        drop(work(Name::Step));
+        start();
+        {
+            let _step = work(Name::Step).step(7);
+            let _layer = work(Name::Layer).micro_batch(1, 2).layer(3);
+            let mut flight = Flight::start(Name::Send, 40, 5);
+            flight.wait(|| std::hint::black_box(()));
+            flight.end();
+        }
+        let Record { events, num_lost, .. } = finish();
+        drop(work(Name::Step));
+        assert_eq!(num_lost, 0);
+        let names: Vec<_> = events.iter().map(|event| (event.name(), event.kind())).collect();
+        let (send, layer, step) = (Name::Send, Name::Layer, Name::Step);
+        assert_eq!(
+            names,
+            [(send, Kind::Communication), (send, Kind::Flight), (layer, Kind::Work), (step, Kind::Work)]
+        );
+        let [wait, flight, layer, step] = events[..] else { panic!() };
+        assert!(step.start <= layer.start && layer.end <= step.end && wait.start >= flight.start);
+        assert_eq!((flight.bytes, flight.link, layer.layer, layer.stage, step.step), (40, 5, 3, 1, 7));
+        assert!(Name::ALL.iter().enumerate().all(|(number, (name, _))| *name as usize == number));
+        assert!(finish().events.is_empty());
+    }
+}
