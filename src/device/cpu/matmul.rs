@@ -39,6 +39,9 @@ fn holds(values: &[f32], rows: usize, columns: usize) -> bool {
 /// Below this many rows, `gemm` would spend more time in repacking a transposed right-hand side than in multiplying.
 const FEW_ROWS: usize = 512;
 
+/// Up to this many rows, a matrix is best read in order: see `few_rows.rs`.
+const STRIPE_ROWS: usize = 32;
+
 thread_local! {
     static TURNED: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
@@ -47,11 +50,13 @@ impl Cpu {
     /// `product (+)= left · right`, `[left.rows, right.columns]`; added where `accumulate`.
     ///
     /// A product of few rows with a transposed matrix, as in the backward pass of `x · W`, has the small operand turned, is
-    /// formed column-major and turned back: 64 × 1024 × 1024 runs at 64 GFLOP/s the straight way, at 230 this way.
+    /// formed column-major and turned back: 64 × 1024 × 1024 runs at 64 GFLOP/s the straight way, at 230 this way. A product of
+    /// very few rows reads the large operand once, in order.
     pub(super) fn multiply(&self, left: Matrix<'_>, right: Matrix<'_>, product: &mut [f32], accumulate: bool) {
         let (m, n) = (left.rows, right.columns);
         assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
-        if right.transposed && !left.transposed && !accumulate && m < FEW_ROWS && n * left.columns > 1 << 16 {
+        let large = n * left.columns > 1 << 16;
+        if right.transposed && !left.transposed && !accumulate && m < FEW_ROWS && large {
             TURNED.with_borrow_mut(|[turned_left, turned_product]| {
                 let k = left.columns;
                 turned_left.resize(turned_left.len().max(m * k), 0.0);
@@ -60,6 +65,14 @@ impl Cpu {
                 self.gemm(Matrix::transposed(turned_left, m, k), right, turned_product, (m as isize, 1), false);
                 self.transpose_matrix(n, m, turned_product, product);
             });
+        } else if self.threads == 1
+            && !right.transposed
+            && !left.transposed
+            && !accumulate
+            && m <= STRIPE_ROWS
+            && large
+        {
+            self.multiply_few_rows((m, left.columns, n), left.values, right.values, product);
         } else {
             self.gemm(left, right, product, (1, n as isize), accumulate);
         }

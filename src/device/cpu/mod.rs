@@ -6,6 +6,7 @@
 mod convolution;
 mod convolution_backward;
 mod elementwise;
+mod few_rows;
 mod math;
 mod matmul;
 mod pool;

@@ -222,6 +222,17 @@ fn a_wide_product_that_is_formed_column_major_agrees() {
 }
 
 #[test]
+fn a_product_of_few_rows_agrees() {
+    for rows in [1, 2, 3, 16, 31, 32, 33] {
+        for (inputs, outputs) in [(131, 517), (256, 300), (67, 1031)] {
+            for layout in [WeightLayout::InputsByOutputs, WeightLayout::OutputsByInputs] {
+                check_linear(LinearShape { rows, inputs, outputs, layout }, true);
+            }
+        }
+    }
+}
+
+#[test]
 fn the_matrix_product_of_the_worked_example() {
     let a: Vec<f32> = (0..8).map(|x| x as f32).collect();
     let b: Vec<f32> = (8..16).map(|x| x as f32).collect();
