@@ -1,6 +1,6 @@
 # make demo    build and train LeNet on the embedded digits with two ranks
 # make test    every test
-# make bench   images and steps per second beside the machine's rate of matrix products
+# make bench   steps per second beside the machine's rate of matrix products, and the bubbles of pipelines
 # make setup   install what is missing: Open MPI, HDF5, libclang; done by all of the above
 
 MPIEXEC ?= mpiexec
@@ -28,7 +28,7 @@ test: setup
 	cargo test --release
 
 bench: all
-	cargo bench --bench training
+	cargo bench --bench training --bench bubble
 
 # one line of packages, and only where something is missing
 setup:

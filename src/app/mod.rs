@@ -16,6 +16,7 @@ use crate::{Error, Result};
 
 pub use log_lines::set_step;
 pub use progress::{Progress, ProgressMode};
+pub use trace::{Summary, Trace};
 
 /// Prints a line on stdout. A reader that has gone away is no failure; a full disk is. Not collective.
 ///
@@ -100,7 +101,7 @@ fn observed<A: Program>(world: &World, arguments: &A, run: impl FnOnce(&World, &
     let Some(path) = &arguments.common().trace else {
         return run(world, arguments);
     };
-    let trace = trace::Trace::start(world, path, A::command().get_name())?;
+    let trace = Trace::start(world, path, A::command().get_name())?;
     run(world, arguments)?;
-    trace.finish(world)
+    trace.finish(world).map(drop)
 }

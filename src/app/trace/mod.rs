@@ -3,6 +3,8 @@
 mod json;
 mod summary;
 
+pub use summary::Summary;
+
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
@@ -15,7 +17,7 @@ use crate::{Error, Result};
 const NUM_ROUND_TRIPS: usize = 20;
 
 /// The records of a job in the making.
-pub(super) struct Trace {
+pub struct Trace {
     path: String,
     program: String,
     /// The file, on rank 0.
@@ -35,7 +37,7 @@ impl Trace {
     ///
     /// # Errors
     /// The file cannot be created: the same error on every rank.
-    pub(super) fn start(world: &World, path: &Path, program: &str) -> Result<Trace> {
+    pub fn start(world: &World, path: &Path, program: &str) -> Result<Trace> {
         let name = path.display().to_string();
         let create = || File::create(path).map_err(|error| Error::input(format!("creating --trace {name}"), error));
         let all = world.communicator();
@@ -45,12 +47,12 @@ impl Trace {
         Ok(Trace { path: name, program: program.to_owned(), file, clock })
     }
 
-    /// Ends recording, brings the records to rank 0, on its clock, and there writes the file and says what was found. A file
-    /// that cannot be written is a warning. Collective.
+    /// Ends recording, brings the records to rank 0, on its clock, and there writes the file, says what they come to, and returns
+    /// it. A file that cannot be written is a warning. Collective.
     ///
     /// # Errors
     /// None at present.
-    pub(super) fn finish(self, world: &World) -> Result<()> {
+    pub fn finish(self, world: &World) -> Result<Option<Summary>> {
         let Record { mut events, num_lost, expected_bubble } = observe::finish();
         let all = world.communicator();
         let (before, after) = (self.clock, compare_clocks(all)?);
@@ -63,16 +65,17 @@ impl Trace {
         }
         let ranks = gather(all, &events)?;
         let Some(file) = self.file else {
-            return Ok(());
+            return Ok(None);
         };
         let written = json::write(BufWriter::new(file), &self.program, &ranks);
         if let Err(error) = written {
             log::warn!("writing --trace {}: {error}", self.path);
         }
-        for line in summary::lines(&ranks, expected_bubble) {
+        let summary = Summary::new(&ranks, expected_bubble);
+        for line in summary.iter().flat_map(Summary::lines) {
             log::info!("{line}");
         }
-        Ok(())
+        Ok(summary)
     }
 }
 

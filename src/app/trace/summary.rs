@@ -14,29 +14,48 @@ struct Shares {
     idle: i64,
 }
 
-/// What there is to say: nothing if no step was taken.
-pub(super) fn lines(ranks: &[Vec<Event>], expected_bubble: Option<f64>) -> Vec<String> {
-    let came = last_to_come(ranks);
-    let shares: Vec<Shares> = ranks.iter().map(|events| shares(events, &came)).collect();
-    let sum = |of: fn(&Shares) -> i64| shares.iter().map(of).sum::<i64>() as f64;
-    let steps = sum(|rank| rank.steps);
-    if steps == 0.0 {
-        return Vec::new();
+/// How all ranks' time in steps was spent, in shares of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Summary {
+    /// Outside MPI.
+    pub compute: f64,
+    /// Inside MPI, when all others had come.
+    pub communication: f64,
+    /// Inside MPI, before that.
+    pub idle: f64,
+    /// The share of the time from the first to the last pass of a step in which ranks do no pass.
+    pub bubble: f64,
+    /// What the schedule says of that, if it is one of a pipeline.
+    pub expected_bubble: Option<f64>,
+}
+
+impl Summary {
+    /// Of the events of all ranks; nothing if no step was taken.
+    pub(super) fn new(ranks: &[Vec<Event>], expected_bubble: Option<f64>) -> Option<Summary> {
+        let came = last_to_come(ranks);
+        let shares: Vec<Shares> = ranks.iter().map(|events| shares(events, &came)).collect();
+        let sum = |of: fn(&Shares) -> i64| shares.iter().map(of).sum::<i64>() as f64;
+        let steps = sum(|rank| rank.steps);
+        let (communication, idle) = (sum(|rank| rank.communication) / steps, sum(|rank| rank.idle) / steps);
+        let compute = 1.0 - communication - idle;
+        (steps > 0.0).then(|| Summary { compute, communication, idle, bubble: bubble(ranks), expected_bubble })
     }
-    let percent = |time: f64| format!("{:.1} %", 100.0 * time / steps);
-    let (communication, idle) = (sum(|rank| rank.communication), sum(|rank| rank.idle));
-    let mut lines = vec![format!(
-        "time in steps, all ranks: compute {}, exposed communication {}, idle {}",
-        percent(steps - communication - idle),
-        percent(communication),
-        percent(idle)
-    )];
-    if let Some(expected) = expected_bubble {
-        let theory = "if a backward pass takes twice a forward pass and messages nothing";
-        let (measured, expected) = (100.0 * bubble(ranks), 100.0 * expected);
-        lines.push(format!("bubble: {measured:.1} % measured, {expected:.1} % {theory}"));
+
+    /// In words, a line for each thing to say.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let mut lines = vec![format!(
+            "time in steps, all ranks: compute {}, exposed communication {}, idle {}",
+            percent(self.compute),
+            percent(self.communication),
+            percent(self.idle)
+        )];
+        lines.extend(self.expected_bubble.map(|expected| {
+            let theory = "if a backward pass takes twice a forward pass and messages nothing";
+            format!("bubble: {} measured, {} {theory}", percent(self.bubble), percent(expected))
+        }));
+        lines
     }
-    lines
 }
 
 /// For each message and collective operation, when the last of its ranks came to it.
@@ -98,4 +117,46 @@ fn steps(events: &[Event]) -> Vec<Event> {
 fn step_of<'a>(steps: &'a [Event], event: &Event) -> Option<&'a Event> {
     let after = steps.partition_point(|step| step.start <= event.start);
     steps[..after].last().filter(|step| event.end <= step.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    /// Records what `work` does and gives it times of its own, in the order of the spans' ends.
+    fn events(times: &[(i64, i64)], work: impl FnOnce()) -> Vec<Event> {
+        observe::start();
+        work();
+        let mut events = observe::finish().events;
+        assert_eq!(events.len(), times.len());
+        for (event, (start, end)) in events.iter_mut().zip(times) {
+            (event.start, event.end) = (*start, *end);
+        }
+        events
+    }
+
+    fn pass(name: Name) {
+        drop(observe::work(name).micro_batch(0, 0));
+    }
+
+    #[test]
+    fn waiting_for_one_who_comes_late_is_idle_and_the_rest_is_communication() {
+        let step = || observe::work(Name::Step).step(1);
+        let first = events(&[(0, 40), (40, 90), (0, 100)], || {
+            let _step = step();
+            pass(Name::Forward);
+            drop(observe::communication(Name::AllReduce, 8, 77));
+        });
+        let second = events(&[(0, 80), (80, 95), (0, 100)], || {
+            let _step = step();
+            pass(Name::Backward);
+            drop(observe::communication(Name::AllReduce, 8, 77));
+        });
+        let summary = Summary::new(&[first, second], Some(0.25)).unwrap();
+        assert_eq!((summary.idle, summary.communication), (40.0 / 200.0, 25.0 / 200.0));
+        assert_eq!(summary.bubble, 1.0 - 120.0 / 160.0);
+        assert!(summary.lines()[1].contains("25.0 % measured, 25.0 % if"), "{:?}", summary.lines());
+        assert_eq!(Summary::new(&[Vec::new()], None), None);
+    }
 }

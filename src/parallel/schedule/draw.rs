@@ -76,7 +76,7 @@ impl Schedule {
     fn draw_into(&self, svg: &mut String, name: &str, report: &Report) -> std::result::Result<(), String> {
         let timeline = &report.timeline;
         let (num_ranks, length) = (timeline.ranks.len() as i32, timeline.length as i32);
-        let size = ((LEFT + UNIT * length + 20).max(640) as u32, (TOP + ROW * num_ranks + BOTTOM) as u32);
+        let size = ((LEFT + UNIT * length + 20).max(700) as u32, (TOP + ROW * num_ranks + BOTTOM) as u32);
         let area = SVGBackend::with_string(svg, size).into_drawing_area();
         let fail = |error: &dyn std::fmt::Display| error.to_string();
         area.fill(&WHITE).map_err(|error| fail(&error))?;

@@ -1,0 +1,179 @@
+//! The bubble of each pipeline schedule, measured beside its theory: `make bench`, or `cargo bench --bench bubble`.
+//!
+//! Four ranks run the real engine with real messages on a device that sleeps instead of computing, so that every pass takes
+//! what it should, whatever else the machine does and however few cores it has.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use phalanx::Result;
+use phalanx::app::Trace;
+use phalanx::comm::{Grid, GridShape, World};
+use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
+use phalanx::device::{
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep,
+};
+use phalanx::memory::Memory;
+use phalanx::nn::{Features, Network};
+use phalanx::observe::{self, Name};
+use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::parallel::data::SyncSettings;
+use phalanx::parallel::layout::Plan;
+use phalanx::parallel::schedule::ScheduleKind;
+use phalanx::train::{Trainer, TrainerSettings};
+use support::mpiexec;
+
+const RANKS: usize = 4;
+const MICRO_BATCHES: usize = 8;
+const LAYERS: usize = 8;
+const STEPS: u64 = 6;
+
+/// What a forward pass, a gradient of inputs, or one of weights takes in one layer.
+const UNIT: Duration = Duration::from_millis(4);
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some("--rank-side") {
+        let name = arguments.next().expect("a schedule follows");
+        let kind = ScheduleKind::ALL.into_iter().find(|kind| kind.name() == name).expect("it is one of them");
+        measure(kind).expect("nothing can fail here");
+        return ExitCode::SUCCESS;
+    }
+    println!("{RANKS} ranks, {MICRO_BATCHES} micro-batches, passes that sleep {UNIT:?} a layer");
+    println!("{:<14} {:>10} {:>10} {:>12}", "schedule", "measured", "theory", "longer by");
+    let program = std::env::current_exe().expect("this program has a path");
+    for kind in ScheduleKind::ALL {
+        let done = mpiexec(RANKS, program.clone()).args(["--rank-side", kind.name()]).run().expect(0);
+        print!("{}", done.stdout);
+    }
+    println!("longer by: how much longer a step is than one with the bubble of the theory");
+    ExitCode::SUCCESS
+}
+
+fn measure(kind: ScheduleKind) -> Result<()> {
+    let world = World::start()?;
+    let grid = Grid::new(&world, GridShape { data: 1, stage: RANKS, tensor: 1 })?;
+    let model = Network::deep_mlp(16, LAYERS).build(Features::Flat(16))?;
+    let plan = Plan::pipeline(&model, kind.generate(RANKS, 2, MICRO_BATCHES)?, Some(&sizes(kind)))?;
+    let expected = plan.schedule.check()?.bubble;
+    let sync = SyncSettings { bucket_bytes: 1 << 20, reduction: None, overlap: true, clip_norm: None };
+    let batch_size = 4 * MICRO_BATCHES;
+    let settings = TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 1 };
+    let mut trainer = Trainer::new(&Sleeper, &grid, &model, &plan, settings)?;
+    let set = Synthetic::open(Features::Flat(16), Targets::Nothing, 0, batch_size, 1)?;
+    let mut batches = Batches::new(set, Sampler::new(batch_size, batch_size, Order::Sequential, 1), None);
+    trainer.step(0, 0.0, &mut batches)?;
+    let file = tempfile::NamedTempFile::new().expect("there is room for a small file");
+    let trace = Trace::start(&world, file.path(), "bubble")?;
+    observe::expect_bubble(expected);
+    for step in 1..=STEPS {
+        let _span = observe::work(Name::Step).step(step);
+        trainer.step(step, 0.0, &mut batches)?;
+    }
+    if let Some(summary) = trace.finish(&world)? {
+        let longer = (1.0 - expected) / (1.0 - summary.bubble) - 1.0;
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let (measured, theory) = (percent(summary.bubble), percent(expected));
+        println!("{:<14} {measured:>10} {theory:>10} {:>12}", kind.name(), percent(longer));
+    }
+    Ok(())
+}
+
+/// Equal stages: as many layers in each.
+fn sizes(kind: ScheduleKind) -> Vec<usize> {
+    let num_stages = if kind == ScheduleKind::Interleaved { 2 * RANKS } else { RANKS };
+    vec![LAYERS / num_stages; num_stages]
+}
+
+/// A device on which passes take their time and come to nothing. The gradient of a layer's inputs is counted where its
+/// activation is turned back, which the first layer does too.
+struct Sleeper;
+
+impl Device for Sleeper {
+    type Buffer = Memory<f32>;
+    type View<'a> = &'a [f32];
+    type ViewMut<'a> = &'a mut [f32];
+
+    fn allocate(&self, len: usize) -> Result<Memory<f32>> {
+        Memory::zeroed(len)
+    }
+
+    fn view<'a>(&self, buffer: &'a Memory<f32>, range: Range<usize>) -> &'a [f32] {
+        &buffer[range]
+    }
+
+    fn view_mut<'a>(&self, buffer: &'a mut Memory<f32>, range: Range<usize>) -> &'a mut [f32] {
+        &mut buffer[range]
+    }
+
+    fn write(&self, into: &mut [f32], fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
+        fill(into)
+    }
+
+    fn read(&self, from: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        look(from)
+    }
+
+    fn fill(&self, into: &mut [f32], value: f32) {
+        into.fill(value);
+    }
+
+    fn linear_forward(
+        &self,
+        _: &LinearShape,
+        _: &[f32],
+        _: &[f32],
+        _: Option<&[f32]>,
+        _: Activation,
+        _: &mut [f32],
+        _: &mut [f32],
+    ) {
+        std::thread::sleep(UNIT);
+    }
+
+    fn backward_activation(&self, _: Activation, _: usize, _: &[f32], _: &mut [f32], _: Option<&mut [f32]>, _: bool) {
+        std::thread::sleep(UNIT);
+    }
+
+    fn linear_backward_weight(&self, _: &LinearShape, _: &[f32], _: &[f32], _: &mut [f32], _: bool) {
+        std::thread::sleep(UNIT);
+    }
+
+    fn copy(&self, _: &[f32], _: &mut [f32]) {}
+    fn copy_block(&self, _: &BlockShape, _: &[f32], _: &mut [f32]) {}
+    fn linear_backward_input(&self, _: &LinearShape, _: &[f32], _: &[f32], _: &mut [f32]) {}
+    fn activation_forward(&self, _: Activation, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
+    fn convolution_forward(
+        &self,
+        _: &ConvolutionShape,
+        _: &[f32],
+        _: &[f32],
+        _: &[f32],
+        _: &mut [f32],
+        _: &mut [f32],
+    ) {
+    }
+    fn convolution_backward_weight(
+        &self,
+        _: &ConvolutionShape,
+        _: &[f32],
+        _: &[f32],
+        _: &[f32],
+        _: &mut [f32],
+        _: bool,
+    ) {
+    }
+    fn convolution_backward_input(&self, _: &ConvolutionShape, _: &[f32], _: &[f32], _: &[f32], _: &mut [f32]) {}
+    fn max_pool_forward(&self, _: &PoolShape, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
+    fn max_pool_backward(&self, _: &PoolShape, _: &[f32], _: &[f32], _: &mut [f32]) {}
+    fn transpose_each(&self, _: usize, _: usize, _: &[f32], _: &mut [f32]) {}
+    fn cross_entropy(&self, _: &LossShape, _: &[f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
+    fn mean_squared_error(&self, _: &LossShape, _: &[f32], _: Option<&[f32]>, _: &mut [f32], _: &mut [f32]) {}
+    fn sgd_step(&self, _: &SgdStep, _: &mut [f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
+    fn adam_step(&self, _: &AdamStep, _: &mut [f32], _: &[f32], _: [&mut [f32]; 2], _: &mut [f32]) {}
+    fn sum_squares(&self, _: &[f32], _: &mut [f32]) {}
+}
