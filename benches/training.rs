@@ -1,6 +1,6 @@
 //! How fast a step is, beside what the machine can do: `make bench`, or `cargo bench --bench training`.
 //!
-//! Each case is run by `sync_sgd` under `mpiexec`; between the cases the rate of a large matrix product is measured on as
+//! Each case is a program under `mpiexec`; between the cases the rate of a large matrix product is measured on as
 //! many cores as the case has ranks, because on a shared machine only ratios taken in the same minutes mean anything.
 
 #[path = "../tests/support/mod.rs"]
@@ -17,10 +17,30 @@ const PRODUCTS: &str = "--products";
 
 struct Case {
     name: &'static str,
+    program: Program,
     ranks: usize,
     arguments: &'static str,
     /// Floating-point operations of one step over all ranks: products only.
     operations: f64,
+}
+
+/// A program, with the options of its strategy.
+#[derive(Clone, Copy)]
+enum Program {
+    SyncSgd,
+    TensorMlp(&'static str),
+    Pipeline(&'static str),
+}
+
+impl Program {
+    /// Its name, path and options.
+    fn parts(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Program::SyncSgd => ("sync_sgd", env!("CARGO_BIN_EXE_sync_sgd"), ""),
+            Program::TensorMlp(options) => ("tensor_mlp", env!("CARGO_BIN_EXE_tensor_mlp"), options),
+            Program::Pipeline(options) => ("pipeline", env!("CARGO_BIN_EXE_pipeline"), options),
+        }
+    }
 }
 
 /// `deep-mlp`: two operations for each weight and row, forward, for its gradient, and (but in the first layer) for the inputs'.
@@ -33,11 +53,27 @@ const LENET: &str = "--model lenet --data digits --batch-size 128 --epochs 30 --
 const DEEP: &str = "--model deep-mlp --width 1024 --layers 4 --data synthetic --synthetic-samples 2560 --batch-size 128 \
     --optimizer adamw --steps 200 --eval-every 0";
 
+const LENET_NAME: &str = "lenet";
+const DEEP_NAME: &str = "deep-mlp 1024 x 4";
+
+const fn lenet(ranks: usize) -> Case {
+    Case { name: LENET_NAME, program: Program::SyncSgd, ranks, arguments: LENET, operations: LENET_OPERATIONS }
+}
+
+const fn deep(ranks: usize, program: Program) -> Case {
+    Case { name: DEEP_NAME, program, ranks, arguments: DEEP, operations: DEEP_OPERATIONS }
+}
+
 const CASES: &[Case] = &[
-    Case { name: "lenet, batch 128", ranks: 1, arguments: LENET, operations: LENET_OPERATIONS },
-    Case { name: "lenet, batch 128", ranks: 2, arguments: LENET, operations: LENET_OPERATIONS },
-    Case { name: "deep-mlp 1024 x 4, batch 128, AdamW", ranks: 1, arguments: DEEP, operations: DEEP_OPERATIONS },
-    Case { name: "deep-mlp 1024 x 4, batch 128, AdamW", ranks: 2, arguments: DEEP, operations: DEEP_OPERATIONS },
+    lenet(1),
+    lenet(2),
+    deep(1, Program::SyncSgd),
+    deep(2, Program::SyncSgd),
+    deep(2, Program::TensorMlp("--split pairs")),
+    deep(2, Program::TensorMlp("--split gather")),
+    deep(2, Program::Pipeline("--micro-batches 8 --schedule gpipe")),
+    deep(2, Program::Pipeline("--micro-batches 8 --schedule 1f1b")),
+    deep(2, Program::Pipeline("--micro-batches 8 --schedule zero-bubble")),
 ];
 
 fn main() -> ExitCode {
@@ -45,30 +81,32 @@ fn main() -> ExitCode {
         println!("{}", product_rate());
         return ExitCode::SUCCESS;
     }
+    println!("batch 128, deep-mlp with AdamW; one thread a rank");
     println!(
-        "{:<38} {:>5} {:>10} {:>12} {:>18} {:>10}",
-        "case", "ranks", "ms/step", "samples/s", "products GFLOP/s", "of which"
+        "{:<18} {:<57} {:>5} {:>9} {:>10} {:>9} {:>9}",
+        "model", "program", "ranks", "ms/step", "samples/s", "GFLOP/s", "of which"
     );
     for case in CASES {
         let before = products(case.ranks);
-        let job = mpiexec(case.ranks, env!("CARGO_BIN_EXE_sync_sgd"));
-        let job =
-            job.args(["--threads", "1", "--quiet", "--check-replicas", "0"]).args(case.arguments.split_whitespace());
+        let (program, path, options) = case.program.parts();
+        let job = mpiexec(case.ranks, path).args(["--threads", "1", "--quiet", "--check-replicas", "0"]);
+        let job = job.args(options.split_whitespace()).args(case.arguments.split_whitespace());
         let result = job.run().expect(0).result();
         let rate = f64::max(before, products(case.ranks));
         let milliseconds = result["median_step_ms"].as_f64().unwrap_or(f64::NAN);
         println!(
-            "{:<38} {:>5} {milliseconds:>10.3} {:>12.0} {rate:>18.0} {:>9.0}%",
+            "{:<18} {:<57} {:>5} {milliseconds:>9.3} {:>10.0} {rate:>9.0} {:>8.0}%",
             case.name,
+            format!("{program} {options}"),
             case.ranks,
             128.0 / milliseconds * 1e3,
             100.0 * case.operations / milliseconds / 1e6 / rate
         );
     }
     println!(
-        "products: 1024 x 1024 x 1024 in f32, on as many cores at once as there are ranks; of which: the share of that rate"
+        "GFLOP/s: products of 1024 x 1024 x 1024 in f32, on as many cores at once as there are ranks; of which: the share of"
     );
-    println!("that a step reaches, counting the operations of its dense products and convolutions only");
+    println!("that rate that a step reaches, counting the operations of its dense products and convolutions only");
     ExitCode::SUCCESS
 }
 

@@ -1,5 +1,5 @@
 //! Tensor parallelism: the ranks of the tensor axis share every linear layer. What each of them computes is a narrower layer
-//! of its own; between the layers they [exchange](exchange) values forward and gradients backward.
+//! of its own; between the layers they [`exchange`] values forward and gradients backward.
 //!
 //! Invariants: every element of every tensor lives on exactly one of the ranks (the bias of a layer that is split by rows on
 //! the first, whose term of the sum carries it), so norms and digests count it once; outside a pair, the ranks hold the same
