@@ -6,8 +6,8 @@
 //! pipeline --show-schedule --show-ranks 4 --schedule zero-bubble --micro-batches 8
 //! ```
 //!
-//! The parameters at the end are, bit for bit, those of one rank with the same micro-batches. The strategy itself is in
-//! `src/parallel/pipeline/`, the schedules in `src/parallel/schedule/generate.rs`.
+//! The parameters at the end are, bit for bit, those of one rank with the same micro-batches and threads. The strategy itself
+//! is in `src/parallel/pipeline/`, the schedules in `src/parallel/schedule/generate.rs`.
 
 use std::process::ExitCode;
 
@@ -31,10 +31,10 @@ struct Arguments {
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let Arguments { pipeline, train } = arguments;
     if let Some(file) = &pipeline.show_schedule {
-        return pipeline.show(world, file, train.micro_batches);
+        return pipeline.show(world, file, train);
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
-    train::run(world, &grid, "pipeline", train, |model| pipeline.plan(model, world.size(), train.micro_batches))
+    train::run(world, &grid, "pipeline", train, pipeline.planner(world, train)?)
 }
 
 impl Program for Arguments {

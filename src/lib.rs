@@ -4,18 +4,18 @@
 //!
 //! | module | what is in it | may use |
 //! |---|---|---|
-//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | |
+//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `memory`, `observe` |
 //! | [`device`] | arithmetic: the trait [`Device`](device::Device) and the processor; the only place that names `gemm` | |
 //! | [`memory`] | large arrays on huge pages | |
 //! | [`observe`] | what a rank did when, for traces | |
 //! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | where samples come from and in which order | `nn` |
-//! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `optim` |
-//! | [`app`] | what every program shares: start, log, progress, exit code | `comm`, `device` |
+//! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `observe`, `optim` |
+//! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `observe` |
 //! | [`train`] | the loop that every training program runs, its options and results | all of these |
 //!
-//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs` holds the table.
+//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs` holds the last column.
 //!
 //! # Invariants
 //!

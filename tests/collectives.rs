@@ -144,6 +144,9 @@ fn typed<T: Element + std::fmt::Debug>(c: &Communicator, len: usize, from: fn(u8
             assert_eq!(c.start_reduce(own.clone(), zeros(len), operation, root).unwrap().wait().1, expected);
         }
 
+        let expected: Vec<T> = (0..len * size).map(expect).collect();
+        assert_eq!(c.start_all_reduce_in_place(long.clone(), operation).unwrap().wait(), expected);
+
         let part = rank * len..(rank + 1) * len;
         let expected: Vec<T> = part.clone().map(expect).collect();
         let mut values = zeros(len);
@@ -277,6 +280,8 @@ fn sums_have_one_order(world: &World) {
     for _ in 0..3 {
         let found = c.start_reduce_scatter(own.clone(), Operation::Sum).unwrap().wait();
         assert!(found[rank * len..][..len].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
+        let whole = c.start_all_reduce_in_place(own.clone(), Operation::Sum).unwrap().wait();
+        assert!(whole[rank * len..][..len].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
     }
 }
 

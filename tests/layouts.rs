@@ -6,7 +6,7 @@ mod support;
 use equivalence_support::{Oracle, Rig, assert_close, serial_grid, settings};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::device::Activation;
-use phalanx::nn::{Features, Loss, Model, Network};
+use phalanx::nn::{Features, Loss, Model, Module, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::data::{Reduction, SyncSettings};
 use phalanx::parallel::layout::Plan;
@@ -28,8 +28,10 @@ static CASES: &[Case] = &[
     Case { name: "pipeline_images", ranks: ALL, run: pipeline_images },
     Case { name: "pipeline_same_bits", ranks: &[2, 3, 4, 5], run: pipeline_same_bits },
     Case { name: "stages_that_share_a_rank", ranks: &[2], run: stages_that_share_a_rank },
+    Case { name: "activations_on_their_own", ranks: &[2], run: activations_on_their_own },
     Case { name: "odd_widths", ranks: &[2, 3, 4, 5], run: odd_widths },
     Case { name: "grids", ranks: &[4, 8], run: grids },
+    Case { name: "grids_clipped", ranks: &[8], run: grids_clipped },
     Case { name: "initial_weights", ranks: ALL, run: initial_weights },
     Case { name: "a_step_allocates_nothing_of_ours", ranks: &[2, 3, 4], run: no_allocation },
 ];
@@ -131,11 +133,8 @@ fn pipeline_same_bits(world: &World) {
         let mut sizes = vec![1; world.size()];
         sizes[0] = 9 - world.size();
         let schedule = schedule(ScheduleKind::GPipe, world.size(), num_micro_batches);
-        rig.plan = Plan::pipeline(&network.build(Features::Flat(50)).unwrap(), schedule, Some(&sizes))
-            .unwrap_or_else(
-                // eight layers
-                |_| panic!("{sizes:?}"),
-            );
+        let model = network.build(Features::Flat(50)).unwrap();
+        rig.plan = Plan::pipeline(&model, schedule, Some(&sizes)).unwrap();
         assert_eq!(rig.train(&grid, 9, 1e-2).digest, expected.digest, "{sizes:?}");
     }
 }
@@ -156,6 +155,26 @@ fn stages_that_share_a_rank(world: &World) {
         for recompute in [false, true] {
             rig.plan = Plan { recompute, ..Plan::pipeline(&model, schedule.clone(), None).unwrap() };
             assert_eq!(rig.train(&grid, 5, 1e-2).digest, expected.digest, "{csv}");
+        }
+    }
+}
+
+/// Activations that no layer before them takes in, at the beginning and at the end of stages, with the backward pass in halves.
+fn activations_on_their_own(world: &World) {
+    let linear = |outputs| Module::Linear { outputs, bias: true };
+    let gelu = || Module::Activation(Activation::Gelu);
+    let modules = vec![linear(20), gelu(), gelu(), linear(10), gelu(), gelu(), linear(10)];
+    let network = Network { name: "odd".into(), modules, loss: Loss::CrossEntropy };
+    let model = network.build(Features::Flat(50)).unwrap();
+    let mut rig = Rig::new(&network, Features::Flat(50), 4, adamw(24, None));
+    let expected = rig.train(&serial_grid(world), 5, 1e-2).digest;
+    for sizes in [[1, 4], [2, 3], [3, 2], [4, 1]] {
+        for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble] {
+            for recompute in [false, true] {
+                let plan = Plan::pipeline(&model, schedule(kind, 2, 4), Some(&sizes)).unwrap();
+                rig.plan = Plan { recompute, ..plan };
+                assert_eq!(rig.train(&pipeline_grid(world), 5, 1e-2).digest, expected, "{sizes:?} {kind:?}");
+            }
         }
     }
 }
@@ -206,6 +225,25 @@ fn grids(world: &World) {
                     oracle.check(&grid, sync, &Plan { split, recompute: tensor == 2, ..plan });
                 }
             }
+        }
+    }
+}
+
+/// A clipped gradient, a short last batch and replicas without samples, on every grid: the serial run's numbers.
+fn grids_clipped(world: &World) {
+    let network = deep();
+    let model = network.build(Features::Flat(50)).unwrap();
+    let mut rig = Rig::new(&network, Features::Flat(50), 2, adamw(24, Some(0.1)));
+    rig.num_samples = 49;
+    let serial = rig.train(&serial_grid(world), 9, 1e-3);
+    assert!(serial.norms[0] > 0.1, "the example must need clipping");
+    for (data, stage, tensor) in [(2, 2, 2), (1, 4, 2), (2, 1, 4), (4, 2, 1), (8, 1, 1)] {
+        for kind in [ScheduleKind::GPipe, ScheduleKind::ZeroBubble] {
+            rig.plan = pipeline_plan(&model, kind, stage, 2);
+            let found = rig.train(&Grid::new(world, GridShape { data, stage, tensor }).unwrap(), 9, 1e-3);
+            assert_close("losses", &found.losses, &serial.losses, 1e-5);
+            assert_close("norms", &found.norms, &serial.norms, 1e-5);
+            assert_close("parameters", &found.parameters, &serial.parameters, 1e-5);
         }
     }
 }

@@ -48,6 +48,7 @@ fn a_pipeline_ends_with_the_bits_of_one_rank() {
         for (ranks, more) in [
             (2, "--schedule gpipe"),
             (3, "--schedule zero-bubble --recompute"),
+            (3, "--schedule gpipe --recompute"),
             (4, "--schedule 1f1b"),
             (2, "--schedule interleaved"),
             (5, "--schedule sequential"),
@@ -77,8 +78,8 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     assert!(picture.starts_with("<svg") && picture.matches("<rect").count() > 12 && picture.contains("rank 1"));
     let text = fs::read_to_string(&csv).unwrap();
     assert!(text.starts_with("0F0,0SEND_F0,"), "{text}");
-    let named = train("pipeline", 2, "--epochs 1 --micro-batches 3");
-    let read = train("pipeline", 2, &format!("--epochs 1 --schedule {csv}"));
+    let named = train("pipeline", 2, "--epochs 1 --batch-size 96 --micro-batches 3");
+    let read = train("pipeline", 2, &format!("--epochs 1 --batch-size 96 --schedule {csv}"));
     assert_eq!(named["parameters_digest"], read["parameters_digest"]);
 
     // passes alone: messages are put in
@@ -88,7 +89,7 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
         .collect();
     let short = file("passes.csv");
     fs::write(&short, passes.join("\n")).unwrap();
-    let read = train("pipeline", 2, &format!("--epochs 1 --schedule {short}"));
+    let read = train("pipeline", 2, &format!("--epochs 1 --batch-size 96 --schedule {short}"));
     assert_eq!(named["parameters_digest"], read["parameters_digest"]);
 
     let refused = |ranks, arguments: &str, text: &str| {
@@ -98,10 +99,10 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     fs::write(&broken, text.replacen("1RECV_F1,", "", 1)).unwrap();
     refused(2, &format!("--schedule {broken}"), "0SEND_F1 on rank 0 has no 1RECV_F1");
     fs::write(&broken, "0F0,0Q0\n1F0,1B0\n").unwrap();
-    refused(2, &format!("--schedule {broken}"), "row 1: \"0Q0\" is no action");
-    refused(3, &format!("--schedule {csv}"), "the schedule is for 2 ranks, but 3 share the layers");
+    refused(2, &format!("--schedule {broken}"), "line 1, column 2: \"0Q0\" is no action");
+    refused(3, &format!("--schedule {csv}"), "plan.csv is for 2 ranks, but the job has 3");
     refused(2, &format!("--schedule {csv} --micro-batches 4"), "it is for 3 micro-batches, --micro-batches says 4");
-    refused(2, "--schedule nowhere.csv", "reading --schedule nowhere.csv: No such file");
+    refused(2, "--schedule nowhere.csv", "reading the schedule nowhere.csv: No such file");
     refused(
         2,
         "--schedule fast",
@@ -122,23 +123,47 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         refused("pipeline", "--stages 3,2,1,1", "3,2,1,1 is 4 stages with 7 layers");
         refused("pipeline", "--stages-per-rank 0 --schedule interleaved", "0 stages a rank");
         refused("pipeline", "--micro-batches 0", "--micro-batches: it is 0, but must be above 0");
-        refused("pipeline", "--micro-batches 129", "--micro-batches: it is 129, but must not be above 128");
+        refused(
+            "pipeline",
+            "--micro-batches 129",
+            "--micro-batches: 129 micro-batches are more than the 128 samples of a batch; 128 would do",
+        );
+        refused(
+            "pipeline",
+            "--micro-batches 12",
+            "12 micro-batches do not divide the 128 samples of a batch; 8 or 16 would do",
+        );
+        refused(
+            "sync_sgd",
+            "--micro-batches 3",
+            "3 micro-batches do not divide the 128 samples of a batch; 2 or 4 would do",
+        );
+        let stages = format!("it takes a layer for each of {ranks} stages, and mlp has 1");
+        refused("pipeline", "--model mlp --hidden none", &stages);
+        refused("pipeline", "--schedule interleaved --stages-per-rank 1000000000", "262144 is the limit");
     }
-    let done = job("pipeline", 3, "--model mlp --hidden none --epochs 1 --threads 1").run().expect(0);
-    done.says_once("1 layers for 3 stages: 2 of them only pass on what they get");
+    job("pipeline", 1, "--show-schedule --show-ranks 0").run().expect(2).says_once("0 ranks");
+    let huge = "--show-schedule --show-ranks 18446744073709551615";
+    job("pipeline", 1, huge).run().expect(2).says_once("262144 is the limit");
 }
 
 #[test]
 fn a_nan_ends_every_strategy_in_good_order() {
     let blown_up = "--model mlp --learning-rate 1e30 --threads 1";
     for (program, ranks) in [("pipeline", 3), ("tensor_mlp", 2)] {
-        job(program, ranks, blown_up).run().expect(1).says_once("the loss is NaN; try a smaller --learning-rate");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("trace.json");
+        let arguments = format!("{blown_up} --trace {}", path.display());
+        job(program, ranks, &arguments).run().expect(1).says_once("the loss is NaN; try a smaller --learning-rate");
+        // what led to it can be looked at
+        let spans = check_trace(&path, ranks as u64, None);
+        assert!(spans[&1].iter().any(|span| span["name"] == "step"));
     }
 }
 
 /// Checks a trace against the format: known phases, times that are numbers and not negative, spans of a rank that nest, each
-/// asynchronous event begun and ended once, arrows with both ends. Returns the spans of each rank.
-fn check_trace(path: &Path, ranks: u64) -> HashMap<u64, Vec<Value>> {
+/// asynchronous event begun and ended once, an arrow with both ends for each message that is no part of a collective operation. Returns the spans of each rank.
+fn check_trace(path: &Path, ranks: u64, num_messages: Option<usize>) -> HashMap<u64, Vec<Value>> {
     let text = fs::read_to_string(path).unwrap();
     let trace: Value = serde_json::from_str(&text).unwrap();
     let mut spans: HashMap<u64, Vec<Value>> = HashMap::new();
@@ -164,6 +189,7 @@ fn check_trace(path: &Path, ranks: u64) -> HashMap<u64, Vec<Value>> {
         }
     }
     assert!(begun.is_empty() && arrows.values().all(|ends| *ends == 2));
+    assert_eq!(arrows.len(), num_messages.unwrap_or(arrows.len()), "an arrow for each message");
     assert_eq!(spans.len() as u64, ranks, "a row for each rank");
     for spans in spans.values_mut() {
         let times = |span: &Value| (span["ts"].as_f64().unwrap(), span["dur"].as_f64().unwrap());
@@ -184,26 +210,29 @@ fn check_trace(path: &Path, ranks: u64) -> HashMap<u64, Vec<Value>> {
 fn traces_are_sound_and_hold_what_was_done() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("trace.json");
-    for (program, ranks, arguments, names) in [
+    for (program, ranks, arguments, num_messages, names) in [
         (
             "sync_sgd",
             3,
             "--steps 5",
+            0,
             &["step", "read samples", "forward 0", "backward 0", "layer 1", "optimizer", "evaluation", "all_reduce"]
                 [..],
         ),
-        ("tensor_mlp", 2, "--steps 5 --split gather", &["forward 0", "all_gather", "reduce_scatter"]),
+        ("tensor_mlp", 2, "--steps 5 --split gather", 6, &["forward 0", "all_gather", "reduce_scatter"]),
         (
             "pipeline",
             3,
             "--steps 5 --schedule zero-bubble --micro-batches 4",
+            // two boundaries, forward and backward, five steps; forward for the test samples; the tensors of ranks 1 and 2 at the end
+            2 * 4 * (2 * 5 + 8) + 6,
             &["forward 3", "input gradient 3", "weight gradient 3", "receive", "optimizer"],
         ),
-        ("pi", 4, "", &["reduce"]),
+        ("pi", 4, "", 0, &["reduce"]),
     ] {
         let trace = path.display();
         let done = job(program, ranks, &format!("{arguments} --trace {trace}")).run().expect(0);
-        let spans = check_trace(&path, ranks as u64);
+        let spans = check_trace(&path, ranks as u64, Some(num_messages));
         for name in names {
             let has = |spans: &Vec<Value>| spans.iter().any(|span| span["name"] == *name);
             assert!(spans.values().any(has), "{program} has no {name}");

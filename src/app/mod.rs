@@ -102,6 +102,10 @@ fn observed<A: Program>(world: &World, arguments: &A, run: impl FnOnce(&World, &
         return run(world, arguments);
     };
     let trace = Trace::start(world, path, A::command().get_name())?;
-    run(world, arguments)?;
-    trace.finish(world).map(drop)
+    let outcome = run(world, arguments);
+    // where all ranks agree on an error, they can still bring their records together
+    if matches!(outcome, Ok(()) | Err(Error::Agreed { .. })) {
+        trace.finish(world)?;
+    }
+    outcome
 }

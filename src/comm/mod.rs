@@ -17,6 +17,7 @@ mod communicator;
 mod element;
 mod grid;
 mod links;
+mod pairwise;
 mod pending;
 mod raw;
 mod world;

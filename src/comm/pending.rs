@@ -25,7 +25,7 @@ unsafe impl<T: 'static> Buffer<T> for Vec<T> {}
 // SAFETY: the elements are in a memory map of their own.
 unsafe impl<T: bytemuck::Pod> Buffer<T> for Memory<T> {}
 
-/// The first elements of a buffer, to be sent without the rest.
+/// The first elements of a buffer, to be sent or received without the rest.
 pub struct Front<B> {
     /// The whole buffer.
     pub buffer: B,
@@ -57,15 +57,15 @@ pub struct Pending<B> {
     raw: Rc<Raw>,
     requests: Requests,
     buffers: Option<B>,
-    finish: Option<Finish<B>>,
+    pub(super) finish: Option<Finish<B>>,
     flight: Flight,
 }
 
 /// What is left to do on this rank when the messages have arrived.
-struct Finish<B> {
-    scratch: Memory<u64>,
-    operation: Operation,
-    run: fn(&Raw, &mut B, &mut [u64], Operation),
+pub(super) struct Finish<B> {
+    pub(super) scratch: Memory<u64>,
+    pub(super) operation: Operation,
+    pub(super) run: fn(&Raw, &mut B, &mut [u64], Operation),
 }
 
 impl<B> Pending<B> {
@@ -101,13 +101,13 @@ impl<B> Drop for Pending<B> {
 }
 
 /// `(pointer, number of elements)` of something to send.
-fn source<T>(buffer: &impl AsRef<[T]>) -> (*const T, usize) {
+pub(super) fn source<T>(buffer: &impl AsRef<[T]>) -> (*const T, usize) {
     let values = buffer.as_ref();
     (values.as_ptr(), values.len())
 }
 
 /// `(pointer, number of elements)` of something to receive into.
-fn target<T>(buffer: &mut impl AsMut<[T]>) -> (*mut T, usize) {
+pub(super) fn target<T>(buffer: &mut impl AsMut<[T]>) -> (*mut T, usize) {
     let values = buffer.as_mut();
     (values.as_mut_ptr(), values.len())
 }
@@ -115,14 +115,21 @@ fn target<T>(buffer: &mut impl AsMut<[T]>) -> (*mut T, usize) {
 /// Non-blocking operations (MPI-4.1 §3.7 and §6.12). Each `start_*` checks what the blocking form checks, and the
 /// collective ones must be started in the same order by every rank.
 impl Communicator {
-    fn start<B>(&self, flight: Flight, mut buffers: B, post: impl FnOnce(&Raw, &mut Requests, &mut B)) -> Pending<B> {
+    pub(super) fn start<B>(
+        &self,
+        flight: Flight,
+        mut buffers: B,
+        post: impl FnOnce(&Raw, &mut Requests, &mut B),
+    ) -> Pending<B> {
         let mut requests = self.raw.take_requests();
+        let span = flight.posting();
         post(&self.raw, &mut requests, &mut buffers);
+        drop(span);
         Pending { raw: Rc::clone(&self.raw), requests, buffers: Some(buffers), finish: None, flight }
     }
 
     /// The next collective operation, of `len` elements on this rank, in flight.
-    fn collective_flight<T>(&self, name: Name, len: usize) -> Flight {
+    pub(super) fn collective_flight<T>(&self, name: Name, len: usize) -> Flight {
         Flight::start(name, len * size_of::<T>(), self.raw.links.collective())
     }
 
@@ -284,78 +291,5 @@ impl Communicator {
             // SAFETY: as in `start_send`; the lengths were checked.
             unsafe { raw.all_reduce(requests, source(send), target(receive).0, operation) }
         }))
-    }
-
-    /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination of that part over all
-    /// ranks, added up in rank order, hence the same bits whatever MPI does; the other parts are as they were. Collective.
-    ///
-    /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in one round that needs no
-    /// attention from the sender, so it overlaps with computation better than a ring, and it took 1.0 ms for 16 MiB on two
-    /// ranks where `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
-    ///
-    /// # Errors
-    /// The length is no multiple of the number of ranks.
-    pub fn start_reduce_scatter<T: Element, B: Buffer<T>>(
-        &self,
-        values: B,
-        operation: Operation,
-    ) -> Result<Pending<B>> {
-        let count = self.part_length("reduce-scattering", values.as_ref().len())?;
-        let mut scratch = self.raw.take_scratch::<T>(count * (self.size() - 1))?;
-        let inbox = scratch.as_mut_ptr().cast::<T>();
-        let rank = self.rank();
-        let flight = self.collective_flight::<T>(Name::ReduceScatter, values.as_ref().len());
-        let mut pending = self.start(flight, values, |raw, requests, values| {
-            let parts = source(values).0;
-            let slot = |from| if from < rank { from } else { from - 1 };
-            // SAFETY: as in `start_send`; the scratch is owned by the pending operation as well, stays in place, and
-            // holds one part for each of the other ranks.
-            unsafe {
-                raw.exchange(requests, |to| parts.add(to * count), |from| inbox.add(slot(from) * count), count);
-            }
-        });
-        pending.finish = Some(Finish { scratch, operation, run: fold_parts::<T, B> });
-        Ok(pending)
-    }
-
-    /// Starts an all-gather in place: part r of `values` on every rank becomes what it is on rank r. Collective.
-    ///
-    /// # Errors
-    /// The length is no multiple of the number of ranks.
-    pub fn start_all_gather_in_place<T: Element, B: Buffer<T>>(&self, values: B) -> Result<Pending<B>> {
-        let count = self.part_length("all-gathering", values.as_ref().len())?;
-        let rank = self.rank();
-        let flight = self.collective_flight::<T>(Name::AllGather, values.as_ref().len());
-        Ok(self.start(flight, values, |raw, requests, values| {
-            let parts = target(values).0;
-            // SAFETY: as in `start_send`; the part that is sent and those that are received do not overlap.
-            unsafe {
-                raw.exchange(requests, |_| parts.add(rank * count), |from| parts.add(from * count), count);
-            }
-        }))
-    }
-}
-
-/// Combines the parts that arrived with this rank's own, in rank order, a block at a time so that it stays in cache.
-fn fold_parts<T: Element, B: Buffer<T>>(raw: &Raw, values: &mut B, scratch: &mut [u64], operation: Operation) {
-    const BLOCK: usize = 4096;
-    let (rank, size) = (raw.rank, raw.size);
-    let count = values.as_ref().len() / size;
-    let own = &mut values.as_mut()[rank * count..][..count];
-    let inbox: &mut [T] = bytemuck::cast_slice_mut(scratch);
-    for start in (0..count).step_by(BLOCK) {
-        let range = start..count.min(start + BLOCK);
-        let part = |slot: usize| slot * count + range.start..slot * count + range.end;
-        // the parts of lower ranks in order, then this rank's (a + b is b + a to the bit), then those of higher ranks
-        if rank > 0 {
-            let (first, lower) = inbox.split_at_mut(count);
-            for slot in 1..rank {
-                T::fold(operation, &mut first[range.clone()], &lower[part(slot - 1)]);
-            }
-            T::fold(operation, &mut own[range.clone()], &first[range.clone()]);
-        }
-        for slot in rank..size - 1 {
-            T::fold(operation, &mut own[range.clone()], &inbox[part(slot)]);
-        }
     }
 }

@@ -69,11 +69,6 @@ impl Model {
         self.tensors.iter().map(TensorSpec::num_elements).sum()
     }
 
-    /// The width of the values before layer `index`, or after the last.
-    pub fn width_before(&self, index: usize) -> usize {
-        self.layers.get(index).map_or(self.outputs, Layer::input_len)
-    }
-
     /// What each layer costs in a forward and a backward pass, in operations a row: nothing needs the gradient of what comes
     /// into the first layer that has parameters.
     pub fn costs(&self) -> Vec<u64> {

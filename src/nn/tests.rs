@@ -32,3 +32,17 @@ fn what_does_not_fit_is_refused_with_the_sizes() {
     let mlp = Network::mlp(&[16, 0], Activation::Relu, true, 10, Loss::CrossEntropy);
     assert!(error(mlp, Features::Flat(4)).contains("no size may be 0"));
 }
+
+#[test]
+fn layers_cost_what_their_products_do() {
+    let image = |size, channels| Features::Image { height: size, width: size, channels };
+    let deep = Network::deep_mlp(32, 3).build(Features::Flat(32)).unwrap();
+    assert_eq!(deep.costs(), [2 * 2048, 3 * 2048, 3 * 2048]);
+    let lenet = Network::lenet(10).build(image(28, 1)).unwrap();
+    let products = [24 * 24 * 10 * 25, 8 * 8 * 20 * 10 * 25, 0, 320 * 50, 50 * 10];
+    for (index, (cost, products)) in lenet.costs().into_iter().zip(products).enumerate() {
+        // the flattening in between only moves 320 values
+        let passes = if index == 0 { 2 } else { 3 };
+        assert_eq!(cost, passes * if products == 0 { 320 } else { 2 * products }, "layer {index}");
+    }
+}

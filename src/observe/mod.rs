@@ -1,11 +1,10 @@
 //! What this rank did, and when: spans of its own work, waits for others, messages in flight.
 //!
 //! Nothing is recorded, and next to no time spent, until [`start`] is called; then every [`Span`] is, from where it is made
-//! to where it is dropped, and every [`Flight`]. Spans of a rank nest, for one thread makes them all. Knows neither ranks nor
-//! messages: [`comm`](crate::comm) says what it sends, [`app`](crate::app) brings the ranks' records together.
+//! to where it is dropped, and every [`Flight`]. Spans of a rank nest, for one thread makes them all. What a message or a rank is
+//! it does not know: [`comm`](crate::comm) says what it sends, [`app`](crate::app) brings the ranks' records together.
 
-use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
 use bytemuck::{Pod, Zeroable};
@@ -119,13 +118,13 @@ pub struct Event {
     pub start: i64,
     /// When it was over.
     pub end: i64,
-    /// The step, the stage, the micro-batch, the layer: −1 where there is none.
+    /// The step, or −1.
     pub step: i64,
     /// The stage, or −1.
     pub stage: i64,
     /// The micro-batch, or −1.
     pub micro_batch: i64,
-    /// The layer of the stage, or −1.
+    /// The layer of the model, or −1.
     pub layer: i64,
     /// The bytes that this rank sends or receives, or −1.
     pub bytes: i64,
@@ -169,9 +168,8 @@ pub struct Record {
     pub expected_bubble: Option<f64>,
 }
 
-static ON: AtomicBool = AtomicBool::new(false);
-
 thread_local! {
+    static ON: Cell<bool> = const { Cell::new(false) };
     static ORIGIN: Instant = Instant::now();
     static RECORD: RefCell<Record> = RefCell::default();
 }
@@ -184,17 +182,17 @@ pub fn now() -> i64 {
 /// Starts recording what this thread does.
 pub fn start() {
     now();
-    ON.store(true, Ordering::Relaxed);
+    ON.set(true);
 }
 
-/// True while something is recorded.
+/// True while this thread is recorded.
 pub fn is_on() -> bool {
-    ON.load(Ordering::Relaxed)
+    ON.get()
 }
 
 /// Ends recording and returns the records.
 pub fn finish() -> Record {
-    ON.store(false, Ordering::Relaxed);
+    ON.set(false);
     RECORD.take()
 }
 
@@ -269,13 +267,15 @@ impl Flight {
         Flight(is_on().then(|| Event { bytes: bytes as i64, link, ..Event::new(name, Kind::Flight) }))
     }
 
+    /// Begins the span in which it is handed to MPI.
+    pub fn posting(&self) -> Span {
+        let event = self.0.filter(|_| is_on());
+        Span(event.map(|event| Event { kind: Kind::Communication as i64, start: now(), ..event }))
+    }
+
     /// Waits for the end of it with `wait`, which is inside MPI.
     pub fn wait<R>(&mut self, wait: impl FnOnce() -> R) -> R {
-        let span = Span(self.0.filter(|_| is_on()).map(|event| Event {
-            kind: Kind::Communication as i64,
-            start: now(),
-            ..event
-        }));
+        let span = self.posting();
         let result = wait();
         drop(span);
         self.end();
@@ -302,6 +302,7 @@ mod tests {
             let _step = work(Name::Step).step(7);
             let _layer = work(Name::Layer).micro_batch(1, 2).layer(3);
             let mut flight = Flight::start(Name::Send, 40, 5);
+            drop(flight.posting());
             flight.wait(|| std::hint::black_box(()));
             flight.end();
         }
@@ -312,9 +313,15 @@ mod tests {
         let (send, layer, step) = (Name::Send, Name::Layer, Name::Step);
         assert_eq!(
             names,
-            [(send, Kind::Communication), (send, Kind::Flight), (layer, Kind::Work), (step, Kind::Work)]
+            [
+                (send, Kind::Communication),
+                (send, Kind::Communication),
+                (send, Kind::Flight),
+                (layer, Kind::Work),
+                (step, Kind::Work)
+            ]
         );
-        let [wait, flight, layer, step] = events[..] else { panic!() };
+        let [_, wait, flight, layer, step] = events[..] else { panic!() };
         assert!(step.start <= layer.start && layer.end <= step.end && wait.start >= flight.start);
         assert_eq!((flight.bytes, flight.link, layer.layer, layer.stage, step.step), (40, 5, 3, 1, 7));
         assert!(Name::ALL.iter().enumerate().all(|(number, (name, _))| *name as usize == number));

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 /// Cuts layers of these `costs` into `num_stages` runs of consecutive layers, so that the most expensive run is as cheap as
-/// can be, and among such cuts the sum of the runs' squared costs the smallest. Where there are more stages than layers, the
-/// last stages are empty.
+/// can be. Where there are more stages than layers, the last stages are empty.
 pub fn balance(costs: &[u64], num_stages: usize) -> Vec<Range<usize>> {
     let num_layers = costs.len();
     let full = num_stages.min(num_layers);
@@ -12,17 +11,17 @@ pub fn balance(costs: &[u64], num_stages: usize) -> Vec<Range<usize>> {
     for (at, cost) in costs.iter().enumerate() {
         sums[at + 1] = sums[at] + u128::from(*cost);
     }
-    // best[k][n]: the largest run and the sum of squares for the first n layers in k runs, and where the last run begins
+    // best[k][n]: the largest run, then as a tie-break the last run's distance from it, for the first n layers in k runs, and
+    // where the last run begins
     let worst = (u128::MAX, u128::MAX, 0);
     let mut best = vec![vec![worst; num_layers + 1]; full + 1];
     best[0][0] = (0, 0, 0);
     for runs in 1..=full {
         for end in runs..=num_layers {
             for start in runs - 1..end {
-                let (largest, squares, _) = best[runs - 1][start];
                 let run = sums[end] - sums[start];
-                let squares = squares.saturating_add(run.saturating_mul(run));
-                best[runs][end] = best[runs][end].min((largest.max(run), squares, start));
+                let largest = best[runs - 1][start].0.max(run);
+                best[runs][end] = best[runs][end].min((largest, largest - run, start));
             }
         }
     }
@@ -46,6 +45,12 @@ mod tests {
         assert_eq!(balance(&[2, 3, 3, 3], 4), [0..1, 1..2, 2..3, 3..4]);
         assert_eq!(balance(&[1; 6], 4).iter().map(|run| run.len()).max(), Some(2));
         assert_eq!(balance(&[5, 5], 3), [0..1, 1..2, 2..2]);
+    }
+
+    #[test]
+    fn a_layer_that_costs_much_has_a_stage_of_its_own() {
+        assert_eq!(balance(&[1, 9, 1, 1, 1], 2), [0..2, 2..5]);
+        assert_eq!(balance(&[1, 9, 1, 1, 1], 3), [0..1, 1..2, 2..5]);
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl SyncChannels {
     /// For the replicas along the data axis of `grid`. Collective over the grid.
     ///
     /// # Errors
-    /// None at present.
+    /// There are more ranks than MPI can count.
     pub fn new(grid: &Grid) -> Result<SyncChannels> {
         let twin = |of: &Communicator| of.split(0, of.rank());
         Ok(SyncChannels { reductions: twin(&grid.data)?, gathers: twin(&grid.data)?, norms: twin(&grid.all)? })
@@ -221,7 +221,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
     /// and updates what has arrived. Collective, but without waiting for anyone.
     ///
     /// # Errors
-    /// None at present.
+    /// There is no memory for messages.
     pub fn completed(
         &mut self,
         device: &D,
@@ -248,7 +248,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
     /// Ends a step: waits for every bucket; parameters are new on every rank. Collective.
     ///
     /// # Errors
-    /// None at present.
+    /// There is no memory for messages.
     pub fn finish(
         &mut self,
         device: &D,

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// How a model is spread over the stage and tensor axes of a grid.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// What the ranks of the stage axis do, checked.
+    /// What the ranks of the stage axis do.
     pub schedule: Schedule,
     /// The layers of each stage.
     pub layers: Vec<Range<usize>>,
@@ -43,7 +43,8 @@ impl Plan {
             None => balance(&model.costs(), schedule.num_stages),
             Some(sizes) => {
                 let words = || sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-                let (sum, num_layers): (usize, usize) = (sizes.iter().sum(), model.layers.len());
+                let (sum, num_layers) =
+                    (sizes.iter().fold(0, |sum: usize, size| sum.saturating_add(*size)), model.layers.len());
                 if sizes.len() != schedule.num_stages || sum != num_layers {
                     let why = format!(
                         "{words} is {found} stages with {sum} layers; the schedule has {stages} stages, {name} has {num_layers} layers",
@@ -81,9 +82,10 @@ impl Layout {
     /// For rank `rank` of a grid of `shape`: its part of `model` as `plan` has it. Not collective.
     ///
     /// # Errors
-    /// The numbers do not fit each other, or a layer cannot be shared.
+    /// The schedule is not sound, the numbers do not fit each other, or a layer cannot be shared.
     pub fn new(model: &Model, shape: GridShape, rank: usize, plan: &Plan) -> Result<Layout> {
         let Plan { schedule, layers, split: how, .. } = plan;
+        schedule.check()?;
         let fail = |why: String| Err(Error::input("laying out the model", why));
         if schedule.ranks.len() != shape.stage {
             let (found, wanted) = (schedule.ranks.len(), shape.stage);

@@ -117,7 +117,7 @@ pub struct TrainOptions {
     pub batch_size: usize,
 
     /// Parts that a replica's share of a batch is worked on in; gradients are exchanged after the last [default: 1, with pipeline
-    /// two for each rank]
+    /// two for each rank or a few more]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 
@@ -259,11 +259,9 @@ impl TrainOptions {
         if self.nesterov && self.momentum == 0.0 {
             return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
         }
-        for (option, value, most) in [
-            ("--micro-batches", self.micro_batches(), batch),
-            ("--layers", self.layers, 10_000),
-            ("--threads", self.threads.unwrap_or(1), 1024),
-        ] {
+        for (option, value, most) in
+            [("--layers", self.layers, 10_000), ("--threads", self.threads.unwrap_or(1), 1024)]
+        {
             if value > most {
                 return Err(Error::input(option, format!("it is {value}, but must not be above {most}")));
             }
@@ -280,6 +278,23 @@ impl TrainOptions {
             return Err(Error::input("--batch-size", why));
         }
         Ok(())
+    }
+
+    /// Checks that a batch can be cut into `num` micro-batches of the same size.
+    ///
+    /// # Errors
+    /// It cannot; the message names numbers that would do.
+    pub fn check_micro_batches(&self, num: usize) -> Result<()> {
+        let batch = self.batch_size;
+        if num > 0 && batch.is_multiple_of(num) {
+            return Ok(());
+        }
+        let fits = |m: &usize| batch.is_multiple_of(*m);
+        let below = (1..=num.min(batch)).rev().find(fits).unwrap_or(1);
+        let above = (num..=batch).find(fits).map(|above| format!(" or {above}")).unwrap_or_default();
+        let what = if num > batch { "are more than" } else { "do not divide" };
+        let why = format!("{num} micro-batches {what} the {batch} samples of a batch; {below}{above} would do");
+        Err(Error::input("--micro-batches", why))
     }
 
     /// The network.

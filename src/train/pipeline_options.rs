@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 use clap::Args;
 
+use super::TrainOptions;
 use super::model_options::SizeList;
 use crate::app;
-use crate::comm::World;
+use crate::comm::{Communicator, World};
 use crate::nn::Model;
 use crate::observe;
 use crate::parallel::layout::Plan;
@@ -61,7 +62,7 @@ pub struct PipelineOptions {
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", help_heading = "Pipeline")]
     pub show_schedule: Option<String>,
 
-    /// Ranks of the schedule that is drawn [default: those of the job]
+    /// Ranks of the schedule that is drawn, unless it is from a file [default: those of the job]
     #[arg(long, value_name = "N", requires = "show_schedule", help_heading = "Pipeline")]
     pub show_ranks: Option<usize>,
 }
@@ -75,21 +76,23 @@ impl PipelineOptions {
         }
     }
 
-    /// The schedule for `num_ranks` ranks and, unless a file says otherwise, `micro_batches` or two for each rank, checked. Not
+    /// The schedule for `num_ranks` ranks, checked: with as many micro-batches as the file or `train` says, else with two for
+    /// each rank, or a few more if the batch does not divide by that. `file` is what is in --schedule, if that is one. Not
     /// collective.
-    fn schedule(&self, num_ranks: usize, micro_batches: Option<usize>) -> Result<Schedule> {
-        let schedule = match &self.schedule {
-            ScheduleChoice::Named(kind) => {
-                kind.generate(num_ranks, self.stages_per_rank, micro_batches.unwrap_or(2 * num_ranks))?
+    fn schedule(&self, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<Schedule> {
+        let schedule = match (&self.schedule, file) {
+            (ScheduleChoice::Named(kind), _) => {
+                let fitting = |least: usize| (least..=train.batch_size).find(|m| train.batch_size.is_multiple_of(*m));
+                let usual = || fitting(num_ranks.saturating_mul(2).max(1)).unwrap_or(train.batch_size);
+                let stages_per_rank = if *kind == ScheduleKind::Interleaved { self.stages_per_rank } else { 1 };
+                kind.generate(num_ranks, stages_per_rank, train.micro_batches.unwrap_or_else(usual))?
             }
-            ScheduleChoice::File(path) => {
-                let doing = || format!("reading --schedule {}", path.display());
-                let text = std::fs::read_to_string(path).map_err(|error| Error::input(doing(), error))?;
-                let schedule = Schedule::from_csv(&text, &self.name())?;
-                if let Some(wanted) = micro_batches.filter(|wanted| *wanted != schedule.num_micro_batches) {
-                    let found = schedule.num_micro_batches;
+            (ScheduleChoice::File(_), text) => {
+                let schedule = Schedule::from_csv(text.unwrap_or_default(), &self.name())?;
+                let found = schedule.num_micro_batches;
+                if let Some(wanted) = train.micro_batches.filter(|wanted| *wanted != found) {
                     let why = format!("it is for {found} micro-batches, --micro-batches says {wanted}");
-                    return Err(Error::input(doing(), why));
+                    return Err(Error::input(format!("reading the schedule {}", self.name()), why));
                 }
                 schedule
             }
@@ -98,12 +101,47 @@ impl PipelineOptions {
         Ok(schedule)
     }
 
-    /// The plan for `model` on `num_ranks` ranks: see [`Plan::pipeline`]. Rank 0 says what it is like. Not collective.
+    /// What is in --schedule, if that is a file: as rank 0 reads it, so that all ranks run the same. Collective.
+    fn read_file(&self, all: &Communicator) -> Result<Option<String>> {
+        let ScheduleChoice::File(path) = &self.schedule else {
+            return Ok(None);
+        };
+        let read = || {
+            let doing = || format!("reading the schedule {}", path.display());
+            std::fs::read_to_string(path).map_err(|error| Error::input(doing(), error))
+        };
+        let mut text = all.agree(if all.is_root() { read() } else { Ok(String::new()) })?.into_bytes();
+        let mut len = [text.len() as i64];
+        all.broadcast(&mut len, 0)?;
+        text.resize(len[0] as usize, 0);
+        all.broadcast(&mut text, 0)?;
+        Ok(Some(String::from_utf8_lossy(&text).into_owned()))
+    }
+
+    /// The plan of a model for the ranks of `world`, to be made when the model is there: see [`Plan::pipeline`]. Rank 0 says
+    /// what it is like, and traces will compare the bubble with that of the schedule. Collective.
     ///
     /// # Errors
-    /// The schedule is not sound, or does not fit the ranks or the model.
-    pub fn plan(&self, model: &Model, num_ranks: usize, micro_batches: Option<usize>) -> Result<Plan> {
-        let schedule = self.schedule(num_ranks, micro_batches)?;
+    /// The file of the schedule cannot be read: the same error on every rank. The plan itself fails if the schedule is not sound
+    /// or does not fit the ranks or the model.
+    pub fn planner(&self, world: &World, train: &TrainOptions) -> Result<impl Fn(&Model) -> Result<Plan>> {
+        let file = self.read_file(world.communicator())?;
+        Ok(move |model: &Model| self.plan(model, world.size(), train, file.as_deref()))
+    }
+
+    fn plan(&self, model: &Model, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<Plan> {
+        let schedule = self.schedule(num_ranks, train, file)?;
+        if schedule.ranks.len() != num_ranks {
+            let (name, found) = (self.name(), schedule.ranks.len());
+            let why = format!("{name} is for {found} ranks, but the job has {num_ranks}");
+            return Err(Error::input("--schedule", why));
+        }
+        let (num_stages, num_layers) = (schedule.num_stages, model.layers.len());
+        if num_stages > num_layers {
+            let name = &model.name;
+            let why = format!("it takes a layer for each of {num_stages} stages, and {name} has {num_layers}");
+            return Err(Error::input("spreading the layers", why));
+        }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
         let plan = Plan { recompute: self.recompute, ..Plan::pipeline(model, schedule, sizes)? };
         let report = plan.schedule.check()?;
@@ -111,11 +149,6 @@ impl PipelineOptions {
         log::info!("{}", plan.schedule.headline(&self.name(), &report));
         let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
         log::info!("layers of the stages: {}", sizes.join(", "));
-        let num_empty = plan.layers.iter().filter(|layers| layers.is_empty()).count();
-        if num_empty > 0 && crate::comm::rank_for_messages() == Some(0) {
-            let (num_layers, num_stages) = (model.layers.len(), plan.layers.len());
-            log::warn!("{num_layers} layers for {num_stages} stages: {num_empty} of them only pass on what they get");
-        }
         Ok(plan)
     }
 
@@ -123,13 +156,14 @@ impl PipelineOptions {
     ///
     /// # Errors
     /// The schedule is not sound, or the file cannot be written.
-    pub fn show(&self, world: &World, file: &str, micro_batches: Option<usize>) -> Result<()> {
+    pub fn show(&self, world: &World, file: &str, train: &TrainOptions) -> Result<()> {
+        let text = self.read_file(world.communicator())?;
         let draw = || {
-            let schedule = self.schedule(self.show_ranks.unwrap_or(world.size()), micro_batches)?;
+            let schedule = self.schedule(self.show_ranks.unwrap_or(world.size()), train, text.as_deref())?;
             let report = schedule.check()?;
             let path = Path::new(file);
             match path.extension().and_then(|extension| extension.to_str()) {
-                _ if file == "-" => app::print_line(schedule.table(&self.name(), &report).trim_end()),
+                _ if file == "-" => app::print_line(schedule.table(&self.name(), &report)?.trim_end()),
                 Some("svg") => schedule.draw(&self.name(), &report, path),
                 Some("csv") => {
                     let written = std::fs::write(path, schedule.to_csv());

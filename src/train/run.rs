@@ -12,6 +12,7 @@ use crate::comm::{Buffer, Grid, World};
 use crate::device::{Cpu, Device};
 use crate::nn::Model;
 use crate::observe::{self, Name};
+use crate::parallel::data::Reduction;
 use crate::parallel::layout::Plan;
 use crate::{Error, Result};
 
@@ -31,7 +32,10 @@ pub fn run(
     let samples = data_options::open(world, options)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
-    let plan = all.agree(plan(&model))?;
+    let plan = all.agree(plan(&model).and_then(|plan| {
+        options.check_micro_batches(plan.schedule.num_micro_batches)?;
+        Ok(plan)
+    }))?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     match options.device {
         DeviceName::Cpu => {
@@ -165,11 +169,12 @@ impl Run<'_> {
         );
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
-        log::info!(
-            "{num_steps} steps of {} samples; gradients by {:?}",
-            samples.train.sampler().batch_len(0),
-            trainer.reduction()
-        );
+        let reduction = match (shape.data, trainer.reduction()) {
+            (1, _) => "",
+            (_, Reduction::AllReduce) => "; gradients by all-reduce",
+            (_, Reduction::ReduceScatter) => "; gradients by reduce-scatter",
+        };
+        log::info!("{num_steps} steps of {} samples{reduction}", samples.train.sampler().batch_len(0));
     }
 
     fn evaluate<D: Device<Buffer: Buffer<f32>>>(

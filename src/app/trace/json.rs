@@ -40,8 +40,8 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
             writeln!(into, "{entry},")?;
         }
     }
-    let sends = ends_of_messages(ranks, Name::Send);
-    let receives = ends_of_messages(ranks, Name::Receive);
+    let sends = messages(ranks, Name::Send);
+    let receives = messages(ranks, Name::Receive);
     for (rank, events) in ranks.iter().enumerate() {
         for (number, event) in events.iter().enumerate() {
             let name = match event.kind() {
@@ -70,24 +70,28 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
             if event.kind() != Kind::Flight {
                 let dur = Some(event.duration() as f64 / 1e3);
                 line(&mut into, &Entry { dur, args: arguments(event), ..entry("X", event.start) })?;
+                // an arrow from where a message leaves to where its wait ends, bound to the spans there
+                let arrow = |ph, time| Entry {
+                    name: "message",
+                    cat: "message",
+                    id: Some(format!("{:x}", event.link)),
+                    ..entry(ph, time)
+                };
+                let ends = sends.get(&event.link).zip(receives.get(&event.link));
+                if let (Kind::Communication, Some((start, end))) =
+                    (event.kind(), ends.filter(|(start, end)| start <= end))
+                {
+                    if event.name() == Name::Send && event.start == *start {
+                        line(&mut into, &arrow("s", *start))?;
+                    } else if event.name() == Name::Receive && event.end == *end {
+                        line(&mut into, &Entry { bp: Some("e"), ..arrow("f", *end - 1) })?;
+                    }
+                }
                 continue;
             }
             let id = Some(format!("{rank}.{number}"));
             line(&mut into, &Entry { id: id.clone(), args: arguments(event), ..entry("b", event.start) })?;
             line(&mut into, &Entry { id, ..entry("e", event.end) })?;
-            // an arrow from the send to the end of the receive, where both are known and time goes forward
-            let flow = |ph, time| Entry {
-                name: "message",
-                cat: "message",
-                id: Some(format!("{:x}", event.link)),
-                ..entry(ph, time)
-            };
-            if event.name() == Name::Send && receives.get(&event.link).is_some_and(|end| *end >= event.start) {
-                line(&mut into, &flow("s", event.start))?;
-            }
-            if event.name() == Name::Receive && sends.get(&event.link).is_some_and(|start| *start <= event.end) {
-                line(&mut into, &Entry { bp: Some("e"), ..flow("f", event.end) })?;
-            }
         }
     }
     let last = json!({"name": "num_ranks", "ph": "M", "pid": 0, "tid": 0, "args": {"num_ranks": ranks.len()}});
@@ -100,10 +104,15 @@ fn line(into: &mut impl Write, entry: &Entry<'_>) -> io::Result<()> {
     writeln!(into, ",")
 }
 
-/// When each message began to be sent, or was received.
-fn ends_of_messages(ranks: &[Vec<Event>], name: Name) -> HashMap<i64, i64> {
-    let messages = ranks.iter().flatten().filter(|event| event.kind() == Kind::Flight && event.name() == name);
-    messages.map(|event| (event.link, if name == Name::Send { event.start } else { event.end })).collect()
+/// When each message left, or when the wait for it ended, by its name on both ranks.
+fn messages(ranks: &[Vec<Event>], name: Name) -> HashMap<i64, i64> {
+    let mut times = HashMap::new();
+    let all = ranks.iter().flatten();
+    for event in all.filter(|event| event.name() == name && event.kind() == Kind::Communication && event.link != 0) {
+        let time = times.entry(event.link).or_insert(if name == Name::Send { event.start } else { event.end });
+        *time = if name == Name::Send { event.start.min(*time) } else { event.end.max(*time) };
+    }
+    times
 }
 
 fn arguments(event: &Event) -> Map<String, Value> {

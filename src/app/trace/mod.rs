@@ -104,9 +104,13 @@ fn compare_clocks(all: &Communicator) -> Result<Comparison> {
     Ok(Comparison { own: observe::now(), ahead: ahead[0] })
 }
 
+/// The most that two clocks drift apart, as a share of the time: more is noise of the comparisons.
+const LARGEST_DRIFT: f64 = 1e-3;
+
 /// A time of this rank on rank 0's clock: what it is ahead by changes evenly between two comparisons.
 fn aligned(time: i64, before: Comparison, after: Comparison) -> i64 {
     let drift = (after.ahead - before.ahead) as f64 / (after.own - before.own).max(1) as f64;
+    let drift = drift.clamp(-LARGEST_DRIFT, LARGEST_DRIFT);
     time + before.ahead + (drift * (time - before.own) as f64) as i64
 }
 
@@ -134,9 +138,12 @@ mod tests {
 
     #[test]
     fn clocks_that_drift_are_aligned_in_between() {
-        let (before, after) = (Comparison { own: 1000, ahead: 500 }, Comparison { own: 3000, ahead: 700 });
-        assert_eq!(aligned(1000, before, after), 1500);
-        assert_eq!(aligned(2000, before, after), 2600);
-        assert_eq!(aligned(3000, before, after), 3700);
+        let (before, after) = (Comparison { own: 1_000_000, ahead: 500 }, Comparison { own: 3_000_000, ahead: 700 });
+        assert_eq!(aligned(1_000_000, before, after), 1_000_500);
+        assert_eq!(aligned(2_000_000, before, after), 2_000_600);
+        assert_eq!(aligned(3_000_000, before, after), 3_000_700);
+        // a comparison that was disturbed does not turn time back
+        let disturbed = Comparison { own: 1_001_000, ahead: -5000 };
+        assert!(aligned(1_000_900, before, disturbed) > aligned(1_000_800, before, disturbed));
     }
 }

@@ -51,7 +51,7 @@ impl Summary {
             percent(self.idle)
         )];
         lines.extend(self.expected_bubble.map(|expected| {
-            let theory = "if a backward pass takes twice a forward pass and messages nothing";
+            let theory = "if stages take the same time, backward passes twice forward ones and messages none";
             format!("bubble: {} measured, {} {theory}", percent(self.bubble), percent(expected))
         }));
         lines
@@ -91,20 +91,25 @@ fn shares(events: &[Event], came: &HashMap<i64, i64>) -> Shares {
 
 /// The share of all ranks' time between the first and the last pass of each step in which they do no pass.
 fn bubble(ranks: &[Vec<Event>]) -> f64 {
-    // for each step: begin, end, and what all ranks did in between
-    let mut spans: HashMap<i64, (i64, i64, i64)> = HashMap::new();
+    // for each step: begin, end, what all ranks did in between, and how many of them took it
+    let mut spans: HashMap<i64, (i64, i64, i64, usize)> = HashMap::new();
     for events in ranks {
         let steps = steps(events);
+        for step in &steps {
+            spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0, 0)).3 += 1;
+        }
         for event in events.iter().filter(|event| event.name().is_pass() && event.kind() == Kind::Work) {
             if let Some(step) = step_of(&steps, event) {
-                let (start, end, busy) = spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0));
+                let (start, end, busy, _) = spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0, 0));
                 (*start, *end) = (event.start.min(*start), event.end.max(*end));
                 *busy += event.duration();
             }
         }
     }
-    let whole: i64 = spans.values().map(|(start, end, _)| (end - start) * ranks.len() as i64).sum();
-    let busy: i64 = spans.values().map(|(.., busy)| busy).sum();
+    // steps that some rank could not record any more do not count
+    spans.retain(|_, (start, end, _, num_ranks)| *num_ranks == ranks.len() && start < end);
+    let whole: i64 = spans.values().map(|(start, end, ..)| (end - start) * ranks.len() as i64).sum();
+    let busy: i64 = spans.values().map(|(_, _, busy, _)| busy).sum();
     if whole > 0 { 1.0 - busy as f64 / whole as f64 } else { 0.0 }
 }
 

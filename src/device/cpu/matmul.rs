@@ -55,6 +55,7 @@ impl Cpu {
     pub(super) fn multiply(&self, left: Matrix<'_>, right: Matrix<'_>, product: &mut [f32], accumulate: bool) {
         let (m, n) = (left.rows, right.columns);
         assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
+        assert_eq!(left.columns, right.rows, "inner lengths of a product");
         let large = n * left.columns > 1 << 16;
         if right.transposed && !left.transposed && !accumulate && m < FEW_ROWS && large {
             TURNED.with_borrow_mut(|[turned_left, turned_product]| {

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::comm::{Buffer, Front, Pending};
 use crate::device::Device;
-use crate::parallel::stage::{Activations, Gradients, Inner, Stage};
+use crate::parallel::stage::{Accumulate, Activations, Gradients, Inner, Stage};
 use crate::parallel::tensor::exchange::Exchanger;
 
 /// One stage with its arrays.
@@ -13,15 +13,15 @@ pub(super) struct Lane<D: Device> {
     pub(super) sets: Vec<Set<D>>,
     /// With recomputation: what is made again, for each set, and for forward passes.
     pub(super) inner: Vec<Inner<D>>,
-    /// Biases and weights have gradients from this step already.
-    pub(super) has_gradients: [bool; 2],
+    /// Which parameters have gradients from this step already.
+    pub(super) has_gradients: Accumulate,
 }
 
 /// The values of one micro-batch.
 pub(super) struct Slot<D: Device> {
     pub(super) activations: Activations<D>,
     /// The input on its way here, and the output on its way to the next stage.
-    pub(super) input: Option<Pending<D::Buffer>>,
+    pub(super) input: Option<Pending<Front<D::Buffer>>>,
     pub(super) output: Option<Pending<Front<D::Buffer>>>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Slot<D: Device> {
 pub(super) struct Set<D: Device> {
     pub(super) gradients: Gradients<D>,
     /// The gradient of the output on its way here, and that of the input on its way to the stage before.
-    pub(super) output: Option<Pending<D::Buffer>>,
+    pub(super) output: Option<Pending<Front<D::Buffer>>>,
     pub(super) input: Option<Pending<Front<D::Buffer>>>,
 }
 
@@ -57,7 +57,7 @@ impl<D: Device<Buffer: Buffer<f32>>> Lane<D> {
             slots: (0..num_slots).map(slot).collect::<Result<_>>()?,
             sets: (0..num_sets).map(set).collect::<Result<_>>()?,
             inner: (0..num_inner).map(|_| stage.inner(exchanger, Some(rows))).collect::<Result<_>>()?,
-            has_gradients: [false; 2],
+            has_gradients: Accumulate::default(),
             stage: stage.clone(),
         })
     }

@@ -14,17 +14,20 @@ mod lane;
 pub mod program;
 
 use self::lane::Lane;
-use self::program::{Instruction, Program};
+use self::program::{Instruction, RankProgram};
 use super::data::GradSync;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
-use super::stage::{BackwardContext, Pass, Stage};
+use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use crate::comm::{Buffer, Communicator, Front, Grid};
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 use crate::observe::{self, Name};
 use crate::{Error, Result};
+
+/// The largest tag that every MPI allows (MPI-4.1 §9.1.2).
+const LARGEST_TAG: usize = 32_767;
 
 /// This rank's parameters and what a step does to them.
 pub struct Weights<D: Device> {
@@ -60,7 +63,7 @@ impl PipelineChannels {
     /// For the stage and tensor axes of `grid`. Collective over the grid.
     ///
     /// # Errors
-    /// None at present.
+    /// There are more ranks than MPI can count.
     pub fn new(grid: &Grid) -> Result<PipelineChannels> {
         let twin = |of: &Communicator| of.split(0, of.rank());
         Ok(PipelineChannels { stage: twin(&grid.stage)?, tensor: twin(&grid.tensor)? })
@@ -71,9 +74,9 @@ impl PipelineChannels {
 pub struct Pipeline<'a, D: Device> {
     exchanger: Exchanger<'a, D>,
     channel: Communicator,
-    schedule: Schedule,
-    training: Program,
-    evaluation: Program,
+    num_micro_batches: usize,
+    training: RankProgram,
+    evaluation: RankProgram,
     lanes: Vec<Lane<D>>,
     recompute: bool,
 }
@@ -94,28 +97,35 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         recompute: bool,
     ) -> Result<Pipeline<'a, D>> {
         let PipelineChannels { stage: channel, tensor } = channels;
-        if schedule.num_stages.saturating_mul(schedule.num_micro_batches) > 1 << 24 {
-            let why = format!("{} stages and {} micro-batches", schedule.num_stages, schedule.num_micro_batches);
-            return Err(Error::input("numbering the messages of a step", why));
+        let num_tags = schedule.num_stages.saturating_mul(schedule.num_micro_batches).saturating_mul(2);
+        if num_tags > LARGEST_TAG + 1 {
+            let (stages, micro_batches) = (schedule.num_stages, schedule.num_micro_batches);
+            let why = format!("{stages} stages and {micro_batches} micro-batches make {num_tags} messages of a step");
+            let limit = LARGEST_TAG + 1;
+            return Err(Error::input(
+                "numbering messages",
+                format!("{why}, but MPI promises no more than {limit} tags"),
+            ));
         }
         let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
         let exchanger = match tensor.size() {
-            1 => Exchanger::alone(device)?,
+            1 => Exchanger::alone(device),
             _ => Exchanger::new(device, tensor, rows, widest)?,
         };
-        let training = Program::new(schedule, channel.rank());
-        let evaluation = Program::new(&schedule.forward_only(), channel.rank());
+        let training = RankProgram::new(schedule, channel.rank());
+        let evaluation = RankProgram::new(&schedule.forward_only(), channel.rank());
         let mut lanes = Vec::new();
         for (lane, stage) in layout.stages.iter().enumerate() {
             let num_slots = training.num_slots[lane].max(evaluation.num_slots[lane]);
             lanes.push(Lane::new(&exchanger, stage, num_slots, training.num_sets[lane].max(1), rows, recompute)?);
         }
-        Ok(Pipeline { exchanger, channel, schedule: schedule.clone(), training, evaluation, lanes, recompute })
+        let num_micro_batches = schedule.num_micro_batches;
+        Ok(Pipeline { exchanger, channel, num_micro_batches, training, evaluation, lanes, recompute })
     }
 
     /// The number of micro-batches of a step.
     pub fn num_micro_batches(&self) -> usize {
-        self.schedule.num_micro_batches
+        self.num_micro_batches
     }
 
     /// Forward and backward passes of all micro-batches of a step: the gradients of the loss, times `scale`, of this rank's
@@ -126,7 +136,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
     /// A sample cannot be read (this rank alone), or there is no memory for messages.
     pub fn train(&mut self, weights: &mut Weights<D>, source: &mut dyn Source, scale: f32) -> Result<()> {
         for lane in &mut self.lanes {
-            lane.has_gradients = [false; 2];
+            lane.has_gradients = Accumulate::default();
         }
         for at in 0..self.training.instructions.len() {
             let instruction = self.training.instructions[at];
@@ -141,7 +151,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         }
         for lane in &mut self.lanes {
             lane.collect();
-            if !lane.has_gradients[1] {
+            if !lane.has_gradients.weights {
                 for tensor in lane.stage.tensors.clone() {
                     self.exchanger.device.fill(weights.gradients.tensor_mut(self.exchanger.device, tensor), 0.0);
                 }
@@ -176,30 +186,22 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
 
     /// Posts a receive or a send.
     fn message(&mut self, instruction: &Instruction, rows: usize) -> Result<()> {
-        let action = instruction.action;
-        let partner = action.partner().expect("a checked schedule has both ends of a message");
-        let peer = self.schedule.rank_of(partner.stage).expect("a checked schedule runs every stage");
+        let (peer, tag) = instruction.message.expect("a checked schedule has both ends of a message");
         let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
         let (slot, set) = (&mut slots[instruction.slot], &mut sets[instruction.set]);
         let (input_width, output_width) = stage.ends();
-        // of the two ends of a message, the sender's stage names it
-        let sender = match action.work {
-            Work::ReceiveActivation | Work::ReceiveGradient => partner,
-            _ => action,
-        };
-        let direction = usize::from(matches!(action.work, Work::SendGradient | Work::ReceiveGradient));
-        let number = (direction * self.schedule.num_stages + sender.stage) * self.schedule.num_micro_batches;
-        let tag = (number + action.micro_batch) as i32;
-        match action.work {
+        match instruction.action.work {
             Work::ReceiveActivation => {
                 slot.collect();
                 let buffer = slot.activations.input().take().expect("a free slot has its arrays");
-                slot.input = Some(self.channel.start_receive(buffer, peer, tag)?);
+                let front = Front { buffer, len: rows * input_width };
+                slot.input = Some(self.channel.start_receive(front, peer, tag)?);
             }
             Work::ReceiveGradient => {
                 set.collect();
                 let buffer = set.gradients.output().take().expect("a free set has its arrays");
-                set.output = Some(self.channel.start_receive(buffer, peer, tag)?);
+                let front = Front { buffer, len: rows * output_width };
+                set.output = Some(self.channel.start_receive(front, peer, tag)?);
             }
             Work::SendActivation => {
                 let buffer = slot.activations.output().take().expect("an output is sent once");
@@ -225,7 +227,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         let device = self.exchanger.device;
         let slot = &mut self.lanes[instruction.lane].slots[instruction.slot];
         match (slot.input.take(), instruction.neighbour) {
-            (Some(pending), _) => *slot.activations.input() = Some(pending.wait()),
+            (Some(pending), _) => *slot.activations.input() = Some(pending.wait().buffer),
             (None, Some((lane, from))) => {
                 slot.collect();
                 let mut input = slot.activations.input().take();
@@ -237,6 +239,8 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
             }
             (None, None) => slot.collect(),
         }
+        let _span =
+            observe::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
         let Lane { stage, slots, inner, .. } = &mut self.lanes[instruction.lane];
         let activations = &mut slots[instruction.slot].activations;
         let inputs = if stage.index == 0 { rows * stage.ends().0 } else { 0 };
@@ -251,11 +255,17 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         if let Some(inner) = inner.last_mut() {
             activations.swap_inner(inner);
         }
-        let span = observe::work(Name::Forward).micro_batch(stage.index, instruction.action.micro_batch);
-        stage.forward(&mut self.exchanger, parameters, rows, activations)?;
-        drop(span);
+        for at in 0..self.lanes[instruction.lane].stage.num_pieces() {
+            let Lane { stage, slots, .. } = &mut self.lanes[instruction.lane];
+            let activations = &mut slots[instruction.slot].activations;
+            if rows > 0 {
+                stage.forward_piece(&mut self.exchanger, parameters, at, rows, activations)?;
+            }
+            Pipeline::progress(&mut self.lanes);
+        }
+        let Lane { slots, inner, .. } = &mut self.lanes[instruction.lane];
         if let Some(inner) = inner.last_mut() {
-            activations.swap_inner(inner);
+            slots[instruction.slot].activations.swap_inner(inner);
         }
         Ok(())
     }
@@ -268,77 +278,101 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         scale: f32,
         pass: Pass,
     ) -> Result<()> {
-        if pass != Pass::Weights {
-            self.take_output_gradient(instruction, weights, rows, scale)?;
-        }
-        let Lane { stage, slots, sets, inner, has_gradients } = &mut self.lanes[instruction.lane];
-        let (activations, set) = (&mut slots[instruction.slot].activations, &mut sets[instruction.set]);
         let name = match pass {
             Pass::Whole => Name::Backward,
             Pass::Inputs => Name::InputGradient,
             Pass::Weights => Name::WeightGradient,
         };
-        let _span = observe::work(name).micro_batch(stage.index, instruction.action.micro_batch);
-        let mut has = *has_gradients;
-        for at in (0..stage.num_pieces()).rev() {
+        if pass != Pass::Weights {
+            self.take_output_gradient(instruction, rows)?;
+        }
+        let _span = observe::work(name).micro_batch(instruction.action.stage, instruction.action.micro_batch);
+        if pass != Pass::Weights {
+            self.begin_backward(instruction, weights, rows, scale)?;
+        }
+        let has = self.lanes[instruction.lane].has_gradients;
+        let completes = instruction.completes && (has.weights || rows > 0);
+        for at in (0..self.lanes[instruction.lane].stage.num_pieces()).rev() {
+            let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
             let mut context = BackwardContext {
                 exchanger: &mut self.exchanger,
                 parameters: &weights.parameters,
                 gradients: &mut weights.gradients,
                 rows,
-                accumulate: *has_gradients,
+                accumulate: has,
             };
-            stage.backward_piece(&mut context, at, pass, activations, &mut set.gradients)?;
-            if let (true, Some(first)) = (instruction.completes, stage.first_tensor(at)) {
+            let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
+            stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
+            if let Some(first) = stage.first_tensor(at).filter(|_| completes) {
                 let Weights { parameters, gradients, sync, sums } = weights;
-                if has[1] || rows > 0 {
-                    sync.completed(self.exchanger.device, first, parameters, gradients, sums)?;
-                }
+                sync.completed(self.exchanger.device, first, parameters, gradients, sums)?;
             }
+            Pipeline::progress(&mut self.lanes);
         }
-        has[0] |= rows > 0 && pass != Pass::Weights;
-        has[1] |= rows > 0 && pass != Pass::Inputs;
-        *has_gradients = has;
+        let Lane { slots, inner, has_gradients, .. } = &mut self.lanes[instruction.lane];
+        has_gradients.biases |= rows > 0 && pass != Pass::Weights;
+        has_gradients.weights |= rows > 0 && pass != Pass::Inputs;
         if self.recompute && pass != Pass::Inputs {
-            activations.swap_inner(&mut inner[instruction.set]);
+            slots[instruction.slot].activations.swap_inner(&mut inner[instruction.set]);
         }
         Ok(())
     }
 
-    /// Brings the gradient of the stage's output to where the backward pass begins, and what it reads back.
-    fn take_output_gradient(
+    /// Brings the gradient of the stage's output, if it comes from another stage, to where the backward pass begins, and what is
+    /// still in a send back.
+    fn take_output_gradient(&mut self, instruction: &Instruction, rows: usize) -> Result<()> {
+        let device = self.exchanger.device;
+        let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
+        let set = &mut sets[instruction.set];
+        slots[instruction.slot].collect();
+        if let Some(pending) = set.output.take() {
+            *set.gradients.output() = Some(pending.wait().buffer);
+            return Ok(());
+        }
+        set.collect();
+        if let Some((lane, from)) = instruction.neighbour {
+            let mut output = set.gradients.output().take();
+            let len = rows * stage.ends().1;
+            let from = device.view(here(self.lanes[lane].sets[from].gradients.input()), 0..len);
+            device.copy(from, device.view_mut(here_mut(&mut output), 0..len));
+            *self.lanes[instruction.lane].sets[instruction.set].gradients.output() = output;
+        }
+        Ok(())
+    }
+
+    /// What comes before the first layer of a backward pass: the forward pass again, if it is to be recomputed, and the loss.
+    fn begin_backward(
         &mut self,
         instruction: &Instruction,
         weights: &mut Weights<D>,
         rows: usize,
         scale: f32,
     ) -> Result<()> {
-        let device = self.exchanger.device;
         let Lane { stage, slots, sets, inner, .. } = &mut self.lanes[instruction.lane];
-        let (slot, set) = (&mut slots[instruction.slot], &mut sets[instruction.set]);
-        slot.collect();
+        let (activations, gradients) =
+            (&mut slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
         if self.recompute {
-            slot.activations.swap_inner(&mut inner[instruction.set]);
-            stage.forward(&mut self.exchanger, &weights.parameters, rows, &mut slot.activations)?;
+            activations.swap_inner(&mut inner[instruction.set]);
+            for at in (0..stage.num_pieces()).filter(|_| rows > 0) {
+                stage.forward_piece(&mut self.exchanger, &weights.parameters, at, rows, activations)?;
+            }
         }
-        match (set.output.take(), instruction.neighbour) {
-            (Some(pending), _) => *set.gradients.output() = Some(pending.wait()),
-            (None, Some((lane, from))) => {
-                set.collect();
-                let mut output = set.gradients.output().take();
-                let len = rows * stage.ends().1;
-                let from = device.view(here(self.lanes[lane].sets[from].gradients.input()), 0..len);
-                device.copy(from, device.view_mut(here_mut(&mut output), 0..len));
-                *self.lanes[instruction.lane].sets[instruction.set].gradients.output() = output;
-            }
-            (None, None) => {
-                set.collect();
-                if rows > 0 {
-                    let (activations, gradients) = (&slot.activations, &mut set.gradients);
-                    stage.loss(&mut self.exchanger, rows, scale, activations, gradients, &mut weights.sums);
-                }
-            }
+        if stage.head.is_some() && rows > 0 {
+            stage.loss(&mut self.exchanger, rows, scale, activations, gradients, &mut weights.sums);
         }
         Ok(())
+    }
+
+    /// Lets MPI move messages, which it does inside MPI calls only: called between layers.
+    fn progress(lanes: &mut [Lane<D>]) {
+        let slots = lanes.iter_mut().flat_map(|lane| &mut lane.slots);
+        if let Some(pending) = slots.filter_map(|slot| slot.output.as_mut()).next() {
+            pending.test();
+            return;
+        }
+        let sets = lanes.iter_mut().flat_map(|lane| &mut lane.sets);
+        if let Some(pending) = sets.filter_map(|set| set.input.as_mut()).next() {
+            pending.test();
+        }
     }
 }

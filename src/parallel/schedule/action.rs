@@ -44,6 +44,16 @@ impl Work {
         !matches!(self, Work::Forward | Work::Backward | Work::InputGradient | Work::WeightGradient)
     }
 
+    /// True for what reads or writes the values of a micro-batch.
+    pub fn touches_values(self) -> bool {
+        !matches!(self, Work::SendGradient | Work::ReceiveGradient)
+    }
+
+    /// True for what reads or writes the gradients of a micro-batch's values.
+    pub fn touches_gradients(self) -> bool {
+        !matches!(self, Work::Forward | Work::SendActivation | Work::ReceiveActivation)
+    }
+
     /// What a pass costs in units of a forward pass: a gradient of inputs and one of weights take as many operations each.
     /// Messages cost nothing.
     pub fn cost(self) -> u64 {

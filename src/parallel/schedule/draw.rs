@@ -20,7 +20,11 @@ impl Schedule {
     /// One line that says what there is to know of a schedule called `name`, then a row for each rank with a cell for each unit
     /// of time. A pass is named by its letter and its micro-batch, with its stage in front where ranks have several; it fills
     /// as many cells as it takes units.
-    pub fn table(&self, name: &str, report: &Report) -> String {
+    ///
+    /// # Errors
+    /// It is too long to draw.
+    pub fn table(&self, name: &str, report: &Report) -> Result<String> {
+        check_length(report)?;
         let cells: Vec<Vec<String>> = report
             .timeline
             .ranks
@@ -40,19 +44,19 @@ impl Schedule {
             text += format!("rank {rank:<3} {}", row.join(" ")).trim_end();
             text += "\n";
         }
-        text
+        Ok(text)
     }
 
     /// What there is to know of a schedule in one line.
     pub fn headline(&self, name: &str, report: &Report) -> String {
         let most = report.peak_live.iter().max().copied().unwrap_or_default();
         let (ranks, stages, micro_batches) = (self.ranks.len(), self.num_stages, self.num_micro_batches);
-        let plural = |number, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+        let plural = |number, what: &str, s: &str| format!("{number} {what}{}", if number == 1 { "" } else { s });
         format!(
-            "{name}: {} on {}, {}; bubble {:.1} %, at most {most} live on a rank",
-            plural(stages, "stage"),
-            plural(ranks, "rank"),
-            plural(micro_batches, "micro-batch").replace("batchs", "batches"),
+            "{name}: {} on {}, {}; bubble {:.1} %, values of at most {most} kept on a rank",
+            plural(stages, "stage", "s"),
+            plural(ranks, "rank", "s"),
+            plural(micro_batches, "micro-batch", "es"),
             100.0 * report.bubble
         )
     }
@@ -66,8 +70,9 @@ impl Schedule {
     /// Draws the schedule into the SVG file `path`. Not collective.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// It is too long to draw, or the file cannot be written.
     pub fn draw(&self, name: &str, report: &Report, path: &Path) -> Result<()> {
+        check_length(report)?;
         let mut svg = String::new();
         self.draw_into(&mut svg, name, report).map_err(|why| Error::failed("drawing the schedule", why))?;
         std::fs::write(path, svg).map_err(|error| Error::input(format!("writing {}", path.display()), error))
@@ -100,7 +105,8 @@ impl Schedule {
                 boxed((left, top), (right, top + ROW), ShapeStyle::from(&fill).filled())?;
                 boxed((left, top), (right, top + ROW), ShapeStyle::from(&WHITE).stroke_width(2))?;
                 let middle = ((left + right) / 2, top + ROW / 2);
-                text(span.action.micro_batch.to_string(), middle, 14, WHITE, HPos::Center)?;
+                let ink = if shade > 1 { DARK } else { WHITE };
+                text(span.action.micro_batch.to_string(), middle, 14, ink, HPos::Center)?;
             }
         }
         self.draw_legend(report, (LEFT, TOP + ROW * num_ranks + BOTTOM / 2), &boxed, &text)
@@ -132,6 +138,18 @@ impl Schedule {
         }
         Ok(())
     }
+}
+
+/// The longest schedule that is drawn, in cells.
+const MOST_CELLS: u64 = 100_000;
+
+fn check_length(report: &Report) -> Result<()> {
+    let cells = report.timeline.length.saturating_mul(report.timeline.ranks.len() as u64);
+    if cells > MOST_CELLS {
+        let why = format!("it would have {cells} cells, and {MOST_CELLS} is the limit; ask for fewer micro-batches");
+        return Err(Error::input("drawing the schedule", why));
+    }
+    Ok(())
 }
 
 const DARK: RGBColor = RGBColor(40, 40, 50);

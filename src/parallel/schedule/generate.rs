@@ -3,6 +3,9 @@
 use super::{Action, Schedule, Work};
 use crate::{Error, Result};
 
+/// The most forward passes that a schedule may have over all ranks.
+const MOST_PASSES: usize = 1 << 18;
+
 /// A family of schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScheduleKind {
@@ -43,7 +46,7 @@ impl ScheduleKind {
     }
 
     /// The schedule of `num_ranks` ranks for `num_micro_batches`, with messages. With [`ScheduleKind::Interleaved`] a rank
-    /// has `stages_per_rank` stages, rank r the stages r, r + num_ranks, …; else it has one.
+    /// has `stages_per_rank` stages, rank r the stages r, r + num_ranks, …, if there are several ranks; else it has one.
     ///
     /// # Errors
     /// A number is 0.
@@ -54,7 +57,14 @@ impl ScheduleKind {
             );
             return Err(Error::input("making a schedule", why));
         }
-        let pipeline = Pipeline { num_ranks, num_micro_batches };
+        let num_actions = num_ranks.saturating_mul(stages_per_rank).saturating_mul(num_micro_batches);
+        if num_actions > MOST_PASSES {
+            let why = format!(
+                "{num_ranks} ranks, {stages_per_rank} stages a rank and {num_micro_batches} micro-batches make {num_actions} forward passes; {MOST_PASSES} is the limit"
+            );
+            return Err(Error::input("making a schedule", why));
+        }
+        let pipeline = Generator { num_ranks, num_micro_batches };
         if self == ScheduleKind::Interleaved && num_ranks > 1 {
             return pipeline.interleaved(stages_per_rank);
         }
@@ -69,12 +79,12 @@ impl ScheduleKind {
     }
 }
 
-struct Pipeline {
+struct Generator {
     num_ranks: usize,
     num_micro_batches: usize,
 }
 
-impl Pipeline {
+impl Generator {
     /// `ahead` forward passes before the first that is followed by a backward pass.
     fn one_forward_one_backward(&self, rank: usize, ahead: usize) -> Vec<Action> {
         let stages = [rank];

@@ -27,7 +27,7 @@ impl Schedule {
             .collect();
         // stable: passes of a rank stay in order
         passes.sort_by_key(|(end, ..)| *end);
-        let owner: Vec<Option<usize>> = (0..self.num_stages).map(|stage| self.rank_of(stage)).collect();
+        let owner = self.owners();
         let mut ranks = vec![Vec::new(); self.ranks.len()];
         for (_, rank, action) in passes {
             ranks[rank].push(action);

@@ -51,6 +51,11 @@ impl Schedule {
         self.ranks.iter().position(|actions| actions.iter().any(forward))
     }
 
+    /// The rank of every stage: see [`Schedule::rank_of`].
+    pub fn owners(&self) -> Vec<Option<usize>> {
+        (0..self.num_stages).map(|stage| self.rank_of(stage)).collect()
+    }
+
     /// The stages of rank `rank`, in order.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
         (0..self.num_stages).filter(|stage| self.rank_of(*stage) == Some(rank)).collect()

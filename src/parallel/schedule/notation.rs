@@ -13,11 +13,18 @@ impl Schedule {
         let doing = || format!("reading the schedule {source}");
         let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_bytes());
         let mut ranks = Vec::new();
-        for (rank, row) in reader.records().enumerate() {
+        for row in reader.records() {
             let row = row.map_err(|error| Error::input(doing(), error))?;
-            let cells = row.iter().map(str::trim).filter(|cell| !cell.is_empty());
-            let actions: std::result::Result<Vec<Action>, String> = cells.map(str::parse).collect();
-            ranks.push(actions.map_err(|why| Error::input(doing(), format!("row {}: {why}", rank + 1)))?);
+            // empty lines are no rows; the reader's own count stops before those in front of a row
+            let start = row.position().map_or(0, |position| position.byte() as usize);
+            let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
+            let line = 1 + text[..start].matches('\n').count();
+            let mut actions: Vec<Action> = Vec::new();
+            for (column, cell) in row.iter().enumerate().filter(|(_, cell)| !cell.trim().is_empty()) {
+                let at = |why| Error::input(doing(), format!("line {line}, column {}: {why}", column + 1));
+                actions.push(cell.parse().map_err(at)?);
+            }
+            ranks.push(actions);
         }
         let schedule = Schedule::new(ranks);
         if schedule.num_stages == 0 {

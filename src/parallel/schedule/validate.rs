@@ -23,8 +23,8 @@ type Places = HashMap<Action, (usize, usize)>;
 impl Schedule {
     /// Proves that every stage does every pass of every micro-batch exactly once, on one rank, in an order that can be; that
     /// every message is sent once and received once, after what it brings and before what needs it; and that the ranks come to
-    /// the end even if every send waits until its receive has its turn. (The engine is more patient: it neither waits in sends
-    /// nor takes receives only in turn.)
+    /// the end even if every send waits until its receive has its turn. (The engine waits less: for a send only when its array is
+    /// wanted again, for a receive only when its value is.)
     ///
     /// # Errors
     /// One of these does not hold; the message names the action.
@@ -70,22 +70,11 @@ impl Schedule {
                 let action = |work| Action::new(stage, work, micro_batch);
                 let has = |work| places.contains_key(&action(work));
                 let missing = |work| Err(format!("{} is missing", action(work)));
+                let twice = |half| Err(format!("{} is in {} already", action(half), action(Work::Backward)));
                 match (has(Work::Backward), has(Work::InputGradient), has(Work::WeightGradient)) {
                     (true, false, false) | (false, true, true) => {}
-                    (true, true, _) => {
-                        return Err(format!(
-                            "{} is in {} already",
-                            action(Work::InputGradient),
-                            action(Work::Backward)
-                        ));
-                    }
-                    (true, _, true) => {
-                        return Err(format!(
-                            "{} is in {} already",
-                            action(Work::WeightGradient),
-                            action(Work::Backward)
-                        ));
-                    }
+                    (true, true, _) => return twice(Work::InputGradient),
+                    (true, _, true) => return twice(Work::WeightGradient),
                     (false, true, false) => return missing(Work::WeightGradient),
                     (false, false, true) => return missing(Work::InputGradient),
                     (false, false, false) => return missing(Work::Backward),
@@ -114,14 +103,15 @@ impl Schedule {
     }
 
     fn check_messages(&self, places: &Places) -> std::result::Result<(), String> {
-        let owners: Vec<Option<usize>> = (0..self.num_stages).map(|stage| self.rank_of(stage)).collect();
-        for (action, (rank, _)) in places.iter().filter(|(action, _)| action.work.is_message()) {
+        let owners = self.owners();
+        let all = self.ranks.iter().enumerate().flat_map(|(rank, actions)| actions.iter().map(move |a| (a, rank)));
+        for (action, rank) in all.filter(|(action, _)| action.work.is_message()) {
             let partner = action.partner().filter(|partner| partner.stage < self.num_stages);
             let partner = partner.ok_or_else(|| format!("{action} on rank {rank} has no stage at its other end"))?;
-            if owners[action.stage] != Some(*rank) {
+            if owners[action.stage] != Some(rank) {
                 return Err(format!("{action} is on rank {rank}, which does not have stage {}", action.stage));
             }
-            if owners[partner.stage] == Some(*rank) {
+            if owners[partner.stage] == Some(rank) {
                 return Err(format!("{action} is a message from rank {rank} to itself; leave it out"));
             }
             if !places.contains_key(&partner) {

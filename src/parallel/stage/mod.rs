@@ -49,6 +49,8 @@ pub struct Stage {
     /// The loss, in the last stage.
     pub head: Option<Head>,
     pieces: Vec<Piece>,
+    /// The number in the model of each piece's layer.
+    numbers: Vec<usize>,
     /// The width of the values at each position.
     widths: Vec<usize>,
     /// Which array holds the values at each position, and which their gradient.
@@ -67,6 +69,15 @@ pub enum Pass {
     Weights,
 }
 
+/// Gradients that earlier micro-batches of the step have been added to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Accumulate {
+    /// Those of biases.
+    pub biases: bool,
+    /// Those of weights.
+    pub weights: bool,
+}
+
 /// What a backward pass reads and adds to besides the arrays of its micro-batch.
 pub struct BackwardContext<'a, 'd, D: Device> {
     /// The device and the exchanges.
@@ -77,15 +88,15 @@ pub struct BackwardContext<'a, 'd, D: Device> {
     pub gradients: &'a mut FlatBuffer<D>,
     /// Rows of the micro-batch.
     pub rows: usize,
-    /// Add to the gradients of biases, and to those of weights, instead of overwriting them.
-    pub accumulate: [bool; 2],
+    /// Which gradients are added to instead of overwritten.
+    pub accumulate: Accumulate,
 }
 
 impl Stage {
     /// Stage `index`, of `parts`, after which comes `head` or another stage; `width` values a row come in. Its tensors are
     /// numbered from `first_tensor` on.
     pub fn new(index: usize, parts: &[LayerPart], width: usize, first_tensor: usize, head: Option<Head>) -> Stage {
-        let (mut pieces, mut tensor) = (Vec::new(), first_tensor);
+        let (mut pieces, mut numbers, mut tensor) = (Vec::new(), Vec::new(), first_tensor);
         let (mut widths, mut value, mut gradient) = (vec![width], vec![0], vec![0]);
         for part in parts {
             for piece in &part.pieces {
@@ -98,6 +109,7 @@ impl Stage {
                 widths.push(next);
                 value.push(value[at] + usize::from(moves_value));
                 gradient.push(gradient[at] + usize::from(moves_gradient));
+                numbers.push(part.number);
                 pieces.push(match piece {
                     Piece::Layer(layer) => Piece::Layer(layer.clone().with_tensors_from(tensor)),
                     exchange => exchange.clone(),
@@ -105,7 +117,7 @@ impl Stage {
             }
             tensor += part.tensors.len();
         }
-        Stage { index, tensors: first_tensor..tensor, head, pieces, widths, value, gradient }
+        Stage { index, tensors: first_tensor..tensor, head, pieces, numbers, widths, value, gradient }
     }
 
     /// The number of pieces.
@@ -135,42 +147,39 @@ impl Stage {
         widths.max().unwrap_or_default()
     }
 
-    /// Forward pass of `rows` rows, from the input to the output of `activations`. With no rows nothing happens. Collective
-    /// over the tensor axis.
+    /// Forward pass of piece `at` for `rows ≥ 1` rows: from the values at position `at` to those at `at + 1`. Collective over the
+    /// tensor axis.
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn forward<D: Device<Buffer: Buffer<f32>>>(
+    pub fn forward_piece<D: Device<Buffer: Buffer<f32>>>(
         &self,
         exchanger: &mut Exchanger<'_, D>,
         parameters: &FlatBuffer<D>,
+        at: usize,
         rows: usize,
         activations: &mut Activations<D>,
     ) -> Result<()> {
-        if rows == 0 {
-            return Ok(());
-        }
         let Activations { values, saved, .. } = activations;
-        for (at, piece) in self.pieces.iter().enumerate() {
-            let (from, into) = (self.value[at], self.value[at + 1]);
-            let (mut input, mut output) = (values[from].take(), values[into].take());
-            match piece {
-                Piece::Layer(layer) => {
-                    let _span = observe::work(Name::Layer).layer(at);
-                    let device = exchanger.device;
-                    let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
-                    let output = device.view_mut(here_mut(&mut output), 0..rows * self.widths[at + 1]);
-                    let input = device.view(here(&input), 0..rows * self.widths[at]);
-                    layer.forward(device, parameters, rows, input, saved, output);
-                }
-                Piece::Exchange(exchange) => exchanger.forward(*exchange, rows, &mut input, &mut output)?,
+        let (from, into) = (self.value[at], self.value[at + 1]);
+        let (mut input, mut output) = (values[from].take(), values[into].take());
+        match &self.pieces[at] {
+            Piece::Layer(layer) => {
+                let _span = observe::work(Name::Layer).layer(self.numbers[at]);
+                let device = exchanger.device;
+                let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
+                let output = device.view_mut(here_mut(&mut output), 0..rows * self.widths[at + 1]);
+                let input = device.view(here(&input), 0..rows * self.widths[at]);
+                layer.forward(device, parameters, rows, input, saved, output);
             }
-            if output.is_some() {
-                values[into] = output;
-            }
-            if input.is_some() {
-                values[from] = input;
-            }
+            Piece::Exchange(exchange) => exchanger.forward(*exchange, rows, &mut input, &mut output)?,
+        }
+        // of a piece that works in place, only `input` is there
+        if output.is_some() {
+            values[into] = output;
+        }
+        if input.is_some() {
+            values[from] = input;
         }
         Ok(())
     }
@@ -216,6 +225,7 @@ impl Stage {
             return Ok(());
         }
         match (&self.pieces[at], pass) {
+            (Piece::Layer(layer), Pass::Weights) if layer.tensors().is_empty() => Ok(()),
             (Piece::Layer(layer), _) => self.backward_layer(context, at, layer, pass, activations, gradients),
             (Piece::Exchange(_), Pass::Weights) => Ok(()),
             // an exchange before a layer was done together with it
@@ -236,7 +246,7 @@ impl Stage {
         activations: &Activations<D>,
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
-        let _span = observe::work(Name::Layer).layer(at);
+        let _span = observe::work(Name::Layer).layer(self.numbers[at]);
         let (device, rows) = (context.exchanger.device, context.rows);
         let view = |position: usize| {
             device.view(here(&activations.values[self.value[position]]), 0..rows * self.widths[position])
@@ -247,7 +257,7 @@ impl Stage {
         let mut started = None;
         if pass != Pass::Weights {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-            layer.backward_activation(device, &tape, gradient, context.gradients, context.accumulate[0]);
+            layer.backward_activation(device, &tape, gradient, context.gradients, context.accumulate.biases);
             if self.needs_gradient(at) {
                 if !layer.is_elementwise() {
                     let (before, after) = gradients.values.split_at_mut(from);
@@ -263,7 +273,7 @@ impl Stage {
         }
         if pass != Pass::Inputs {
             let gradient = device.view(here(&gradients.values[from]), 0..len);
-            layer.backward_weight(device, rows, &tape, gradient, context.gradients, context.accumulate[1]);
+            layer.backward_weight(device, rows, &tape, gradient, context.gradients, context.accumulate.weights);
         }
         match started {
             Some((exchange, started)) => self.finish_exchange(context, at - 1, exchange, started, gradients),

@@ -28,7 +28,7 @@ impl Probe {
         let parameter_gradients = FlatBuffer::zeros(&device, &shards, &whole).unwrap();
         let head = Head { loss, outputs: model.outputs };
         let stage = Stage::new(0, &split(&model, Split::Pairs, 0, 1).unwrap(), input.len(), 0, Some(head));
-        let exchanger = Exchanger::alone(&device).unwrap();
+        let exchanger = Exchanger::alone(&device);
         let mut activations = stage.activations(&exchanger, rows, false).unwrap();
         let (inputs, targets) = activations.samples();
         Initial::Normal { deviation: 1.0 }.fill(1, "input", 0, inputs.as_mut().unwrap());
@@ -42,8 +42,11 @@ impl Probe {
     }
 
     fn loss(&mut self) -> f64 {
-        let mut exchanger = Exchanger::alone(&self.device).unwrap();
-        self.stage.forward(&mut exchanger, &self.parameters, self.rows, &mut self.activations).unwrap();
+        let mut exchanger = Exchanger::alone(&self.device);
+        for at in 0..self.stage.num_pieces() {
+            let (parameters, activations) = (&self.parameters, &mut self.activations);
+            self.stage.forward_piece(&mut exchanger, parameters, at, self.rows, activations).unwrap();
+        }
         let mut sums = self.device.allocate(totals::LEN).unwrap();
         let scale = 1.0 / self.rows as f32;
         let (activations, gradients) = (&self.activations, &mut self.gradients);
@@ -58,11 +61,11 @@ impl Probe {
             for &pass in passes {
                 for at in (0..self.stage.num_pieces()).rev() {
                     let mut context = BackwardContext {
-                        exchanger: &mut Exchanger::alone(&self.device).unwrap(),
+                        exchanger: &mut Exchanger::alone(&self.device),
                         parameters: &self.parameters,
                         gradients: &mut self.parameter_gradients,
                         rows: self.rows,
-                        accumulate: [time > 0; 2],
+                        accumulate: Accumulate { biases: time > 0, weights: time > 0 },
                     };
                     let (activations, gradients) = (&self.activations, &mut self.gradients);
                     self.stage.backward_piece(&mut context, at, pass, activations, gradients).unwrap();

@@ -3,8 +3,9 @@
 //! Each exchange is a pair of conjugate operations, one for the values on their way forward, one for the gradients on their
 //! way back: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two are called f and g.
 //!
-//! Sums are a reduce-scatter and an all-gather, both in place by pairwise exchange, so they have one order (that of the ranks)
-//! and every rank gets the same bits.
+//! Sums are formed in place by pairwise exchange, so they have one order (that of the ranks) and every rank gets the same bits:
+//! between two ranks in one round, which is all under way while the weights get their gradient; among more by a reduce-scatter,
+//! which is, and an all-gather, which follows.
 
 use crate::Result;
 use crate::comm::{Buffer, Communicator, Front, Operation, Pending};
@@ -56,17 +57,16 @@ pub enum Started<B> {
     Nothing,
     /// A sum, in the place of its terms.
     Sum(Pending<Front<B>>),
+    /// Parts of a sum, to be gathered.
+    Parts(Pending<Front<B>>),
     /// A sum of which this rank wants its columns.
     Columns(Pending<Front<B>>),
 }
 
 impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
     /// For whole layers, between which nothing is exchanged. Not collective.
-    ///
-    /// # Errors
-    /// None at present.
-    pub fn alone(device: &'a D) -> Result<Exchanger<'a, D>> {
-        Ok(Exchanger { device, scratch: None, tensor: None })
+    pub fn alone(device: &'a D) -> Exchanger<'a, D> {
+        Exchanger { device, scratch: None, tensor: None }
     }
 
     /// For exchanges of at most `rows` rows and `width` columns over `tensor`. Not collective.
@@ -164,7 +164,8 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
     ) -> Result<()> {
         match started {
             Started::Nothing => {}
-            Started::Sum(pending) => {
+            Started::Sum(pending) => *own = Some(pending.wait().buffer),
+            Started::Parts(pending) => {
                 let sum = self.peers().start_all_gather_in_place(pending.wait())?.wait();
                 *own = Some(sum.buffer);
             }
@@ -191,8 +192,12 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
 
     fn start_sum(&mut self, terms: &mut Option<D::Buffer>, len: usize) -> Result<Started<D::Buffer>> {
         let buffer = terms.take().expect("values that are summed are here");
+        if self.size() == 2 {
+            let sum = self.peers().start_all_reduce_in_place(Front { buffer, len }, Operation::Sum)?;
+            return Ok(Started::Sum(sum));
+        }
         let len = self.padded(len);
-        Ok(Started::Sum(self.peers().start_reduce_scatter(Front { buffer, len }, Operation::Sum)?))
+        Ok(Started::Parts(self.peers().start_reduce_scatter(Front { buffer, len }, Operation::Sum)?))
     }
 
     fn gather(

@@ -38,6 +38,8 @@ pub enum Piece {
 /// A rank's part of one layer of the model.
 #[derive(Debug, Clone, Default)]
 pub struct LayerPart {
+    /// The layer's number in the model.
+    pub number: usize,
     /// What to do, in order. A layer in here numbers its tensors from 0.
     pub pieces: Vec<Piece>,
     /// Its tensors, each with its number in the model.
@@ -54,7 +56,7 @@ pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Ve
     let mut parts = Vec::new();
     for (at, layer) in model.layers.iter().enumerate() {
         let number = linear.iter().position(|index| *index == at);
-        parts.push(match (number, layer) {
+        let part = match (number, layer) {
             _ if size == 1 => divider.whole(layer),
             (None, Layer::Flatten { .. }) if at < linear.first().copied().unwrap_or_default() => divider.whole(layer),
             (Some(number), Layer::Linear { .. }) => {
@@ -77,7 +79,8 @@ pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Ve
                 let way_out = "use --model mlp or deep-mlp, or another strategy";
                 return Err(Error::input("splitting the model", format!("{why}: {way_out}")));
             }
-        });
+        };
+        parts.push(LayerPart { number: at, ..part });
     }
     Ok(parts)
 }
@@ -91,7 +94,8 @@ struct Divider<'m> {
 impl Divider<'_> {
     fn whole(&self, layer: &Layer) -> LayerPart {
         let tensors = layer.tensors().map(|tensor| (tensor, TensorShard::whole(&self.model.tensors[tensor])));
-        LayerPart { pieces: vec![Piece::Layer(layer.clone().with_tensors_from(0))], tensors: tensors.collect() }
+        let pieces = vec![Piece::Layer(layer.clone().with_tensors_from(0))];
+        LayerPart { number: 0, pieces, tensors: tensors.collect() }
     }
 
     fn by_outputs(&self, layer: &Layer, before: Option<ExchangeKind>, after: Option<ExchangeKind>) -> LayerPart {
