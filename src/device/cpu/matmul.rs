@@ -37,7 +37,7 @@ fn holds(values: &[f32], rows: usize, columns: usize) -> bool {
 }
 
 /// Below this many rows, `gemm` would spend more time in repacking a transposed right-hand side than in multiplying.
-const FEW_ROWS: usize = 512;
+const TURNED_ROWS: usize = 512;
 
 /// Up to this many rows, a matrix is best read in order: see `few_rows.rs`.
 const STRIPE_ROWS: usize = 32;
@@ -57,7 +57,7 @@ impl Cpu {
         assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
         assert_eq!(left.columns, right.rows, "inner lengths of a product");
         let large = n * left.columns > 1 << 16;
-        if right.transposed && !left.transposed && !accumulate && m < FEW_ROWS && large {
+        if right.transposed && !left.transposed && !accumulate && m < TURNED_ROWS && large {
             TURNED.with_borrow_mut(|[turned_left, turned_product]| {
                 let k = left.columns;
                 turned_left.resize(turned_left.len().max(m * k), 0.0);

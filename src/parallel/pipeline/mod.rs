@@ -98,7 +98,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
     ) -> Result<Pipeline<'a, D>> {
         let PipelineChannels { stage: channel, tensor } = channels;
         let num_tags = schedule.num_stages.saturating_mul(schedule.num_micro_batches).saturating_mul(2);
-        if num_tags > LARGEST_TAG + 1 {
+        if schedule.num_stages > 1 && num_tags > LARGEST_TAG + 1 {
             let (stages, micro_batches) = (schedule.num_stages, schedule.num_micro_batches);
             let why = format!("{stages} stages and {micro_batches} micro-batches make {num_tags} messages of a step");
             let limit = LARGEST_TAG + 1;
