@@ -87,7 +87,7 @@ fn lenet_learns_mnist_on_any_number_of_ranks() {
 fn the_same_command_gives_the_same_bits() {
     for arguments in [
         "--steps 30",
-        "--steps 30 --reduction reduce-scatter --bucket-mb 0.01 --micro-batches 3",
+        "--steps 30 --reduction reduce-scatter --bucket-mb 0.01 --micro-batches 4",
         "--model deep-mlp --data synthetic --width 64 --steps 10 --optimizer adamw",
     ] {
         for ranks in [1, 2, 3] {
@@ -242,7 +242,10 @@ fn options_out_of_range_are_refused() {
     refused(&["--learning-rate", "-1"], "--learning-rate: it is -1, but must be above 0");
     refused(&["--momentum", "1"], "--momentum: it is 1, but must be from 0 to below 1");
     refused(&["--micro-batches", "0"], "--micro-batches: it is 0");
-    refused(&["--micro-batches", "129"], "--micro-batches: it is 129, but must not be above 128");
+    refused(
+        &["--micro-batches", "129"],
+        "--micro-batches: 129 micro-batches are more than the 128 samples of a batch",
+    );
     refused(&["--model", "deep-mlp", "--layers", "10000000000"], "--layers: it is 10000000000");
     refused(&["--model", "deep-mlp", "--data", "synthetic", "--width", "0"], "--width: it is 0");
     refused(

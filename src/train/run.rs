@@ -8,7 +8,7 @@ use super::metrics::{MetricsFile, MetricsRow, ResultLine, median};
 use super::options::DeviceName;
 use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
 use crate::app::{self, Progress};
-use crate::comm::{Buffer, Grid, World};
+use crate::comm::{Buffer, Grid, GridShape, World};
 use crate::device::{Cpu, Device};
 use crate::nn::Model;
 use crate::observe::{self, Name};
@@ -29,14 +29,30 @@ pub fn run(
 ) -> Result<()> {
     let all = world.communicator();
     all.agree(options.check(grid.data.size()))?;
+    let threads = options.threads.unwrap_or_else(|| world.default_threads());
+    let GridShape { data, stage, tensor } = grid.shape;
+    log::info!(
+        "{program}: ranks {}, nodes {}, threads of a rank {threads}; data {data} × stage {stage} × tensor {tensor}; {}",
+        world.size(),
+        world.num_nodes(),
+        world.library_version()
+    );
     let samples = data_options::open(world, options)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
+    let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
+    log::info!(
+        "{} for {}, {} parameters; {}: {} samples to train, {num_test} to test",
+        model.name,
+        model.input,
+        model.num_parameters(),
+        dataset.source(),
+        dataset.num_samples()
+    );
     let plan = all.agree(plan(&model).and_then(|plan| {
         options.check_micro_batches(plan.schedule.num_micro_batches)?;
         Ok(plan)
     }))?;
-    let threads = options.threads.unwrap_or_else(|| world.default_threads());
     match options.device {
         DeviceName::Cpu => {
             let device = all.agree(Cpu::new(threads))?;
@@ -146,30 +162,9 @@ impl Run<'_> {
 
     /// Says what is about to happen.
     fn announce<D: Device<Buffer: Buffer<f32>>>(&self, samples: &Samples, num_steps: u64, trainer: &Trainer<'_, D>) {
-        let (world, model, shape) = (self.world, self.model, self.grid.shape);
-        log::info!(
-            "{}: ranks {}, nodes {}, threads of a rank {}; data {} × stage {} × tensor {}; {}",
-            self.program,
-            world.size(),
-            world.num_nodes(),
-            self.threads,
-            shape.data,
-            shape.stage,
-            shape.tensor,
-            world.library_version()
-        );
-        let train = samples.train.dataset();
-        let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
-        let (source, num_train) = (train.source(), train.num_samples());
-        log::info!(
-            "{} for {}, {} parameters; {source}: {num_train} samples to train, {num_test} to test",
-            model.name,
-            model.input,
-            model.num_parameters()
-        );
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
-        let reduction = match (shape.data, trainer.reduction()) {
+        let reduction = match (self.grid.shape.data, trainer.reduction()) {
             (1, _) => "",
             (_, Reduction::AllReduce) => "; gradients by all-reduce",
             (_, Reduction::ReduceScatter) => "; gradients by reduce-scatter",
