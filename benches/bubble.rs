@@ -32,6 +32,11 @@ const MICRO_BATCHES: usize = 8;
 const LAYERS: usize = 8;
 const STEPS: u64 = 6;
 
+/// Rows of a micro-batch and width of the layers: messages of 64 KiB, which MPI does not copy away but hands over when both sides
+/// are there.
+const ROWS: usize = 256;
+const WIDTH: usize = 64;
+
 /// What a forward pass, a gradient of inputs, or one of weights takes in one layer.
 const UNIT: Duration = Duration::from_millis(4);
 
@@ -59,14 +64,14 @@ fn main() -> ExitCode {
 fn measure(kind: ScheduleKind) -> Result<()> {
     let world = World::start()?;
     let grid = Grid::new(&world, GridShape { data: 1, stage: RANKS, tensor: 1 })?;
-    let model = Network::deep_mlp(16, LAYERS).build(Features::Flat(16))?;
+    let model = Network::deep_mlp(WIDTH, LAYERS).build(Features::Flat(WIDTH))?;
     let plan = Plan::pipeline(&model, kind.generate(RANKS, 2, MICRO_BATCHES)?, Some(&sizes(kind)))?;
     let expected = plan.schedule.check()?.bubble;
     let sync = SyncSettings { bucket_bytes: 1 << 20, reduction: None, overlap: true, clip_norm: None };
-    let batch_size = 4 * MICRO_BATCHES;
+    let batch_size = ROWS * MICRO_BATCHES;
     let settings = TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 1 };
     let mut trainer = Trainer::new(&Sleeper, &grid, &model, &plan, settings)?;
-    let set = Synthetic::open(Features::Flat(16), Targets::Nothing, 0, batch_size, 1)?;
+    let set = Synthetic::open(Features::Flat(WIDTH), Targets::Nothing, 0, batch_size, 1)?;
     let mut batches = Batches::new(set, Sampler::new(batch_size, batch_size, Order::Sequential, 1), None);
     trainer.step(0, 0.0, &mut batches)?;
     let file = tempfile::NamedTempFile::new().expect("there is room for a small file");

@@ -22,7 +22,8 @@
 //! * Nothing that decides a number, be it a sample's place in the order, an initial weight or a random draw, depends on a rank
 //!   or on the number of ranks. Only the order of sums does, so N ranks agree with one to the rounding, and a command
 //!   repeated gives the same bits.
-//! * An error path runs no collective. An error that all ranks share is agreed on first; any other ends the job at once.
+//! * The path of an error that one rank has alone runs no collective: it ends the job at once. An error that all ranks share has
+//!   been agreed on.
 //! * A training step with one thread a rank allocates nothing of ours once it is under way.
 //!
 //! # Deliberately absent

@@ -126,7 +126,7 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         refused(
             "pipeline",
             "--micro-batches 129",
-            "--micro-batches: 129 micro-batches are more than the 128 samples of a batch; 128 would do",
+            "129 micro-batches are more than the 128 samples of a batch; 128 would do",
         );
         refused(
             "pipeline",
@@ -135,8 +135,12 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         );
         refused(
             "sync_sgd",
-            "--micro-batches 3",
-            "3 micro-batches do not divide the 128 samples of a batch; 2 or 4 would do",
+            if ranks == 2 { "--micro-batches 3" } else { "--micro-batches 43" },
+            if ranks == 2 {
+                "3 micro-batches do not divide the 64 samples that a replica has of a batch; 2 or 4 would do"
+            } else {
+                "43 micro-batches are more than the 42 samples that a replica has of a batch; 42 would do"
+            },
         );
         let stages = format!("it takes a layer for each of {ranks} stages, and mlp has 1");
         refused("pipeline", "--model mlp --hidden none", &stages);

@@ -7,7 +7,7 @@
 //! | [`reduce`](Communicator::reduce), [`all_reduce`](Communicator::all_reduce) | `MPI_Ireduce` and `MPI_Waitall`; `MPI_Allreduce` in chunks | all ranks |
 //! | [`reduce_scatter`](Communicator::reduce_scatter) | pairwise `MPI_Isend`/`MPI_Irecv`, sums in rank order | all ranks |
 //! | [`agree`](Communicator::agree) | `MPI_Allreduce`, and more only after an error | all ranks |
-//! | `start_…` | the `MPI_I…` of the same name, as a [`Pending`] that owns its buffers | as above |
+//! | `start_…` | the `MPI_I…` of the same name, or pairwise exchange for what is in place or scattered, as a [`Pending`] that owns its buffers | as above |
 //!
 //! Nothing here knows what a layer is.
 

@@ -1,6 +1,6 @@
 //! Collective operations by pairwise exchange, in place: every part travels once, straight to where it is wanted, in one round
 //! that needs no attention from its sender, so it overlaps with computation; and sums are formed here, in the order of the ranks,
-//! so they have the same bits whatever MPI does.
+//! so they have the same bits whatever MPI does, as long as all terms are numbers.
 #![allow(unsafe_code)]
 
 use super::pending::{Finish, source, target};
@@ -49,7 +49,7 @@ impl Communicator {
     /// ranks where `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
     ///
     /// # Errors
-    /// The length is no multiple of the number of ranks.
+    /// The length is no multiple of the number of ranks, or there is no memory for what arrives.
     pub fn start_reduce_scatter<T: Element, B: Buffer<T>>(
         &self,
         values: B,

@@ -59,6 +59,7 @@ pub struct Pending<B> {
     buffers: Option<B>,
     pub(super) finish: Option<Finish<B>>,
     flight: Flight,
+    done: bool,
 }
 
 /// What is left to do on this rank when the messages have arrived.
@@ -71,11 +72,16 @@ pub(super) struct Finish<B> {
 impl<B> Pending<B> {
     /// Lets MPI make progress; true when [`Pending::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
-        let done = test_all(&mut self.requests);
-        if done {
+        self.done = self.done || test_all(&mut self.requests);
+        if self.done {
             self.flight.end();
         }
-        done
+        self.done
+    }
+
+    /// True once [`Pending::test`] has been: MPI need not be asked again. Not collective.
+    pub fn is_done(&self) -> bool {
+        self.done
     }
 
     /// Waits for the end of the operation and gives the buffers back. Not collective in itself, but it returns only
@@ -125,7 +131,7 @@ impl Communicator {
         let span = flight.posting();
         post(&self.raw, &mut requests, &mut buffers);
         drop(span);
-        Pending { raw: Rc::clone(&self.raw), requests, buffers: Some(buffers), finish: None, flight }
+        Pending { raw: Rc::clone(&self.raw), requests, buffers: Some(buffers), finish: None, flight, done: false }
     }
 
     /// The next collective operation, of `len` elements on this rank, in flight.

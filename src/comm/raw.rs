@@ -304,8 +304,8 @@ impl Raw {
         }
     }
 
-    /// Every rank sends `parts[s]` to each other rank `s` and receives what they send to it in `inbox`, whose part `s`
-    /// (of `count` elements, its own left out) comes from rank `s`: the pairwise exchange of R. Thakur, R. Rabenseifner
+    /// Every rank sends `count` elements at `outgoing(s)` to each other rank `s` and receives as many from it at `incoming(s)`:
+    /// the pairwise exchange of R. Thakur, R. Rabenseifner
     /// and W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19 (2005), §4.3.
     pub(super) unsafe fn exchange<T: Element>(
         &self,

@@ -44,15 +44,15 @@ pub enum Name {
     Scatter,
     /// `MPI_Gather`.
     Gather,
-    /// `MPI_Allgather`.
+    /// `MPI_Allgather`, or the same in place by pairwise exchange.
     AllGather,
     /// `MPI_Alltoall`.
     AllToAll,
     /// `MPI_Reduce`.
     Reduce,
-    /// `MPI_Allreduce`.
+    /// `MPI_Allreduce`, or the same in place by pairwise exchange.
     AllReduce,
-    /// `MPI_Reduce_scatter_block`.
+    /// What `MPI_Reduce_scatter_block` does, by pairwise exchange.
     ReduceScatter,
 }
 
@@ -154,8 +154,8 @@ impl Event {
     }
 }
 
-/// The most records that are kept, 80 bytes each.
-const MOST_EVENTS: usize = 1 << 20;
+/// The most records that the ranks of a job keep between them, and one rank alone: 80 bytes each.
+const MOST_EVENTS: [usize; 2] = [1 << 23, 1 << 20];
 
 /// What this rank has recorded.
 #[derive(Debug, Clone, Default)]
@@ -170,6 +170,7 @@ pub struct Record {
 
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
+    static LIMIT: Cell<usize> = const { Cell::new(0) };
     static ORIGIN: Instant = Instant::now();
     static RECORD: RefCell<Record> = RefCell::default();
 }
@@ -179,9 +180,10 @@ pub fn now() -> i64 {
     ORIGIN.with(Instant::elapsed).as_nanos() as i64
 }
 
-/// Starts recording what this thread does.
-pub fn start() {
+/// Starts recording what this thread does, one of `num_ranks` whose records will be brought together.
+pub fn start(num_ranks: usize) {
     now();
+    LIMIT.set((MOST_EVENTS[0] / num_ranks).min(MOST_EVENTS[1]));
     ON.set(true);
 }
 
@@ -203,7 +205,7 @@ pub fn expect_bubble(share: f64) {
 
 fn record(event: Event) {
     RECORD.with_borrow_mut(|record| {
-        if record.events.len() < MOST_EVENTS {
+        if record.events.len() < LIMIT.get() {
             record.events.push(event);
         } else {
             record.num_lost += 1;
@@ -297,7 +299,7 @@ mod tests {
     #[test]
     fn spans_are_recorded_between_start_and_finish_and_nest() {
         drop(work(Name::Step));
-        start();
+        start(1);
         {
             let _step = work(Name::Step).step(7);
             let _layer = work(Name::Layer).micro_batch(1, 2).layer(3);

@@ -117,7 +117,7 @@ pub struct TrainOptions {
     pub batch_size: usize,
 
     /// Parts that a replica's share of a batch is worked on in; gradients are exchanged after the last [default: 1, with pipeline
-    /// two for each rank or a few more]
+    /// two to four for each rank]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 
@@ -280,21 +280,26 @@ impl TrainOptions {
         Ok(())
     }
 
-    /// Checks that a batch can be cut into `num` micro-batches of the same size.
+    /// Checks that each of `num_replicas` shares of a batch, of `largest` samples at most, can be cut into `num` micro-batches,
+    /// and, where the shares are equal, into equal ones.
     ///
     /// # Errors
     /// It cannot; the message names numbers that would do.
-    pub fn check_micro_batches(&self, num: usize) -> Result<()> {
-        let batch = self.batch_size;
-        if num > 0 && batch.is_multiple_of(num) {
+    pub fn check_micro_batches(&self, num: usize, num_replicas: usize, largest: usize) -> Result<()> {
+        let batch = self.batch_size.min(largest);
+        let share = (batch / num_replicas).max(1);
+        let divides =
+            |batch: usize| !batch.is_multiple_of(num_replicas) || (batch / num_replicas).is_multiple_of(num);
+        if num <= share && (divides(batch) || divides(self.batch_size)) {
             return Ok(());
         }
-        let fits = |m: &usize| batch.is_multiple_of(*m);
-        let below = (1..=num.min(batch)).rev().find(fits).unwrap_or(1);
-        let above = (num..=batch).find(fits).map(|above| format!(" or {above}")).unwrap_or_default();
-        let what = if num > batch { "are more than" } else { "do not divide" };
-        let why = format!("{num} micro-batches {what} the {batch} samples of a batch; {below}{above} would do");
-        Err(Error::input("--micro-batches", why))
+        let fits = |m: &usize| share.is_multiple_of(*m);
+        let below = (1..=num.min(share)).rev().find(fits).unwrap_or(1);
+        let above = (num..=share).find(fits).map(|above| format!(" or {above}")).unwrap_or_default();
+        let what = if num > share { "are more than" } else { "do not divide" };
+        let whose = if num_replicas > 1 { "that a replica has of a batch" } else { "of a batch" };
+        let why = format!("{num} micro-batches {what} the {share} samples {whose}; {below}{above} would do");
+        Err(Error::input("cutting batches into micro-batches", why))
     }
 
     /// The network.

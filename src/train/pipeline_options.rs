@@ -76,14 +76,18 @@ impl PipelineOptions {
         }
     }
 
-    /// The schedule for `num_ranks` ranks, checked: with as many micro-batches as the file or `train` says, else with two for
-    /// each rank, or a few more if the batch does not divide by that. `file` is what is in --schedule, if that is one. Not
+    /// The schedule for `num_ranks` ranks, checked: with as many micro-batches as the file or `train` says, else with two to
+    /// four for each rank, if the batch divides by that, or fewer. `file` is what is in --schedule, if that is one. Not
     /// collective.
     fn schedule(&self, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<Schedule> {
         let schedule = match (&self.schedule, file) {
             (ScheduleChoice::Named(kind), _) => {
-                let fitting = |least: usize| (least..=train.batch_size).find(|m| train.batch_size.is_multiple_of(*m));
-                let usual = || fitting(num_ranks.saturating_mul(2).max(1)).unwrap_or(train.batch_size);
+                let usual = || {
+                    let fits = |m: &usize| train.batch_size.is_multiple_of(*m);
+                    let two = num_ranks.saturating_mul(2).max(1);
+                    let more = (two..=two.saturating_mul(2).min(train.batch_size)).find(fits);
+                    more.or_else(|| (1..two.min(train.batch_size)).rev().find(fits)).unwrap_or(1)
+                };
                 let stages_per_rank = if *kind == ScheduleKind::Interleaved { self.stages_per_rank } else { 1 };
                 kind.generate(num_ranks, stages_per_rank, train.micro_batches.unwrap_or_else(usual))?
             }

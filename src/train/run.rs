@@ -50,7 +50,8 @@ pub fn run(
         dataset.num_samples()
     );
     let plan = all.agree(plan(&model).and_then(|plan| {
-        options.check_micro_batches(plan.schedule.num_micro_batches)?;
+        let num_samples = dataset.num_samples();
+        options.check_micro_batches(plan.schedule.num_micro_batches, data, num_samples)?;
         Ok(plan)
     }))?;
     match options.device {

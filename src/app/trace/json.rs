@@ -78,9 +78,7 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
                     ..entry(ph, time)
                 };
                 let ends = sends.get(&event.link).zip(receives.get(&event.link));
-                if let (Kind::Communication, Some((start, end))) =
-                    (event.kind(), ends.filter(|(start, end)| start <= end))
-                {
+                if let (Kind::Communication, Some((start, end))) = (event.kind(), ends) {
                     if event.name() == Name::Send && event.start == *start {
                         line(&mut into, &arrow("s", *start))?;
                     } else if event.name() == Name::Receive && event.end == *end {

@@ -14,7 +14,7 @@ use crate::observe::{self, Event, Record};
 use crate::{Error, Result};
 
 /// Round trips by which two clocks are compared; the fastest counts.
-const NUM_ROUND_TRIPS: usize = 20;
+const NUM_ROUND_TRIPS: usize = 100;
 
 /// The records of a job in the making.
 pub struct Trace {
@@ -43,7 +43,7 @@ impl Trace {
         let all = world.communicator();
         let file = all.agree(if world.is_root() { create().map(Some) } else { Ok(None) })?;
         let clock = compare_clocks(all)?;
-        observe::start();
+        observe::start(world.size());
         Ok(Trace { path: name, program: program.to_owned(), file, clock })
     }
 

@@ -79,7 +79,7 @@ fn shares(events: &[Event], came: &HashMap<i64, i64>) -> Shares {
     let steps = steps(events);
     let mut shares = Shares { steps: steps.iter().map(|step| step.duration()).sum(), ..Shares::default() };
     for event in events.iter().filter(|event| event.kind() == Kind::Communication) {
-        if step_of(&steps, event).is_some() {
+        if span_around(&steps, event).is_some() {
             let last = came.get(&event.link).copied().unwrap_or(event.start);
             let idle = last.clamp(event.start, event.end) - event.start;
             shares.idle += idle;
@@ -98,8 +98,17 @@ fn bubble(ranks: &[Vec<Event>]) -> f64 {
         for step in &steps {
             spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0, 0)).3 += 1;
         }
-        for event in events.iter().filter(|event| event.name().is_pass() && event.kind() == Kind::Work) {
-            if let Some(step) = step_of(&steps, event) {
+        let is_work = |event: &&Event| event.kind() == Kind::Work;
+        let passes: Vec<Event> =
+            events.iter().filter(is_work).filter(|event| event.name().is_pass()).copied().collect();
+        // updates are done as soon as gradients are complete, inside the last passes, and are no part of them
+        for update in events.iter().filter(is_work).filter(|event| event.name() == Name::Optimizer) {
+            if let (Some(_), Some(step)) = (span_around(&passes, update), span_around(&steps, update)) {
+                spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0, 0)).2 -= update.duration();
+            }
+        }
+        for event in &passes {
+            if let Some(step) = span_around(&steps, event) {
                 let (start, end, busy, _) = spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0, 0));
                 (*start, *end) = (event.start.min(*start), event.end.max(*end));
                 *busy += event.duration();
@@ -118,10 +127,10 @@ fn steps(events: &[Event]) -> Vec<Event> {
     events.iter().filter(|event| event.name() == Name::Step && event.kind() == Kind::Work).copied().collect()
 }
 
-/// The step that `event` lies in.
-fn step_of<'a>(steps: &'a [Event], event: &Event) -> Option<&'a Event> {
-    let after = steps.partition_point(|step| step.start <= event.start);
-    steps[..after].last().filter(|step| event.end <= step.end)
+/// Which of `spans`, one after the other, `event` lies in.
+fn span_around<'a>(spans: &'a [Event], event: &Event) -> Option<&'a Event> {
+    let after = spans.partition_point(|span| span.start <= event.start);
+    spans[..after].last().filter(|span| event.end <= span.end)
 }
 
 #[cfg(test)]
@@ -131,7 +140,7 @@ mod tests {
 
     /// Records what `work` does and gives it times of its own, in the order of the spans' ends.
     fn events(times: &[(i64, i64)], work: impl FnOnce()) -> Vec<Event> {
-        observe::start();
+        observe::start(1);
         work();
         let mut events = observe::finish().events;
         assert_eq!(events.len(), times.len());

@@ -4,7 +4,8 @@
 //! The way of a micro-batch through a stage: a receive is posted into the input of a free slot; the forward pass waits for it and
 //! fills the slot; the output leaves in a send that owns it. On the way back a receive is posted into the last array of a free
 //! set of gradients, the backward pass waits for it, fills the set and adds to the gradients of the parameters, and the first
-//! array of the set leaves in a send. An array comes back from its send when it is wanted next. Nothing else blocks.
+//! array of the set leaves in a send. An array comes back from its send when it is wanted next, a pass or more later. Nothing else
+//! blocks.
 //!
 //! Invariants: a slot or a set serves one micro-batch at a time ([`program`]); the messages of a step are named by direction,
 //! stage and micro-batch; every rank adds the micro-batches up in the order of its schedule, so a schedule that keeps that order
@@ -87,7 +88,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
     /// forward pass (Chen et al., "Training deep nets with sublinear memory cost", 2016). Not collective.
     ///
     /// # Errors
-    /// The device has not enough memory.
+    /// The device has not enough memory, or a step has more messages than MPI has tags.
     pub fn new(
         device: &'a D,
         channels: PipelineChannels,
@@ -363,16 +364,16 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         Ok(())
     }
 
-    /// Lets MPI move messages, which it does inside MPI calls only: called between layers.
+    /// Lets MPI move messages, which it does inside MPI calls only: called between layers. One call that finds something
+    /// unfinished has moved all.
     fn progress(lanes: &mut [Lane<D>]) {
-        let slots = lanes.iter_mut().flat_map(|lane| &mut lane.slots);
-        if let Some(pending) = slots.filter_map(|slot| slot.output.as_mut()).next() {
-            pending.test();
-            return;
-        }
-        let sets = lanes.iter_mut().flat_map(|lane| &mut lane.sets);
-        if let Some(pending) = sets.filter_map(|set| set.input.as_mut()).next() {
-            pending.test();
+        for lane in lanes {
+            let slots = lane.slots.iter_mut().flat_map(|slot| [&mut slot.output, &mut slot.input]);
+            let sets = lane.sets.iter_mut().flat_map(|set| [&mut set.output, &mut set.input]);
+            let mut pending = slots.chain(sets).flatten().filter(|pending| !pending.is_done());
+            if pending.any(|pending| !pending.test()) {
+                return;
+            }
         }
     }
 }

@@ -38,71 +38,77 @@ pub struct RankProgram {
     pub num_sets: Vec<usize>,
 }
 
-/// Places that are taken from a first to a last action.
+/// From which to which action each stage needs arrays for each micro-batch.
 #[derive(Default)]
-struct Places {
-    /// For each stage and micro-batch, the first and the last action.
-    lives: HashMap<(usize, usize), (usize, usize)>,
-    taken: HashMap<(usize, usize), usize>,
-    free: HashMap<usize, Vec<usize>>,
-    made: HashMap<usize, usize>,
-}
+struct Lives(HashMap<(usize, usize), (usize, usize)>);
 
-impl Places {
-    fn touch(&mut self, at: usize, stage: usize, micro_batch: usize) {
-        let life = self.lives.entry((stage, micro_batch)).or_insert((at, at));
-        life.1 = at;
+/// Which of its arrays each stage uses for each micro-batch.
+type Places = HashMap<(usize, usize), usize>;
+
+impl Lives {
+    /// `action`, the number of one, needs the arrays of `micro_batch` in `stage`.
+    fn touch(&mut self, action: usize, stage: usize, micro_batch: usize) {
+        let life = self.0.entry((stage, micro_batch)).or_insert((action, action));
+        life.1 = life.1.max(action);
     }
 
-    /// The place of `(stage, micro_batch)` at action `at`: the lowest that is free if this is the first.
-    fn place(&mut self, at: usize, stage: usize, micro_batch: usize) -> usize {
-        let Some(&(first, last)) = self.lives.get(&(stage, micro_batch)) else {
-            return 0;
-        };
-        let free = self.free.entry(stage).or_default();
-        let made = self.made.entry(stage).or_default();
-        if at == first {
-            let place = match (0..free.len()).min_by_key(|&i| free[i]) {
-                Some(lowest) => free.swap_remove(lowest),
-                None => {
-                    *made += 1;
-                    *made - 1
-                }
-            };
-            self.taken.insert((stage, micro_batch), place);
+    /// As few arrays as the lives that overlap, each life those that have been free longest; and how many each stage has.
+    fn places(&self, num_stages: usize) -> (Places, Vec<usize>) {
+        let mut lives: Vec<_> = self.0.iter().map(|(key, life)| (*life, *key)).collect();
+        lives.sort_unstable();
+        // for each stage, when each of its arrays is free again
+        let mut ends: Vec<Vec<usize>> = vec![Vec::new(); num_stages];
+        let mut places = Places::new();
+        for ((first, last), (stage, micro_batch)) in lives {
+            let ends = &mut ends[stage];
+            let free = (0..ends.len()).filter(|place| ends[*place] < first).min_by_key(|place| ends[*place]);
+            let place = free.unwrap_or(ends.len());
+            if free.is_none() {
+                ends.push(last);
+            }
+            ends[place] = last;
+            places.insert((stage, micro_batch), place);
         }
-        let place = self.taken[&(stage, micro_batch)];
-        if at == last {
-            free.push(place);
-        }
-        place
+        (places, ends.iter().map(Vec::len).collect())
     }
 }
 
 impl RankProgram {
     /// The actions of `rank` in `schedule`, which has been checked. Receives of gradients are posted one pass ahead of where the
-    /// schedule has them, which takes a set more and waits for nobody: the set that it takes over was sent before, in an order
-    /// that has been proved to come to its end.
+    /// schedule has them. An array that leaves in a send is not wanted again before the pass after it is done, so that the message
+    /// has had time; if it is under way still, waiting for it is safe, for it was sent before in an order that has been proved to
+    /// come to its end.
     pub fn new(schedule: &Schedule, rank: usize) -> RankProgram {
         let actions = posted_ahead(&schedule.ranks[rank]);
         let owners = schedule.owners();
         let stages: Vec<usize> = (0..owners.len()).filter(|stage| owners[*stage] == Some(rank)).collect();
         let lane = |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
-        let (mut slots, mut sets) = (Places::default(), Places::default());
+        let (mut values, mut gradients) = (Lives::default(), Lives::default());
         for (at, action) in actions.iter().enumerate() {
             let Action { stage, work, micro_batch } = *action;
+            let is_pass = |later: &Action| !later.work.is_message();
+            let next_pass = actions[at + 1..].iter().position(is_pass).map_or(at, |ahead| at + 1 + ahead);
             if work.touches_values() {
-                slots.touch(at, stage, micro_batch);
+                values.touch(at, stage, micro_batch);
             }
             if work.touches_gradients() {
-                sets.touch(at, stage, micro_batch);
+                gradients.touch(at, stage, micro_batch);
+            }
+            match work {
+                Work::SendActivation => values.touch(next_pass, stage, micro_batch),
+                Work::SendGradient => gradients.touch(next_pass, stage, micro_batch),
+                _ => {}
             }
             match neighbour(&owners, *action) {
-                Some(Neighbour::Before(stage)) => slots.touch(at, stage, micro_batch),
-                Some(Neighbour::After(stage)) => sets.touch(at, stage, micro_batch),
+                Some(Neighbour::Before(stage)) => values.touch(at, stage, micro_batch),
+                Some(Neighbour::After(stage)) => gradients.touch(at, stage, micro_batch),
                 None => {}
             }
         }
+        let (slots, num_slots) = values.places(owners.len());
+        let (sets, num_sets) = gradients.places(owners.len());
+        let place =
+            |places: &Places, stage, micro_batch| places.get(&(stage, micro_batch)).copied().unwrap_or_default();
         let last_of: HashMap<usize, usize> = actions
             .iter()
             .enumerate()
@@ -112,11 +118,11 @@ impl RankProgram {
         let mut instructions = Vec::new();
         for (at, action) in actions.iter().enumerate() {
             let Action { stage, work, micro_batch } = *action;
-            let slot = if work.touches_values() { slots.place(at, stage, micro_batch) } else { 0 };
-            let set = if work.touches_gradients() { sets.place(at, stage, micro_batch) } else { 0 };
+            let slot = if work.touches_values() { place(&slots, stage, micro_batch) } else { 0 };
+            let set = if work.touches_gradients() { place(&sets, stage, micro_batch) } else { 0 };
             let neighbour = neighbour(&owners, *action).map(|neighbour| match neighbour {
-                Neighbour::Before(stage) => (lane(stage), slots.place(at, stage, micro_batch)),
-                Neighbour::After(stage) => (lane(stage), sets.place(at, stage, micro_batch)),
+                Neighbour::Before(stage) => (lane(stage), place(&slots, stage, micro_batch)),
+                Neighbour::After(stage) => (lane(stage), place(&sets, stage, micro_batch)),
             });
             let ends_pass = matches!(work, Work::Backward | Work::WeightGradient);
             let is_last = |other: &usize| {
@@ -132,10 +138,8 @@ impl RankProgram {
             let lane = lane(stage);
             instructions.push(Instruction { action: *action, lane, slot, set, neighbour, message, completes });
         }
-        let made = |places: &Places| {
-            stages.iter().map(|stage| places.made.get(stage).copied().unwrap_or_default()).collect()
-        };
-        RankProgram { instructions, num_slots: made(&slots), num_sets: made(&sets) }
+        let own = |numbers: &[usize]| stages.iter().map(|stage| numbers[*stage]).collect();
+        RankProgram { instructions, num_slots: own(&num_slots), num_sets: own(&num_sets) }
     }
 }
 
@@ -207,7 +211,7 @@ mod tests {
                     }
                     let all_complete = program.instructions.iter().rfind(|i| i.completes).unwrap();
                     assert_eq!(all_complete.lane, 0, "the first stage is the last to be complete");
-                    // no more slots than lives that overlap
+                    // no more slots than lives that overlap, and one for an output on its way
                     for (lane, num_slots) in program.num_slots.iter().enumerate() {
                         let at = |i: &Instruction| i.lane == lane && i.action.work.touches_values();
                         let lives: Vec<(usize, usize)> = (0..micro_batches)
@@ -219,7 +223,8 @@ mod tests {
                             .collect();
                         let overlap = |at: usize| lives.iter().filter(|life| life.0 <= at && at <= life.1).count();
                         let most = (0..program.instructions.len()).map(overlap).max();
-                        assert_eq!(Some(*num_slots), most, "{} {ranks} {micro_batches}", kind.name());
+                        let most = most.unwrap();
+                        assert!((most..=most + 1).contains(num_slots), "{} {ranks} {micro_batches}", kind.name());
                     }
                 }
             }

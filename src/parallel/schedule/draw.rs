@@ -53,7 +53,7 @@ impl Schedule {
         let (ranks, stages, micro_batches) = (self.ranks.len(), self.num_stages, self.num_micro_batches);
         let plural = |number, what: &str, s: &str| format!("{number} {what}{}", if number == 1 { "" } else { s });
         format!(
-            "{name}: {} on {}, {}; bubble {:.1} %, values of at most {most} kept on a rank",
+            "{name}: {} on {}, {}; bubble {:.1} %, at most {most} live micro-batches on a rank",
             plural(stages, "stage", "s"),
             plural(ranks, "rank", "s"),
             plural(micro_batches, "micro-batch", "es"),

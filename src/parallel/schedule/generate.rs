@@ -49,7 +49,7 @@ impl ScheduleKind {
     /// has `stages_per_rank` stages, rank r the stages r, r + num_ranks, …, if there are several ranks; else it has one.
     ///
     /// # Errors
-    /// A number is 0.
+    /// A number is 0, or the schedule would have more than 262,144 forward passes.
     pub fn generate(self, num_ranks: usize, stages_per_rank: usize, num_micro_batches: usize) -> Result<Schedule> {
         if num_ranks == 0 || stages_per_rank == 0 || num_micro_batches == 0 {
             let why = format!(

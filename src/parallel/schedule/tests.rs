@@ -91,7 +91,7 @@ fn one_forward_one_backward_looks_as_in_the_paper() {
     assert_eq!(schedule.stages_of(1), [1]);
     let table = schedule.table("1f1b", &schedule.check().unwrap()).unwrap();
     assert!(table.contains("rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 .  B2 B2\n"), "{table}");
-    assert!(table.contains("3 micro-batches; bubble 25.0 %, values of at most 2 kept on a rank"), "{table}");
+    assert!(table.contains("3 micro-batches; bubble 25.0 %, at most 2 live micro-batches on a rank"), "{table}");
 }
 
 #[test]

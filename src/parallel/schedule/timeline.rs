@@ -37,14 +37,17 @@ impl Timeline {
             .collect();
         let mut done: HashMap<Action, u64> = HashMap::new();
         let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); passes.len()];
+        let mut upwards = true;
         loop {
             let mut moved = false;
-            for (passes, spans) in passes.iter().zip(&mut ranks) {
+            // in turn from the first rank to the last and back, as forward and backward passes go
+            for index in 0..passes.len() {
+                let rank = if upwards { index } else { passes.len() - 1 - index };
+                let (passes, spans) = (&passes[rank], &mut ranks[rank]);
                 while let Some(&action) = passes.get(spans.len()) {
                     let needs = needs(action, schedule.num_stages);
-                    let Some(ready) =
-                        needs.iter().map(|any| any.iter().find_map(|a| done.get(a))).collect::<Option<Vec<_>>>()
-                    else {
+                    let ready = needs.iter().map(|any| any.iter().find_map(|pass| done.get(pass)));
+                    let Some(ready) = ready.collect::<Option<Vec<_>>>() else {
                         break;
                     };
                     let free = spans.last().map_or(0, |span| span.end);
@@ -58,6 +61,7 @@ impl Timeline {
             if !moved {
                 break;
             }
+            upwards = !upwards;
         }
         let stuck = passes.iter().zip(&ranks).enumerate();
         let stuck: Vec<_> =
