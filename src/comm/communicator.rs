@@ -60,6 +60,14 @@ impl Communicator {
         Ok(Communicator::new(part, self.raw.links.split(color)))
     }
 
+    /// Another communicator of the same ranks, whose messages never meet those of this one. Collective.
+    ///
+    /// # Errors
+    /// There are more ranks than MPI can count.
+    pub fn duplicate(&self) -> Result<Communicator> {
+        self.split(0, self.rank())
+    }
+
     /// For tests: splits messages above `limit` elements as if the MPI could count no further.
     #[doc(hidden)]
     pub fn set_message_limit(&self, limit: usize) {

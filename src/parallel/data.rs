@@ -65,8 +65,8 @@ impl SyncChannels {
     /// # Errors
     /// There are more ranks than MPI can count.
     pub fn new(grid: &Grid) -> Result<SyncChannels> {
-        let twin = |of: &Communicator| of.split(0, of.rank());
-        Ok(SyncChannels { reductions: twin(&grid.data)?, gathers: twin(&grid.data)?, norms: twin(&grid.all)? })
+        let Grid { data, all, .. } = grid;
+        Ok(SyncChannels { reductions: data.duplicate()?, gathers: data.duplicate()?, norms: all.duplicate()? })
     }
 }
 

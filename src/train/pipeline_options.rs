@@ -12,7 +12,7 @@ use crate::comm::{Communicator, World};
 use crate::nn::Model;
 use crate::observe;
 use crate::parallel::layout::Plan;
-use crate::parallel::schedule::{Schedule, ScheduleKind};
+use crate::parallel::schedule::{Report, Schedule, ScheduleKind};
 use crate::{Error, Result};
 
 /// A schedule by name, or a file with one.
@@ -76,10 +76,10 @@ impl PipelineOptions {
         }
     }
 
-    /// The schedule for `num_ranks` ranks, checked: with as many micro-batches as the file or `train` says, else with two to
+    /// The schedule for `num_ranks` ranks, with what its check found: with as many micro-batches as the file or `train` says, else with two to
     /// four for each rank, if the batch divides by that, or fewer. `file` is what is in --schedule, if that is one. Not
     /// collective.
-    fn schedule(&self, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<Schedule> {
+    fn schedule(&self, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<(Schedule, Report)> {
         let schedule = match (&self.schedule, file) {
             (ScheduleChoice::Named(kind), _) => {
                 let usual = || {
@@ -101,8 +101,8 @@ impl PipelineOptions {
                 schedule
             }
         };
-        schedule.check()?;
-        Ok(schedule)
+        let report = schedule.check()?;
+        Ok((schedule, report))
     }
 
     /// What is in --schedule, if that is a file: as rank 0 reads it, so that all ranks run the same. Collective.
@@ -134,7 +134,7 @@ impl PipelineOptions {
     }
 
     fn plan(&self, model: &Model, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<Plan> {
-        let schedule = self.schedule(num_ranks, train, file)?;
+        let (schedule, report) = self.schedule(num_ranks, train, file)?;
         if schedule.ranks.len() != num_ranks {
             let (name, found) = (self.name(), schedule.ranks.len());
             let why = format!("{name} is for {found} ranks, but the job has {num_ranks}");
@@ -148,7 +148,6 @@ impl PipelineOptions {
         }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
         let plan = Plan { recompute: self.recompute, ..Plan::pipeline(model, schedule, sizes)? };
-        let report = plan.schedule.check()?;
         observe::expect_bubble(report.bubble);
         log::info!("{}", plan.schedule.headline(&self.name(), &report));
         let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
@@ -163,8 +162,8 @@ impl PipelineOptions {
     pub fn show(&self, world: &World, file: &str, train: &TrainOptions) -> Result<()> {
         let text = self.read_file(world.communicator())?;
         let draw = || {
-            let schedule = self.schedule(self.show_ranks.unwrap_or(world.size()), train, text.as_deref())?;
-            let report = schedule.check()?;
+            let num_ranks = self.show_ranks.unwrap_or(world.size());
+            let (schedule, report) = self.schedule(num_ranks, train, text.as_deref())?;
             let path = Path::new(file);
             match path.extension().and_then(|extension| extension.to_str()) {
                 _ if file == "-" => app::print_line(schedule.table(&self.name(), &report)?.trim_end()),

@@ -66,8 +66,7 @@ impl PipelineChannels {
     /// # Errors
     /// There are more ranks than MPI can count.
     pub fn new(grid: &Grid) -> Result<PipelineChannels> {
-        let twin = |of: &Communicator| of.split(0, of.rank());
-        Ok(PipelineChannels { stage: twin(&grid.stage)?, tensor: twin(&grid.tensor)? })
+        Ok(PipelineChannels { stage: grid.stage.duplicate()?, tensor: grid.tensor.duplicate()? })
     }
 }
 
@@ -259,9 +258,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         for at in 0..self.lanes[instruction.lane].stage.num_pieces() {
             let Lane { stage, slots, .. } = &mut self.lanes[instruction.lane];
             let activations = &mut slots[instruction.slot].activations;
-            if rows > 0 {
-                stage.forward_piece(&mut self.exchanger, parameters, at, rows, activations)?;
-            }
+            stage.forward_piece(&mut self.exchanger, parameters, at, rows, activations)?;
             Pipeline::progress(&mut self.lanes);
         }
         let Lane { slots, inner, .. } = &mut self.lanes[instruction.lane];
@@ -354,7 +351,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
             (&mut slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
         if self.recompute {
             activations.swap_inner(&mut inner[instruction.set]);
-            for at in (0..stage.num_pieces()).filter(|_| rows > 0) {
+            for at in 0..stage.num_pieces() {
                 stage.forward_piece(&mut self.exchanger, &weights.parameters, at, rows, activations)?;
             }
         }

@@ -81,7 +81,7 @@ impl RankProgram {
     pub fn new(schedule: &Schedule, rank: usize) -> RankProgram {
         let actions = posted_ahead(&schedule.ranks[rank]);
         let owners = schedule.owners();
-        let stages: Vec<usize> = (0..owners.len()).filter(|stage| owners[*stage] == Some(rank)).collect();
+        let stages = schedule.stages_of(rank);
         let lane = |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
         let (mut values, mut gradients) = (Lives::default(), Lives::default());
         for (at, action) in actions.iter().enumerate() {
@@ -109,12 +109,12 @@ impl RankProgram {
         let (sets, num_sets) = gradients.places(owners.len());
         let place =
             |places: &Places, stage, micro_batch| places.get(&(stage, micro_batch)).copied().unwrap_or_default();
-        let last_of: HashMap<usize, usize> = actions
-            .iter()
-            .enumerate()
-            .filter(|(_, a)| a.work.touches_gradients())
-            .map(|(at, a)| (a.stage, at))
-            .collect();
+        let mut last_of: HashMap<usize, usize> = HashMap::new();
+        for (at, action) in actions.iter().enumerate() {
+            if matches!(action.work, Work::Backward | Work::WeightGradient) {
+                last_of.insert(action.stage, at);
+            }
+        }
         let mut instructions = Vec::new();
         for (at, action) in actions.iter().enumerate() {
             let Action { stage, work, micro_batch } = *action;
@@ -124,12 +124,10 @@ impl RankProgram {
                 Neighbour::Before(stage) => (lane(stage), place(&slots, stage, micro_batch)),
                 Neighbour::After(stage) => (lane(stage), place(&sets, stage, micro_batch)),
             });
-            let ends_pass = matches!(work, Work::Backward | Work::WeightGradient);
-            let is_last = |other: &usize| {
-                let rest = &actions[at + 1..=last_of.get(other).copied().unwrap_or(at).max(at)];
-                !rest.iter().any(|later| later.stage == *other && !later.work.is_message())
-            };
-            let completes = ends_pass && stages.iter().filter(|other| **other >= stage).all(is_last);
+            let mut from_here_on =
+                stages.iter().filter(|other| **other >= stage).filter_map(|other| last_of.get(other));
+            let completes =
+                matches!(work, Work::Backward | Work::WeightGradient) && from_here_on.all(|last| *last <= at);
             let message = action.partner().and_then(|partner| {
                 let sender =
                     if matches!(work, Work::SendActivation | Work::SendGradient) { *action } else { partner };

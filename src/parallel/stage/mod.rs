@@ -147,8 +147,8 @@ impl Stage {
         widths.max().unwrap_or_default()
     }
 
-    /// Forward pass of piece `at` for `rows ≥ 1` rows: from the values at position `at` to those at `at + 1`. Collective over the
-    /// tensor axis.
+    /// Forward pass of piece `at` for `rows` rows: from the values at position `at` to those at `at + 1`. With no rows nothing
+    /// happens. Collective over the tensor axis.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -160,6 +160,9 @@ impl Stage {
         rows: usize,
         activations: &mut Activations<D>,
     ) -> Result<()> {
+        if rows == 0 {
+            return Ok(());
+        }
         let Activations { values, saved, .. } = activations;
         let (from, into) = (self.value[at], self.value[at + 1]);
         let (mut input, mut output) = (values[from].take(), values[into].take());
@@ -198,7 +201,7 @@ impl Stage {
         let head = self.head.as_ref().expect("the loss is evaluated in the last stage");
         let shape = LossShape { rows, columns: head.outputs, scale };
         let outputs = here(activations.values.last().expect("there is an array for position 0"));
-        let gradient = here_mut(gradients.values.last_mut().expect("there is an array for position 0"));
+        let gradient = here_mut(gradients.output());
         let device = exchanger.device;
         let outputs = device.view(outputs, 0..rows * head.outputs);
         let targets = device.view(&activations.targets, 0..rows * head.targets_per_row());
