@@ -202,15 +202,21 @@ impl<D: Device> FlatBuffer<D> {
         places.map(|(tensor, place)| (tensor, place.range.clone()))
     }
 
+    /// The segment that tensor number `tensor` lies in, and where in it.
+    pub fn place(&self, tensor: usize) -> (usize, Range<usize>) {
+        let Place { segment, range } = self.places[tensor].clone();
+        (segment, range)
+    }
+
     /// Tensor number `tensor`, in logical order.
     pub fn tensor(&self, device: &D, tensor: usize) -> D::View<'_> {
-        let place = &self.places[tensor];
-        device.view(self.segment(place.segment), place.range.clone())
+        let (segment, range) = self.place(tensor);
+        device.view(self.segment(segment), range)
     }
 
     /// Tensor number `tensor`, in logical order, to write.
     pub fn tensor_mut(&mut self, device: &D, tensor: usize) -> D::ViewMut<'_> {
-        let Place { segment, range } = self.places[tensor].clone();
+        let (segment, range) = self.place(tensor);
         device.view_mut(self.segment_mut(segment), range)
     }
 

@@ -5,6 +5,8 @@ mod learning_rate;
 
 pub use learning_rate::{LearningRate, ScheduleKind};
 
+use std::ops::Range;
+
 use crate::Result;
 use crate::device::{AdamStep, Device, SgdStep};
 
@@ -49,12 +51,18 @@ impl OptimizerSettings {
         }
     }
 
-    /// Values that the optimizer keeps for each parameter.
-    pub fn num_slots(&self) -> usize {
+    /// Values that the optimizer keeps for each parameter, by PyTorch's names.
+    pub fn slot_names(&self) -> &'static [&'static str] {
         match self.rule {
-            Rule::Sgd => usize::from(self.momentum != 0.0),
-            Rule::Adam | Rule::AdamW => 2,
+            Rule::Sgd if self.momentum == 0.0 => &[],
+            Rule::Sgd => &["momentum_buffer"],
+            Rule::Adam | Rule::AdamW => &["exp_avg", "exp_avg_sq"],
         }
+    }
+
+    /// How many they are.
+    pub fn num_slots(&self) -> usize {
+        self.slot_names().len()
     }
 }
 
@@ -86,6 +94,21 @@ impl<D: Device> Optimizer<D> {
         let slot = |number: usize, len| device.allocate(if number < settings.num_slots() { len } else { 0 });
         let slots = lengths.iter().map(|&len| Ok([slot(0, len)?, slot(1, len)?])).collect::<Result<_>>()?;
         Ok(Optimizer { settings, slots, lengths })
+    }
+
+    /// The constants.
+    pub fn settings(&self) -> &OptimizerSettings {
+        &self.settings
+    }
+
+    /// Elements `range` of what this rank owns of slot `slot` of a segment.
+    pub fn slot(&self, device: &D, segment: usize, slot: usize, range: Range<usize>) -> D::View<'_> {
+        device.view(&self.slots[segment][slot], range)
+    }
+
+    /// The same, to write.
+    pub fn slot_mut(&mut self, device: &D, segment: usize, slot: usize, range: Range<usize>) -> D::ViewMut<'_> {
+        device.view_mut(&mut self.slots[segment][slot], range)
     }
 
     /// Updates the owned elements of one segment in one pass, and adds the squares of the (unscaled) gradient to `sums`

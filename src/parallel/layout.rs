@@ -67,6 +67,39 @@ impl Plan {
     }
 }
 
+/// Shows the values that this rank holds of one of its tensors to a function.
+pub type Part<'a> = dyn Fn(usize, &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> + 'a;
+
+/// Where rank 0 puts whole tensors together.
+pub trait Assembly {
+    /// The memory for tensor `number` of the model.
+    fn tensor(&mut self, number: usize) -> &mut [f32];
+
+    /// Tensor `number` is whole; the next one follows.
+    ///
+    /// # Errors
+    /// It is not what was expected.
+    fn complete(&mut self, number: usize) -> Result<()>;
+}
+
+/// Memory for one tensor after the other, each to be looked at.
+struct OneAtATime<'a> {
+    lengths: Vec<usize>,
+    values: Vec<f32>,
+    look: &'a mut dyn FnMut(usize, &[f32]) -> Result<()>,
+}
+
+impl Assembly for OneAtATime<'_> {
+    fn tensor(&mut self, number: usize) -> &mut [f32] {
+        self.values.resize(self.lengths[number], 0.0);
+        &mut self.values
+    }
+
+    fn complete(&mut self, number: usize) -> Result<()> {
+        (self.look)(number, &self.values)
+    }
+}
+
 /// What one rank holds, and where everything else is.
 #[derive(Debug, Clone)]
 pub struct Layout {
@@ -137,48 +170,82 @@ impl Layout {
         self.tensors.iter().map(|(_, shard)| shard.clone()).collect()
     }
 
-    /// Brings the whole tensors of `flat`, one after the other in logical order, to rank 0 of the world and shows them to
-    /// `look` there; no rank holds more than one whole tensor at a time. Collective over the grid.
+    /// Brings whole tensors, one after the other in logical order, to rank 0 of the world, straight into their places in
+    /// `whole`; nothing but the block of one rank is ever held beside it. `part` shows what this rank holds of its tensor
+    /// number so and so: all of its block if `num_replicas` is 1, else what it keeps of it, the parts of the first
+    /// `num_replicas` replicas making up the block. Collective over the grid.
+    ///
+    /// # Errors
+    /// What `part` or `whole` return (this rank alone).
+    pub fn gather(
+        &self,
+        grid: &Grid,
+        num_replicas: usize,
+        part: &Part<'_>,
+        whole: &mut dyn Assembly,
+    ) -> Result<()> {
+        let (rank, is_root) = (grid.all.rank(), grid.all.is_root());
+        let mut block = Vec::new();
+        for (number, holders) in self.places.iter().enumerate() {
+            let tag = (number % (1 << 15)) as i32;
+            let local = self.tensors.iter().position(|(other, _)| *other == number);
+            for (holder, shard) in holders {
+                let (_, stage, tensor) = grid.shape.coordinates(*holder);
+                let source = |replica| grid.shape.rank(replica, stage, tensor);
+                if !is_root {
+                    let is_mine = (0..num_replicas).any(|replica| source(replica) == rank);
+                    if let (true, Some(local)) = (is_mine, local) {
+                        part(local, &mut |values| grid.all.send(values, 0, tag))?;
+                    }
+                    continue;
+                }
+                // a block of whole rows lies in one piece, and goes where it belongs at once
+                let mut pieces = shard.pieces();
+                let first = pieces.next().filter(|_| pieces.next().is_none());
+                let target = match first.clone() {
+                    Some(piece) => &mut whole.tensor(number)[piece],
+                    None => {
+                        block.resize(shard.num_elements(), 0.0);
+                        &mut block[..]
+                    }
+                };
+                let mut at = 0;
+                for from in (0..num_replicas).map(source) {
+                    match local {
+                        Some(local) if from == rank => part(local, &mut |values| {
+                            target[at..at + values.len()].copy_from_slice(values);
+                            at += values.len();
+                            Ok(())
+                        })?,
+                        _ => at += grid.all.receive(&mut target[at..], from, tag)?,
+                    }
+                }
+                if first.is_none() {
+                    shard.insert(&block, whole.tensor(number));
+                }
+            }
+            if is_root {
+                whole.complete(number)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for `flat`, of which every replica holds all; shows the tensors to `look` on rank 0, each with its number.
+    /// Collective over the grid.
     ///
     /// # Errors
     /// What `look` returns (rank 0 alone).
-    pub fn gather<D: Device<Buffer: Buffer<f32>>>(
+    pub fn look_at<D: Device<Buffer: Buffer<f32>>>(
         &self,
         grid: &Grid,
         device: &D,
         flat: &FlatBuffer<D>,
         look: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let rank = grid.all.rank();
-        let (mut whole, mut block) = (Vec::new(), Vec::new());
-        for (number, holders) in self.places.iter().enumerate() {
-            let tag = (number % (1 << 15)) as i32;
-            if grid.all.is_root() {
-                let spec = holders.first().map(|(_, shard)| &shard.spec);
-                whole.resize(spec.map_or(0, |spec| spec.num_elements()), 0.0);
-            }
-            for (holder, shard) in holders {
-                if *holder == rank {
-                    let local = self.tensors.iter().position(|(other, _)| *other == number);
-                    let view = flat.tensor(device, local.expect("a rank knows what it holds"));
-                    device.read(view, &mut |values| {
-                        if rank == 0 {
-                            shard.insert(values, &mut whole);
-                            return Ok(());
-                        }
-                        grid.all.send(values, 0, tag)
-                    })?;
-                } else if grid.all.is_root() {
-                    block.resize(shard.num_elements(), 0.0);
-                    grid.all.receive(&mut block, *holder, tag)?;
-                    shard.insert(&block, &mut whole);
-                }
-            }
-            if grid.all.is_root() {
-                look(number, &whole)?;
-            }
-        }
-        Ok(())
+        let lengths = self.places.iter().map(|holders| holders.first().map_or(0, |(_, shard)| shard.spec.num_elements()));
+        let mut one = OneAtATime { lengths: lengths.collect(), values: Vec::new(), look };
+        self.gather(grid, 1, &|local, show| device.read(flat.tensor(device, local), show), &mut one)
     }
 
     /// A hash of all parameters' bits in logical order, on every rank: XXH3 with 128 bits over the little-endian bytes of the
@@ -193,7 +260,7 @@ impl Layout {
         flat: &FlatBuffer<D>,
     ) -> Result<u128> {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        self.gather(grid, device, flat, &mut |_, values| {
+        self.look_at(grid, device, flat, &mut |_, values| {
             hash_values(&mut hash, values);
             Ok(())
         })?;

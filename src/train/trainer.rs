@@ -9,7 +9,7 @@ use crate::nn::{FlatBuffer, Model};
 use crate::observe::{self, Name};
 use crate::optim::OptimizerSettings;
 use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
-use crate::parallel::layout::{Layout, Plan};
+use crate::parallel::layout::{Assembly, Layout, Plan};
 use crate::parallel::pipeline::{Pipeline, PipelineChannels, Source, Weights};
 use crate::parallel::{replica, shard};
 use crate::{Error, Result};
@@ -130,12 +130,56 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         Ok(())
     }
 
+    /// The names of what the optimizer keeps for each parameter.
+    pub fn slot_names(&self) -> &'static [&'static str] {
+        self.weights.sync.slot_names()
+    }
+
+    /// Overwrites tensor `number` of slot `slot` of the optimizer, as [`Trainer::set_tensor`].
+    ///
+    /// # Errors
+    /// The transfer to the device failed.
+    pub fn set_slot(&mut self, slot: usize, number: usize, values: &[f32]) -> Result<()> {
+        let Weights { parameters, sync, .. } = &mut self.weights;
+        for (local, (other, shard)) in self.layout.tensors.iter().enumerate() {
+            if *other == number {
+                let mut block = vec![0.0; shard.num_elements()];
+                shard.extract(values, &mut block);
+                sync.write_slot(self.device, parameters, (slot, local), &block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the whole tensors of the model together in `whole`, on rank 0. Collective.
+    ///
+    /// # Errors
+    /// What `whole` returns (rank 0 alone).
+    pub fn assemble_parameters(&self, whole: &mut dyn Assembly) -> Result<()> {
+        let part = |local, show: &mut dyn FnMut(&[f32]) -> Result<()>| {
+            self.device.read(self.weights.parameters.tensor(self.device, local), show)
+        };
+        self.layout.gather(self.grid, 1, &part, whole)
+    }
+
+    /// The same for slot `slot` of the optimizer. Collective.
+    ///
+    /// # Errors
+    /// What `whole` returns (rank 0 alone).
+    pub fn assemble_slot(&self, slot: usize, whole: &mut dyn Assembly) -> Result<()> {
+        let Weights { parameters, sync, .. } = &self.weights;
+        let part = |local, show: &mut dyn FnMut(&[f32]) -> Result<()>| {
+            sync.read_slot(self.device, parameters, (slot, local), show)
+        };
+        self.layout.gather(self.grid, self.grid.shape.data, &part, whole)
+    }
+
     /// Shows all whole tensors of the model to `look` on rank 0, in logical order, each with its number. Collective.
     ///
     /// # Errors
     /// What `look` returns (rank 0 alone).
     pub fn gather_parameters(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        self.layout.gather(self.grid, self.device, &self.weights.parameters, look)
+        self.layout.look_at(self.grid, self.device, &self.weights.parameters, look)
     }
 
     /// The same with the gradients of the last step; with [`Reduction::AllReduce`] they are the sums over the replicas.
@@ -144,7 +188,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     /// # Errors
     /// What `look` returns (rank 0 alone).
     pub fn gather_gradients(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        self.layout.gather(self.grid, self.device, &self.weights.gradients, look)
+        self.layout.look_at(self.grid, self.device, &self.weights.gradients, look)
     }
 
     /// A hash of the bits of all parameters of the model, on every rank: see [`Layout::digest`]. Collective.

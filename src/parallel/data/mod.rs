@@ -14,13 +14,14 @@
 //! communicator of their own, so that no timing can pair the wrong messages; a bucket's parameters change only after the
 //! backward pass has left all its layers; the sums have a fixed order, so every rank gets the same bits in every run.
 
+mod slots;
+
 use crate::Result;
 use crate::comm::{Buffer, Communicator, Grid, Operation, Pending};
 use crate::device::{Device, totals};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::observe::{self, Name};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
-
 use super::bucket::buckets;
 
 /// How a bucket's sum reaches the parameters.

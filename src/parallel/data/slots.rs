@@ -1,0 +1,80 @@
+//! What the optimizer keeps for each parameter, tensor by tensor, for checkpoints.
+//!
+//! With a reduce-scatter every replica keeps what belongs to its part of each bucket, so a tensor's values lie on one
+//! replica or on several that follow each other; with an all-reduce every replica keeps them all, and the first speaks.
+
+use std::ops::Range;
+
+use super::{GradSync, Reduction};
+use crate::Result;
+use crate::comm::Buffer;
+use crate::device::Device;
+use crate::nn::FlatBuffer;
+
+/// A run of elements, seen from three sides.
+struct Part {
+    segment: usize,
+    /// In this rank's memory for the segment.
+    kept: Range<usize>,
+    /// In the block that this rank and its replicas hold of the tensor.
+    block: Range<usize>,
+}
+
+impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
+    /// The names of the slots.
+    pub fn slot_names(&self) -> &'static [&'static str] {
+        self.optimizer.settings().slot_names()
+    }
+
+    /// Shows the part of tensor `tensor` of slot `slot` that this rank speaks for; over the data axis, in rank order, the
+    /// parts make up the block of the tensor. Not collective.
+    ///
+    /// # Errors
+    /// What `show` returns, or the transfer from the device failed.
+    pub fn read_slot(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        (slot, tensor): (usize, usize),
+        show: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let Part { segment, kept, .. } = self.part(parameters, tensor);
+        if self.reduction == Reduction::AllReduce && !self.reductions.is_root() || kept.is_empty() {
+            return show(&[]);
+        }
+        device.read(self.optimizer.slot(device, segment, slot, kept), show)
+    }
+
+    /// Overwrites what this rank keeps of tensor `tensor` of slot `slot`, of which `block` is the whole block. Not collective.
+    ///
+    /// # Errors
+    /// The transfer to the device failed.
+    pub fn write_slot(
+        &mut self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        (slot, tensor): (usize, usize),
+        block: &[f32],
+    ) -> Result<()> {
+        let part = self.part(parameters, tensor);
+        if part.kept.is_empty() {
+            return Ok(());
+        }
+        device.write(self.optimizer.slot_mut(device, part.segment, slot, part.kept), &mut |values| {
+            values.copy_from_slice(&block[part.block.clone()]);
+            Ok(())
+        })
+    }
+
+    /// What this rank keeps of tensor `tensor`.
+    fn part(&self, parameters: &FlatBuffer<D>, tensor: usize) -> Part {
+        let (segment, place) = parameters.place(tensor);
+        let bucket = self.buckets.iter().find(|bucket| bucket.segment == segment);
+        let owned = bucket.map_or(0..0, |bucket| bucket.owned.clone());
+        let (start, end) = (place.start.max(owned.start), place.end.min(owned.end));
+        if start >= end {
+            return Part { segment, kept: 0..0, block: 0..0 };
+        }
+        Part { segment, kept: start - owned.start..end - owned.start, block: start - place.start..end - place.start }
+    }
+}
