@@ -11,6 +11,7 @@
 //! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | where samples come from and in which order | `nn` |
+//! | [`checkpoint`] | files from which a run goes on | `memory`, `nn` |
 //! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `observe`, `optim` |
 //! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `observe` |
 //! | [`train`] | the loop that every training program runs, its options and results | all of these |
@@ -35,6 +36,7 @@
 mod error;
 
 pub mod app;
+pub mod checkpoint;
 pub mod comm;
 pub mod dataset;
 pub mod device;

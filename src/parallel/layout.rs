@@ -177,13 +177,7 @@ impl Layout {
     ///
     /// # Errors
     /// What `part` or `whole` return (this rank alone).
-    pub fn gather(
-        &self,
-        grid: &Grid,
-        num_replicas: usize,
-        part: &Part<'_>,
-        whole: &mut dyn Assembly,
-    ) -> Result<()> {
+    pub fn gather(&self, grid: &Grid, num_replicas: usize, part: &Part<'_>, whole: &mut dyn Assembly) -> Result<()> {
         let (rank, is_root) = (grid.all.rank(), grid.all.is_root());
         let mut block = Vec::new();
         for (number, holders) in self.places.iter().enumerate() {
@@ -243,7 +237,8 @@ impl Layout {
         flat: &FlatBuffer<D>,
         look: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let lengths = self.places.iter().map(|holders| holders.first().map_or(0, |(_, shard)| shard.spec.num_elements()));
+        let lengths =
+            self.places.iter().map(|holders| holders.first().map_or(0, |(_, shard)| shard.spec.num_elements()));
         let mut one = OneAtATime { lengths: lengths.collect(), values: Vec::new(), look };
         self.gather(grid, 1, &|local, show| device.read(flat.tensor(device, local), show), &mut one)
     }

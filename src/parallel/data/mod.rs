@@ -16,13 +16,13 @@
 
 mod slots;
 
+use super::bucket::buckets;
 use crate::Result;
 use crate::comm::{Buffer, Communicator, Grid, Operation, Pending};
 use crate::device::{Device, totals};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::observe::{self, Name};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
-use super::bucket::buckets;
 
 /// How a bucket's sum reaches the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,85 @@
+//! What a checkpoint says about itself, besides the tensors.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Named settings of a run, in alphabetic order.
+pub type Settings = BTreeMap<String, Value>;
+
+/// Where a run stands and what it is. Attributes of the file's root.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Description {
+    /// Steps done.
+    pub step: u64,
+    /// Whole epochs done.
+    pub epoch: u64,
+    /// Steps done of the epoch after those.
+    pub step_in_epoch: u64,
+    /// Seed of initial weights, order and synthetic data.
+    pub seed: u64,
+    /// The network.
+    pub model: String,
+    /// What may not change when the run goes on.
+    pub config: Settings,
+    /// What may.
+    pub options: Settings,
+    /// Program, ranks and versions that wrote the file.
+    pub written_by: Settings,
+}
+
+/// A setting that two runs do not share.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Difference {
+    /// Its name.
+    pub name: String,
+    /// In the checkpoint, if it is there.
+    pub before: Option<Value>,
+    /// In this run, if it is there.
+    pub now: Option<Value>,
+}
+
+impl Difference {
+    /// All settings that differ.
+    pub fn between(before: &Settings, now: &Settings) -> Vec<Difference> {
+        let mut names: Vec<&String> = before.keys().chain(now.keys()).collect();
+        names.sort();
+        names.dedup();
+        let differ = names.into_iter().filter(|name| before.get(*name) != now.get(*name));
+        let difference = |name: &String| Difference {
+            name: name.clone(),
+            before: before.get(name).cloned(),
+            now: now.get(name).cloned(),
+        };
+        differ.map(difference).collect()
+    }
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words = |value: &Option<Value>| match value {
+            None => "unset".to_owned(),
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+        };
+        write!(f, "{} was {}, is {}", self.name, words(&self.before), words(&self.now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_named_with_both_sides() {
+        let settings = |pairs: &[(&str, Value)]| -> Settings {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
+        };
+        let before = settings(&[("a", 1.into()), ("b", "x".into()), ("c", true.into())]);
+        let now = settings(&[("a", 1.into()), ("b", "y".into()), ("d", 2.into())]);
+        let found: Vec<String> = Difference::between(&before, &now).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["b was x, is y", "c was true, is unset", "d was unset, is 2"]);
+        assert!(Difference::between(&before, &before).is_empty());
+    }
+}

@@ -1,0 +1,145 @@
+//! From a file back to tensors.
+
+use std::path::{Path, PathBuf};
+
+use hdf5::types::VarLenUnicode;
+use hdf5::{Group, Location};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::seal::{self, Found};
+use super::{Description, Settings};
+use crate::nn::hash_values;
+use crate::{Error, Result};
+
+/// A tensor of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// The group: `model`, or `optimizer/SLOT`.
+    pub group: String,
+    /// The tensor's name in the model.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// An open file that has been found sound.
+pub struct Checkpoint {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it says about itself.
+    pub description: Description,
+    /// The hash of all parameters' bits in logical order, in hexadecimal; empty in a file that is not ours.
+    pub parameters_digest: String,
+    /// Its tensors, group by group; within a group in the order of their names.
+    pub tensors: Vec<Tensor>,
+    file: hdf5::File,
+    is_sealed: bool,
+}
+
+impl Checkpoint {
+    /// Opens `path` after comparing every byte with the seal. Not collective.
+    ///
+    /// # Errors
+    /// It cannot be read, is damaged, or was written by something else.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        match seal::check(path)? {
+            Found::Sealed => read(path, true),
+            Found::Foreign => Err(Error::input(
+                format!("reading the checkpoint {}", path.display()),
+                "it is an HDF5 file that Phalanx has not written; --init takes weights from such a file",
+            )),
+        }
+    }
+
+    /// The same for any HDF5 file that holds tensors under `/model`: what Phalanx has not written has no checksums. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// It cannot be read or is damaged.
+    pub fn open_weights(path: &Path) -> Result<Checkpoint> {
+        let is_sealed = seal::check(path)? == Found::Sealed;
+        read(path, is_sealed)
+    }
+
+    /// True if the file is sealed, and nothing in it can have changed unseen.
+    pub fn is_sealed(&self) -> bool {
+        self.is_sealed
+    }
+
+    /// The values of a tensor, checked against their own checksum. Not collective.
+    ///
+    /// # Errors
+    /// There is no such tensor, it has not `shape`, or it is damaged.
+    pub fn read(&self, group: &str, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let fail = |why: String| Error::input(format!("reading /{group}/{name} of {}", self.path.display()), why);
+        let found = self.tensors.iter().find(|tensor| tensor.group == group && tensor.name == name);
+        let found = found.ok_or_else(|| fail("there is no such tensor".into()))?;
+        if found.shape != shape {
+            return Err(fail(format!("its shape is {:?}, and the model's is {shape:?}", found.shape)));
+        }
+        let library = |error: hdf5::Error| fail(format!("HDF5: {error}"));
+        let dataset = self.file.dataset(&format!("{group}/{name}")).map_err(library)?;
+        let values = dataset.read_raw::<f32>().map_err(library)?;
+        if self.is_sealed {
+            let mut hash = Xxh3::new();
+            hash_values(&mut hash, &values);
+            let (wanted, found) = (text(&dataset, "xxh3_128").map_err(library)?, hash.digest128());
+            if wanted != format!("{found:032x}") {
+                return Err(fail(format!("it is damaged: its checksum is {found:032x}, and should be {wanted}")));
+            }
+        }
+        Ok(values)
+    }
+}
+
+fn read(path: &Path, is_sealed: bool) -> Result<Checkpoint> {
+    let fail = |error: hdf5::Error| Error::input(format!("reading {}", path.display()), format!("HDF5: {error}"));
+    let file = hdf5::File::open(path).map_err(fail)?;
+    let mut tensors = Vec::new();
+    let root = file.as_group().map_err(fail)?;
+    for (group, path) in groups(&root).map_err(fail)? {
+        for dataset in group.datasets().map_err(fail)? {
+            let name = dataset.name();
+            let name = name.rsplit('/').next().unwrap_or_default().to_owned();
+            tensors.push(Tensor { group: path.clone(), name, shape: dataset.shape() });
+        }
+    }
+    let (mut description, mut parameters_digest) = (Description::default(), String::new());
+    if is_sealed {
+        description = describe(&file).map_err(fail)?;
+        parameters_digest = text(&file, "parameters_digest").map_err(fail)?;
+    }
+    Ok(Checkpoint { path: path.to_owned(), description, parameters_digest, tensors, file, is_sealed })
+}
+
+/// `model` and every `optimizer/SLOT`.
+fn groups(root: &Group) -> hdf5::Result<Vec<(Group, String)>> {
+    let mut found = vec![(root.group("model")?, "model".to_owned())];
+    if let Ok(optimizer) = root.group("optimizer") {
+        for slot in optimizer.member_names()? {
+            found.push((optimizer.group(&slot)?, format!("optimizer/{slot}")));
+        }
+    }
+    Ok(found)
+}
+
+fn describe(file: &hdf5::File) -> hdf5::Result<Description> {
+    let number = |name: &str| file.attr(name)?.read_scalar::<u64>();
+    let settings = |name: &str| -> hdf5::Result<Settings> {
+        serde_json::from_str(&text(file, name)?).map_err(|error| hdf5::Error::Internal(format!("{name}: {error}")))
+    };
+    Ok(Description {
+        step: number("step")?,
+        epoch: number("epoch")?,
+        step_in_epoch: number("step_in_epoch")?,
+        seed: number("seed")?,
+        model: text(file, "model")?,
+        config: settings("config")?,
+        options: settings("options")?,
+        written_by: settings("written_by")?,
+    })
+}
+
+fn text(location: &Location, name: &str) -> hdf5::Result<String> {
+    Ok(location.attr(name)?.read_scalar::<VarLenUnicode>()?.as_str().to_owned())
+}

@@ -1,0 +1,68 @@
+//! The copy of a run's state that is written while the run goes on.
+
+use std::ops::Range;
+
+use super::Description;
+use crate::Result;
+use crate::memory::Memory;
+use crate::nn::TensorSpec;
+
+/// One tensor of the file.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    /// The group: `model`, or `optimizer/SLOT`.
+    pub(super) group: String,
+    /// The tensor's name in the model.
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    /// Where its values lie in the snapshot.
+    pub(super) range: Range<usize>,
+}
+
+/// Whole tensors in the memory of rank 0: first the model's, then those of each slot of the optimizer.
+pub struct Snapshot {
+    /// What the file will say about itself.
+    pub description: Description,
+    entries: Vec<Entry>,
+    values: Memory<f32>,
+    num_tensors: usize,
+}
+
+impl Snapshot {
+    /// Memory for `tensors`, and for each of them in every one of `slots`. Not collective.
+    ///
+    /// # Errors
+    /// There is not that much memory.
+    pub fn new(tensors: &[TensorSpec], slots: &[&str]) -> Result<Snapshot> {
+        let groups = std::iter::once("model".to_owned()).chain(slots.iter().map(|slot| format!("optimizer/{slot}")));
+        let mut entries = Vec::new();
+        let mut end = 0;
+        for group in groups {
+            for TensorSpec { name, shape, .. } in tensors {
+                let start = end;
+                end += shape.iter().product::<usize>();
+                let (group, name, shape) = (group.clone(), name.clone(), shape.clone());
+                entries.push(Entry { group, name, shape, range: start..end });
+            }
+        }
+        let values = Memory::zeroed(end)?;
+        Ok(Snapshot { description: Description::default(), entries, values, num_tensors: tensors.len() })
+    }
+
+    /// The values of tensor `number` of the model (`slot` is `None`) or of a slot, to fill in.
+    pub fn tensor_mut(&mut self, slot: Option<usize>, number: usize) -> &mut [f32] {
+        let section = slot.map_or(0, |slot| slot + 1);
+        let range = self.entries[section * self.num_tensors + number].range.clone();
+        &mut self.values[range]
+    }
+
+    /// The tensors in the order of the file.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The values of a tensor.
+    pub(super) fn values(&self, entry: &Entry) -> &[f32] {
+        &self.values[entry.range.clone()]
+    }
+}
