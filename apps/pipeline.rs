@@ -28,10 +28,11 @@ struct Arguments {
     train: TrainOptions,
 }
 
-fn run(world: &World, arguments: &Arguments) -> Result<()> {
+fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
     let Arguments { pipeline, train } = arguments;
     if let Some(file) = &pipeline.show_schedule {
-        return pipeline.show(world, file, train);
+        pipeline.show(world, file, train)?;
+        return Ok(ExitCode::SUCCESS);
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
     train::run(world, &grid, "pipeline", train, pipeline.planner(world, train)?)

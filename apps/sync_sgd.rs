@@ -27,7 +27,7 @@ struct Arguments {
     train: TrainOptions,
 }
 
-fn run(world: &World, arguments: &Arguments) -> Result<()> {
+fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
     let grid = Grid::new(world, GridShape::data(world.size()))?;
     let options = &arguments.train;
     train::run(world, &grid, "sync_sgd", options, |model| {

@@ -39,7 +39,7 @@ struct Arguments {
     train: TrainOptions,
 }
 
-fn run(world: &World, arguments: &Arguments) -> Result<()> {
+fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() })?;
     let split = match arguments.split {
         SplitName::Pairs => Split::Pairs,

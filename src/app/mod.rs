@@ -6,7 +6,7 @@ mod trace;
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{ExitCode, Termination};
 
 use clap::Parser;
 
@@ -17,6 +17,9 @@ use crate::{Error, Result};
 pub use log_lines::set_step;
 pub use progress::{Progress, ProgressMode};
 pub use trace::{Summary, Trace};
+
+/// The version of the suite.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Prints a line on stdout. A reader that has gone away is no failure; a full disk is. Not collective.
 ///
@@ -52,14 +55,18 @@ pub trait Program: Parser {
     fn common(&self) -> &CommonOptions;
 }
 
+/// The exit code of a job that stopped before its end, with a checkpoint to go on from: `EX_TEMPFAIL` of sysexits.h, which
+/// batch scripts take as "start me again".
+pub const STOPPED: u8 = 75;
+
 /// Runs a program: starts MPI, reads the command line into `A`, starts the log, calls `run`, writes the trace if one is wanted,
-/// and returns the exit code of the process.
+/// and returns the exit code of the process: that of what `run` returns if it succeeds.
 ///
 /// A wrong command line is explained once, by rank 0, with exit code 2. An error that all ranks agree on
 /// ([`Error::Agreed`]) is printed once and ends the job in good order; any other error is one rank's alone, so that rank
 /// prints it and takes the whole job down at once, for the others may be waiting for it. Subnormal numbers are flushed to
 /// zero while `run` runs.
-pub fn main<A: Program>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode {
+pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
     let world = match World::start() {
         Ok(world) => world,
         Err(error) => {
@@ -79,7 +86,7 @@ pub fn main<A: Program>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode 
     };
     log_lines::start(&world, arguments.common());
     match flush_subnormals(|| observed(&world, &arguments, run)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(done) => done.report(),
         Err(error @ Error::Agreed { .. }) => {
             if world.is_root() {
                 eprintln!("error: {error}");
@@ -97,14 +104,14 @@ pub fn main<A: Program>(run: impl FnOnce(&World, &A) -> Result<()>) -> ExitCode 
     }
 }
 
-fn observed<A: Program>(world: &World, arguments: &A, run: impl FnOnce(&World, &A) -> Result<()>) -> Result<()> {
+fn observed<A: Program, T>(world: &World, arguments: &A, run: impl FnOnce(&World, &A) -> Result<T>) -> Result<T> {
     let Some(path) = &arguments.common().trace else {
         return run(world, arguments);
     };
     let trace = Trace::start(world, path, A::command().get_name())?;
     let outcome = run(world, arguments);
     // where all ranks agree on an error, they can still bring their records together
-    if matches!(outcome, Ok(()) | Err(Error::Agreed { .. })) {
+    if matches!(outcome, Ok(_) | Err(Error::Agreed { .. })) {
         trace.finish(world)?;
     }
     outcome

@@ -30,6 +30,8 @@ pub enum Name {
     Layer,
     /// An update of parameters.
     Optimizer,
+    /// Copying the state for a checkpoint, or bringing it back.
+    Checkpoint,
     /// A message to another rank.
     Send,
     /// A message from another rank.
@@ -58,7 +60,7 @@ pub enum Name {
 
 impl Name {
     /// All names, each at the place of its number.
-    const ALL: [(Name, &'static str); 21] = [
+    const ALL: [(Name, &'static str); 22] = [
         (Name::Step, "step"),
         (Name::Evaluation, "evaluation"),
         (Name::Read, "read samples"),
@@ -68,6 +70,7 @@ impl Name {
         (Name::WeightGradient, "weight gradient"),
         (Name::Layer, "layer"),
         (Name::Optimizer, "optimizer"),
+        (Name::Checkpoint, "checkpoint"),
         (Name::Send, "send"),
         (Name::Receive, "receive"),
         (Name::SendReceive, "send_receive"),

@@ -1,7 +1,7 @@
 //! One row per step in a file, and one line on stdout at the end.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -42,6 +42,8 @@ pub struct ResultLine {
     pub parameters: usize,
     /// Steps done.
     pub steps: u64,
+    /// The step after which this start went on, if it did.
+    pub resumed_after: Option<u64>,
     /// Epochs done, with their fraction.
     pub epochs: f64,
     /// The mean loss over the global batch of the last step, if there was one.
@@ -71,18 +73,29 @@ enum Form {
 }
 
 impl MetricsFile {
-    /// Creates the file: JSON lines if its name ends so, else CSV. Not collective.
+    /// Creates the file: JSON lines if its name ends so, else CSV. A run that goes on after step `step` goes on in its file:
+    /// rows up to that step stay, later ones, which will come again, go. Not collective.
     ///
     /// # Errors
-    /// It cannot be created.
-    pub fn create(path: &Path) -> Result<MetricsFile> {
+    /// It cannot be created, or read.
+    pub fn create(path: &Path, step: u64) -> Result<MetricsFile> {
         let name = path.display().to_string();
-        let file = File::create(path).map_err(|error| Error::input(format!("creating --metrics {name}"), error))?;
         let is_json = path.extension().is_some_and(|extension| extension == "json" || extension == "jsonl");
+        let open = || {
+            let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+            let kept = if step > 0 { rows_until(step, is_json, &file)? } else { 0 };
+            // a device or a pipe has no length to set
+            if file.metadata()?.is_file() {
+                file.set_len(kept)?;
+                file.seek(SeekFrom::End(0))?;
+            }
+            io::Result::Ok((file, kept))
+        };
+        let (file, kept) = open().map_err(|error| Error::input(format!("creating --metrics {name}"), error))?;
         let form = if is_json {
             Form::JsonLines(BufWriter::new(file))
         } else {
-            Form::Csv(Box::new(csv::Writer::from_writer(file)))
+            Form::Csv(Box::new(csv::WriterBuilder::new().has_headers(kept == 0).from_writer(file)))
         };
         Ok(MetricsFile { path: name, form, failed: false })
     }
@@ -99,7 +112,7 @@ impl MetricsFile {
                 .map_err(|error| error.to_string())
                 .and_then(|()| writer.flush().map_err(|e| e.to_string())),
             Form::JsonLines(writer) => serde_json::to_writer(&mut *writer, row)
-                .map_err(std::io::Error::from)
+                .map_err(io::Error::from)
                 .and_then(|()| writer.write_all(b"\n"))
                 .and_then(|()| writer.flush())
                 .map_err(|error| error.to_string()),
@@ -109,6 +122,27 @@ impl MetricsFile {
             self.failed = true;
         }
     }
+}
+
+/// The length of the part of `file` that has the rows up to step `step`, and no half ones.
+fn rows_until(step: u64, is_json: bool, file: &File) -> io::Result<u64> {
+    let step_of = |line: &str| -> Option<u64> {
+        if is_json {
+            serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64()
+        } else {
+            line.split(',').next()?.parse().ok()
+        }
+    };
+    let (mut reader, mut line, mut kept) = (BufReader::new(file), Vec::new(), 0);
+    while reader.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
+        let is_head = kept == 0 && !is_json && line.starts_with(b"step,");
+        if !is_head && step_of(&String::from_utf8_lossy(&line)).is_none_or(|found| found > step) {
+            break;
+        }
+        kept += line.len() as u64;
+        line.clear();
+    }
+    Ok(kept)
 }
 
 /// The middle of `values`, 0 if there are none. Changes their order.

@@ -1,17 +1,23 @@
 //! What every training program does: options, samples, the loop, what is written down.
 
+mod checkpoint_options;
+mod checkpoints;
 mod data_options;
+mod identity;
 mod metrics;
 mod model_options;
 mod options;
 mod pipeline_options;
+mod resume;
 mod run;
+mod stop;
 mod trainer;
 
+pub use checkpoint_options::{CheckpointOptions, Every, Resume};
 pub use data_options::DataOptions;
 pub use metrics::{MetricsRow, ResultLine};
 pub use model_options::{ActivationName, ModelName, SizeList};
 pub use options::{DeviceName, OptimizerName, ReductionName, ScheduleName, StandardiseName, Switch, TrainOptions};
 pub use pipeline_options::{PipelineOptions, ScheduleChoice};
 pub use run::run;
-pub use trainer::{Outcome, Trainer, TrainerSettings};
+pub use trainer::{Outcome, Requests, Trainer, TrainerSettings};

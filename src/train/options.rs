@@ -216,6 +216,10 @@ pub struct TrainOptions {
     pub progress: ProgressMode,
 
     #[command(flatten)]
+    /// Where to go on from, and when to stop.
+    pub checkpoints: super::checkpoint_options::CheckpointOptions,
+
+    #[command(flatten)]
     /// What every program takes.
     pub common: CommonOptions,
 }

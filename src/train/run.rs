@@ -1,13 +1,18 @@
 //! The loop that every training program runs.
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use super::TrainOptions;
+use super::checkpoints::Checkpoints;
 use super::data_options::{self, Samples};
+use super::identity;
 use super::metrics::{MetricsFile, MetricsRow, ResultLine, median};
 use super::options::DeviceName;
+use super::resume::{self, Start};
 use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
 use crate::app::{self, Progress};
+use crate::checkpoint::Description;
 use crate::comm::{Buffer, Grid, GridShape, World};
 use crate::device::{Cpu, Device};
 use crate::nn::Model;
@@ -16,7 +21,8 @@ use crate::parallel::data::Reduction;
 use crate::parallel::layout::Plan;
 use crate::{Error, Result};
 
-/// Trains as `options` say on `grid`, over which `plan` spreads the model, and prints the result line of `program`. Collective.
+/// Trains as `options` say on `grid`, over which `plan` spreads the model, and prints the result line of `program`; or stops
+/// before the end, as it was asked to, with a checkpoint and exit code [`app::STOPPED`]. Collective.
 ///
 /// # Errors
 /// Bad options or data (the same error on every rank), a failure of this rank, or a loss that is not a number.
@@ -26,7 +32,7 @@ pub fn run(
     program: &str,
     options: &TrainOptions,
     plan: impl Fn(&Model) -> Result<Plan>,
-) -> Result<()> {
+) -> Result<ExitCode> {
     let all = world.communicator();
     all.agree(options.check(grid.data.size()))?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
@@ -73,8 +79,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn train<D: Device<Buffer: Buffer<f32>>>(&self, device: &D, mut samples: Samples) -> Result<()> {
+    fn train<D: Device<Buffer: Buffer<f32>>>(&self, device: &D, mut samples: Samples) -> Result<ExitCode> {
         let options = self.options;
+        let steps_per_epoch = samples.train.sampler().steps_per_epoch();
+        let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
         let settings = TrainerSettings {
             batch_size: options.batch_size.min(samples.train.dataset().num_samples()),
             sync: options.sync_settings(),
@@ -83,21 +91,22 @@ impl Run<'_> {
         };
         let all = self.world.communicator();
         let mut trainer = Trainer::new(device, self.grid, self.model, self.plan, settings)?;
+        let (mut checkpoints, resumed) = self.resume(&mut trainer, &mut samples, num_steps)?;
+        let first = resumed.unwrap_or(0);
         let metrics = options.metrics.as_deref().filter(|_| self.world.is_root());
-        let mut metrics = all.agree(metrics.map(MetricsFile::create).transpose())?;
+        let mut metrics = all.agree(metrics.map(|path| MetricsFile::create(path, first)).transpose())?;
 
-        let steps_per_epoch = samples.train.sampler().steps_per_epoch();
-        let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
         let schedule = options.schedule(num_steps);
-        self.announce(&samples, num_steps, &trainer);
+        self.announce(&samples, num_steps, resumed, &trainer);
         let progress = Progress::new(num_steps, self.world.is_root() && !options.common.quiet, options.progress);
 
         let mut last = None;
         let mut tested = None;
         let mut num_trained = 0;
         let mut step_ms = Vec::with_capacity(usize::try_from(num_steps).unwrap_or(usize::MAX).min(1 << 24));
-        for step in 0..num_steps {
+        for step in first..num_steps {
             app::set_step(step + 1);
+            trainer.ask(checkpoints.requests());
             let learning_rate = schedule.at(step);
             let start = Instant::now();
             let span = observe::work(Name::Step).step(step + 1);
@@ -125,10 +134,16 @@ impl Run<'_> {
             }
             last = Some(outcome);
             tested = None;
+            checkpoints.after_step(&trainer, done, &outcome)?;
+            if outcome.requests.stop > 0 && done < num_steps {
+                return self.stop(checkpoints, &trainer, done, outcome.requests.stop);
+            }
             if due(done, options.eval_every.saturating_mul(steps_per_epoch)) {
                 tested = self.evaluate(&mut trainer, &mut samples, done)?;
             }
         }
+        let num_steps = num_steps.max(first);
+        checkpoints.save(&trainer, num_steps)?;
         if tested.is_none() {
             tested = self.evaluate(&mut trainer, &mut samples, num_steps)?;
         }
@@ -138,6 +153,9 @@ impl Run<'_> {
         }
         let digest = trainer.digest()?;
         drop(progress);
+        let exported = checkpoints.export(&trainer, num_steps);
+        // a warning has said it, and the result stands without
+        let _ = checkpoints.finish();
         let seconds = step_ms.iter().sum::<f64>() / 1e3;
         let result = ResultLine {
             program: self.program.to_owned(),
@@ -146,6 +164,7 @@ impl Run<'_> {
             model: self.model.name.clone(),
             parameters: self.model.num_parameters(),
             steps: num_steps,
+            resumed_after: resumed,
             epochs: num_steps as f64 / steps_per_epoch as f64,
             loss: last.map(|outcome| outcome.loss),
             test_loss: tested.map(|outcome| outcome.loss),
@@ -158,11 +177,64 @@ impl Run<'_> {
             let line = serde_json::to_string(&result).map_err(|error| Error::failed("printing the result", error))?;
             app::print_line(&line)?;
         }
-        Ok(())
+        exported.map(|()| ExitCode::SUCCESS)
+    }
+
+    /// Finds what the run begins with, and gives it to all ranks. Collective.
+    fn resume<D: Device<Buffer: Buffer<f32>>>(
+        &self,
+        trainer: &mut Trainer<'_, D>,
+        samples: &mut Samples,
+        num_steps: u64,
+    ) -> Result<(Checkpoints<'_>, Option<u64>)> {
+        let (all, options) = (self.world.communicator(), &self.options.checkpoints);
+        let mut description = Description {
+            seed: self.options.seed,
+            model: self.model.name.clone(),
+            options: identity::changeable(self.options, num_steps),
+            written_by: identity::written_by(self.program, self.world, self.grid, self.threads),
+            ..Description::default()
+        };
+        let mut find = || {
+            description.config = identity::config(self.options, self.model, samples)?;
+            Start::find(options, self.model, (&description.config, &description.options)).map(Some)
+        };
+        let start = all.agree(if all.is_root() { find() } else { Ok(None) })?;
+        let sampler = samples.train.sampler();
+        let span = observe::work(Name::Checkpoint);
+        let resumed = resume::restore(all, self.model, start, trainer)?;
+        drop(span);
+        let checkpoints = Checkpoints::begin(all, options, self.model, description, sampler, resumed)?;
+        Ok((checkpoints, resumed))
+    }
+
+    /// Ends the run after `done` steps because `num_ranks` asked for it. Collective.
+    fn stop<D: Device<Buffer: Buffer<f32>>>(
+        &self,
+        mut checkpoints: Checkpoints<'_>,
+        trainer: &Trainer<'_, D>,
+        done: u64,
+        num_ranks: usize,
+    ) -> Result<ExitCode> {
+        checkpoints.save(trainer, done)?;
+        checkpoints.finish()?;
+        let who = if num_ranks < self.world.size() {
+            format!(" by {num_ranks} of {} ranks", self.world.size())
+        } else {
+            String::new()
+        };
+        log::info!("stopped after step {done}, as asked{who}; the same command goes on from the checkpoint");
+        Ok(ExitCode::from(app::STOPPED))
     }
 
     /// Says what is about to happen.
-    fn announce<D: Device<Buffer: Buffer<f32>>>(&self, samples: &Samples, num_steps: u64, trainer: &Trainer<'_, D>) {
+    fn announce<D: Device<Buffer: Buffer<f32>>>(
+        &self,
+        samples: &Samples,
+        num_steps: u64,
+        resumed: Option<u64>,
+        trainer: &Trainer<'_, D>,
+    ) {
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
         let reduction = match (self.grid.shape.data, trainer.reduction()) {
@@ -171,6 +243,10 @@ impl Run<'_> {
             (_, Reduction::ReduceScatter) => "; gradients by reduce-scatter",
         };
         log::info!("{num_steps} steps of {} samples{reduction}", samples.train.sampler().batch_len(0));
+        if let Some(step) = resumed {
+            let (epoch, within) = samples.train.sampler().locate(step);
+            log::info!("going on after step {step}, which is step {within} of epoch {}", epoch + 1);
+        }
     }
 
     fn evaluate<D: Device<Buffer: Buffer<f32>>>(

@@ -27,6 +27,16 @@ pub struct TrainerSettings {
     pub seed: u64,
 }
 
+/// How many ranks ask for something to be done after a step. The requests ride on the reduction of the loss, so all ranks
+/// hear of them after the same step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Requests {
+    /// To stop.
+    pub stop: usize,
+    /// To write a checkpoint.
+    pub checkpoint: usize,
+}
+
 /// Sums over the whole global batch, or the whole test set, as means.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
@@ -38,6 +48,8 @@ pub struct Outcome {
     pub gradient_norm: f64,
     /// The number of samples.
     pub num_samples: usize,
+    /// What the ranks ask for.
+    pub requests: Requests,
 }
 
 /// A rank's part of a model in training.
@@ -50,6 +62,7 @@ pub struct Trainer<'a, D: Device> {
     weights: Weights<D>,
     /// The most rows that a micro-batch has.
     capacity: usize,
+    requests: Requests,
 }
 
 impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
@@ -94,7 +107,8 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         };
         weights.parameters.initialise(device, &shards, settings.seed)?;
         let pipeline = Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
-        Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity })
+        let requests = Requests::default();
+        Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity, requests })
     }
 
     /// The way from gradients to new parameters that was chosen for this rank's.
@@ -225,6 +239,11 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         if all_finite[0] == 1 { Ok(()) } else { Err(diverged(step, "a parameter is no finite number")) }
     }
 
+    /// Passes on what this rank asks for at the end of the next step. Not collective.
+    pub fn ask(&mut self, requests: Requests) {
+        self.requests = requests;
+    }
+
     /// Step `step`, from 0, with the samples that `batches` has for it: forward, backward, exchange of gradients, update.
     /// Collective.
     ///
@@ -289,13 +308,20 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
             // every rank of the tensor axis has evaluated the same loss
             (sums[totals::LOSS], sums[totals::CORRECT]) = (0.0, 0.0);
         }
-        self.grid.all.all_reduce(&mut sums, Operation::Sum)?;
+        let Requests { stop, checkpoint } = self.requests;
+        let mut all = [0.0; totals::LEN + 2];
+        all[..totals::LEN].copy_from_slice(&sums);
+        all[totals::LEN..].copy_from_slice(&[stop as f64, checkpoint as f64]);
+        self.grid.all.all_reduce(&mut all, Operation::Sum)?;
+        let requests = Requests { stop: all[totals::LEN] as usize, checkpoint: all[totals::LEN + 1] as usize };
+        sums.copy_from_slice(&all[..totals::LEN]);
         let accuracy = sums[totals::CORRECT] / num_samples as f64;
         Ok(Outcome {
             loss: sums[totals::LOSS] / num_samples as f64,
             accuracy: self.model.loss.has_accuracy().then_some(accuracy),
             gradient_norm: sums[totals::GRADIENT_SQUARES].sqrt(),
             num_samples,
+            requests,
         })
     }
 }

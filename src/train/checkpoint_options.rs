@@ -1,0 +1,180 @@
+//! Options about checkpoints and about stopping in time.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::{Error, Result};
+
+/// When a checkpoint is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Every {
+    /// After so many steps, and their multiples.
+    Steps(u64),
+    /// After so much time.
+    Time(Duration),
+}
+
+impl FromStr for Every {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Every, String> {
+        let expected = || "expected a number of steps such as 500, or a time such as 10m, above 0".to_owned();
+        match text.parse() {
+            Ok(0) => Err(expected()),
+            Ok(steps) => Ok(Every::Steps(steps)),
+            Err(_) => match humantime::parse_duration(text) {
+                Ok(time) if !time.is_zero() => Ok(Every::Time(time)),
+                _ => Err(expected()),
+            },
+        }
+    }
+}
+
+/// What to go on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resume {
+    /// The newest sound checkpoint of the directory, if there is one.
+    Auto,
+    /// Nothing.
+    Never,
+    /// This file, or the newest sound one of this directory.
+    From(PathBuf),
+}
+
+impl FromStr for Resume {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> std::result::Result<Resume, Self::Err> {
+        Ok(match text {
+            "auto" => Resume::Auto,
+            "never" => Resume::Never,
+            path => Resume::From(path.into()),
+        })
+    }
+}
+
+/// A time with its unit; not 0.
+fn time(text: &str) -> std::result::Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err("expected a time such as 300s, 55m or 2h, above 0".into()),
+    }
+}
+
+/// Options about checkpoints and about stopping in time.
+#[derive(Debug, Clone, Args)]
+pub struct CheckpointOptions {
+    /// Directory for checkpoints, made if it is missing; with it SIGTERM, SIGINT and SIGUSR1 at any rank stop all ranks after
+    /// their step, with a checkpoint and exit code 75
+    #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
+    pub checkpoint_dir: Option<PathBuf>,
+
+    /// Steps (500) or time (10m) from one checkpoint to the next; there is always one at the end
+    #[arg(
+        long,
+        value_name = "N|TIME",
+        default_value = "10m",
+        requires = "checkpoint_dir",
+        help_heading = "Checkpoints"
+    )]
+    pub checkpoint_every: Every,
+
+    /// Checkpoints to keep, the newest; 0 for all
+    #[arg(long, value_name = "K", default_value_t = 3, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    pub keep: usize,
+
+    /// Go on from the newest sound checkpoint in --checkpoint-dir if there is one (auto), from nothing (never), or from this
+    /// file or directory
+    #[arg(long, value_name = "auto|never|PATH", default_value = "auto", help_heading = "Checkpoints")]
+    pub resume: Resume,
+
+    /// Start with the weights of this file (of --export, a checkpoint, or any HDF5 file with /model/NAME), unless a run is
+    /// resumed
+    #[arg(long, value_name = "FILE", help_heading = "Checkpoints")]
+    pub init: Option<PathBuf>,
+
+    /// Write the weights alone to this file at the end
+    #[arg(long, value_name = "FILE", help_heading = "Checkpoints")]
+    pub export: Option<PathBuf>,
+
+    /// Stop this long (55m) after the start as a signal would
+    #[arg(long, value_name = "TIME", value_parser = time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    pub time_limit: Option<Duration>,
+
+    /// The same this long (2m) before Slurm ends the job
+    #[arg(long, value_name = "TIME", value_parser = time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    pub stop_before: Option<Duration>,
+}
+
+impl CheckpointOptions {
+    /// How long the run may take: the sooner of --time-limit and of what Slurm says is left, less --stop-before. Not collective.
+    ///
+    /// # Errors
+    /// There is a --stop-before, but Slurm does not say how long the job has, or less than that.
+    pub fn time_left(&self) -> Result<Option<Duration>> {
+        let Some(before) = self.stop_before else { return Ok(self.time_limit) };
+        let fail = |why: String| Err(Error::input("--stop-before", why));
+        let Some(left) = slurm_time_left() else {
+            return fail("Slurm does not say how much time is left (is this a Slurm job?); give --time-limit".into());
+        };
+        let Some(left) = left else { return Ok(self.time_limit) };
+        if left <= before {
+            let words = humantime::format_duration;
+            return fail(format!("it is {}, but Slurm leaves the job {}", words(before), words(left)));
+        }
+        let left = left - before;
+        Ok(Some(self.time_limit.map_or(left, |limit| limit.min(left))))
+    }
+}
+
+/// What Slurm leaves this job; `Some(None)` if that is without limit, `None` if it does not say.
+fn slurm_time_left() -> Option<Option<Duration>> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
+    // set from Slurm 23.02 on
+    if let Some(end) = std::env::var("SLURM_JOB_END_TIME").ok().and_then(|end| end.parse::<u64>().ok()) {
+        return Some(Some(Duration::from_secs(end.saturating_sub(now))));
+    }
+    let job = std::env::var("SLURM_JOB_ID").ok()?;
+    let output = std::process::Command::new("squeue").args(["-h", "-j", &job, "-o", "%L"]).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if text == "UNLIMITED" { Some(None) } else { slurm_time(&text).map(Some) }
+}
+
+/// `[days-][[hours:]minutes:]seconds`, as `squeue` writes it.
+fn slurm_time(text: &str) -> Option<Duration> {
+    let (days, clock) = text.split_once('-').unwrap_or(("0", text));
+    let parts: Option<Vec<u64>> = clock.split(':').map(|part| part.parse().ok()).collect();
+    let parts = parts.filter(|parts| parts.len() <= 3)?;
+    let seconds = parts.iter().fold(0, |sum, part| sum * 60 + part);
+    Some(Duration::from_secs(days.parse::<u64>().ok()? * 86_400 + seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_steps_or_times() {
+        assert_eq!("50".parse(), Ok(Every::Steps(50)));
+        assert_eq!("10m".parse(), Ok(Every::Time(Duration::from_secs(600))));
+        for wrong in ["0", "", "0s", "-5", "ten", "1.5"] {
+            assert!(wrong.parse::<Every>().unwrap_err().contains("such as 500"), "{wrong}");
+        }
+        assert_eq!("never".parse(), Ok(Resume::Never));
+        assert_eq!("a/b.h5".parse(), Ok(Resume::From("a/b.h5".into())));
+    }
+
+    #[test]
+    fn times_as_slurm_writes_them() {
+        let seconds = |text| slurm_time(text).map(|time| time.as_secs());
+        assert_eq!(seconds("59"), Some(59));
+        assert_eq!(seconds("6:59"), Some(419));
+        assert_eq!(seconds("1:00:00"), Some(3600));
+        assert_eq!(seconds("2-03:04:05"), Some(2 * 86_400 + 3 * 3600 + 4 * 60 + 5));
+        assert_eq!(seconds("INVALID"), None);
+        assert_eq!(seconds(""), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! When a run writes checkpoints, and what becomes of them.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::checkpoint_options::{CheckpointOptions, Every};
+use super::stop::StopRequest;
+use super::trainer::{Outcome, Requests, Trainer};
+use crate::checkpoint::{self, Description, Snapshot, Writer, Written};
+use crate::comm::{Buffer, Communicator};
+use crate::dataset::Sampler;
+use crate::device::Device;
+use crate::nn::Model;
+use crate::observe::{self, Name};
+use crate::parallel::layout::Assembly;
+use crate::{Error, Result};
+
+/// The checkpoints of a run that is under way.
+pub(super) struct Checkpoints<'a> {
+    all: &'a Communicator,
+    options: &'a CheckpointOptions,
+    model: &'a Model,
+    /// On rank 0, if there is a directory.
+    writer: Option<Writer>,
+    stop: Option<StopRequest>,
+    /// What all files say; the step is filled in.
+    description: Description,
+    steps_per_epoch: u64,
+    /// The step of the last snapshot.
+    last: Option<u64>,
+    last_time: Instant,
+    /// On rank 0, what became of the last file.
+    outcome: Option<Result<Written>>,
+}
+
+impl<'a> Checkpoints<'a> {
+    /// Makes the directory, if `options` name one, and listens for requests to stop. `resumed` is the step that the run goes on
+    /// after. Collective.
+    ///
+    /// # Errors
+    /// The directory or the place of --export cannot be written, or --stop-before does not fit; the same error on every rank.
+    pub(super) fn begin(
+        all: &'a Communicator,
+        options: &'a CheckpointOptions,
+        model: &'a Model,
+        description: Description,
+        sampler: &Sampler,
+        resumed: Option<u64>,
+    ) -> Result<Checkpoints<'a>> {
+        let prepared = if all.is_root() { prepare(options) } else { Ok(None) };
+        let time_left = all.agree(prepared)?;
+        let directory = options.checkpoint_dir.as_ref();
+        let stop = all.agree(directory.map(|_| StopRequest::listen(time_left)).transpose())?;
+        let writer = directory.filter(|_| all.is_root()).map(|path| Writer::new(path.clone(), options.keep));
+        let steps_per_epoch = sampler.steps_per_epoch();
+        let (last, last_time, outcome) = (resumed, Instant::now(), None);
+        Ok(Checkpoints { all, options, model, writer, stop, description, steps_per_epoch, last, last_time, outcome })
+    }
+
+    /// What this rank asks for at the end of the step that is about to begin. Not collective.
+    pub(super) fn requests(&self) -> Requests {
+        let stop = self.stop.as_ref().is_some_and(StopRequest::is_made);
+        let checkpoint = match self.options.checkpoint_every {
+            Every::Time(interval) => self.writer.is_some() && self.last_time.elapsed() >= interval,
+            Every::Steps(_) => false,
+        };
+        Requests { stop: usize::from(stop), checkpoint: usize::from(checkpoint) }
+    }
+
+    /// After `done` steps: a checkpoint, if one is due. Collective.
+    ///
+    /// # Errors
+    /// There is no memory for the copy (rank 0 alone).
+    pub(super) fn after_step<D: Device<Buffer: Buffer<f32>>>(
+        &mut self,
+        trainer: &Trainer<'_, D>,
+        done: u64,
+        outcome: &Outcome,
+    ) -> Result<()> {
+        if let Some(written) = self.writer.as_mut().and_then(Writer::poll) {
+            self.report(written);
+        }
+        let is_due = match self.options.checkpoint_every {
+            Every::Steps(steps) => done.is_multiple_of(steps),
+            Every::Time(_) => outcome.requests.checkpoint > 0,
+        };
+        if is_due && self.options.checkpoint_dir.is_some() { self.save(trainer, done) } else { Ok(()) }
+    }
+
+    /// Begins a checkpoint of the state after `done` steps, unless the last one is that. Collective.
+    ///
+    /// # Errors
+    /// There is no memory for the copy (rank 0 alone).
+    pub(super) fn save<D: Device<Buffer: Buffer<f32>>>(&mut self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
+        if self.options.checkpoint_dir.is_none() || self.last == Some(done) {
+            return Ok(());
+        }
+        let _span = observe::work(Name::Checkpoint);
+        (self.last, self.last_time) = (Some(done), Instant::now());
+        let mut memory = None;
+        if let Some(writer) = &mut self.writer {
+            let written = writer.wait();
+            memory = writer.take();
+            if let Some(written) = written {
+                self.report(written);
+            }
+        }
+        let snapshot = self.snapshot(trainer, done, trainer.slot_names(), memory)?;
+        if let (Some(writer), Some(snapshot)) = (&mut self.writer, snapshot) {
+            writer.start(snapshot);
+        }
+        Ok(())
+    }
+
+    /// The state after `done` steps, on rank 0, in `memory` if there is some. Collective.
+    fn snapshot<D: Device<Buffer: Buffer<f32>>>(
+        &self,
+        trainer: &Trainer<'_, D>,
+        done: u64,
+        slots: &[&str],
+        memory: Option<Snapshot>,
+    ) -> Result<Option<Snapshot>> {
+        let mut snapshot = match memory {
+            None if self.all.is_root() => Some(Snapshot::new(&self.model.tensors, slots)?),
+            memory => memory,
+        };
+        trainer.assemble_parameters(&mut Section { snapshot: snapshot.as_mut(), slot: None })?;
+        for slot in 0..slots.len() {
+            trainer.assemble_slot(slot, &mut Section { snapshot: snapshot.as_mut(), slot: Some(slot) })?;
+        }
+        if let Some(snapshot) = &mut snapshot {
+            let (epoch, step_in_epoch) = (done / self.steps_per_epoch, done % self.steps_per_epoch);
+            snapshot.description = Description { step: done, epoch, step_in_epoch, ..self.description.clone() };
+        }
+        Ok(snapshot)
+    }
+
+    /// Waits for the last checkpoint. Collective, for all learn whether it can be gone on from.
+    ///
+    /// # Errors
+    /// It could not be written: the same error on every rank.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        if let Some(written) = self.writer.as_mut().and_then(Writer::wait) {
+            self.report(written);
+        }
+        let failed = match self.outcome.take() {
+            Some(Err(error)) => Err(error),
+            _ => Ok(()),
+        };
+        self.all.agree(failed)
+    }
+
+    /// Writes the weights after `done` steps, if they are wanted. Collective.
+    ///
+    /// # Errors
+    /// They cannot be written: the same error on every rank.
+    pub(super) fn export<D: Device<Buffer: Buffer<f32>>>(&self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
+        let Some(path) = &self.options.export else { return Ok(()) };
+        let snapshot = self.snapshot(trainer, done, &[], None)?;
+        let written = snapshot.map(|snapshot| checkpoint::write(path, &snapshot, &mut |_| ())).transpose();
+        self.all.agree(written).map(|_| ())
+    }
+
+    /// Says what became of a file. That one failed is no reason to stop: the next may succeed.
+    fn report(&mut self, written: Result<Written>) {
+        match &written {
+            Ok(Written { step, path, num_bytes, elapsed }) => {
+                let (mebibytes, milliseconds) = (*num_bytes as f64 / f64::from(1 << 20), elapsed.as_millis());
+                log::info!("checkpoint of step {step}: {}, {mebibytes:.1} MiB in {milliseconds} ms", path.display());
+            }
+            Err(error) => log::warn!("{error}; training goes on, and the next checkpoint will be tried"),
+        }
+        self.outcome = Some(written);
+    }
+}
+
+/// One section of a snapshot; nothing on ranks that have none.
+struct Section<'s> {
+    snapshot: Option<&'s mut Snapshot>,
+    slot: Option<usize>,
+}
+
+impl Assembly for Section<'_> {
+    fn tensor(&mut self, number: usize) -> &mut [f32] {
+        match &mut self.snapshot {
+            Some(snapshot) => snapshot.tensor_mut(self.slot, number),
+            None => &mut [],
+        }
+    }
+
+    fn complete(&mut self, _number: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What rank 0 does before training: finds early what would fail late. Returns how long the run may take.
+fn prepare(options: &CheckpointOptions) -> Result<Option<std::time::Duration>> {
+    if let Some(directory) = &options.checkpoint_dir {
+        let doing = || format!("preparing --checkpoint-dir {}", directory.display());
+        std::fs::create_dir_all(directory).map_err(|error| Error::input(doing(), error))?;
+        check_writable(directory).map_err(|error| Error::input(doing(), error))?;
+    }
+    if let Some(path) = &options.export {
+        let doing = || format!("preparing --export {}", path.display());
+        if path.is_dir() {
+            return Err(Error::input(doing(), "it is a directory; give the name of a file"));
+        }
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        check_writable(directory.unwrap_or(Path::new("."))).map_err(|error| Error::input(doing(), error))?;
+    }
+    options.time_left()
+}
+
+fn check_writable(directory: &Path) -> std::io::Result<()> {
+    tempfile::tempfile_in(directory).map(|_| ())
+}

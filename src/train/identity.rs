@@ -1,0 +1,82 @@
+//! What a run is, in settings with names: what may not change when it goes on, and what may.
+
+use serde_json::Value;
+
+use super::TrainOptions;
+use super::data_options::Samples;
+use super::model_options::ModelName;
+use crate::Result;
+use crate::app;
+use crate::checkpoint::Settings;
+use crate::comm::{Grid, World};
+use crate::nn::Model;
+
+/// What decides the numbers of every step: with another value it would be another run. Reads a few samples. Not collective.
+///
+/// # Errors
+/// A sample cannot be read.
+pub fn config(options: &TrainOptions, model: &Model, samples: &mut Samples) -> Result<Settings> {
+    let data_checksum = format!("{:032x}", samples.train.fingerprint()?);
+    let dataset = samples.train.dataset();
+    let num_samples = dataset.num_samples();
+    let mut config = Settings::new();
+    let mut set = |name: &str, value: Value| config.insert(name.to_owned(), value);
+    set("--model", model.name.as_str().into());
+    match options.model() {
+        ModelName::Mlp => {
+            set("--hidden", options.hidden.0.clone().into());
+            set("--activation", format!("{:?}", options.activation).to_lowercase().into());
+            set("--no-bias", options.no_bias.into());
+        }
+        ModelName::DeepMlp => {
+            set("--layers", options.layers.into());
+        }
+        ModelName::Lenet | ModelName::Cifar => {}
+    }
+    set("inputs", model.input.to_string().into());
+    set("outputs", model.outputs.into());
+    set("training samples", num_samples.into());
+    set("checksum of the data", data_checksum.into());
+    set("--batch-size", options.batch_size.min(num_samples).into());
+    set("--optimizer", format!("{:?}", options.optimizer).to_lowercase().into());
+    set("--seed", options.seed.into());
+    Ok(config)
+}
+
+/// What may change from one start to the next; the change is logged.
+pub fn changeable(options: &TrainOptions, num_steps: u64) -> Settings {
+    let optimizer = options.optimizer_settings();
+    let schedule = format!("{:?}", options.learning_rate_schedule).to_lowercase();
+    [
+        ("--data", options.data.data.as_str().into()),
+        ("--learning-rate", options.base_learning_rate().into()),
+        ("--learning-rate-schedule", schedule.into()),
+        ("--warmup-steps", options.warmup_steps.into()),
+        ("--final-learning-rate", options.final_learning_rate.into()),
+        ("--decay-interval", options.decay_interval.into()),
+        ("--decay-factor", options.decay_factor.into()),
+        ("--momentum", optimizer.momentum.into()),
+        ("--nesterov", optimizer.nesterov.into()),
+        ("--weight-decay", optimizer.weight_decay.into()),
+        ("--clip-norm", options.clip_norm.into()),
+        ("steps in all", num_steps.into()),
+    ]
+    .map(|(name, value): (_, Value)| (name.to_owned(), value))
+    .into()
+}
+
+/// Who writes a file. Not collective.
+pub fn written_by(program: &str, world: &World, grid: &Grid, threads: usize) -> Settings {
+    [
+        ("program", program.into()),
+        ("version", app::VERSION.into()),
+        ("ranks", world.size().into()),
+        ("data", grid.shape.data.into()),
+        ("stage", grid.shape.stage.into()),
+        ("tensor", grid.shape.tensor.into()),
+        ("threads", threads.into()),
+        ("mpi", world.library_version().into()),
+    ]
+    .map(|(name, value): (_, Value)| (name.to_owned(), value))
+    .into()
+}
