@@ -63,7 +63,7 @@ impl Write for AboveTheBar {
 }
 
 /// `2026-01-31T12:34:56Z`.
-fn clock(time: SystemTime) -> String {
+pub(super) fn clock(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     // the calendar of H. Hinnant, "chrono-compatible low-level date algorithms", for days since 1970

@@ -1,8 +1,10 @@
 //! What every program shares: MPI up, arguments read, log lines set up, one exit code for the job.
 
+mod launcher;
 mod log_lines;
 mod progress;
 mod trace;
+mod watchdog;
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -17,6 +19,7 @@ use crate::{Error, Result};
 pub use log_lines::set_step;
 pub use progress::{Progress, ProgressMode};
 pub use trace::{Summary, Trace};
+pub use watchdog::watch;
 
 /// The version of the suite.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -85,6 +88,12 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
         }
     };
     log_lines::start(&world, arguments.common());
+    if let Err(error) = launcher::check(&world) {
+        if launcher::speaks() {
+            eprintln!("error: {error}");
+        }
+        return ExitCode::from(error.exit_code());
+    }
     match flush_subnormals(|| observed(&world, &arguments, run)) {
         Ok(done) => done.report(),
         Err(error @ Error::Agreed { .. }) => {

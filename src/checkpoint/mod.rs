@@ -40,4 +40,4 @@ pub use directory::{Found, file_name, list, newest_sound};
 pub use read::{Checkpoint, Tensor};
 pub use snapshot::Snapshot;
 pub use write::{Boundary, write};
-pub use writer::{Writer, Written};
+pub use writer::{Writer, Written, write_and_prune};

@@ -76,7 +76,7 @@ fn the_name_appears_after_the_bytes_are_durable() {
         write_to(directory.path(), step);
     }
     let (path, mut told) = (directory.path().join(file_name(3)), Vec::new());
-    writer::write_and_prune(&path, 2, &snapshot(3), &mut |boundary| {
+    write_and_prune(&path, 2, &snapshot(3), &mut |boundary| {
         let renamed = matches!(boundary, Renamed | DirectorySynced | Removed);
         assert_eq!(path.exists(), renamed, "after {boundary:?}");
         told.push(boundary);
@@ -183,8 +183,7 @@ fn two_writers_of_one_directory_leave_sound_files() {
     let directory = tempfile::tempdir().unwrap();
     let write_all = || {
         for step in 1..40 {
-            writer::write_and_prune(&directory.path().join(file_name(step)), 2, &snapshot(step), &mut |_| ())
-                .unwrap();
+            write_and_prune(&directory.path().join(file_name(step)), 2, &snapshot(step), &mut |_| ()).unwrap();
         }
     };
     std::thread::scope(|scope| {

@@ -5,7 +5,6 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::seal;
@@ -75,11 +74,12 @@ fn publish(path: &Path, snapshot: &Snapshot, skeleton: Skeleton, told: &mut dyn 
         .tempfile_in(directory)?;
     told(Boundary::Created);
     let len = skeleton.len;
-    let digest = write_body(&mut file, snapshot, skeleton, told)?;
-    file.seek(SeekFrom::Start(0))?;
-    file.write_all(&seal::make(len, digest))?;
+    let open = file.as_file_mut();
+    let digest = write_body(open, snapshot, skeleton, told)?;
+    open.seek(SeekFrom::Start(0))?;
+    open.write_all(&seal::make(len, digest))?;
     told(Boundary::Wrote);
-    file.as_file().sync_all()?;
+    open.sync_all()?;
     told(Boundary::Synced);
     file.persist(path).map_err(|error| error.error)?;
     told(Boundary::Renamed);
@@ -90,7 +90,7 @@ fn publish(path: &Path, snapshot: &Snapshot, skeleton: Skeleton, told: &mut dyn 
 
 /// Writes everything behind the seal, from front to back, the values from the snapshot and all else from the skeleton.
 fn write_body(
-    file: &mut NamedTempFile,
+    file: &mut File,
     snapshot: &Snapshot,
     mut skeleton: Skeleton,
     told: &mut dyn FnMut(Boundary),

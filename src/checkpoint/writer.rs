@@ -68,8 +68,12 @@ impl Writer {
     }
 }
 
-/// Writes `snapshot` to `path`, then removes what need not be kept beside it.
-pub(super) fn write_and_prune(
+/// What the thread does: writes `snapshot` to `path`, then removes all but the newest `keep` checkpoints beside it (none if that
+/// is 0). Tells `told` what it has done. Not collective, and free of MPI.
+///
+/// # Errors
+/// As [`write`]; that something cannot be removed is only a warning.
+pub fn write_and_prune(
     path: &Path,
     keep: usize,
     snapshot: &Snapshot,

@@ -14,6 +14,19 @@ impl Communicator {
     /// # Errors
     /// Some rank passed an error.
     pub fn agree<T>(&self, outcome: Result<T>) -> Result<T> {
+        self.agree_and_name(outcome, true)
+    }
+
+    /// The same for what only rank 0 does, on behalf of all: other ranks pass what they like, and the message does not name rank
+    /// 0. Collective.
+    ///
+    /// # Errors
+    /// Rank 0 passed an error.
+    pub fn agree_with_root<T>(&self, outcome: Result<Option<T>>) -> Result<Option<T>> {
+        self.agree_and_name(if self.is_root() { outcome } else { Ok(None) }, false)
+    }
+
+    fn agree_and_name<T>(&self, outcome: Result<T>, names_ranks: bool) -> Result<T> {
         let failing = i32::try_from(self.rank()).unwrap_or(FINE - 1);
         let mut lowest = [if outcome.is_ok() { FINE } else { failing }];
         self.all_reduce(&mut lowest, Operation::Min)?;
@@ -37,7 +50,7 @@ impl Communicator {
 
         let mut message = String::from_utf8_lossy(&text).into_owned();
         let num_failed = failed.iter().filter(|&&flag| flag == 1).count();
-        if num_failed < self.size() {
+        if num_failed < self.size() && names_ranks {
             message += &format!(" ({})", name_ranks(&failed));
         }
         Err(Error::Agreed { message, exit_code: head[0] as u8 })

@@ -82,12 +82,18 @@ impl Communicator {
 
     /// A span of the next collective operation, of `len` elements on this rank.
     fn collective_span<T>(&self, name: Name, len: usize) -> Span {
-        observe::communication(name, len * size_of::<T>(), self.raw.links.collective())
+        observe::communication(name, len * size_of::<T>(), self.raw.links.collective(), None)
     }
 
     /// A span of the next message between two ranks, of `len` elements.
     fn message_span<T>(&self, name: Name, len: usize, (from, to): (usize, usize), tag: i32) -> Span {
-        observe::communication(name, len * size_of::<T>(), self.raw.links.message(from, to, tag))
+        let peer = if name == Name::Send { to } else { from };
+        observe::communication(
+            name,
+            len * size_of::<T>(),
+            self.raw.links.message(from, to, tag),
+            self.raw.in_job(peer),
+        )
     }
 
     fn complete(&self, post: impl FnOnce(&Raw, &mut Requests)) {

@@ -136,7 +136,7 @@ impl Communicator {
 
     /// The next collective operation, of `len` elements on this rank, in flight.
     pub(super) fn collective_flight<T>(&self, name: Name, len: usize) -> Flight {
-        Flight::start(name, len * size_of::<T>(), self.raw.links.collective())
+        Flight::start(name, len * size_of::<T>(), self.raw.links.collective(), None)
     }
 
     /// Starts sending `values` to rank `to` (`MPI_Isend`). Not collective.
@@ -146,7 +146,7 @@ impl Communicator {
     pub fn start_send<T: Element, B: Buffer<T>>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
         self.check_peer("sending", to, tag)?;
         let link = self.raw.links.message(self.rank(), to, tag);
-        let flight = Flight::start(Name::Send, size_of_val(values.as_ref()), link);
+        let flight = Flight::start(Name::Send, size_of_val(values.as_ref()), link, self.raw.in_job(to));
         Ok(self.start(flight, values, |raw, requests, values| {
             // SAFETY: the pending operation owns the buffer, whose elements stay in place.
             unsafe { raw.send(requests, Channel::Public, source(values), to, tag) }
@@ -161,7 +161,7 @@ impl Communicator {
     pub fn start_receive<T: Element, B: Buffer<T>>(&self, values: B, from: usize, tag: i32) -> Result<Pending<B>> {
         self.check_peer("receiving", from, tag)?;
         let link = self.raw.links.message(from, self.rank(), tag);
-        let flight = Flight::start(Name::Receive, size_of_val(values.as_ref()), link);
+        let flight = Flight::start(Name::Receive, size_of_val(values.as_ref()), link, self.raw.in_job(from));
         Ok(self.start(flight, values, |raw, requests, values| {
             // SAFETY: as in `start_send`.
             unsafe { raw.receive(requests, Channel::Public, target(values), from, tag) }

@@ -15,7 +15,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 
 use mpi::datatype::{UncommittedUserDatatype, UserDatatype};
 use mpi::ffi;
-use mpi::topology::{Communicator as _, SimpleCommunicator};
+use mpi::topology::{Communicator as _, Group as _, SimpleCommunicator};
 use mpi::traits::AsRaw;
 
 use super::links::Links;
@@ -36,6 +36,8 @@ pub(super) struct Raw {
     private: ManuallyDrop<SimpleCommunicator>,
     pub(super) rank: usize,
     pub(super) size: usize,
+    /// The number in the job of each rank of the group.
+    in_job: Vec<Option<i32>>,
     limit: Cell<usize>,
     scratch: RefCell<Vec<Memory<u64>>>,
     requests: RefCell<Vec<Requests>>,
@@ -65,7 +67,10 @@ pub(super) struct Extent {
 impl Raw {
     /// Collective over `public`; messages are named under `links`.
     pub(super) fn new(public: SimpleCommunicator, links: Links) -> Raw {
+        let ranks: Vec<i32> = (0..public.size()).collect();
+        let in_job = public.group().translate_ranks(&ranks, &SimpleCommunicator::world().group());
         Raw {
+            in_job,
             rank: public.rank() as usize,
             size: public.size() as usize,
             private: ManuallyDrop::new(public.duplicate()),
@@ -75,6 +80,11 @@ impl Raw {
             requests: RefCell::default(),
             links,
         }
+    }
+
+    /// The number in the job of rank `rank`.
+    pub(super) fn in_job(&self, rank: usize) -> Option<usize> {
+        self.in_job[rank].map(|rank| rank as usize)
     }
 
     pub(super) fn set_limit(&self, limit: usize) {

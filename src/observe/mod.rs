@@ -1,13 +1,19 @@
 //! What this rank did, and when: spans of its own work, waits for others, messages in flight.
 //!
 //! Nothing is recorded, and next to no time spent, until [`start`] is called; then every [`Span`] is, from where it is made
-//! to where it is dropped, and every [`Flight`]. Spans of a rank nest, for one thread makes them all. What a message or a rank is
+//! to where it is dropped, and every [`Flight`]. Spans of a rank nest, for one thread makes them all. Where in them the thread
+//! is, another one can see after [`watch`] ([`Place`]). What a message or a rank is
 //! it does not know: [`comm`](crate::comm) says what it sends, [`app`](crate::app) brings the ranks' records together.
 
+mod place;
+
 use std::cell::{Cell, RefCell};
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use bytemuck::{Pod, Zeroable};
+
+pub use place::{Place, place, watch};
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +137,8 @@ pub struct Event {
     pub layer: i64,
     /// The bytes that this rank sends or receives, or −1.
     pub bytes: i64,
+    /// The number in the job of the rank at the other end of a message, or −1.
+    pub peer: i64,
     /// What the events of one message, or of one collective operation, have in common on all its ranks; 0 for none.
     pub link: i64,
 }
@@ -138,7 +146,13 @@ pub struct Event {
 impl Event {
     fn new(name: Name, kind: Kind) -> Event {
         let (name, kind, start) = (name as i64, kind as i64, now());
-        Event { name, kind, start, end: start, step: -1, stage: -1, micro_batch: -1, layer: -1, bytes: -1, link: 0 }
+        let (step, stage, micro_batch, layer, bytes, peer) = (-1, -1, -1, -1, -1, -1);
+        Event { name, kind, start, end: start, step, stage, micro_batch, layer, bytes, peer, link: 0 }
+    }
+
+    fn communication(kind: Kind, name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Event {
+        let peer = peer.map_or(-1, |peer| peer as i64);
+        Event { bytes: bytes as i64, link, peer, ..Event::new(name, kind) }
     }
 
     /// What was done.
@@ -157,7 +171,7 @@ impl Event {
     }
 }
 
-/// The most records that the ranks of a job keep between them, and one rank alone: 80 bytes each.
+/// The most records that the ranks of a job keep between them, and one rank alone: 88 bytes each.
 const MOST_EVENTS: [usize; 2] = [1 << 23, 1 << 20];
 
 /// What this rank has recorded.
@@ -174,13 +188,14 @@ pub struct Record {
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
     static LIMIT: Cell<usize> = const { Cell::new(0) };
-    static ORIGIN: Instant = Instant::now();
     static RECORD: RefCell<Record> = RefCell::default();
 }
 
-/// Nanoseconds on this thread's clock.
+static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Nanoseconds on this process's clock.
 pub fn now() -> i64 {
-    ORIGIN.with(Instant::elapsed).as_nanos() as i64
+    ORIGIN.elapsed().as_nanos() as i64
 }
 
 /// Starts recording what this thread does, one of `num_ranks` whose records will be brought together.
@@ -216,24 +231,38 @@ fn record(event: Event) {
     });
 }
 
+/// True if anybody wants to know what this thread does.
+fn is_observed() -> bool {
+    is_on() || place::is_watched()
+}
+
 /// Something that this rank does, from here to where the value is dropped.
 #[must_use = "a span ends where it is dropped"]
 pub struct Span(Option<Event>);
 
 /// Begins a span of work.
 pub fn work(name: Name) -> Span {
-    Span(is_on().then(|| Event::new(name, Kind::Work)))
+    Span::new(is_observed().then(|| Event::new(name, Kind::Work)))
 }
 
-/// Begins a span inside MPI, of a message of `bytes` called `link` on all ranks that take part.
-pub fn communication(name: Name, bytes: usize, link: i64) -> Span {
-    Span(is_on().then(|| Event { bytes: bytes as i64, link, ..Event::new(name, Kind::Communication) }))
+/// Begins a span inside MPI, of a message of `bytes` called `link` on all ranks that take part, from or to rank `peer` of the
+/// job if it has two ends.
+pub fn communication(name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Span {
+    Span::new(is_observed().then(|| Event::communication(Kind::Communication, name, bytes, link, peer)))
 }
 
 impl Span {
+    fn new(event: Option<Event>) -> Span {
+        if let Some(event) = &event {
+            place::enter(event);
+        }
+        Span(event)
+    }
+
     fn with(mut self, set: impl FnOnce(&mut Event)) -> Span {
         if let Some(event) = &mut self.0 {
             set(event);
+            place::update(event);
         }
         self
     }
@@ -257,7 +286,10 @@ impl Span {
 impl Drop for Span {
     fn drop(&mut self) {
         if let Some(event) = self.0.take() {
-            record(Event { end: now(), ..event });
+            place::leave();
+            if is_on() {
+                record(Event { end: now(), ..event });
+            }
         }
     }
 }
@@ -267,15 +299,15 @@ impl Drop for Span {
 pub struct Flight(Option<Event>);
 
 impl Flight {
-    /// Begins here.
-    pub fn start(name: Name, bytes: usize, link: i64) -> Flight {
-        Flight(is_on().then(|| Event { bytes: bytes as i64, link, ..Event::new(name, Kind::Flight) }))
+    /// Begins here; the arguments are those of [`communication`].
+    pub fn start(name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Flight {
+        Flight(is_observed().then(|| Event::communication(Kind::Flight, name, bytes, link, peer)))
     }
 
     /// Begins the span in which it is handed to MPI.
     pub fn posting(&self) -> Span {
-        let event = self.0.filter(|_| is_on());
-        Span(event.map(|event| Event { kind: Kind::Communication as i64, start: now(), ..event }))
+        let event = self.0.filter(|_| is_observed());
+        Span::new(event.map(|event| Event { kind: Kind::Communication as i64, start: now(), ..event }))
     }
 
     /// Waits for the end of it with `wait`, which is inside MPI.
@@ -306,7 +338,7 @@ mod tests {
         {
             let _step = work(Name::Step).step(7);
             let _layer = work(Name::Layer).micro_batch(1, 2).layer(3);
-            let mut flight = Flight::start(Name::Send, 40, 5);
+            let mut flight = Flight::start(Name::Send, 40, 5, Some(2));
             drop(flight.posting());
             flight.wait(|| std::hint::black_box(()));
             flight.end();

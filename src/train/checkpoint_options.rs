@@ -107,6 +107,11 @@ pub struct CheckpointOptions {
     /// The same this long (2m) before Slurm ends the job
     #[arg(long, value_name = "TIME", value_parser = time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
     pub stop_before: Option<Duration>,
+
+    /// End the job with exit code 1 if a rank does nothing for this long (300s), after every rank has said where it stands;
+    /// longer than the longest wait in a good run
+    #[arg(long, value_name = "TIME", value_parser = time, help_heading = "Machine")]
+    pub watchdog: Option<Duration>,
 }
 
 impl CheckpointOptions {

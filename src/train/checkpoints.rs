@@ -47,8 +47,7 @@ impl<'a> Checkpoints<'a> {
         sampler: &Sampler,
         resumed: Option<u64>,
     ) -> Result<Checkpoints<'a>> {
-        let prepared = if all.is_root() { prepare(options) } else { Ok(None) };
-        let time_left = all.agree(prepared)?;
+        let time_left = all.agree_with_root(if all.is_root() { prepare(options) } else { Ok(None) })?;
         let directory = options.checkpoint_dir.as_ref();
         let stop = all.agree(directory.map(|_| StopRequest::listen(time_left)).transpose())?;
         let writer = directory.filter(|_| all.is_root()).map(|path| Writer::new(path.clone(), options.keep));
@@ -145,9 +144,9 @@ impl<'a> Checkpoints<'a> {
         }
         let failed = match self.outcome.take() {
             Some(Err(error)) => Err(error),
-            _ => Ok(()),
+            _ => Ok(None::<()>),
         };
-        self.all.agree(failed)
+        self.all.agree_with_root(failed).map(|_| ())
     }
 
     /// Writes the weights after `done` steps, if they are wanted. Collective.
@@ -158,7 +157,7 @@ impl<'a> Checkpoints<'a> {
         let Some(path) = &self.options.export else { return Ok(()) };
         let snapshot = self.snapshot(trainer, done, &[], None)?;
         let written = snapshot.map(|snapshot| checkpoint::write(path, &snapshot, &mut |_| ())).transpose();
-        self.all.agree(written).map(|_| ())
+        self.all.agree_with_root(written).map(|_| ())
     }
 
     /// Says what became of a file. That one failed is no reason to stop: the next may succeed.

@@ -44,6 +44,9 @@ pub fn run(
         world.library_version()
     );
     let samples = data_options::open(world, options)?;
+    if let Some(limit) = options.checkpoints.watchdog {
+        app::watch(limit);
+    }
     let dataset = samples.train.dataset();
     let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
     let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
@@ -94,7 +97,7 @@ impl Run<'_> {
         let (mut checkpoints, resumed) = self.resume(&mut trainer, &mut samples, num_steps)?;
         let first = resumed.unwrap_or(0);
         let metrics = options.metrics.as_deref().filter(|_| self.world.is_root());
-        let mut metrics = all.agree(metrics.map(|path| MetricsFile::create(path, first)).transpose())?;
+        let mut metrics = all.agree_with_root(metrics.map(|path| MetricsFile::create(path, first)).transpose())?;
 
         let schedule = options.schedule(num_steps);
         self.announce(&samples, num_steps, resumed, &trainer);
@@ -199,7 +202,7 @@ impl Run<'_> {
             description.config = identity::config(self.options, self.model, samples)?;
             Start::find(options, self.model, (&description.config, &description.options)).map(Some)
         };
-        let start = all.agree(if all.is_root() { find() } else { Ok(None) })?;
+        let start = all.agree_with_root(if all.is_root() { find() } else { Ok(None) })?;
         let sampler = samples.train.sampler();
         let span = observe::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;

@@ -120,6 +120,7 @@ fn arguments(event: &Event) -> Map<String, Value> {
         ("micro_batch", event.micro_batch),
         ("layer", event.layer),
         ("bytes", event.bytes),
+        ("peer", event.peer),
     ];
     numbers.into_iter().filter(|(_, number)| *number >= 0).map(|(name, n)| (name.to_owned(), n.into())).collect()
 }

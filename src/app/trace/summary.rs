@@ -160,12 +160,12 @@ mod tests {
         let first = events(&[(0, 40), (40, 90), (0, 100)], || {
             let _step = step();
             pass(Name::Forward);
-            drop(observe::communication(Name::AllReduce, 8, 77));
+            drop(observe::communication(Name::AllReduce, 8, 77, None));
         });
         let second = events(&[(0, 80), (80, 95), (0, 100)], || {
             let _step = step();
             pass(Name::Backward);
-            drop(observe::communication(Name::AllReduce, 8, 77));
+            drop(observe::communication(Name::AllReduce, 8, 77, None));
         });
         let summary = Summary::new(&[first, second], Some(0.25)).unwrap();
         assert_eq!((summary.idle, summary.communication), (40.0 / 200.0, 25.0 / 200.0));

@@ -1,0 +1,63 @@
+//! Whether the job is what the launcher meant it to be.
+//!
+//! Where MPI and the launcher do not know each other (`srun` with the wrong `--mpi`, the `mpiexec` of another MPI), each of the N
+//! processes is a job of one rank: N serial runs that look right. So a job of one rank asks the environment how many were started.
+
+use std::env;
+
+use crate::comm::World;
+use crate::{Error, Result};
+
+/// What launchers call the number of processes. That of an `mpiexec` goes before Slurm's, which is about the whole allocation
+/// there; under `srun` it is about the step.
+const NUM_TASKS: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"];
+
+/// Refuses a job of one rank that was to be one of several. Not collective.
+///
+/// # Errors
+/// The launcher has started several processes, and MPI sees one.
+pub(super) fn check(world: &World) -> Result<()> {
+    check_size(world.size(), |name| env::var(name).ok(), &world.library_version())
+}
+
+fn check_size(size: usize, variable: impl Fn(&str) -> Option<String>, library: &str) -> Result<()> {
+    let announced = NUM_TASKS.iter().find_map(|name| Some((name, variable(name)?.parse::<usize>().ok()?)));
+    match announced {
+        Some((name, number)) if size == 1 && number > 1 => {
+            let doing = "joining the job";
+            let way_out = format!(
+                "srun --mpi=list shows what Slurm offers (pmix for Open MPI, pmi2 for MPICH), and mpiexec must be that of {library}; for a run on one rank, unset {name}"
+            );
+            Err(Error::input(doing, format!("{name} says {number} processes, but MPI sees this one only; {way_out}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// True for the one process of those that do not see each other that may say so.
+pub(super) fn speaks() -> bool {
+    // some of them are wrong, depending on the launcher, but on one process only they are all 0
+    let ranks = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
+    ranks.iter().filter_map(|name| env::var(name).ok()).all(|rank| rank == "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_size;
+
+    #[test]
+    fn a_job_of_one_is_refused_where_several_were_started() {
+        let check = |size, variables: &[(&str, &str)]| {
+            let find = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, v)| (*v).to_owned());
+            check_size(size, find, "MPI 1.0").map_err(|error| error.to_string())
+        };
+        assert!(check(1, &[]).is_ok());
+        assert!(check(4, &[("SLURM_NTASKS", "4")]).is_ok());
+        let wrong = check(1, &[("SLURM_NTASKS", "4")]).unwrap_err();
+        assert!(wrong.contains("SLURM_NTASKS says 4 processes") && wrong.contains("--mpi"), "{wrong}");
+        assert!(check(1, &[("PMI_SIZE", "3")]).is_err());
+        // one rank by mpiexec, or a step of one task, in an allocation of four
+        assert!(check(1, &[("SLURM_NTASKS", "4"), ("OMPI_COMM_WORLD_SIZE", "1")]).is_ok());
+        assert!(check(1, &[("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "1")]).is_ok());
+    }
+}

@@ -1,0 +1,40 @@
+//! A watchdog: ends a job that stands still, after every rank has said where it stands.
+//!
+//! A rank that hangs takes the others with it, for they wait for it: within a step every rank stands still. So each has a
+//! watchdog of its own, which needs no messages; each says where its rank is, leaves the others time to do so too, and then
+//! ends its process, upon which the launcher ends the job. No collective, no MPI at all: that may be what hangs.
+
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::log_lines::clock;
+use crate::comm::rank_for_messages;
+use crate::observe;
+
+/// Looks a limit.
+const LOOKS: u32 = 50;
+
+/// How long a watchdog waits for those of the other ranks, at most.
+const LONGEST_GRACE: Duration = Duration::from_secs(10);
+
+/// Watches the thread that calls this: if it neither begins nor ends any operation for `limit`, this rank prints which it is in,
+/// with step, peer and bytes, and ends with exit code 1. Not collective, but all ranks had better do it.
+pub fn watch(limit: Duration) {
+    observe::watch();
+    thread::spawn(move || {
+        let mut last = (observe::place().progress, Instant::now(), SystemTime::now());
+        loop {
+            thread::sleep((limit / LOOKS).min(Duration::from_secs(1)));
+            let place = observe::place();
+            if place.progress != last.0 {
+                last = (place.progress, Instant::now(), SystemTime::now());
+            } else if last.1.elapsed() >= limit {
+                let rank = rank_for_messages().unwrap_or_default();
+                let (limit_words, since) = (humantime::format_duration(limit), clock(last.2));
+                eprintln!("rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}");
+                thread::sleep((limit / 4).min(LONGEST_GRACE));
+                signal_hook::low_level::exit(1);
+            }
+        }
+    });
+}

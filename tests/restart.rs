@@ -1,0 +1,199 @@
+//! Runs that are interrupted, by signals and by SIGKILL, end with the bits of one that is not; and any program goes on
+//! from any other's checkpoint.
+//!
+//! `$PHALANX_SOAK` interruptions (`make soak`: 200) instead of the suite's, and all pairs of programs and ranks.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use support::{Done, Job, children, kill, mpiexec};
+
+/// A checkpoint is due after so many steps.
+const EVERY: u64 = 20;
+
+fn job(program: &str, ranks: usize, arguments: &str) -> Job {
+    let path = match program {
+        "sync_sgd" => env!("CARGO_BIN_EXE_sync_sgd"),
+        "tensor_mlp" => env!("CARGO_BIN_EXE_tensor_mlp"),
+        "pipeline" => env!("CARGO_BIN_EXE_pipeline"),
+        other => panic!("there is no program {other}"),
+    };
+    mpiexec(ranks, path).args(["--threads", "1"]).args(arguments.split_whitespace())
+}
+
+fn digest(done: Done) -> String {
+    let result = done.expect(0).result();
+    result["parameters_digest"].as_str().expect("a digest is a string").to_owned()
+}
+
+fn soak() -> Option<usize> {
+    std::env::var("PHALANX_SOAK").ok()?.parse().ok()
+}
+
+/// The last step in a metrics file, 0 if there is none.
+fn steps_done(metrics: &Path) -> u64 {
+    let text = fs::read_to_string(metrics).unwrap_or_default();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().last().and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The step after which a run went on.
+fn resumed_after(done: &Done) -> Option<u64> {
+    let (_, rest) = done.stderr.split_once("going on after step ")?;
+    rest.split(',').next()?.parse().ok()
+}
+
+/// Runs `arguments` of `num_steps` steps to its end, with interruptions on the way, as long as `wanted` says; returns the digest.
+fn interrupted(
+    (program, ranks): (&str, usize),
+    (arguments, num_steps): (&str, u64),
+    random: &mut ChaCha8Rng,
+    wanted: &mut usize,
+) -> String {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let metrics = directory.path().join("metrics.csv");
+    let more = format!(
+        "--checkpoint-every {EVERY} --checkpoint-dir {}/checkpoints --metrics {}",
+        directory.path().display(),
+        metrics.display()
+    );
+    // the steps done when it was interrupted, and how many of them must be there at the restart
+    let mut before: Option<(u64, u64)> = None;
+    loop {
+        let from = steps_done(&metrics);
+        let target = from + 1 + random.next_u64() % (num_steps / 4);
+        let victim = random.next_u64() as usize % ranks;
+        let signal = ["USR1", "TERM", "INT", "KILL", "KILL", "KILL"][random.next_u64() as usize % 6];
+        let interrupts = *wanted > 0;
+        let done = job(program, ranks, &format!("{arguments} {more}")).run_with(|launcher| {
+            let start = Instant::now();
+            while interrupts && start.elapsed() < Duration::from_secs(60) {
+                if steps_done(&metrics) >= target.min(num_steps) {
+                    if let Some(rank) = children(launcher).get(victim) {
+                        kill(signal, &rank.to_string());
+                    }
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        });
+        if let Some((step, least)) = before {
+            let found = resumed_after(&done).unwrap_or(0);
+            assert!((least..=step).contains(&found), "{least} to {step}, not {found}\n{}", done.describe());
+            println!("{program}: {} of {step} steps lost", step - found);
+        }
+        match done.code {
+            Some(0) => {
+                let rows = fs::read_to_string(&metrics).expect("there are metrics");
+                let steps = rows.lines().skip(1).map(|row| row.split(',').next().and_then(|step| step.parse().ok()));
+                assert!(steps.eq((1..=num_steps).map(Some)), "{rows}");
+                return digest(done);
+            }
+            Some(75) => {
+                assert!(signal != "KILL", "{}", done.describe());
+                done.says_once("the same command goes on from the checkpoint");
+                let step = steps_done(&metrics);
+                before = Some((step, step));
+            }
+            code => {
+                assert!(signal == "KILL" && code != Some(2), "{}", done.describe());
+                // SIGKILL may come while the last checkpoint is being written: training does not wait for that
+                let step = steps_done(&metrics);
+                let due = step / EVERY * EVERY;
+                let is_written = done.stderr.contains(&format!("checkpoint of step {due}: "));
+                before = Some((step, if is_written { due } else { due.saturating_sub(EVERY) }));
+            }
+        }
+        *wanted -= 1;
+    }
+}
+
+#[test]
+fn interrupted_runs_end_with_the_same_bits() {
+    let runs = [
+        ("sync_sgd", 2, "--epochs 3 --eval-every 0", 213),
+        (
+            "sync_sgd",
+            3,
+            "--epochs 3 --eval-every 0 --optimizer adamw --reduction reduce-scatter --bucket-mb 0.02",
+            213,
+        ),
+        ("tensor_mlp", 2, "--steps 400 --optimizer adam --batch-size 64 --eval-every 0", 400),
+        ("pipeline", 3, "--model mlp --hidden 64,32 --steps 300 --schedule 1f1b --clip-norm 1 --eval-every 0", 300),
+    ];
+    let each = soak().map_or(6, |total| total.div_ceil(runs.len()));
+    let mut random = ChaCha8Rng::seed_from_u64(soak().unwrap_or(11) as u64);
+    let mut num_interruptions = 0;
+    for (program, ranks, arguments, num_steps) in runs {
+        let undisturbed = digest(job(program, ranks, arguments).run());
+        let mut wanted = each;
+        while wanted > 0 {
+            // a run is over after some of them
+            let found = interrupted((program, ranks), (arguments, num_steps), &mut random, &mut wanted);
+            assert_eq!(found, undisturbed, "{program} {arguments}");
+        }
+        num_interruptions += each;
+    }
+    println!("{num_interruptions} interruptions");
+    assert!(num_interruptions >= 20);
+}
+
+/// All tensors of an exported file, in the order of their names.
+fn weights(path: &Path) -> Vec<(String, Vec<f32>)> {
+    let file = hdf5::File::open(path).expect("an export is an HDF5 file");
+    let group = file.group("model").expect("it has a model");
+    let read = |name: String| {
+        let values = group.dataset(&name).and_then(|dataset| dataset.read_raw()).expect("a tensor can be read");
+        (name, values)
+    };
+    group.member_names().expect("a group has members").into_iter().map(read).collect()
+}
+
+#[test]
+fn any_program_goes_on_from_any_other_s_checkpoint() {
+    const MODEL: &str = "--model mlp --hidden 24,20,16 --optimizer adamw --learning-rate-schedule constant \
+                         --batch-size 48 --micro-batches 4 --eval-every 0 --quiet";
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let at = |name: &str| directory.path().join(name);
+    let programs = ["sync_sgd --reduction reduce-scatter", "tensor_mlp", "pipeline --schedule zero-bubble"];
+    let run = |program: &str, ranks: usize, arguments: &str| {
+        let (program, more) = program.split_once(' ').unwrap_or((program, ""));
+        job(program, ranks, &format!("{MODEL} {more} {arguments}")).run()
+    };
+    let whole = at("whole.h5");
+    let undisturbed = digest(run("sync_sgd", 1, &format!("--steps 40 --export {}", whole.display())));
+    let expected = weights(&whole);
+    for writer in programs {
+        for ranks in 1..=4 {
+            let checkpoints = at(&format!("{}{ranks}", &writer[..4]));
+            run(writer, ranks, &format!("--steps 20 --checkpoint-dir {}", checkpoints.display())).expect(0);
+        }
+    }
+    let pairs = programs.iter().flat_map(|writer| programs.iter().map(move |reader| (writer, reader)));
+    for (number, (writer, reader)) in pairs.enumerate() {
+        for (before, after) in (1..=4).flat_map(|before| (1..=4).map(move |after| (before, after))) {
+            if soak().is_none() && (before + after + number) % 4 != 0 {
+                continue;
+            }
+            let words = format!("{writer} on {before} ranks, then {reader} on {after}");
+            let (from, export) = (at(&format!("{}{before}/step-00000020.h5", &writer[..4])), at("end.h5"));
+            let arguments = format!("--steps 40 --resume {} --export {}", from.display(), export.display());
+            let found = digest(run(reader, after, &arguments));
+            // one rank, and a pipeline on any number of them, add up in the same order
+            let keeps_order = |program: &str, ranks| ranks == 1 || program.starts_with("pipeline");
+            if keeps_order(writer, before) && keeps_order(reader, after) {
+                assert_eq!(found, undisturbed, "{words}");
+            }
+            for ((name, expected), (_, found)) in expected.iter().zip(weights(&export)) {
+                let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+                let off = expected.iter().zip(&found).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+                assert!(off <= 1e-5 * largest, "{words}: {name} is off by {off:e} of {largest}");
+            }
+        }
+    }
+}
