@@ -113,6 +113,14 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
     }
 }
 
+/// Runs a program that needs no MPI, and returns the exit code of the process.
+pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
+    run(&A::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::from(error.exit_code())
+    })
+}
+
 fn observed<A: Program, T>(world: &World, arguments: &A, run: impl FnOnce(&World, &A) -> Result<T>) -> Result<T> {
     let Some(path) = &arguments.common().trace else {
         return run(world, arguments);

@@ -210,6 +210,7 @@ fn prepare(options: &CheckpointOptions) -> Result<Option<std::time::Duration>> {
     options.time_left()
 }
 
+/// Makes a file as the writer will, and removes it.
 fn check_writable(directory: &Path) -> std::io::Result<()> {
-    tempfile::tempfile_in(directory).map(|_| ())
+    tempfile::NamedTempFile::new_in(directory)?.close()
 }

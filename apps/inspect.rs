@@ -1,0 +1,142 @@
+//! What a checkpoint holds, whether it is sound, and how far two are apart. Needs no MPI.
+//!
+//! ```text
+//! inspect checkpoints                     a line for each checkpoint of a directory
+//! inspect step-00000050.h5                all of one; every checksum is compared
+//! inspect a.h5 b.h5 --tolerance 1e-5      the largest difference in each tensor; exit code 1 if one is larger than that
+//! ```
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use phalanx::app;
+use phalanx::checkpoint::{self, Checkpoint, Difference, Settings, Tensor};
+use phalanx::{Error, Result};
+
+/// Show what a checkpoint holds, verify it, or compare two.
+#[derive(Parser)]
+#[command(name = "inspect", version, args_override_self = true)]
+struct Arguments {
+    /// A checkpoint, a file of --export, or a directory of checkpoints
+    path: PathBuf,
+
+    /// Another file, to compare the first with
+    other: Option<PathBuf>,
+
+    /// With two files: fail with exit code 1 if a tensor differs by more than this share of its largest value
+    #[arg(long, value_name = "SHARE", requires = "other")]
+    tolerance: Option<f64>,
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let Arguments { path, other, tolerance } = arguments;
+    match other {
+        Some(other) => compare(path, other, *tolerance),
+        None if path.is_dir() => list(path),
+        None => show(path),
+    }
+}
+
+/// A line for each checkpoint; exit code 1 if one is damaged.
+fn list(directory: &Path) -> Result<ExitCode> {
+    let mut all_sound = true;
+    for (_, path) in checkpoint::list(directory)? {
+        let name = path.display();
+        match Checkpoint::open(&path) {
+            Ok(Checkpoint { description, parameters_digest, .. }) => {
+                let (step, epoch) = (description.step, description.epoch);
+                app::print_line(&format!(
+                    "{name}: {}, step {step}, epoch {epoch}, {parameters_digest}",
+                    description.model
+                ))?;
+            }
+            Err(error) => {
+                all_sound = false;
+                app::print_line(&format!("{error}"))?;
+            }
+        }
+    }
+    Ok(if all_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn show(path: &Path) -> Result<ExitCode> {
+    let file = Checkpoint::open_weights(path)?;
+    let mut text = String::new();
+    let words = |settings: &Settings| {
+        let pairs: Vec<String> = settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        pairs.join(", ")
+    };
+    let d = &file.description;
+    // writing to a String cannot fail
+    let mut line = |name: &str, value: &str| writeln!(text, "{name:<18}{value}").unwrap_or_default();
+    if file.is_sealed() {
+        line("model", &d.model);
+        line("position", &format!("step {}: {} epochs and {} steps", d.step, d.epoch, d.step_in_epoch));
+        line("parameters digest", &file.parameters_digest);
+        line("config", &words(&d.config));
+        line("options", &words(&d.options));
+        line("written by", &words(&d.written_by));
+    }
+    let width = file.tensors.iter().map(|tensor| name_of(tensor).len()).max().unwrap_or_default();
+    writeln!(text, "\n{:<width$}  {:<20} {:>12} {:>12} {:>12}", "tensor", "shape", "least", "largest", "rms")
+        .unwrap_or_default();
+    for tensor in &file.tensors {
+        let values = file.read(&tensor.group, &tensor.name, &tensor.shape)?;
+        let least = values.iter().copied().fold(f32::INFINITY, f32::min);
+        let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let squares: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
+        let rms = (squares / values.len() as f64).sqrt();
+        let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
+        let (name, shape) = (name_of(tensor), shape.join(" × "));
+        writeln!(text, "{name:<width$}  {shape:<20} {least:>12.4e} {largest:>12.4e} {rms:>12.4e}").unwrap_or_default();
+    }
+    let verdict = if file.is_sealed() { "sound: every checksum is right" } else { "not written by Phalanx: no checksums" };
+    app::print_line(&format!("{}\n{text}\n{verdict}", path.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The largest difference in each tensor.
+fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode> {
+    let (first, second) = (Checkpoint::open_weights(path)?, Checkpoint::open_weights(other)?);
+    for difference in Difference::between(&first.description.config, &second.description.config) {
+        app::print_line(&format!("config: {difference}"))?;
+    }
+    let same: Vec<&Tensor> = first.tensors.iter().filter(|tensor| second.tensors.contains(tensor)).collect();
+    let only = |file: &Checkpoint, other: &Checkpoint| -> Vec<String> {
+        file.tensors.iter().filter(|tensor| !other.tensors.contains(tensor)).map(name_of).collect()
+    };
+    for (file, missing) in [(path, only(&first, &second)), (other, only(&second, &first))] {
+        if !missing.is_empty() {
+            app::print_line(&format!("only in {}, or of another shape: {}", file.display(), missing.join(", ")))?;
+        }
+    }
+    if same.is_empty() {
+        let why = "they have no tensor of the same name and shape";
+        return Err(Error::input(format!("comparing {} with {}", path.display(), other.display()), why));
+    }
+    let width = same.iter().map(|tensor| name_of(tensor).len()).max().unwrap_or_default();
+    app::print_line(&format!("{:<width$} {:>14} {:>14}", "tensor", "largest off", "of largest"))?;
+    let mut worst = 0.0_f64;
+    for tensor in &same {
+        let [a, b] = [&first, &second].map(|file| file.read(&tensor.group, &tensor.name, &tensor.shape));
+        let (a, b) = (a?, b?);
+        let off = a.iter().zip(&b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
+        let share = if off == 0.0 { 0.0 } else { off / largest };
+        worst = worst.max(share);
+        app::print_line(&format!("{:<width$} {off:>14.4e} {share:>14.4e}", name_of(tensor)))?;
+    }
+    app::print_line(if worst == 0.0 { "the tensors are the same, bit for bit" } else { "the tensors differ" })?;
+    let is_within = tolerance.is_none_or(|tolerance| worst <= tolerance);
+    Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn name_of(tensor: &Tensor) -> String {
+    format!("/{}/{}", tensor.group, tensor.name)
+}
+
+fn main() -> ExitCode {
+    app::tool(run)
+}

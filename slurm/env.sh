@@ -1,0 +1,15 @@
+# What the compute nodes need: the only file here that has to be edited. Sourced by every template, by bash.
+
+# EDIT: whatever makes MPI and HDF5 available, such as
+# module load openmpi hdf5
+
+# EDIT: where the programs are; here, where `cargo build --release` in the checkout leaves them
+PROGRAMS=${PROGRAMS:-$SLURM_SUBMIT_DIR/target/release}
+
+# EDIT: where checkpoints go: a directory that all nodes share, and that outlives the job. One for each job; jobs that are to go
+# on from each other name one directory: CHECKPOINTS=/scratch/me/run7 sbatch …
+CHECKPOINTS=${CHECKPOINTS:-$SLURM_SUBMIT_DIR/checkpoints/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+
+# EDIT: how ranks are started: srun, or mpiexec. `srun --mpi=list` shows what srun can talk to: pmix for Open MPI, pmi2 for
+# MPICH; if that is not the cluster's default, put it here: LAUNCH="srun --mpi=pmix"
+LAUNCH=${LAUNCH:-srun}
