@@ -90,9 +90,11 @@ fn show(path: &Path) -> Result<ExitCode> {
         let rms = (squares / values.len() as f64).sqrt();
         let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
         let (name, shape) = (name_of(tensor), shape.join(" × "));
-        writeln!(text, "{name:<width$}  {shape:<20} {least:>12.4e} {largest:>12.4e} {rms:>12.4e}").unwrap_or_default();
+        writeln!(text, "{name:<width$}  {shape:<20} {least:>12.4e} {largest:>12.4e} {rms:>12.4e}")
+            .unwrap_or_default();
     }
-    let verdict = if file.is_sealed() { "sound: every checksum is right" } else { "not written by Phalanx: no checksums" };
+    let verdict =
+        if file.is_sealed() { "sound: every checksum is right" } else { "not written by Phalanx: no checksums" };
     app::print_line(&format!("{}\n{text}\n{verdict}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }

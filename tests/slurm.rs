@@ -220,10 +220,8 @@ fn preemption(cluster: &Cluster, expected: &str) {
 
 /// The power of a node fails.
 fn lost_node(cluster: &Cluster, expected: &str) {
-    let jobs = [
-        cluster.train("node", "srun", "--nodelist=n1,n2"),
-        cluster.train("node2", "mpiexec", "--nodelist=n1,n2"),
-    ];
+    let jobs =
+        [cluster.train("node", "srun", "--nodelist=n1,n2"), cluster.train("node2", "mpiexec", "--nodelist=n1,n2")];
     for job in &jobs {
         job.reach(200);
         // in another start any nodes will do
@@ -248,19 +246,24 @@ fn lost_node(cluster: &Cluster, expected: &str) {
 /// incarnations write one directory.
 fn two_incarnations() {
     let Some(cluster) = Cluster::up("net") else { return };
-    let expected = undisturbed(2, TRAINING);
-    // slow enough for both to be at it at the same time
-    let more = "--steps 900 --log-every 20";
-    let options = "--nodes=1 --nodelist=n1";
-    let job = cluster.submit("cut", "srun", "sync_sgd", options, &format!("{TRAINING} {more}"));
+    // long enough for both to be at it at the same time
+    let training = TRAINING.replace("900", "9000");
+    let expected = undisturbed(2, &training);
+    let job = cluster.submit("cut", "srun", "sync_sgd", "--nodes=1 --nodelist=n1", &training);
     job.reach(100);
     cluster.run(&["ip", "link", "set", "sci1", "down"]);
     let _ = cluster.command(&["scontrol", "update", "nodename=n1", "state=down", "reason=cut"]).output();
     job.until("another start", || job.state().contains("JobState=PENDING"));
     cluster.run(&["scontrol", "update", &format!("JobId={}", job.id), "ReqNodeList="]);
+    job.until("two incarnations", || job.said().contains("going on after step"));
+    let output = Command::new("pgrep").args(["-fc", &format!("sync_sgd .*{}", job.checkpoints.display())]).output();
+    let count = String::from_utf8_lossy(&output.expect("pgrep can be run").stdout).trim().parse::<usize>();
+    // two ranks of each, and a launcher of the new one
+    assert!(matches!(count, Ok(5..)), "{count:?} processes only\n{}", job.said());
     job.end_with(2, &expected);
+    assert_eq!(job.said().matches(&expected).count(), 2, "both incarnations end alike\n{}", job.said());
     cluster.run(&["ip", "link", "set", "sci1", "up"]);
     let found = phalanx::checkpoint::newest_sound(&job.checkpoints).expect("the directory can be read");
     assert!(found.damaged.is_empty(), "{:?}", found.damaged);
-    assert_eq!(found.checkpoint.map(|found| found.description.step), Some(900));
+    assert_eq!(found.checkpoint.map(|found| found.description.step), Some(9000));
 }
