@@ -52,10 +52,12 @@ pub struct ResultLine {
     pub test_loss: Option<f64>,
     /// The share of test samples whose class was guessed, if there are any and they have classes.
     pub accuracy: Option<f64>,
-    /// Training samples per second of the steps' time, evaluations left out.
+    /// Training samples per second, checkpoints and log lines counted, evaluations left out.
     pub samples_per_second: f64,
     /// The median time of a step on rank 0, in milliseconds.
     pub median_step_ms: f64,
+    /// The most memory that rank 0 ever had, in megabytes, if the system says.
+    pub peak_memory_mb: Option<f64>,
     /// A hash of all final parameters' bits in logical order, in hexadecimal.
     pub parameters_digest: String,
 }
@@ -143,6 +145,13 @@ fn rows_until(step: u64, is_json: bool, file: &File) -> io::Result<u64> {
         line.clear();
     }
     Ok(kept)
+}
+
+/// The most memory that this process ever had, in megabytes, if the system says.
+pub fn peak_memory_mb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"))?;
+    Some(kibibytes.parse::<f64>().ok()? * 1.024e-3)
 }
 
 /// The middle of `values`, 0 if there are none. Changes their order.

@@ -7,7 +7,7 @@ use super::TrainOptions;
 use super::checkpoints::Checkpoints;
 use super::data_options::{self, Samples};
 use super::identity;
-use super::metrics::{MetricsFile, MetricsRow, ResultLine, median};
+use super::metrics::{MetricsFile, MetricsRow, ResultLine, median, peak_memory_mb};
 use super::options::DeviceName;
 use super::resume::{self, Start};
 use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
@@ -106,6 +106,7 @@ impl Run<'_> {
         let mut last = None;
         let mut tested = None;
         let mut num_trained = 0;
+        let mut seconds = 0.0;
         let mut step_ms = Vec::with_capacity(usize::try_from(num_steps).unwrap_or(usize::MAX).min(1 << 24));
         for step in first..num_steps {
             app::set_step(step + 1);
@@ -138,6 +139,7 @@ impl Run<'_> {
             last = Some(outcome);
             tested = None;
             checkpoints.after_step(&trainer, done, &outcome)?;
+            seconds += start.elapsed().as_secs_f64();
             if outcome.requests.stop > 0 && done < num_steps {
                 return self.stop(checkpoints, &trainer, done, outcome.requests.stop);
             }
@@ -159,7 +161,6 @@ impl Run<'_> {
         let exported = checkpoints.export(&trainer, num_steps);
         // a warning has said it, and the result stands without
         let _ = checkpoints.finish();
-        let seconds = step_ms.iter().sum::<f64>() / 1e3;
         let result = ResultLine {
             program: self.program.to_owned(),
             ranks: self.world.size(),
@@ -174,6 +175,7 @@ impl Run<'_> {
             accuracy: tested.and_then(|outcome| outcome.accuracy),
             samples_per_second: if seconds > 0.0 { num_trained as f64 / seconds } else { 0.0 },
             median_step_ms: median(&mut step_ms),
+            peak_memory_mb: peak_memory_mb(),
             parameters_digest: format!("{digest:032x}"),
         };
         if self.world.is_root() {
