@@ -1,6 +1,7 @@
 # make demo    build and train LeNet on the embedded digits with two ranks
 # make test    every test
-# make bench   steps per second beside the machine's rate of matrix products, and the bubbles of pipelines
+# make soak    200 interruptions, and every program going on from every other's checkpoint; about half an hour
+# make bench   steps per second beside the machine's rate of matrix products, bubbles of pipelines, what checkpoints cost
 # make setup   install what is missing: Open MPI, HDF5, libclang; done by all of the above
 
 MPIEXEC ?= mpiexec
@@ -16,7 +17,7 @@ export PRTE_MCA_hwloc_default_binding_policy = none
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 
-.PHONY: all demo test bench setup packages
+.PHONY: all demo test soak bench setup packages
 
 all: setup
 	cargo build --release
@@ -27,8 +28,11 @@ demo: all
 test: setup
 	cargo test --release
 
+soak: setup
+	PHALANX_SOAK=200 cargo test --release --test restart -- --nocapture
+
 bench: all
-	cargo bench --bench training --bench bubble
+	cargo bench --bench training --bench bubble --bench checkpoints
 
 # one line of packages, and only where something is missing
 setup:

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! N ranks that share a batch take the step that one rank takes with all of it. The strategy itself is in
-//! `src/parallel/data.rs`.
+//! `src/parallel/data/`.
 
 use std::process::ExitCode;
 
