@@ -42,9 +42,13 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
 /// A line for each checkpoint; exit code 1 if one is damaged.
 fn list(directory: &Path) -> Result<ExitCode> {
     let mut all_sound = true;
-    for (_, path) in checkpoint::list(directory)? {
+    for (step_in_name, path) in checkpoint::list(directory)? {
         let name = path.display();
         match Checkpoint::open(&path) {
+            Ok(Checkpoint { description, .. }) if description.step != step_in_name => {
+                all_sound = false;
+                app::print_line(&format!("{name}: it is the checkpoint of step {}", description.step))?;
+            }
             Ok(Checkpoint { description, parameters_digest, .. }) => {
                 let (step, epoch) = (description.step, description.epoch);
                 app::print_line(&format!(
@@ -109,8 +113,10 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
     let only = |file: &Checkpoint, other: &Checkpoint| -> Vec<String> {
         file.tensors.iter().filter(|tensor| !other.tensors.contains(tensor)).map(name_of).collect()
     };
+    let mut all_same = true;
     for (file, missing) in [(path, only(&first, &second)), (other, only(&second, &first))] {
         if !missing.is_empty() {
+            all_same = false;
             app::print_line(&format!("only in {}, or of another shape: {}", file.display(), missing.join(", ")))?;
         }
     }
@@ -124,13 +130,16 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
     for tensor in &same {
         let [a, b] = [&first, &second].map(|file| file.read(&tensor.group, &tensor.name, &tensor.shape));
         let (a, b) = (a?, b?);
-        let off = a.iter().zip(&b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        all_same &= a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits());
+        let off = a.iter().zip(&b).map(|(a, b)| f64::from((a - b).abs()));
+        // a difference that is no number is beyond any tolerance
+        let off = off.fold(0.0, |most, off| if off.is_nan() { f64::INFINITY } else { f64::max(most, off) });
         let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
         let share = if off == 0.0 { 0.0 } else { off / largest };
         worst = worst.max(share);
         app::print_line(&format!("{:<width$} {off:>14.4e} {share:>14.4e}", name_of(tensor)))?;
     }
-    app::print_line(if worst == 0.0 { "the tensors are the same, bit for bit" } else { "the tensors differ" })?;
+    app::print_line(if all_same { "the files hold the same tensors, bit for bit" } else { "the files differ" })?;
     let is_within = tolerance.is_none_or(|tolerance| worst <= tolerance);
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -8,10 +8,13 @@
 # Traps that were fallen into: with a trap on CONT, bash loses USR1, which Slurm sends right behind a CONT. SIGTERM must not be
 # passed on to mpiexec: it reaches mpiexec's own helpers first, and they go down with the ranks.
 
+pid= warned=no
+trap 'warned=yes; [ -z "$pid" ] || kill -USR1 "$pid" 2>/dev/null' USR1
+
 source "$SLURM_SUBMIT_DIR/slurm/env.sh"
 
-# what counts as a start too many: something is wrong if it takes so many
-MAX_RESTARTS=${MAX_RESTARTS:-1000}
+# so many starts without a newer checkpoint are enough
+MAX_STARTS=${MAX_STARTS:-5}
 
 # launch PROGRAM ARGUMENTS…: runs it on all tasks of the job to its end; the return code is that of the ranks
 launch() {
@@ -21,16 +24,21 @@ launch() {
     read -ra launcher <<<"$LAUNCH"
     case ${launcher[0]} in
         # a rank that fails takes the step down instead of leaving the others to wait for it
-        srun) launcher+=(--kill-on-bad-exit=1 --cpus-per-task="$threads") ;;
+        *srun) launcher+=(--kill-on-bad-exit=1 --cpus-per-task="$threads") ;;
         # Open MPI would pin two ranks of a node to one core each, whatever their share
-        mpiexec) export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none ;;
+        *mpiexec* | *mpirun*)
+            export OMPI_MCA_hwloc_base_binding_policy=${OMPI_MCA_hwloc_base_binding_policy:-none}
+            export PRTE_MCA_hwloc_default_binding_policy=${PRTE_MCA_hwloc_default_binding_policy:-none}
+            ;;
     esac
     # GPUs are not bound to tasks here: each rank takes the one of its local rank, and CUDA-aware MPI wants to see them all
     [ "$THREADS_OPTION" = no ] || set -- --threads "$threads" "$@"
     "${launcher[@]}" "$program" "$@" &
     pid=$!
-    # `wait` returns when a trap has run, so it is asked again until the launcher is gone
-    local code=0 last
+    # a warning that came before there was anyone to pass it on to
+    [ "$warned" = no ] || kill -USR1 "$pid" 2>/dev/null
+    # `wait` returns when a trap has run, so it is asked again until the launcher is gone, and then knows of none (127)
+    local code=127 last
     while :; do
         wait "$pid" 2>/dev/null
         last=$?
@@ -45,32 +53,48 @@ launch() {
     return "$code"
 }
 
+# the name of the newest checkpoint, if there is one
+newest() {
+    local files=("$CHECKPOINTS"/step-*.h5)
+    [ ! -e "${files[0]}" ] || basename "${files[-1]}"
+}
+
 # train PROGRAM ARGUMENTS…: the same with checkpoints, and another start if the run stopped before its end
 train() {
-    local program=$1 restarts=${SLURM_RESTART_COUNT:-0} code=0
+    local program=$1 code=0 mark before now last count
     shift
-    echo "job $SLURM_JOB_ID, start $((restarts + 1)): $program on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks, $(date -Is)"
+    case " $* " in
+        *" --checkpoint-dir"[\ =]*) echo "the directory for checkpoints is CHECKPOINTS in slurm/env.sh" >&2; exit 2 ;;
+    esac
+    echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $program on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks, $(date -Is)"
+    before=$(newest)
     # a job that was started before goes on from its own checkpoints, whatever its first start began with
-    [ "$restarts" = 0 ] || set -- "$@" --resume auto
+    [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || [ -z "$before" ] || set -- "$@" --resume auto
     # a program that begins leaves its mark on the directory: srun was seen to return 0 after it had failed to start anything
-    local mark
     mark=$(stat --format=%y "$CHECKPOINTS" 2>/dev/null)
     launch "$program" --checkpoint-dir "$CHECKPOINTS" --watchdog 15m "$@" || code=$?
     if [ "$code" = 0 ] && [ "$mark" = "$(stat --format=%y "$CHECKPOINTS" 2>/dev/null)" ]; then
         echo "${LAUNCH%% *} returned 0, but $program has not begun" >&2
-        code=1
+        code=3
     fi
     echo "$program ended with code $code"
-    # 75: stopped with a checkpoint. After a warning any other failure is taken for an end that came too soon for one
-    if [ "$code" = 75 ] || { [ "$code" != 0 ] && [ "$warned" = yes ]; }; then
-        [ "$restarts" -lt "$MAX_RESTARTS" ] || { echo "that was start $MAX_RESTARTS; not again" >&2; exit "$code"; }
-        local job=$SLURM_JOB_ID
-        [ -z "$SLURM_ARRAY_JOB_ID" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-        # Slurm ends this script as soon as it has heard
-        exec scontrol requeue "$job"
+    # 0: done; 1 and 2: the program has said what is wrong, and would again. 75: stopped with a checkpoint; all else: a rank, a node
+    # or the launcher was lost
+    case $code in
+        0 | 2) exit "$code" ;;
+        1) [ "$warned" = yes ] || exit 1 ;;
+    esac
+    now=$(newest)
+    now=${now:-none}
+    [ ! -e "$CHECKPOINTS/.starts" ] || read -r last count <"$CHECKPOINTS/.starts"
+    if [ "$last" = "$now" ]; then count=$((count + 1)); else count=1; fi
+    mkdir -p "$CHECKPOINTS" && echo "$now $count" >"$CHECKPOINTS/.starts"
+    if [ "$count" -ge "$MAX_STARTS" ]; then
+        echo "$count starts have brought no newer checkpoint than this: $now; not again" >&2
+        exit "$code"
     fi
-    exit "$code"
+    local job=$SLURM_JOB_ID
+    [ -z "$SLURM_ARRAY_JOB_ID" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    # Slurm ends this script as soon as it has heard
+    exec scontrol requeue "$job"
 }
-
-pid= warned=no
-trap 'warned=yes; [ -z "$pid" ] || kill -USR1 "$pid" 2>/dev/null' USR1

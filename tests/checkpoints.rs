@@ -71,7 +71,7 @@ fn another_run_is_refused_with_the_difference() {
         ("--model lenet", "--model was mlp, is lenet"),
         ("--batch-size 64", "--batch-size was 128, is 64"),
         ("--optimizer adam", "--optimizer was sgd, is adam"),
-        ("--standardise none", "checksum of the data was"),
+        ("--standardise none", "--standardise was preset, is none"),
         ("--data synthetic --synthetic-samples 9000", "checksum of the data was"),
         ("--data synthetic --synthetic-samples 9001", "training samples was 9000, is 9001"),
     ] {
@@ -100,13 +100,20 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
     assert_eq!(digest(&branch.expect(0)), digest(&whole));
     let branch = sync_sgd(1, &format!("--steps 20 --resume {path}/a")).run().expect(0);
     assert_eq!(digest(&branch), digest(&whole));
-    for (resume, said) in [("missing.h5", "No such file"), ("/", "the directory holds no checkpoint")] {
-        sync_sgd(2, &format!("--resume {resume}")).run().expect(2).says_once(said);
-    }
+    sync_sgd(2, "--resume missing.h5").run().expect(1).says_once("missing.h5: No such file");
+    sync_sgd(2, "--resume /").run().expect(2).says_once("the directory holds no checkpoint");
+    // a run that goes on from elsewhere leaves at once what the next start can go on from
+    let began = format!("--steps 10 --resume {path}/a/step-00000010.h5 --checkpoint-dir {path}/d");
+    sync_sgd(2, &began).run().expect(0);
+    assert_eq!(steps_in(Path::new(&format!("{path}/d"))), [10]);
+    let weights = format!("--steps 10 --export {path}/w.h5");
+    sync_sgd(1, &weights).run().expect(0);
+    let done = sync_sgd(2, &format!("--steps 20 --resume {path}/w.h5")).run().expect(2);
+    done.says_once("it has no /optimizer/momentum_buffer: it holds weights alone");
     let file = format!("{path}/file");
     fs::write(&file, "text").expect("a file can be written");
     sync_sgd(2, &format!("--resume {file}")).run().expect(2).says_once("it is no checkpoint of Phalanx");
-    sync_sgd(2, &format!("--checkpoint-dir {file}")).run().expect(2).says_once("Not a directory");
+    sync_sgd(2, &format!("--checkpoint-dir {file}")).run().expect(1).says_once("Not a directory");
     sync_sgd(2, "--checkpoint-every 10").run().expect(2).says_once("  --checkpoint-dir <DIR>");
     let zero = format!("--checkpoint-dir {path}/c --checkpoint-every 0");
     sync_sgd(2, &zero).run().expect(2).says_once("a number of steps such as 500");
@@ -155,7 +162,7 @@ fn weights_alone_go_out_and_come_in() {
     drop((model, file));
     let arguments = format!("--model mlp --hidden none --steps 1 --init {}", theirs.display());
     sync_sgd(2, &arguments).run().expect(0).says_once("which has no checksums");
-    sync_sgd(2, &format!("--export {path}")).run().expect(2).says_once("it is a directory");
+    sync_sgd(2, &format!("--export {path}")).run().expect(2).says_once("it is a directory or a device");
 }
 
 #[test]
@@ -169,13 +176,14 @@ fn the_end_of_the_time_stops_a_run_in_good_order() {
     let done = sync_sgd(2, &format!("{arguments} --stop-before 2m")).run().expect(2);
     done.says_once("--stop-before: Slurm does not say how much time is left");
     let slurm = |left: u64| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let end = now.expect("it is after 1970").as_secs();
-        let job = sync_sgd(2, &format!("{arguments} --stop-before 2m"));
-        job.env("SLURM_JOB_END_TIME", &(end + left).to_string()).run()
+        let end = move || {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            (now.expect("it is after 1970").as_secs() + left).to_string()
+        };
+        sync_sgd(2, &format!("{arguments} --stop-before 2m")).env("SLURM_JOB_END_TIME", end).run()
     };
     slurm(60).expect(2).says_once("it is 2m, but Slurm leaves the job");
-    slurm(124).expect(75).says_once("going on after step");
+    slurm(126).expect(75).says_once("going on after step");
 }
 
 #[test]
@@ -195,7 +203,6 @@ fn a_second_signal_stops_at_once() {
     });
     assert!(!matches!(done.code, Some(0 | 75)), "{}", done.describe());
     done.says_once("received SIGTERM");
-    assert!(done.elapsed < Duration::from_secs(20), "{}", done.describe());
 }
 
 #[test]
@@ -222,6 +229,7 @@ fn a_full_disk_fails_the_checkpoint_and_not_the_training() {
     if !mount.is_ok_and(|output| output.status.success()) {
         return say_skipped("mounting a small tmpfs takes root");
     }
+    let mounted = Mounted(path.clone());
     let filler = directory.path().join("filler");
     fs::write(&filler, vec![0; 300 << 10]).expect("there is room for it");
     let metrics = tempfile::NamedTempFile::new().expect("a file can be made");
@@ -235,12 +243,36 @@ fn a_full_disk_fails_the_checkpoint_and_not_the_training() {
     });
     let steps = steps_in(directory.path());
     let num_files = fs::read_dir(directory.path()).expect("it is a directory").count();
-    let _ = Command::new("umount").args(["-l", &path]).status();
+    drop(mounted);
     let done = done.expect(0);
     let what = "No space left on device (os error 28); training goes on, and the next checkpoint will be tried";
     done.says_once(&format!("writing {path}/step-00000300.h5: {what}"));
     assert!(!done.stderr.contains("HDF5"), "{}", done.describe());
     assert_eq!((steps, num_files), (vec![1500], 1), "{}", done.describe());
+}
+
+/// A file system that is taken away again.
+struct Mounted(String);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l", &self.0]).status();
+    }
+}
+
+#[test]
+fn the_only_copy_is_that_of_rank_0() {
+    let (_directory, path) = directory();
+    let base = "--model deep-mlp --width 1024 --data synthetic --synthetic-samples 256 --optimizer adamw --steps 6";
+    let peak = |arguments: &str| {
+        let result = sync_sgd(2, &format!("{base} {arguments}")).run().expect(0).result();
+        result["peak_memory_mb"].as_f64().expect("Linux says how much memory a process had")
+    };
+    let without = peak("");
+    let with = peak(&format!("--checkpoint-dir {path} --checkpoint-every 2 --keep 1 --export {path}/w.h5"));
+    // 1024 × 1024 parameters in each of four layers, and two slots; beside it the HDF5 library and the thread's own
+    let state = 3.0 * 4.0 * 4.0 * 1024.0 * 1024.0 / 1e6;
+    assert!(with - without < state + 10.0, "{with} MB with checkpoints of {state} MB, {without} MB without");
 }
 
 fn snapshot(step: u64) -> Snapshot {
@@ -347,7 +379,7 @@ fn inspect_shows_verifies_and_compares() {
         assert!(said.contains(text), "{text} in {said}");
     }
     let (code, said) = inspect(&[&six, &six, "--tolerance", "0"]);
-    assert!(code == Some(0) && said.contains("the same, bit for bit"), "{said}");
+    assert!(code == Some(0) && said.contains("the same tensors, bit for bit"), "{said}");
     let (code, said) = inspect(&[&three, &six, "--tolerance", "1e-9"]);
     assert!(
         code == Some(1) && said.contains("/optimizer/momentum_buffer/fc1.bias") && said.contains("differ"),

@@ -167,7 +167,8 @@ fn help_is_printed_once_and_explains_every_option() {
         let help = option.get_help().map(ToString::to_string).unwrap_or_default();
         assert!(!help.is_empty(), "--{name} is not explained");
         let is_flag = !option.get_action().takes_values();
-        let optional = ["steps", "metrics", "trace"].contains(&name);
+        let optional = ["steps", "metrics", "trace", "checkpoint-dir", "init", "export"].contains(&name)
+            || ["time-limit", "stop-before", "watchdog"].contains(&name);
         let default = !option.get_default_values().is_empty() || help.contains("[default: ");
         assert!(is_flag || optional || default, "--{name} does not say its default");
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::{mpiexec, say_skipped};
 
 const PROGRAMS: &str = env!("CARGO_BIN_EXE_sync_sgd");
-const TRAINING: &str = "--steps 900 --eval-every 0 --checkpoint-every 100 --log-every 300";
+const TRAINING: &str = "--eval-every 0 --checkpoint-every 100 --log-every 1000";
 
 /// A Slurm cluster on this machine.
 struct Cluster {
@@ -32,8 +32,9 @@ impl Cluster {
         };
         let output = Command::new(&script).env("SLURM_CI_MODE", mode).output().expect("the script can be started");
         let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        if !said.contains(&format!("mode {mode}")) {
+        let cannot = said.contains("no bridge support");
+        assert!(cannot || output.status.success(), "{said}");
+        if cannot || !said.contains(&format!("mode {mode}")) {
             say_skipped(&format!("no Slurm cluster in mode {mode} on this machine: {said}"));
             return None;
         }
@@ -61,6 +62,8 @@ impl Cluster {
     fn submit(&self, name: &str, launch: &str, template: &str, options: &str, arguments: &str) -> Job<'_> {
         let at = |what: &str| self.folder.path().join(format!("{name}.{what}"));
         let mut words = vec!["sbatch".to_owned(), "--parsable".into(), format!("--output={}", at("log").display())];
+        // what a launcher that crashes leaves behind does not belong into the checkout
+        words.push(format!("--chdir={}", self.folder.path().display()));
         words.extend(options.split_whitespace().map(str::to_owned));
         words.push(format!("slurm/{template}.sbatch"));
         words.extend(arguments.split_whitespace().map(str::to_owned));
@@ -78,9 +81,9 @@ impl Cluster {
         Job { cluster: self, id, log: at("log"), checkpoints: at("checkpoints") }
     }
 
-    /// Submits training under `name`.
-    fn train(&self, name: &str, launch: &str, options: &str) -> Job<'_> {
-        self.submit(name, launch, "sync_sgd", options, TRAINING)
+    /// Submits `training` under `name`.
+    fn train(&self, name: &str, launch: &str, options: &str, training: &Training) -> Job<'_> {
+        self.submit(name, launch, "sync_sgd", options, &training.arguments())
     }
 }
 
@@ -139,26 +142,42 @@ impl Job<'_> {
     }
 }
 
-/// The end of the result line of a run on `ranks` ranks that nothing disturbs.
-fn undisturbed(ranks: usize, training: &str) -> String {
-    let training = training.replace("--checkpoint-every 100", "--threads 1");
-    let job = mpiexec(ranks, PROGRAMS).args(training.split_whitespace());
-    let result = job.run().expect(0).result();
-    result["parameters_digest"].as_str().expect("a digest is a string").to_owned()
+/// A run of so many steps, and what it ends with if nothing disturbs it.
+struct Training {
+    num_steps: u64,
+    digest: String,
+}
+
+impl Training {
+    /// One that takes about so long on `ranks` ranks of this machine when nothing else runs, and a good many steps in any case.
+    fn of(ranks: usize, seconds: f64) -> Training {
+        let run = |num_steps: u64| {
+            let job = mpiexec(ranks, PROGRAMS).args(["--threads", "1", "--eval-every", "0", "--log-every", "0"]);
+            job.args([format!("--steps={num_steps}")]).run().expect(0).result()
+        };
+        let rate = run(300)["samples_per_second"].as_f64().expect("a rate is a number") / 128.0;
+        let num_steps = ((seconds * rate) as u64).max(900);
+        let digest = run(num_steps)["parameters_digest"].as_str().expect("a digest is a string").to_owned();
+        Training { num_steps, digest }
+    }
+
+    fn arguments(&self) -> String {
+        format!("{TRAINING} --steps {}", self.num_steps)
+    }
 }
 
 #[test]
 fn jobs_survive_everything_that_slurm_does_to_them() {
     let Some(cluster) = Cluster::up("uts") else { return };
-    let expected = undisturbed(4, TRAINING);
+    let short = Training::of(4, 3.0);
     // Slurm looks at the time twice a minute, so this one goes on beside the others
-    let longer = TRAINING.replace("900", "8000");
-    let timed = cluster.submit("timed", "srun", "sync_sgd", "--time=1 --signal=B:USR1@50", &longer);
+    let long = Training::of(4, 25.0);
+    let timed = cluster.train("timed", "srun", "--time=1 --signal=B:USR1@50", &long);
     every_template_runs(&cluster);
-    signals(&cluster, &expected);
-    preemption(&cluster, &expected);
-    timed.end_with(2, &undisturbed(4, &longer));
-    lost_node(&cluster, &expected);
+    signals(&cluster, &short);
+    timed.end_with(2, &long.digest);
+    preemption(&cluster, &short);
+    lost_node(&cluster, &short);
     drop(cluster);
     two_incarnations();
 }
@@ -192,51 +211,50 @@ fn every_template_runs(cluster: &Cluster) {
 }
 
 /// Slurm's warning, sent by hand, and a signal to the ranks alone.
-fn signals(cluster: &Cluster, expected: &str) {
-    let warned = [cluster.train("warned", "srun", ""), cluster.train("warned2", "mpiexec", "")];
-    let signalled = [cluster.train("usr1", "srun", ""), cluster.train("term", "srun", "")];
-    for job in &warned {
-        cluster.run(&["scancel", "--batch", "--signal=USR1", &job.reach(100).id]);
+fn signals(cluster: &Cluster, training: &Training) {
+    let train = |name: &str, launch: &str| cluster.train(name, launch, "", training);
+    let sent: [(Job<'_>, &[&str]); 4] = [
+        (train("warned", "srun"), &["--batch", "--signal=USR1"]),
+        (train("warned2", "mpiexec"), &["--batch", "--signal=USR1"]),
+        (train("usr1", "srun"), &["--signal=USR1"]),
+        (train("term", "srun"), &["--signal=TERM"]),
+    ];
+    for (job, signal) in &sent {
+        let words = [&["scancel"], *signal, &[job.reach(100).id.as_str()]].concat();
+        cluster.run(&words);
     }
-    for (job, signal) in signalled.iter().zip(["--signal=USR1", "--signal=TERM"]) {
-        cluster.run(&["scancel", signal, &job.reach(100).id]);
-    }
-    for job in warned.iter().chain(&signalled) {
-        job.end_with(2, expected);
+    for (job, _) in &sent {
+        job.end_with(2, &training.digest);
     }
 }
 
 /// A job of a higher partition needs the nodes.
-fn preemption(cluster: &Cluster, expected: &str) {
-    let jobs = [cluster.train("low", "srun", "--partition=low"), cluster.train("low2", "mpiexec", "--partition=low")];
+fn preemption(cluster: &Cluster, training: &Training) {
+    let low = "--partition=low";
+    let jobs = [cluster.train("low", "srun", low, training), cluster.train("low2", "mpiexec", low, training)];
     jobs.iter().for_each(|job| {
         job.reach(200);
     });
     cluster.run(&["sbatch", "--partition=test", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]);
     for job in &jobs {
-        job.end_with(2, expected);
+        job.end_with(2, &training.digest);
     }
 }
 
-/// The power of a node fails.
-fn lost_node(cluster: &Cluster, expected: &str) {
-    let jobs =
-        [cluster.train("node", "srun", "--nodelist=n1,n2"), cluster.train("node2", "mpiexec", "--nodelist=n1,n2")];
-    for job in &jobs {
+/// The power of a node fails: `mpiexec` sees it at once, and its job asks for another start; `srun` waits until Slurm sees it.
+fn lost_node(cluster: &Cluster, training: &Training) {
+    let jobs = [cluster.train("node", "srun", "", training), cluster.train("node2", "mpiexec", "", training)];
+    jobs.iter().for_each(|job| {
         job.reach(200);
-        // in another start any nodes will do
-    }
+        assert!(job.state().contains("NodeList=n[1-2]"), "{}", job.state());
+    });
     let script = cluster.script.to_string_lossy().into_owned();
     cluster.run(&[&script, "--kill-node", "n2"]);
+    jobs[1].until("another start by itself", || jobs[1].state().contains("JobState=PENDING"));
+    // in half a minute Slurm would find out by itself; this is what an operator does
+    cluster.run(&["scontrol", "update", "nodename=n2", "state=down", "reason=lost"]);
     for job in &jobs {
-        let number = format!("JobId={}", job.id);
-        // Slurm finds out by itself in half a minute; this is what an operator would do
-        let _ = cluster.command(&["scontrol", "update", "nodename=n2", "state=down", "reason=lost"]).output();
-        job.until("another start", || job.state().contains("JobState=PENDING"));
-        cluster.run(&["scontrol", "update", &number, "ReqNodeList="]);
-    }
-    for job in &jobs {
-        job.end_with(2, expected);
+        job.end_with(2, &training.digest);
         assert!(!job.state().contains("NodeList=n[1-2]"), "{}", job.state());
     }
     cluster.run(&[&script, "--start-node", "n2"]);
@@ -247,23 +265,31 @@ fn lost_node(cluster: &Cluster, expected: &str) {
 fn two_incarnations() {
     let Some(cluster) = Cluster::up("net") else { return };
     // long enough for both to be at it at the same time
-    let training = TRAINING.replace("900", "9000");
-    let expected = undisturbed(2, &training);
-    let job = cluster.submit("cut", "srun", "sync_sgd", "--nodes=1 --nodelist=n1", &training);
+    let training = Training::of(2, 20.0);
+    let job = cluster.train("cut", "srun", "--nodes=1 --nodelist=n1", &training);
     job.reach(100);
     cluster.run(&["ip", "link", "set", "sci1", "down"]);
-    let _ = cluster.command(&["scontrol", "update", "nodename=n1", "state=down", "reason=cut"]).output();
+    cluster.run(&["scontrol", "update", "nodename=n1", "state=down", "reason=cut"]);
     job.until("another start", || job.state().contains("JobState=PENDING"));
     cluster.run(&["scontrol", "update", &format!("JobId={}", job.id), "ReqNodeList="]);
     job.until("two incarnations", || job.said().contains("going on after step"));
-    let output = Command::new("pgrep").args(["-fc", &format!("sync_sgd .*{}", job.checkpoints.display())]).output();
-    let count = String::from_utf8_lossy(&output.expect("pgrep can be run").stdout).trim().parse::<usize>();
     // two ranks of each, and a launcher of the new one
-    assert!(matches!(count, Ok(5..)), "{count:?} processes only\n{}", job.said());
-    job.end_with(2, &expected);
-    assert_eq!(job.said().matches(&expected).count(), 2, "both incarnations end alike\n{}", job.said());
+    let directory = job.checkpoints.to_string_lossy().into_owned();
+    assert!(processes_with(&directory) >= 5, "there are not two incarnations\n{}", job.said());
+    job.end_with(2, &training.digest);
+    job.until("the end of both", || job.said().matches(&training.digest).count() == 2);
     cluster.run(&["ip", "link", "set", "sci1", "up"]);
     let found = phalanx::checkpoint::newest_sound(&job.checkpoints).expect("the directory can be read");
     assert!(found.damaged.is_empty(), "{:?}", found.damaged);
-    assert_eq!(found.checkpoint.map(|found| found.description.step), Some(9000));
+    assert_eq!(found.checkpoint.map(|found| found.description.step), Some(training.num_steps));
+}
+
+/// How many processes have `text` in their command line.
+fn processes_with(text: &str) -> usize {
+    let processes = fs::read_dir("/proc").expect("Linux has /proc").flatten();
+    let has_text = |path: PathBuf| {
+        let line = fs::read(path.join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(text)
+    };
+    processes.filter(|entry| has_text(entry.path())).count()
 }

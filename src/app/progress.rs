@@ -32,13 +32,19 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar over `num_steps` steps; invisible unless `speaks`, which only one rank may pass, and `mode` finds a terminal.
-    pub fn new(num_steps: u64, speaks: bool, mode: ProgressMode) -> Progress {
+    /// A bar over `num_steps` steps, of which `done` were done before; invisible unless `speaks`, which only one rank may pass,
+    /// and `mode` finds a terminal.
+    pub fn new(done: u64, num_steps: u64, speaks: bool, mode: ProgressMode) -> Progress {
         let target = if speaks && mode == ProgressMode::Auto { target() } else { None };
         let bar = target.map(|target| {
             let template = "{bar:32} {pos}/{len} steps  {msg}  {per_sec:.dim}  {eta} left";
             let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::with_draw_target(Some(num_steps), target).with_style(style.progress_chars("━╸ "))
+            let bar = ProgressBar::with_draw_target(Some(num_steps), target).with_style(style.progress_chars("━╸ "));
+            // what was done before says nothing about the rate
+            bar.set_position(done);
+            bar.tick();
+            bar.reset_eta();
+            bar
         });
         if let (Ok(mut shared), Some(bar)) = (BAR.lock(), &bar) {
             *shared = Some(bar.clone());

@@ -15,22 +15,27 @@ use crate::observe;
 const LOOKS: u32 = 50;
 
 /// How long a watchdog waits for those of the other ranks, at most.
-const LONGEST_GRACE: Duration = Duration::from_secs(10);
+const LONGEST_GRACE: Duration = Duration::from_secs(60);
 
 /// Watches the thread that calls this: if it neither begins nor ends any operation for `limit`, this rank prints which it is in,
 /// with step, peer and bytes, and ends with exit code 1. Not collective, but all ranks had better do it.
 pub fn watch(limit: Duration) {
     observe::watch();
     thread::spawn(move || {
-        let mut last = (observe::place().progress, Instant::now(), SystemTime::now());
+        let pause = (limit / LOOKS).min(Duration::from_secs(1));
+        let mut progress = observe::place().progress;
+        let (mut still, mut since) = (Duration::ZERO, SystemTime::now());
         loop {
-            thread::sleep((limit / LOOKS).min(Duration::from_secs(1)));
+            let look = Instant::now();
+            thread::sleep(pause);
+            // a job that was suspended stood still as a whole, so a long look counts as two
+            still += look.elapsed().min(2 * pause);
             let place = observe::place();
-            if place.progress != last.0 {
-                last = (place.progress, Instant::now(), SystemTime::now());
-            } else if last.1.elapsed() >= limit {
+            if place.progress != progress {
+                (progress, still, since) = (place.progress, Duration::ZERO, SystemTime::now());
+            } else if still >= limit {
                 let rank = rank_for_messages().unwrap_or_default();
-                let (limit_words, since) = (humantime::format_duration(limit), clock(last.2));
+                let (limit_words, since) = (humantime::format_duration(limit), clock(since));
                 eprintln!("rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}");
                 thread::sleep((limit / 4).min(LONGEST_GRACE));
                 signal_hook::low_level::exit(1);

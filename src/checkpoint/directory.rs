@@ -3,13 +3,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::Checkpoint;
 use crate::{Error, Result};
-
-/// A temporary file that nobody has written to for this long belongs to a job that died.
-const STALE: Duration = Duration::from_secs(3600);
 
 /// The name of the checkpoint after step `step`.
 pub fn file_name(step: u64) -> String {
@@ -28,7 +24,7 @@ fn step_of(name: &str) -> Option<u64> {
 /// # Errors
 /// The directory cannot be read.
 pub fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    entries(directory).map_err(|error| Error::input(format!("reading the directory {}", directory.display()), error))
+    entries(directory).map_err(|error| Error::failed(format!("reading the directory {}", directory.display()), error))
 }
 
 fn entries(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
@@ -58,49 +54,69 @@ pub struct Found {
 /// Looks for the newest sound checkpoint in `directory`. Not collective.
 ///
 /// # Errors
-/// The directory cannot be read.
+/// The directory or a file in it cannot be read, which says nothing about its content.
 pub fn newest_sound(directory: &Path) -> Result<Found> {
-    let mut damaged = Vec::new();
-    for (step, path) in list(directory)?.into_iter().rev() {
-        match Checkpoint::open(&path) {
-            Ok(checkpoint) if checkpoint.description.step == step => {
-                return Ok(Found { checkpoint: Some(checkpoint), damaged });
+    loop {
+        let mut found = Found { checkpoint: None, damaged: Vec::new() };
+        let mut has_vanished = false;
+        for (step, path) in list(directory)?.into_iter().rev() {
+            match Checkpoint::open(&path) {
+                Ok(checkpoint) if checkpoint.description.step == step => {
+                    found.checkpoint = Some(checkpoint);
+                    break;
+                }
+                Ok(other) => {
+                    let why =
+                        format!("it is the checkpoint of step {}, under another's name", other.description.step);
+                    found.damaged.push(Error::input(format!("reading the checkpoint {}", path.display()), why));
+                }
+                // another job has removed it, and written others meanwhile
+                Err(_) if !path.exists() => has_vanished = true,
+                Err(error @ Error::Input(_)) => found.damaged.push(error),
+                Err(error) => return Err(error),
             }
-            Ok(other) => {
-                let why = format!("it is the checkpoint of step {}, under another's name", other.description.step);
-                damaged.push(Error::input(format!("reading the checkpoint {}", path.display()), why));
-            }
-            // another job may have removed it meanwhile
-            Err(_) if !path.exists() => {}
-            Err(error) => damaged.push(error),
+        }
+        if found.checkpoint.is_some() || !has_vanished {
+            return Ok(found);
         }
     }
-    Ok(Found { checkpoint: None, damaged })
 }
 
-/// Removes all but the newest `keep` checkpoints (all are kept if that is 0), and temporary files of jobs that died; calls
-/// `told` after each. Not collective.
+/// Removes all but the newest `keep` of the checkpoints up to step `step` (none if `keep` is 0); calls `told` after each. Newer
+/// ones are not counted: they are damaged, or another job's. Not collective.
 ///
 /// # Errors
 /// A file cannot be removed.
-pub(super) fn prune(directory: &Path, keep: usize, told: &mut dyn FnMut()) -> io::Result<()> {
-    let checkpoints = entries(directory)?;
+pub(super) fn prune(directory: &Path, step: u64, keep: usize, told: &mut dyn FnMut()) -> io::Result<()> {
+    let mut checkpoints = entries(directory)?;
+    checkpoints.retain(|(other, _)| *other <= step);
     let num_old = if keep == 0 { 0 } else { checkpoints.len().saturating_sub(keep) };
-    let mut doomed: Vec<PathBuf> = checkpoints.into_iter().take(num_old).map(|(_, path)| path).collect();
+    for (_, path) in checkpoints.into_iter().take(num_old) {
+        remove(&path)?;
+        told();
+    }
+    Ok(())
+}
+
+/// Removes the temporary files of jobs that died while they wrote to `directory`. A job that is still at it loses that checkpoint,
+/// and says so. Not collective.
+///
+/// # Errors
+/// A file cannot be removed.
+pub fn remove_temporaries(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_temporary = name.starts_with(".step-") && name.ends_with(".tmp");
-        let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
-        if is_temporary && age.is_some_and(|age| age > STALE) {
-            doomed.push(entry.path());
-        }
-    }
-    for path in doomed {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => told(),
+        if name.starts_with(".step-") && name.ends_with(".tmp") {
+            remove(&entry.path())?;
         }
     }
     Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -36,8 +36,14 @@ mod writer;
 mod tests;
 
 pub use description::{Description, Difference, Settings};
-pub use directory::{Found, file_name, list, newest_sound};
+pub use directory::{Found, file_name, list, newest_sound, remove_temporaries};
 pub use read::{Checkpoint, Tensor};
 pub use snapshot::Snapshot;
 pub use write::{Boundary, write};
 pub use writer::{Writer, Written, write_and_prune};
+
+/// The version of the HDF5 library, for files to say.
+pub fn hdf5_version() -> String {
+    let (major, minor, release) = hdf5::library_version();
+    format!("{major}.{minor}.{release}")
+}

@@ -39,12 +39,14 @@ pub(super) fn make(length: u64, digest: u128) -> [u8; LEN] {
 /// Reads all of the file `path` and checks it against its seal. Not collective.
 ///
 /// # Errors
-/// It cannot be read, is damaged, or is no file of ours and no HDF5 file either.
+/// It cannot be read ([`Error::Failed`]); it is damaged, or no file of ours and no HDF5 file either ([`Error::Input`]).
 pub(super) fn check(path: &Path) -> Result<Found> {
-    let fail = |why: String| Error::input(format!("reading the checkpoint {}", path.display()), why);
-    let mut file = File::open(path).map_err(|error| fail(error.to_string()))?;
+    let doing = || format!("reading the checkpoint {}", path.display());
+    let fail = |why: String| Error::input(doing(), why);
+    let system = |error: std::io::Error| Error::failed(doing(), error);
+    let mut file = File::open(path).map_err(system)?;
     let mut seal = Vec::with_capacity(LEN);
-    Read::by_ref(&mut file).take(LEN as u64).read_to_end(&mut seal).map_err(|error| fail(error.to_string()))?;
+    Read::by_ref(&mut file).take(LEN as u64).read_to_end(&mut seal).map_err(system)?;
     if seal.starts_with(HDF5_SIGNATURE) {
         return Ok(Found::Foreign);
     }
@@ -58,7 +60,7 @@ pub(super) fn check(path: &Path) -> Result<Found> {
     let mut length = seal.len() as u64;
     let mut block = vec![0; 1 << 20];
     loop {
-        let num_read = file.read(&mut block).map_err(|error| fail(error.to_string()))?;
+        let num_read = file.read(&mut block).map_err(system)?;
         if num_read == 0 {
             break;
         }

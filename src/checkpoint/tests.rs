@@ -92,10 +92,36 @@ fn the_name_appears_after_the_bytes_are_durable() {
 fn a_value_that_is_no_number_is_not_published() {
     let directory = tempfile::tempdir().unwrap();
     let mut bad = snapshot(7);
-    bad.tensor_mut(Some(1), 2)[5] = f32::NAN;
+    bad.tensor_mut(Some(1), 2)[5] = f32::INFINITY;
+    write(&directory.path().join(file_name(6)), &bad, &mut |_| ()).unwrap();
+    bad.tensor_mut(None, 2)[5] = f32::NAN;
     let why = write(&directory.path().join(file_name(7)), &bad, &mut |_| ()).unwrap_err().to_string();
-    assert!(why.contains("optimizer/exp_avg_sq/fc1.weight holds a value that is no finite number"), "{why}");
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    assert!(why.contains("model/fc1.weight holds a value that is no finite number"), "{why}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn damaged_newer_files_do_not_crowd_out_sound_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    for step in [10, 20] {
+        write_to(directory.path(), step);
+    }
+    fs::write(directory.path().join(file_name(30)), "torn").unwrap();
+    fs::write(directory.path().join(".step-00000040.h5.abc.tmp"), "left").unwrap();
+    remove_temporaries(directory.path()).unwrap();
+    write_and_prune(&directory.path().join(file_name(25)), 1, &snapshot(25), &mut |_| ()).unwrap();
+    let steps: Vec<u64> = list(directory.path()).unwrap().into_iter().map(|(step, _)| step).collect();
+    assert_eq!((steps, fs::read_dir(directory.path()).unwrap().count()), (vec![25, 30], 2));
+    assert_eq!(newest_sound(directory.path()).unwrap().checkpoint.unwrap().description.step, 25);
+}
+
+#[test]
+fn a_writer_that_is_dropped_ends_its_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = Writer::new(directory.path().to_owned(), 3, snapshot(0));
+    writer.start(snapshot(9)).unwrap();
+    drop(writer);
+    assert!(Checkpoint::open(&directory.path().join(file_name(9))).is_ok());
 }
 
 /// One of the ways in which a file goes bad.

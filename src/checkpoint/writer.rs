@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::{Boundary, Snapshot, directory, file_name, write};
-use crate::Result;
+use crate::{Error, Result};
 
 /// A checkpoint that has its name.
 #[derive(Debug, Clone)]
@@ -30,25 +30,36 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Writes into `directory`, of which the newest `keep` stay (all if that is 0). Not collective.
-    pub fn new(directory: PathBuf, keep: usize) -> Writer {
-        Writer { directory, keep, idle: None, busy: None }
+    /// Writes into `directory`, of which the newest `keep` stay (all if that is 0), from memory like that of `snapshot`. Not
+    /// collective.
+    pub fn new(directory: PathBuf, keep: usize, snapshot: Snapshot) -> Writer {
+        Writer { directory, keep, idle: Some(snapshot), busy: None }
     }
 
-    /// Memory for the next snapshot, if one was written before. [`Writer::wait`] comes first.
+    /// Memory for the next snapshot. [`Writer::wait`] comes first.
     pub fn take(&mut self) -> Option<Snapshot> {
         self.idle.take()
     }
 
-    /// Starts to write `snapshot`; waits for the last one if it is still under way.
-    pub fn start(&mut self, snapshot: Snapshot) {
-        debug_assert!(self.busy.is_none(), "whoever fills a snapshot has waited for the last");
+    /// Starts to write `snapshot`.
+    ///
+    /// # Errors
+    /// The system has no thread to spare.
+    ///
+    /// # Panics
+    /// [`Writer::wait`] did not come first.
+    pub fn start(&mut self, snapshot: Snapshot) -> Result<()> {
+        assert!(self.busy.is_none(), "whoever fills a snapshot has waited for the last");
         let path = self.directory.join(file_name(snapshot.description.step));
         let keep = self.keep;
-        self.busy = Some(thread::spawn(move || {
+        let doing = format!("writing {}", path.display());
+        let work = move || {
             let outcome = write_and_prune(&path, keep, &snapshot, &mut |_| ());
             (snapshot, outcome)
-        }));
+        };
+        let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
+        self.busy = Some(thread.map_err(|error| Error::failed(doing, error))?);
+        Ok(())
     }
 
     /// What became of the last snapshot, once, when it is done.
@@ -68,6 +79,16 @@ impl Writer {
     }
 }
 
+impl Drop for Writer {
+    /// A run that ends, for whatever reason, leaves the last snapshot whole.
+    fn drop(&mut self) {
+        if let Some(thread) = self.busy.take() {
+            // a panic has been printed, and there is nobody to tell about the rest
+            let _ = thread.join();
+        }
+    }
+}
+
 /// What the thread does: writes `snapshot` to `path`, then removes all but the newest `keep` checkpoints beside it (none if that
 /// is 0). Tells `told` what it has done. Not collective, and free of MPI.
 ///
@@ -83,8 +104,9 @@ pub fn write_and_prune(
     let num_bytes = write(path, snapshot, told)?;
     let elapsed = start.elapsed();
     let directory = path.parent().unwrap_or(Path::new("."));
-    if let Err(error) = directory::prune(directory, keep, &mut || told(Boundary::Removed)) {
+    let step = snapshot.description.step;
+    if let Err(error) = directory::prune(directory, step, keep, &mut || told(Boundary::Removed)) {
         log::warn!("removing old checkpoints from {}: {error}", directory.display());
     }
-    Ok(Written { step: snapshot.description.step, path: path.to_owned(), num_bytes, elapsed })
+    Ok(Written { step, path: path.to_owned(), num_bytes, elapsed })
 }

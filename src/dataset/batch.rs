@@ -2,11 +2,8 @@
 
 use std::ops::Range;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use super::{Dataset, Sampler};
 use crate::Result;
-use crate::nn::hash_values;
 
 /// `(value − mean) / deviation`, with one pair for each channel or feature, or one for all.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,28 +56,6 @@ impl Batches {
     /// The set.
     pub fn dataset(&self) -> &dyn Dataset {
         &*self.dataset
-    }
-
-    /// A hash of some samples, spread over the whole set, as they are before they are standardised, and of the means and
-    /// deviations: other data give another, and so does another order of theirs, but for chance.
-    ///
-    /// # Errors
-    /// A sample cannot be read.
-    pub fn fingerprint(&mut self) -> Result<u128> {
-        const MOST: usize = 64;
-        let num_samples = self.dataset.num_samples();
-        let num_probed = num_samples.min(MOST);
-        let samples: Vec<usize> = (0..num_probed).map(|probe| probe * num_samples / num_probed).collect();
-        let mut inputs = vec![0.0; num_probed * self.dataset.features().len()];
-        let mut targets = vec![0.0; num_probed * self.dataset.targets().len()];
-        self.dataset.read(&samples, &mut inputs, &mut targets)?;
-        let mut hash = Xxh3::new();
-        hash_values(&mut hash, &inputs);
-        hash_values(&mut hash, &targets);
-        if let Some(standardise) = &self.standardise {
-            hash_values(&mut hash, standardise.pairs.as_flattened());
-        }
-        Ok(hash.digest128())
     }
 
     /// Reads the samples at `positions` of the global batch of `step`; inputs or targets are left out where they are empty.

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use xxhash_rust::xxh3::Xxh3;
+
 use super::Dataset;
 use crate::Result;
-use crate::nn::Features;
+use crate::nn::{Features, hash_values};
 
 /// Sums that several ranks can add up.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +19,9 @@ pub struct Statistics {
     pub squares: Vec<f64>,
     /// The largest class number, −1 before the first.
     pub largest_label: f64,
+    /// Over all samples, the sum of the upper and of the lower halves of a hash of each, with its number: a checksum that does not
+    /// depend on who looks at which samples. It cannot overflow with fewer than 2³¹ of them.
+    pub checksum: [i64; 2],
 }
 
 /// Bytes of samples that are looked at together.
@@ -33,7 +38,8 @@ impl Statistics {
             Features::Image { channels, .. } => channels,
         };
         let zeros = vec![0.0; channels];
-        let mut found = Statistics { count: 0.0, sums: zeros.clone(), squares: zeros, largest_label: -1.0 };
+        let mut found =
+            Statistics { count: 0.0, sums: zeros.clone(), squares: zeros, largest_label: -1.0, checksum: [0; 2] };
         let (len, targets_len) = (dataset.features().len(), dataset.targets().len());
         let block = (BLOCK_BYTES / size_of::<f32>() / len.max(1)).clamp(1, 4096);
         let (mut inputs, mut targets) = (vec![0.0; block * len], vec![0.0; block * targets_len]);
@@ -44,6 +50,14 @@ impl Statistics {
             samples.extend(start..range.end.min(start + block));
             let (inputs, targets) = (&mut inputs[..samples.len() * len], &mut targets[..samples.len() * targets_len]);
             dataset.read(&samples, inputs, targets)?;
+            for (index, sample) in samples.iter().enumerate() {
+                let mut hash = Xxh3::with_seed(*sample as u64);
+                hash_values(&mut hash, &inputs[index * len..(index + 1) * len]);
+                hash_values(&mut hash, &targets[index * targets_len..(index + 1) * targets_len]);
+                let hash = hash.digest();
+                found.checksum[0] += (hash >> 32) as i64;
+                found.checksum[1] += (hash & 0xFFFF_FFFF) as i64;
+            }
             for pixel in inputs.chunks_exact(channels) {
                 found.count += 1.0;
                 for (channel, value) in pixel.iter().enumerate() {

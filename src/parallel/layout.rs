@@ -214,6 +214,10 @@ impl Layout {
                         _ => at += grid.all.receive(&mut target[at..], from, tag)?,
                     }
                 }
+                if at != target.len() {
+                    let why = format!("its {num_replicas} replicas sent {at} of the {} values", target.len());
+                    return Err(Error::failed(format!("gathering {} from rank {holder}", shard.spec.name), why));
+                }
                 if first.is_none() {
                     shard.insert(&block, whole.tensor(number));
                 }

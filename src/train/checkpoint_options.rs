@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
@@ -108,30 +108,37 @@ pub struct CheckpointOptions {
     #[arg(long, value_name = "TIME", value_parser = time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
     pub stop_before: Option<Duration>,
 
-    /// End the job with exit code 1 if a rank does nothing for this long (300s), after every rank has said where it stands;
-    /// longer than the longest wait in a good run
+    /// End the job with exit code 1 if a rank does nothing for this long (300s) once training has begun, after every rank has
+    /// said where it stands; to be longer than anything that ranks wait for in a good run, such as a checkpoint
     #[arg(long, value_name = "TIME", value_parser = time, help_heading = "Machine")]
     pub watchdog: Option<Duration>,
 }
 
 impl CheckpointOptions {
-    /// How long the run may take: the sooner of --time-limit and of what Slurm says is left, less --stop-before. Not collective.
+    /// True if the run may write checkpoints or go on from one.
+    pub fn are_wanted(&self) -> bool {
+        self.checkpoint_dir.is_some() || matches!(self.resume, Resume::From(_))
+    }
+
+    /// When a run that began at `start` is to stop: the sooner of --time-limit and of the end that Slurm has set, less
+    /// --stop-before. Not collective.
     ///
     /// # Errors
     /// There is a --stop-before, but Slurm does not say how long the job has, or less than that.
-    pub fn time_left(&self) -> Result<Option<Duration>> {
-        let Some(before) = self.stop_before else { return Ok(self.time_limit) };
+    pub fn deadline(&self, start: Instant) -> Result<Option<Instant>> {
+        let limit = self.time_limit.and_then(|limit| start.checked_add(limit));
+        let Some(before) = self.stop_before else { return Ok(limit) };
         let fail = |why: String| Err(Error::input("--stop-before", why));
         let Some(left) = slurm_time_left() else {
             return fail("Slurm does not say how much time is left (is this a Slurm job?); give --time-limit".into());
         };
-        let Some(left) = left else { return Ok(self.time_limit) };
+        let Some(left) = left else { return Ok(limit) };
         if left <= before {
             let words = humantime::format_duration;
             return fail(format!("it is {}, but Slurm leaves the job {}", words(before), words(left)));
         }
-        let left = left - before;
-        Ok(Some(self.time_limit.map_or(left, |limit| limit.min(left))))
+        let end = Instant::now().checked_add(left - before);
+        Ok(limit.into_iter().chain(end).min())
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::checkpoint_options::{CheckpointOptions, Every};
+use super::resume::Resumed;
 use super::stop::StopRequest;
 use super::trainer::{Outcome, Requests, Trainer};
 use crate::checkpoint::{self, Description, Snapshot, Writer, Written};
@@ -34,29 +35,38 @@ pub(super) struct Checkpoints<'a> {
 }
 
 impl<'a> Checkpoints<'a> {
-    /// Makes the directory, if `options` name one, and listens for requests to stop. `resumed` is the step that the run goes on
-    /// after. Collective.
+    /// Makes the directory, if `options` name one, and memory for copies with these `slots`; listens for requests to stop. The run
+    /// began at `start`, and goes on after `resumed`. Collective.
     ///
     /// # Errors
-    /// The directory or the place of --export cannot be written, or --stop-before does not fit; the same error on every rank.
+    /// The directory or the place of --export cannot be written, there is no memory, or --stop-before does not fit; the same
+    /// error on every rank.
     pub(super) fn begin(
         all: &'a Communicator,
         options: &'a CheckpointOptions,
-        model: &'a Model,
-        description: Description,
-        sampler: &Sampler,
-        resumed: Option<u64>,
+        (model, slots): (&'a Model, &[&str]),
+        (description, sampler): (Description, &Sampler),
+        resumed: Option<Resumed>,
+        start: Instant,
     ) -> Result<Checkpoints<'a>> {
-        let time_left = all.agree_with_root(if all.is_root() { prepare(options) } else { Ok(None) })?;
         let directory = options.checkpoint_dir.as_ref();
-        let stop = all.agree(directory.map(|_| StopRequest::listen(time_left)).transpose())?;
-        let writer = directory.filter(|_| all.is_root()).map(|path| Writer::new(path.clone(), options.keep));
+        let prepare = || {
+            prepare(options)?;
+            let writer = directory
+                .map(|path| Ok(Writer::new(path.clone(), options.keep, Snapshot::new(&model.tensors, slots)?)));
+            Ok(Some((writer.transpose()?, options.deadline(start)?)))
+        };
+        let (writer, deadline) =
+            all.agree_with_root(if all.is_root() { prepare() } else { Ok(None) })?.unwrap_or_default();
+        let stop = all.agree(directory.map(|_| StopRequest::listen(deadline)).transpose())?;
         let steps_per_epoch = sampler.steps_per_epoch();
-        let (last, last_time, outcome) = (resumed, Instant::now(), None);
+        // one that lies elsewhere would not be found by the next start
+        let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.step);
+        let (last_time, outcome) = (Instant::now(), None);
         Ok(Checkpoints { all, options, model, writer, stop, description, steps_per_epoch, last, last_time, outcome })
     }
 
-    /// What this rank asks for at the end of the step that is about to begin. Not collective.
+    /// What this rank asks for at the end of a step. Not collective.
     pub(super) fn requests(&self) -> Requests {
         let stop = self.stop.as_ref().is_some_and(StopRequest::is_made);
         let checkpoint = match self.options.checkpoint_every {
@@ -96,17 +106,15 @@ impl<'a> Checkpoints<'a> {
         }
         let _span = observe::work(Name::Checkpoint);
         (self.last, self.last_time) = (Some(done), Instant::now());
-        let mut memory = None;
-        if let Some(writer) = &mut self.writer {
-            let written = writer.wait();
-            memory = writer.take();
-            if let Some(written) = written {
-                self.report(written);
-            }
+        if let Some(written) = self.writer.as_mut().and_then(Writer::wait) {
+            self.report(written);
         }
+        let memory = self.writer.as_mut().and_then(Writer::take);
         let snapshot = self.snapshot(trainer, done, trainer.slot_names(), memory)?;
-        if let (Some(writer), Some(snapshot)) = (&mut self.writer, snapshot) {
-            writer.start(snapshot);
+        if let (Some(writer), Some(snapshot)) = (&mut self.writer, snapshot)
+            && let Err(error) = writer.start(snapshot)
+        {
+            self.report(Err(error));
         }
         Ok(())
     }
@@ -134,19 +142,18 @@ impl<'a> Checkpoints<'a> {
         Ok(snapshot)
     }
 
-    /// Waits for the last checkpoint. Collective, for all learn whether it can be gone on from.
+    /// Waits for the last checkpoint, and gives the memory of the copy back. Collective, for all learn whether it can be gone on
+    /// from.
     ///
     /// # Errors
     /// It could not be written: the same error on every rank.
     pub(super) fn finish(&mut self) -> Result<()> {
-        if let Some(written) = self.writer.as_mut().and_then(Writer::wait) {
-            self.report(written);
+        match self.writer.take().and_then(|mut writer| writer.wait()) {
+            Some(Ok(written)) => self.report(Ok(written)),
+            Some(failed) => self.outcome = Some(failed),
+            None => {}
         }
-        let failed = match self.outcome.take() {
-            Some(Err(error)) => Err(error),
-            _ => Ok(None::<()>),
-        };
-        self.all.agree_with_root(failed).map(|_| ())
+        self.all.agree_with_root(self.outcome.take().transpose()).map(|_| ())
     }
 
     /// Writes the weights after `done` steps, if they are wanted. Collective.
@@ -192,22 +199,26 @@ impl Assembly for Section<'_> {
     }
 }
 
-/// What rank 0 does before training: finds early what would fail late. Returns how long the run may take.
-fn prepare(options: &CheckpointOptions) -> Result<Option<std::time::Duration>> {
+/// What rank 0 does before training: finds early what would fail late.
+fn prepare(options: &CheckpointOptions) -> Result<()> {
     if let Some(directory) = &options.checkpoint_dir {
         let doing = || format!("preparing --checkpoint-dir {}", directory.display());
-        std::fs::create_dir_all(directory).map_err(|error| Error::input(doing(), error))?;
-        check_writable(directory).map_err(|error| Error::input(doing(), error))?;
+        let prepare = || {
+            std::fs::create_dir_all(directory)?;
+            checkpoint::remove_temporaries(directory)?;
+            check_writable(directory)
+        };
+        prepare().map_err(|error| Error::input(doing(), error))?;
     }
     if let Some(path) = &options.export {
         let doing = || format!("preparing --export {}", path.display());
-        if path.is_dir() {
-            return Err(Error::input(doing(), "it is a directory; give the name of a file"));
+        if path.exists() && !path.is_file() {
+            return Err(Error::input(doing(), "it is a directory or a device; give the name of a file"));
         }
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         check_writable(directory.unwrap_or(Path::new("."))).map_err(|error| Error::input(doing(), error))?;
     }
-    options.time_left()
+    Ok(())
 }
 
 /// Makes a file as the writer will, and removes it.

@@ -107,6 +107,8 @@ pub struct Samples {
     pub train: Batches,
     /// For testing, in order.
     pub test: Option<Batches>,
+    /// What tells the training samples from others, if the run has checkpoints.
+    pub checksum: Option<String>,
 }
 
 /// Opens the data that `options` name, on every rank, with errors agreed on. Collective; the ranks share the work of
@@ -122,7 +124,11 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     let rank_share = |dataset: &dyn Dataset| shard(dataset.num_samples(), all.rank(), all.size());
     let mut moments = data.train.preset();
     let by_features = options.data.standardise == StandardiseName::Features;
-    if hdf5.is_some() || by_features {
+    let needs_checksum = options.checkpoints.are_wanted();
+    // what is made on the fly is told by the options
+    let is_synthetic = options.data.data == "synthetic";
+    let mut checksum = (needs_checksum && is_synthetic).then(|| "synthetic".to_owned());
+    if hdf5.is_some() || by_features || needs_checksum && !is_synthetic {
         let share = rank_share(&*data.train);
         let mut found = all.agree(Statistics::gather(&mut *data.train, share))?;
         found.merge(all)?;
@@ -139,6 +145,7 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
             file.borrow_mut().set_classes(classes);
         }
         moments = if by_features { Some(found.moments()) } else { moments };
+        checksum = needs_checksum.then(|| format!("{:016x}{:016x}", found.checksum[0], found.checksum[1]));
     }
     if options.data.standardise == StandardiseName::None {
         moments = None;
@@ -151,7 +158,7 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
         let all_of_it = test.num_samples();
         batches(test, all_of_it, Order::Sequential)
     });
-    Ok(Samples { train: batches(data.train, options.batch_size, Order::Shuffled), test })
+    Ok(Samples { train: batches(data.train, options.batch_size, Order::Shuffled), test, checksum })
 }
 
 /// Refuses data that differ between ranks, as a stale copy on one node does: training would go on with batches that do not
@@ -213,6 +220,7 @@ impl Statistics {
         let mut largest = [self.largest_label];
         all.all_reduce(&mut largest, Operation::Max)?;
         self.largest_label = largest[0];
+        all.all_reduce(&mut self.checksum, Operation::Sum)?;
         Ok(())
     }
 }

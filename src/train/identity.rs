@@ -5,18 +5,13 @@ use serde_json::Value;
 use super::TrainOptions;
 use super::data_options::Samples;
 use super::model_options::ModelName;
-use crate::Result;
 use crate::app;
-use crate::checkpoint::Settings;
+use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World};
 use crate::nn::Model;
 
-/// What decides the numbers of every step: with another value it would be another run. Reads a few samples. Not collective.
-///
-/// # Errors
-/// A sample cannot be read.
-pub fn config(options: &TrainOptions, model: &Model, samples: &mut Samples) -> Result<Settings> {
-    let data_checksum = format!("{:032x}", samples.train.fingerprint()?);
+/// What decides the numbers of every step: with another value it would be another run.
+pub fn config(options: &TrainOptions, model: &Model, samples: &Samples) -> Settings {
     let dataset = samples.train.dataset();
     let num_samples = dataset.num_samples();
     let mut config = Settings::new();
@@ -36,11 +31,12 @@ pub fn config(options: &TrainOptions, model: &Model, samples: &mut Samples) -> R
     set("inputs", model.input.to_string().into());
     set("outputs", model.outputs.into());
     set("training samples", num_samples.into());
-    set("checksum of the data", data_checksum.into());
+    set("checksum of the data", samples.checksum.clone().into());
     set("--batch-size", options.batch_size.min(num_samples).into());
     set("--optimizer", format!("{:?}", options.optimizer).to_lowercase().into());
     set("--seed", options.seed.into());
-    Ok(config)
+    set("--standardise", format!("{:?}", options.data.standardise).to_lowercase().into());
+    config
 }
 
 /// What may change from one start to the next; the change is logged.
@@ -76,6 +72,7 @@ pub fn written_by(program: &str, world: &World, grid: &Grid, threads: usize) -> 
         ("tensor", grid.shape.tensor.into()),
         ("threads", threads.into()),
         ("mpi", world.library_version().into()),
+        ("hdf5", checkpoint::hdf5_version().into()),
     ]
     .map(|(name, value): (_, Value)| (name.to_owned(), value))
     .into()

@@ -84,14 +84,15 @@ impl MetricsFile {
         let name = path.display().to_string();
         let is_json = path.extension().is_some_and(|extension| extension == "json" || extension == "jsonl");
         let open = || {
-            let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-            let kept = if step > 0 { rows_until(step, is_json, &file)? } else { 0 };
-            // a device or a pipe has no length to set
-            if file.metadata()?.is_file() {
-                file.set_len(kept)?;
-                file.seek(SeekFrom::End(0))?;
+            // a pipe or a device has no rows to keep
+            if step == 0 || !path.is_file() {
+                return File::create(path).map(|file| (file, 0));
             }
-            io::Result::Ok((file, kept))
+            let mut file = File::options().read(true).write(true).open(path)?;
+            let kept = rows_until(step, is_json, &file)?;
+            file.set_len(kept)?;
+            file.seek(SeekFrom::End(0))?;
+            Ok((file, kept))
         };
         let (file, kept) = open().map_err(|error| Error::input(format!("creating --metrics {name}"), error))?;
         let form = if is_json {

@@ -15,16 +15,29 @@ pub(super) struct Start {
     checkpoint: Option<Checkpoint>,
     /// Only the weights count.
     weights_only: bool,
+    /// The checkpoint lies where this run writes its own.
+    is_at_home: bool,
+}
+
+/// What a run goes on after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Resumed {
+    /// The steps that have been done.
+    pub(super) step: u64,
+    /// The checkpoint lies where this run writes its own.
+    pub(super) is_at_home: bool,
 }
 
 impl Start {
-    /// Finds what `options` ask for, and refuses what does not belong to a run of `model` with `config`. Not collective.
+    /// Finds what `options` ask for, and refuses what does not belong to a run of `model` with `config`, whose optimizer keeps
+    /// `slots`. Not collective.
     ///
     /// # Errors
     /// It is missing, damaged, or of another run; the directory holds checkpoints that would be mistaken for this run's.
     pub(super) fn find(
         options: &CheckpointOptions,
         model: &Model,
+        slots: &[&str],
         (config, changeable): (&Settings, &Settings),
     ) -> Result<Start> {
         let checkpoint = match &options.resume {
@@ -50,14 +63,21 @@ impl Start {
                 );
                 return Err(Error::input(format!("going on from {path}"), why));
             }
+            check_tensors(&checkpoint, model)?;
+            check_slots(&checkpoint, slots)?;
             for difference in Difference::between(&before.options, changeable) {
                 log::info!("from now on: {difference}");
+                if difference.name == "steps in all" && changeable["--learning-rate-schedule"] != "constant" {
+                    log::warn!("the learning rate follows the schedule of the new number of steps from here on");
+                }
             }
-            check_tensors(&checkpoint, model)?;
             if options.init.is_some() {
                 log::info!("--init is for the beginning; this run goes on from {path}");
             }
-            return Ok(Start { checkpoint: Some(checkpoint), weights_only: false });
+            let folder = |path: &Path| path.canonicalize().ok();
+            let home = options.checkpoint_dir.as_deref().and_then(folder);
+            let is_at_home = home.is_some() && checkpoint.path.parent().and_then(folder) == home;
+            return Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_at_home });
         }
         let weights = options.init.as_deref().map(Checkpoint::open_weights).transpose()?;
         if let Some(weights) = &weights {
@@ -68,16 +88,16 @@ impl Start {
                 false => log::warn!("starting with the weights of {path}, which has no checksums"),
             }
         }
-        Ok(Start { checkpoint: weights, weights_only: true })
+        Ok(Start { checkpoint: weights, weights_only: true, is_at_home: false })
     }
 
-    /// Steps that have been done.
-    pub(super) fn step(&self) -> Option<u64> {
-        self.checkpoint.as_ref().filter(|_| !self.weights_only).map(|checkpoint| checkpoint.description.step)
+    fn resumed(&self) -> Option<Resumed> {
+        let checkpoint = self.checkpoint.as_ref().filter(|_| !self.weights_only)?;
+        Some(Resumed { step: checkpoint.description.step, is_at_home: self.is_at_home })
     }
 }
 
-/// Brings what rank 0 has found to all ranks, tensor by tensor, and returns the steps that have been done. Collective.
+/// Brings what rank 0 has found to all ranks, tensor by tensor, and returns what the run goes on after. Collective.
 ///
 /// # Errors
 /// The file was damaged or disappeared after it was checked (rank 0 alone).
@@ -86,23 +106,23 @@ pub(super) fn restore<D: Device<Buffer: Buffer<f32>>>(
     model: &Model,
     start: Option<Start>,
     trainer: &mut Trainer<'_, D>,
-) -> Result<Option<u64>> {
+) -> Result<Option<Resumed>> {
     let file = start.as_ref().and_then(|start| start.checkpoint.as_ref());
     let weights_only = start.as_ref().is_none_or(|start| start.weights_only);
     let has = |group: &str| file.is_some_and(|file| file.tensors.iter().any(|tensor| tensor.group == group));
     let groups: Vec<String> = std::iter::once("model".to_owned())
         .chain(trainer.slot_names().iter().map(|slot| format!("optimizer/{slot}")))
         .collect();
-    // whether there is a step, which, and which of the groups the file has
-    let mut head = vec![0_i64; 2 + groups.len()];
-    if let Some(step) = start.as_ref().and_then(Start::step) {
-        head[..2].copy_from_slice(&[1, step as i64]);
+    // whether there is a step, which, of whose directory, and which of the groups the file has
+    let mut head = vec![0_i64; 3 + groups.len()];
+    if let Some(Resumed { step, is_at_home }) = start.as_ref().and_then(Start::resumed) {
+        head[..3].copy_from_slice(&[1, step as i64, i64::from(is_at_home)]);
     }
     for (index, group) in groups.iter().enumerate() {
-        head[2 + index] = i64::from(has(group) && (index == 0 || !weights_only));
+        head[3 + index] = i64::from(has(group) && (index == 0 || !weights_only));
     }
     all.broadcast(&mut head, 0)?;
-    for (index, group) in groups.iter().enumerate().filter(|(index, _)| head[2 + index] == 1) {
+    for (index, group) in groups.iter().enumerate().filter(|(index, _)| head[3 + index] == 1) {
         for (number, spec) in model.tensors.iter().enumerate() {
             let mut values = match file {
                 Some(file) => file.read(group, &spec.name, &spec.shape)?,
@@ -115,7 +135,7 @@ pub(super) fn restore<D: Device<Buffer: Buffer<f32>>>(
             }
         }
     }
-    Ok((head[0] == 1).then_some(head[1] as u64))
+    Ok((head[0] == 1).then_some(Resumed { step: head[1] as u64, is_at_home: head[2] == 1 }))
 }
 
 /// The newest sound checkpoint of `directory`, with a warning for each newer one that is damaged.
@@ -145,6 +165,20 @@ fn refuse_newer(directory: &Path, start: Option<&Checkpoint>) -> Result<()> {
         "it holds a checkpoint of step {newest} already, from which the next start would go on; --resume auto does so now, another directory begins anew"
     );
     Err(Error::input(format!("--checkpoint-dir {}", directory.display()), why))
+}
+
+/// Refuses a file that lacks what the optimizer kept, but for SGD that gets a momentum now.
+fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
+    let had_none = file.description.options.get("--momentum").is_some_and(|momentum| momentum == 0.0);
+    let has = |slot: &str| file.tensors.iter().any(|tensor| tensor.group == format!("optimizer/{slot}"));
+    match slots.iter().find(|slot| !has(slot)) {
+        Some(&"momentum_buffer") if had_none => Ok(()),
+        Some(slot) => {
+            let why = format!("it has no /optimizer/{slot}: it holds weights alone, and --init starts with those");
+            Err(Error::input(format!("going on from {}", file.path.display()), why))
+        }
+        None => Ok(()),
+    }
 }
 
 fn check_tensors(file: &Checkpoint, model: &Model) -> Result<()> {

@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use super::TrainOptions;
+use super::checkpoint_options::Resume;
 use super::checkpoints::Checkpoints;
 use super::data_options::{self, Samples};
 use super::identity;
 use super::metrics::{MetricsFile, MetricsRow, ResultLine, median, peak_memory_mb};
 use super::options::DeviceName;
-use super::resume::{self, Start};
+use super::resume::{self, Resumed, Start};
 use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
 use crate::app::{self, Progress};
 use crate::checkpoint::Description;
@@ -33,7 +34,7 @@ pub fn run(
     options: &TrainOptions,
     plan: impl Fn(&Model) -> Result<Plan>,
 ) -> Result<ExitCode> {
-    let all = world.communicator();
+    let (all, began) = (world.communicator(), Instant::now());
     all.agree(options.check(grid.data.size()))?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     let GridShape { data, stage, tensor } = grid.shape;
@@ -44,9 +45,6 @@ pub fn run(
         world.library_version()
     );
     let samples = data_options::open(world, options)?;
-    if let Some(limit) = options.checkpoints.watchdog {
-        app::watch(limit);
-    }
     let dataset = samples.train.dataset();
     let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
     let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
@@ -66,7 +64,7 @@ pub fn run(
     match options.device {
         DeviceName::Cpu => {
             let device = all.agree(Cpu::new(threads))?;
-            Run { world, grid, program, options, model: &model, plan: &plan, threads }.train(&device, samples)
+            Run { world, grid, program, options, model: &model, plan: &plan, threads, began }.train(&device, samples)
         }
     }
 }
@@ -79,6 +77,7 @@ struct Run<'a> {
     model: &'a Model,
     plan: &'a Plan,
     threads: usize,
+    began: Instant,
 }
 
 impl Run<'_> {
@@ -94,14 +93,18 @@ impl Run<'_> {
         };
         let all = self.world.communicator();
         let mut trainer = Trainer::new(device, self.grid, self.model, self.plan, settings)?;
-        let (mut checkpoints, resumed) = self.resume(&mut trainer, &mut samples, num_steps)?;
+        let (mut checkpoints, resumed) = self.resume(&mut trainer, &samples, num_steps)?;
         let first = resumed.unwrap_or(0);
+        if num_steps < first && self.world.is_root() {
+            log::warn!("the checkpoint has {first} steps already, more than the {num_steps} that were asked for");
+        }
         let metrics = options.metrics.as_deref().filter(|_| self.world.is_root());
         let mut metrics = all.agree_with_root(metrics.map(|path| MetricsFile::create(path, first)).transpose())?;
 
         let schedule = options.schedule(num_steps);
         self.announce(&samples, num_steps, resumed, &trainer);
-        let progress = Progress::new(num_steps, self.world.is_root() && !options.common.quiet, options.progress);
+        let progress =
+            Progress::new(first, num_steps, self.world.is_root() && !options.common.quiet, options.progress);
 
         let mut last = None;
         let mut tested = None;
@@ -110,11 +113,10 @@ impl Run<'_> {
         let mut step_ms = Vec::with_capacity(usize::try_from(num_steps).unwrap_or(usize::MAX).min(1 << 24));
         for step in first..num_steps {
             app::set_step(step + 1);
-            trainer.ask(checkpoints.requests());
             let learning_rate = schedule.at(step);
             let start = Instant::now();
             let span = observe::work(Name::Step).step(step + 1);
-            let outcome = trainer.step(step, learning_rate, &mut samples.train)?;
+            let outcome = trainer.step_and_ask(step, learning_rate, &mut samples.train, || checkpoints.requests())?;
             drop(span);
             let elapsed = start.elapsed().as_secs_f64() * 1e3;
             step_ms.push(elapsed);
@@ -158,9 +160,9 @@ impl Run<'_> {
         }
         let digest = trainer.digest()?;
         drop(progress);
+        // the result stands without them
+        let written = checkpoints.finish();
         let exported = checkpoints.export(&trainer, num_steps);
-        // a warning has said it, and the result stands without
-        let _ = checkpoints.finish();
         let result = ResultLine {
             program: self.program.to_owned(),
             ranks: self.world.size(),
@@ -182,35 +184,41 @@ impl Run<'_> {
             let line = serde_json::to_string(&result).map_err(|error| Error::failed("printing the result", error))?;
             app::print_line(&line)?;
         }
-        exported.map(|()| ExitCode::SUCCESS)
+        written.and(exported).map(|()| ExitCode::SUCCESS)
     }
 
     /// Finds what the run begins with, and gives it to all ranks. Collective.
     fn resume<D: Device<Buffer: Buffer<f32>>>(
         &self,
         trainer: &mut Trainer<'_, D>,
-        samples: &mut Samples,
+        samples: &Samples,
         num_steps: u64,
     ) -> Result<(Checkpoints<'_>, Option<u64>)> {
         let (all, options) = (self.world.communicator(), &self.options.checkpoints);
-        let mut description = Description {
+        let slots = trainer.slot_names();
+        let description = Description {
             seed: self.options.seed,
             model: self.model.name.clone(),
+            config: identity::config(self.options, self.model, samples),
             options: identity::changeable(self.options, num_steps),
             written_by: identity::written_by(self.program, self.world, self.grid, self.threads),
             ..Description::default()
         };
-        let mut find = || {
-            description.config = identity::config(self.options, self.model, samples)?;
-            Start::find(options, self.model, (&description.config, &description.options)).map(Some)
-        };
+        let find = || Start::find(options, self.model, slots, (&description.config, &description.options)).map(Some);
         let start = all.agree_with_root(if all.is_root() { find() } else { Ok(None) })?;
         let sampler = samples.train.sampler();
         let span = observe::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);
-        let checkpoints = Checkpoints::begin(all, options, self.model, description, sampler, resumed)?;
-        Ok((checkpoints, resumed))
+        let what = (self.model, slots);
+        let mut checkpoints = Checkpoints::begin(all, options, what, (description, sampler), resumed, self.began)?;
+        if let Some(limit) = options.watchdog {
+            app::watch(limit);
+        }
+        if let Some(Resumed { step, .. }) = resumed {
+            checkpoints.save(trainer, step)?;
+        }
+        Ok((checkpoints, resumed.map(|resumed| resumed.step)))
     }
 
     /// Ends the run after `done` steps because `num_ranks` asked for it. Collective.
@@ -223,12 +231,14 @@ impl Run<'_> {
     ) -> Result<ExitCode> {
         checkpoints.save(trainer, done)?;
         checkpoints.finish()?;
+        let is_auto = self.options.checkpoints.resume == Resume::Auto;
+        let next = if is_auto { "the same command" } else { "the same command with --resume auto" };
         let who = if num_ranks < self.world.size() {
             format!(" by {num_ranks} of {} ranks", self.world.size())
         } else {
             String::new()
         };
-        log::info!("stopped after step {done}, as asked{who}; the same command goes on from the checkpoint");
+        log::info!("stopped after step {done}, as asked{who}; {next} goes on from the checkpoint");
         Ok(ExitCode::from(app::STOPPED))
     }
 

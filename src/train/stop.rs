@@ -22,11 +22,11 @@ pub struct StopRequest {
 
 impl StopRequest {
     /// Listens for SIGTERM, SIGINT and SIGUSR1: the first is a request, a second one ends the process at once, as it does a
-    /// program that does not listen. The request also comes when `time_left` is over. Not collective.
+    /// program that does not listen. The request also comes with the `deadline`. Not collective.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn listen(time_left: Option<Duration>) -> Result<StopRequest> {
+    pub fn listen(deadline: Option<Instant>) -> Result<StopRequest> {
         let signalled = Arc::new(AtomicBool::new(false));
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])
             .map_err(|error| Error::failed("listening for signals", error))?;
@@ -49,7 +49,7 @@ impl StopRequest {
                 }
             }
         });
-        Ok(StopRequest { signalled, deadline: time_left.map(|left| Instant::now() + left) })
+        Ok(StopRequest { signalled, deadline })
     }
 
     /// True once this rank has been asked to stop. Not collective.

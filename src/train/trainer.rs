@@ -62,7 +62,6 @@ pub struct Trainer<'a, D: Device> {
     weights: Weights<D>,
     /// The most rows that a micro-batch has.
     capacity: usize,
-    requests: Requests,
 }
 
 impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
@@ -107,8 +106,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         };
         weights.parameters.initialise(device, &shards, settings.seed)?;
         let pipeline = Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
-        let requests = Requests::default();
-        Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity, requests })
+        Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity })
     }
 
     /// The way from gradients to new parameters that was chosen for this rank's.
@@ -239,17 +237,26 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         if all_finite[0] == 1 { Ok(()) } else { Err(diverged(step, "a parameter is no finite number")) }
     }
 
-    /// Passes on what this rank asks for at the end of the next step. Not collective.
-    pub fn ask(&mut self, requests: Requests) {
-        self.requests = requests;
-    }
-
     /// Step `step`, from 0, with the samples that `batches` has for it: forward, backward, exchange of gradients, update.
     /// Collective.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or the loss is not a number (the same error on every rank).
     pub fn step(&mut self, step: u64, learning_rate: f64, batches: &mut Batches) -> Result<Outcome> {
+        self.step_and_ask(step, learning_rate, batches, Requests::default)
+    }
+
+    /// The same; at the end of it this rank asks for what `requests` returns. Collective.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn step_and_ask(
+        &mut self,
+        step: u64,
+        learning_rate: f64,
+        batches: &mut Batches,
+        requests: impl FnOnce() -> Requests,
+    ) -> Result<Outcome> {
         let num_samples = batches.sampler().batch_len(step);
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
         let num_parts = self.pipeline.num_micro_batches();
@@ -261,7 +268,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         sync.finish(self.device, parameters, gradients, sums)?;
         let mut sums = [0.0; totals::LEN];
         self.add_sums(&mut sums)?;
-        let outcome = self.collect(sums, num_samples)?;
+        let outcome = self.collect(sums, num_samples, requests())?;
         if !outcome.loss.is_finite() {
             return Err(diverged(step + 1, &format!("the loss is {}", outcome.loss)));
         }
@@ -284,7 +291,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
             self.add_sums(&mut sums)?;
         }
-        self.collect(sums, num_samples)
+        self.collect(sums, num_samples, Requests::default())
     }
 
     /// Adds the device's sums to `sums`, which count on where `f32` would not.
@@ -300,7 +307,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
     }
 
     /// Adds the ranks' sums up, everything counted once, and makes means of them. Collective.
-    fn collect(&self, mut sums: [f64; totals::LEN], num_samples: usize) -> Result<Outcome> {
+    fn collect(&self, mut sums: [f64; totals::LEN], num_samples: usize, requests: Requests) -> Result<Outcome> {
         if !self.weights.sync.counts_squares() {
             sums[totals::GRADIENT_SQUARES] = 0.0;
         }
@@ -308,7 +315,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
             // every rank of the tensor axis has evaluated the same loss
             (sums[totals::LOSS], sums[totals::CORRECT]) = (0.0, 0.0);
         }
-        let Requests { stop, checkpoint } = self.requests;
+        let Requests { stop, checkpoint } = requests;
         let mut all = [0.0; totals::LEN + 2];
         all[..totals::LEN].copy_from_slice(&sums);
         all[totals::LEN..].copy_from_slice(&[stop as f64, checkpoint as f64]);

@@ -42,7 +42,7 @@ pub struct Job {
     ranks: usize,
     program: PathBuf,
     arguments: Vec<OsString>,
-    variables: Vec<(String, String)>,
+    variables: Vec<(String, Box<dyn Fn() -> String>)>,
     limit: Duration,
 }
 
@@ -72,9 +72,9 @@ impl Job {
         self
     }
 
-    /// Adds an environment variable.
-    pub fn env(mut self, name: &str, value: &str) -> Job {
-        self.variables.push((name.into(), value.into()));
+    /// Adds an environment variable, whose value is asked for when the job starts.
+    pub fn env(mut self, name: &str, value: impl Fn() -> String + 'static) -> Job {
+        self.variables.push((name.into(), Box::new(value)));
         self
     }
 
@@ -102,7 +102,7 @@ impl Job {
             command.env(name, value);
         }
         command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
-        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.envs(self.variables.iter().map(|(name, value)| (name, value())));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // a group of its own, so that all of the job can be killed
         command.process_group(0);
@@ -121,14 +121,27 @@ impl Job {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let text = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let start = Instant::now();
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {text}: {error}"));
-        let streams = [collect(child.stdout.take()), collect(child.stderr.take())];
-        meanwhile(child.id());
-        let code = wait(&mut child, start, self.limit);
+        let child = command.spawn().unwrap_or_else(|error| panic!("starting {text}: {error}"));
+        let mut child = Group(child);
+        let streams = [collect(child.0.stdout.take()), collect(child.0.stderr.take())];
+        meanwhile(child.0.id());
+        let code = wait(&mut child.0, start, self.limit);
         let [stdout, stderr] = streams.map(|stream| stream.join().expect("reading a pipe does not panic"));
         let done = Done { code: code.flatten(), stdout, stderr, elapsed: start.elapsed(), command: text };
         assert!(code.is_some(), "the job ran past its limit of {:?}\n{}", self.limit, done.describe());
         done
+    }
+}
+
+/// A launcher in a process group of its own, which does not outlive a test that panics.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            kill("KILL", &format!("-{}", self.0.id()));
+            let _ = self.0.wait();
+        }
     }
 }
 
