@@ -250,7 +250,7 @@ fn lost_node(cluster: &Cluster, training: &Training) {
     });
     let script = cluster.script.to_string_lossy().into_owned();
     cluster.run(&[&script, "--kill-node", "n2"]);
-    jobs[1].until("another start by itself", || jobs[1].state().contains("JobState=PENDING"));
+    jobs[1].until("the end of the launcher", || jobs[1].said().contains("sync_sgd ended with code"));
     // in half a minute Slurm would find out by itself; this is what an operator does
     cluster.run(&["scontrol", "update", "nodename=n2", "state=down", "reason=lost"]);
     for job in &jobs {
