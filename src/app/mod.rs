@@ -21,6 +21,12 @@ pub use progress::{Progress, ProgressMode};
 pub use trace::{Summary, Trace};
 pub use watchdog::watch;
 
+/// Prints a line on stderr in one piece, so that those of several ranks do not mix.
+fn say(line: &str) {
+    // there is nobody left to tell that stderr is gone
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 /// The version of the suite.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -104,7 +110,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
         }
         Err(error) => {
             let whose = if world.size() > 1 { format!("rank {}: ", world.rank()) } else { String::new() };
-            eprintln!("{whose}error: {error}");
+            say(&format!("{whose}error: {error}"));
             if world.size() > 1 {
                 world.abort(error.exit_code());
             }

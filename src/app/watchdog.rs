@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::log_lines::clock;
+use super::say;
 use crate::comm::rank_for_messages;
 use crate::observe;
 
@@ -36,7 +37,7 @@ pub fn watch(limit: Duration) {
             } else if still >= limit {
                 let rank = rank_for_messages().unwrap_or_default();
                 let (limit_words, since) = (humantime::format_duration(limit), clock(since));
-                eprintln!("rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}");
+                say(&format!("rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}"));
                 thread::sleep((limit / 4).min(LONGEST_GRACE));
                 signal_hook::low_level::exit(1);
             }

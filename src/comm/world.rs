@@ -1,6 +1,7 @@
 //! MPI itself: started once, ended once, and brought down at once when a rank cannot go on.
 #![allow(unsafe_code)]
 
+use std::io::{self, Write};
 use std::panic;
 use std::process;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -144,7 +145,8 @@ fn abort(code: u8) -> ! {
 fn install_panic_hook() {
     panic::set_hook(Box::new(|information| {
         let rank = rank_for_messages().unwrap_or_default();
-        eprintln!("rank {rank}: {information}");
+        // in one piece, for several ranks may panic at once
+        let _ = io::stderr().write_all(format!("rank {rank}: {information}\n").as_bytes());
         abort(1)
     }));
 }

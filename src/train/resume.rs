@@ -54,6 +54,9 @@ impl Start {
         if let Some(checkpoint) = checkpoint {
             let path = checkpoint.path.display();
             let before = &checkpoint.description;
+            if checkpoint.description.model == model.name {
+                check_slots(&checkpoint, slots)?;
+            }
             let differences = Difference::between(&before.config, config);
             if !differences.is_empty() {
                 let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
@@ -64,7 +67,6 @@ impl Start {
                 return Err(Error::input(format!("going on from {path}"), why));
             }
             check_tensors(&checkpoint, model)?;
-            check_slots(&checkpoint, slots)?;
             for difference in Difference::between(&before.options, changeable) {
                 log::info!("from now on: {difference}");
                 if difference.name == "steps in all" && changeable["--learning-rate-schedule"] != "constant" {
