@@ -218,7 +218,8 @@ fn a_watchdog_says_where_every_rank_stands_and_ends_the_job() {
     let done = done.expect(1);
     done.says_once("rank 0: no progress for 2s").says_once("rank 2: no progress for 2s");
     for line in done.stderr.lines().filter(|line| line.contains("no progress")) {
-        assert!(line.contains(": step ") && line.contains("bytes") && line.contains("rank 1"), "{line}");
+        // in a message from or to the rank that stands still, or in a collective
+        assert!(line.contains(": step ") && line.contains(" bytes"), "{line}");
     }
 }
 

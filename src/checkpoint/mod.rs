@@ -10,9 +10,9 @@
 //! # The way of the data
 //!
 //! All ranks bring the tensors together on rank 0, one after the other, in a [`Snapshot`] (the only copy). A thread without
-//! MPI writes it: HDF5 lays the file out in memory, without the values ([`skeleton`]); that and the values are
+//! MPI writes it: HDF5 lays the file out in memory, without the values (`skeleton.rs`); that and the values are
 //! written from front to back under a temporary name, then the seal over all of it, then come fsync, rename and fsync of
-//! the directory ([`write`]). The snapshot's memory serves again for the next. Back: the seal is checked against every
+//! the directory ([`write()`]). The snapshot's memory serves again for the next. Back: the seal is checked against every
 //! byte before HDF5 looks at the file, each tensor against its own checksum when it is read ([`Checkpoint`]).
 //!
 //! # Invariants

@@ -93,7 +93,7 @@ impl Drop for Writer {
 /// is 0). Tells `told` what it has done. Not collective, and free of MPI.
 ///
 /// # Errors
-/// As [`write`]; that something cannot be removed is only a warning.
+/// As [`write()`]; that something cannot be removed is only a warning.
 pub fn write_and_prune(
     path: &Path,
     keep: usize,
