@@ -78,15 +78,15 @@ train() {
         code=3
     fi
     echo "$program ended with code $code"
-    # 0: done; 1 and 2: the program has said what is wrong, and would again. 75: stopped with a checkpoint; all else: a rank, a node
-    # or the launcher was lost
+    # 0: done; 1 and 2: the program has said what is wrong, and would again; 126 and 127: there is nothing to run. 75: stopped with a
+    # checkpoint; all else: a rank, a node or the launcher was lost
     case $code in
-        0 | 2) exit "$code" ;;
+        0 | 2 | 126 | 127) exit "$code" ;;
         1) [ "$warned" = yes ] || exit 1 ;;
     esac
     now=$(newest)
     now=${now:-none}
-    [ ! -e "$CHECKPOINTS/.starts" ] || read -r last count <"$CHECKPOINTS/.starts"
+    [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || [ ! -e "$CHECKPOINTS/.starts" ] || read -r last count <"$CHECKPOINTS/.starts"
     if [ "$last" = "$now" ]; then count=$((count + 1)); else count=1; fi
     mkdir -p "$CHECKPOINTS" && echo "$now $count" >"$CHECKPOINTS/.starts"
     if [ "$count" -ge "$MAX_STARTS" ]; then
