@@ -54,7 +54,7 @@ impl Start {
         if let Some(checkpoint) = checkpoint {
             let path = checkpoint.path.display();
             let before = &checkpoint.description;
-            if checkpoint.description.model == model.name {
+            if ["--model", "--optimizer"].iter().all(|name| before.config.get(*name) == config.get(*name)) {
                 check_slots(&checkpoint, slots)?;
             }
             let differences = Difference::between(&before.config, config);
