@@ -55,8 +55,8 @@ launch() {
 
 # the name of the newest checkpoint, if there is one
 newest() {
-    local files=("$CHECKPOINTS"/step-*.h5)
-    [ ! -e "${files[0]}" ] || basename "${files[-1]}"
+    # by its time, for the highest number may be that of a damaged one
+    ls -t "$CHECKPOINTS" 2>/dev/null | grep '^step-.*\.h5$' | head -n 1
 }
 
 # train PROGRAM ARGUMENTS…: the same with checkpoints, and another start if the run stopped before its end
@@ -65,6 +65,8 @@ train() {
     shift
     case " $* " in
         *" --checkpoint-dir"[\ =]*) echo "the directory for checkpoints is CHECKPOINTS in slurm/env.sh" >&2; exit 2 ;;
+        # these train nothing
+        *" --help "* | *" --version "* | *" --show-schedule"*) launch "$program" "$@"; exit $? ;;
     esac
     echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $program on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks, $(date -Is)"
     before=$(newest)

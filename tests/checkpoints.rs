@@ -5,11 +5,10 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use phalanx::checkpoint::{self, Snapshot, write_and_prune};
 use phalanx::nn::{Initial, TensorSpec};
-use support::{Done, Job, children, kill, mpiexec, say_skipped};
+use support::{Done, Job, mpiexec, say_skipped, until};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
     let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1", "--eval-every", "0"]);
@@ -29,17 +28,6 @@ fn directory() -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().expect("a directory can be made");
     let path = directory.path().display().to_string();
     (directory, path)
-}
-
-/// Waits until `condition` is true, for a minute at most.
-fn until(condition: impl Fn() -> bool) {
-    for _ in 0..60_000 {
-        if condition() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("it did not come to that");
 }
 
 #[test]
@@ -100,7 +88,10 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
     assert_eq!(digest(&branch.expect(0)), digest(&whole));
     let branch = sync_sgd(1, &format!("--steps 20 --resume {path}/a")).run().expect(0);
     assert_eq!(digest(&branch), digest(&whole));
-    sync_sgd(2, "--resume missing.h5").run().expect(1).says_once("missing.h5: No such file");
+    for option in ["--resume", "--init"] {
+        let done = sync_sgd(2, &format!("{option} missing.h5")).run().expect(2);
+        done.says_once(&format!("{option} missing.h5: No such file"));
+    }
     sync_sgd(2, "--resume /").run().expect(2).says_once("the directory holds no checkpoint");
     // a run that goes on from elsewhere leaves at once what the next start can go on from
     let began = format!("--steps 10 --resume {path}/a/step-00000010.h5 --checkpoint-dir {path}/d");
@@ -113,7 +104,7 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
     let file = format!("{path}/file");
     fs::write(&file, "text").expect("a file can be written");
     sync_sgd(2, &format!("--resume {file}")).run().expect(2).says_once("it is no checkpoint of Phalanx");
-    sync_sgd(2, &format!("--checkpoint-dir {file}")).run().expect(1).says_once("Not a directory");
+    sync_sgd(2, &format!("--checkpoint-dir {file}")).run().expect(2).says_once("Not a directory");
     sync_sgd(2, "--checkpoint-every 10").run().expect(2).says_once("  --checkpoint-dir <DIR>");
     let zero = format!("--checkpoint-dir {path}/c --checkpoint-every 0");
     sync_sgd(2, &zero).run().expect(2).says_once("a number of steps such as 500");
@@ -163,64 +154,6 @@ fn weights_alone_go_out_and_come_in() {
     let arguments = format!("--model mlp --hidden none --steps 1 --init {}", theirs.display());
     sync_sgd(2, &arguments).run().expect(0).says_once("which has no checksums");
     sync_sgd(2, &format!("--export {path}")).run().expect(2).says_once("it is a directory or a device");
-}
-
-#[test]
-fn the_end_of_the_time_stops_a_run_in_good_order() {
-    let (directory, path) = directory();
-    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --log-every 0");
-    let done = sync_sgd(2, &format!("{arguments} --time-limit 1s --metrics {path}/m.jsonl")).run().expect(75);
-    done.says_once("stopped after step").says_once("as asked by 1 of 2 ranks");
-    let rows = fs::read_to_string(directory.path().join("m.jsonl")).expect("there are metrics");
-    assert_eq!(steps_in(directory.path()), [rows.lines().count() as u64]);
-    let done = sync_sgd(2, &format!("{arguments} --stop-before 2m")).run().expect(2);
-    done.says_once("--stop-before: Slurm does not say how much time is left");
-    let slurm = |left: u64| {
-        let end = move || {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-            (now.expect("it is after 1970").as_secs() + left).to_string()
-        };
-        sync_sgd(2, &format!("{arguments} --stop-before 2m")).env("SLURM_JOB_END_TIME", end).run()
-    };
-    slurm(60).expect(2).says_once("it is 2m, but Slurm leaves the job");
-    slurm(126).expect(75).says_once("going on after step");
-}
-
-#[test]
-fn a_second_signal_stops_at_once() {
-    let (_directory, path) = directory();
-    let metrics = format!("{path}/m.csv");
-    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --metrics {metrics}");
-    let done = sync_sgd(2, &arguments).run_with(|launcher| {
-        until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
-        let ranks = children(launcher);
-        // the step cannot end
-        kill("STOP", &ranks[1].to_string());
-        std::thread::sleep(Duration::from_millis(200));
-        kill("TERM", &ranks[0].to_string());
-        std::thread::sleep(Duration::from_millis(1300));
-        kill("TERM", &ranks[0].to_string());
-    });
-    assert!(!matches!(done.code, Some(0 | 75)), "{}", done.describe());
-    done.says_once("received SIGTERM");
-}
-
-#[test]
-fn a_watchdog_says_where_every_rank_stands_and_ends_the_job() {
-    let (_directory, path) = directory();
-    let metrics = format!("{path}/m.csv");
-    let arguments = format!("--epochs 100000 --watchdog 2s --metrics {metrics} --threads 1 --model mlp");
-    let job = mpiexec(3, env!("CARGO_BIN_EXE_pipeline")).args(arguments.split_whitespace());
-    let done = job.run_with(|launcher| {
-        until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
-        kill("STOP", &children(launcher)[1].to_string());
-    });
-    let done = done.expect(1);
-    done.says_once("rank 0: no progress for 2s").says_once("rank 2: no progress for 2s");
-    for line in done.stderr.lines().filter(|line| line.contains("no progress")) {
-        // in a message from or to the rank that stands still, or in a collective
-        assert!(line.contains(": step ") && line.contains(" bytes"), "{line}");
-    }
 }
 
 #[test]

@@ -24,7 +24,14 @@ fn step_of(name: &str) -> Option<u64> {
 /// # Errors
 /// The directory cannot be read.
 pub fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    entries(directory).map_err(|error| Error::failed(format!("reading the directory {}", directory.display()), error))
+    entries(directory).map_err(|error| {
+        let doing = format!("reading the directory {}", directory.display());
+        if error.kind() == io::ErrorKind::NotADirectory {
+            Error::input(doing, error)
+        } else {
+            Error::failed(doing, error)
+        }
+    })
 }
 
 fn entries(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
@@ -71,7 +78,7 @@ pub fn newest_sound(directory: &Path) -> Result<Found> {
                     found.damaged.push(Error::input(format!("reading the checkpoint {}", path.display()), why));
                 }
                 // another job has removed it, and written others meanwhile
-                Err(_) if !path.exists() => has_vanished = true,
+                Err(_) if has_gone(&path) => has_vanished = true,
                 Err(error @ Error::Input(_)) => found.damaged.push(error),
                 Err(error) => return Err(error),
             }
@@ -80,6 +87,10 @@ pub fn newest_sound(directory: &Path) -> Result<Found> {
             return Ok(found);
         }
     }
+}
+
+fn has_gone(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Removes all but the newest `keep` of the checkpoints up to step `step` (none if `keep` is 0); calls `told` after each. Newer

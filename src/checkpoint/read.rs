@@ -69,7 +69,7 @@ impl Checkpoint {
     /// The values of a tensor, checked against their own checksum. Not collective.
     ///
     /// # Errors
-    /// There is no such tensor, it has not `shape`, or it is damaged.
+    /// There is no such tensor, it has not `shape`, it is damaged, or the HDF5 library cannot read it.
     pub fn read(&self, group: &str, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let fail = |why: String| Error::input(format!("reading /{group}/{name} of {}", self.path.display()), why);
         let found = self.tensors.iter().find(|tensor| tensor.group == group && tensor.name == name);
@@ -77,7 +77,7 @@ impl Checkpoint {
         if found.shape != shape {
             return Err(fail(format!("its shape is {:?}, and the model's is {shape:?}", found.shape)));
         }
-        let library = |error: hdf5::Error| fail(format!("HDF5: {error}"));
+        let library = |error| library(&self.path, self.is_sealed, &error);
         let dataset = self.file.dataset(&format!("{group}/{name}")).map_err(library)?;
         let values = dataset.read_raw::<f32>().map_err(library)?;
         if self.is_sealed {
@@ -92,8 +92,14 @@ impl Checkpoint {
     }
 }
 
+/// What the HDF5 library says: of a file whose every byte is right, nothing against the file.
+fn library(path: &Path, is_sealed: bool, error: &hdf5::Error) -> Error {
+    let (doing, why) = (format!("reading {}", path.display()), format!("HDF5: {error}"));
+    if is_sealed { Error::failed(doing, why) } else { Error::input(doing, why) }
+}
+
 fn read(path: &Path, is_sealed: bool) -> Result<Checkpoint> {
-    let fail = |error: hdf5::Error| Error::input(format!("reading {}", path.display()), format!("HDF5: {error}"));
+    let fail = |error| library(path, is_sealed, &error);
     let file = hdf5::File::open(path).map_err(fail)?;
     let mut tensors = Vec::new();
     let root = file.as_group().map_err(fail)?;

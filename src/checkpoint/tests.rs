@@ -113,6 +113,9 @@ fn damaged_newer_files_do_not_crowd_out_sound_ones() {
     let steps: Vec<u64> = list(directory.path()).unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!((steps, fs::read_dir(directory.path()).unwrap().count()), (vec![25, 30], 2));
     assert_eq!(newest_sound(directory.path()).unwrap().checkpoint.unwrap().description.step, 25);
+    // what cannot be read says nothing about what it holds
+    std::os::unix::fs::symlink("nowhere", directory.path().join(file_name(50))).unwrap();
+    assert!(matches!(newest_sound(directory.path()), Err(crate::Error::Failed(_))));
 }
 
 #[test]

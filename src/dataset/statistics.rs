@@ -1,4 +1,4 @@
-//! One pass over samples: is every value a number, how are they distributed, which classes are there.
+//! One pass over samples: is every value a number, how are they distributed, which classes are there, and a checksum of it all.
 
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! Options about checkpoints and about stopping in time.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -118,6 +118,15 @@ impl CheckpointOptions {
     /// True if the run may write checkpoints or go on from one.
     pub fn are_wanted(&self) -> bool {
         self.checkpoint_dir.is_some() || matches!(self.resume, Resume::From(_))
+    }
+
+    /// The files and directories that have to be there, with the options that name them.
+    pub fn inputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let resume = match &self.resume {
+            Resume::From(path) => Some(("--resume", path.as_path())),
+            Resume::Auto | Resume::Never => None,
+        };
+        resume.into_iter().chain(self.init.as_deref().map(|path| ("--init", path)))
     }
 
     /// When a run that began at `start` is to stop: the sooner of --time-limit and of the end that Slurm has set, less

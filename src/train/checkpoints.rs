@@ -39,8 +39,8 @@ impl<'a> Checkpoints<'a> {
     /// began at `start`, and goes on after `resumed`. Collective.
     ///
     /// # Errors
-    /// The directory or the place of --export cannot be written, there is no memory, or --stop-before does not fit; the same
-    /// error on every rank.
+    /// The directory or the place of --export cannot be written, there is no memory, --stop-before does not fit, or signals cannot
+    /// be listened for; the same error on every rank.
     pub(super) fn begin(
         all: &'a Communicator,
         options: &'a CheckpointOptions,
@@ -159,7 +159,7 @@ impl<'a> Checkpoints<'a> {
     /// Writes the weights after `done` steps, if they are wanted. Collective.
     ///
     /// # Errors
-    /// They cannot be written: the same error on every rank.
+    /// They cannot be written: the same error on every rank. There is no memory for the copy (rank 0 alone).
     pub(super) fn export<D: Device<Buffer: Buffer<f32>>>(&self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
         let Some(path) = &self.options.export else { return Ok(()) };
         let snapshot = self.snapshot(trainer, done, &[], None)?;

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use clap::Args;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::TrainOptions;
 use super::model_options::ModelName;
@@ -15,7 +16,7 @@ use crate::dataset::{
     self, Batches, Data, Dataset, Hdf5File, Hdf5Options, Order, Sampler, Standardise, Statistics, Subset, Synthetic,
     Targets,
 };
-use crate::nn::Features;
+use crate::nn::{Features, hash_values};
 use crate::parallel::shard;
 use crate::{Error, Result};
 
@@ -111,9 +112,9 @@ pub struct Samples {
     pub checksum: Option<String>,
 }
 
-/// Opens the data that `options` name, on every rank, with errors agreed on. Collective; the ranks share the work of
-/// looking through the user's own data once: for values that are not numbers, for the number of classes, for means and
-/// deviations.
+/// Opens the data that `options` name, on every rank, with errors agreed on. Collective; the ranks share the work of looking
+/// through samples once: the user's own for values that are not numbers and for the number of classes, any for means and
+/// deviations, and for a checksum if there are checkpoints.
 ///
 /// # Errors
 /// The data is missing, damaged, or not what the options say; the same error on every rank.
@@ -125,7 +126,7 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     let mut moments = data.train.preset();
     let by_features = options.data.standardise == StandardiseName::Features;
     let needs_checksum = options.checkpoints.are_wanted();
-    // what is made on the fly is told by the options
+    // what is made on the fly is told by seed, shape and number
     let is_synthetic = options.data.data == "synthetic";
     let mut checksum = (needs_checksum && is_synthetic).then(|| "synthetic".to_owned());
     if hdf5.is_some() || by_features || needs_checksum && !is_synthetic {
@@ -145,10 +146,16 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
             file.borrow_mut().set_classes(classes);
         }
         moments = if by_features { Some(found.moments()) } else { moments };
-        checksum = needs_checksum.then(|| format!("{:016x}{:016x}", found.checksum[0], found.checksum[1]));
+        checksum = needs_checksum.then(|| format!("{:012x}{:012x}", found.checksum[0], found.checksum[1]));
     }
     if options.data.standardise == StandardiseName::None {
         moments = None;
+    }
+    if let (Some(checksum), Some(moments), false) = (&mut checksum, &moments, by_features) {
+        // the same samples on another scale are other data; what was found in them depends on the ranks in its last bits
+        let mut hash = Xxh3::new();
+        hash_values(&mut hash, moments.as_flattened());
+        *checksum += &format!("{:016x}", hash.digest());
     }
     let batches = |dataset: Box<dyn Dataset>, batch_size, order| {
         let sampler = Sampler::new(dataset.num_samples(), batch_size, order, options.seed);

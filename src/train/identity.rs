@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::TrainOptions;
 use super::data_options::Samples;
-use super::model_options::ModelName;
+use super::model_options::{ModelName, describe};
 use crate::app;
 use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World};
@@ -30,6 +30,7 @@ pub fn config(options: &TrainOptions, model: &Model, samples: &Samples) -> Setti
     }
     set("inputs", model.input.to_string().into());
     set("outputs", model.outputs.into());
+    set("targets", describe(dataset.targets()).into());
     set("training samples", num_samples.into());
     set("checksum of the data", samples.checksum.clone().into());
     set("--batch-size", options.batch_size.min(num_samples).into());

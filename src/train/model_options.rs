@@ -112,7 +112,7 @@ impl TrainOptions {
     }
 }
 
-fn describe(targets: Targets) -> String {
+pub(super) fn describe(targets: Targets) -> String {
     match targets {
         Targets::Classes(classes) => format!("{classes} classes"),
         Targets::Values(1) => "one real value a sample".into(),

@@ -203,7 +203,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Output")]
     pub eval_every: u64,
 
-    /// Write one row per step to this file: JSON lines if it ends in .jsonl or .json, else CSV
+    /// Write one row per step to this file: JSON lines if it ends in .jsonl or .json, else CSV; a run that is resumed goes on in it
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub metrics: Option<PathBuf>,
 

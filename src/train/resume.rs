@@ -40,6 +40,11 @@ impl Start {
         slots: &[&str],
         (config, changeable): (&Settings, &Settings),
     ) -> Result<Start> {
+        for (option, path) in options.inputs() {
+            if let Err(error) = std::fs::metadata(path) {
+                return Err(Error::input(format!("{option} {}", path.display()), error));
+            }
+        }
         let checkpoint = match &options.resume {
             Resume::Never => None,
             Resume::Auto => options.checkpoint_dir.as_deref().map(newest_in).transpose()?.flatten(),
@@ -67,18 +72,19 @@ impl Start {
                 return Err(Error::input(format!("going on from {path}"), why));
             }
             check_tensors(&checkpoint, model)?;
+            let kind = changeable["--learning-rate-schedule"].as_str().unwrap_or_default().to_owned();
             for difference in Difference::between(&before.options, changeable) {
                 log::info!("from now on: {difference}");
-                if difference.name == "steps in all" && changeable["--learning-rate-schedule"] != "constant" {
+                if difference.name == "steps in all" && ["cosine", "linear"].contains(&&*kind) {
                     log::warn!("the learning rate follows the schedule of the new number of steps from here on");
                 }
             }
             if options.init.is_some() {
                 log::info!("--init is for the beginning; this run goes on from {path}");
             }
-            let folder = |path: &Path| path.canonicalize().ok();
-            let home = options.checkpoint_dir.as_deref().and_then(folder);
-            let is_at_home = home.is_some() && checkpoint.path.parent().and_then(folder) == home;
+            let home = options.checkpoint_dir.as_ref().map(|path| path.join(checkpoint::file_name(before.step)));
+            let home = home.and_then(|path| path.canonicalize().ok());
+            let is_at_home = home.is_some() && checkpoint.path.canonicalize().ok() == home;
             return Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_at_home });
         }
         let weights = options.init.as_deref().map(Checkpoint::open_weights).transpose()?;

@@ -34,6 +34,17 @@ pub fn kill(signal: &str, process: &str) {
     let _ = Command::new("bash").args(["-c", &format!("kill -{signal} -- {process}")]).status();
 }
 
+/// Waits until `condition` is true, for a minute at most.
+pub fn until(condition: impl Fn() -> bool) {
+    for _ in 0..60_000 {
+        if condition() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("it did not come to that");
+}
+
 /// One job at a time: the tests' machines have few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 

@@ -1,0 +1,80 @@
+//! How runs are stopped before their end: in time, by signals, by the watchdog.
+
+mod support;
+
+use std::fs;
+use std::time::Duration;
+
+use phalanx::checkpoint;
+use support::{Job, children, kill, mpiexec, until};
+
+fn sync_sgd(ranks: usize, arguments: &str) -> Job {
+    let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1", "--eval-every", "0"]);
+    job.args(arguments.split_whitespace())
+}
+
+fn directory() -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let path = directory.path().display().to_string();
+    (directory, path)
+}
+
+#[test]
+fn the_end_of_the_time_stops_a_run_in_good_order() {
+    let (directory, path) = directory();
+    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --log-every 0");
+    let done = sync_sgd(2, &format!("{arguments} --time-limit 1s --metrics {path}/m.jsonl")).run().expect(75);
+    done.says_once("stopped after step").says_once("as asked by 1 of 2 ranks");
+    let rows = fs::read_to_string(directory.path().join("m.jsonl")).expect("there are metrics");
+    let files = checkpoint::list(directory.path()).expect("the directory can be read");
+    let steps: Vec<u64> = files.into_iter().map(|(step, _)| step).collect();
+    assert_eq!(steps, [rows.lines().count() as u64]);
+    let done = sync_sgd(2, &format!("{arguments} --stop-before 2m")).run().expect(2);
+    done.says_once("--stop-before: Slurm does not say how much time is left");
+    let slurm = |left: u64| {
+        let end = move || {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            (now.expect("it is after 1970").as_secs() + left).to_string()
+        };
+        sync_sgd(2, &format!("{arguments} --stop-before 2m")).env("SLURM_JOB_END_TIME", end).run()
+    };
+    slurm(60).expect(2).says_once("it is 2m, but Slurm leaves the job");
+    slurm(126).expect(75).says_once("going on after step");
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let (_directory, path) = directory();
+    let metrics = format!("{path}/m.csv");
+    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --metrics {metrics}");
+    let done = sync_sgd(2, &arguments).run_with(|launcher| {
+        until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
+        let ranks = children(launcher);
+        // the step cannot end
+        kill("STOP", &ranks[1].to_string());
+        std::thread::sleep(Duration::from_millis(200));
+        kill("TERM", &ranks[0].to_string());
+        std::thread::sleep(Duration::from_millis(1300));
+        kill("TERM", &ranks[0].to_string());
+    });
+    assert!(!matches!(done.code, Some(0 | 75)), "{}", done.describe());
+    done.says_once("received SIGTERM");
+}
+
+#[test]
+fn a_watchdog_says_where_every_rank_stands_and_ends_the_job() {
+    let (_directory, path) = directory();
+    let metrics = format!("{path}/m.csv");
+    let arguments = format!("--epochs 100000 --watchdog 2s --metrics {metrics} --threads 1 --model mlp");
+    let job = mpiexec(3, env!("CARGO_BIN_EXE_pipeline")).args(arguments.split_whitespace());
+    let done = job.run_with(|launcher| {
+        until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
+        kill("STOP", &children(launcher)[1].to_string());
+    });
+    let done = done.expect(1);
+    done.says_once("rank 0: no progress for 2s").says_once("rank 2: no progress for 2s");
+    for line in done.stderr.lines().filter(|line| line.contains("no progress")) {
+        // in a message from or to the rank that stands still, or in a collective
+        assert!(line.contains(": step ") && line.contains(" bytes"), "{line}");
+    }
+}
