@@ -1,6 +1,6 @@
 # make demo    build and train LeNet on the embedded digits with two ranks
 # make test    every test
-# make soak    200 interruptions, and every program going on from every other's checkpoint; about half an hour
+# make soak    200 interruptions, and every program going on from every other's checkpoint; about ten minutes
 # make bench   steps per second beside the machine's rate of matrix products, bubbles of pipelines, what checkpoints cost
 # make setup   install what is missing: Open MPI, HDF5, libclang; done by all of the above
 
