@@ -8,7 +8,7 @@ use std::process::Command;
 
 use phalanx::checkpoint::{self, Snapshot, write_and_prune};
 use phalanx::nn::{Initial, TensorSpec};
-use support::{Done, Job, mpiexec, say_skipped, until};
+use support::{Job, directory, mpiexec, say_skipped, until};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
     let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1", "--eval-every", "0"]);
@@ -20,16 +20,6 @@ fn steps_in(directory: &Path) -> Vec<u64> {
     found.into_iter().map(|(step, _)| step).collect()
 }
 
-fn digest(done: &Done) -> String {
-    done.result()["parameters_digest"].as_str().expect("a digest is a string").to_owned()
-}
-
-fn directory() -> (tempfile::TempDir, String) {
-    let directory = tempfile::tempdir().expect("a directory can be made");
-    let path = directory.path().display().to_string();
-    (directory, path)
-}
-
 #[test]
 fn the_newest_are_kept_and_a_finished_run_stays_finished() {
     let (directory, path) = directory();
@@ -39,7 +29,7 @@ fn the_newest_are_kept_and_a_finished_run_stays_finished() {
     assert_eq!(steps_in(&checkpoints), [40, 45]);
     let again = sync_sgd(3, &arguments).run().expect(0);
     again.says_once("going on after step 45");
-    assert_eq!((digest(&first), Some(45)), (digest(&again), again.result()["resumed_after"].as_u64()));
+    assert_eq!((first.digest(), Some(45)), (again.digest(), again.result()["resumed_after"].as_u64()));
     // nothing is written without a directory, and something at every interval of time with one
     let by_time = format!("--steps 2000 --checkpoint-dir {path}/timed --checkpoint-every 100ms --keep 0");
     sync_sgd(2, &by_time).run().expect(0);
@@ -85,9 +75,9 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
     let whole = sync_sgd(1, "--steps 20").run().expect(0);
     let branch =
         sync_sgd(1, &format!("--steps 20 --resume {path}/a/step-00000010.h5 --checkpoint-dir {path}/b")).run();
-    assert_eq!(digest(&branch.expect(0)), digest(&whole));
+    assert_eq!(branch.expect(0).digest(), whole.digest());
     let branch = sync_sgd(1, &format!("--steps 20 --resume {path}/a")).run().expect(0);
-    assert_eq!(digest(&branch), digest(&whole));
+    assert_eq!(branch.digest(), whole.digest());
     for option in ["--resume", "--init"] {
         let done = sync_sgd(2, &format!("{option} missing.h5")).run().expect(2);
         done.says_once(&format!("{option} missing.h5: No such file"));
@@ -122,7 +112,7 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
     fs::write(&newest, bytes).expect("it can be written");
     let again = sync_sgd(2, &arguments).run().expect(0);
     again.says_once("step-00000030.h5: it is damaged").says_once("going on after step 20");
-    assert_eq!(digest(&again), digest(&first));
+    assert_eq!(again.digest(), first.digest());
     for step in [10, 20, 30] {
         fs::write(directory.path().join(checkpoint::file_name(step)), "").expect("it can be written");
     }
@@ -135,7 +125,7 @@ fn weights_alone_go_out_and_come_in() {
     let (directory, path) = directory();
     let exported = sync_sgd(2, &format!("--steps 5 --export {path}/w.h5")).run().expect(0);
     let started = sync_sgd(3, &format!("--steps 0 --init {path}/w.h5")).run().expect(0);
-    assert_eq!(digest(&started), digest(&exported));
+    assert_eq!(started.digest(), exported.digest());
     let file = hdf5::File::open(directory.path().join("w.h5")).expect("it is an HDF5 file");
     assert_eq!(file.member_names().expect("it has members"), ["model"]);
     drop(file);

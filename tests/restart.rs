@@ -17,18 +17,11 @@ use support::{Done, Job, children, kill, mpiexec};
 const EVERY: u64 = 20;
 
 fn job(program: &str, ranks: usize, arguments: &str) -> Job {
-    let path = match program {
-        "sync_sgd" => env!("CARGO_BIN_EXE_sync_sgd"),
-        "tensor_mlp" => env!("CARGO_BIN_EXE_tensor_mlp"),
-        "pipeline" => env!("CARGO_BIN_EXE_pipeline"),
-        other => panic!("there is no program {other}"),
-    };
-    mpiexec(ranks, path).args(["--threads", "1"]).args(arguments.split_whitespace())
+    mpiexec(ranks, support::program(program)).args(["--threads", "1"]).args(arguments.split_whitespace())
 }
 
 fn digest(done: Done) -> String {
-    let result = done.expect(0).result();
-    result["parameters_digest"].as_str().expect("a digest is a string").to_owned()
+    done.expect(0).digest()
 }
 
 fn soak() -> Option<usize> {

@@ -154,11 +154,11 @@ impl Training {
     fn of(ranks: usize, seconds: f64) -> Training {
         let run = |num_steps: u64| {
             let job = mpiexec(ranks, PROGRAMS).args(["--threads", "1", "--eval-every", "0", "--log-every", "0"]);
-            job.args([format!("--steps={num_steps}")]).run().expect(0).result()
+            job.args([format!("--steps={num_steps}")]).run().expect(0)
         };
-        let rate = run(300)["samples_per_second"].as_f64().expect("a rate is a number") / 128.0;
+        let rate = run(300).result()["samples_per_second"].as_f64().expect("a rate is a number") / 128.0;
         let num_steps = ((seconds * rate) as u64).max(900);
-        let digest = run(num_steps)["parameters_digest"].as_str().expect("a digest is a string").to_owned();
+        let digest = run(num_steps).digest();
         Training { num_steps, digest }
     }
 

@@ -6,17 +6,11 @@ use std::fs;
 use std::time::Duration;
 
 use phalanx::checkpoint;
-use support::{Job, children, kill, mpiexec, until};
+use support::{Job, children, directory, kill, mpiexec, until};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
     let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1", "--eval-every", "0"]);
     job.args(arguments.split_whitespace())
-}
-
-fn directory() -> (tempfile::TempDir, String) {
-    let directory = tempfile::tempdir().expect("a directory can be made");
-    let path = directory.path().display().to_string();
-    (directory, path)
 }
 
 #[test]

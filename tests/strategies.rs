@@ -10,14 +10,7 @@ use serde_json::Value;
 use support::{Job, mpiexec};
 
 fn job(program: &str, ranks: usize, arguments: &str) -> Job {
-    let path = match program {
-        "sync_sgd" => env!("CARGO_BIN_EXE_sync_sgd"),
-        "tensor_mlp" => env!("CARGO_BIN_EXE_tensor_mlp"),
-        "pipeline" => env!("CARGO_BIN_EXE_pipeline"),
-        "pi" => env!("CARGO_BIN_EXE_pi"),
-        other => panic!("there is no program {other}"),
-    };
-    mpiexec(ranks, path).args(arguments.split_whitespace())
+    mpiexec(ranks, support::program(program)).args(arguments.split_whitespace())
 }
 
 fn train(program: &str, ranks: usize, arguments: &str) -> Value {

@@ -79,7 +79,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
     let world = match World::start() {
         Ok(world) => world,
         Err(error) => {
-            eprintln!("error: {error}");
+            say(&format!("error: {error}"));
             return ExitCode::from(error.exit_code());
         }
     };
@@ -96,7 +96,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
     log_lines::start(&world, arguments.common());
     if let Err(error) = launcher::check(&world) {
         if launcher::speaks() {
-            eprintln!("error: {error}");
+            say(&format!("error: {error}"));
         }
         return ExitCode::from(error.exit_code());
     }
@@ -104,7 +104,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
         Ok(done) => done.report(),
         Err(error @ Error::Agreed { .. }) => {
             if world.is_root() {
-                eprintln!("error: {error}");
+                say(&format!("error: {error}"));
             }
             ExitCode::from(error.exit_code())
         }
@@ -122,7 +122,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
 /// Runs a program that needs no MPI, and returns the exit code of the process.
 pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
     run(&A::parse()).unwrap_or_else(|error| {
-        eprintln!("error: {error}");
+        say(&format!("error: {error}"));
         ExitCode::from(error.exit_code())
     })
 }

@@ -38,7 +38,7 @@ mod tests;
 pub use description::{Description, Difference, Settings};
 pub use directory::{Found, file_name, list, newest_sound, remove_temporaries};
 pub use read::{Checkpoint, Tensor};
-pub use snapshot::Snapshot;
+pub use snapshot::{Snapshot, group_name};
 pub use write::{Boundary, write};
 pub use writer::{Writer, Written, write_and_prune};
 

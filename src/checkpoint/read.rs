@@ -7,7 +7,7 @@ use hdf5::{Group, Location};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::seal::{self, Found};
-use super::{Description, Settings};
+use super::{Description, Settings, group_name};
 use crate::nn::hash_values;
 use crate::{Error, Result};
 
@@ -66,6 +66,11 @@ impl Checkpoint {
         self.is_sealed
     }
 
+    /// True if the file has any tensor in this group.
+    pub fn has_group(&self, group: &str) -> bool {
+        self.tensors.iter().any(|tensor| tensor.group == group)
+    }
+
     /// The values of a tensor, checked against their own checksum. Not collective.
     ///
     /// # Errors
@@ -120,10 +125,10 @@ fn read(path: &Path, is_sealed: bool) -> Result<Checkpoint> {
 
 /// `model` and every `optimizer/SLOT`.
 fn groups(root: &Group) -> hdf5::Result<Vec<(Group, String)>> {
-    let mut found = vec![(root.group("model")?, "model".to_owned())];
+    let mut found = vec![(root.group("model")?, group_name(None))];
     if let Ok(optimizer) = root.group("optimizer") {
         for slot in optimizer.member_names()? {
-            found.push((optimizer.group(&slot)?, format!("optimizer/{slot}")));
+            found.push((optimizer.group(&slot)?, group_name(Some(&slot))));
         }
     }
     Ok(found)

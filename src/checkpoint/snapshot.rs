@@ -19,6 +19,11 @@ pub(super) struct Entry {
     pub(super) range: Range<usize>,
 }
 
+/// The group of the model's tensors (`slot` is `None`), or of what the optimizer keeps under the name `slot`.
+pub fn group_name(slot: Option<&str>) -> String {
+    slot.map_or_else(|| "model".to_owned(), |slot| format!("optimizer/{slot}"))
+}
+
 /// Whole tensors in the memory of rank 0: first the model's, then those of each slot of the optimizer.
 pub struct Snapshot {
     /// What the file will say about itself.
@@ -34,7 +39,7 @@ impl Snapshot {
     /// # Errors
     /// There is not that much memory.
     pub fn new(tensors: &[TensorSpec], slots: &[&str]) -> Result<Snapshot> {
-        let groups = std::iter::once("model".to_owned()).chain(slots.iter().map(|slot| format!("optimizer/{slot}")));
+        let groups = std::iter::once(None).chain(slots.iter().copied().map(Some)).map(group_name);
         let mut entries = Vec::new();
         let mut end = 0;
         for group in groups {

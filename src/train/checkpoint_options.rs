@@ -25,10 +25,7 @@ impl FromStr for Every {
         match text.parse() {
             Ok(0) => Err(expected()),
             Ok(steps) => Ok(Every::Steps(steps)),
-            Err(_) => match humantime::parse_duration(text) {
-                Ok(time) if !time.is_zero() => Ok(Every::Time(time)),
-                _ => Err(expected()),
-            },
+            Err(_) => time(text).map(Every::Time).map_err(|_| expected()),
         }
     }
 }

@@ -72,10 +72,10 @@ impl Start {
                 return Err(Error::input(format!("going on from {path}"), why));
             }
             check_tensors(&checkpoint, model)?;
-            let kind = changeable["--learning-rate-schedule"].as_str().unwrap_or_default().to_owned();
+            let by_length = ["cosine", "linear"].iter().any(|kind| changeable["--learning-rate-schedule"] == *kind);
             for difference in Difference::between(&before.options, changeable) {
                 log::info!("from now on: {difference}");
-                if difference.name == "steps in all" && ["cosine", "linear"].contains(&&*kind) {
+                if difference.name == "steps in all" && by_length {
                     log::warn!("the learning rate follows the schedule of the new number of steps from here on");
                 }
             }
@@ -117,17 +117,15 @@ pub(super) fn restore<D: Device<Buffer: Buffer<f32>>>(
 ) -> Result<Option<Resumed>> {
     let file = start.as_ref().and_then(|start| start.checkpoint.as_ref());
     let weights_only = start.as_ref().is_none_or(|start| start.weights_only);
-    let has = |group: &str| file.is_some_and(|file| file.tensors.iter().any(|tensor| tensor.group == group));
-    let groups: Vec<String> = std::iter::once("model".to_owned())
-        .chain(trainer.slot_names().iter().map(|slot| format!("optimizer/{slot}")))
-        .collect();
+    let slots = trainer.slot_names().iter().copied().map(Some);
+    let groups: Vec<String> = std::iter::once(None).chain(slots).map(checkpoint::group_name).collect();
     // whether there is a step, which, of whose directory, and which of the groups the file has
     let mut head = vec![0_i64; 3 + groups.len()];
     if let Some(Resumed { step, is_at_home }) = start.as_ref().and_then(Start::resumed) {
         head[..3].copy_from_slice(&[1, step as i64, i64::from(is_at_home)]);
     }
     for (index, group) in groups.iter().enumerate() {
-        head[3 + index] = i64::from(has(group) && (index == 0 || !weights_only));
+        head[3 + index] = i64::from(file.is_some_and(|file| file.has_group(group)) && (index == 0 || !weights_only));
     }
     all.broadcast(&mut head, 0)?;
     for (index, group) in groups.iter().enumerate().filter(|(index, _)| head[3 + index] == 1) {
@@ -178,8 +176,7 @@ fn refuse_newer(directory: &Path, start: Option<&Checkpoint>) -> Result<()> {
 /// Refuses a file that lacks what the optimizer kept, but for SGD that gets a momentum now.
 fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
     let had_none = file.description.options.get("--momentum").is_some_and(|momentum| momentum == 0.0);
-    let has = |slot: &str| file.tensors.iter().any(|tensor| tensor.group == format!("optimizer/{slot}"));
-    match slots.iter().find(|slot| !has(slot)) {
+    match slots.iter().find(|slot| !file.has_group(&checkpoint::group_name(Some(slot)))) {
         Some(&"momentum_buffer") if had_none => Ok(()),
         Some(slot) => {
             let why = format!("it has no /optimizer/{slot}: it holds weights alone, and --init starts with those");

@@ -34,6 +34,24 @@ pub fn kill(signal: &str, process: &str) {
     let _ = Command::new("bash").args(["-c", &format!("kill -{signal} -- {process}")]).status();
 }
 
+/// A directory that is removed again, and its name.
+pub fn directory() -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let path = directory.path().display().to_string();
+    (directory, path)
+}
+
+/// The path of a training program, or of `pi`.
+pub fn program(name: &str) -> &'static str {
+    match name {
+        "sync_sgd" => env!("CARGO_BIN_EXE_sync_sgd"),
+        "tensor_mlp" => env!("CARGO_BIN_EXE_tensor_mlp"),
+        "pipeline" => env!("CARGO_BIN_EXE_pipeline"),
+        "pi" => env!("CARGO_BIN_EXE_pi"),
+        other => panic!("there is no program {other}"),
+    }
+}
+
 /// Waits until `condition` is true, for a minute at most.
 pub fn until(condition: impl Fn() -> bool) {
     for _ in 0..60_000 {
@@ -194,6 +212,12 @@ impl Done {
     pub fn expect(self, code: i32) -> Done {
         assert_eq!(self.code, Some(code), "{}", self.describe());
         self
+    }
+
+    /// The digest of the parameters in the result line.
+    #[track_caller]
+    pub fn digest(&self) -> String {
+        self.result()["parameters_digest"].as_str().expect("a digest is a string").to_owned()
     }
 
     /// The last line on stdout as JSON.

@@ -349,7 +349,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         device.fill(device.view_mut(&mut self.clip_sums, 0..len), 0.0);
         for bucket in &self.buckets {
             for (tensor, range) in gradients.tensors_in(bucket.segment) {
-                let owned = range.start.max(bucket.owned.start)..range.end.min(bucket.owned.end);
+                let owned = bucket.owned_of(&range);
                 if !owned.is_empty() {
                     let owned = device.view(gradients.segment(bucket.segment), owned);
                     let at = totals::LEN * tensor;

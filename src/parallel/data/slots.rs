@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::{GradSync, Reduction};
+use super::{Bucket, GradSync, Reduction};
 use crate::Result;
 use crate::comm::Buffer;
 use crate::device::Device;
@@ -70,11 +70,19 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
     fn part(&self, parameters: &FlatBuffer<D>, tensor: usize) -> Part {
         let (segment, place) = parameters.place(tensor);
         let bucket = self.buckets.iter().find(|bucket| bucket.segment == segment);
-        let owned = bucket.map_or(0..0, |bucket| bucket.owned.clone());
-        let (start, end) = (place.start.max(owned.start), place.end.min(owned.end));
-        if start >= end {
-            return Part { segment, kept: 0..0, block: 0..0 };
+        let first = bucket.map_or(0, |bucket| bucket.owned.start);
+        match bucket.map(|bucket| bucket.owned_of(&place)) {
+            Some(Range { start, end }) if start < end => {
+                Part { segment, kept: start - first..end - first, block: start - place.start..end - place.start }
+            }
+            _ => Part { segment, kept: 0..0, block: 0..0 },
         }
-        Part { segment, kept: start - owned.start..end - owned.start, block: start - place.start..end - place.start }
+    }
+}
+
+impl<D: Device> Bucket<D> {
+    /// What this rank updates of elements `range` of the segment; empty, perhaps with its end before its start, if nothing.
+    pub(super) fn owned_of(&self, range: &Range<usize>) -> Range<usize> {
+        range.start.max(self.owned.start)..range.end.min(self.owned.end)
     }
 }
