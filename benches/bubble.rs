@@ -15,7 +15,7 @@ use phalanx::app::Trace;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -106,7 +106,11 @@ impl Device for Sleeper {
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
 
-    fn allocate(&self, len: usize) -> Result<Memory<f32>> {
+    fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
+        Memory::zeroed(len)
+    }
+
+    fn message(&self, len: usize) -> Result<Memory<f32>> {
         Memory::zeroed(len)
     }
 
@@ -181,7 +185,7 @@ impl Device for Sleeper {
     fn transpose_each(&self, _: usize, _: usize, _: &[f32], _: &mut [f32]) {}
     fn cross_entropy(&self, _: &LossShape, _: &[f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
     fn mean_squared_error(&self, _: &LossShape, _: &[f32], _: Option<&[f32]>, _: &mut [f32], _: &mut [f32]) {}
-    fn sgd_step(&self, _: &SgdStep, _: &mut [f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn adam_step(&self, _: &AdamStep, _: &mut [f32], _: &[f32], _: [&mut [f32]; 2], _: &mut [f32]) {}
+    fn sgd_step(&self, _: &SgdStep, _: &[f32], _: &mut [f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
+    fn adam_step(&self, _: &AdamStep, _: &[f32], _: &mut [f32], _: &[f32], _: [&mut [f32]; 2], _: &mut [f32]) {}
     fn sum_squares(&self, _: &[f32], _: &mut [f32]) {}
 }

@@ -85,6 +85,20 @@ impl<T: Pod> AsMut<[T]> for Memory<T> {
     }
 }
 
+/// Host memory whose elements stay where they are when the value itself is moved: what MPI can be given.
+///
+/// # Safety
+/// `as_ref` and `as_mut` give the same memory each time, and moving or leaking the value neither moves nor frees it.
+#[allow(unsafe_code)]
+pub unsafe trait HostBuffer<T>: AsRef<[T]> + AsMut<[T]> + 'static {}
+
+// SAFETY: the elements are on the heap.
+#[allow(unsafe_code)]
+unsafe impl<T: 'static> HostBuffer<T> for Vec<T> {}
+// SAFETY: the elements are in a memory map of their own.
+#[allow(unsafe_code)]
+unsafe impl<T: Pod> HostBuffer<T> for Memory<T> {}
+
 #[cfg(test)]
 mod tests {
     use super::{HUGE_PAGE, Memory};

@@ -9,11 +9,14 @@
 //! | [`agree`](Communicator::agree) | `MPI_Allreduce`, and more only after an error | all ranks |
 //! | `start_…` | the `MPI_I…` of the same name, or pairwise exchange for what is in place or scattered, as a [`Pending`] that owns its buffers | as above |
 //!
+//! A [`DeviceCommunicator`] does the same with buffers of a device, as a [`Transfer`].
+//!
 //! Nothing here knows what a layer is.
 
 mod agree;
 mod blocking;
 mod communicator;
+mod device;
 mod element;
 mod grid;
 mod links;
@@ -23,7 +26,8 @@ mod raw;
 mod world;
 
 pub use communicator::Communicator;
+pub use device::{DeviceCommunicator, Transfer};
 pub use element::{Element, Operation};
 pub use grid::{Grid, GridShape};
-pub use pending::{Buffer, Front, Pending};
+pub use pending::{Front, Pending};
 pub use world::{World, rank_for_messages};

@@ -5,8 +5,9 @@
 
 use super::pending::{Finish, source, target};
 use super::raw::Raw;
-use super::{Buffer, Communicator, Element, Operation, Pending};
+use super::{Communicator, Element, Operation, Pending};
 use crate::Result;
+use crate::memory::HostBuffer;
 use crate::observe::Name;
 
 /// Each of these must be started in the same order by every rank.
@@ -18,7 +19,7 @@ impl Communicator {
     ///
     /// # Errors
     /// There is no memory for what arrives.
-    pub fn start_all_reduce_in_place<T: Element, B: Buffer<T>>(
+    pub fn start_all_reduce_in_place<T: Element, B: HostBuffer<T>>(
         &self,
         values: B,
         operation: Operation,
@@ -50,7 +51,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The length is no multiple of the number of ranks, or there is no memory for what arrives.
-    pub fn start_reduce_scatter<T: Element, B: Buffer<T>>(
+    pub fn start_reduce_scatter<T: Element, B: HostBuffer<T>>(
         &self,
         values: B,
         operation: Operation,
@@ -77,7 +78,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The length is no multiple of the number of ranks.
-    pub fn start_all_gather_in_place<T: Element, B: Buffer<T>>(&self, values: B) -> Result<Pending<B>> {
+    pub fn start_all_gather_in_place<T: Element, B: HostBuffer<T>>(&self, values: B) -> Result<Pending<B>> {
         let count = self.part_length("all-gathering", values.as_ref().len())?;
         let rank = self.rank();
         let flight = self.collective_flight::<T>(Name::AllGather, values.as_ref().len());
@@ -92,14 +93,14 @@ impl Communicator {
 }
 
 /// Combines what arrived with this rank's values.
-fn fold_all<T: Element, B: Buffer<T>>(raw: &Raw, values: &mut B, scratch: &mut [u64], operation: Operation) {
+fn fold_all<T: Element, B: HostBuffer<T>>(raw: &Raw, values: &mut B, scratch: &mut [u64], operation: Operation) {
     let count = values.as_ref().len();
     let inbox = &mut bytemuck::cast_slice_mut(scratch)[..count * (raw.size - 1)];
     fold(raw.rank, values.as_mut(), inbox, operation);
 }
 
 /// Combines the parts that arrived with this rank's own.
-fn fold_parts<T: Element, B: Buffer<T>>(raw: &Raw, values: &mut B, scratch: &mut [u64], operation: Operation) {
+fn fold_parts<T: Element, B: HostBuffer<T>>(raw: &Raw, values: &mut B, scratch: &mut [u64], operation: Operation) {
     let count = values.as_ref().len() / raw.size;
     let own = &mut values.as_mut()[raw.rank * count..][..count];
     fold(raw.rank, own, &mut bytemuck::cast_slice_mut(scratch)[..count * (raw.size - 1)], operation);

@@ -11,19 +11,8 @@ use std::rc::Rc;
 use super::raw::{Channel, Raw, Requests, test_all, wait_all};
 use super::{Communicator, Element, Operation};
 use crate::Result;
-use crate::memory::Memory;
+use crate::memory::{HostBuffer, Memory};
 use crate::observe::{Flight, Name};
-
-/// A buffer whose elements stay where they are in memory when the buffer itself is moved.
-///
-/// # Safety
-/// `as_ref` and `as_mut` give the same memory each time, and moving or leaking the value neither moves nor frees it.
-pub unsafe trait Buffer<T>: AsRef<[T]> + AsMut<[T]> + 'static {}
-
-// SAFETY: the elements are on the heap.
-unsafe impl<T: 'static> Buffer<T> for Vec<T> {}
-// SAFETY: the elements are in a memory map of their own.
-unsafe impl<T: bytemuck::Pod> Buffer<T> for Memory<T> {}
 
 /// The first elements of a buffer, to be sent or received without the rest.
 pub struct Front<B> {
@@ -46,7 +35,7 @@ impl<T, B: AsMut<[T]>> AsMut<[T]> for Front<B> {
 }
 
 // SAFETY: the elements are where the buffer's are, and stay there.
-unsafe impl<T, B: Buffer<T>> Buffer<T> for Front<B> {}
+unsafe impl<T, B: HostBuffer<T>> HostBuffer<T> for Front<B> {}
 
 /// An operation under way on the buffers `B`.
 ///
@@ -143,7 +132,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `to` or `tag` is out of range.
-    pub fn start_send<T: Element, B: Buffer<T>>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
+    pub fn start_send<T: Element, B: HostBuffer<T>>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
         self.check_peer("sending", to, tag)?;
         let link = self.raw.links.message(self.rank(), to, tag);
         let flight = Flight::start(Name::Send, size_of_val(values.as_ref()), link, self.raw.in_job(to));
@@ -158,7 +147,12 @@ impl Communicator {
     ///
     /// # Errors
     /// `from` or `tag` is out of range.
-    pub fn start_receive<T: Element, B: Buffer<T>>(&self, values: B, from: usize, tag: i32) -> Result<Pending<B>> {
+    pub fn start_receive<T: Element, B: HostBuffer<T>>(
+        &self,
+        values: B,
+        from: usize,
+        tag: i32,
+    ) -> Result<Pending<B>> {
         self.check_peer("receiving", from, tag)?;
         let link = self.raw.links.message(from, self.rank(), tag);
         let flight = Flight::start(Name::Receive, size_of_val(values.as_ref()), link, self.raw.in_job(from));
@@ -179,7 +173,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range.
-    pub fn start_broadcast<T: Element, B: Buffer<T>>(&self, values: B, root: usize) -> Result<Pending<B>> {
+    pub fn start_broadcast<T: Element, B: HostBuffer<T>>(&self, values: B, root: usize) -> Result<Pending<B>> {
         self.check_root("broadcasting", root)?;
         let flight = self.collective_flight::<T>(Name::Broadcast, values.as_ref().len());
         Ok(self.start(flight, values, |raw, requests, values| {
@@ -193,7 +187,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range, or at the root `send` does not hold a part for each rank.
-    pub fn start_scatter<T: Element, B: Buffer<T>>(
+    pub fn start_scatter<T: Element, B: HostBuffer<T>>(
         &self,
         send: B,
         receive: B,
@@ -215,7 +209,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range, or at the root `receive` does not hold a part for each rank.
-    pub fn start_gather<T: Element, B: Buffer<T>>(
+    pub fn start_gather<T: Element, B: HostBuffer<T>>(
         &self,
         send: B,
         receive: B,
@@ -236,7 +230,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `receive` does not hold a part for each rank.
-    pub fn start_all_gather<T: Element, B: Buffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
+    pub fn start_all_gather<T: Element, B: HostBuffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
         self.check_parts("all-gathering", receive.as_ref().len(), send.as_ref().len())?;
         let flight = self.collective_flight::<T>(Name::AllGather, receive.as_ref().len());
         Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
@@ -249,7 +243,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The two lengths differ, or are no multiple of the number of ranks.
-    pub fn start_all_to_all<T: Element, B: Buffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
+    pub fn start_all_to_all<T: Element, B: HostBuffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
         let count = self.check_all_to_all(send.as_ref().len(), receive.as_ref().len())?;
         let flight = self.collective_flight::<T>(Name::AllToAll, send.as_ref().len());
         Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
@@ -263,7 +257,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range, or at the root the lengths differ.
-    pub fn start_reduce<T: Element, B: Buffer<T>>(
+    pub fn start_reduce<T: Element, B: HostBuffer<T>>(
         &self,
         send: B,
         receive: B,
@@ -285,7 +279,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The lengths differ.
-    pub fn start_all_reduce<T: Element, B: Buffer<T>>(
+    pub fn start_all_reduce<T: Element, B: HostBuffer<T>>(
         &self,
         send: B,
         receive: B,

@@ -13,9 +13,11 @@ use std::ops::Range;
 use crate::Result;
 
 mod cpu;
+mod portable;
 mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
+pub use portable::{Departure, Portable};
 pub use shapes::{
     Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,
 };
@@ -32,20 +34,52 @@ pub mod totals {
     pub const LEN: usize = 3;
 }
 
+/// What changes of an optimizer from step to step. It lies in the device's memory, so that all other operations of a step are the
+/// same each time and can be recorded.
+pub mod update {
+    /// Learning rate.
+    pub const LEARNING_RATE: usize = 0;
+    /// The gradient is multiplied by this first (clipping).
+    pub const GRADIENT_SCALE: usize = 1;
+    /// 1 − β₁ᵗ, for Adam.
+    pub const BIAS_CORRECTION1: usize = 2;
+    /// 1 − β₂ᵗ, for Adam.
+    pub const BIAS_CORRECTION2: usize = 3;
+    /// The length of the buffer.
+    pub const LEN: usize = 4;
+}
+
+/// What memory is for, from which a device chooses how it keeps the values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// What the optimizer changes and products read: `f32`, beside which there may be a copy in the precision of products.
+    Parameters,
+    /// What layers hand on, and its gradients: in the precision of products.
+    Activations,
+    /// All else: `f32`.
+    Exact,
+}
+
 /// A place to compute. Not one of its operations is collective.
 pub trait Device {
-    /// Memory for `f32` on the device.
-    type Buffer;
+    /// Memory for values on the device.
+    type Buffer: Portable;
     /// A range of a buffer, to read.
     type View<'a>: Copy;
     /// A range of a buffer, to write.
     type ViewMut<'a>;
 
-    /// Zeroed memory for `len` elements.
+    /// Zeroed memory for `len` elements, to be used as `role` says.
     ///
     /// # Errors
     /// The device has not that much memory left.
-    fn allocate(&self, len: usize) -> Result<Self::Buffer>;
+    fn allocate(&self, len: usize, role: Role) -> Result<Self::Buffer>;
+
+    /// Host memory for a message of `len` values, to receive into beside that of a buffer.
+    ///
+    /// # Errors
+    /// There is not that much memory.
+    fn message(&self, len: usize) -> Result<<Self::Buffer as Portable>::Message>;
 
     /// The range `range` of `buffer`, to read.
     fn view<'a>(&self, buffer: &'a Self::Buffer, range: Range<usize>) -> Self::View<'a>;
@@ -209,10 +243,11 @@ pub trait Device {
     );
 
     /// One step of stochastic gradient descent over flat slices; adds the gradient's squares to `sums`. `momentum` is as
-    /// long as the parameters, or empty if the momentum is 0.
+    /// long as the parameters, or empty if the momentum is 0; for `update` see [`update`].
     fn sgd_step(
         &self,
         step: &SgdStep,
+        update: Self::View<'_>,
         parameters: Self::ViewMut<'_>,
         gradients: Self::View<'_>,
         momentum: Self::ViewMut<'_>,
@@ -224,6 +259,7 @@ pub trait Device {
     fn adam_step(
         &self,
         step: &AdamStep,
+        update: Self::View<'_>,
         parameters: Self::ViewMut<'_>,
         gradients: Self::View<'_>,
         moments: [Self::ViewMut<'_>; 2],

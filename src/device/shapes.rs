@@ -138,23 +138,17 @@ pub struct LossShape {
 /// One step of stochastic gradient descent, as `torch.optim.SGD` defines it.
 #[derive(Debug, Clone, Copy)]
 pub struct SgdStep {
-    /// Learning rate of this step.
-    pub learning_rate: f32,
     /// Decay of the momentum buffer; 0 for none.
     pub momentum: f32,
     /// Nesterov's momentum.
     pub nesterov: bool,
     /// Added to the gradient: `weight_decay · parameter`.
     pub weight_decay: f32,
-    /// The gradient is multiplied by this first (clipping).
-    pub gradient_scale: f32,
 }
 
 /// One step of Adam (Kingma and Ba, 2015), or of AdamW (Loshchilov and Hutter, 2019), as `torch.optim` defines them.
 #[derive(Debug, Clone, Copy)]
 pub struct AdamStep {
-    /// Learning rate of this step.
-    pub learning_rate: f32,
     /// Decay rate of the first moment.
     pub beta1: f64,
     /// Decay rate of the second moment.
@@ -165,10 +159,4 @@ pub struct AdamStep {
     pub weight_decay: f32,
     /// AdamW.
     pub decoupled: bool,
-    /// 1 − β₁ᵗ.
-    pub bias_correction1: f32,
-    /// 1 − β₂ᵗ.
-    pub bias_correction2: f32,
-    /// The gradient is multiplied by this first (clipping).
-    pub gradient_scale: f32,
 }

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::Initial;
 use crate::Result;
-use crate::device::Device;
+use crate::device::{Device, Role};
 
 /// One tensor of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -137,7 +137,12 @@ impl<D: Device> FlatBuffer<D> {
     ///
     /// # Errors
     /// The device has not that much memory.
-    pub fn zeros(device: &D, tensors: &[TensorShard], segmentation: &Segmentation) -> Result<FlatBuffer<D>> {
+    pub fn zeros(
+        device: &D,
+        tensors: &[TensorShard],
+        segmentation: &Segmentation,
+        role: Role,
+    ) -> Result<FlatBuffer<D>> {
         let mut flat = FlatBuffer { segments: Vec::new(), places: Vec::new() };
         for (segment, range) in segmentation.segments.iter().enumerate() {
             let mut end = 0;
@@ -147,7 +152,7 @@ impl<D: Device> FlatBuffer<D> {
                 flat.places.push(Place { segment, range: start..end });
             }
             let len = end.next_multiple_of(segmentation.multiple);
-            flat.segments.push(Segment { buffer: Some(device.allocate(len)?), len });
+            flat.segments.push(Segment { buffer: Some(device.allocate(len, role)?), len });
         }
         Ok(flat)
     }
@@ -304,7 +309,7 @@ mod tests {
         let mut digests = Vec::new();
         for (segments, multiple) in [(vec![0..4; 1], 1), (vec![0..1, 1..2, 2..4], 6), (vec![0..3, 3..4], 16)] {
             let segmentation = Segmentation { segments, multiple };
-            let mut flat = FlatBuffer::zeros(&device, &tensors(), &segmentation).unwrap();
+            let mut flat = FlatBuffer::zeros(&device, &tensors(), &segmentation, Role::Parameters).unwrap();
             flat.initialise(&device, &tensors(), 5).unwrap();
             assert!((0..flat.num_segments()).all(|s| flat.segment_len(s).is_multiple_of(multiple)));
             assert_eq!(flat.tensor(&device, 2).len(), 8);
@@ -316,7 +321,7 @@ mod tests {
     #[test]
     fn one_bit_changes_the_digest() {
         let device = Cpu::new(1).unwrap();
-        let mut flat = FlatBuffer::zeros(&device, &tensors(), &Segmentation::whole(4)).unwrap();
+        let mut flat = FlatBuffer::zeros(&device, &tensors(), &Segmentation::whole(4), Role::Parameters).unwrap();
         let before = flat.digest(&device).unwrap();
         flat.tensor_mut(&device, 3)[6] = -0.0;
         assert_ne!(flat.digest(&device).unwrap(), before);

@@ -8,7 +8,7 @@ pub use learning_rate::{LearningRate, ScheduleKind};
 use std::ops::Range;
 
 use crate::Result;
-use crate::device::{AdamStep, Device, SgdStep};
+use crate::device::{AdamStep, Device, Role, SgdStep, update};
 
 /// Which rule turns gradients into updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +82,8 @@ pub struct Optimizer<D: Device> {
     settings: OptimizerSettings,
     /// `[segment][slot]`; both slots always there, empty where the rule has no use for them.
     slots: Vec<[D::Buffer; 2]>,
+    /// What changes from step to step: see [`update`].
+    update: D::Buffer,
     lengths: Vec<usize>,
 }
 
@@ -91,9 +93,10 @@ impl<D: Device> Optimizer<D> {
     /// # Errors
     /// The device has not that much memory.
     pub fn new(device: &D, settings: OptimizerSettings, lengths: Vec<usize>) -> Result<Optimizer<D>> {
-        let slot = |number: usize, len| device.allocate(if number < settings.num_slots() { len } else { 0 });
+        let slot =
+            |number: usize, len| device.allocate(if number < settings.num_slots() { len } else { 0 }, Role::Exact);
         let slots = lengths.iter().map(|&len| Ok([slot(0, len)?, slot(1, len)?])).collect::<Result<_>>()?;
-        Ok(Optimizer { settings, slots, lengths })
+        Ok(Optimizer { settings, slots, update: device.allocate(update::LEN, Role::Exact)?, lengths })
     }
 
     /// The constants.
@@ -111,13 +114,29 @@ impl<D: Device> Optimizer<D> {
         device.view_mut(&mut self.slots[segment][slot], range)
     }
 
+    /// Sets what changes from step to step, for the calls of [`Optimizer::step`] that follow.
+    ///
+    /// # Errors
+    /// The transfer to the device failed.
+    pub fn begin(&mut self, device: &D, step: &Update) -> Result<()> {
+        let Update { number, learning_rate, gradient_scale } = *step;
+        let correction = |beta: f64| (1.0 - beta.powf(number as f64)) as f32;
+        let [beta1, beta2] = self.settings.betas;
+        device.write(device.view_mut(&mut self.update, 0..update::LEN), &mut |values| {
+            values[update::LEARNING_RATE] = learning_rate as f32;
+            values[update::GRADIENT_SCALE] = gradient_scale as f32;
+            values[update::BIAS_CORRECTION1] = correction(beta1);
+            values[update::BIAS_CORRECTION2] = correction(beta2);
+            Ok(())
+        })
+    }
+
     /// Updates the owned elements of one segment in one pass, and adds the squares of the (unscaled) gradient to `sums`
     /// (see [`crate::device::totals`]).
     pub fn step(
         &mut self,
         device: &D,
         segment: usize,
-        update: &Update,
         parameters: D::ViewMut<'_>,
         gradients: D::View<'_>,
         sums: D::ViewMut<'_>,
@@ -128,25 +147,20 @@ impl<D: Device> Optimizer<D> {
         let [first, second] = &mut self.slots[segment];
         let first = device.view_mut(first, 0..if num_slots > 0 { len } else { 0 });
         let second = device.view_mut(second, 0..if num_slots > 1 { len } else { 0 });
-        let (learning_rate, gradient_scale) = (update.learning_rate as f32, update.gradient_scale as f32);
+        let update = device.view(&self.update, 0..update::LEN);
         if rule == Rule::Sgd {
             let (momentum, weight_decay) = (momentum as f32, weight_decay as f32);
-            let step = SgdStep { learning_rate, momentum, nesterov, weight_decay, gradient_scale };
-            return device.sgd_step(&step, parameters, gradients, first, sums);
+            let step = SgdStep { momentum, nesterov, weight_decay };
+            return device.sgd_step(&step, update, parameters, gradients, first, sums);
         }
-        let correction = |beta: f64| (1.0 - beta.powf(update.number as f64)) as f32;
         let step = AdamStep {
-            learning_rate,
             beta1: betas[0],
             beta2: betas[1],
             epsilon: epsilon as f32,
             weight_decay: weight_decay as f32,
             decoupled: rule == Rule::AdamW,
-            bias_correction1: correction(betas[0]),
-            bias_correction2: correction(betas[1]),
-            gradient_scale,
         };
-        device.adam_step(&step, parameters, gradients, [first, second], sums);
+        device.adam_step(&step, update, parameters, gradients, [first, second], sums);
     }
 }
 
@@ -212,7 +226,8 @@ mod tests {
                 // half the gradient, doubled by the scale
                 let gradient = gradient.map(|g| 0.5 * g as f32);
                 let update = Update { number: t as u64 + 1, learning_rate, gradient_scale: 2.0 };
-                optimizer.step(device, 0, &update, &mut parameters, &gradient, &mut sums);
+                optimizer.begin(device, &update).unwrap();
+                optimizer.step(device, 0, &mut parameters, &gradient, &mut sums);
             }
             let expected = reference(&settings, &rates, &gradients);
             for (found, expected) in parameters.iter().zip(expected) {

@@ -6,7 +6,7 @@ use super::balance::balance;
 use super::schedule::{Schedule, ScheduleKind};
 use super::stage::{Head, Stage};
 use super::tensor::{LayerPart, Piece, Split, split};
-use crate::comm::{Buffer, Grid, GridShape};
+use crate::comm::{Grid, GridShape};
 use crate::device::Device;
 use crate::nn::{FlatBuffer, Model, TensorShard, hash_values};
 use crate::{Error, Result};
@@ -234,7 +234,7 @@ impl Layout {
     ///
     /// # Errors
     /// What `look` returns (rank 0 alone).
-    pub fn look_at<D: Device<Buffer: Buffer<f32>>>(
+    pub fn look_at<D: Device>(
         &self,
         grid: &Grid,
         device: &D,
@@ -252,12 +252,7 @@ impl Layout {
     ///
     /// # Errors
     /// The transfer from the device failed.
-    pub fn digest<D: Device<Buffer: Buffer<f32>>>(
-        &self,
-        grid: &Grid,
-        device: &D,
-        flat: &FlatBuffer<D>,
-    ) -> Result<u128> {
+    pub fn digest<D: Device>(&self, grid: &Grid, device: &D, flat: &FlatBuffer<D>) -> Result<u128> {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         self.look_at(grid, device, flat, &mut |_, values| {
             hash_values(&mut hash, values);

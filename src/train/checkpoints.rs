@@ -8,7 +8,7 @@ use super::resume::Resumed;
 use super::stop::StopRequest;
 use super::trainer::{Outcome, Requests, Trainer};
 use crate::checkpoint::{self, Description, Snapshot, Writer, Written};
-use crate::comm::{Buffer, Communicator};
+use crate::comm::Communicator;
 use crate::dataset::Sampler;
 use crate::device::Device;
 use crate::nn::Model;
@@ -80,7 +80,7 @@ impl<'a> Checkpoints<'a> {
     ///
     /// # Errors
     /// There is no memory for the copy (rank 0 alone).
-    pub(super) fn after_step<D: Device<Buffer: Buffer<f32>>>(
+    pub(super) fn after_step<D: Device>(
         &mut self,
         trainer: &Trainer<'_, D>,
         done: u64,
@@ -100,7 +100,7 @@ impl<'a> Checkpoints<'a> {
     ///
     /// # Errors
     /// There is no memory for the copy (rank 0 alone).
-    pub(super) fn save<D: Device<Buffer: Buffer<f32>>>(&mut self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
+    pub(super) fn save<D: Device>(&mut self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
         if self.options.checkpoint_dir.is_none() || self.last == Some(done) {
             return Ok(());
         }
@@ -120,7 +120,7 @@ impl<'a> Checkpoints<'a> {
     }
 
     /// The state after `done` steps, on rank 0, in `memory` if there is some. Collective.
-    fn snapshot<D: Device<Buffer: Buffer<f32>>>(
+    fn snapshot<D: Device>(
         &self,
         trainer: &Trainer<'_, D>,
         done: u64,
@@ -160,7 +160,7 @@ impl<'a> Checkpoints<'a> {
     ///
     /// # Errors
     /// They cannot be written: the same error on every rank. There is no memory for the copy (rank 0 alone).
-    pub(super) fn export<D: Device<Buffer: Buffer<f32>>>(&self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
+    pub(super) fn export<D: Device>(&self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
         let Some(path) = &self.options.export else { return Ok(()) };
         let snapshot = self.snapshot(trainer, done, &[], None)?;
         let written = snapshot.map(|snapshot| checkpoint::write(path, &snapshot, &mut |_| ())).transpose();

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::checkpoint_options::{CheckpointOptions, Resume};
 use super::trainer::Trainer;
 use crate::checkpoint::{self, Checkpoint, Difference, Settings};
-use crate::comm::{Buffer, Communicator};
+use crate::comm::Communicator;
 use crate::device::Device;
 use crate::nn::Model;
 use crate::{Error, Result};
@@ -109,7 +109,7 @@ impl Start {
 ///
 /// # Errors
 /// The file was damaged or disappeared after it was checked (rank 0 alone).
-pub(super) fn restore<D: Device<Buffer: Buffer<f32>>>(
+pub(super) fn restore<D: Device>(
     all: &Communicator,
     model: &Model,
     start: Option<Start>,

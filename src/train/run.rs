@@ -14,7 +14,7 @@ use super::resume::{self, Resumed, Start};
 use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
 use crate::app::{self, Progress};
 use crate::checkpoint::Description;
-use crate::comm::{Buffer, Grid, GridShape, World};
+use crate::comm::{Grid, GridShape, World};
 use crate::device::{Cpu, Device};
 use crate::nn::Model;
 use crate::observe::{self, Name};
@@ -81,7 +81,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn train<D: Device<Buffer: Buffer<f32>>>(&self, device: &D, mut samples: Samples) -> Result<ExitCode> {
+    fn train<D: Device>(&self, device: &D, mut samples: Samples) -> Result<ExitCode> {
         let options = self.options;
         let steps_per_epoch = samples.train.sampler().steps_per_epoch();
         let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
@@ -188,7 +188,7 @@ impl Run<'_> {
     }
 
     /// Finds what the run begins with, and gives it to all ranks. Collective.
-    fn resume<D: Device<Buffer: Buffer<f32>>>(
+    fn resume<D: Device>(
         &self,
         trainer: &mut Trainer<'_, D>,
         samples: &Samples,
@@ -222,7 +222,7 @@ impl Run<'_> {
     }
 
     /// Ends the run after `done` steps because `num_ranks` asked for it. Collective.
-    fn stop<D: Device<Buffer: Buffer<f32>>>(
+    fn stop<D: Device>(
         &self,
         mut checkpoints: Checkpoints<'_>,
         trainer: &Trainer<'_, D>,
@@ -243,13 +243,7 @@ impl Run<'_> {
     }
 
     /// Says what is about to happen.
-    fn announce<D: Device<Buffer: Buffer<f32>>>(
-        &self,
-        samples: &Samples,
-        num_steps: u64,
-        resumed: Option<u64>,
-        trainer: &Trainer<'_, D>,
-    ) {
+    fn announce<D: Device>(&self, samples: &Samples, num_steps: u64, resumed: Option<u64>, trainer: &Trainer<'_, D>) {
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
         let reduction = match (self.grid.shape.data, trainer.reduction()) {
@@ -264,7 +258,7 @@ impl Run<'_> {
         }
     }
 
-    fn evaluate<D: Device<Buffer: Buffer<f32>>>(
+    fn evaluate<D: Device>(
         &self,
         trainer: &mut Trainer<'_, D>,
         samples: &mut Samples,

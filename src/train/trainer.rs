@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::comm::{Buffer, Grid, Operation};
+use crate::comm::{Grid, Operation};
 use crate::dataset::Batches;
-use crate::device::{Device, totals};
+use crate::device::{Device, Role, totals};
 use crate::nn::{FlatBuffer, Model};
 use crate::observe::{self, Name};
 use crate::optim::OptimizerSettings;
@@ -64,7 +64,7 @@ pub struct Trainer<'a, D: Device> {
     capacity: usize,
 }
 
-impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
+impl<'a, D: Device> Trainer<'a, D> {
     /// Allocates everything that training needs, and gives every rank the initial parameters of the seed. Collective.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         let trainer = Trainer::allocate(device, grid, model, plan, settings, channels);
         let mut trainer = grid.all.agree(trainer)?;
         let Weights { parameters, gradients, sync, .. } = &mut trainer.weights;
-        sync.start(parameters, gradients)?;
+        sync.start(device, parameters, gradients)?;
         Ok(trainer)
     }
 
@@ -99,10 +99,10 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         let share = settings.batch_size.div_ceil(grid.data.size());
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
         let mut weights = Weights {
-            parameters: FlatBuffer::zeros(device, &shards, &segmentation)?,
-            gradients: FlatBuffer::zeros(device, &shards, &segmentation)?,
+            parameters: FlatBuffer::zeros(device, &shards, &segmentation, Role::Parameters)?,
+            gradients: FlatBuffer::zeros(device, &shards, &segmentation, Role::Exact)?,
             sync,
-            sums: device.allocate(totals::LEN)?,
+            sums: device.allocate(totals::LEN, Role::Exact)?,
         };
         weights.parameters.initialise(device, &shards, settings.seed)?;
         let pipeline = Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
@@ -261,7 +261,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Trainer<'a, D> {
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
         let num_parts = self.pipeline.num_micro_batches();
         self.clear_sums();
-        self.weights.sync.begin(step + 1, learning_rate);
+        self.weights.sync.begin(self.device, step + 1, learning_rate)?;
         let mut rows = Rows { batches, step, share, parts: Parts::Equal(num_parts) };
         self.pipeline.train(&mut self.weights, &mut rows, 1.0 / num_samples as f32)?;
         let Weights { parameters, gradients, sync, sums } = &mut self.weights;

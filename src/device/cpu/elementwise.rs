@@ -2,7 +2,7 @@
 
 use super::math;
 use super::{Cpu, totals};
-use crate::device::{Activation, AdamStep, LossShape, SgdStep};
+use crate::device::{Activation, AdamStep, LossShape, SgdStep, update};
 
 /// Elements over which a sum stays in `f32` lanes before it goes on in `f64`; threads take whole chunks.
 const CHUNK: usize = 4096;
@@ -181,19 +181,27 @@ impl Cpu {
     }
 
     /// See [`crate::device::Device::sgd_step`]; returns the sum of the squares of the (unscaled) gradient.
-    pub(super) fn sgd(&self, step: &SgdStep, parameters: &mut [f32], gradients: &[f32], momentum: &mut [f32]) -> f64 {
+    pub(super) fn sgd(
+        &self,
+        (step, update): (&SgdStep, &[f32]),
+        parameters: &mut [f32],
+        gradients: &[f32],
+        momentum: &mut [f32],
+    ) -> f64 {
         let part = self.part_len(parameters.len());
         let parts = parameters.chunks_mut(part).zip(gradients.chunks(part));
         if step.momentum == 0.0 {
-            return self.sum_over(parts, |(parameters, gradients)| self.plain_sgd(step, parameters, gradients));
+            return self
+                .sum_over(parts, |(parameters, gradients)| self.plain_sgd((step, update), parameters, gradients));
         }
         self.sum_over(parts.zip(momentum.chunks_mut(part)), |((parameters, gradients), momentum)| {
-            self.momentum_sgd(step, parameters, gradients, momentum)
+            self.momentum_sgd((step, update), parameters, gradients, momentum)
         })
     }
 
-    fn plain_sgd(&self, step: &SgdStep, parameters: &mut [f32], gradients: &[f32]) -> f64 {
-        let SgdStep { learning_rate, weight_decay, gradient_scale, .. } = *step;
+    fn plain_sgd(&self, (step, update): (&SgdStep, &[f32]), parameters: &mut [f32], gradients: &[f32]) -> f64 {
+        let weight_decay = step.weight_decay;
+        let (learning_rate, gradient_scale) = (update[update::LEARNING_RATE], update[update::GRADIENT_SCALE]);
         let mut squares = 0.0;
         self.vectorised(
             #[inline(always)]
@@ -209,8 +217,15 @@ impl Cpu {
         squares
     }
 
-    fn momentum_sgd(&self, step: &SgdStep, parameters: &mut [f32], gradients: &[f32], momentum: &mut [f32]) -> f64 {
-        let SgdStep { learning_rate, momentum: decay, nesterov, weight_decay, gradient_scale } = *step;
+    fn momentum_sgd(
+        &self,
+        (step, update): (&SgdStep, &[f32]),
+        parameters: &mut [f32],
+        gradients: &[f32],
+        momentum: &mut [f32],
+    ) -> f64 {
+        let SgdStep { momentum: decay, nesterov, weight_decay } = *step;
+        let (learning_rate, gradient_scale) = (update[update::LEARNING_RATE], update[update::GRADIENT_SCALE]);
         let mut squares = 0.0;
         self.vectorised(
             #[inline(always)]
@@ -232,7 +247,7 @@ impl Cpu {
     /// See [`crate::device::Device::adam_step`]; returns the sum of the squares of the (unscaled) gradient.
     pub(super) fn adam(
         &self,
-        step: &AdamStep,
+        (step, update): (&AdamStep, &[f32]),
         parameters: &mut [f32],
         gradients: &[f32],
         [first, second]: [&mut [f32]; 2],
@@ -241,28 +256,26 @@ impl Cpu {
         let moments = first.chunks_mut(part).zip(second.chunks_mut(part));
         let parts = parameters.chunks_mut(part).zip(gradients.chunks(part)).zip(moments);
         self.sum_over(parts, |((parameters, gradients), moments)| {
-            self.adam_part(step, parameters, gradients, moments)
+            self.adam_part((step, update), parameters, gradients, moments)
         })
     }
 
     fn adam_part(
         &self,
-        step: &AdamStep,
+        (step, update): (&AdamStep, &[f32]),
         parameters: &mut [f32],
         gradients: &[f32],
         (first, second): (&mut [f32], &mut [f32]),
     ) -> f64 {
-        let AdamStep { epsilon, gradient_scale, .. } = *step;
+        let epsilon = step.epsilon;
+        let (learning_rate, gradient_scale) = (update[update::LEARNING_RATE], update[update::GRADIENT_SCALE]);
         let (beta1, beta2) = (step.beta1 as f32, step.beta2 as f32);
         // 1 − β rounded once: 1 − 0.999 in f32 would be off by 5·10⁻⁵
         let (share1, share2) = ((1.0 - step.beta1) as f32, (1.0 - step.beta2) as f32);
-        let step_size = step.learning_rate / step.bias_correction1;
-        let root = 1.0 / step.bias_correction2.sqrt();
-        let (shrink, pull) = if step.decoupled {
-            (1.0 - step.learning_rate * step.weight_decay, 0.0)
-        } else {
-            (1.0, step.weight_decay)
-        };
+        let step_size = learning_rate / update[update::BIAS_CORRECTION1];
+        let root = 1.0 / update[update::BIAS_CORRECTION2].sqrt();
+        let (shrink, pull) =
+            if step.decoupled { (1.0 - learning_rate * step.weight_decay, 0.0) } else { (1.0, step.weight_decay) };
         let mut squares = 0.0;
         self.vectorised(
             #[inline(always)]

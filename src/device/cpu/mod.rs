@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, SgdStep,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
     WeightLayout, totals,
 };
 use crate::memory::Memory;
@@ -37,7 +37,7 @@ pub struct Cpu {
     arch: pulp::Arch,
 }
 
-/// Memory<f32> that operations use again and again.
+/// Memory that operations use again and again.
 #[derive(Default)]
 struct Scratch {
     first: Vec<f32>,
@@ -110,7 +110,11 @@ impl Device for Cpu {
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
 
-    fn allocate(&self, len: usize) -> Result<Memory<f32>> {
+    fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
+        Memory::zeroed(len)
+    }
+
+    fn message(&self, len: usize) -> Result<Memory<f32>> {
         Memory::zeroed(len)
     }
 
@@ -290,23 +294,25 @@ impl Device for Cpu {
     fn sgd_step(
         &self,
         step: &SgdStep,
+        update: &[f32],
         parameters: &mut [f32],
         gradients: &[f32],
         momentum: &mut [f32],
         sums: &mut [f32],
     ) {
-        sums[totals::GRADIENT_SQUARES] += self.sgd(step, parameters, gradients, momentum) as f32;
+        sums[totals::GRADIENT_SQUARES] += self.sgd((step, update), parameters, gradients, momentum) as f32;
     }
 
     fn adam_step(
         &self,
         step: &AdamStep,
+        update: &[f32],
         parameters: &mut [f32],
         gradients: &[f32],
         moments: [&mut [f32]; 2],
         sums: &mut [f32],
     ) {
-        sums[totals::GRADIENT_SQUARES] += self.adam(step, parameters, gradients, moments) as f32;
+        sums[totals::GRADIENT_SQUARES] += self.adam((step, update), parameters, gradients, moments) as f32;
     }
 
     fn sum_squares(&self, values: &[f32], sums: &mut [f32]) {

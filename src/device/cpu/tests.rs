@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::update;
 
 /// Reproducible numbers in −1..1.
 fn random(len: usize, seed: u64) -> Vec<f32> {
@@ -259,22 +260,15 @@ fn pooling_takes_the_first_maximum_and_hands_the_gradient_back_to_it() {
 #[test]
 fn threads_share_long_arrays_without_a_trace() {
     let len = 3 * 4096 + 17;
-    let step = AdamStep {
-        learning_rate: 0.1,
-        beta1: 0.9,
-        beta2: 0.999,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        decoupled: true,
-        bias_correction1: 0.1,
-        bias_correction2: 0.001,
-        gradient_scale: 1.0,
-    };
+    let step = AdamStep { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, decoupled: true };
+    let mut update = [0.0; update::LEN];
+    (update[update::LEARNING_RATE], update[update::GRADIENT_SCALE]) = (0.1, 1.0);
+    (update[update::BIAS_CORRECTION1], update[update::BIAS_CORRECTION2]) = (0.1, 0.001);
     let results = cpus().map(|cpu| {
         let (mut parameters, gradients) = (random(len, 1), random(len, 2));
         let (mut first, mut second) = (random(len, 3), vec![0.5; len]);
         let mut sums = [0.0; totals::LEN];
-        cpu.adam_step(&step, &mut parameters, &gradients, [&mut first, &mut second], &mut sums);
+        cpu.adam_step(&step, &update, &mut parameters, &gradients, [&mut first, &mut second], &mut sums);
         cpu.backward_activation(Activation::Tanh, len, &gradients, &mut first, None, false);
         (parameters, first, second, cpu.squares(&gradients) as f32, sums)
     });

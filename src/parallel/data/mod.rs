@@ -14,12 +14,14 @@
 //! communicator of their own, so that no timing can pair the wrong messages; a bucket's parameters change only after the
 //! backward pass has left all its layers; the sums have a fixed order, so every rank gets the same bits in every run.
 
+mod flight;
 mod slots;
 
+use self::flight::{Bucket, State};
 use super::bucket::buckets;
 use crate::Result;
-use crate::comm::{Buffer, Communicator, Grid, Operation, Pending};
-use crate::device::{Device, totals};
+use crate::comm::{Communicator, DeviceCommunicator, Grid, Operation};
+use crate::device::{Device, Portable, Role, totals};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::observe::{self, Name};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
@@ -55,8 +57,8 @@ const SHARD_MULTIPLE: usize = 32;
 
 /// The communicators of a [`GradSync`], made before anything that can fail on one rank alone.
 pub struct SyncChannels {
-    reductions: Communicator,
-    gathers: Communicator,
+    reductions: DeviceCommunicator,
+    gathers: DeviceCommunicator,
     norms: Communicator,
 }
 
@@ -67,14 +69,15 @@ impl SyncChannels {
     /// There are more ranks than MPI can count.
     pub fn new(grid: &Grid) -> Result<SyncChannels> {
         let Grid { data, all, .. } = grid;
-        Ok(SyncChannels { reductions: data.duplicate()?, gathers: data.duplicate()?, norms: all.duplicate()? })
+        let own = || data.duplicate().map(DeviceCommunicator::new);
+        Ok(SyncChannels { reductions: own()?, gathers: own()?, norms: all.duplicate()? })
     }
 }
 
 /// The gradients of this rank's parameters over the data axis, from the backward pass to the update.
 pub struct GradSync<D: Device> {
-    reductions: Communicator,
-    gathers: Communicator,
+    reductions: DeviceCommunicator,
+    gathers: DeviceCommunicator,
     norms: Communicator,
     reduction: Reduction,
     overlap: bool,
@@ -94,25 +97,7 @@ pub struct GradSync<D: Device> {
     squares: Vec<f64>,
 }
 
-/// One bucket: a segment of the flat buffers.
-struct Bucket<D: Device> {
-    segment: usize,
-    first_tensor: usize,
-    /// The part that this rank updates.
-    owned: std::ops::Range<usize>,
-    /// Where all-reduce puts the sum.
-    sum: Option<D::Buffer>,
-    state: State<D::Buffer>,
-}
-
-enum State<B> {
-    Idle,
-    AllReducing(Pending<(B, B)>),
-    ReduceScattering(Pending<B>),
-    Gathering(Pending<B>),
-}
-
-impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
+impl<D: Device> GradSync<D> {
     /// Prepares to train `tensors`, this rank's, each with its number in a model of `num_tensors`. Returns also how parameters
     /// and gradients must be segmented. Not collective.
     ///
@@ -149,7 +134,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
                 segment,
                 first_tensor: tensors.start,
                 owned: rank * part..(rank + 1) * part,
-                sum: if needs_sum { Some(device.allocate(len)?) } else { None },
+                sum: if needs_sum { Some(device.message(len)?) } else { None },
                 state: State::Idle,
             });
         }
@@ -169,7 +154,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
             gathered: 0,
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
             numbers: tensors.iter().map(|(number, _)| *number).collect(),
-            clip_sums: device.allocate(totals::LEN * tensors.len())?,
+            clip_sums: device.allocate(totals::LEN * tensors.len(), Role::Exact)?,
             squares: vec![0.0; num_tensors],
         };
         Ok((sync, Segmentation { segments, multiple }))
@@ -191,31 +176,35 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
     ///
     /// # Errors
     /// There is no memory for the messages.
-    pub fn start(&mut self, parameters: &mut FlatBuffer<D>, gradients: &mut FlatBuffer<D>) -> Result<()> {
+    pub fn start(&mut self, device: &D, parameters: &mut FlatBuffer<D>, gradients: &mut FlatBuffer<D>) -> Result<()> {
         for segment in 0..parameters.num_segments() {
-            let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
+            let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait()?;
             parameters.put(segment, values);
         }
-        self.begin(0, 0.0);
+        self.begin(device, 0, 0.0)?;
         while self.started < self.buckets.len() {
             self.start_next(gradients)?;
         }
         for bucket in &mut self.buckets {
-            bucket.put_sum(gradients);
+            bucket.put_sum(gradients)?;
         }
         for index in 0..self.buckets.len() {
             self.start_gather(index, parameters)?;
         }
         while self.gathered < self.buckets.len() {
-            self.finish_gather(parameters);
+            self.finish_gather(parameters)?;
         }
         Ok(())
     }
 
     /// Begins a step. Not collective.
-    pub fn begin(&mut self, number: u64, learning_rate: f64) {
+    ///
+    /// # Errors
+    /// The transfer to the device failed.
+    pub fn begin(&mut self, device: &D, number: u64, learning_rate: f64) -> Result<()> {
         self.update = Update { number, learning_rate, gradient_scale: 1.0 };
         (self.started, self.reduced, self.gathered) = (0, 0, 0);
+        self.optimizer.begin(device, &self.update)
     }
 
     /// The gradients of all tensors from `first_tensor` on are complete: sends what can go, lets what is under way move on,
@@ -237,11 +226,14 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
             self.start_next(gradients)?;
         }
-        while self.reduced < self.started && self.buckets[self.reduced].state.test() {
+        for bucket in &mut self.buckets[self.reduced..self.started] {
+            bucket.state.test()?;
+        }
+        while self.reduced < self.started && self.buckets[self.reduced].state.test()? {
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
-        while self.gathered < self.reduced && self.clip_norm.is_none() && self.buckets[self.gathered].state.test() {
-            self.finish_gather(parameters);
+        while self.gathered < self.reduced && self.clip_norm.is_none() && self.buckets[self.gathered].state.test()? {
+            self.finish_gather(parameters)?;
         }
         Ok(())
     }
@@ -265,12 +257,13 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         }
         if let Some(largest) = self.clip_norm {
             self.update.gradient_scale = clip_factor(self.norm(device, gradients)?, largest);
+            self.optimizer.begin(device, &self.update)?;
             for index in 0..self.buckets.len() {
                 self.update_bucket(device, index, parameters, gradients, sums)?;
             }
         }
         while self.gathered < self.buckets.len() {
-            self.finish_gather(parameters);
+            self.finish_gather(parameters)?;
         }
         Ok(())
     }
@@ -282,10 +275,11 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
             return Ok(());
         }
         let values = gradients.take(bucket.segment);
-        bucket.state = match bucket.sum.take() {
-            Some(sum) => State::AllReducing(self.reductions.start_all_reduce(values, sum, Operation::Sum)?),
-            None => State::ReduceScattering(self.reductions.start_reduce_scatter(values, Operation::Sum)?),
-        };
+        let len = values.len();
+        bucket.state = State::Reducing(match bucket.sum.take() {
+            Some(sum) => self.reductions.start_all_reduce(values, sum, Operation::Sum)?,
+            None => self.reductions.start_reduce_scatter(values, len, Operation::Sum)?,
+        });
         Ok(())
     }
 
@@ -298,7 +292,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
     ) -> Result<()> {
         let index = self.reduced;
         self.reduced += 1;
-        self.buckets[index].put_sum(gradients);
+        self.buckets[index].put_sum(gradients)?;
         if self.clip_norm.is_none() {
             self.update_bucket(device, index, parameters, gradients, sums)?;
         }
@@ -320,7 +314,7 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         let gradient = device.view(gradients.segment(segment), owned);
         let sums = device.view_mut(sums, 0..totals::LEN);
         let span = observe::work(Name::Optimizer);
-        self.optimizer.step(device, segment, &self.update, values, gradient, sums);
+        self.optimizer.step(device, segment, values, gradient, sums);
         drop(span);
         self.start_gather(index, parameters)
     }
@@ -329,17 +323,19 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         if self.reduction == Reduction::ReduceScatter && self.reductions.size() > 1 {
             let bucket = &mut self.buckets[index];
             let values = parameters.take(bucket.segment);
-            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values)?);
+            let len = values.len();
+            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values, len)?);
         }
         Ok(())
     }
 
-    fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) {
+    fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) -> Result<()> {
         let bucket = &mut self.buckets[self.gathered];
         self.gathered += 1;
-        if let State::Gathering(pending) = std::mem::replace(&mut bucket.state, State::Idle) {
-            parameters.put(bucket.segment, pending.wait());
+        if let State::Gathering(transfer) = std::mem::replace(&mut bucket.state, State::Idle) {
+            parameters.put(bucket.segment, transfer.wait()?);
         }
+        Ok(())
     }
 
     /// The norm of the whole gradient, every logical parameter counted once: tensor by tensor, in logical order, so that it has
@@ -368,32 +364,5 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
         }
         self.norms.all_reduce(&mut self.squares, Operation::Sum)?;
         Ok(self.squares.iter().sum::<f64>().sqrt())
-    }
-}
-
-impl<D: Device<Buffer: Buffer<f32>>> Bucket<D> {
-    /// Waits for the sum, if it is under way, and puts it where the gradient was.
-    fn put_sum(&mut self, gradients: &mut FlatBuffer<D>) {
-        match std::mem::replace(&mut self.state, State::Idle) {
-            State::AllReducing(pending) => {
-                // the old gradient's memory takes the next sum
-                let (values, sum) = pending.wait();
-                gradients.put(self.segment, sum);
-                self.sum = Some(values);
-            }
-            State::ReduceScattering(pending) => gradients.put(self.segment, pending.wait()),
-            State::Idle | State::Gathering(_) => {}
-        }
-    }
-}
-
-impl<B> State<B> {
-    /// True when waiting would return at once.
-    fn test(&mut self) -> bool {
-        match self {
-            State::Idle => true,
-            State::AllReducing(pending) => pending.test(),
-            State::ReduceScattering(pending) | State::Gathering(pending) => pending.test(),
-        }
     }
 }

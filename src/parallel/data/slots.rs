@@ -5,9 +5,8 @@
 
 use std::ops::Range;
 
-use super::{Bucket, GradSync, Reduction};
+use super::{GradSync, Reduction};
 use crate::Result;
-use crate::comm::Buffer;
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 
@@ -20,7 +19,7 @@ struct Part {
     block: Range<usize>,
 }
 
-impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
+impl<D: Device> GradSync<D> {
     /// The names of the slots.
     pub fn slot_names(&self) -> &'static [&'static str] {
         self.optimizer.settings().slot_names()
@@ -77,12 +76,5 @@ impl<D: Device<Buffer: Buffer<f32>>> GradSync<D> {
             }
             _ => Part { segment, kept: 0..0, block: 0..0 },
         }
-    }
-}
-
-impl<D: Device> Bucket<D> {
-    /// What this rank updates of elements `range` of the segment; empty, perhaps with its end before its start, if nothing.
-    pub(super) fn owned_of(&self, range: &Range<usize>) -> Range<usize> {
-        range.start.max(self.owned.start)..range.end.min(self.owned.end)
     }
 }

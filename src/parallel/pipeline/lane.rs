@@ -1,7 +1,7 @@
 //! A stage with the arrays of the micro-batches that are on their way through it.
 
 use crate::Result;
-use crate::comm::{Buffer, Front, Pending};
+use crate::comm::Transfer;
 use crate::device::Device;
 use crate::parallel::stage::{Accumulate, Activations, Gradients, Inner, Stage};
 use crate::parallel::tensor::exchange::Exchanger;
@@ -21,19 +21,19 @@ pub(super) struct Lane<D: Device> {
 pub(super) struct Slot<D: Device> {
     pub(super) activations: Activations<D>,
     /// The input on its way here, and the output on its way to the next stage.
-    pub(super) input: Option<Pending<Front<D::Buffer>>>,
-    pub(super) output: Option<Pending<Front<D::Buffer>>>,
+    pub(super) input: Option<Transfer<D::Buffer>>,
+    pub(super) output: Option<Transfer<D::Buffer>>,
 }
 
 /// The gradients of one micro-batch.
 pub(super) struct Set<D: Device> {
     pub(super) gradients: Gradients<D>,
     /// The gradient of the output on its way here, and that of the input on its way to the stage before.
-    pub(super) output: Option<Pending<Front<D::Buffer>>>,
-    pub(super) input: Option<Pending<Front<D::Buffer>>>,
+    pub(super) output: Option<Transfer<D::Buffer>>,
+    pub(super) input: Option<Transfer<D::Buffer>>,
 }
 
-impl<D: Device<Buffer: Buffer<f32>>> Lane<D> {
+impl<D: Device> Lane<D> {
     /// `stage` with so many slots and sets for at most `rows` rows. Not collective.
     ///
     /// # Errors
@@ -63,26 +63,37 @@ impl<D: Device<Buffer: Buffer<f32>>> Lane<D> {
     }
 
     /// Waits for all sends.
-    pub(super) fn collect(&mut self) {
-        self.slots.iter_mut().for_each(Slot::collect);
-        self.sets.iter_mut().for_each(Set::collect);
+    ///
+    /// # Errors
+    /// As [`Transfer::wait`].
+    pub(super) fn collect(&mut self) -> Result<()> {
+        self.slots.iter_mut().try_for_each(Slot::collect)?;
+        self.sets.iter_mut().try_for_each(Set::collect)
     }
 }
 
-impl<D: Device<Buffer: Buffer<f32>>> Slot<D> {
+impl<D: Device> Slot<D> {
     /// Waits for the output to be sent, if it is under way.
-    pub(super) fn collect(&mut self) {
-        if let Some(pending) = self.output.take() {
-            *self.activations.output() = Some(pending.wait().buffer);
+    ///
+    /// # Errors
+    /// As [`Transfer::wait`].
+    pub(super) fn collect(&mut self) -> Result<()> {
+        if let Some(transfer) = self.output.take() {
+            *self.activations.output() = Some(transfer.wait()?);
         }
+        Ok(())
     }
 }
 
-impl<D: Device<Buffer: Buffer<f32>>> Set<D> {
+impl<D: Device> Set<D> {
     /// Waits for the gradient of the input to be sent, if it is under way.
-    pub(super) fn collect(&mut self) {
-        if let Some(pending) = self.input.take() {
-            *self.gradients.input() = Some(pending.wait().buffer);
+    ///
+    /// # Errors
+    /// As [`Transfer::wait`].
+    pub(super) fn collect(&mut self) -> Result<()> {
+        if let Some(transfer) = self.input.take() {
+            *self.gradients.input() = Some(transfer.wait()?);
         }
+        Ok(())
     }
 }

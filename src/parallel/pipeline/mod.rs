@@ -21,7 +21,7 @@ use super::layout::Layout;
 use super::schedule::{Schedule, Work};
 use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
-use crate::comm::{Buffer, Communicator, Front, Grid};
+use crate::comm::{Communicator, DeviceCommunicator, Grid};
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 use crate::observe::{self, Name};
@@ -56,8 +56,8 @@ pub trait Source {
 
 /// The communicators of a [`Pipeline`], made before anything that can fail on one rank alone.
 pub struct PipelineChannels {
-    stage: Communicator,
-    tensor: Communicator,
+    stage: DeviceCommunicator,
+    tensor: DeviceCommunicator,
 }
 
 impl PipelineChannels {
@@ -66,14 +66,15 @@ impl PipelineChannels {
     /// # Errors
     /// There are more ranks than MPI can count.
     pub fn new(grid: &Grid) -> Result<PipelineChannels> {
-        Ok(PipelineChannels { stage: grid.stage.duplicate()?, tensor: grid.tensor.duplicate()? })
+        let own = |axis: &Communicator| axis.duplicate().map(DeviceCommunicator::new);
+        Ok(PipelineChannels { stage: own(&grid.stage)?, tensor: own(&grid.tensor)? })
     }
 }
 
 /// A rank's stages at work.
 pub struct Pipeline<'a, D: Device> {
     exchanger: Exchanger<'a, D>,
-    channel: Communicator,
+    channel: DeviceCommunicator,
     num_micro_batches: usize,
     training: RankProgram,
     evaluation: RankProgram,
@@ -81,7 +82,7 @@ pub struct Pipeline<'a, D: Device> {
     recompute: bool,
 }
 
-impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
+impl<'a, D: Device> Pipeline<'a, D> {
     /// The stages of `layout` in the order of `schedule`, which has been checked, for micro-batches of at most `rows` rows. With
     /// `recompute` a slot keeps only what comes into the stage and what leaves it, and the backward pass begins with another
     /// forward pass (Chen et al., "Training deep nets with sublinear memory cost", 2016). Not collective.
@@ -150,7 +151,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
             }
         }
         for lane in &mut self.lanes {
-            lane.collect();
+            lane.collect()?;
             if !lane.has_gradients.weights {
                 for tensor in lane.stage.tensors.clone() {
                     self.exchanger.device.fill(weights.gradients.tensor_mut(self.exchanger.device, tensor), 0.0);
@@ -180,8 +181,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
                 self.message(&instruction, rows)?;
             }
         }
-        self.lanes.iter_mut().for_each(Lane::collect);
-        Ok(())
+        self.lanes.iter_mut().try_for_each(Lane::collect)
     }
 
     /// Posts a receive or a send.
@@ -192,26 +192,22 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         let (input_width, output_width) = stage.ends();
         match instruction.action.work {
             Work::ReceiveActivation => {
-                slot.collect();
+                slot.collect()?;
                 let buffer = slot.activations.input().take().expect("a free slot has its arrays");
-                let front = Front { buffer, len: rows * input_width };
-                slot.input = Some(self.channel.start_receive(front, peer, tag)?);
+                slot.input = Some(self.channel.start_receive(buffer, rows * input_width, peer, tag)?);
             }
             Work::ReceiveGradient => {
-                set.collect();
+                set.collect()?;
                 let buffer = set.gradients.output().take().expect("a free set has its arrays");
-                let front = Front { buffer, len: rows * output_width };
-                set.output = Some(self.channel.start_receive(front, peer, tag)?);
+                set.output = Some(self.channel.start_receive(buffer, rows * output_width, peer, tag)?);
             }
             Work::SendActivation => {
                 let buffer = slot.activations.output().take().expect("an output is sent once");
-                let front = Front { buffer, len: rows * output_width };
-                slot.output = Some(self.channel.start_send(front, peer, tag)?);
+                slot.output = Some(self.channel.start_send(buffer, rows * output_width, peer, tag)?);
             }
             _ => {
                 let buffer = set.gradients.input().take().expect("a gradient is sent once");
-                let front = Front { buffer, len: rows * input_width };
-                set.input = Some(self.channel.start_send(front, peer, tag)?);
+                set.input = Some(self.channel.start_send(buffer, rows * input_width, peer, tag)?);
             }
         }
         Ok(())
@@ -227,9 +223,9 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         let device = self.exchanger.device;
         let slot = &mut self.lanes[instruction.lane].slots[instruction.slot];
         match (slot.input.take(), instruction.neighbour) {
-            (Some(pending), _) => *slot.activations.input() = Some(pending.wait().buffer),
+            (Some(transfer), _) => *slot.activations.input() = Some(transfer.wait()?),
             (None, Some((lane, from))) => {
-                slot.collect();
+                slot.collect()?;
                 let mut input = slot.activations.input().take();
                 let Lane { stage, slots, .. } = &mut self.lanes[lane];
                 let len = rows * stage.ends().1;
@@ -237,7 +233,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
                 device.copy(from, device.view_mut(here_mut(&mut input), 0..len));
                 *self.lanes[instruction.lane].slots[instruction.slot].activations.input() = input;
             }
-            (None, None) => slot.collect(),
+            (None, None) => slot.collect()?,
         }
         let _span =
             observe::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
@@ -259,7 +255,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
             let Lane { stage, slots, .. } = &mut self.lanes[instruction.lane];
             let activations = &mut slots[instruction.slot].activations;
             stage.forward_piece(&mut self.exchanger, parameters, at, rows, activations)?;
-            Pipeline::progress(&mut self.lanes);
+            Pipeline::progress(&mut self.lanes)?;
         }
         let Lane { slots, inner, .. } = &mut self.lanes[instruction.lane];
         if let Some(inner) = inner.last_mut() {
@@ -305,7 +301,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
                 let Weights { parameters, gradients, sync, sums } = weights;
                 sync.completed(self.exchanger.device, first, parameters, gradients, sums)?;
             }
-            Pipeline::progress(&mut self.lanes);
+            Pipeline::progress(&mut self.lanes)?;
         }
         let Lane { slots, inner, has_gradients, .. } = &mut self.lanes[instruction.lane];
         has_gradients.biases |= rows > 0 && pass != Pass::Weights;
@@ -322,12 +318,12 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
         let device = self.exchanger.device;
         let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
         let set = &mut sets[instruction.set];
-        slots[instruction.slot].collect();
-        if let Some(pending) = set.output.take() {
-            *set.gradients.output() = Some(pending.wait().buffer);
+        slots[instruction.slot].collect()?;
+        if let Some(transfer) = set.output.take() {
+            *set.gradients.output() = Some(transfer.wait()?);
             return Ok(());
         }
-        set.collect();
+        set.collect()?;
         if let Some((lane, from)) = instruction.neighbour {
             let mut output = set.gradients.output().take();
             let len = rows * stage.ends().1;
@@ -363,14 +359,16 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Pipeline<'a, D> {
 
     /// Lets MPI move messages, which it does inside MPI calls only: called between layers. One call that finds something
     /// unfinished has moved all.
-    fn progress(lanes: &mut [Lane<D>]) {
+    fn progress(lanes: &mut [Lane<D>]) -> Result<()> {
         for lane in lanes {
             let slots = lane.slots.iter_mut().flat_map(|slot| [&mut slot.output, &mut slot.input]);
             let sets = lane.sets.iter_mut().flat_map(|set| [&mut set.output, &mut set.input]);
-            let mut pending = slots.chain(sets).flatten().filter(|pending| !pending.is_done());
-            if pending.any(|pending| !pending.test()) {
-                return;
+            for transfer in slots.chain(sets).flatten().filter(|transfer| !transfer.is_done()) {
+                if !transfer.test()? {
+                    return Ok(());
+                }
             }
         }
+        Ok(())
     }
 }

@@ -2,8 +2,7 @@
 
 use super::{Head, Stage};
 use crate::Result;
-use crate::comm::Buffer;
-use crate::device::Device;
+use crate::device::{Device, Role};
 use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::Exchanger;
 
@@ -67,33 +66,33 @@ impl Stage {
     ///
     /// # Errors
     /// The device has not that much memory.
-    pub fn activations<D: Device<Buffer: Buffer<f32>>>(
+    pub fn activations<D: Device>(
         &self,
         exchanger: &Exchanger<'_, D>,
         rows: usize,
         only_ends: bool,
     ) -> Result<Activations<D>> {
         let Inner { values: inner, saved } = self.inner(exchanger, if only_ends { None } else { Some(rows) })?;
-        let end = |position| exchanger.device.allocate(exchanger.padded(rows * self.widths[position])).map(Some);
+        let end = |position| {
+            exchanger.device.allocate(exchanger.padded(rows * self.widths[position]), Role::Activations).map(Some)
+        };
         let mut values = vec![end(0)?];
         values.extend(inner);
         if self.value[self.pieces.len()] > 0 {
             values.push(end(self.pieces.len())?);
         }
         let targets = self.head.as_ref().map_or(0, Head::targets_per_row);
-        Ok(Activations { targets: exchanger.device.allocate(rows * targets)?, values, saved })
+        Ok(Activations { targets: exchanger.device.allocate(rows * targets, Role::Exact)?, values, saved })
     }
 
     /// What [`Activations::swap_inner`] exchanges: arrays for `rows` rows, or places for them. Not collective.
     ///
     /// # Errors
     /// The device has not that much memory.
-    pub fn inner<D: Device<Buffer: Buffer<f32>>>(
-        &self,
-        exchanger: &Exchanger<'_, D>,
-        rows: Option<usize>,
-    ) -> Result<Inner<D>> {
-        let allocate = |width: usize| rows.map(|rows| exchanger.device.allocate(exchanger.padded(rows * width)));
+    pub fn inner<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: Option<usize>) -> Result<Inner<D>> {
+        let allocate = |width: usize| {
+            rows.map(|rows| exchanger.device.allocate(exchanger.padded(rows * width), Role::Activations))
+        };
         let last = self.value[self.pieces.len()];
         let (mut values, mut saved) = (Vec::new(), Vec::new());
         for number in 1..last {
@@ -114,17 +113,13 @@ impl Stage {
     ///
     /// # Errors
     /// The device has not that much memory.
-    pub fn gradients<D: Device<Buffer: Buffer<f32>>>(
-        &self,
-        exchanger: &Exchanger<'_, D>,
-        rows: usize,
-    ) -> Result<Gradients<D>> {
+    pub fn gradients<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: usize) -> Result<Gradients<D>> {
         let mut values = Vec::new();
         for number in 0..=self.gradient[self.pieces.len()] {
             // values that share an array have the same width
             let position = self.gradient.iter().position(|gradient| *gradient == number);
             let width = self.widths[position.expect("arrays are numbered without gaps")];
-            values.push(Some(exchanger.device.allocate(exchanger.padded(rows * width))?));
+            values.push(Some(exchanger.device.allocate(exchanger.padded(rows * width), Role::Activations)?));
         }
         Ok(Gradients { values })
     }

@@ -18,7 +18,6 @@ pub use arrays::{Activations, Gradients, Inner};
 use super::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
-use crate::comm::Buffer;
 use crate::device::{Device, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
 use crate::observe::{self, Name};
@@ -152,7 +151,7 @@ impl Stage {
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn forward_piece<D: Device<Buffer: Buffer<f32>>>(
+    pub fn forward_piece<D: Device>(
         &self,
         exchanger: &mut Exchanger<'_, D>,
         parameters: &FlatBuffer<D>,
@@ -189,7 +188,7 @@ impl Stage {
 
     /// The loss of the outputs, added to `sums`; its gradient, times `scale`, is that of the output. Not collective; for the
     /// last stage.
-    pub fn loss<D: Device<Buffer: Buffer<f32>>>(
+    pub fn loss<D: Device>(
         &self,
         exchanger: &mut Exchanger<'_, D>,
         rows: usize,
@@ -216,7 +215,7 @@ impl Stage {
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn backward_piece<D: Device<Buffer: Buffer<f32>>>(
+    pub fn backward_piece<D: Device>(
         &self,
         context: &mut BackwardContext<'_, '_, D>,
         at: usize,
@@ -240,7 +239,7 @@ impl Stage {
         }
     }
 
-    fn backward_layer<D: Device<Buffer: Buffer<f32>>>(
+    fn backward_layer<D: Device>(
         &self,
         context: &mut BackwardContext<'_, '_, D>,
         at: usize,
@@ -289,7 +288,7 @@ impl Stage {
         self.index > 0 || (0..at).any(|before| self.first_tensor(before).is_some())
     }
 
-    fn start_exchange<D: Device<Buffer: Buffer<f32>>>(
+    fn start_exchange<D: Device>(
         &self,
         context: &mut BackwardContext<'_, '_, D>,
         at: usize,
@@ -300,7 +299,7 @@ impl Stage {
         context.exchanger.start_backward(exchange, context.rows, all)
     }
 
-    fn finish_exchange<D: Device<Buffer: Buffer<f32>>>(
+    fn finish_exchange<D: Device>(
         &self,
         context: &mut BackwardContext<'_, '_, D>,
         at: usize,

@@ -1,7 +1,7 @@
 //! Every layer and loss against finite differences, fused and on its own.
 
 use super::*;
-use crate::device::{Activation, Cpu};
+use crate::device::{Activation, Cpu, Role};
 use crate::nn::{Features, Initial, Module, Network, Segmentation, TensorShard};
 use crate::parallel::tensor::{Split, split};
 
@@ -23,9 +23,9 @@ impl Probe {
         let rows = 3;
         let whole = Segmentation::whole(model.tensors.len());
         let shards: Vec<TensorShard> = model.tensors.iter().map(TensorShard::whole).collect();
-        let mut parameters = FlatBuffer::zeros(&device, &shards, &whole).unwrap();
+        let mut parameters = FlatBuffer::zeros(&device, &shards, &whole, Role::Parameters).unwrap();
         parameters.initialise(&device, &shards, 3).unwrap();
-        let parameter_gradients = FlatBuffer::zeros(&device, &shards, &whole).unwrap();
+        let parameter_gradients = FlatBuffer::zeros(&device, &shards, &whole, Role::Parameters).unwrap();
         let head = Head { loss, outputs: model.outputs };
         let stage = Stage::new(0, &split(&model, Split::Pairs, 0, 1).unwrap(), input.len(), 0, Some(head));
         let exchanger = Exchanger::alone(&device);
@@ -47,7 +47,7 @@ impl Probe {
             let (parameters, activations) = (&self.parameters, &mut self.activations);
             self.stage.forward_piece(&mut exchanger, parameters, at, self.rows, activations).unwrap();
         }
-        let mut sums = self.device.allocate(totals::LEN).unwrap();
+        let mut sums = self.device.allocate(totals::LEN, Role::Exact).unwrap();
         let scale = 1.0 / self.rows as f32;
         let (activations, gradients) = (&self.activations, &mut self.gradients);
         self.stage.loss(&mut exchanger, self.rows, scale, activations, gradients, &mut sums);

@@ -8,8 +8,8 @@
 //! which is, and an all-gather, which follows.
 
 use crate::Result;
-use crate::comm::{Buffer, Communicator, Front, Operation, Pending};
-use crate::device::{BlockShape, Device};
+use crate::comm::{DeviceCommunicator, Operation, Transfer};
+use crate::device::{BlockShape, Device, Portable, Role};
 use crate::parallel::shard;
 
 /// What is exchanged between two layers.
@@ -47,23 +47,23 @@ pub struct Exchanger<'a, D: Device> {
     /// Where everything is computed.
     pub device: &'a D,
     /// Nothing where layers are whole.
-    tensor: Option<Communicator>,
+    tensor: Option<DeviceCommunicator>,
     scratch: Option<D::Buffer>,
 }
 
 /// An exchange of gradients under way.
-pub enum Started<B> {
+pub enum Started<B: Portable> {
     /// Nothing had to be sent.
     Nothing,
     /// A sum, in the place of its terms.
-    Sum(Pending<Front<B>>),
+    Sum(Transfer<B>),
     /// Parts of a sum, to be gathered.
-    Parts(Pending<Front<B>>),
+    Parts(Transfer<B>),
     /// A sum of which this rank wants its columns.
-    Columns(Pending<Front<B>>),
+    Columns(Transfer<B>),
 }
 
-impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
+impl<'a, D: Device> Exchanger<'a, D> {
     /// For whole layers, between which nothing is exchanged. Not collective.
     pub fn alone(device: &'a D) -> Exchanger<'a, D> {
         Exchanger { device, scratch: None, tensor: None }
@@ -73,9 +73,9 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
     ///
     /// # Errors
     /// The device has not enough memory.
-    pub fn new(device: &'a D, tensor: Communicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
+    pub fn new(device: &'a D, tensor: DeviceCommunicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
         let len = tensor.size() * rows * width.div_ceil(tensor.size());
-        Ok(Exchanger { device, scratch: Some(device.allocate(len)?), tensor: Some(tensor) })
+        Ok(Exchanger { device, scratch: Some(device.allocate(len, Role::Activations)?), tensor: Some(tensor) })
     }
 
     /// `len`, made long enough for a sum in place.
@@ -84,14 +84,14 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
     }
 
     fn rank(&self) -> usize {
-        self.tensor.as_ref().map_or(0, Communicator::rank)
+        self.tensor.as_ref().map_or(0, DeviceCommunicator::rank)
     }
 
     fn size(&self) -> usize {
-        self.tensor.as_ref().map_or(1, Communicator::size)
+        self.tensor.as_ref().map_or(1, DeviceCommunicator::size)
     }
 
-    fn peers(&self) -> &Communicator {
+    fn peers(&self) -> &DeviceCommunicator {
         self.tensor.as_ref().expect("only layers that are shared have exchanges")
     }
 
@@ -144,8 +144,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
                     let into = self.device.view_mut(&mut parts, rank * part..(rank + 1) * part);
                     self.device.copy_block(&shape, block, into);
                 }
-                let parts = Front { buffer: parts, len: size * part };
-                Ok(Started::Columns(self.peers().start_reduce_scatter(parts, Operation::Sum)?))
+                Ok(Started::Columns(self.peers().start_reduce_scatter(parts, size * part, Operation::Sum)?))
             }
         }
     }
@@ -164,13 +163,13 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
     ) -> Result<()> {
         match started {
             Started::Nothing => {}
-            Started::Sum(pending) => *own = Some(pending.wait().buffer),
-            Started::Parts(pending) => {
-                let sum = self.peers().start_all_gather_in_place(pending.wait())?.wait();
-                *own = Some(sum.buffer);
+            Started::Sum(transfer) => *own = Some(transfer.wait()?),
+            Started::Parts(transfer) => {
+                let len = self.padded(rows * exchange.width);
+                *own = Some(self.peers().start_all_gather_in_place(transfer.wait()?, len)?.wait()?);
             }
-            Started::Columns(pending) => {
-                let parts = pending.wait().buffer;
+            Started::Columns(transfer) => {
+                let parts = transfer.wait()?;
                 let part = self.part_len(exchange.width, rows);
                 let (rank, size) = (self.rank(), self.size());
                 let len = rows * shard(exchange.width, rank, size).len();
@@ -193,11 +192,11 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
     fn start_sum(&mut self, terms: &mut Option<D::Buffer>, len: usize) -> Result<Started<D::Buffer>> {
         let buffer = terms.take().expect("values that are summed are here");
         if self.size() == 2 {
-            let sum = self.peers().start_all_reduce_in_place(Front { buffer, len }, Operation::Sum)?;
+            let sum = self.peers().start_all_reduce_in_place(buffer, len, Operation::Sum)?;
             return Ok(Started::Sum(sum));
         }
         let len = self.padded(len);
-        Ok(Started::Parts(self.peers().start_reduce_scatter(Front { buffer, len }, Operation::Sum)?))
+        Ok(Started::Parts(self.peers().start_reduce_scatter(buffer, len, Operation::Sum)?))
     }
 
     fn gather(
@@ -212,7 +211,7 @@ impl<'a, D: Device<Buffer: Buffer<f32>>> Exchanger<'a, D> {
         let len = rows * shard(width, self.rank(), size).len();
         let start = self.rank() * part;
         device.copy(device.view(here(own), 0..len), device.view_mut(&mut parts, start..start + len));
-        let parts = self.peers().start_all_gather_in_place(Front { buffer: parts, len: size * part })?.wait().buffer;
+        let parts = self.peers().start_all_gather_in_place(parts, size * part)?.wait()?;
         for rank in 0..size {
             let columns = shard(width, rank, size);
             let shape = BlockShape { rows, columns: columns.len(), from_stride: columns.len(), into_stride: width };

@@ -1,0 +1,86 @@
+//! How the values of a device's buffer get to where MPI may touch them, and back.
+//!
+//! A buffer *departs*: its values are on their way to host memory while the device goes on with other work. The
+//! [`Departure`] becomes a *message* once the work that made the values and their copy are done; only messages are
+//! [buffers that MPI takes](HostBuffer), so a buffer that the device may still be writing cannot be sent. A message that has been
+//! received *arrives*: its values are copied back before whatever the device is told to do next.
+//!
+//! The processor's memory is its own message, and nothing is copied.
+
+use std::ops::Range;
+
+use crate::Result;
+use crate::memory::{HostBuffer, Memory};
+
+/// Memory of a device for values that messages can carry. Not one of its operations is collective.
+pub trait Portable: Sized + 'static {
+    /// Host memory with the values.
+    type Message: HostBuffer<f32>;
+    /// What is left of the buffer while its message is away.
+    type Rest: 'static;
+    /// Values on their way to the host.
+    type Departure: Departure<Message = Self::Message, Rest = Self::Rest>;
+
+    /// The number of values.
+    fn len(&self) -> usize;
+
+    /// True if there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sends the values in `range` to the message; the rest of it may hold anything. An empty range makes a message to be
+    /// received.
+    ///
+    /// # Errors
+    /// There is no memory for the message.
+    fn depart(self, range: Range<usize>) -> Result<Self::Departure>;
+
+    /// Puts the message's values in `range` back into the buffer.
+    fn arrive(rest: Self::Rest, message: Self::Message, range: Range<usize>) -> Self;
+}
+
+/// Values on their way to the host.
+pub trait Departure: 'static {
+    /// What they become.
+    type Message;
+    /// What is left behind.
+    type Rest;
+
+    /// True when [`Departure::wait`] will return at once.
+    fn is_complete(&mut self) -> bool;
+
+    /// Waits until the values are there.
+    fn wait(self) -> (Self::Message, Self::Rest);
+}
+
+impl Portable for Memory<f32> {
+    type Message = Memory<f32>;
+    type Rest = ();
+    type Departure = Memory<f32>;
+
+    fn len(&self) -> usize {
+        self.as_ref().len()
+    }
+
+    fn depart(self, _: Range<usize>) -> Result<Memory<f32>> {
+        Ok(self)
+    }
+
+    fn arrive((): (), message: Memory<f32>, _: Range<usize>) -> Memory<f32> {
+        message
+    }
+}
+
+impl Departure for Memory<f32> {
+    type Message = Memory<f32>;
+    type Rest = ();
+
+    fn is_complete(&mut self) -> bool {
+        true
+    }
+
+    fn wait(self) -> (Memory<f32>, ()) {
+        (self, ())
+    }
+}
