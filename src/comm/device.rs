@@ -4,10 +4,11 @@
 //! operation is posted as for any host buffer; when that is done, what was received arrives on the device again. The
 //! processor's memory takes the same way in one step.
 //!
-//! Invariant: the collective operations of a communicator are posted in the order in which they were started, whichever buffer is
-//! ready first, for that is the order that all ranks share.
+//! Invariants: operations are posted in the order in which they were started, whichever buffer is ready first, for that is the order
+//! that all ranks share; and before a rank waits for others, everything of its own is posted, for they may be waiting for that.
 
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -17,14 +18,33 @@ use crate::device::{Departure, Portable};
 
 /// A communicator for the buffers of a device.
 pub struct DeviceCommunicator {
-    shared: Rc<Shared>,
+    communicator: Rc<Communicator>,
 }
 
-struct Shared {
-    communicator: Communicator,
-    /// How many collective operations have been started, and how many of them posted.
-    started: Cell<u64>,
-    posted: Cell<u64>,
+thread_local! {
+    /// Operations whose buffers are on their way to the host, of all communicators of this rank.
+    static DEPARTING: RefCell<VecDeque<Rc<dyn Departing>>> = RefCell::default();
+}
+
+/// An operation that is to be posted when its buffer is there.
+trait Departing {
+    fn is_ready(&self) -> bool;
+
+    /// Posts it, waiting for its buffer if need be.
+    fn post(&self);
+}
+
+/// Posts what is ready, up to the first that is not; or everything.
+fn post_departed(everything: bool) {
+    let next = || {
+        DEPARTING.with_borrow_mut(|departing| {
+            let is_ready = departing.front().is_some_and(|first| everything || first.is_ready());
+            if is_ready { departing.pop_front() } else { None }
+        })
+    };
+    while let Some(operation) = next() {
+        operation.post();
+    }
 }
 
 /// What is to be done with a message.
@@ -44,38 +64,88 @@ enum Action {
 /// Dropped before [`Transfer::wait`], it leaves the other ranks waiting, so only the path of a fatal error does it.
 #[must_use = "an operation that is not waited for never ends"]
 pub struct Transfer<B: Portable> {
-    shared: Rc<Shared>,
-    action: Action,
-    /// The number of a collective operation.
-    number: Option<u64>,
-    /// How much of the buffer travels, and what of it has new values afterwards.
-    len: usize,
+    /// What of the buffer has new values afterwards.
     arrives: Range<usize>,
-    scratch: Option<B::Message>,
-    /// Always one of them.
-    departure: Option<B::Departure>,
-    flying: Option<(B::Rest, Flying<B::Message>)>,
+    state: State<B>,
 }
+
+enum State<B: Portable> {
+    Flying(B::Rest, Flying<B::Message>),
+    /// Shared with the queue of what is to be posted.
+    Departing(Rc<Queued<B>>),
+}
+
+/// What is left of the buffer, and the operation.
+type Posted<B> = (<B as Portable>::Rest, Flying<<B as Portable>::Message>);
 
 enum Flying<M> {
     InPlace(Pending<Front<M>>),
     Into(Pending<(Front<M>, Front<M>)>),
 }
 
+/// An operation with all that it takes to post it.
+struct Order<B: Portable> {
+    communicator: Rc<Communicator>,
+    action: Action,
+    /// How much of the buffer travels.
+    len: usize,
+    departure: B::Departure,
+    scratch: Option<B::Message>,
+}
+
+/// An order, until it is posted; then what came of it, until that is fetched.
+struct Queued<B: Portable> {
+    order: RefCell<Option<Order<B>>>,
+    posted: RefCell<Option<Result<Posted<B>>>>,
+}
+
+impl<B: Portable> Departing for Queued<B> {
+    fn is_ready(&self) -> bool {
+        self.order.borrow_mut().as_mut().is_some_and(|order| order.departure.is_complete())
+    }
+
+    fn post(&self) {
+        let order = self.order.take().expect("an operation is posted once");
+        self.posted.replace(Some(order.post()));
+    }
+}
+
+impl<B: Portable> Order<B> {
+    fn post(self) -> Result<Posted<B>> {
+        let Order { communicator, action, len, departure, scratch } = self;
+        let (buffer, rest) = departure.wait();
+        let front = Front { buffer, len };
+        let pending = match action {
+            Action::Send { to, tag } => communicator.start_send(front, to, tag),
+            Action::Receive { from, tag } => communicator.start_receive(front, from, tag),
+            Action::Broadcast { root } => communicator.start_broadcast(front, root),
+            Action::AllReduceInPlace(operation) => communicator.start_all_reduce_in_place(front, operation),
+            Action::ReduceScatter(operation) => communicator.start_reduce_scatter(front, operation),
+            Action::AllGather => communicator.start_all_gather_in_place(front),
+            Action::AllReduce(operation) => {
+                let buffer = scratch.expect("an all-reduce comes with memory for its result");
+                let pending = communicator.start_all_reduce(front, Front { buffer, len }, operation)?;
+                return Ok((rest, Flying::Into(pending)));
+            }
+        };
+        Ok((rest, Flying::InPlace(pending?)))
+    }
+}
+
 impl DeviceCommunicator {
     /// The ranks of `communicator`, which should be used for nothing else. Not collective.
     pub fn new(communicator: Communicator) -> DeviceCommunicator {
-        DeviceCommunicator { shared: Rc::new(Shared { communicator, started: Cell::new(0), posted: Cell::new(0) }) }
+        DeviceCommunicator { communicator: Rc::new(communicator) }
     }
 
     /// This process's number in the group. Not collective.
     pub fn rank(&self) -> usize {
-        self.shared.communicator.rank()
+        self.communicator.rank()
     }
 
     /// The number of ranks in the group. Not collective.
     pub fn size(&self) -> usize {
-        self.shared.communicator.size()
+        self.communicator.size()
     }
 
     /// True on rank 0. Not collective.
@@ -175,13 +245,16 @@ impl DeviceCommunicator {
         (departs, arrives): (Range<usize>, Range<usize>),
         scratch: Option<B::Message>,
     ) -> Result<Transfer<B>> {
-        let is_collective = !matches!(action, Action::Send { .. } | Action::Receive { .. });
-        let number = is_collective.then(|| self.shared.started.replace(self.shared.started.get() + 1));
-        let departure = Some(buffer.depart(departs)?);
-        let shared = Rc::clone(&self.shared);
-        let mut transfer = Transfer { shared, action, number, len, arrives, scratch, departure, flying: None };
-        transfer.post_if_ready()?;
-        Ok(transfer)
+        let communicator = Rc::clone(&self.communicator);
+        let mut order: Order<B> = Order { communicator, action, len, departure: buffer.depart(departs)?, scratch };
+        let is_first = DEPARTING.with_borrow(VecDeque::is_empty);
+        if is_first && order.departure.is_complete() {
+            let (rest, flying) = order.post()?;
+            return Ok(Transfer { arrives, state: State::Flying(rest, flying) });
+        }
+        let queued = Rc::new(Queued { order: RefCell::new(Some(order)), posted: RefCell::default() });
+        DEPARTING.with_borrow_mut(|departing| departing.push_back(Rc::clone(&queued) as Rc<dyn Departing>));
+        Ok(Transfer { arrives, state: State::Departing(queued) })
     }
 }
 
@@ -191,20 +264,26 @@ impl<B: Portable> Transfer<B> {
     /// # Errors
     /// There is no memory for what arrives.
     pub fn test(&mut self) -> Result<bool> {
-        self.post_if_ready()?;
-        Ok(match &mut self.flying {
-            None => false,
-            Some((_, Flying::InPlace(pending))) => pending.test(),
-            Some((_, Flying::Into(pending))) => pending.test(),
+        post_departed(false);
+        if let State::Departing(queued) = &self.state
+            && let Some(posted) = queued.posted.take()
+        {
+            let (rest, flying) = posted?;
+            self.state = State::Flying(rest, flying);
+        }
+        Ok(match &mut self.state {
+            State::Departing(_) => false,
+            State::Flying(_, Flying::InPlace(pending)) => pending.test(),
+            State::Flying(_, Flying::Into(pending)) => pending.test(),
         })
     }
 
     /// True once [`Transfer::test`] has been. Not collective.
     pub fn is_done(&self) -> bool {
-        match &self.flying {
-            None => false,
-            Some((_, Flying::InPlace(pending))) => pending.is_done(),
-            Some((_, Flying::Into(pending))) => pending.is_done(),
+        match &self.state {
+            State::Departing(_) => false,
+            State::Flying(_, Flying::InPlace(pending)) => pending.is_done(),
+            State::Flying(_, Flying::Into(pending)) => pending.is_done(),
         }
     }
 
@@ -213,9 +292,6 @@ impl<B: Portable> Transfer<B> {
     ///
     /// # Errors
     /// There is no memory for what arrives.
-    ///
-    /// # Panics
-    /// A collective operation of the same communicator that was started earlier has not been waited for.
     pub fn wait(self) -> Result<B> {
         self.wait_with_scratch().map(|(buffer, _)| buffer)
     }
@@ -224,15 +300,12 @@ impl<B: Portable> Transfer<B> {
     ///
     /// # Errors
     /// As [`Transfer::wait`].
-    ///
-    /// # Panics
-    /// As [`Transfer::wait`].
-    pub fn wait_with_scratch(mut self) -> Result<(B, Option<B::Message>)> {
-        if self.flying.is_none() {
-            assert!(self.is_next(), "collective operations are waited for in the order in which they were started");
-            self.post()?;
-        }
-        let (rest, flying) = self.flying.take().expect("an operation that has been posted is under way");
+    pub fn wait_with_scratch(self) -> Result<(B, Option<B::Message>)> {
+        post_departed(true);
+        let (rest, flying) = match self.state {
+            State::Flying(rest, flying) => (rest, flying),
+            State::Departing(queued) => queued.posted.take().expect("everything has been posted")?,
+        };
         let (message, scratch) = match flying {
             Flying::InPlace(pending) => (pending.wait().buffer, None),
             Flying::Into(pending) => {
@@ -241,43 +314,5 @@ impl<B: Portable> Transfer<B> {
             }
         };
         Ok((B::arrive(rest, message, self.arrives), scratch))
-    }
-
-    /// True if no collective operation that was started earlier waits to be posted.
-    fn is_next(&self) -> bool {
-        self.number.is_none_or(|number| number == self.shared.posted.get())
-    }
-
-    fn post_if_ready(&mut self) -> Result<()> {
-        let is_next = self.is_next();
-        let is_ready = self.departure.as_mut().is_some_and(|departure| is_next && departure.is_complete());
-        if is_ready { self.post() } else { Ok(()) }
-    }
-
-    fn post(&mut self) -> Result<()> {
-        let departure = self.departure.take().expect("an operation is posted once");
-        let (buffer, rest) = departure.wait();
-        if self.number.is_some() {
-            self.shared.posted.set(self.shared.posted.get() + 1);
-        }
-        let communicator = &self.shared.communicator;
-        let front = Front { buffer, len: self.len };
-        let in_place = match self.action {
-            Action::Send { to, tag } => communicator.start_send(front, to, tag),
-            Action::Receive { from, tag } => communicator.start_receive(front, from, tag),
-            Action::Broadcast { root } => communicator.start_broadcast(front, root),
-            Action::AllReduceInPlace(operation) => communicator.start_all_reduce_in_place(front, operation),
-            Action::ReduceScatter(operation) => communicator.start_reduce_scatter(front, operation),
-            Action::AllGather => communicator.start_all_gather_in_place(front),
-            Action::AllReduce(operation) => {
-                let buffer = self.scratch.take().expect("an all-reduce comes with memory for its result");
-                let sum = Front { buffer, len: self.len };
-                let pending = communicator.start_all_reduce(front, sum, operation)?;
-                self.flying = Some((rest, Flying::Into(pending)));
-                return Ok(());
-            }
-        };
-        self.flying = Some((rest, Flying::InPlace(in_place?)));
-        Ok(())
     }
 }

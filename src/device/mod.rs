@@ -13,10 +13,12 @@ use std::ops::Range;
 use crate::Result;
 
 mod cpu;
+pub mod cuda;
 mod portable;
 mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
+pub use cuda::{Cuda, Precision};
 pub use portable::{Departure, Portable};
 pub use shapes::{
     Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,

@@ -97,6 +97,10 @@ impl TensorShard {
     }
 }
 
+/// Every tensor begins at a multiple of this many elements, with zeros before it: on a cache line, and where the matrix units of a GPU
+/// take it at full speed.
+const TENSOR_MULTIPLE: usize = 32;
+
 /// How the tensors of a rank, in logical order, are cut into segments: for each the range of tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segmentation {
@@ -107,6 +111,22 @@ pub struct Segmentation {
 }
 
 impl Segmentation {
+    /// Where tensors of these lengths lie in a segment, and how long it is before it is padded.
+    fn places(lengths: impl Iterator<Item = usize>) -> (Vec<Range<usize>>, usize) {
+        let mut end = 0_usize;
+        let place = |len| {
+            let start = end.next_multiple_of(TENSOR_MULTIPLE);
+            end = start + len;
+            start..end
+        };
+        (lengths.map(place).collect(), end)
+    }
+
+    /// The length of a segment of tensors of these lengths, padded to a multiple of `multiple`.
+    pub fn padded_len(lengths: &[usize], multiple: usize) -> usize {
+        Segmentation::places(lengths.iter().copied()).1.next_multiple_of(multiple)
+    }
+
     /// All of `num_tensors` tensors in one segment.
     pub fn whole(num_tensors: usize) -> Segmentation {
         Segmentation { segments: vec![0..num_tensors; 1], multiple: 1 }
@@ -145,12 +165,8 @@ impl<D: Device> FlatBuffer<D> {
     ) -> Result<FlatBuffer<D>> {
         let mut flat = FlatBuffer { segments: Vec::new(), places: Vec::new() };
         for (segment, range) in segmentation.segments.iter().enumerate() {
-            let mut end = 0;
-            for tensor in &tensors[range.clone()] {
-                let start = end;
-                end += tensor.num_elements();
-                flat.places.push(Place { segment, range: start..end });
-            }
+            let (places, end) = Segmentation::places(tensors[range.clone()].iter().map(TensorShard::num_elements));
+            flat.places.extend(places.into_iter().map(|range| Place { segment, range }));
             let len = end.next_multiple_of(segmentation.multiple);
             flat.segments.push(Segment { buffer: Some(device.allocate(len, role)?), len });
         }

@@ -46,6 +46,7 @@ pub fn changeable(options: &TrainOptions, num_steps: u64) -> Settings {
     let schedule = format!("{:?}", options.learning_rate_schedule).to_lowercase();
     [
         ("--data", options.data.data.as_str().into()),
+        ("--precision", options.machine.precision.name().into()),
         ("--learning-rate", options.base_learning_rate().into()),
         ("--learning-rate-schedule", schedule.into()),
         ("--warmup-steps", options.warmup_steps.into()),

@@ -36,6 +36,10 @@ pub struct ResultLine {
     pub ranks: usize,
     /// Threads of each rank.
     pub threads: usize,
+    /// Where was computed: `cpu` or `cuda`.
+    pub device: String,
+    /// How exact products were: `f32`, `tf32` or `bf16`.
+    pub precision: String,
     /// The network.
     pub model: String,
     /// Its number of parameters.

@@ -3,6 +3,7 @@
 mod checkpoint_options;
 mod checkpoints;
 mod data_options;
+mod device_options;
 mod identity;
 mod metrics;
 mod model_options;
@@ -15,9 +16,10 @@ mod trainer;
 
 pub use checkpoint_options::{CheckpointOptions, Every, Resume};
 pub use data_options::DataOptions;
+pub use device_options::{AnyDevice, DeviceName, DeviceOptions, PrecisionName, TransfersName};
 pub use metrics::{MetricsRow, ResultLine};
 pub use model_options::{ActivationName, ModelName, SizeList};
-pub use options::{DeviceName, OptimizerName, ReductionName, ScheduleName, StandardiseName, Switch, TrainOptions};
+pub use options::{OptimizerName, ReductionName, ScheduleName, StandardiseName, Switch, TrainOptions};
 pub use pipeline_options::{PipelineOptions, ScheduleChoice};
 pub use run::run;
 pub use trainer::{Outcome, Requests, Trainer, TrainerSettings};

@@ -10,13 +10,6 @@ use crate::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
 use crate::parallel::data::{Reduction, SyncSettings};
 use crate::{Error, Result};
 
-/// Which device computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DeviceName {
-    /// The processor
-    Cpu,
-}
-
 /// `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -175,9 +168,9 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Training")]
     pub seed: u64,
 
-    /// Where to compute
-    #[arg(long, value_enum, default_value = "cpu", help_heading = "Machine")]
-    pub device: DeviceName,
+    #[command(flatten)]
+    /// Where to compute, and how.
+    pub machine: super::device_options::DeviceOptions,
 
     /// Threads of each rank [default: cores of the node / ranks on it]
     #[arg(long, value_name = "N", help_heading = "Machine")]

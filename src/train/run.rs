@@ -7,15 +7,15 @@ use super::TrainOptions;
 use super::checkpoint_options::Resume;
 use super::checkpoints::Checkpoints;
 use super::data_options::{self, Samples};
+use super::device_options::AnyDevice;
 use super::identity;
 use super::metrics::{MetricsFile, MetricsRow, ResultLine, median, peak_memory_mb};
-use super::options::DeviceName;
 use super::resume::{self, Resumed, Start};
 use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
 use crate::app::{self, Progress};
 use crate::checkpoint::Description;
 use crate::comm::{Grid, GridShape, World};
-use crate::device::{Cpu, Device};
+use crate::device::Device;
 use crate::nn::Model;
 use crate::observe::{self, Name};
 use crate::parallel::data::Reduction;
@@ -61,11 +61,10 @@ pub fn run(
         options.check_micro_batches(plan.schedule.num_micro_batches, data, num_samples)?;
         Ok(plan)
     }))?;
-    match options.device {
-        DeviceName::Cpu => {
-            let device = all.agree(Cpu::new(threads))?;
-            Run { world, grid, program, options, model: &model, plan: &plan, threads, began }.train(&device, samples)
-        }
+    let run = Run { world, grid, program, options, model: &model, plan: &plan, threads, began };
+    match options.machine.open(world, threads)? {
+        AnyDevice::Cpu(device) => run.train("cpu", &device, samples),
+        AnyDevice::Cuda(device) => run.train("cuda", &*device, samples),
     }
 }
 
@@ -81,7 +80,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn train<D: Device>(&self, device: &D, mut samples: Samples) -> Result<ExitCode> {
+    fn train<D: Device>(&self, device_name: &str, device: &D, mut samples: Samples) -> Result<ExitCode> {
         let options = self.options;
         let steps_per_epoch = samples.train.sampler().steps_per_epoch();
         let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
@@ -167,6 +166,8 @@ impl Run<'_> {
             program: self.program.to_owned(),
             ranks: self.world.size(),
             threads: self.threads,
+            device: device_name.to_owned(),
+            precision: options.machine.precision.name().to_owned(),
             model: self.model.name.clone(),
             parameters: self.model.num_parameters(),
             steps: num_steps,

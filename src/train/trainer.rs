@@ -272,6 +272,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         if !outcome.loss.is_finite() {
             return Err(diverged(step + 1, &format!("the loss is {}", outcome.loss)));
         }
+        if outcome.gradient_norm.is_nan() {
+            return Err(diverged(step + 1, "a parameter or a gradient is no finite number"));
+        }
         Ok(outcome)
     }
 

@@ -126,7 +126,7 @@ impl<D: Device> GradSync<D> {
 
         let mut all = Vec::new();
         for (segment, tensors) in segments.iter().enumerate() {
-            let len = lengths[tensors.clone()].iter().sum::<usize>().next_multiple_of(multiple);
+            let len = Segmentation::padded_len(&lengths[tensors.clone()], multiple);
             let part = len / parts;
             let rank = if parts == 1 { 0 } else { reductions.rank() };
             let needs_sum = reduction == Reduction::AllReduce && size > 1;

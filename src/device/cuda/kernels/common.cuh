@@ -1,0 +1,121 @@
+// What all kernels share. Prepended to each file before it is compiled, for NVRTC has no headers.
+//
+// Arrays are dense and row-major. `T` is how activations are kept: `float`, or `bf16` with products in bf16. Sums are formed in
+// float and in one order, whatever the grid's blocks are up to, so that a step repeated gives the same bits.
+
+typedef unsigned int uint32;
+typedef unsigned long long uint64;
+
+// The upper half of a float.
+struct bf16 {
+    unsigned short bits;
+};
+
+__device__ __forceinline__ float to_float(float value) {
+    return value;
+}
+
+__device__ __forceinline__ float to_float(bf16 value) {
+    return __uint_as_float((uint32)value.bits << 16);
+}
+
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+
+template <>
+__device__ __forceinline__ float from_float<float>(float value) {
+    return value;
+}
+
+// To nearest, ties to even; NaN stays one.
+template <>
+__device__ __forceinline__ bf16 from_float<bf16>(float value) {
+    uint32 bits = __float_as_uint(value);
+    uint32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    bf16 result;
+    result.bits = value != value ? 0x7fff : (unsigned short)(rounded >> 16);
+    return result;
+}
+
+// A small number kept in the place of an activation: see `route` in the trait.
+__device__ __forceinline__ void put_number(float* place, uint32 number) {
+    *place = __uint_as_float(number);
+}
+
+__device__ __forceinline__ void put_number(bf16* place, uint32 number) {
+    place->bits = (unsigned short)number;
+}
+
+__device__ __forceinline__ uint32 get_number(float place) {
+    return __float_as_uint(place);
+}
+
+__device__ __forceinline__ uint32 get_number(bf16 place) {
+    return place.bits;
+}
+
+// Values that are read and written at once: 16 bytes of floats.
+template <class T>
+struct __align__(4 * sizeof(T)) Four {
+    T at[4];
+};
+
+__device__ __forceinline__ uint64 thread_index() {
+    return (uint64)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+__device__ __forceinline__ uint64 num_threads() {
+    return (uint64)gridDim.x * blockDim.x;
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+    for (int distance = 16; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, distance);
+    }
+    return value;
+}
+
+// The sum over a block of whole warps, in thread 0.
+__device__ __forceinline__ float block_sum(float value) {
+    __shared__ float sums[32];
+    value = warp_sum(value);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    float total = 0;
+    if (threadIdx.x == 0) {
+        for (int warp = 0; warp < blockDim.x / 32; warp++) {
+            total += sums[warp];
+        }
+    }
+    return total;
+}
+
+// Adds the sum of `value` over the whole grid, times `factor`, to `*target`: every block leaves its sum in `partials`, and the last one
+// to come adds them up in order. `arrived` is 0 before and after.
+__device__ __forceinline__ void grid_sum(float value, float factor, float* partials, uint32* arrived, float* target) {
+    __shared__ bool is_last;
+    float sum = block_sum(value);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+        __threadfence();
+        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (is_last) {
+        float mine = 0;
+        for (uint32 block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
+            mine += *(volatile float*)&partials[block];
+        }
+        float total = block_sum(mine);
+        if (threadIdx.x == 0) {
+            *target += factor * total;
+            *arrived = 0;
+        }
+    }
+}
+
+// The same kernel for both ways of keeping activations.
+#define FOR_BOTH(define) define(float, f32) define(bf16, bf16)

@@ -1,0 +1,242 @@
+// Convolution (valid, stride 1) with bias, 2 × 2 max-pooling and ReLU, channels last, and its gradients.
+//
+// A block works on one image at a time. Where an image and the weights fit into shared memory (`STAGED`) they are brought there
+// once, as floats; else they are read where they are. `route` holds the place of the maximum in its window, 0 to 3 in reading
+// order: the gradient of a pooled output belongs to that one of four outputs of the convolution.
+
+struct ConvolutionShape {
+    uint32 rows, channels, height, width, outputs, kernel, window, relu;
+};
+
+__device__ __forceinline__ uint32 output_height(const ConvolutionShape& shape) {
+    return (shape.height + 1 - shape.kernel) / shape.window;
+}
+
+__device__ __forceinline__ uint32 output_width(const ConvolutionShape& shape) {
+    return (shape.width + 1 - shape.kernel) / shape.window;
+}
+
+// Of the tap (ky, kx, channel) of output channel `output` in PyTorch's order [output, channel, ky, kx].
+__device__ __forceinline__ uint32 weight_index(
+    const ConvolutionShape& shape, uint32 output, uint32 channel, uint32 ky, uint32 kx) {
+    return ((output * shape.channels + channel) * shape.kernel + ky) * shape.kernel + kx;
+}
+
+template <class T>
+__device__ __forceinline__ void stage(float* into, const T* from, uint32 len) {
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        into[at] = to_float(from[at]);
+    }
+}
+
+// Thread by thread, the outputs of image `blockIdx.x`, output channels fastest.
+template <class T, bool STAGED>
+__device__ __forceinline__ void forward(
+    ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* route, T* output) {
+    extern __shared__ float shared[];
+    uint32 image_len = shape.height * shape.width * shape.channels, width = output_width(shape);
+    uint32 taps = shape.kernel * shape.kernel * shape.channels;
+    uint32 len = output_height(shape) * width * shape.outputs;
+    input += (uint64)blockIdx.x * image_len;
+    route += (uint64)blockIdx.x * len;
+    output += (uint64)blockIdx.x * len;
+    float* weights = shared + image_len;
+    if (STAGED) {
+        stage(shared, input, image_len);
+        // [ky, kx, channel, output], so that neighbouring threads read neighbouring weights
+        for (uint32 at = threadIdx.x; at < taps * shape.outputs; at += blockDim.x) {
+            uint32 out = at % shape.outputs, tap = at / shape.outputs, channel = tap % shape.channels;
+            uint32 place = tap / shape.channels;
+            weights[at] = weight[(out * shape.channels + channel) * shape.kernel * shape.kernel + place];
+        }
+        __syncthreads();
+    }
+    uint32 num_places = shape.window * shape.window;
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        uint32 out = at % shape.outputs, x = at / shape.outputs % width, y = at / shape.outputs / width;
+        uint32 origin = (y * shape.window * shape.width + x * shape.window) * shape.channels;
+        float sums[4] = {0, 0, 0, 0};
+        for (uint32 ky = 0; ky < shape.kernel; ky++) {
+            for (uint32 run = 0; run < shape.kernel * shape.channels; run++) {
+                uint32 kx = run / shape.channels, channel = run % shape.channels;
+                uint32 tap = ky * shape.kernel * shape.channels + run;
+                float w = STAGED ? weights[tap * shape.outputs + out] : weight[weight_index(shape, out, channel, ky, kx)];
+                uint32 start = origin + ky * shape.width * shape.channels + run;
+                for (uint32 place = 0; place < 4; place++) {
+                    if (place < num_places) {
+                        uint32 from = start + (place / 2 * shape.width + place % 2) * shape.channels;
+                        sums[place] += w * (STAGED ? shared[from] : to_float(input[from]));
+                    }
+                }
+            }
+        }
+        float best = sums[0];
+        uint32 chosen = 0;
+        for (uint32 place = 1; place < 4; place++) {
+            // a NaN is larger than everything, as in PyTorch
+            if (place < num_places && (sums[place] > best || sums[place] != sums[place])) {
+                best = sums[place];
+                chosen = place;
+            }
+        }
+        best += bias[out];
+        output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
+        if (shape.window > 1) {
+            put_number(&route[at], chosen);
+        }
+    }
+}
+
+// Where in the convolution's outputs the gradient of pooled output `at` belongs: row and column.
+template <class T>
+__device__ __forceinline__ uint32 source_row(const ConvolutionShape& shape, const T* route, uint32 at, uint32* column) {
+    uint32 x = at / shape.outputs % output_width(shape), y = at / shape.outputs / output_width(shape);
+    uint32 place = shape.window > 1 ? get_number(route[at]) : 0;
+    *column = x * shape.window + place % 2;
+    return y * shape.window + place / 2;
+}
+
+// The sums over images `blockIdx.x`, `blockIdx.x + gridDim.x`, … of the gradients of weights number `blockIdx.y · 4 · blockDim.x`
+// and on, into row `blockIdx.x` of `parts`. With `STAGED`, an image, its gradients and where they belong are in shared memory.
+template <class T, bool STAGED>
+__device__ __forceinline__ void backward_weight(
+    ConvolutionShape shape, const T* input, const T* route, const T* gradient, float* parts) {
+    extern __shared__ float shared[];
+    uint32 image_len = shape.height * shape.width * shape.channels;
+    uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
+    uint32 taps = shape.kernel * shape.kernel * shape.channels, num_weights = taps * shape.outputs;
+    float* gradients = shared + image_len;
+    uint32* starts = (uint32*)(gradients + len);
+    float sums[4] = {0, 0, 0, 0};
+    uint32 outs[4], offsets[4], first = blockIdx.y * 4 * blockDim.x + threadIdx.x;
+    for (uint32 i = 0; i < 4; i++) {
+        uint32 number = first + i * blockDim.x, tap = number % taps;
+        outs[i] = number / taps;
+        offsets[i] = tap / (shape.kernel * shape.channels) * shape.width * shape.channels + tap % (shape.kernel * shape.channels);
+    }
+    for (uint32 row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+        const T* image = input + (uint64)row * image_len;
+        const T* mine = gradient + (uint64)row * len;
+        const T* routes = route + (uint64)row * len;
+        if (STAGED) {
+            __syncthreads();
+            stage(shared, image, image_len);
+            stage(gradients, mine, len);
+            for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+                uint32 x, y = source_row(shape, routes, at, &x);
+                starts[at] = (y * shape.width + x) * shape.channels;
+            }
+            __syncthreads();
+        }
+        for (uint32 place = 0; place < len; place += shape.outputs) {
+            for (uint32 i = 0; i < 4; i++) {
+                if (first + i * blockDim.x < num_weights) {
+                    uint32 at = place + outs[i];
+                    if (STAGED) {
+                        sums[i] += gradients[at] * shared[starts[at] + offsets[i]];
+                    } else {
+                        uint32 x, y = source_row(shape, routes, at, &x);
+                        sums[i] += to_float(mine[at]) * to_float(image[(y * shape.width + x) * shape.channels + offsets[i]]);
+                    }
+                }
+            }
+        }
+    }
+    for (uint32 i = 0; i < 4; i++) {
+        uint32 number = first + i * blockDim.x;
+        if (number < num_weights) {
+            uint32 tap = number % taps, channel = tap % shape.channels, kx = tap / shape.channels % shape.kernel;
+            uint32 ky = tap / shape.channels / shape.kernel;
+            parts[(uint64)blockIdx.x * num_weights + weight_index(shape, outs[i], channel, ky, kx)] = sums[i];
+        }
+    }
+}
+
+// Thread by thread, the gradients of the inputs of image `blockIdx.x`, channels fastest: each looks at the pooled outputs whose
+// windows it can be under. With `STAGED`, weights [output, ky, kx, channel], gradients and where they belong are in shared memory.
+template <class T, bool STAGED>
+__device__ __forceinline__ void backward_input(
+    ConvolutionShape shape, const float* weight, const T* route, const T* gradient, T* input_gradient) {
+    extern __shared__ float shared[];
+    uint32 image_len = shape.height * shape.width * shape.channels;
+    uint32 height = output_height(shape), width = output_width(shape), len = height * width * shape.outputs;
+    uint32 taps = shape.kernel * shape.kernel * shape.channels;
+    float* gradients = shared + taps * shape.outputs;
+    // row in the upper half, column in the lower
+    uint32* places = (uint32*)(gradients + len);
+    route += (uint64)blockIdx.x * len;
+    gradient += (uint64)blockIdx.x * len;
+    input_gradient += (uint64)blockIdx.x * image_len;
+    if (STAGED) {
+        for (uint32 at = threadIdx.x; at < taps * shape.outputs; at += blockDim.x) {
+            uint32 channel = at % shape.channels, place = at / shape.channels;
+            uint32 kx = place % shape.kernel, ky = place / shape.kernel % shape.kernel;
+            shared[at] = weight[weight_index(shape, place / shape.kernel / shape.kernel, channel, ky, kx)];
+        }
+        stage(gradients, gradient, len);
+        for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+            uint32 x, y = source_row(shape, route, at, &x);
+            places[at] = y << 16 | x;
+        }
+        __syncthreads();
+    }
+    for (uint32 at = threadIdx.x; at < image_len; at += blockDim.x) {
+        uint32 channel = at % shape.channels, x = at / shape.channels % shape.width;
+        uint32 y = at / shape.channels / shape.width;
+        uint32 reach = shape.kernel - 1;
+        uint32 top = (y > reach ? y - reach : 0) / shape.window, bottom = min(y / shape.window, height - 1);
+        uint32 left = (x > reach ? x - reach : 0) / shape.window, right = min(x / shape.window, width - 1);
+        float sum = 0;
+        for (uint32 py = top; py <= bottom; py++) {
+            for (uint32 px = left; px <= right; px++) {
+                for (uint32 out = 0; out < shape.outputs; out++) {
+                    uint32 from = (py * width + px) * shape.outputs + out, cx, cy;
+                    if (STAGED) {
+                        cy = places[from] >> 16;
+                        cx = places[from] & 0xffff;
+                    } else {
+                        cy = source_row(shape, route, from, &cx);
+                    }
+                    // unsigned: a place that is too far down or right is out of range as well
+                    uint32 ky = y - cy, kx = x - cx;
+                    if (ky < shape.kernel && kx < shape.kernel) {
+                        sum += STAGED
+                            ? gradients[from] * shared[((out * shape.kernel + ky) * shape.kernel + kx) * shape.channels + channel]
+                            : to_float(gradient[from]) * weight[weight_index(shape, out, channel, ky, kx)];
+                    }
+                }
+            }
+        }
+        input_gradient[at] = from_float<T>(sum);
+    }
+}
+
+#define CONVOLUTIONS(T, name)                                                                                          \
+    extern "C" __global__ void convolution_forward_##name(                                                             \
+        ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* route, T* output,           \
+        int staged) {                                                                                                  \
+        if (staged) {                                                                                                  \
+            forward<T, true>(shape, input, weight, bias, route, output);                                               \
+        } else {                                                                                                       \
+            forward<T, false>(shape, input, weight, bias, route, output);                                              \
+        }                                                                                                              \
+    }                                                                                                                  \
+    extern "C" __global__ void convolution_backward_weight_##name(                                                     \
+        ConvolutionShape shape, const T* input, const T* route, const T* gradient, float* parts, int staged) {         \
+        if (staged) {                                                                                                  \
+            backward_weight<T, true>(shape, input, route, gradient, parts);                                            \
+        } else {                                                                                                       \
+            backward_weight<T, false>(shape, input, route, gradient, parts);                                           \
+        }                                                                                                              \
+    }                                                                                                                  \
+    extern "C" __global__ void convolution_backward_input_##name(                                                      \
+        ConvolutionShape shape, const float* weight, const T* route, const T* gradient, T* input_gradient,             \
+        int staged) {                                                                                                  \
+        if (staged) {                                                                                                  \
+            backward_input<T, true>(shape, weight, route, gradient, input_gradient);                                   \
+        } else {                                                                                                       \
+            backward_input<T, false>(shape, weight, route, gradient, input_gradient);                                  \
+        }                                                                                                              \
+    }
+
+FOR_BOTH(CONVOLUTIONS)

@@ -1,0 +1,199 @@
+// Filling, casting, moving blocks, activations and their derivatives, sums over rows.
+
+// Numbers of `Activation`.
+enum { IDENTITY = 0, RELU = 1, GELU = 2, TANH = 3 };
+
+// x · Φ(x) and its derivative, exact.
+__device__ __forceinline__ float gelu(float x, float* derivative) {
+    float distribution = 0.5f + 0.5f * erff(x * 0.70710678f);
+    *derivative = distribution + x * 0.39894228f * expf(-0.5f * x * x);
+    return x * distribution;
+}
+
+// What GELU saves for the backward pass is its derivative.
+template <class T>
+__device__ __forceinline__ float activate(int activation, float x, T* saved, uint64 at) {
+    if (activation == RELU) {
+        return x > 0 || x != x ? x : 0;
+    }
+    if (activation == TANH) {
+        return tanhf(x);
+    }
+    if (activation == GELU) {
+        float derivative;
+        float y = gelu(x, &derivative);
+        saved[at] = from_float<T>(derivative);
+        return y;
+    }
+    return x;
+}
+
+// `reference` is what the forward pass saved, or else its output.
+__device__ __forceinline__ float unactivate(int activation, float gradient, float reference) {
+    if (activation == RELU) {
+        return reference > 0 ? gradient : 0;
+    }
+    if (activation == TANH) {
+        return gradient * (1 - reference * reference);
+    }
+    return activation == GELU ? gradient * reference : gradient;
+}
+
+// output = activation(input + bias), rows of `columns`; `bias` may be null, `output` may be `input`.
+template <class T>
+__device__ __forceinline__ void bias_activation(
+    int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved, T* output) {
+    uint64 fours = len / 4;
+    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
+        Four<T> x = ((const Four<T>*)input)[four], derivative;
+        uint32 column = bias ? (uint32)(four * 4 % columns) : 0;
+        for (int i = 0; i < 4; i++) {
+            float sum = to_float(x.at[i]);
+            if (bias) {
+                sum += bias[column];
+                column = column + 1 == columns ? 0 : column + 1;
+            }
+            x.at[i] = from_float<T>(activate(activation, sum, derivative.at, i));
+        }
+        if (activation == GELU) {
+            ((Four<T>*)saved)[four] = derivative;
+        }
+        ((Four<T>*)output)[four] = x;
+    }
+    uint64 at = fours * 4 + thread_index();
+    if (at < len) {
+        float sum = to_float(input[at]) + (bias ? bias[at % columns] : 0);
+        output[at] = from_float<T>(activate(activation, sum, saved, at));
+    }
+}
+
+// gradient = activation'(reference) · gradient, in place.
+template <class T>
+__device__ __forceinline__ void unactivate_all(int activation, uint64 len, const T* reference, T* gradient) {
+    uint64 fours = len / 4;
+    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
+        Four<T> g = ((Four<T>*)gradient)[four], r = ((const Four<T>*)reference)[four];
+        for (int i = 0; i < 4; i++) {
+            g.at[i] = from_float<T>(unactivate(activation, to_float(g.at[i]), to_float(r.at[i])));
+        }
+        ((Four<T>*)gradient)[four] = g;
+    }
+    uint64 at = fours * 4 + thread_index();
+    if (at < len) {
+        gradient[at] = from_float<T>(unactivate(activation, to_float(gradient[at]), to_float(reference[at])));
+    }
+}
+
+// The same, and the sums over rows: those of the rows that `blockIdx.y` has go to row `blockIdx.y` of `sums`, added to what is there
+// if `accumulate`. Blocks are 32 columns wide and 8 rows high.
+template <class T>
+__device__ __forceinline__ void unactivate_and_sum(
+    int activation, uint32 rows, uint32 columns, const T* reference, T* gradient, float* sums, int accumulate) {
+    __shared__ float tile[8][33];
+    uint32 column = blockIdx.x * 32 + threadIdx.x;
+    uint32 share = (rows + gridDim.y - 1) / gridDim.y;
+    uint32 end = min(rows, (blockIdx.y + 1) * share);
+    float sum = 0;
+    if (column < columns) {
+        for (uint32 row = blockIdx.y * share + threadIdx.y; row < end; row += 8) {
+            uint64 at = (uint64)row * columns + column;
+            float g = to_float(gradient[at]);
+            if (activation != IDENTITY) {
+                g = unactivate(activation, g, to_float(reference[at]));
+                gradient[at] = from_float<T>(g);
+            }
+            sum += g;
+        }
+    }
+    tile[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && column < columns) {
+        float total = 0;
+        for (int row = 0; row < 8; row++) {
+            total += tile[row][threadIdx.x];
+        }
+        float* place = &sums[(uint64)blockIdx.y * columns + column];
+        *place = accumulate ? *place + total : total;
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void copy_rows(
+    uint32 rows, uint32 columns, uint32 from_stride, uint32 into_stride, const T* from, T* into) {
+    for (uint64 at = thread_index(); at < (uint64)rows * columns; at += num_threads()) {
+        uint64 row = at / columns, column = at % columns;
+        into[row * into_stride + column] = from[row * from_stride + column];
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void transpose_matrices(
+    uint64 len, uint32 rows, uint32 columns, const T* input, T* output) {
+    uint32 size = rows * columns;
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        uint64 matrix = at / size;
+        uint32 place = (uint32)(at % size);
+        output[at] = input[matrix * size + place % rows * columns + place / rows];
+    }
+}
+
+#define ELEMENTWISE(T, name)                                                                                        \
+    extern "C" __global__ void bias_activation_##name(                                                              \
+        int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved, T* output) {       \
+        bias_activation<T>(activation, len, columns, input, bias, saved, output);                                   \
+    }                                                                                                               \
+    extern "C" __global__ void unactivate_##name(int activation, uint64 len, const T* reference, T* gradient) {     \
+        unactivate_all<T>(activation, len, reference, gradient);                                                    \
+    }                                                                                                               \
+    extern "C" __global__ void unactivate_sum_##name(                                                               \
+        int activation, uint32 rows, uint32 columns, const T* reference, T* gradient, float* sums, int accumulate) {\
+        unactivate_and_sum<T>(activation, rows, columns, reference, gradient, sums, accumulate);                    \
+    }                                                                                                               \
+    extern "C" __global__ void copy_block_##name(                                                                   \
+        uint32 rows, uint32 columns, uint32 from_stride, uint32 into_stride, const T* from, T* into) {              \
+        copy_rows<T>(rows, columns, from_stride, into_stride, from, into);                                          \
+    }                                                                                                               \
+    extern "C" __global__ void transpose_each_##name(                                                               \
+        uint64 len, uint32 rows, uint32 columns, const T* input, T* output) {                                       \
+        transpose_matrices<T>(len, rows, columns, input, output);                                                   \
+    }                                                                                                               \
+    extern "C" __global__ void fill_##name(uint64 len, float value, T* into) {                                      \
+        for (uint64 at = thread_index(); at < len; at += num_threads()) {                                           \
+            into[at] = from_float<T>(value);                                                                        \
+        }                                                                                                           \
+    }
+
+FOR_BOTH(ELEMENTWISE)
+
+extern "C" __global__ void cast_to_bf16(uint64 len, const float* from, bf16* into) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        into[at] = from_float<bf16>(from[at]);
+    }
+}
+
+extern "C" __global__ void cast_to_f32(uint64 len, const bf16* from, float* into) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        into[at] = to_float(from[at]);
+    }
+}
+
+// total[i] (+)= Σ parts[part][i], in the order of the parts.
+extern "C" __global__ void sum_parts(uint32 num_parts, uint32 len, const float* parts, float* total, int accumulate) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        float sum = accumulate ? total[at] : 0;
+        for (uint32 part = 0; part < num_parts; part++) {
+            sum += parts[(uint64)part * len + at];
+        }
+        total[at] = sum;
+    }
+}
+
+struct Few {
+    float at[16];
+};
+
+extern "C" __global__ void store_few(Few values, uint32 len, float* into) {
+    if (threadIdx.x < len) {
+        into[threadIdx.x] = values.at[threadIdx.x];
+    }
+}

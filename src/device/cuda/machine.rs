@@ -1,0 +1,116 @@
+//! What of CUDA is there: the driver, its devices and the libraries that this suite loads at run time. Each thing that is missing is
+//! named, for a program may well start on a node without them.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdevice_attribute, CUresult};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
+
+use crate::{Error, Result};
+
+/// The driver that this suite needs, as CUDA numbers it: 12.0.
+const OLDEST_DRIVER: i32 = 12_000;
+
+/// The oldest devices that the kernels are compiled for: Volta.
+const OLDEST_CAPABILITY: i32 = 70;
+
+/// What all messages begin with.
+pub(super) const DOING: &str = "using CUDA";
+
+/// A device that can be used.
+pub(super) struct Machine {
+    pub(super) context: Arc<CudaContext>,
+    /// Major version times ten plus minor.
+    pub(super) capability: i32,
+    pub(super) num_multiprocessors: u32,
+    /// Where this device stands among how many.
+    pub(super) ordinal: usize,
+    pub(super) num_devices: usize,
+    pub(super) name: String,
+}
+
+/// Opens the device of the rank that is number `local_rank` on its node: ranks take turns, so several may share a device.
+///
+/// # Errors
+/// A library or a device is missing or too old, named with what to do about it.
+pub(super) fn open(local_rank: usize) -> Result<Machine> {
+    check_libraries()?;
+    let num_devices = count_devices()?;
+    let ordinal = local_rank % num_devices;
+    let failed = |error: DriverError| Error::failed(format!("opening CUDA device {ordinal}"), explain(error));
+    let context = CudaContext::new(ordinal).map_err(failed)?;
+    let (major, minor) = context.compute_capability().map_err(failed)?;
+    let (capability, name) = (10 * major + minor, context.name().map_err(failed)?);
+    if capability < OLDEST_CAPABILITY {
+        let why = format!("{name} has compute capability {major}.{minor}; 7.0 (Volta) or later is needed");
+        return Err(Error::input(DOING, why));
+    }
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let num_multiprocessors = context.attribute(attribute).map_err(failed)?.unsigned_abs();
+    Ok(Machine { context, capability, num_multiprocessors, ordinal, num_devices, name })
+}
+
+/// Checks that the libraries can be loaded, since cudarc panics where one cannot.
+fn check_libraries() -> Result<()> {
+    let missing = |name: &str, what: &str, way_out: &str| {
+        Err(Error::input(DOING, format!("{name}, {what}, cannot be loaded; {way_out}, or choose --device cpu")))
+    };
+    // SAFETY: loading a library runs its initialisers; these libraries are made to be loaded so.
+    let [driver, compiler, products] = unsafe {
+        [sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present(), cudarc::cublaslt::sys::is_culib_present()]
+    };
+    if !driver {
+        return missing("libcuda.so.1", "the NVIDIA driver's library", "run on a node with a GPU and its driver");
+    }
+    check_driver()?;
+    let toolkit = "put the CUDA toolkit's lib64 into LD_LIBRARY_PATH (often `module load cuda`)";
+    if !compiler {
+        return missing("libnvrtc.so", "which compiles kernels for the device", toolkit);
+    }
+    if !products {
+        return missing("libcublasLt.so", "which multiplies matrices", toolkit);
+    }
+    Ok(())
+}
+
+/// Checks the driver's version before anything that an older one has not.
+fn check_driver() -> Result<()> {
+    let mut version = 0;
+    // SAFETY: the driver's library is there, and the pointer is to an integer of ours.
+    let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    if answer != CUresult::CUDA_SUCCESS {
+        return Err(Error::failed("asking for the version of the NVIDIA driver", explain(DriverError(answer))));
+    }
+    if version < OLDEST_DRIVER {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        let why = format!(
+            "the NVIDIA driver of this node is for CUDA {major}.{minor}; one for CUDA 12.0 or later is needed"
+        );
+        return Err(Error::input(DOING, format!("{why}, or choose --device cpu")));
+    }
+    Ok(())
+}
+
+fn count_devices() -> Result<usize> {
+    let count = result::init().and_then(|()| result::device::get_count());
+    let visible = || match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(value) => format!("CUDA_VISIBLE_DEVICES is '{value}'; "),
+        Err(_) => String::new(),
+    };
+    match count {
+        Ok(count) if count > 0 => Ok(count.unsigned_abs() as usize),
+        Ok(_) | Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            let way_out = "ask Slurm for one (--gpus-per-task=1), or choose --device cpu";
+            Err(Error::input(DOING, format!("the driver finds no device; {}{way_out}", visible())))
+        }
+        Err(error) => Err(Error::failed("starting CUDA", explain(error))),
+    }
+}
+
+/// The driver's words for an error.
+pub(super) fn explain(error: DriverError) -> String {
+    let words = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
+        text.map_or_else(|_| "unknown".to_owned(), |text| text.to_string_lossy().into_owned())
+    };
+    format!("{} ({})", words(error.error_string()), words(error.error_name()))
+}

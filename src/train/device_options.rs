@@ -1,0 +1,128 @@
+//! Which device computes, how exactly, and how its values travel.
+
+use clap::{Args, ValueEnum};
+
+use crate::comm::{Operation, World};
+use crate::device::{Cpu, Cuda, Precision};
+use crate::{Error, Result};
+
+/// Which device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    /// CUDA if every rank has a GPU and what it takes to use it, else the processor
+    Auto,
+    /// The processor
+    Cpu,
+    /// An NVIDIA GPU; ranks of a node take turns, and may share one
+    Cuda,
+}
+
+/// How exact products are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionName {
+    /// 32-bit floating point throughout
+    F32,
+    /// Factors of products rounded to 10 bits of mantissa; the rest in f32 (CUDA only)
+    Tf32,
+    /// Activations and factors of products in bfloat16; sums, parameters and the optimizer in f32 (CUDA only)
+    Bf16,
+}
+
+impl PrecisionName {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PrecisionName::F32 => "f32",
+            PrecisionName::Tf32 => "tf32",
+            PrecisionName::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How buffers of a GPU become messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TransfersName {
+    /// The fastest that this MPI can do
+    Auto,
+    /// Through pinned host memory
+    Staged,
+}
+
+/// The options that choose a device.
+#[derive(Debug, Clone, Args)]
+pub struct DeviceOptions {
+    /// Where to compute
+    #[arg(long, value_enum, default_value = "cpu", help_heading = "Machine")]
+    pub device: DeviceName,
+
+    /// How exact products of matrices are
+    #[arg(long, value_enum, default_value = "f32", help_heading = "Machine")]
+    pub precision: PrecisionName,
+
+    /// How values get from a GPU into messages
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
+    pub device_transfers: TransfersName,
+}
+
+/// A device, of one kind on all ranks.
+pub enum AnyDevice {
+    /// The processor.
+    Cpu(Cpu),
+    /// A GPU.
+    Cuda(Box<Cuda>),
+}
+
+impl DeviceOptions {
+    /// Opens the device, the same kind on every rank; the processor with `threads` threads. Collective.
+    ///
+    /// # Errors
+    /// It cannot be used, or not with this precision: the same error on every rank.
+    pub fn open(&self, world: &World, threads: usize) -> Result<AnyDevice> {
+        let all = world.communicator();
+        match self.device {
+            DeviceName::Cpu => self.open_cpu(world, threads),
+            DeviceName::Cuda => all.agree(self.open_cuda(world)),
+            DeviceName::Auto => {
+                let found = self.open_cuda(world);
+                let mut everywhere = [u8::from(found.is_ok())];
+                all.all_reduce(&mut everywhere, Operation::Min)?;
+                match found {
+                    Ok(device) if everywhere == [1] => Ok(device),
+                    Ok(_) => {
+                        log::info!("computing on the processor: another rank cannot use CUDA");
+                        self.open_cpu(world, threads)
+                    }
+                    Err(error) => {
+                        log::info!("computing on the processor: {error}");
+                        self.open_cpu(world, threads)
+                    }
+                }
+            }
+        }
+    }
+
+    fn open_cpu(&self, world: &World, threads: usize) -> Result<AnyDevice> {
+        let opened = if self.precision == PrecisionName::F32 {
+            Cpu::new(threads).map(AnyDevice::Cpu)
+        } else {
+            let name = self.precision.name();
+            let why = "the processor computes in f32; choose --device cuda or --precision f32";
+            Err(Error::input(format!("--precision {name}"), why))
+        };
+        world.communicator().agree(opened)
+    }
+
+    fn open_cuda(&self, world: &World) -> Result<AnyDevice> {
+        let precision = match self.precision {
+            PrecisionName::F32 => Precision::F32,
+            PrecisionName::Tf32 => Precision::Tf32,
+            PrecisionName::Bf16 => Precision::Bf16,
+        };
+        let device = Cuda::open(world.local_rank(), precision)?;
+        let (ranks, devices) = (world.num_local_ranks(), device.num_devices());
+        let shared =
+            if ranks > devices { format!("; {ranks} ranks of this node share {devices}") } else { String::new() };
+        log::info!("computing on {}{shared}", device.name());
+        Ok(AnyDevice::Cuda(Box::new(device)))
+    }
+}
