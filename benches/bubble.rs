@@ -15,7 +15,7 @@ use phalanx::app::Trace;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -105,6 +105,8 @@ impl Device for Sleeper {
     type Buffer = Memory<f32>;
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
+    type Totals = [f32; totals::LEN];
+    type Recording = ();
 
     fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
         Memory::zeroed(len)
@@ -129,6 +131,28 @@ impl Device for Sleeper {
     fn read(&self, from: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         look(from)
     }
+
+    fn start_totals(&self, sums: &[f32]) -> Result<[f32; totals::LEN]> {
+        Ok(std::array::from_fn(|total| sums[total]))
+    }
+
+    fn finish_totals(&self, reading: [f32; totals::LEN]) -> Result<[f32; totals::LEN]> {
+        Ok(reading)
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
+    fn room_for_samples(&self) -> usize {
+        0
+    }
+
+    fn repeat(&self, _: &mut Option<()>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        work()
+    }
+
+    fn gather_rows(&self, _: usize, _: &[f32], _: &[f32], _: &mut [f32]) {}
 
     fn fill(&self, into: &mut [f32], value: f32) {
         into.fill(value);

@@ -70,6 +70,10 @@ pub trait Device {
     type View<'a>: Copy;
     /// A range of a buffer, to write.
     type ViewMut<'a>;
+    /// A step's sums on their way to the host.
+    type Totals;
+    /// Operations that were started together and can be started again as one.
+    type Recording;
 
     /// Zeroed memory for `len` elements, to be used as `role` says.
     ///
@@ -100,6 +104,45 @@ pub trait Device {
     /// # Errors
     /// What `look` returns, or the transfer failed.
     fn read(&self, from: Self::View<'_>, look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()>;
+
+    /// Starts reading a step's sums (see [`totals`]) as they are when all operations so far are done.
+    ///
+    /// # Errors
+    /// The transfer failed.
+    fn start_totals(&self, sums: Self::View<'_>) -> Result<Self::Totals>;
+
+    /// Waits for a step's sums.
+    ///
+    /// # Errors
+    /// An operation or the transfer failed.
+    fn finish_totals(&self, reading: Self::Totals) -> Result<[f32; totals::LEN]>;
+
+    /// True if operations only start here and are done later: the host should then begin with the next step before it asks what
+    /// came of the last.
+    fn is_asynchronous(&self) -> bool;
+
+    /// Bytes that samples may take to stay on the device; 0 if they should not.
+    fn room_for_samples(&self) -> usize;
+
+    /// Does `work`, which starts the same operations on the same memory each time, reads and writes nothing for the host, and leaves all
+    /// else as it found it. A device that can records them and from then on starts the recording instead.
+    ///
+    /// # Errors
+    /// What `work` returns, or the recording failed.
+    fn repeat(
+        &self,
+        recording: &mut Option<Self::Recording>,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()>;
+
+    /// Row i of `into` becomes the row of `table` whose number is the bits of `numbers[i]`; rows have `columns` elements.
+    fn gather_rows(
+        &self,
+        columns: usize,
+        table: Self::View<'_>,
+        numbers: Self::View<'_>,
+        into: Self::ViewMut<'_>,
+    );
 
     /// Sets every element to `value`.
     fn fill(&self, into: Self::ViewMut<'_>, value: f32);

@@ -2,15 +2,20 @@
 
 #![allow(dead_code)] // each test target uses some of it
 
+pub mod layouts;
+mod oracle;
+pub mod replicas;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use oracle::Oracle;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{self, Batches, Order, Sampler, Standardise, Synthetic, Table, Targets};
-use phalanx::device::{Activation, Cpu};
+use phalanx::device::{Activation, Cpu, Cuda, Device, Precision};
 use phalanx::nn::{Features, Loss, Model, Network};
 use phalanx::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
 use phalanx::parallel::data::{Reduction, SyncSettings};
@@ -49,6 +54,27 @@ unsafe impl GlobalAlloc for Watched {
     }
 }
 
+/// A device on which the same numbers are wanted.
+pub trait TestDevice: Device + 'static {
+    /// The one device of this rank.
+    fn shared() -> &'static Self;
+}
+
+impl TestDevice for Cpu {
+    fn shared() -> &'static Cpu {
+        thread_local!(static DEVICE: &'static Cpu = Box::leak(Box::new(Cpu::new(1).unwrap())));
+        DEVICE.with(|device| *device)
+    }
+}
+
+impl TestDevice for Cuda {
+    fn shared() -> &'static Cuda {
+        let open = || Box::leak(Box::new(Cuda::open(0, Precision::F32).unwrap()));
+        thread_local!(static DEVICE: std::cell::OnceCell<&'static Cuda> = const { std::cell::OnceCell::new() });
+        DEVICE.with(|device| *device.get_or_init(|| open()))
+    }
+}
+
 /// This rank alone, as a grid.
 pub fn serial_grid(world: &World) -> Grid {
     let alone = || world.communicator().split(world.rank(), 0).unwrap();
@@ -78,7 +104,7 @@ pub fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64)
 }
 
 /// A network about to be trained.
-pub struct Rig<'a> {
+pub struct Rig<'a, D: TestDevice = Cpu> {
     model: Model,
     /// How the model is spread over the grid.
     pub plan: Plan,
@@ -86,7 +112,7 @@ pub struct Rig<'a> {
     settings: TrainerSettings,
     /// Samples in an epoch.
     pub num_samples: usize,
-    device: Cpu,
+    device: &'static D,
     _network: &'a Network,
 }
 
@@ -106,14 +132,14 @@ pub struct Run {
     pub tested: f64,
 }
 
-impl<'a> Rig<'a> {
+impl<'a, D: TestDevice> Rig<'a, D> {
     /// `network` for inputs of shape `features`, in one stage, with the share of a rank in `num_micro_batches` parts.
     pub fn new(
         network: &'a Network,
         features: Features,
         num_micro_batches: usize,
         settings: TrainerSettings,
-    ) -> Rig<'a> {
+    ) -> Rig<'a, D> {
         let targets = match network.loss {
             Loss::CrossEntropy => Targets::Classes(10),
             Loss::MeanSquaredError => Targets::Values(1),
@@ -121,11 +147,11 @@ impl<'a> Rig<'a> {
         };
         let model = network.build(features).unwrap();
         let plan = Plan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
-        Rig { model, plan, targets, settings, num_samples: 500, device: Cpu::new(1).unwrap(), _network: network }
+        Rig { model, plan, targets, settings, num_samples: 500, device: D::shared(), _network: network }
     }
 
     /// The same with targets of `classes` classes.
-    pub fn classes(mut self, classes: usize) -> Rig<'a> {
+    pub fn classes(mut self, classes: usize) -> Rig<'a, D> {
         self.targets = Targets::Classes(classes);
         self
     }
@@ -137,13 +163,13 @@ impl<'a> Rig<'a> {
 
     /// Trains on synthetic samples.
     pub fn train(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
-        let trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        let trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         self.finish(grid, trainer, self.synthetic(), num_steps, rate)
     }
 
     /// Trains on the embedded digits.
     pub fn train_digits(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
-        let trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        let trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let set = dataset::open_digits().unwrap().train;
         let standardise = set.preset().map(Standardise::new);
         let sampler = Sampler::new(set.num_samples(), self.settings.batch_size, Order::Shuffled, 3);
@@ -152,7 +178,7 @@ impl<'a> Rig<'a> {
 
     /// Trains on `table` in order, from the parameters `start`.
     pub fn train_table(&self, grid: &Grid, num_steps: u64, rate: f64, start: &[f32], table: Table) -> Run {
-        let mut trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         set_parameters(&mut trainer, &self.model, start);
         let sampler = Sampler::new(2, self.settings.batch_size, Order::Sequential, 0);
         self.finish(grid, trainer, Batches::new(Box::new(table), sampler, None), num_steps, rate)
@@ -161,7 +187,7 @@ impl<'a> Rig<'a> {
     fn finish(
         &self,
         grid: &Grid,
-        mut trainer: Trainer<'_, Cpu>,
+        mut trainer: Trainer<'_, D>,
         mut batches: Batches,
         num_steps: u64,
         rate: f64,
@@ -179,14 +205,14 @@ impl<'a> Rig<'a> {
     }
 
     /// Calls `work` with a trainer.
-    pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, Cpu>, &Cpu)) {
-        let mut trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
-        work(&mut trainer, &self.device);
+    pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, D>, &D)) {
+        let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        work(&mut trainer, self.device);
     }
 
     /// Where the allocations of the step after `num_steps` others come from, but those of `gemm`.
     pub fn foreign_allocations(&self, grid: &Grid, num_steps: u64) -> Vec<String> {
-        let mut trainer = Trainer::new(&self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let mut batches = self.synthetic();
         for step in 0..num_steps {
             trainer.step(step, 0.01, &mut batches).unwrap();
@@ -202,7 +228,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-fn set_parameters(trainer: &mut Trainer<'_, Cpu>, model: &Model, mut values: &[f32]) {
+fn set_parameters<D: TestDevice>(trainer: &mut Trainer<'_, D>, model: &Model, mut values: &[f32]) {
     for (number, tensor) in model.tensors.iter().enumerate() {
         let (own, rest) = values.split_at(tensor.num_elements());
         trainer.set_tensor(number, own).unwrap();
@@ -226,169 +252,4 @@ fn everywhere(grid: &Grid, gather: impl FnOnce(Look<'_>) -> phalanx::Result<()>)
     values.resize(len[0] as usize, 0.0);
     grid.all.broadcast(&mut values, 0).unwrap();
     values
-}
-
-/// A trajectory that PyTorch computed in `f64`.
-pub struct Oracle {
-    file: hdf5::File,
-    network: Network,
-    features: Features,
-    targets: Targets,
-    optimizer: OptimizerSettings,
-    schedule: LearningRate,
-}
-
-impl Oracle {
-    /// The one called `name`, with the network and optimizer that its note describes.
-    pub fn open(name: &str) -> Oracle {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/oracles/{name}.h5"));
-        let file = hdf5::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let image = |size, channels| Features::Image { height: size, width: size, channels };
-        let sgd = OptimizerSettings::new(Rule::Sgd);
-        let adam = OptimizerSettings::new(Rule::Adam);
-        let (network, features, targets, optimizer, rate) = match name {
-            "classifier_relu_sgd" => (
-                Network::mlp(&[16, 12], Activation::Relu, true, 5, Loss::CrossEntropy),
-                Features::Flat(20),
-                Targets::Classes(5),
-                OptimizerSettings { momentum: 0.9, nesterov: true, weight_decay: 1e-4, ..sgd },
-                0.05,
-            ),
-            "regressor_tanh_adam_cosine" => (
-                Network::mlp(&[24, 24], Activation::Tanh, true, 3, Loss::MeanSquaredError),
-                Features::Flat(6),
-                Targets::Values(3),
-                adam,
-                3e-3,
-            ),
-            "deep_mlp_gelu_adamw" => (
-                Network::deep_mlp(32, 4),
-                Features::Flat(32),
-                Targets::Nothing,
-                OptimizerSettings { rule: Rule::AdamW, weight_decay: 1e-2, ..adam },
-                1e-3,
-            ),
-            "lenet_sgd" => (
-                Network::lenet(10),
-                image(28, 1),
-                Targets::Classes(10),
-                OptimizerSettings { momentum: 0.5, ..sgd },
-                0.01,
-            ),
-            "cifar_net_adam" => (Network::cifar(10), image(32, 3), Targets::Classes(10), adam, 1e-3),
-            other => panic!("there is no oracle {other}"),
-        };
-        let schedule = if name.contains("cosine") {
-            LearningRate { kind: ScheduleKind::Cosine, last: 1e-4, num_steps: 12, ..LearningRate::constant(rate) }
-        } else {
-            LearningRate::constant(rate)
-        };
-        Oracle { file, network, features, targets, optimizer, schedule }
-    }
-
-    fn read(&self, name: &str) -> Vec<f64> {
-        let dataset = self.file.dataset(name).unwrap_or_else(|error| panic!("{name}: {error}"));
-        dataset.read_raw().unwrap_or_else(|error| panic!("{name}: {error}"))
-    }
-
-    /// All tensors under `group`, in the order of `model`.
-    fn tensors(&self, model: &Model, group: &str) -> Vec<f64> {
-        model.tensors.iter().flat_map(|tensor| self.read(&format!("{group}/{}", tensor.name))).collect()
-    }
-
-    /// One array of all steps, with images turned to channels last.
-    fn inputs(&self, num_steps: usize) -> Vec<f32> {
-        let step = |step| self.read(&format!("input/{step}/x"));
-        let mut values: Vec<f32> = (0..num_steps).flat_map(step).map(|value| value as f32).collect();
-        if let Features::Image { height, width, channels } = self.features {
-            for image in values.chunks_exact_mut(self.features.len()) {
-                let planes = image.to_vec();
-                for (i, value) in image.iter_mut().enumerate() {
-                    *value = planes[i % channels * height * width + i / channels];
-                }
-            }
-        }
-        values
-    }
-
-    /// The model of the trajectory.
-    pub fn model(&self) -> Model {
-        self.network.build(self.features).unwrap()
-    }
-
-    /// Takes PyTorch's steps on `grid`, the model spread as `plan` says, and compares everything on the way, to 10⁻⁵ of the
-    /// largest value. Returns the digest of the final parameters.
-    pub fn check(&self, grid: &Grid, sync: SyncSettings, plan: &Plan) -> u128 {
-        const TOLERANCE: f64 = 1e-5;
-        let losses = self.read("f64/loss");
-        let inputs = self.inputs(losses.len());
-        let batch_size = inputs.len() / self.features.len() / losses.len();
-        let has_targets = self.targets != Targets::Nothing;
-        let targets =
-            (0..losses.len()).filter(|_| has_targets).flat_map(|step| self.read(&format!("input/{step}/y")));
-        let target_values = targets.map(|value| value as f32).collect();
-        let (features, targets) = (self.features, self.targets);
-        let table = Table { source: "an oracle".into(), features, targets, inputs, target_values };
-        let sampler = Sampler::new(batch_size * losses.len(), batch_size, Order::Sequential, 0);
-        let mut batches = Batches::new(Box::new(table), sampler, None);
-
-        let device = Cpu::new(1).unwrap();
-        let model = self.model();
-        let settings = TrainerSettings { optimizer: self.optimizer, ..settings(batch_size, sync) };
-        let mut trainer = Trainer::new(&device, grid, &model, plan, settings).unwrap();
-        let initial: Vec<f32> = self.tensors(&model, "initial").into_iter().map(|value| value as f32).collect();
-        set_parameters(&mut trainer, &model, &initial);
-
-        let rates: Vec<f64> = (0..losses.len() as u64).map(|step| self.schedule.at(step)).collect();
-        assert_close("learning rates", &rates, &self.read("f64/learning_rate"), 1e-12);
-        let (mut found_losses, mut found_norms) = (Vec::new(), Vec::new());
-        for (step, rate) in rates.iter().enumerate() {
-            let outcome = trainer.step(step as u64, *rate, &mut batches).unwrap();
-            found_losses.push(outcome.loss);
-            found_norms.push(outcome.gradient_norm);
-            if step == 0 && sync.reduction == Some(Reduction::AllReduce) {
-                let found = everywhere(grid, |look| trainer.gather_gradients(look));
-                let mut start = 0;
-                for tensor in &model.tensors {
-                    let expected = self.read(&format!("f64/first_grad/{}", tensor.name));
-                    let range = start..start + expected.len();
-                    start = range.end;
-                    assert_close(&tensor.name, &found[range], &expected, TOLERANCE);
-                }
-            }
-        }
-        assert_close("losses", &found_losses, &losses, TOLERANCE);
-        assert_close("gradient norms", &found_norms, &self.read("f64/grad_norm"), TOLERANCE);
-        let found = everywhere(grid, |look| trainer.gather_parameters(look));
-        self.check_parameters(&model, &found, TOLERANCE);
-        trainer.digest().unwrap()
-    }
-
-    /// Adam divides a gradient by its own size, so an element whose gradient is lost in the rounding of `f32` takes steps of
-    /// any size up to the learning rate: PyTorch's own `f32` run is off by 1.2·10⁻⁵ and 1.8·10⁻⁵ of the largest weight of the
-    /// tensor at one such element in each of the two trajectories that have them. They are the ones whose first gradient is
-    /// below 2·10⁻⁶ of the largest, have ten times the tolerance, and may be no more than one in a thousand.
-    fn check_parameters(&self, model: &Model, found: &[f64], tolerance: f64) {
-        let gradients = self.tensors(model, "f64/first_grad");
-        let largest = gradients.iter().fold(0.0_f64, |largest, g| largest.max(g.abs()));
-        let adaptive = self.optimizer.rule != Rule::Sgd;
-        let mut start = 0;
-        let mut num_lost = 0;
-        for tensor in &model.tensors {
-            let expected = self.read(&format!("f64/final/{}", tensor.name));
-            let range = start..start + expected.len();
-            start = range.end;
-            let (mut found, gradients) = (found[range.clone()].to_vec(), &gradients[range]);
-            let scale = expected.iter().fold(0.0_f64, |scale, value| scale.max(value.abs()));
-            for ((found, expected), g) in found.iter_mut().zip(&expected).zip(gradients) {
-                let off = (*found - expected).abs() / scale;
-                if adaptive && g.abs() < 2e-6 * largest && (tolerance..10.0 * tolerance).contains(&off) {
-                    num_lost += 1;
-                    *found = *expected;
-                }
-            }
-            assert_close(&tensor.name, &found, &expected, tolerance);
-        }
-        assert!(num_lost * 1000 <= model.num_parameters(), "{num_lost} elements are off");
-    }
 }

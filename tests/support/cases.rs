@@ -24,6 +24,28 @@ const RANK_SIDE: &str = "--rank-side";
 
 /// The `main` of a target with these cases, and others that must end the job, soon, with a text on stderr.
 pub fn main(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCode {
+    if let Some(code) = rank_side(cases, failing) {
+        return code;
+    }
+    run(cases, failing, None)
+}
+
+/// The same for cases that need CUDA: on a GPU if there is one, else on an emulated one.
+pub fn main_on_cuda(cases: &'static [Case]) -> ExitCode {
+    if let Some(code) = rank_side(cases, &[]) {
+        return code;
+    }
+    match super::cuda::libraries() {
+        Ok(libraries) => run(cases, &[], libraries),
+        Err(why) => {
+            super::say_skipped(&why);
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+/// One rank of a case, if that is what this process is.
+fn rank_side(cases: &'static [Case], failing: &'static [(Case, &str)]) -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(RANK_SIDE) {
         let name = arguments.next().expect("a name follows");
@@ -32,12 +54,17 @@ pub fn main(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCod
         let world = World::start().expect("MPI starts");
         (case.run)(&world);
         println!("completed {name} on rank {} of {}", world.rank(), world.size());
-        return ExitCode::SUCCESS;
+        return Some(ExitCode::SUCCESS);
     }
+    None
+}
+
+fn run(cases: &'static [Case], failing: &'static [(Case, &str)], libraries: Option<&'static str>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let trials = cases.iter().flat_map(|case| {
-        let trial = |&ranks| Trial::test(format!("{}_{ranks}_ranks", case.name), move || launch(case.name, ranks));
+        let trial =
+            |&ranks| Trial::test(format!("{}_{ranks}_ranks", case.name), move || launch(case.name, ranks, libraries));
         case.ranks.iter().map(trial).collect::<Vec<_>>()
     });
     let failing = failing.iter().flat_map(|(case, text)| {
@@ -48,9 +75,10 @@ pub fn main(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCod
     libtest_mimic::run(&arguments, trials.chain(failing).collect()).exit_code()
 }
 
-fn launch(name: &str, ranks: usize) -> Result<(), Failed> {
+fn launch(name: &str, ranks: usize, libraries: Option<&'static str>) -> Result<(), Failed> {
     let program = std::env::current_exe()?;
-    let done = mpiexec(ranks, program).args([RANK_SIDE, name]).run();
+    let job = mpiexec(ranks, program).args([RANK_SIDE, name]).limit(Duration::from_secs(300));
+    let done = job.libraries(libraries).run();
     let completed = |rank| done.stdout.contains(&format!("completed {name} on rank {rank} of {ranks}\n"));
     for line in done.stdout.lines().filter(|line| line.contains("SKIPPED")) {
         super::say_skipped(&format!("{name}: {}", line.trim_start_matches("SKIPPED: ")));

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // every test target uses its own part of this
 
 pub mod cases;
+pub mod cuda;
 pub mod data;
 
 use std::ffi::OsString;
@@ -105,6 +106,17 @@ impl Job {
     pub fn env(mut self, name: &str, value: impl Fn() -> String + 'static) -> Job {
         self.variables.push((name.into(), Box::new(value)));
         self
+    }
+
+    /// Looks for libraries in this directory first.
+    pub fn libraries(self, directory: Option<&'static str>) -> Job {
+        match directory {
+            None => self,
+            Some(directory) => self.env("LD_LIBRARY_PATH", move || {
+                let others = std::env::var("LD_LIBRARY_PATH").map(|others| format!(":{others}")).unwrap_or_default();
+                format!("{directory}{others}")
+            }),
+        }
     }
 
     /// Kills the job and fails after this time.

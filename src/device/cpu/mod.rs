@@ -109,6 +109,8 @@ impl Device for Cpu {
     type Buffer = Memory<f32>;
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
+    type Totals = [f32; totals::LEN];
+    type Recording = ();
 
     fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
         Memory::zeroed(len)
@@ -132,6 +134,32 @@ impl Device for Cpu {
 
     fn read(&self, from: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         look(from)
+    }
+
+    fn start_totals(&self, sums: &[f32]) -> Result<[f32; totals::LEN]> {
+        Ok(std::array::from_fn(|total| sums[total]))
+    }
+
+    fn finish_totals(&self, reading: [f32; totals::LEN]) -> Result<[f32; totals::LEN]> {
+        Ok(reading)
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
+    fn room_for_samples(&self) -> usize {
+        0
+    }
+
+    fn repeat(&self, _: &mut Option<()>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        work()
+    }
+
+    fn gather_rows(&self, columns: usize, table: &[f32], numbers: &[f32], into: &mut [f32]) {
+        for (row, number) in into.chunks_exact_mut(columns).zip(numbers) {
+            row.copy_from_slice(&table[number.to_bits() as usize * columns..][..columns]);
+        }
     }
 
     fn fill(&self, into: &mut [f32], value: f32) {

@@ -160,6 +160,11 @@ impl<D: Device> GradSync<D> {
         Ok((sync, Segmentation { segments, multiple }))
     }
 
+    /// True if a step starts the same operations each time: one rank, and no norm that the host looks at in between.
+    pub fn repeats(&self) -> bool {
+        self.reductions.size() == 1 && self.clip_norm.is_none()
+    }
+
     /// The way from a bucket to new parameters that was chosen.
     pub fn reduction(&self) -> Reduction {
         self.reduction

@@ -19,7 +19,7 @@ use self::program::{Instruction, RankProgram};
 use super::data::GradSync;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
-use super::stage::{Accumulate, BackwardContext, Pass, Stage};
+use super::stage::{Accumulate, Activations, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use crate::comm::{Communicator, DeviceCommunicator, Grid};
 use crate::device::Device;
@@ -43,15 +43,21 @@ pub struct Weights<D: Device> {
 }
 
 /// Where the rows of micro-batches come from.
-pub trait Source {
+pub trait Source<D: Device> {
     /// The number of rows of micro-batch `micro_batch`.
     fn rows(&self, micro_batch: usize) -> usize;
 
-    /// Writes the inputs and targets of these rows; either is left out where it is empty.
+    /// Puts the inputs and targets of these rows in their places; either is left out where it is empty.
     ///
     /// # Errors
     /// They cannot be read.
-    fn read(&mut self, micro_batch: usize, inputs: &mut [f32], targets: &mut [f32]) -> Result<()>;
+    fn load(
+        &mut self,
+        device: &D,
+        micro_batch: usize,
+        inputs: D::ViewMut<'_>,
+        targets: D::ViewMut<'_>,
+    ) -> Result<()>;
 }
 
 /// The communicators of a [`Pipeline`], made before anything that can fail on one rank alone.
@@ -80,6 +86,8 @@ pub struct Pipeline<'a, D: Device> {
     evaluation: RankProgram,
     lanes: Vec<Lane<D>>,
     recompute: bool,
+    /// The samples of the next step are in their places.
+    is_loaded: bool,
 }
 
 impl<'a, D: Device> Pipeline<'a, D> {
@@ -121,7 +129,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
             lanes.push(Lane::new(&exchanger, stage, num_slots, training.num_sets[lane].max(1), rows, recompute)?);
         }
         let num_micro_batches = schedule.num_micro_batches;
-        Ok(Pipeline { exchanger, channel, num_micro_batches, training, evaluation, lanes, recompute })
+        Ok(Pipeline { exchanger, channel, num_micro_batches, training, evaluation, lanes, recompute, is_loaded: false })
     }
 
     /// The number of micro-batches of a step.
@@ -135,7 +143,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or there is no memory for messages.
-    pub fn train(&mut self, weights: &mut Weights<D>, source: &mut dyn Source, scale: f32) -> Result<()> {
+    pub fn train(&mut self, weights: &mut Weights<D>, source: &mut dyn Source<D>, scale: f32) -> Result<()> {
         for lane in &mut self.lanes {
             lane.has_gradients = Accumulate::default();
         }
@@ -161,12 +169,36 @@ impl<'a, D: Device> Pipeline<'a, D> {
         Ok(())
     }
 
+    /// True if a step starts the same operations whenever it has as many rows: one micro-batch on one rank, in one stage.
+    pub fn repeats(&self) -> bool {
+        let alone = self.channel.size() == 1 && self.exchanger.is_alone();
+        alone && self.num_micro_batches == 1 && self.lanes.len() == 1
+    }
+
+    /// Brings the samples of a step that [repeats](Pipeline::repeats) to their places, so that [`Pipeline::train`] finds them there
+    /// until [`Pipeline::unload`]. Not collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read.
+    pub fn load(&mut self, source: &mut dyn Source<D>) -> Result<()> {
+        let Lane { stage, slots, .. } = &mut self.lanes[0];
+        let rows = source.rows(0);
+        load(self.exchanger.device, stage, 0, rows, &mut slots[0].activations, source)?;
+        self.is_loaded = true;
+        Ok(())
+    }
+
+    /// From now on passes load their samples themselves. Not collective.
+    pub fn unload(&mut self) {
+        self.is_loaded = false;
+    }
+
     /// Forward passes of as many micro-batches as a step has; the losses are in [`Weights::sums`] of the last stage. Collective
     /// over the grid.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or there is no memory for messages.
-    pub fn evaluate(&mut self, weights: &mut Weights<D>, source: &mut dyn Source) -> Result<()> {
+    pub fn evaluate(&mut self, weights: &mut Weights<D>, source: &mut dyn Source<D>) -> Result<()> {
         for at in 0..self.evaluation.instructions.len() {
             let instruction = self.evaluation.instructions[at];
             let rows = source.rows(instruction.action.micro_batch);
@@ -218,7 +250,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         instruction: &Instruction,
         parameters: &FlatBuffer<D>,
         rows: usize,
-        source: &mut dyn Source,
+        source: &mut dyn Source<D>,
     ) -> Result<()> {
         let device = self.exchanger.device;
         let slot = &mut self.lanes[instruction.lane].slots[instruction.slot];
@@ -239,14 +271,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
             observe::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
         let Lane { stage, slots, inner, .. } = &mut self.lanes[instruction.lane];
         let activations = &mut slots[instruction.slot].activations;
-        let inputs = if stage.index == 0 { rows * stage.ends().0 } else { 0 };
-        let targets = stage.head.as_ref().map_or(0, |head| rows * head.targets_per_row());
-        if inputs + targets > 0 {
-            let (input, target_array) = activations.samples();
-            device.write(device.view_mut(here_mut(input), 0..inputs), &mut |inputs| {
-                let targets = device.view_mut(target_array, 0..targets);
-                device.write(targets, &mut |targets| source.read(instruction.action.micro_batch, inputs, targets))
-            })?;
+        if !self.is_loaded {
+            load(device, stage, instruction.action.micro_batch, rows, activations, source)?;
         }
         if let Some(inner) = inner.last_mut() {
             activations.swap_inner(inner);
@@ -371,4 +397,23 @@ impl<'a, D: Device> Pipeline<'a, D> {
         }
         Ok(())
     }
+}
+
+/// Puts the samples of a micro-batch where the first and the last stage want them.
+fn load<D: Device>(
+    device: &D,
+    stage: &Stage,
+    micro_batch: usize,
+    rows: usize,
+    activations: &mut Activations<D>,
+    source: &mut dyn Source<D>,
+) -> Result<()> {
+    let inputs = if stage.index == 0 { rows * stage.ends().0 } else { 0 };
+    let targets = stage.head.as_ref().map_or(0, |head| rows * head.targets_per_row());
+    if inputs + targets == 0 {
+        return Ok(());
+    }
+    let (input, target_array) = activations.samples();
+    let inputs = device.view_mut(here_mut(input), 0..inputs);
+    source.load(device, micro_batch, inputs, device.view_mut(target_array, 0..targets))
 }

@@ -83,6 +83,11 @@ impl<'a, D: Device> Exchanger<'a, D> {
         len.next_multiple_of(self.size())
     }
 
+    /// True if there is nobody to exchange anything with.
+    pub fn is_alone(&self) -> bool {
+        self.tensor.is_none()
+    }
+
     fn rank(&self) -> usize {
         self.tensor.as_ref().map_or(0, DeviceCommunicator::rank)
     }

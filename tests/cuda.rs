@@ -1,0 +1,56 @@
+//! The GPU's numbers are the processor's: every operation, PyTorch's trajectories, and every layout, through MPI.
+//!
+//! Where there is no GPU the emulator of `tests/cuda_emulator` stands in: it runs the same kernels on the processor, as late and in
+//! as odd an order as CUDA allows.
+
+#[path = "cuda_cases/twins.rs"]
+mod twins;
+
+mod equivalence_support;
+mod support;
+
+use equivalence_support::{layouts, replicas};
+use phalanx::device::{Cuda, Precision};
+use support::cases::{self, Case};
+
+static CASES: &[Case] = &[
+    Case { name: "operations_f32", ranks: &[1], run: |world| twins::all(world, Precision::F32, 1e-5) },
+    Case { name: "operations_tf32", ranks: &[1], run: |world| twins::all(world, Precision::Tf32, 1e-3) },
+    Case { name: "operations_bf16", ranks: &[1], run: |world| twins::all(world, Precision::Bf16, 1e-2) },
+    Case {
+        name: "oracle_classifier_relu_sgd",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "classifier_relu_sgd"),
+    },
+    Case {
+        name: "oracle_regressor_tanh_adam_cosine",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "regressor_tanh_adam_cosine"),
+    },
+    Case {
+        name: "oracle_deep_mlp_gelu_adamw",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw"),
+    },
+    Case { name: "oracle_lenet_sgd", ranks: &[1, 2, 3], run: |world| replicas::oracle::<Cuda>(world, "lenet_sgd") },
+    Case {
+        name: "oracle_cifar_net_adam",
+        ranks: &[1, 2],
+        run: |world| replicas::oracle::<Cuda>(world, "cifar_net_adam"),
+    },
+    Case { name: "clipping_counts_every_parameter_once", ranks: &[1, 3], run: replicas::clipping::<Cuda> },
+    Case { name: "ranks_without_samples", ranks: &[3], run: replicas::ranks_without_samples::<Cuda> },
+    Case { name: "worked_example_gradient_descent", ranks: &[2], run: replicas::gradient_descent::<Cuda> },
+    Case { name: "tensor_oracles", ranks: &[2, 3], run: layouts::tensor_oracles::<Cuda> },
+    Case { name: "pipeline_oracles", ranks: &[2, 3], run: layouts::pipeline_oracles::<Cuda> },
+    Case { name: "pipeline_images", ranks: &[2], run: layouts::pipeline_images::<Cuda> },
+    Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
+    Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
+    Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
+    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda> },
+    Case { name: "initial_weights", ranks: &[3], run: layouts::initial_weights::<Cuda> },
+];
+
+fn main() -> std::process::ExitCode {
+    cases::main_on_cuda(CASES)
+}

@@ -1,0 +1,385 @@
+//! Every operation of the GPU against the processor's, on random inputs of odd sizes, with outputs poisoned first.
+
+use phalanx::comm::World;
+use phalanx::device::{
+    Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LossShape, PoolShape,
+    Precision, Role, SgdStep, WeightLayout, totals, update,
+};
+
+/// Reproducible numbers in −1..1.
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 23) as f32) - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// An array of an operation: what is in it before, and what it is for.
+#[derive(Clone)]
+struct Array(Vec<f32>, Role);
+
+fn given(values: Vec<f32>) -> Array {
+    Array(values, Role::Activations)
+}
+
+fn weights(values: Vec<f32>) -> Array {
+    Array(values, Role::Parameters)
+}
+
+fn exact(values: Vec<f32>) -> Array {
+    Array(values, Role::Exact)
+}
+
+/// Poisoned memory for activations.
+fn output(len: usize) -> Array {
+    given(vec![f32::NAN; len])
+}
+
+/// Buffers on a device, and the views that operations take.
+struct Bench<'d, D: Device> {
+    device: &'d D,
+    buffers: Vec<D::Buffer>,
+    lengths: Vec<usize>,
+}
+
+impl<'d, D: Device> Bench<'d, D> {
+    fn new(device: &'d D, arrays: &[Array]) -> Bench<'d, D> {
+        let mut buffers = Vec::new();
+        for Array(values, role) in arrays {
+            let mut buffer = device.allocate(values.len(), *role).unwrap();
+            let into = device.view_mut(&mut buffer, 0..values.len());
+            device
+                .write(into, &mut |memory| {
+                    memory.copy_from_slice(values);
+                    Ok(())
+                })
+                .unwrap();
+            buffers.push(buffer);
+        }
+        Bench { device, buffers, lengths: arrays.iter().map(|Array(values, _)| values.len()).collect() }
+    }
+
+    fn values(&self) -> Vec<Vec<f32>> {
+        let mut all = Vec::new();
+        for (buffer, len) in self.buffers.iter().zip(&self.lengths) {
+            self.device
+                .read(self.device.view(buffer, 0..*len), &mut |values| {
+                    all.push(values.to_vec());
+                    Ok(())
+                })
+                .unwrap();
+        }
+        all
+    }
+}
+
+/// An operation on arrays by number: those that it writes must not be among those that it reads.
+trait Operation {
+    fn run<D: Device>(&self, device: &D, buffers: &mut [D::Buffer], lengths: &[usize]);
+}
+
+/// Runs `operation` on both devices and compares every array, relative to its largest value.
+fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation: &impl Operation) {
+    fn on<D: Device>(device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
+        let mut bench = Bench::new(device, arrays);
+        // twice, for memory between operations must be left as it was found
+        for _ in 0..2 {
+            bench = Bench::new(device, arrays);
+            operation.run(device, &mut bench.buffers, &bench.lengths);
+        }
+        bench.values()
+    }
+    // what both begin with has no more digits than the GPU keeps: it is the operations that are compared
+    let keep = |role| if tolerance > 5e-3 && role != Role::Exact { 0xffff_0000 } else { u32::MAX };
+    let cut = |Array(values, role): &Array| {
+        let values = values.iter().map(|value| f32::from_bits(value.to_bits() & keep(*role))).collect();
+        Array(values, *role)
+    };
+    let arrays = &arrays.iter().map(cut).collect::<Vec<_>>();
+    let expected = on(&Cpu::new(1).unwrap(), arrays, operation);
+    let found = on(cuda, arrays, operation);
+    for (array, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let largest = expected.iter().fold(1e-3_f32, |largest, value| largest.max(value.abs()));
+        for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+            let is_same = f.is_nan() && e.is_nan() || (f - e).abs() <= tolerance * largest;
+            assert!(is_same, "{what}: array {array}, element {i} is {f}, not {e} (largest {largest})");
+        }
+    }
+}
+
+/// Views of the arrays in `$read`, then of those in `$write`, in the order in which they are named.
+macro_rules! operation {
+    ($name:ident { $($field:ident: $type:ty),* }, |$this:ident, $device:ident, $views:ident, $outs:ident| $body:expr) => {
+        struct $name { num_read: usize, $($field: $type),* }
+
+        impl Operation for $name {
+            fn run<D: Device>(&self, $device: &D, buffers: &mut [D::Buffer], lengths: &[usize]) {
+                let $this = self;
+                let (read, write) = buffers.split_at_mut(self.num_read);
+                let (read_lengths, write_lengths) = lengths.split_at(self.num_read);
+                let $views: Vec<D::View<'_>> =
+                    read.iter().zip(read_lengths).map(|(buffer, len)| $device.view(buffer, 0..*len)).collect();
+                let mut $outs: Vec<Option<D::ViewMut<'_>>> = write
+                    .iter_mut()
+                    .zip(write_lengths)
+                    .map(|(buffer, len)| Some($device.view_mut(buffer, 0..*len)))
+                    .collect();
+                $body
+            }
+        }
+    };
+}
+
+operation!(LinearForward { shape: LinearShape, activation: Activation, bias: bool }, |this, device, views, outs| {
+    let bias = this.bias.then(|| views[2]);
+    let (saved, output) = (outs[0].take().unwrap(), outs[1].take().unwrap());
+    device.linear_forward(&this.shape, views[0], views[1], bias, this.activation, saved, output)
+});
+operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this, device, views, outs| {
+    device.linear_backward_weight(&this.shape, views[0], views[1], outs[0].take().unwrap(), this.accumulate)
+});
+operation!(LinearBackwardInput { shape: LinearShape }, |this, device, views, outs| {
+    device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap())
+});
+operation!(ActivationForward { activation: Activation }, |this, device, views, outs| {
+    device.activation_forward(this.activation, views[0], outs[0].take().unwrap(), outs[1].take().unwrap())
+});
+operation!(
+    BackwardActivation { activation: Activation, columns: usize, accumulate: bool },
+    |this, device, views, outs| {
+        let (gradient, bias) = (outs[0].take().unwrap(), outs.get_mut(1).and_then(Option::take));
+        device.backward_activation(this.activation, this.columns, views[0], gradient, bias, this.accumulate)
+    }
+);
+operation!(ConvolutionForward { shape: ConvolutionShape }, |this, device, views, outs| {
+    let (route, output) = (outs[0].take().unwrap(), outs[1].take().unwrap());
+    device.convolution_forward(&this.shape, views[0], views[1], views[2], route, output)
+});
+operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |this, device, views, outs| {
+    let (shape, input, weight, bias, gradient) = (&this.shape, views[0], views[1], views[2], views[3]);
+    let mut route = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
+    let mut output = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
+    let len = shape.rows * shape.output_len();
+    let at = device.view_mut(&mut route, 0..len);
+    device.convolution_forward(shape, input, weight, bias, at, device.view_mut(&mut output, 0..len));
+    let route = device.view(&route, 0..len);
+    let (weight_gradient, input_gradient) = (outs[0].take().unwrap(), outs[1].take().unwrap());
+    device.convolution_backward_weight(shape, input, route, gradient, weight_gradient, this.accumulate);
+    device.convolution_backward_input(shape, weight, route, gradient, input_gradient);
+});
+operation!(Pool { shape: PoolShape }, |this, device, views, outs| {
+    let shape = &this.shape;
+    let len = shape.rows * (shape.height / shape.size) * (shape.width / shape.size) * shape.channels;
+    let mut route = device.allocate(len, Role::Activations).unwrap();
+    device.max_pool_forward(shape, views[0], device.view_mut(&mut route, 0..len), outs[0].take().unwrap());
+    device.max_pool_backward(shape, device.view(&route, 0..len), views[1], outs[1].take().unwrap());
+});
+operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, outs| {
+    device.transpose_each(this.rows, this.columns, views[0], outs[0].take().unwrap())
+});
+operation!(CopyBlock { shape: BlockShape }, |this, device, views, outs| {
+    device.copy_block(&this.shape, views[0], outs[0].take().unwrap())
+});
+operation!(CrossEntropy { shape: LossShape }, |this, device, views, outs| {
+    device.cross_entropy(&this.shape, views[0], views[1], outs[0].take().unwrap(), outs[1].take().unwrap())
+});
+operation!(SquaredError { shape: LossShape, targets: bool }, |this, device, views, outs| {
+    let targets = this.targets.then(|| views[1]);
+    device.mean_squared_error(&this.shape, views[0], targets, outs[0].take().unwrap(), outs[1].take().unwrap())
+});
+operation!(Sgd { step: SgdStep }, |this, device, views, outs| {
+    let mut out = || outs.remove(0).unwrap();
+    let (parameters, momentum, sums) = (out(), out(), out());
+    device.sgd_step(&this.step, views[0], parameters, views[1], momentum, sums)
+});
+operation!(Adam { step: AdamStep }, |this, device, views, outs| {
+    let mut out = || outs.remove(0).unwrap();
+    let (parameters, first, second, sums) = (out(), out(), out(), out());
+    device.adam_step(&this.step, views[0], parameters, views[1], [first, second], sums)
+});
+operation!(Squares {}, |this, device, views, outs| {
+    let _ = this;
+    device.sum_squares(views[0], outs[0].take().unwrap())
+});
+operation!(FillAndCopy { value: f32 }, |this, device, views, outs| {
+    device.fill(outs[0].take().unwrap(), this.value);
+    device.copy(views[0], outs[1].take().unwrap())
+});
+
+const ACTIVATIONS: [Activation; 4] = [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Tanh];
+
+/// All operations, products in `precision`.
+pub fn all(_: &World, precision: Precision, tolerance: f32) {
+    let cuda = Cuda::open(0, precision).unwrap();
+    linear(&cuda, tolerance);
+    activations(&cuda, tolerance);
+    convolutions(&cuda, tolerance);
+    losses(&cuda, tolerance);
+    optimizers(&cuda, tolerance);
+    moves(&cuda, tolerance);
+}
+
+fn linear(cuda: &Cuda, tolerance: f32) {
+    let sizes = [(1, 1, 1), (3, 5, 7), (33, 65, 17), (64, 784, 128), (128, 64, 10), (130, 259, 131)];
+    for (rows, inputs, outputs) in sizes {
+        for layout in [WeightLayout::OutputsByInputs, WeightLayout::InputsByOutputs] {
+            let shape = LinearShape { rows, inputs, outputs, layout };
+            // weights of the size that layers begin with, so that sums are as large as their terms
+            let scale = (inputs as f32).sqrt().recip();
+            let w = weights(random(inputs * outputs, 2).into_iter().map(|w| scale * w).collect());
+            let x = given(random(rows * inputs, 1));
+            let (b, g) = (weights(random(outputs, 3)), given(random(rows * outputs, 4)));
+            for activation in ACTIVATIONS {
+                for bias in [true, false] {
+                    let saved = output(if activation.saves() { rows * outputs } else { 0 });
+                    let arrays = [x.clone(), w.clone(), b.clone(), saved, output(rows * outputs)];
+                    let operation = LinearForward { num_read: 3, shape, activation, bias };
+                    compare(&format!("forward {shape:?} {activation:?}"), cuda, tolerance, &arrays, &operation);
+                }
+            }
+            for accumulate in [false, true] {
+                let before = if accumulate { random(inputs * outputs, 5) } else { vec![f32::NAN; inputs * outputs] };
+                let operation = LinearBackwardWeight { num_read: 2, shape, accumulate };
+                let arrays = [x.clone(), g.clone(), exact(before)];
+                compare(&format!("backward weight {shape:?}"), cuda, tolerance, &arrays, &operation);
+            }
+            let operation = LinearBackwardInput { num_read: 2, shape };
+            let arrays = [g, w, output(rows * inputs)];
+            compare(&format!("backward input {shape:?}"), cuda, tolerance, &arrays, &operation);
+        }
+    }
+}
+
+fn activations(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (3, 1), (1, 1023), (7, 33), (300, 10), (2311, 20), (513, 129)] {
+        let len = rows * columns;
+        let wide = random(len, 7).into_iter().map(|x| 6.0 * x).collect();
+        for activation in ACTIVATIONS {
+            let what = format!("{activation:?} of {rows} × {columns}");
+            let saved = output(if activation.saves() { len } else { 0 });
+            let arrays = [given(Vec::clone(&wide)), saved, output(len)];
+            compare(&what, cuda, tolerance, &arrays, &ActivationForward { num_read: 1, activation });
+            for accumulate in [false, true] {
+                let bias = exact(if accumulate { random(columns, 9) } else { vec![f32::NAN; columns] });
+                let operation = BackwardActivation { num_read: 1, activation, columns, accumulate };
+                let arrays = [given(random(len, 8)), given(random(len, 10)), bias];
+                compare(&what, cuda, tolerance, &arrays, &operation);
+                compare(&what, cuda, tolerance, &arrays[..2], &operation);
+            }
+        }
+    }
+}
+
+fn convolutions(cuda: &Cuda, tolerance: f32) {
+    // rows, channels, height, width, outputs, kernel; the first are LeNet's and the CIFAR net's, the last fits no shared memory
+    let shapes = [
+        (3, 1, 28, 28, 10, 5),
+        (5, 10, 12, 12, 20, 5),
+        (2, 3, 32, 32, 6, 5),
+        (2, 6, 14, 14, 16, 5),
+        (1, 1, 1, 1, 1, 1),
+        (4, 2, 7, 9, 3, 3),
+        (3, 5, 6, 11, 33, 2),
+        (130, 1, 5, 5, 2, 3),
+        (2, 40, 12, 12, 40, 5),
+    ];
+    for (rows, channels, height, width, outputs, kernel) in shapes {
+        for (pool, relu) in [(true, true), (true, false), (false, true), (false, false)] {
+            let shape = ConvolutionShape { rows, channels, height, width, outputs, kernel, pool, relu };
+            if pool && (height < kernel + 1 || width < kernel + 1) {
+                continue;
+            }
+            let scale = ((channels * kernel * kernel) as f32).sqrt().recip();
+            let (len, what) = (rows * shape.output_len(), format!("{shape:?}"));
+            let read = [
+                given(random(rows * shape.image_len(), 1)),
+                weights(random(shape.weight_len(), 2).into_iter().map(|w| scale * w).collect()),
+                weights(random(outputs, 3)),
+            ];
+            // the route is the device's own affair: its bits are compared where they are numbers of places
+            let mut arrays = read.to_vec();
+            arrays.extend([given(vec![0.0; len]), output(len)]);
+            compare(&what, cuda, tolerance, &arrays, &ConvolutionForward { num_read: 3, shape });
+            for accumulate in [false, true] {
+                let before =
+                    if accumulate { random(shape.weight_len(), 5) } else { vec![f32::NAN; shape.weight_len()] };
+                let mut arrays = read.to_vec();
+                arrays.extend([given(random(len, 4)), exact(before), output(rows * shape.image_len())]);
+                compare(&what, cuda, tolerance, &arrays, &ConvolutionBackward { num_read: 4, shape, accumulate });
+            }
+        }
+    }
+    for (rows, height, width, channels, size) in
+        [(2, 9, 7, 3, 2), (3, 10, 10, 5, 3), (1, 4, 4, 1, 4), (5, 6, 6, 33, 2)]
+    {
+        let shape = PoolShape { rows, height, width, channels, size };
+        let (len, pooled) = (rows * height * width * channels, rows * (height / size) * (width / size) * channels);
+        let arrays = [given(random(len, 1)), given(random(pooled, 2)), output(pooled), output(len)];
+        compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });
+    }
+}
+
+fn losses(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (1, 2), (5, 10), (128, 10), (129, 3), (37, 100)] {
+        let shape = LossShape { rows, columns, scale: 1.0 / rows as f32 };
+        let mut logits: Vec<f32> = random(rows * columns, 1).into_iter().map(|x| 8.0 * x).collect();
+        // two that are largest: the first counts
+        if columns > 2 {
+            (logits[1], logits[2]) = (9.0, 9.0);
+        }
+        let labels = (0..rows).map(|row| if row == 0 { 0 } else { row % columns } as f32).collect();
+        let sums = exact(vec![0.25; totals::LEN]);
+        let arrays = [given(logits), exact(labels), output(rows * columns), sums.clone()];
+        compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &CrossEntropy { num_read: 2, shape });
+        for targets in [true, false] {
+            let [outputs, goals] = [2, 3].map(|seed| random(rows * columns, seed));
+            let arrays = [given(outputs), exact(goals), output(rows * columns), sums.clone()];
+            compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &SquaredError { num_read: 2, shape, targets });
+        }
+    }
+}
+
+fn optimizers(cuda: &Cuda, tolerance: f32) {
+    let mut constants = vec![0.0; update::LEN];
+    (constants[update::LEARNING_RATE], constants[update::GRADIENT_SCALE]) = (0.1, 0.5);
+    (constants[update::BIAS_CORRECTION1], constants[update::BIAS_CORRECTION2]) = (0.19, 0.002);
+    for len in [1, 3, 4, 33, 1023, 100_003] {
+        let read = [exact(constants.clone()), exact(random(len, 1))];
+        let sums = exact(vec![0.5; totals::LEN]);
+        for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
+            for weight_decay in [0.0, 0.1] {
+                let step = SgdStep { momentum, nesterov, weight_decay };
+                let slot = exact(if momentum == 0.0 { Vec::new() } else { random(len, 3) });
+                let mut arrays = read.to_vec();
+                arrays.extend([weights(random(len, 2)), slot, sums.clone()]);
+                compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Sgd { num_read: 2, step });
+            }
+        }
+        for decoupled in [false, true] {
+            let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
+            let step = AdamStep { beta1, beta2, epsilon, weight_decay: 0.1, decoupled };
+            let second = random(len, 4).into_iter().map(f32::abs).collect();
+            let mut arrays = read.to_vec();
+            arrays.extend([weights(random(len, 2)), exact(random(len, 3)), exact(second), sums.clone()]);
+            compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Adam { num_read: 2, step });
+        }
+        compare("squares", cuda, tolerance, &[exact(random(len, 6)), sums], &Squares { num_read: 1 });
+    }
+}
+
+fn moves(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (5, 3), (16, 20), (33, 65)] {
+        let len = 3 * rows * columns;
+        let arrays = [given(random(len, 1)), output(len)];
+        compare("transposition", cuda, tolerance, &arrays, &TransposeEach { num_read: 1, rows, columns });
+        let shape = BlockShape { rows, columns, from_stride: columns + 2, into_stride: columns + 5 };
+        let arrays = [given(random(rows * (columns + 2), 1)), given(random(rows * (columns + 5), 2))];
+        compare("a block", cuda, tolerance, &arrays, &CopyBlock { num_read: 1, shape });
+        for role in [Role::Activations, Role::Parameters, Role::Exact] {
+            let arrays = [exact(random(len, 1)), Array(vec![f32::NAN; len], role), Array(vec![f32::NAN; len], role)];
+            compare("fill and copy", cuda, tolerance, &arrays, &FillAndCopy { num_read: 1, value: 0.375 });
+        }
+    }
+}
