@@ -69,7 +69,27 @@ impl Batches {
         inputs: &mut [f32],
         targets: &mut [f32],
     ) -> Result<()> {
+        self.samples(step, positions);
+        self.read_into(inputs, targets)
+    }
+
+    /// The numbers of the samples at `positions` of the global batch of `step`.
+    pub fn samples(&mut self, step: u64, positions: Range<usize>) -> &[usize] {
         self.sampler.samples(step, positions, &mut self.samples);
+        &self.samples
+    }
+
+    /// Reads the samples with the numbers `samples`; inputs or targets are left out where they are empty.
+    ///
+    /// # Errors
+    /// A sample cannot be read.
+    pub fn read_samples(&mut self, samples: Range<usize>, inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+        self.samples.clear();
+        self.samples.extend(samples);
+        self.read_into(inputs, targets)
+    }
+
+    fn read_into(&mut self, inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
         self.dataset.read(&self.samples, inputs, targets)?;
         if let Some(standardise) = &self.standardise {
             standardise.apply(inputs);

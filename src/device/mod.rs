@@ -129,20 +129,11 @@ pub trait Device {
     ///
     /// # Errors
     /// What `work` returns, or the recording failed.
-    fn repeat(
-        &self,
-        recording: &mut Option<Self::Recording>,
-        work: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<()>;
+    fn repeat(&self, recording: &mut Option<Self::Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
     /// Row i of `into` becomes the row of `table` whose number is the bits of `numbers[i]`; rows have `columns` elements.
-    fn gather_rows(
-        &self,
-        columns: usize,
-        table: Self::View<'_>,
-        numbers: Self::View<'_>,
-        into: Self::ViewMut<'_>,
-    );
+    /// Nothing happens where `into` is empty.
+    fn gather_rows(&self, columns: usize, table: Self::View<'_>, numbers: Self::View<'_>, into: Self::ViewMut<'_>);
 
     /// Sets every element to `value`.
     fn fill(&self, into: Self::ViewMut<'_>, value: f32);

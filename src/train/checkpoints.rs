@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use super::checkpoint_options::{CheckpointOptions, Every};
 use super::resume::Resumed;
+use super::step::Requests;
 use super::stop::StopRequest;
-use super::trainer::{Outcome, Requests, Trainer};
+use super::trainer::Trainer;
 use crate::checkpoint::{self, Description, Snapshot, Writer, Written};
 use crate::comm::Communicator;
 use crate::dataset::Sampler;
@@ -76,7 +77,13 @@ impl<'a> Checkpoints<'a> {
         Requests { stop: usize::from(stop), checkpoint: usize::from(checkpoint) }
     }
 
-    /// After `done` steps: a checkpoint, if one is due. Collective.
+    /// True if a checkpoint is due after `done` steps, as far as their number says.
+    pub(super) fn is_due_after(&self, done: u64) -> bool {
+        let is_due = matches!(self.options.checkpoint_every, Every::Steps(steps) if done.is_multiple_of(steps));
+        is_due && self.options.checkpoint_dir.is_some()
+    }
+
+    /// After `done` steps: a checkpoint, if one is due or the ranks ask for it. Collective.
     ///
     /// # Errors
     /// There is no memory for the copy (rank 0 alone).
@@ -84,16 +91,12 @@ impl<'a> Checkpoints<'a> {
         &mut self,
         trainer: &Trainer<'_, D>,
         done: u64,
-        outcome: &Outcome,
+        requests: Requests,
     ) -> Result<()> {
         if let Some(written) = self.writer.as_mut().and_then(Writer::poll) {
             self.report(written);
         }
-        let is_due = match self.options.checkpoint_every {
-            Every::Steps(steps) => done.is_multiple_of(steps),
-            Every::Time(_) => outcome.requests.checkpoint > 0,
-        };
-        if is_due && self.options.checkpoint_dir.is_some() { self.save(trainer, done) } else { Ok(()) }
+        if self.is_due_after(done) || requests.checkpoint > 0 { self.save(trainer, done) } else { Ok(()) }
     }
 
     /// Begins a checkpoint of the state after `done` steps, unless the last one is that. Collective.

@@ -9,10 +9,12 @@ use super::checkpoints::Checkpoints;
 use super::data_options::{self, Samples};
 use super::device_options::AnyDevice;
 use super::identity;
-use super::metrics::{MetricsFile, MetricsRow, ResultLine, median, peak_memory_mb};
+use super::journal::Journal;
+use super::metrics::{ResultLine, peak_memory_mb};
 use super::resume::{self, Resumed, Start};
-use super::trainer::{Outcome, Trainer, TrainerSettings, diverged};
-use crate::app::{self, Progress};
+use super::step::{Outcome, Requests};
+use super::trainer::{Trainer, TrainerSettings, diverged};
+use crate::app;
 use crate::checkpoint::Description;
 use crate::comm::{Grid, GridShape, World};
 use crate::device::Device;
@@ -90,61 +92,64 @@ impl Run<'_> {
             optimizer: options.optimizer_settings(),
             seed: options.seed,
         };
-        let all = self.world.communicator();
         let mut trainer = Trainer::new(device, self.grid, self.model, self.plan, settings)?;
         let (mut checkpoints, resumed) = self.resume(&mut trainer, &samples, num_steps)?;
         let first = resumed.unwrap_or(0);
         if num_steps < first && self.world.is_root() {
             log::warn!("the checkpoint has {first} steps already, more than the {num_steps} that were asked for");
         }
-        let metrics = options.metrics.as_deref().filter(|_| self.world.is_root());
-        let mut metrics = all.agree_with_root(metrics.map(|path| MetricsFile::create(path, first)).transpose())?;
-
-        let schedule = options.schedule(num_steps);
         self.announce(&samples, num_steps, resumed, &trainer);
-        let progress =
-            Progress::new(first, num_steps, self.world.is_root() && !options.common.quiet, options.progress);
+        let kept = trainer.keep_samples(&mut samples.train)?;
+        if kept > 0 {
+            log::info!("{kept} samples stay on the device");
+        }
+        let mut journal = Journal::new(self.world, options, (first, num_steps), steps_per_epoch)?;
 
-        let mut last = None;
         let mut tested = None;
-        let mut num_trained = 0;
         let mut seconds = 0.0;
-        let mut step_ms = Vec::with_capacity(usize::try_from(num_steps).unwrap_or(usize::MAX).min(1 << 24));
+        let mut behind = None;
         for step in first..num_steps {
-            app::set_step(step + 1);
-            let learning_rate = schedule.at(step);
-            let start = Instant::now();
-            let span = observe::work(Name::Step).step(step + 1);
-            let outcome = trainer.step_and_ask(step, learning_rate, &mut samples.train, || checkpoints.requests())?;
-            drop(span);
-            let elapsed = start.elapsed().as_secs_f64() * 1e3;
-            step_ms.push(elapsed);
-            num_trained += outcome.num_samples;
-
             let done = step + 1;
-            let epoch = done as f64 / steps_per_epoch as f64;
-            if let Some(metrics) = &mut metrics {
-                let Outcome { loss, accuracy, gradient_norm, .. } = outcome;
-                let row =
-                    MetricsRow { step: done, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms: elapsed };
-                metrics.write(&row);
+            app::set_step(done);
+            let learning_rate = journal.schedule().at(step);
+            let start = Instant::now();
+            let span = observe::work(Name::Step).step(done);
+            let started = trainer.start_step(step, learning_rate, &mut samples.train)?;
+            // what came of the step before, while the device works on this one
+            let mut requests = Requests::default();
+            if let Some(started) = behind.take() {
+                let outcome = trainer.finish_step(started, checkpoints.requests())?;
+                requests = outcome.requests;
+                journal.record(step, outcome, milliseconds(start));
             }
-            progress.set(done, || format!("epoch {epoch:.1}  loss {:.4}", outcome.loss));
+            let tests = due(done, options.eval_every.saturating_mul(steps_per_epoch));
+            let is_looked_at = due(done, options.log_every) || due(done, options.check_replicas) || tests;
+            let may_wait = !is_looked_at && !checkpoints.is_due_after(done) && done < num_steps;
+            if trainer.runs_ahead() && may_wait && requests == Requests::default() {
+                behind = Some(started);
+                drop(span);
+                seconds += start.elapsed().as_secs_f64();
+                continue;
+            }
+            let outcome = trainer.finish_step(started, checkpoints.requests())?;
+            requests = requests.and(outcome.requests);
+            drop(span);
+            let elapsed = milliseconds(start);
+            journal.record(done, outcome, elapsed);
             if due(done, options.log_every) {
                 let rate = outcome.num_samples as f64 / elapsed * 1e3;
-                log::info!("epoch {epoch:.2}  {}  {rate:.0} samples/s", words(&outcome));
+                log::info!("epoch {:.2}  {}  {rate:.0} samples/s", journal.epoch(done), words(&outcome));
             }
             if due(done, options.check_replicas) {
                 trainer.check_replicas(done)?;
             }
-            last = Some(outcome);
             tested = None;
-            checkpoints.after_step(&trainer, done, &outcome)?;
+            checkpoints.after_step(&trainer, done, requests)?;
             seconds += start.elapsed().as_secs_f64();
-            if outcome.requests.stop > 0 && done < num_steps {
-                return self.stop(checkpoints, &trainer, done, outcome.requests.stop);
+            if requests.stop > 0 && done < num_steps {
+                return self.stop(checkpoints, &trainer, done, requests.stop);
             }
-            if due(done, options.eval_every.saturating_mul(steps_per_epoch)) {
+            if tests {
                 tested = self.evaluate(&mut trainer, &mut samples, done)?;
             }
         }
@@ -158,7 +163,7 @@ impl Run<'_> {
             trainer.check_replicas(num_steps)?;
         }
         let digest = trainer.digest()?;
-        drop(progress);
+        let (loss, num_trained, median_step_ms) = journal.close();
         // the result stands without them
         let written = checkpoints.finish();
         let exported = checkpoints.export(&trainer, num_steps);
@@ -173,11 +178,11 @@ impl Run<'_> {
             steps: num_steps,
             resumed_after: resumed,
             epochs: num_steps as f64 / steps_per_epoch as f64,
-            loss: last.map(|outcome| outcome.loss),
+            loss,
             test_loss: tested.map(|outcome| outcome.loss),
             accuracy: tested.and_then(|outcome| outcome.accuracy),
             samples_per_second: if seconds > 0.0 { num_trained as f64 / seconds } else { 0.0 },
-            median_step_ms: median(&mut step_ms),
+            median_step_ms,
             peak_memory_mb: peak_memory_mb(),
             parameters_digest: format!("{digest:032x}"),
         };
@@ -277,6 +282,10 @@ impl Run<'_> {
         log::info!("test: {}", words(&outcome));
         Ok(Some(outcome))
     }
+}
+
+fn milliseconds(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
 }
 
 fn due(done: u64, every: u64) -> bool {

@@ -1,17 +1,16 @@
 //! One training step and one evaluation, whatever the strategy: the state of a rank and its walk through the plan.
 
-use std::ops::Range;
+use std::collections::HashMap;
 
+use super::feed::Resident;
 use crate::comm::{Grid, Operation};
-use crate::dataset::Batches;
 use crate::device::{Device, Role, totals};
 use crate::nn::{FlatBuffer, Model};
-use crate::observe::{self, Name};
 use crate::optim::OptimizerSettings;
 use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
 use crate::parallel::layout::{Assembly, Layout, Plan};
-use crate::parallel::pipeline::{Pipeline, PipelineChannels, Source, Weights};
-use crate::parallel::{replica, shard};
+use crate::parallel::pipeline::{Pipeline, PipelineChannels, Weights};
+use crate::parallel::replica;
 use crate::{Error, Result};
 
 /// How a rank trains.
@@ -27,41 +26,20 @@ pub struct TrainerSettings {
     pub seed: u64,
 }
 
-/// How many ranks ask for something to be done after a step. The requests ride on the reduction of the loss, so all ranks
-/// hear of them after the same step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Requests {
-    /// To stop.
-    pub stop: usize,
-    /// To write a checkpoint.
-    pub checkpoint: usize,
-}
-
-/// Sums over the whole global batch, or the whole test set, as means.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Outcome {
-    /// The mean loss of a sample.
-    pub loss: f64,
-    /// The share of samples whose class was guessed, if there are classes.
-    pub accuracy: Option<f64>,
-    /// The norm of the gradient, every logical parameter counted once, before clipping; 0 after an evaluation.
-    pub gradient_norm: f64,
-    /// The number of samples.
-    pub num_samples: usize,
-    /// What the ranks ask for.
-    pub requests: Requests,
-}
-
 /// A rank's part of a model in training.
 pub struct Trainer<'a, D: Device> {
-    device: &'a D,
-    grid: &'a Grid,
-    model: &'a Model,
-    layout: Layout,
-    pipeline: Pipeline<'a, D>,
-    weights: Weights<D>,
+    pub(super) device: &'a D,
+    pub(super) grid: &'a Grid,
+    pub(super) model: &'a Model,
+    pub(super) layout: Layout,
+    pub(super) pipeline: Pipeline<'a, D>,
+    pub(super) weights: Weights<D>,
     /// The most rows that a micro-batch has.
-    capacity: usize,
+    pub(super) capacity: usize,
+    /// Training samples that stay on the device.
+    pub(super) resident: Option<Resident<D>>,
+    /// Steps that the device can start again as one, by the number of samples.
+    pub(super) recordings: HashMap<usize, Option<D::Recording>>,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -106,7 +84,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         };
         weights.parameters.initialise(device, &shards, settings.seed)?;
         let pipeline = Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
-        Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity })
+        let (resident, recordings) = (None, HashMap::new());
+        Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity, resident, recordings })
     }
 
     /// The way from gradients to new parameters that was chosen for this rank's.
@@ -235,144 +214,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         self.grid.all.all_reduce(&mut all_finite, Operation::Min)?;
         if all_finite[0] == 1 { Ok(()) } else { Err(diverged(step, "a parameter is no finite number")) }
-    }
-
-    /// Step `step`, from 0, with the samples that `batches` has for it: forward, backward, exchange of gradients, update.
-    /// Collective.
-    ///
-    /// # Errors
-    /// A sample cannot be read (this rank alone), or the loss is not a number (the same error on every rank).
-    pub fn step(&mut self, step: u64, learning_rate: f64, batches: &mut Batches) -> Result<Outcome> {
-        self.step_and_ask(step, learning_rate, batches, Requests::default)
-    }
-
-    /// The same; at the end of it this rank asks for what `requests` returns. Collective.
-    ///
-    /// # Errors
-    /// As [`Trainer::step`].
-    pub fn step_and_ask(
-        &mut self,
-        step: u64,
-        learning_rate: f64,
-        batches: &mut Batches,
-        requests: impl FnOnce() -> Requests,
-    ) -> Result<Outcome> {
-        let num_samples = batches.sampler().batch_len(step);
-        let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
-        let num_parts = self.pipeline.num_micro_batches();
-        self.clear_sums();
-        self.weights.sync.begin(self.device, step + 1, learning_rate)?;
-        let mut rows = Rows { batches, step, share, parts: Parts::Equal(num_parts) };
-        self.pipeline.train(&mut self.weights, &mut rows, 1.0 / num_samples as f32)?;
-        let Weights { parameters, gradients, sync, sums } = &mut self.weights;
-        sync.finish(self.device, parameters, gradients, sums)?;
-        let mut sums = [0.0; totals::LEN];
-        self.add_sums(&mut sums)?;
-        let outcome = self.collect(sums, num_samples, requests())?;
-        if !outcome.loss.is_finite() {
-            return Err(diverged(step + 1, &format!("the loss is {}", outcome.loss)));
-        }
-        if outcome.gradient_norm.is_nan() {
-            return Err(diverged(step + 1, "a parameter or a gradient is no finite number"));
-        }
-        Ok(outcome)
-    }
-
-    /// The loss and accuracy over all samples of `batches`, each replica with a share of them. Collective.
-    ///
-    /// # Errors
-    /// A sample cannot be read (this rank alone).
-    pub fn evaluate(&mut self, batches: &mut Batches) -> Result<Outcome> {
-        let num_samples = batches.dataset().num_samples();
-        let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
-        let mut sums = [0.0; totals::LEN];
-        let round = self.capacity * self.pipeline.num_micro_batches();
-        for start in share.clone().step_by(round) {
-            let share = start..share.end.min(start + round);
-            let mut rows = Rows { batches, step: 0, share, parts: Parts::Full(self.capacity) };
-            self.clear_sums();
-            self.pipeline.evaluate(&mut self.weights, &mut rows)?;
-            self.add_sums(&mut sums)?;
-        }
-        self.collect(sums, num_samples, Requests::default())
-    }
-
-    /// Adds the device's sums to `sums`, which count on where `f32` would not.
-    fn add_sums(&self, sums: &mut [f64; totals::LEN]) -> Result<()> {
-        self.device.read(self.device.view(&self.weights.sums, 0..totals::LEN), &mut |values| {
-            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
-            Ok(())
-        })
-    }
-
-    fn clear_sums(&mut self) {
-        self.device.fill(self.device.view_mut(&mut self.weights.sums, 0..totals::LEN), 0.0);
-    }
-
-    /// Adds the ranks' sums up, everything counted once, and makes means of them. Collective.
-    fn collect(&self, mut sums: [f64; totals::LEN], num_samples: usize, requests: Requests) -> Result<Outcome> {
-        if !self.weights.sync.counts_squares() {
-            sums[totals::GRADIENT_SQUARES] = 0.0;
-        }
-        if !self.grid.tensor.is_root() {
-            // every rank of the tensor axis has evaluated the same loss
-            (sums[totals::LOSS], sums[totals::CORRECT]) = (0.0, 0.0);
-        }
-        let Requests { stop, checkpoint } = requests;
-        let mut all = [0.0; totals::LEN + 2];
-        all[..totals::LEN].copy_from_slice(&sums);
-        all[totals::LEN..].copy_from_slice(&[stop as f64, checkpoint as f64]);
-        self.grid.all.all_reduce(&mut all, Operation::Sum)?;
-        let requests = Requests { stop: all[totals::LEN] as usize, checkpoint: all[totals::LEN + 1] as usize };
-        sums.copy_from_slice(&all[..totals::LEN]);
-        let accuracy = sums[totals::CORRECT] / num_samples as f64;
-        Ok(Outcome {
-            loss: sums[totals::LOSS] / num_samples as f64,
-            accuracy: self.model.loss.has_accuracy().then_some(accuracy),
-            gradient_norm: sums[totals::GRADIENT_SQUARES].sqrt(),
-            num_samples,
-            requests,
-        })
-    }
-}
-
-/// A replica's share of a global batch, in micro-batches.
-struct Rows<'b> {
-    batches: &'b mut Batches,
-    step: u64,
-    share: Range<usize>,
-    parts: Parts,
-}
-
-/// How a share is cut.
-enum Parts {
-    /// Into so many parts, as equal as can be.
-    Equal(usize),
-    /// Into parts of so many rows, until none are left.
-    Full(usize),
-}
-
-impl Rows<'_> {
-    fn part(&self, micro_batch: usize) -> Range<usize> {
-        let Range { start, end } = self.share;
-        match self.parts {
-            Parts::Equal(num) => {
-                let part = shard(end - start, micro_batch, num);
-                start + part.start..start + part.end
-            }
-            Parts::Full(rows) => end.min(start + micro_batch * rows)..end.min(start + (micro_batch + 1) * rows),
-        }
-    }
-}
-
-impl Source for Rows<'_> {
-    fn rows(&self, micro_batch: usize) -> usize {
-        self.part(micro_batch).len()
-    }
-
-    fn read(&mut self, micro_batch: usize, inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
-        let _span = observe::work(Name::Read);
-        self.batches.read(self.step, self.part(micro_batch), inputs, targets)
     }
 }
 

@@ -199,6 +199,9 @@ operation!(Adam { step: AdamStep }, |this, device, views, outs| {
     let (parameters, first, second, sums) = (out(), out(), out(), out());
     device.adam_step(&this.step, views[0], parameters, views[1], [first, second], sums)
 });
+operation!(GatherRows { columns: usize }, |this, device, views, outs| {
+    device.gather_rows(this.columns, views[0], views[1], outs[0].take().unwrap())
+});
 operation!(Squares {}, |this, device, views, outs| {
     let _ = this;
     device.sum_squares(views[0], outs[0].take().unwrap())
@@ -377,6 +380,9 @@ fn moves(cuda: &Cuda, tolerance: f32) {
         let shape = BlockShape { rows, columns, from_stride: columns + 2, into_stride: columns + 5 };
         let arrays = [given(random(rows * (columns + 2), 1)), given(random(rows * (columns + 5), 2))];
         compare("a block", cuda, tolerance, &arrays, &CopyBlock { num_read: 1, shape });
+        let numbers = (0..rows).map(|row| f32::from_bits((7 * row as u32 + 2) % (3 * rows as u32))).collect();
+        let arrays = [exact(random(len, 1)), exact(numbers), output(rows * columns)];
+        compare("rows", cuda, tolerance, &arrays, &GatherRows { num_read: 2, columns });
         for role in [Role::Activations, Role::Parameters, Role::Exact] {
             let arrays = [exact(random(len, 1)), Array(vec![f32::NAN; len], role), Array(vec![f32::NAN; len], role)];
             compare("fill and copy", cuda, tolerance, &arrays, &FillAndCopy { num_read: 1, value: 0.375 });

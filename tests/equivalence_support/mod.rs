@@ -8,17 +8,16 @@ pub mod replicas;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
-use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use oracle::Oracle;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{self, Batches, Order, Sampler, Standardise, Synthetic, Table, Targets};
-use phalanx::device::{Activation, Cpu, Cuda, Device, Precision};
+use phalanx::device::{Cpu, Cuda, Device, Precision};
 use phalanx::nn::{Features, Loss, Model, Network};
-use phalanx::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
-use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::Plan;
 use phalanx::parallel::tensor::Split;
 use phalanx::train::{Trainer, TrainerSettings};

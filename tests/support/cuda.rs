@@ -28,6 +28,13 @@ pub fn emulator() -> Result<&'static str, String> {
     BUILT.get_or_init(build_emulator).as_deref().map_err(Clone::clone)
 }
 
+/// True if this machine has the library of an NVIDIA driver.
+#[allow(unsafe_code)]
+pub fn has_driver() -> bool {
+    // SAFETY: loading the library runs its initialisers; it is made to be loaded so.
+    unsafe { cudarc::driver::sys::is_culib_present() }
+}
+
 fn build_emulator() -> Result<String, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda_emulator");

@@ -95,6 +95,18 @@ impl Cuda {
         launch!(self.shared, kernel, launch, rows, columns, from_stride, into_stride, from.pointer, into.pointer);
     }
 
+    pub(super) fn gather(&self, columns: usize, table: CudaView<'_>, numbers: CudaView<'_>, into: &CudaViewMut<'_>) {
+        if into.len == 0 {
+            return;
+        }
+        assert!(
+            into.len == numbers.len * columns && table.format == Format::F32 && table.len.is_multiple_of(columns)
+        );
+        let kernel = self.shared.kernels.gather_rows.of(into.format);
+        let (launch, len) = (self.shared.over(into.len, 1), into.len as u64);
+        launch!(self.shared, kernel, launch, len, columns as u32, table.pointer, numbers.pointer, into.pointer);
+    }
+
     pub(super) fn transpose(&self, rows: usize, columns: usize, input: CudaView<'_>, output: &CudaViewMut<'_>) {
         assert!(input.len == output.len && input.format == output.format);
         let kernel = self.shared.kernels.transpose_each.of(input.format);

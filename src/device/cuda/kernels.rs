@@ -59,6 +59,7 @@ kernels! {
     unactivate_sum: Both = both,
     copy_block: Both = both,
     transpose_each: Both = both,
+    gather_rows: Both = both,
     fill: Both = both,
     cast_to_bf16: CudaFunction = one,
     cast_to_f32: CudaFunction = one,

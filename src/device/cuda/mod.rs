@@ -17,6 +17,8 @@ mod machine;
 mod matmul;
 mod memory;
 mod portable;
+mod readings;
+mod recording;
 mod shared;
 mod upload;
 
@@ -28,6 +30,7 @@ use cudarc::driver::result;
 
 use super::{
     Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
+    totals,
 };
 use crate::{Error, Result};
 pub use compile::{SOURCES, Source, compile};
@@ -36,6 +39,9 @@ use matmul::Products;
 pub use memory::{CudaBuffer, CudaView, CudaViewMut, Pinned};
 use memory::{DeviceMemory, Format};
 pub use portable::Departing;
+use readings::Readings;
+pub use readings::TotalsReading;
+pub use recording::Recording;
 pub use shared::Counters;
 use shared::Shared;
 use upload::Uploads;
@@ -67,6 +73,7 @@ pub struct Cuda {
     /// How many blocks have left their parts of a sum: 0 between kernels.
     arrived: DeviceMemory,
     mailbox: RefCell<Pinned>,
+    readings: Readings,
 }
 
 impl Cuda {
@@ -89,6 +96,7 @@ impl Cuda {
             scratch_len: Cell::new(scratch_len),
             arrived: DeviceMemory::zeroed(&shared, 2, Format::F32)?,
             mailbox: RefCell::new(Pinned::new(&shared, MAILBOX_LEN)?),
+            readings: Readings::new(&shared)?,
             shared,
         })
     }
@@ -139,6 +147,8 @@ impl Device for Cuda {
     type Buffer = CudaBuffer;
     type View<'a> = CudaView<'a>;
     type ViewMut<'a> = CudaViewMut<'a>;
+    type Totals = TotalsReading;
+    type Recording = Recording;
 
     fn allocate(&self, len: usize, role: Role) -> Result<CudaBuffer> {
         let format = self.format(role);
@@ -190,6 +200,31 @@ impl Device for Cuda {
         }
         self.shared.check()?;
         look(values)
+    }
+
+    fn start_totals(&self, sums: CudaView<'_>) -> Result<TotalsReading> {
+        self.readings.start(&self.shared, sums)
+    }
+
+    fn finish_totals(&self, reading: TotalsReading) -> Result<[f32; totals::LEN]> {
+        self.readings.finish(&self.shared, reading)
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn room_for_samples(&self) -> usize {
+        // others may share the device, and evaluation and checkpoints want memory too
+        result::mem_get_info().map_or(0, |(free, _)| free / 8)
+    }
+
+    fn repeat(&self, recording: &mut Option<Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        recording.get_or_insert_default().repeat(&self.shared, self.scratch_len.get(), work)
+    }
+
+    fn gather_rows(&self, columns: usize, table: CudaView<'_>, numbers: CudaView<'_>, into: CudaViewMut<'_>) {
+        self.gather(columns, table, numbers, &into);
     }
 
     fn fill(&self, into: CudaViewMut<'_>, value: f32) {

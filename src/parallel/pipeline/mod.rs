@@ -13,13 +13,16 @@
 
 mod lane;
 pub mod program;
+mod source;
 
 use self::lane::Lane;
 use self::program::{Instruction, RankProgram};
+pub use self::source::Source;
+use self::source::load;
 use super::data::GradSync;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
-use super::stage::{Accumulate, Activations, BackwardContext, Pass, Stage};
+use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use crate::comm::{Communicator, DeviceCommunicator, Grid};
 use crate::device::Device;
@@ -40,24 +43,6 @@ pub struct Weights<D: Device> {
     pub sync: GradSync<D>,
     /// The step's sums: see [`totals`](crate::device::totals).
     pub sums: D::Buffer,
-}
-
-/// Where the rows of micro-batches come from.
-pub trait Source<D: Device> {
-    /// The number of rows of micro-batch `micro_batch`.
-    fn rows(&self, micro_batch: usize) -> usize;
-
-    /// Puts the inputs and targets of these rows in their places; either is left out where it is empty.
-    ///
-    /// # Errors
-    /// They cannot be read.
-    fn load(
-        &mut self,
-        device: &D,
-        micro_batch: usize,
-        inputs: D::ViewMut<'_>,
-        targets: D::ViewMut<'_>,
-    ) -> Result<()>;
 }
 
 /// The communicators of a [`Pipeline`], made before anything that can fail on one rank alone.
@@ -129,7 +114,16 @@ impl<'a, D: Device> Pipeline<'a, D> {
             lanes.push(Lane::new(&exchanger, stage, num_slots, training.num_sets[lane].max(1), rows, recompute)?);
         }
         let num_micro_batches = schedule.num_micro_batches;
-        Ok(Pipeline { exchanger, channel, num_micro_batches, training, evaluation, lanes, recompute, is_loaded: false })
+        Ok(Pipeline {
+            exchanger,
+            channel,
+            num_micro_batches,
+            training,
+            evaluation,
+            lanes,
+            recompute,
+            is_loaded: false,
+        })
     }
 
     /// The number of micro-batches of a step.
@@ -397,23 +391,4 @@ impl<'a, D: Device> Pipeline<'a, D> {
         }
         Ok(())
     }
-}
-
-/// Puts the samples of a micro-batch where the first and the last stage want them.
-fn load<D: Device>(
-    device: &D,
-    stage: &Stage,
-    micro_batch: usize,
-    rows: usize,
-    activations: &mut Activations<D>,
-    source: &mut dyn Source<D>,
-) -> Result<()> {
-    let inputs = if stage.index == 0 { rows * stage.ends().0 } else { 0 };
-    let targets = stage.head.as_ref().map_or(0, |head| rows * head.targets_per_row());
-    if inputs + targets == 0 {
-        return Ok(());
-    }
-    let (input, target_array) = activations.samples();
-    let inputs = device.view_mut(here_mut(input), 0..inputs);
-    source.load(device, micro_batch, inputs, device.view_mut(target_array, 0..targets))
 }

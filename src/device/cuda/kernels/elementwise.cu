@@ -137,6 +137,16 @@ __device__ __forceinline__ void transpose_matrices(
     }
 }
 
+// Row i of `into` becomes the row of `table` whose number is the bits of `numbers[i]`.
+template <class T>
+__device__ __forceinline__ void gather(
+    uint64 len, uint32 columns, const float* table, const float* numbers, T* into) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        uint64 row = __float_as_uint(numbers[at / columns]);
+        into[at] = from_float<T>(table[row * columns + at % columns]);
+    }
+}
+
 #define ELEMENTWISE(T, name)                                                                                        \
     extern "C" __global__ void bias_activation_##name(                                                              \
         int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved, T* output) {       \
@@ -156,6 +166,10 @@ __device__ __forceinline__ void transpose_matrices(
     extern "C" __global__ void transpose_each_##name(                                                               \
         uint64 len, uint32 rows, uint32 columns, const T* input, T* output) {                                       \
         transpose_matrices<T>(len, rows, columns, input, output);                                                   \
+    }                                                                                                               \
+    extern "C" __global__ void gather_rows_##name(                                                                  \
+        uint64 len, uint32 columns, const float* table, const float* numbers, T* into) {                            \
+        gather<T>(len, columns, table, numbers, into);                                                              \
     }                                                                                                               \
     extern "C" __global__ void fill_##name(uint64 len, float value, T* into) {                                      \
         for (uint64 at = thread_index(); at < len; at += num_threads()) {                                           \

@@ -1,0 +1,137 @@
+//! From samples to the arrays of a step: read and uploaded micro-batch by micro-batch, or picked from those that stay on the device.
+
+use std::ops::Range;
+
+use crate::Result;
+use crate::dataset::Batches;
+use crate::device::{Device, Role};
+use crate::observe::{self, Name};
+use crate::parallel::pipeline::Source;
+use crate::parallel::shard;
+
+/// Samples that are read at a time to be kept on the device, in values.
+const CHUNK: usize = 1 << 20;
+
+/// Larger numbers of samples are not told apart by the 32 bits of their numbers.
+const MOST_SAMPLES: usize = u32::MAX as usize;
+
+/// A set of samples that stays on the device, standardised.
+pub(super) struct Resident<D: Device> {
+    inputs: D::Buffer,
+    targets: D::Buffer,
+    /// The numbers of a micro-batch's samples, as bits.
+    numbers: D::Buffer,
+    /// Values of a sample.
+    input_len: usize,
+    target_len: usize,
+    num_samples: usize,
+}
+
+impl<D: Device> Resident<D> {
+    /// Brings all samples of `batches` to the device, if there is room for them there; `rows` is the largest micro-batch. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read.
+    pub(super) fn new(device: &D, batches: &mut Batches, rows: usize) -> Result<Option<Resident<D>>> {
+        let dataset = batches.dataset();
+        let (input_len, target_len) = (dataset.features().len(), dataset.targets().len());
+        let (num_samples, len) = (dataset.num_samples(), input_len + target_len);
+        let bytes = num_samples.saturating_mul(len).saturating_mul(size_of::<f32>());
+        if bytes > device.room_for_samples() || num_samples > MOST_SAMPLES {
+            return Ok(None);
+        }
+        let allocate = |len| device.allocate(len, Role::Exact);
+        let [inputs, targets, numbers] = [num_samples * input_len, num_samples * target_len, rows].map(allocate);
+        let (Ok(mut inputs), Ok(mut targets), Ok(numbers)) = (inputs, targets, numbers) else {
+            // others that share the device were faster; training goes on without
+            return Ok(None);
+        };
+        let chunk = (CHUNK / len).max(1);
+        for start in (0..num_samples).step_by(chunk) {
+            let samples = start..num_samples.min(start + chunk);
+            let range = |len: usize| samples.start * len..samples.end * len;
+            device.write(device.view_mut(&mut inputs, range(input_len)), &mut |inputs| {
+                let targets = device.view_mut(&mut targets, range(target_len));
+                device.write(targets, &mut |targets| batches.read_samples(samples.clone(), inputs, targets))
+            })?;
+        }
+        Ok(Some(Resident { inputs, targets, numbers, input_len, target_len, num_samples }))
+    }
+
+    /// The number of samples.
+    pub(super) fn num_samples(&self) -> usize {
+        self.num_samples
+    }
+}
+
+/// A replica's share of a global batch, in micro-batches.
+pub(super) struct Rows<'b, D: Device> {
+    pub(super) batches: &'b mut Batches,
+    pub(super) resident: Option<&'b mut Resident<D>>,
+    pub(super) step: u64,
+    pub(super) share: Range<usize>,
+    pub(super) parts: Parts,
+}
+
+/// How a share is cut.
+pub(super) enum Parts {
+    /// Into so many parts, as equal as can be.
+    Equal(usize),
+    /// Into parts of so many rows, until none are left.
+    Full(usize),
+}
+
+impl<D: Device> Rows<'_, D> {
+    fn part(&self, micro_batch: usize) -> Range<usize> {
+        let Range { start, end } = self.share;
+        match self.parts {
+            Parts::Equal(num) => {
+                let part = shard(end - start, micro_batch, num);
+                start + part.start..start + part.end
+            }
+            Parts::Full(rows) => end.min(start + micro_batch * rows)..end.min(start + (micro_batch + 1) * rows),
+        }
+    }
+}
+
+impl<D: Device> Source<D> for Rows<'_, D> {
+    fn rows(&self, micro_batch: usize) -> usize {
+        self.part(micro_batch).len()
+    }
+
+    fn load(
+        &mut self,
+        device: &D,
+        micro_batch: usize,
+        inputs: D::ViewMut<'_>,
+        targets: D::ViewMut<'_>,
+    ) -> Result<()> {
+        let part = self.part(micro_batch);
+        let _span = observe::work(Name::Read);
+        let (batches, step) = (&mut *self.batches, self.step);
+        let Some(resident) = &mut self.resident else {
+            let mut targets = Some(targets);
+            return device.write(inputs, &mut |inputs| {
+                let targets = targets.take().expect("a device lets its memory be written once");
+                device.write(targets, &mut |targets| batches.read(step, part.clone(), inputs, targets))
+            });
+        };
+        let Resident { inputs: all_inputs, targets: all_targets, numbers, input_len, target_len, num_samples } =
+            &mut **resident;
+        let rows = part.len();
+        device.write(device.view_mut(numbers, 0..rows), &mut |numbers| {
+            for (number, sample) in numbers.iter_mut().zip(batches.samples(step, part.clone())) {
+                *number = f32::from_bits(*sample as u32);
+            }
+            Ok(())
+        })?;
+        let numbers = device.view(numbers, 0..rows);
+        device.gather_rows(*input_len, device.view(all_inputs, 0..*num_samples * *input_len), numbers, inputs);
+        if *target_len > 0 {
+            let table = device.view(all_targets, 0..*num_samples * *target_len);
+            device.gather_rows(*target_len, table, numbers, targets);
+        }
+        Ok(())
+    }
+}
