@@ -14,11 +14,11 @@ use crate::Result;
 
 mod cpu;
 pub mod cuda;
-mod portable;
+pub mod portable;
 mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
-pub use cuda::{Cuda, Precision};
+pub use cuda::{Cuda, CudaBuffer, Precision};
 pub use portable::{Departure, Portable};
 pub use shapes::{
     Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,

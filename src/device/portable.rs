@@ -6,6 +6,62 @@
 //! received *arrives*: its values are copied back before whatever the device is told to do next.
 //!
 //! The processor's memory is its own message, and nothing is copied.
+//!
+//! So the race with the device that every user of CUDA and MPI knows does not compile. This does:
+//!
+//! ```no_run
+//! use phalanx::comm::{Communicator, DeviceCommunicator};
+//! use phalanx::device::{Cuda, CudaBuffer, Departure, Device, Portable};
+//!
+//! fn send(communicator: &Communicator, device: &Cuda, gradients: CudaBuffer) -> phalanx::Result<()> {
+//!     let departing = gradients.depart(0..10)?;
+//!     let (message, _rest) = departing.wait();
+//!     communicator.start_send::<f32, _>(message, 1, 0)?.wait();
+//!     Ok(())
+//! }
+//!
+//! fn send_and_clear(communicator: &DeviceCommunicator, device: &Cuda, gradients: CudaBuffer) -> phalanx::Result<()> {
+//!     let transfer = communicator.start_send(gradients, 10, 1, 0)?;
+//!     let mut gradients = transfer.wait()?;
+//!     device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A buffer that the device may still be writing is no message:
+//!
+//! ```compile_fail,E0277
+//! # use phalanx::comm::Communicator;
+//! # use phalanx::device::CudaBuffer;
+//! fn send(communicator: &Communicator, gradients: CudaBuffer) -> phalanx::Result<()> {
+//!     communicator.start_send::<f32, _>(gradients, 1, 0)?.wait();
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Nor is one whose copy to the host is under way:
+//!
+//! ```compile_fail,E0277
+//! # use phalanx::comm::Communicator;
+//! # use phalanx::device::{CudaBuffer, Portable};
+//! fn send(communicator: &Communicator, gradients: CudaBuffer) -> phalanx::Result<()> {
+//!     let departing = gradients.depart(0..10)?;
+//!     communicator.start_send::<f32, _>(departing, 1, 0)?.wait();
+//!     Ok(())
+//! }
+//! ```
+//!
+//! And a buffer that is away cannot be computed with:
+//!
+//! ```compile_fail,E0382
+//! # use phalanx::comm::DeviceCommunicator;
+//! # use phalanx::device::{Cuda, CudaBuffer, Device};
+//! fn send(communicator: &DeviceCommunicator, device: &Cuda, mut gradients: CudaBuffer) -> phalanx::Result<()> {
+//!     let transfer = communicator.start_send(gradients, 10, 1, 0)?;
+//!     device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
+//!     transfer.wait().map(|_| ())
+//! }
+//! ```
 
 use std::ops::Range;
 

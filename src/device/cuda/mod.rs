@@ -32,15 +32,14 @@ use super::{
     Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
     totals,
 };
-use crate::{Error, Result};
+use crate::Result;
 pub use compile::{SOURCES, Source, compile};
-use machine::explain;
 use matmul::Products;
 pub use memory::{CudaBuffer, CudaView, CudaViewMut, Pinned};
 use memory::{DeviceMemory, Format};
 pub use portable::Departing;
-use readings::Readings;
 pub use readings::TotalsReading;
+use readings::{MAILBOX_LEN, Readings};
 pub use recording::Recording;
 pub use shared::Counters;
 use shared::Shared;
@@ -56,9 +55,6 @@ pub enum Precision {
     /// Factors kept in bf16, 7 bits of mantissa, sums in `f32`.
     Bf16,
 }
-
-/// Values that the host reads often, such as a step's sums, come by a short way: up to this many.
-const MAILBOX_LEN: usize = 1024;
 
 /// A GPU as a [`Device`].
 pub struct Cuda {
@@ -176,30 +172,7 @@ impl Device for Cuda {
     }
 
     fn read(&self, from: CudaView<'_>, look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        if from.format == Format::Bf16 {
-            let mut wide = self.allocate(from.len, Role::Exact)?;
-            self.copy(from, wide.view_mut(0..from.len));
-            return self.read(wide.view(0..from.len), look);
-        }
-        if from.len > MAILBOX_LEN {
-            self.shared.synchronise();
-            self.shared.check()?;
-            let mut values = vec![0.0; from.len];
-            // SAFETY: both hold that many values; the call returns when they have arrived.
-            let outcome = unsafe { result::memcpy_dtoh_sync(&mut values, from.pointer) };
-            outcome.map_err(|error| Error::failed("copying from the device", explain(error)))?;
-            return look(&values);
-        }
-        let mut mailbox = self.mailbox.borrow_mut();
-        let values = &mut mailbox.as_mut()[..from.len];
-        if !values.is_empty() {
-            // SAFETY: as above; the stream is waited for before anyone looks.
-            let outcome = unsafe { result::memcpy_dtoh_async(values, from.pointer, self.shared.compute.cu_stream()) };
-            self.shared.note("copying from the device", outcome);
-            self.shared.synchronise();
-        }
-        self.shared.check()?;
-        look(values)
+        self.read_values(from, look)
     }
 
     fn start_totals(&self, sums: CudaView<'_>) -> Result<TotalsReading> {

@@ -1,14 +1,19 @@
-//! A step's sums on their way to the host, while the device goes on with the next step.
+//! From the device to the host: values that the host waits for, and a step's sums, which come while the device goes on with the next.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use cudarc::driver::{CudaEvent, result};
 
-use super::memory::{CudaView, Pinned};
+use super::Cuda;
+use super::machine::explain;
+use super::memory::{CudaView, Format, Pinned};
 use super::shared::Shared;
-use crate::Result;
-use crate::device::totals;
+use crate::device::{Device, Role, totals};
+use crate::{Error, Result};
+
+/// Up to this many values come by a short way, through memory that is there for it.
+pub(super) const MAILBOX_LEN: usize = 1024;
 
 /// Readings that may be under way at the same time.
 const MOST: usize = 4;
@@ -48,5 +53,35 @@ impl Readings {
         shared.wait_for(event);
         shared.check()?;
         Ok(std::array::from_fn(|total| pinned.as_ref()[total]))
+    }
+}
+
+impl Cuda {
+    /// See [`Device::read`].
+    pub(super) fn read_values(&self, from: CudaView<'_>, look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        if from.format == Format::Bf16 {
+            let mut wide = self.allocate(from.len, Role::Exact)?;
+            self.copy(from, wide.view_mut(0..from.len));
+            return self.read(wide.view(0..from.len), look);
+        }
+        if from.len > MAILBOX_LEN {
+            self.shared.synchronise();
+            self.shared.check()?;
+            let mut values = vec![0.0; from.len];
+            // SAFETY: both hold that many values; the call returns when they have arrived.
+            let outcome = unsafe { result::memcpy_dtoh_sync(&mut values, from.pointer) };
+            outcome.map_err(|error| Error::failed("copying from the device", explain(error)))?;
+            return look(&values);
+        }
+        let mut mailbox = self.mailbox.borrow_mut();
+        let values = &mut mailbox.as_mut()[..from.len];
+        if !values.is_empty() {
+            // SAFETY: as above; the stream is waited for before anyone looks.
+            let outcome = unsafe { result::memcpy_dtoh_async(values, from.pointer, self.shared.compute.cu_stream()) };
+            self.shared.note("copying from the device", outcome);
+            self.shared.synchronise();
+        }
+        self.shared.check()?;
+        look(values)
     }
 }
