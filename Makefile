@@ -2,11 +2,12 @@
 # make test    every test
 # make soak    200 interruptions, and every program going on from every other's checkpoint; about ten minutes
 # make bench   steps per second beside the machine's rate of matrix products, bubbles of pipelines, what checkpoints cost
+# make bench-gpu  a step on a GPU beside PyTorch's on the same card, and what the card can do
 # make setup   install what is missing: Open MPI, HDF5, libclang; done by all of the above
 
 MPIEXEC ?= mpiexec
 RANKS ?= 2
-PACKAGES = openmpi-bin libopenmpi-dev libhdf5-dev libclang-dev pkg-config gcc libc6-dev
+PACKAGES = openmpi-bin libopenmpi-dev libhdf5-dev libclang-dev pkg-config g++ libc6-dev
 
 # more ranks than cores is fine here, waiting ranks yield, and containers run as root
 export OMPI_MCA_rmaps_base_oversubscribe = 1
@@ -17,7 +18,7 @@ export PRTE_MCA_hwloc_default_binding_policy = none
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 
-.PHONY: all demo test soak bench setup packages
+.PHONY: all demo test soak bench bench-gpu setup packages
 
 all: setup
 	cargo build --release
@@ -33,6 +34,9 @@ soak: setup
 
 bench: all
 	cargo bench --bench training --bench bubble --bench checkpoints
+
+bench-gpu: all
+	cargo bench --bench gpu
 
 # one line of packages, and only where something is missing
 setup:

@@ -2,6 +2,8 @@
 
 # EDIT: whatever makes MPI and HDF5 available, such as
 # module load openmpi hdf5
+# and, for --device cuda, the toolkit with NVRTC and cuBLASLt, such as
+# module load cuda
 
 # EDIT: where the programs are; here, where `cargo build --release` in the checkout leaves them
 PROGRAMS=${PROGRAMS:-$SLURM_SUBMIT_DIR/target/release}

@@ -4,8 +4,8 @@
 //!
 //! | module | what is in it | may use |
 //! |---|---|---|
-//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `memory`, `observe` |
-//! | [`device`] | arithmetic: the trait [`Device`](device::Device) and the processor; the only place that names `gemm` | |
+//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `device` (in one file), `memory`, `observe` |
+//! | [`device`] | arithmetic: the trait [`Device`](device::Device), the processor and NVIDIA GPUs; the only place that names `gemm` and CUDA | `memory` |
 //! | [`memory`] | large arrays on huge pages | |
 //! | [`observe`] | what a rank did when, for traces | |
 //! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
@@ -25,7 +25,8 @@
 //!   repeated gives the same bits.
 //! * The path of an error that one rank has alone runs no collective: it ends the job at once. An error that all ranks share has
 //!   been agreed on.
-//! * A training step with one thread a rank allocates nothing of ours once it is under way.
+//! * A training step with one thread a rank, or on a GPU, allocates nothing of ours once it is under way.
+//! * MPI is given a buffer of a device only as a message, when the device is done with it; anything else does not compile.
 //!
 //! # Deliberately absent
 //!

@@ -5,8 +5,11 @@
 //! between layers, so that the innermost loop of a convolution runs over consecutive memory whatever the image's width;
 //! [`Device::transpose_each`] turns them to channels first where a `Linear` layer with PyTorch's weight order follows.
 //!
-//! Nothing here knows what a layer, a parameter name or a rank is. `cpu/matmul.rs` is the only place
-//! that names `gemm`.
+//! `cpu/` is the plain truth that `cuda/` is tested against, file by file under the same names. Operations of a GPU only begin when
+//! they are called, so they return nothing; what goes wrong is returned by the next transfer to or from the host.
+//!
+//! Nothing here knows what a layer, a parameter name or a rank is. `cpu/matmul.rs` is the only place that names `gemm`, `cuda/`
+//! the only one that names CUDA.
 
 use std::ops::Range;
 

@@ -1,0 +1,269 @@
+//! How fast a step is on a GPU, beside PyTorch on the same card and what the card can do: `cargo bench --bench gpu`.
+//!
+//! Everything is measured in one run, a minute or two long. PyTorch's figures come from `benches/pytorch.py`, the better of its usual
+//! way and a CUDA graph, and are left out where there is no PyTorch that sees the GPU.
+
+use std::error::Error;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use phalanx::comm::{Grid, GridShape, World};
+use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
+use phalanx::device::cuda::Counters;
+use phalanx::device::{Activation, Cuda, Device, LinearShape, Precision, Role, WeightLayout};
+use phalanx::nn::{Features, Initial, Model, Network};
+use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::parallel::data::SyncSettings;
+use phalanx::parallel::layout::Plan;
+use phalanx::parallel::tensor::Split;
+use phalanx::train::{Trainer, TrainerSettings};
+
+/// Seconds that each thing is measured for.
+const SECONDS: f64 = 2.0;
+
+/// Steps before the measurement: products find out how they are best done, and the step is recorded.
+const WARM_UP: u64 = 5;
+
+struct Case {
+    /// As `pytorch.py` knows it.
+    name: &'static str,
+    model: Kind,
+    batch_size: usize,
+    precision: Precision,
+    /// How much faster than PyTorch's best it is meant to be.
+    goal: f64,
+}
+
+enum Kind {
+    DeepMlp { width: usize, layers: usize },
+    LeNet,
+}
+
+const CASES: [Case; 4] = [
+    Case {
+        name: "deep-mlp 16384 x 8192 x 4",
+        model: Kind::DeepMlp { width: 8192, layers: 4 },
+        batch_size: 16384,
+        precision: Precision::Bf16,
+        goal: 1.2,
+    },
+    Case {
+        name: "deep-mlp 4096 x 4096 x 8",
+        model: Kind::DeepMlp { width: 4096, layers: 8 },
+        batch_size: 4096,
+        precision: Precision::Bf16,
+        goal: 1.25,
+    },
+    Case {
+        name: "deep-mlp 128 x 1024 x 4",
+        model: Kind::DeepMlp { width: 1024, layers: 4 },
+        batch_size: 128,
+        precision: Precision::Bf16,
+        goal: 1.8,
+    },
+    Case { name: "lenet 128", model: Kind::LeNet, batch_size: 128, precision: Precision::F32, goal: 4.0 },
+];
+
+/// What the card does at best.
+struct Limits {
+    /// Products in bf16, operations a second.
+    products: f64,
+    /// Bytes read and written a second.
+    memory: f64,
+}
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let world = World::start()?;
+    let device = match Cuda::open(0, Precision::Bf16) {
+        Ok(device) => device,
+        Err(error) => {
+            println!("left out: {error}");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    println!("{}", device.name());
+    let limits = Limits { products: product_rate(&device)?, memory: copy_rate(&device)? };
+    println!(
+        "products of 8192 x 8192 x 8192 in bf16: {:.0} TFLOP/s; copies: {:.2} TB/s",
+        limits.products / 1e12,
+        limits.memory / 1e12
+    );
+    drop(device);
+    println!(
+        "{:<26} {:>9} {:>10} {:>9} {:>7} {:>6} {:>9} {:>9} {:>9}  launches, waits, allocations a step",
+        "model", "ms/step", "samples/s", "PyTorch", "ratio", "goal", "TFLOP/s", "products", "memory"
+    );
+    for case in &CASES {
+        report(&world, case, &limits)?;
+    }
+    println!(
+        "PyTorch: ms a step, the better of its usual way and a CUDA graph; products, memory: the share of the step that these"
+    );
+    println!(
+        "would take alone at the rates above, counting the operations of products and the bytes of parameters and activations"
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(world: &World, case: &Case, limits: &Limits) -> Result<(), Box<dyn Error>> {
+    let (seconds, counters) = measure(world, case)?;
+    let torch = pytorch(case.name);
+    let (operations, bytes) = case.work();
+    let ratio = torch.map_or("-".into(), |torch| format!("{:.2}x", torch / seconds));
+    println!(
+        "{:<26} {:>9.3} {:>10.0} {:>9} {ratio:>7} {:>5}x {:>9.1} {:>8.0}% {:>8.0}%  {:.1}, {:.1}, {:.1}",
+        case.name,
+        seconds * 1e3,
+        case.batch_size as f64 / seconds,
+        torch.map_or("-".into(), |torch| format!("{:.3}", torch * 1e3)),
+        case.goal,
+        operations / seconds / 1e12,
+        100.0 * operations / limits.products / seconds,
+        100.0 * bytes / limits.memory / seconds,
+        counters[0],
+        counters[1],
+        counters[2],
+    );
+    Ok(())
+}
+
+impl Case {
+    fn model(&self) -> phalanx::Result<(Model, Targets)> {
+        match self.model {
+            Kind::DeepMlp { width, layers } => {
+                Ok((Network::deep_mlp(width, layers).build(Features::Flat(width))?, Targets::Nothing))
+            }
+            Kind::LeNet => {
+                let image = Features::Image { height: 28, width: 28, channels: 1 };
+                Ok((Network::lenet(10).build(image)?, Targets::Classes(10)))
+            }
+        }
+    }
+
+    /// Operations of a step's products, and bytes that it has to read and write at least.
+    fn work(&self) -> (f64, f64) {
+        match self.model {
+            // forward, weights, and inputs of all layers but the first
+            Kind::DeepMlp { width, layers } => {
+                let (rows, width, layers) = (self.batch_size as f64, width as f64, layers as f64);
+                let operations = 2.0 * rows * width * width * (3.0 * layers - 1.0);
+                // AdamW reads four f32 and writes three and a bf16 for each parameter, whose gradient is written before; a layer
+                // writes its output and what it saves, and reads both again with the gradient, in bf16
+                let bytes = layers * (34.0 * width * width + 14.0 * rows * width);
+                (operations, bytes)
+            }
+            Kind::LeNet => (self.batch_size as f64 * (961e3 + 961e3 + 673e3), 0.0),
+        }
+    }
+}
+
+/// The seconds of a step, and what the host did in each.
+fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>> {
+    let device = Cuda::open(0, case.precision)?;
+    let grid = Grid::new(world, GridShape::data(1))?;
+    let (model, targets) = case.model()?;
+    let plan = Plan::single_stage(&model, 1, Split::Pairs)?;
+    let rule = if targets == Targets::Nothing { Rule::AdamW } else { Rule::Sgd };
+    let sync = SyncSettings { bucket_bytes: 25_000_000, reduction: None, overlap: true, clip_norm: None };
+    let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(rule) };
+    let settings = TrainerSettings { batch_size: case.batch_size, sync, optimizer, seed: 1 };
+    let mut trainer = Trainer::new(&device, &grid, &model, &plan, settings)?;
+    let set = Synthetic::open(model.input, targets, 0, case.batch_size, 1)?;
+    let sampler = Sampler::new(case.batch_size, case.batch_size, Order::Sequential, 1);
+    let mut batches = Batches::new(set, sampler, None);
+    trainer.keep_samples(&mut batches)?;
+    let (mut step, mut behind) = (0, None);
+    let mut advance = |num: u64| -> phalanx::Result<()> {
+        for _ in 0..num {
+            let started = trainer.start_step(step, 1e-4, &mut batches)?;
+            if let Some(earlier) = behind.replace(started) {
+                trainer.finish_step(earlier, Default::default())?;
+            }
+            step += 1;
+        }
+        match behind.take() {
+            Some(last) => trainer.finish_step(last, Default::default()).map(|_| ()),
+            None => Ok(()),
+        }
+    };
+    advance(WARM_UP)?;
+    let start = Instant::now();
+    advance(10)?;
+    let num = ((SECONDS / (start.elapsed().as_secs_f64() / 10.0)) as u64).clamp(10, 50_000);
+    let (before, start) = (device.counters(), Instant::now());
+    advance(num)?;
+    let seconds = start.elapsed().as_secs_f64() / num as f64;
+    let after = device.counters();
+    let each = |count: fn(&Counters) -> u64| (count(&after) - count(&before)) as f64 / num as f64;
+    let launches = each(|counters| counters.launches + counters.replays);
+    Ok((seconds, [launches, each(|counters| counters.synchronisations), each(|counters| counters.allocations)]))
+}
+
+/// PyTorch's seconds for a step, if there is a PyTorch that sees the GPU.
+fn pytorch(name: &str) -> Option<f64> {
+    let here = Path::new("benches/pytorch.py");
+    let there = Path::new(env!("CARGO_MANIFEST_DIR")).join(here);
+    let script = if here.exists() { here } else { &there };
+    let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
+    let done = Command::new(python).arg(script).arg(name).output().ok()?;
+    let line = String::from_utf8_lossy(&done.stdout).trim().to_owned();
+    if line.is_empty() {
+        eprintln!(
+            "no figures of PyTorch: {}",
+            String::from_utf8_lossy(&done.stderr).lines().last().unwrap_or_default()
+        );
+    }
+    line.split_whitespace()
+        .filter_map(|milliseconds| milliseconds.parse::<f64>().ok())
+        .reduce(f64::min)
+        .map(|ms| ms / 1e3)
+}
+
+/// The seconds of what `start` starts, many times over.
+fn time(device: &Cuda, mut start: impl FnMut(&Cuda)) -> phalanx::Result<f64> {
+    let end = device.allocate(1, Role::Exact)?;
+    let wait = || device.read(device.view(&end, 0..1), &mut |_| Ok(()));
+    let mut run = |num: u64| -> phalanx::Result<f64> {
+        wait()?;
+        let began = Instant::now();
+        (0..num).for_each(|_| start(device));
+        wait()?;
+        Ok(began.elapsed().as_secs_f64() / num as f64)
+    };
+    run(5)?;
+    let once = run(10)?;
+    run((SECONDS / once).clamp(10.0, 1e5) as u64)
+}
+
+/// Products of random numbers, operations a second.
+fn product_rate(device: &Cuda) -> phalanx::Result<f64> {
+    const SIZE: usize = 8192;
+    let len = SIZE * SIZE;
+    let shape = LinearShape { rows: SIZE, inputs: SIZE, outputs: SIZE, layout: WeightLayout::InputsByOutputs };
+    let random = |name: &str, role| -> phalanx::Result<_> {
+        let mut buffer = device.allocate(len, role)?;
+        device.write(device.view_mut(&mut buffer, 0..len), &mut |values| {
+            Initial::Normal { deviation: 1.0 }.fill(1, name, 0, values);
+            Ok(())
+        })?;
+        Ok(buffer)
+    };
+    let (left, right) = (random("left", Role::Activations)?, random("right", Role::Parameters)?);
+    let (mut product, mut none) = (device.allocate(len, Role::Activations)?, device.allocate(0, Role::Activations)?);
+    let seconds = time(device, |device| {
+        let [saved, output] =
+            [(&mut none, 0), (&mut product, len)].map(|(buffer, len)| device.view_mut(buffer, 0..len));
+        let (left, right) = (device.view(&left, 0..len), device.view(&right, 0..len));
+        device.linear_forward(&shape, left, right, None, Activation::Identity, saved, output);
+    })?;
+    Ok(2.0 * (SIZE as f64).powi(3) / seconds)
+}
+
+/// Bytes read and written a second.
+fn copy_rate(device: &Cuda) -> phalanx::Result<f64> {
+    const LEN: usize = 1 << 28;
+    let (from, mut into) = (device.allocate(LEN, Role::Exact)?, device.allocate(LEN, Role::Exact)?);
+    let seconds = time(device, |device| device.copy(device.view(&from, 0..LEN), device.view_mut(&mut into, 0..LEN)))?;
+    Ok(2.0 * 4.0 * LEN as f64 / seconds)
+}
