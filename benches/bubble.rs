@@ -182,7 +182,20 @@ impl Device for Sleeper {
 
     fn copy(&self, _: &[f32], _: &mut [f32]) {}
     fn copy_block(&self, _: &BlockShape, _: &[f32], _: &mut [f32]) {}
-    fn linear_backward_input(&self, _: &LinearShape, _: &[f32], _: &[f32], _: &mut [f32]) {}
+    fn linear_backward_input(
+        &self,
+        _: &LinearShape,
+        _: &[f32],
+        _: &[f32],
+        _: &mut [f32],
+        _: Option<(Activation, &[f32])>,
+    ) {
+    }
+
+    fn fuses_backward(&self, _: Activation) -> bool {
+        false
+    }
+
     fn activation_forward(&self, _: Activation, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
     fn convolution_forward(
         &self,

@@ -3,6 +3,8 @@
 //! Where there is no GPU the emulator of `tests/cuda_emulator` stands in: it runs the same kernels on the processor, as late and in
 //! as odd an order as CUDA allows.
 
+#[path = "cuda_cases/operations.rs"]
+mod operations;
 #[path = "cuda_cases/twins.rs"]
 mod twins;
 

@@ -172,14 +172,19 @@ pub trait Device {
         accumulate: bool,
     );
 
-    /// `input_gradient = gradient · Wᵀ`, `[rows, inputs]`.
+    /// `input_gradient = gradient · Wᵀ`, `[rows, inputs]`; with `before`, a [fused](Device::fuses_backward) activation and what it
+    /// saved, that before the activation.
     fn linear_backward_input(
         &self,
         shape: &LinearShape,
         gradient: Self::View<'_>,
         weight: Self::View<'_>,
         input_gradient: Self::ViewMut<'_>,
+        before: Option<(Activation, Self::View<'_>)>,
     );
+
+    /// True if [`Device::linear_backward_input`] should go back through an activation before it in the same pass.
+    fn fuses_backward(&self, activation: Activation) -> bool;
 
     /// `output = activation(input)`, elementwise; `saved` as in [`Device::linear_forward`].
     fn activation_forward(

@@ -14,7 +14,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// True if the backward pass cannot do with the outputs alone: the forward pass then saves the derivative.
+    /// True if the backward pass cannot do with the outputs alone: the forward pass then saves the derivative, or what the device
+    /// makes it of.
     pub fn saves(self) -> bool {
         self == Activation::Gelu
     }

@@ -171,14 +171,14 @@ impl Layer {
     }
 
     /// First part of the backward pass: `gradient`, that of the output, becomes what the other two parts want, and the
-    /// bias gets its gradient.
+    /// bias gets its gradient. If `is_turned`, the gradient is there already, and only the bias is left.
     pub fn backward_activation<D: Device>(
         &self,
         device: &D,
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         gradients: &mut FlatBuffer<D>,
-        accumulate: bool,
+        (accumulate, is_turned): (bool, bool),
     ) {
         let (activation, columns, bias) = match self {
             Layer::Linear { outputs: 0, .. } => return,
@@ -190,6 +190,7 @@ impl Layer {
             Layer::Activation(activation, features) => (*activation, features.len(), None),
             Layer::MaxPool(_) | Layer::Flatten { .. } => return,
         };
+        let activation = if is_turned { Activation::Identity } else { activation };
         let saved = if activation.saves() { tape.saved } else { tape.output };
         let bias = bias.map(|bias| gradients.tensor_mut(device, bias));
         device.backward_activation(activation, columns, saved, gradient, bias, accumulate);
@@ -221,7 +222,8 @@ impl Layer {
     }
 
     /// Third part, independent of the second: the gradient of the input. Not for layers that are
-    /// [elementwise](Layer::is_elementwise).
+    /// [elementwise](Layer::is_elementwise). With `before` (see [`Layer::turns_with`]), that before the layer before.
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn backward_input<D: Device>(
         &self,
         device: &D,
@@ -230,13 +232,15 @@ impl Layer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
+        before: Option<(Activation, D::View<'_>)>,
     ) {
         match self {
             Layer::Linear { outputs: 0, .. } => device.fill(input_gradient, 0.0),
             Layer::Linear { inputs: 0, .. } => {}
             Layer::Linear { weight, .. } => {
                 let weight = parameters.tensor(device, *weight);
-                device.linear_backward_input(&self.linear_shape(rows), gradient, weight, input_gradient);
+                let shape = self.linear_shape(rows);
+                device.linear_backward_input(&shape, gradient, weight, input_gradient, before);
             }
             Layer::Convolution { shape, weight } => {
                 let shape = ConvolutionShape { rows, ..*shape };
@@ -250,6 +254,16 @@ impl Layer {
             Layer::Flatten { positions, channels } => {
                 device.transpose_each(*channels, *positions, gradient, input_gradient);
             }
+        }
+    }
+
+    /// The activation of this layer if the layer `after` it can turn its gradient back too, in one pass with that of its own inputs.
+    pub fn turns_with<D: Device>(&self, device: &D, after: &Layer) -> Option<Activation> {
+        match (self, after) {
+            (Layer::Linear { activation, outputs: 1.., .. }, Layer::Linear { outputs: 1.., .. }) => {
+                Some(*activation).filter(|activation| activation.saves() && device.fuses_backward(*activation))
+            }
+            _ => None,
         }
     }
 

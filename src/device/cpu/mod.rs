@@ -223,6 +223,7 @@ impl Device for Cpu {
         gradient: &[f32],
         weight: &[f32],
         input_gradient: &mut [f32],
+        before: Option<(Activation, &[f32])>,
     ) {
         let LinearShape { rows, inputs, outputs, layout } = *shape;
         let right = match layout {
@@ -230,6 +231,13 @@ impl Device for Cpu {
             WeightLayout::InputsByOutputs => Matrix::transposed(weight, outputs, inputs),
         };
         self.multiply(Matrix::new(gradient, rows, outputs), right, input_gradient, false);
+        if let Some((activation, saved)) = before {
+            self.unactivate(activation, inputs, saved, input_gradient, None, false);
+        }
+    }
+
+    fn fuses_backward(&self, _: Activation) -> bool {
+        false
     }
 
     fn activation_forward(&self, activation: Activation, input: &[f32], saved: &mut [f32], output: &mut [f32]) {

@@ -211,7 +211,7 @@ fn check_linear(shape: LinearShape, with_bias: bool) {
         cpu.linear_backward_weight(&shape, &input, &gradient, &mut weight_gradient, false);
         assert_close(&weight_gradient, &weight_expected, 1e-5);
         let mut input_gradient = poison(input.len());
-        cpu.linear_backward_input(&shape, &gradient, &weight, &mut input_gradient);
+        cpu.linear_backward_input(&shape, &gradient, &weight, &mut input_gradient, None);
         assert_close(&input_gradient, &input_expected, 1e-5);
     }
 }

@@ -1,6 +1,6 @@
 //! Linear layers as products.
 
-use super::matmul::{Epilogue, Operand, Product};
+use super::matmul::{Epilogue, Follow, Operand, Product};
 use super::memory::{CudaView, CudaViewMut, Format};
 use super::{Cuda, Precision};
 use crate::device::{Activation, LinearShape, WeightLayout};
@@ -29,23 +29,31 @@ impl Cuda {
         let LinearShape { rows, inputs, outputs, layout } = *shape;
         assert!(input.len == rows * inputs && weight.len == inputs * outputs && output.len == rows * outputs);
         assert!(bias.is_none_or(|bias| bias.len == outputs));
-        // what cuBLASLt can do on the way: its GELU is an approximation, and it has no tanh
-        let fuses = matches!(activation, Activation::Identity | Activation::Relu);
-        let fused_bias = bias.filter(|_| fuses).map_or(0, |bias| self.operand(bias, false).pointer);
-        self.products.multiply(
-            &self.shared,
-            &Product {
-                size: [outputs, rows, inputs],
-                left: self.operand(weight, layout == WeightLayout::OutputsByInputs),
-                right: self.operand(input, false),
-                result: (output.pointer, output.format),
-                accumulate: false,
-                epilogue: Epilogue { bias: fused_bias, relu: activation == Activation::Relu },
-            },
-        );
-        if !fuses {
-            self.activate(activation, outputs, output.read(), bias, saved, output);
+        // what cuBLASLt can do on the way: it has no tanh, and its GELU is an approximation, as good as bf16
+        let epilogue = match activation {
+            Activation::Identity => Some(Follow::Nothing),
+            Activation::Relu => Some(Follow::Relu),
+            Activation::Gelu if output.format == Format::Bf16 => Some(Follow::Gelu { saves: saved.pointer }),
+            Activation::Gelu | Activation::Tanh => None,
+        };
+        let mut product = Product {
+            size: [outputs, rows, inputs],
+            left: self.operand(weight, layout == WeightLayout::OutputsByInputs),
+            right: self.operand(input, false),
+            result: (output.pointer, output.format),
+            accumulate: false,
+            epilogue: Epilogue::NONE,
+        };
+        if let Some(follow) = epilogue {
+            let bias = bias.map_or(0, |bias| self.operand(bias, false).pointer);
+            let fused = Product { epilogue: Epilogue { bias, follow }, ..product };
+            if self.products.multiply(&self.shared, &fused) {
+                return;
+            }
+            product.epilogue = Epilogue::NONE;
         }
+        self.products.must_multiply(&self.shared, &product);
+        self.activate(activation, outputs, output.read(), bias, saved, output);
     }
 
     pub(super) fn backward_weight(
@@ -63,7 +71,7 @@ impl Cuda {
             WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
             WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
         };
-        self.products.multiply(
+        self.products.must_multiply(
             &self.shared,
             &Product {
                 size,
@@ -82,20 +90,32 @@ impl Cuda {
         gradient: CudaView<'_>,
         weight: CudaView<'_>,
         input_gradient: &CudaViewMut<'_>,
+        before: Option<(Activation, CudaView<'_>)>,
     ) {
         let LinearShape { rows, inputs, outputs, layout } = *shape;
         assert!(gradient.len == rows * outputs && weight.len == inputs * outputs);
         assert_eq!(input_gradient.len, rows * inputs);
-        self.products.multiply(
-            &self.shared,
-            &Product {
-                size: [inputs, rows, outputs],
-                left: self.operand(weight, layout == WeightLayout::InputsByOutputs),
-                right: self.operand(gradient, false),
-                result: (input_gradient.pointer, input_gradient.format),
-                accumulate: false,
-                epilogue: Epilogue::NONE,
-            },
-        );
+        let product = Product {
+            size: [inputs, rows, outputs],
+            left: self.operand(weight, layout == WeightLayout::InputsByOutputs),
+            right: self.operand(gradient, false),
+            result: (input_gradient.pointer, input_gradient.format),
+            accumulate: false,
+            epilogue: Epilogue::NONE,
+        };
+        if let Some((Activation::Gelu, saved)) = before
+            && input_gradient.format == Format::Bf16
+        {
+            assert!(saved.len == input_gradient.len && saved.format == Format::Bf16);
+            let follow = Follow::GeluBackward { saved: saved.pointer };
+            let fused = Product { epilogue: Epilogue { bias: 0, follow }, ..product };
+            if self.products.multiply(&self.shared, &fused) {
+                return;
+            }
+        }
+        self.products.must_multiply(&self.shared, &product);
+        if let Some((activation, saved)) = before {
+            self.unactivate(activation, inputs, saved, input_gradient, None, false);
+        }
     }
 }

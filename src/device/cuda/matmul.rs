@@ -30,17 +30,66 @@ pub(super) struct Operand {
     pub(super) transposed: bool,
 }
 
-/// What follows a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What follows a product in the same pass.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Epilogue {
     /// Added to every column; 0 for none.
     pub(super) bias: u64,
-    pub(super) relu: bool,
+    pub(super) follow: Follow,
+}
+
+/// The function at the end of a product.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Follow {
+    Nothing,
+    Relu,
+    /// GELU, with its argument left in `saves`.
+    Gelu {
+        saves: u64,
+    },
+    /// Times the derivative of GELU where its argument is in `saved`.
+    GeluBackward {
+        saved: u64,
+    },
 }
 
 impl Epilogue {
     /// Nothing.
-    pub(super) const NONE: Epilogue = Epilogue { bias: 0, relu: false };
+    pub(super) const NONE: Epilogue = Epilogue { bias: 0, follow: Follow::Nothing };
+
+    /// The library's name for it.
+    fn kind(self) -> cublasLtEpilogue_t {
+        match (self.follow, self.bias != 0) {
+            (Follow::Nothing, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            (Follow::Nothing, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            (Follow::Relu, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU,
+            (Follow::Relu, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
+            (Follow::Gelu { .. }, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
+            (Follow::Gelu { .. }, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            (Follow::GeluBackward { .. }, _) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
+        }
+    }
+
+    /// What it saves or has saved; 0 for nothing.
+    fn auxiliary(self) -> u64 {
+        match self.follow {
+            Follow::Nothing | Follow::Relu => 0,
+            Follow::Gelu { saves: pointer } | Follow::GeluBackward { saved: pointer } => pointer,
+        }
+    }
+
+    /// # Safety
+    /// `desc` is there.
+    unsafe fn set_pointers(self, desc: sys::cublasLtMatmulDesc_t) -> std::result::Result<(), CublasError> {
+        let pointers = [
+            (DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.bias),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, self.auxiliary()),
+        ];
+        pointers.iter().filter(|(_, pointer)| *pointer != 0).try_for_each(|(attribute, pointer)| {
+            // SAFETY: the caller's promise; both attributes are pointers.
+            unsafe { set_desc(desc, *attribute, pointer) }
+        })
+    }
 }
 
 /// result = (result +) left · right, all column-major, followed by the epilogue; `left` is `m × k`, `right` `k × n`.
@@ -60,10 +109,10 @@ struct Key {
     size: [usize; 3],
     formats: [Format; 3],
     transposed: [bool; 2],
-    has_bias: bool,
-    relu: bool,
+    epilogue: cublasLtEpilogue_t,
     accumulate: bool,
-    alignments: [u32; 3],
+    /// Of the operands, the result and what the epilogue reads or saves.
+    alignments: [u32; 4],
 }
 
 /// How.
@@ -78,7 +127,8 @@ pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceMemory,
     precision: Precision,
-    plans: RefCell<HashMap<Key, Plan>>,
+    /// Nothing for those that the library cannot do.
+    plans: RefCell<HashMap<Key, Option<Plan>>>,
 }
 
 impl Products {
@@ -88,22 +138,35 @@ impl Products {
         Ok(Products { handle, workspace, precision, plans: RefCell::default() })
     }
 
-    /// Starts a product in the computing stream.
-    pub(super) fn multiply(&self, shared: &Shared, product: &Product) {
-        let [m, n, k] = product.size;
-        if let Err(error) = self.try_multiply(shared, product) {
-            shared.fail(&format!("multiplying {m} × {k} by {k} × {n}"), format!("cuBLASLt says {error}"));
+    /// Starts a product in the computing stream; false if the library cannot do it in one pass.
+    pub(super) fn multiply(&self, shared: &Shared, product: &Product) -> bool {
+        match self.try_multiply(shared, product) {
+            Ok(done) => done,
+            Err(error) => {
+                fail(shared, product, &format!("cuBLASLt says {error}"));
+                true
+            }
         }
     }
 
-    fn try_multiply(&self, shared: &Shared, product: &Product) -> std::result::Result<(), CublasError> {
+    /// Starts a product that the library can do.
+    pub(super) fn must_multiply(&self, shared: &Shared, product: &Product) {
+        if !self.multiply(shared, product) {
+            fail(shared, product, "cuBLASLt knows no way");
+        }
+    }
+
+    fn try_multiply(&self, shared: &Shared, product: &Product) -> std::result::Result<bool, CublasError> {
         let mut plans = self.plans.borrow_mut();
         let key = Key::of(product);
         if !plans.contains_key(&key) {
-            let plan = self.plan(product, &key)?;
+            let plan = match self.plan(product, &key) {
+                Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => None,
+                found => Some(found?),
+            };
             plans.insert(Key::of(product), plan);
         }
-        let plan = &plans[&key];
+        let Some(plan) = &plans[&key] else { return Ok(false) };
         let (one, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
         let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let device = |pointer: u64| pointer as *mut c_void;
@@ -111,10 +174,7 @@ impl Products {
         // SAFETY: the plan's descriptions are of these operands; the pointers are to memory of their lengths, which is freed only
         // after the stream has been waited for; the bias's address is read when the product is started.
         unsafe {
-            if product.epilogue.bias != 0 {
-                let attribute = DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-                set_desc(plan.desc, attribute, &product.epilogue.bias)?;
-            }
+            product.epilogue.set_pointers(plan.desc)?;
             result::matmul(
                 self.handle,
                 plan.desc,
@@ -132,8 +192,9 @@ impl Products {
                 device(self.workspace.pointer()),
                 WORKSPACE_BYTES,
                 shared.compute.cu_stream().cast(),
-            )
+            )?;
         }
+        Ok(true)
     }
 
     fn plan(&self, product: &Product, key: &Key) -> std::result::Result<Plan, CublasError> {
@@ -156,24 +217,19 @@ impl Products {
             [operand(&product.left, m, k)?, operand(&product.right, k, n)?, layout(product.result.1, m, n)?];
         let desc = result::create_matmul_desc(compute, cudaDataType_t::CUDA_R_32F)?;
         let preference = result::create_matmul_pref()?;
-        let epilogue = match (key.has_bias, key.relu) {
-            (false, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-            (false, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU,
-            (true, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            (true, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
-        };
         // SAFETY: all descriptions were made here; each attribute is given as a value of its type.
         unsafe {
             let transposition = |transposed: bool| i32::from(transposed);
             set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposition(product.left.transposed))?;
             set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposition(product.right.transposed))?;
-            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            if key.has_bias {
-                set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &product.epilogue.bias)?;
+            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &key.epilogue)?;
+            product.epilogue.set_pointers(desc)?;
+            if product.epilogue.auxiliary() != 0 {
+                set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(m as i64))?;
             }
             let workspace = WORKSPACE_BYTES as u64;
             set_preference(preference, PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace)?;
-            let [a, b, c] = key.alignments;
+            let [a, b, c, _] = key.alignments;
             for (attribute, alignment) in [
                 (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a),
                 (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b),
@@ -194,7 +250,7 @@ impl Drop for Products {
     fn drop(&mut self) {
         // SAFETY: each was made here and is destroyed once; an error here has nobody to go to.
         unsafe {
-            for plan in self.plans.borrow().values() {
+            for plan in self.plans.borrow().values().flatten() {
                 let _ = result::destroy_matmul_desc(plan.desc);
                 for layout in plan.layouts {
                     let _ = result::destroy_matrix_layout(layout);
@@ -214,10 +270,9 @@ impl Key {
             size,
             formats: [left.format, right.format, result.1],
             transposed: [left.transposed, right.transposed],
-            has_bias: epilogue.bias != 0,
-            relu: epilogue.relu,
+            epilogue: epilogue.kind(),
             accumulate,
-            alignments: [alignment(left.pointer), alignment(right.pointer), alignment(result.0)],
+            alignments: [left.pointer, right.pointer, result.0, epilogue.auxiliary()].map(alignment),
         }
     }
 }
@@ -227,6 +282,11 @@ fn data_type(format: Format) -> cudaDataType_t {
         Format::F32 => cudaDataType_t::CUDA_R_32F,
         Format::Bf16 => cudaDataType_t::CUDA_R_16BF,
     }
+}
+
+fn fail(shared: &Shared, product: &Product, why: &str) {
+    let [m, n, k] = product.size;
+    shared.fail(&format!("multiplying {m} × {k} by {k} × {n}"), why);
 }
 
 fn failed(doing: &str, error: CublasError) -> Error {

@@ -242,8 +242,13 @@ impl Device for Cuda {
         gradient: CudaView<'_>,
         weight: CudaView<'_>,
         input_gradient: CudaViewMut<'_>,
+        before: Option<(Activation, CudaView<'_>)>,
     ) {
-        self.backward_input(shape, gradient, weight, &input_gradient);
+        self.backward_input(shape, gradient, weight, &input_gradient, before);
+    }
+
+    fn fuses_backward(&self, activation: Activation) -> bool {
+        self.precision == Precision::Bf16 && activation == Activation::Gelu
     }
 
     fn activation_forward(

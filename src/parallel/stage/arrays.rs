@@ -23,6 +23,8 @@ pub struct Inner<D: Device> {
 /// The gradients of one micro-batch's values.
 pub struct Gradients<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
+    /// Which of them have been turned back through the activation before them.
+    pub(super) is_turned: Vec<bool>,
 }
 
 impl<D: Device> Activations<D> {
@@ -121,6 +123,7 @@ impl Stage {
             let width = self.widths[position.expect("arrays are numbered without gaps")];
             values.push(Some(exchanger.device.allocate(exchanger.padded(rows * width), Role::Activations)?));
         }
-        Ok(Gradients { values })
+        let is_turned = vec![false; values.len()];
+        Ok(Gradients { values, is_turned })
     }
 }

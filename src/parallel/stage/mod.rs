@@ -18,7 +18,7 @@ pub use arrays::{Activations, Gradients, Inner};
 use super::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
-use crate::device::{Device, LossShape, totals};
+use crate::device::{Activation, Device, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
 use crate::observe::{self, Name};
 
@@ -259,14 +259,17 @@ impl Stage {
         let mut started = None;
         if pass != Pass::Weights {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-            layer.backward_activation(device, &tape, gradient, context.gradients, context.accumulate.biases);
+            let how = (context.accumulate.biases, std::mem::take(&mut gradients.is_turned[from]));
+            layer.backward_activation(device, &tape, gradient, context.gradients, how);
             if self.needs_gradient(at) {
                 if !layer.is_elementwise() {
+                    let into = self.gradient[at];
+                    let turned = self.turned_with(device, at, rows, activations);
+                    gradients.is_turned[into] = turned.is_some();
                     let (before, after) = gradients.values.split_at_mut(from);
                     let gradient = device.view(here(&after[0]), 0..len);
-                    let input = here_mut(&mut before[self.gradient[at]]);
-                    let input = device.view_mut(input, 0..rows * self.widths[at]);
-                    layer.backward_input(device, context.parameters, rows, &tape, gradient, input);
+                    let input = device.view_mut(here_mut(&mut before[into]), 0..rows * self.widths[at]);
+                    layer.backward_input(device, context.parameters, rows, &tape, gradient, input, turned);
                 }
                 if let Some(Piece::Exchange(exchange)) = at.checked_sub(1).map(|before| &self.pieces[before]) {
                     started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
@@ -281,6 +284,22 @@ impl Stage {
             Some((exchange, started)) => self.finish_exchange(context, at - 1, exchange, started, gradients),
             None => Ok(()),
         }
+    }
+
+    /// The activation of the layer before piece `at`, and what it saved, if the layer at `at` is to turn its gradient back too.
+    fn turned_with<'v, D: Device>(
+        &self,
+        device: &D,
+        at: usize,
+        rows: usize,
+        activations: &'v Activations<D>,
+    ) -> Option<(Activation, D::View<'v>)> {
+        let before = at.checked_sub(1)?;
+        let (Piece::Layer(first), Piece::Layer(second)) = (&self.pieces[before], &self.pieces[at]) else {
+            return None;
+        };
+        let activation = first.turns_with(device, second)?;
+        Some((activation, device.view(here(&activations.saved[before]), 0..rows * first.saved_len())))
     }
 
     /// True if the gradient at position `at` is wanted: by an earlier stage, or by parameters before it.

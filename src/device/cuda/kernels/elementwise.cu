@@ -10,9 +10,27 @@ __device__ __forceinline__ float gelu(float x, float* derivative) {
     return x * distribution;
 }
 
-// What GELU saves for the backward pass is its derivative.
+// What GELU saves for the backward pass: its derivative, or in bf16 its argument, as cuBLASLt does.
+__device__ __forceinline__ void save_gelu(float* saved, float, float derivative) {
+    *saved = derivative;
+}
+
+__device__ __forceinline__ void save_gelu(bf16* saved, float x, float) {
+    *saved = from_float<bf16>(x);
+}
+
+__device__ __forceinline__ float gelu_derivative(float saved) {
+    return saved;
+}
+
+__device__ __forceinline__ float gelu_derivative(bf16 saved) {
+    float derivative;
+    gelu(to_float(saved), &derivative);
+    return derivative;
+}
+
 template <class T>
-__device__ __forceinline__ float activate(int activation, float x, T* saved, uint64 at) {
+__device__ __forceinline__ float activate(int activation, float x, T* saved) {
     if (activation == RELU) {
         return x > 0 || x != x ? x : 0;
     }
@@ -22,21 +40,23 @@ __device__ __forceinline__ float activate(int activation, float x, T* saved, uin
     if (activation == GELU) {
         float derivative;
         float y = gelu(x, &derivative);
-        saved[at] = from_float<T>(derivative);
+        save_gelu(saved, x, derivative);
         return y;
     }
     return x;
 }
 
 // `reference` is what the forward pass saved, or else its output.
-__device__ __forceinline__ float unactivate(int activation, float gradient, float reference) {
+template <class T>
+__device__ __forceinline__ float unactivate(int activation, float gradient, T reference) {
     if (activation == RELU) {
-        return reference > 0 ? gradient : 0;
+        return to_float(reference) > 0 ? gradient : 0;
     }
     if (activation == TANH) {
-        return gradient * (1 - reference * reference);
+        float y = to_float(reference);
+        return gradient * (1 - y * y);
     }
-    return activation == GELU ? gradient * reference : gradient;
+    return activation == GELU ? gradient * gelu_derivative(reference) : gradient;
 }
 
 // output = activation(input + bias), rows of `columns`; `bias` may be null, `output` may be `input`.
@@ -45,7 +65,7 @@ __device__ __forceinline__ void bias_activation(
     int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved, T* output) {
     uint64 fours = len / 4;
     for (uint64 four = thread_index(); four < fours; four += num_threads()) {
-        Four<T> x = ((const Four<T>*)input)[four], derivative;
+        Four<T> x = ((const Four<T>*)input)[four], save;
         uint32 column = bias ? (uint32)(four * 4 % columns) : 0;
         for (int i = 0; i < 4; i++) {
             float sum = to_float(x.at[i]);
@@ -53,17 +73,17 @@ __device__ __forceinline__ void bias_activation(
                 sum += bias[column];
                 column = column + 1 == columns ? 0 : column + 1;
             }
-            x.at[i] = from_float<T>(activate(activation, sum, derivative.at, i));
+            x.at[i] = from_float<T>(activate(activation, sum, &save.at[i]));
         }
         if (activation == GELU) {
-            ((Four<T>*)saved)[four] = derivative;
+            ((Four<T>*)saved)[four] = save;
         }
         ((Four<T>*)output)[four] = x;
     }
     uint64 at = fours * 4 + thread_index();
     if (at < len) {
         float sum = to_float(input[at]) + (bias ? bias[at % columns] : 0);
-        output[at] = from_float<T>(activate(activation, sum, saved, at));
+        output[at] = from_float<T>(activate(activation, sum, &saved[at]));
     }
 }
 
@@ -74,13 +94,13 @@ __device__ __forceinline__ void unactivate_all(int activation, uint64 len, const
     for (uint64 four = thread_index(); four < fours; four += num_threads()) {
         Four<T> g = ((Four<T>*)gradient)[four], r = ((const Four<T>*)reference)[four];
         for (int i = 0; i < 4; i++) {
-            g.at[i] = from_float<T>(unactivate(activation, to_float(g.at[i]), to_float(r.at[i])));
+            g.at[i] = from_float<T>(unactivate(activation, to_float(g.at[i]), r.at[i]));
         }
         ((Four<T>*)gradient)[four] = g;
     }
     uint64 at = fours * 4 + thread_index();
     if (at < len) {
-        gradient[at] = from_float<T>(unactivate(activation, to_float(gradient[at]), to_float(reference[at])));
+        gradient[at] = from_float<T>(unactivate(activation, to_float(gradient[at]), reference[at]));
     }
 }
 
@@ -99,7 +119,7 @@ __device__ __forceinline__ void unactivate_and_sum(
             uint64 at = (uint64)row * columns + column;
             float g = to_float(gradient[at]);
             if (activation != IDENTITY) {
-                g = unactivate(activation, g, to_float(reference[at]));
+                g = unactivate(activation, g, reference[at]);
                 gradient[at] = from_float<T>(g);
             }
             sum += g;
