@@ -141,6 +141,8 @@ impl Device for Sleeper {
         Ok(reading)
     }
 
+    fn wait(&self) {}
+
     fn is_asynchronous(&self) -> bool {
         false
     }

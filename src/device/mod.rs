@@ -120,6 +120,9 @@ pub trait Device {
     /// An operation or the transfer failed.
     fn finish_totals(&self, reading: Self::Totals) -> Result<[f32; totals::LEN]>;
 
+    /// Waits until all operations so far are done.
+    fn wait(&self);
+
     /// True if operations only start here and are done later: the host should then begin with the next step before it asks what
     /// came of the last.
     fn is_asynchronous(&self) -> bool;

@@ -15,3 +15,13 @@ pub mod stage;
 pub mod tensor;
 
 pub use shard::shard;
+
+use crate::device::Device;
+use crate::observe;
+
+/// Waits for the device if what it does is being recorded: only then the time of an operation is that of its start and its end.
+fn settle<D: Device>(device: &D) {
+    if observe::is_on() {
+        device.wait();
+    }
+}

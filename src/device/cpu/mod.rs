@@ -144,6 +144,8 @@ impl Device for Cpu {
         Ok(reading)
     }
 
+    fn wait(&self) {}
+
     fn is_asynchronous(&self) -> bool {
         false
     }

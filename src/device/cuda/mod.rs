@@ -183,6 +183,10 @@ impl Device for Cuda {
         self.readings.finish(&self.shared, reading)
     }
 
+    fn wait(&self) {
+        self.shared.synchronise();
+    }
+
     fn is_asynchronous(&self) -> bool {
         true
     }

@@ -19,6 +19,7 @@ mod slots;
 
 use self::flight::{Bucket, State};
 use super::bucket::buckets;
+use super::settle;
 use crate::Result;
 use crate::comm::{Communicator, DeviceCommunicator, Grid, Operation};
 use crate::device::{Device, Portable, Role, totals};
@@ -320,6 +321,7 @@ impl<D: Device> GradSync<D> {
         let sums = device.view_mut(sums, 0..totals::LEN);
         let span = observe::work(Name::Optimizer);
         self.optimizer.step(device, segment, values, gradient, sums);
+        settle(device);
         drop(span);
         self.start_gather(index, parameters)
     }

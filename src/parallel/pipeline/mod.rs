@@ -163,10 +163,11 @@ impl<'a, D: Device> Pipeline<'a, D> {
         Ok(())
     }
 
-    /// True if a step starts the same operations whenever it has as many rows: one micro-batch on one rank, in one stage.
+    /// True if a step starts the same operations whenever it has as many rows, and nobody looks in between: one micro-batch on one
+    /// rank, in one stage.
     pub fn repeats(&self) -> bool {
         let alone = self.channel.size() == 1 && self.exchanger.is_alone();
-        alone && self.num_micro_batches == 1 && self.lanes.len() == 1
+        alone && self.num_micro_batches == 1 && self.lanes.len() == 1 && !observe::is_on()
     }
 
     /// Brings the samples of a step that [repeats](Pipeline::repeats) to their places, so that [`Pipeline::train`] finds them there

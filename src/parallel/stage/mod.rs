@@ -21,6 +21,7 @@ use crate::Result;
 use crate::device::{Activation, Device, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
 use crate::observe::{self, Name};
+use crate::parallel::settle;
 
 /// What ends the last stage.
 #[derive(Debug, Clone, Copy)]
@@ -173,6 +174,7 @@ impl Stage {
                 let output = device.view_mut(here_mut(&mut output), 0..rows * self.widths[at + 1]);
                 let input = device.view(here(&input), 0..rows * self.widths[at]);
                 layer.forward(device, parameters, rows, input, saved, output);
+                settle(device);
             }
             Piece::Exchange(exchange) => exchanger.forward(*exchange, rows, &mut input, &mut output)?,
         }
@@ -280,6 +282,7 @@ impl Stage {
             let gradient = device.view(here(&gradients.values[from]), 0..len);
             layer.backward_weight(device, rows, &tape, gradient, context.gradients, context.accumulate.weights);
         }
+        settle(device);
         match started {
             Some((exchange, started)) => self.finish_exchange(context, at - 1, exchange, started, gradients),
             None => Ok(()),
