@@ -206,7 +206,7 @@ fn pytorch(name: &str) -> Option<f64> {
     let there = Path::new(env!("CARGO_MANIFEST_DIR")).join(here);
     let script = if here.exists() { here } else { &there };
     let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
-    let done = Command::new(python).arg(script).arg(name).output().ok()?;
+    let done = Command::new(python).env_remove("LD_LIBRARY_PATH").arg(script).arg(name).output().ok()?;
     let line = String::from_utf8_lossy(&done.stdout).trim().to_owned();
     if line.is_empty() {
         eprintln!(

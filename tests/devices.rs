@@ -72,6 +72,10 @@ fn what_is_missing_is_named() {
     let with = |settings| move |ranks, arguments: &str| emulated(libraries, ranks, settings, arguments);
     is_refused(with("devices=0"), &["the driver finds no device; ask Slurm for one"]);
     is_refused(with("driver=11040"), &["is for CUDA 11.4; one for CUDA 12.0 or later is needed"]);
+    let newer = |ranks, arguments: &str| {
+        emulated(libraries, ranks, "driver=12040", arguments).env("PHALANX_EMULATED_NVRTC", || "13".into())
+    };
+    is_refused(newer, &["NVRTC is of CUDA 13.0", "for CUDA 12.4 only; load an older CUDA toolkit"]);
     is_refused(with("capability=61"), &["has compute capability 6.1; 7.0 (Volta) or later is needed"]);
     let hidden =
         |ranks, arguments: &str| emulated(libraries, ranks, "", arguments).env("CUDA_VISIBLE_DEVICES", String::new);
@@ -83,7 +87,7 @@ fn a_device_that_is_too_small_says_so_with_the_sizes() {
     let Some(libraries) = emulator() else { return };
     let arguments = "--device cuda --model deep-mlp --data synthetic --width 512 --batch-size 64";
     for ranks in [1, 2] {
-        let done = emulated(libraries, ranks, "memory=40000000", arguments).run().expect(1);
+        let done = emulated(libraries, ranks, "memory=40000000", arguments).run().expect(2);
         done.says_once("GiB on CUDA device 0 (Emulated CUDA device 0): 0.0");
         done.says_once("would need less");
     }

@@ -2,6 +2,7 @@
 // says "binary", for kernels whose names macros make do not stand in it: the emulated driver finds all that
 // it was built with. A source with the text "#error" fails with a log. Options and headers are not looked
 // at, nothing is preprocessed.
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -42,8 +43,9 @@ const int architectures[] = {75, 80, 86, 87, 89, 90, 100, 103, 120};
 }  // namespace
 
 API nvrtcResult nvrtcVersion(int* major, int* minor) {
-    *major = 12;
-    *minor = 9;
+    const char* wanted = getenv("PHALANX_EMULATED_NVRTC");
+    *major = wanted ? atoi(wanted) : 12;
+    *minor = wanted ? 0 : 9;
     return SUCCESS;
 }
 

@@ -14,6 +14,8 @@ pub fn libraries() -> Result<Option<&'static str>, String> {
     static FOUND: OnceLock<Result<Option<String>, String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| match Cuda::open(0, Precision::F32) {
         Ok(_) => Ok(None),
+        // a GPU that is there but does not work is a fault, not a reason to test something else
+        Err(error) if has_driver() && !error.to_string().contains("finds no device") => panic!("{error}"),
         Err(_) => build_emulator().map(Some),
     });
     found.as_ref().map(Option::as_deref).map_err(Clone::clone)

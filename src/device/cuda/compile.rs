@@ -26,8 +26,8 @@ pub const SOURCES: [Source; 5] = [
     Source { name: "pool.cu", text: include_str!("kernels/pool.cu") },
 ];
 
-/// Machine code of `source` for devices of capability `capability` (80 for 8.0), or, where the compiler is older than the device,
-/// intermediate code that the driver goes on with.
+/// Machine code of `source` for devices of capability `capability` (80 for 8.0), or, where the compiler does not know the
+/// device, intermediate code for an older one that the driver goes on with.
 ///
 /// # Errors
 /// The compiler's own words.
@@ -35,9 +35,16 @@ pub fn compile(source: Source, capability: i32) -> Result<Vec<u8>> {
     let Source { name, text } = source;
     let doing = || format!("compiling {name} for sm_{capability}");
     let failed = |error: NvrtcError| Error::failed(doing(), format!("NVRTC says {error}"));
-    let newest = newest_capability().map_err(failed)?;
-    let is_known = capability <= newest;
-    let architecture = if is_known { format!("sm_{capability}") } else { format!("compute_{newest}") };
+    let known = known_capabilities().map_err(failed)?;
+    let Some(nearest) = known.iter().copied().filter(|known| *known <= capability).max() else {
+        let oldest = known.into_iter().min().unwrap_or_default();
+        return Err(Error::input(
+            doing(),
+            format!("this NVRTC knows only sm_{oldest} and later: take an older CUDA toolkit"),
+        ));
+    };
+    let is_known = nearest == capability;
+    let architecture = if is_known { format!("sm_{capability}") } else { format!("compute_{nearest}") };
     // NVRTC has no headers: what is shared goes before the file, whose lines keep their numbers
     let text = CString::new(format!("#line 1 \"common.cuh\"\n{COMMON}\n#line 1 \"{name}\"\n{text}"));
     let (Ok(text), Ok(name)) = (text, CString::new(name)) else {
@@ -65,15 +72,15 @@ pub fn compile(source: Source, capability: i32) -> Result<Vec<u8>> {
     }
 }
 
-/// The newest architecture that this NVRTC knows.
-fn newest_capability() -> std::result::Result<i32, NvrtcError> {
+/// The architectures that this NVRTC knows.
+fn known_capabilities() -> std::result::Result<Vec<i32>, NvrtcError> {
     let mut count = 0;
     // SAFETY: NVRTC writes one number, then as many as it said.
     unsafe {
         sys::nvrtcGetNumSupportedArchs(&raw mut count).result()?;
         let mut all = vec![0; count.unsigned_abs() as usize];
         sys::nvrtcGetSupportedArchs(all.as_mut_ptr()).result()?;
-        Ok(all.into_iter().max().unwrap_or_default())
+        Ok(all)
     }
 }
 

@@ -135,7 +135,9 @@ impl Cuda {
         let (image_len, output_len, weights) = (shape.image_len(), shape.output_len(), shape.weight_len());
         assert!(input_gradient.len == shape.rows * image_len && gradient.len == shape.rows * output_len);
         assert!(route.len == gradient.len && weight.len == weights);
-        let (launch, fits) = staged((shape.rows, 1), image_len, weights + 2 * output_len);
+        // a few blocks for each image where there are few images
+        let shares = (self.shared.most_blocks() / 4 / shape.rows.max(1)).clamp(1, 4);
+        let (launch, fits) = staged((shape.rows, shares), image_len.div_ceil(shares), weights + 2 * output_len);
         let kernel = self.shared.kernels.convolution_backward_input.of(gradient.format);
         launch!(
             self.shared,

@@ -2,12 +2,12 @@
 
 use super::Cuda;
 use super::memory::{CudaView, CudaViewMut, Format};
-use super::shared::{Argument, Launch, launch};
+use super::shared::{Argument, BLOCK, Launch, launch};
 use crate::device::{Activation, AdamStep, BlockShape, LossShape, SgdStep, totals};
 
-/// Rows that a block of the kernels which sum over rows takes at a time, and its columns.
-const SUM_ROWS: u32 = 8;
+/// Columns of a block of the kernels which sum over rows, and rows that it takes at a time.
 const SUM_COLUMNS: u32 = 32;
+const SUM_ROWS: u32 = BLOCK / SUM_COLUMNS;
 
 /// Parts that a sum over rows is formed in at most.
 const MOST_PARTS: usize = 64;
@@ -79,6 +79,9 @@ impl Cuda {
             // SAFETY: both hold that many values of one format.
             _ => unsafe { self.shared.copy(from.pointer, into.pointer, from.len * from.format.bytes()) },
         }
+        if from.len > 0 && into.copy != 0 {
+            launch!(self.shared, &kernels.cast_to_bf16, launch, len, into.pointer, into.copy);
+        }
     }
 
     pub(super) fn copy_rows(&self, shape: &BlockShape, from: CudaView<'_>, into: &CudaViewMut<'_>) {
@@ -87,7 +90,7 @@ impl Cuda {
             return;
         }
         assert!((rows - 1) * from_stride + columns <= from.len && (rows - 1) * into_stride + columns <= into.len);
-        assert_eq!(from.format, into.format, "blocks are moved as they are");
+        assert!(from.format == into.format && into.copy == 0, "blocks of activations are moved as they are");
         let kernel = self.shared.kernels.copy_block.of(from.format);
         let launch = self.shared.over(rows * columns, 1);
         let [rows, columns, from_stride, into_stride] =
@@ -168,12 +171,13 @@ impl Cuda {
         let rows = gradient.len / columns;
         // enough blocks to fill the device, each with some rows
         let blocks = columns.div_ceil(SUM_COLUMNS as usize);
-        let wanted = self.shared.most_blocks().div_ceil(blocks).min(rows.div_ceil(4 * SUM_ROWS as usize));
+        // rows that a block takes at a time, more where columns are few
+        let height = BLOCK as usize / columns.min(SUM_COLUMNS as usize);
+        let wanted = self.shared.most_blocks().div_ceil(blocks).min(rows.div_ceil(4 * height));
         let num_parts = wanted.clamp(1, MOST_PARTS);
         let parts = if num_parts == 1 { Some(sums.pointer) } else { self.scratch(num_parts * columns) };
         let Some(parts) = parts else { return };
-        let launch =
-            Launch { blocks: (blocks as u32, num_parts as u32), threads: (SUM_COLUMNS, SUM_ROWS), shared_bytes: 0 };
+        let launch = Launch { blocks: (blocks as u32, num_parts as u32), threads: (BLOCK, 1), shared_bytes: 0 };
         let (rows, width) = (rows as u32, columns as u32);
         let adds = i32::from(accumulate && num_parts == 1);
         let kernel = kernels.unactivate_sum.of(gradient.format);
@@ -185,7 +189,8 @@ impl Cuda {
 
     /// `total (+)=` the sum of `num_parts` parts that follow each other at `parts`.
     pub(super) fn add_parts(&self, num_parts: usize, parts: u64, total: &CudaViewMut<'_>, accumulate: bool) {
-        let launch = self.shared.over(total.len, 1);
+        let blocks = total.len.div_ceil(SUM_COLUMNS as usize) as u32;
+        let launch = Launch { blocks: (blocks, 1), threads: (SUM_COLUMNS, SUM_ROWS), shared_bytes: 0 };
         let (num_parts, len, accumulate) = (num_parts as u32, total.len as u32, i32::from(accumulate));
         let kernel = &self.shared.kernels.sum_parts;
         launch!(self.shared, kernel, launch, num_parts, len, parts, total.pointer, accumulate);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::Ptx;
 
@@ -29,8 +30,14 @@ struct Modules(Vec<Arc<CudaModule>>);
 
 impl Modules {
     fn one(&self, name: &str) -> Result<CudaFunction> {
-        let found = self.0.iter().find_map(|module| module.load_function(name).ok());
-        found.ok_or_else(|| Error::failed("loading kernels", format!("no file has one called {name}")))
+        let failed = |why: String| Error::failed(format!("loading the kernel {name}"), why);
+        for module in &self.0 {
+            match module.load_function(name) {
+                Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_FOUND => {}
+                found => return found.map_err(|error| failed(explain(error))),
+            }
+        }
+        Err(failed("it is in none of the sources".to_owned()))
     }
 
     fn both(&self, name: &str) -> Result<Both> {
@@ -64,6 +71,7 @@ kernels! {
     cast_to_bf16: CudaFunction = one,
     cast_to_f32: CudaFunction = one,
     store_few: CudaFunction = one,
+    store_some: CudaFunction = one,
     sum_parts: CudaFunction = one,
     cross_entropy: Both = both,
     squared_error: Both = both,

@@ -1,6 +1,6 @@
 //! Linear layers as products.
 
-use super::matmul::{Epilogue, Follow, Operand, Product};
+use super::matmul::{AUXILIARY_MULTIPLE, Epilogue, Follow, Operand, Product};
 use super::memory::{CudaView, CudaViewMut, Format};
 use super::{Cuda, Precision};
 use crate::device::{Activation, LinearShape, WeightLayout};
@@ -33,7 +33,9 @@ impl Cuda {
         let epilogue = match activation {
             Activation::Identity => Some(Follow::Nothing),
             Activation::Relu => Some(Follow::Relu),
-            Activation::Gelu if output.format == Format::Bf16 => Some(Follow::Gelu { saves: saved.pointer }),
+            Activation::Gelu if output.format == Format::Bf16 && outputs.is_multiple_of(AUXILIARY_MULTIPLE) => {
+                Some(Follow::Gelu { saves: saved.pointer })
+            }
             Activation::Gelu | Activation::Tanh => None,
         };
         let mut product = Product {
@@ -105,6 +107,7 @@ impl Cuda {
         };
         if let Some((Activation::Gelu, saved)) = before
             && input_gradient.format == Format::Bf16
+            && inputs.is_multiple_of(AUXILIARY_MULTIPLE)
         {
             assert!(saved.len == input_gradient.len && saved.format == Format::Bf16);
             let follow = Follow::GeluBackward { saved: saved.pointer };

@@ -38,7 +38,14 @@ pub(super) fn open(local_rank: usize) -> Result<Machine> {
     let num_devices = count_devices()?;
     let ordinal = local_rank % num_devices;
     let failed = |error: DriverError| Error::failed(format!("opening CUDA device {ordinal}"), explain(error));
-    let context = CudaContext::new(ordinal).map_err(failed)?;
+    let context = CudaContext::new(ordinal).map_err(|error| match error.0 {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            let why =
+                "the device has not even memory for another rank; start fewer on each, or choose another device";
+            Error::input(format!("opening CUDA device {ordinal}"), why)
+        }
+        _ => failed(error),
+    })?;
     let (major, minor) = context.compute_capability().map_err(failed)?;
     let (capability, name) = (10 * major + minor, context.name().map_err(failed)?);
     if capability < OLDEST_CAPABILITY {
@@ -62,7 +69,7 @@ fn check_libraries() -> Result<()> {
     if !driver {
         return missing("libcuda.so.1", "the NVIDIA driver's library", "run on a node with a GPU and its driver");
     }
-    check_driver()?;
+    let driver_version = check_driver()?;
     let toolkit = "put the CUDA toolkit's lib64 into LD_LIBRARY_PATH (often `module load cuda`)";
     if !compiler {
         return missing("libnvrtc.so", "which compiles kernels for the device", toolkit);
@@ -70,11 +77,34 @@ fn check_libraries() -> Result<()> {
     if !products {
         return missing("libcublasLt.so", "which multiplies matrices", toolkit);
     }
+    check_toolkit(driver_version)
+}
+
+/// Checks that the libraries are not of a later generation than the driver.
+fn check_toolkit(driver: i32) -> Result<()> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both libraries are there, and the pointers are to integers of ours.
+    let products = unsafe {
+        let answer = cudarc::nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor);
+        answer.result().map_err(|error| Error::failed("asking for the version of NVRTC", error))?;
+        cudarc::cublaslt::sys::cublasLtGetVersion()
+    };
+    // 12.9.1 is 120901
+    let products = products as i32 / 10_000;
+    if major.max(products) > driver / 1000 {
+        let why = format!(
+            "NVRTC is of CUDA {major}.{minor} and cuBLASLt of CUDA {products}, but the NVIDIA driver of this node is for CUDA \
+             {}.{} only; load an older CUDA toolkit",
+            driver / 1000,
+            driver % 1000 / 10
+        );
+        return Err(Error::input(DOING, format!("{why}, or choose --device cpu")));
+    }
     Ok(())
 }
 
-/// Checks the driver's version before anything that an older one has not.
-fn check_driver() -> Result<()> {
+/// Checks the driver's version before anything that an older one has not, and returns it.
+fn check_driver() -> Result<i32> {
     let mut version = 0;
     // SAFETY: the driver's library is there, and the pointer is to an integer of ours.
     let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
@@ -88,7 +118,7 @@ fn check_driver() -> Result<()> {
         );
         return Err(Error::input(DOING, format!("{why}, or choose --device cpu")));
     }
-    Ok(())
+    Ok(version)
 }
 
 fn count_devices() -> Result<usize> {

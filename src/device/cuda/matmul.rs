@@ -38,6 +38,9 @@ pub(super) struct Epilogue {
     pub(super) follow: Follow,
 }
 
+/// What an epilogue saves has rows of a multiple of this many values: `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
+pub(super) const AUXILIARY_MULTIPLE: usize = 8;
+
 /// The function at the end of a product.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Follow {
@@ -161,7 +164,7 @@ impl Products {
         let key = Key::of(product);
         if !plans.contains_key(&key) {
             let plan = match self.plan(product, &key) {
-                Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => None,
+                Err(error) if is_refusal(product, error) => None,
                 found => Some(found?),
             };
             plans.insert(Key::of(product), plan);
@@ -264,8 +267,8 @@ impl Drop for Products {
 impl Key {
     fn of(product: &Product) -> Key {
         let Product { size, left, right, result, accumulate, epilogue } = *product;
-        // more than 256 bytes make no difference to the library
-        let alignment = |pointer: u64| 1 << pointer.trailing_zeros().min(8);
+        // more than 16 bytes make no difference, and what makes none must not make another way of adding up
+        let alignment = |pointer: u64| 1 << pointer.trailing_zeros().min(4);
         Key {
             size,
             formats: [left.format, right.format, result.1],
@@ -281,6 +284,16 @@ fn data_type(format: Format) -> cudaDataType_t {
     match format {
         Format::F32 => cudaDataType_t::CUDA_R_32F,
         Format::Bf16 => cudaDataType_t::CUDA_R_16BF,
+    }
+}
+
+/// True if an error says that the library cannot do a product, or not together with what follows it.
+fn is_refusal(product: &Product, error: CublasError) -> bool {
+    let follows = product.epilogue.kind() != cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
+    match error.0 {
+        sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => true,
+        sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE => follows,
+        _ => false,
     }
 }
 

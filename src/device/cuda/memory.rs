@@ -87,7 +87,7 @@ fn out_of_memory(shared: &Shared, len: usize, format: Format) -> Error {
     };
     let way_out = "a smaller --batch-size, more --micro-batches or more ranks would need less";
     let doing = format!("allocating {wanted:.2} GiB on CUDA device {} ({})", shared.ordinal, shared.name);
-    Error::failed(doing, format!("{rest}; {way_out}"))
+    Error::input(doing, format!("{rest}; {way_out}"))
 }
 
 impl Drop for DeviceMemory {

@@ -16,8 +16,10 @@ pub(super) struct Staging {
     message: Option<Pinned>,
     /// The values in `f32`, where the buffer has them in another format.
     wide: Option<DeviceMemory>,
-    /// The last copy.
+    /// The last copy between the buffer and its message.
     copied: CudaEvent,
+    /// The computation with the buffer before its message left.
+    computed: CudaEvent,
 }
 
 /// A buffer whose values are on their way to the host.
@@ -33,7 +35,8 @@ impl CudaBuffer {
                 Format::Bf16 => Some(DeviceMemory::new(&self.shared, self.len, Format::F32)?),
             };
             let message = Some(Pinned::new(&self.shared, self.len)?);
-            self.staging = Some(Staging { message, wide, copied: self.shared.new_event()? });
+            let [copied, computed] = [self.shared.new_event()?, self.shared.new_event()?];
+            self.staging = Some(Staging { message, wide, copied, computed });
         }
         Ok(self.staging.as_mut().expect("it was made just now"))
     }
@@ -74,16 +77,18 @@ impl Portable for CudaBuffer {
             self.cast(&range, true);
         }
         let from = self.wide_pointer() + 4 * range.start as u64;
-        if let Some(Staging { message: Some(message), copied, .. }) = &mut self.staging {
-            shared.order(copied, &shared.compute, &shared.messages);
+        if let Some(Staging { message: Some(message), copied, computed, .. }) = &mut self.staging {
+            shared.note("copying a message to the host", computed.record(&shared.compute));
+            // with nothing to copy, `copied` is still that of the message before, which the host must not overwrite sooner
             if !range.is_empty() {
                 let into = &mut message.as_mut()[range];
-                // SAFETY: the memory stays where it is, and nobody looks at it until `copied` is complete.
-                let outcome = unsafe { result::memcpy_dtoh_async(into, from, shared.messages.cu_stream()) };
-                shared.note("copying a message to the host", outcome);
+                let stream = &shared.departures;
+                let outcome = stream.wait(computed).and_then(|()| stream.wait(copied)).and_then(|()| {
+                    // SAFETY: the memory stays where it is, and nobody looks at it until `copied` is complete.
+                    unsafe { result::memcpy_dtoh_async(into, from, stream.cu_stream()) }
+                });
+                shared.note("copying a message to the host", outcome.and_then(|()| copied.record(stream)));
             }
-            // the copy of the message before, to the device, is in the same stream
-            shared.note("copying a message to the host", copied.record(&shared.messages));
         }
         Ok(Departing { buffer: self })
     }
@@ -95,10 +100,13 @@ impl Portable for CudaBuffer {
         if let Some(staging) = &mut buffer.staging {
             if !range.is_empty() {
                 let from = &message.as_ref()[range.clone()];
-                // SAFETY: the memory stays where it is, and the next departure waits for this copy before anyone writes there.
-                let outcome = unsafe { result::memcpy_htod_async(into, from, shared.messages.cu_stream()) };
+                let stream = &shared.arrivals;
+                let outcome = stream.wait(&staging.computed).and_then(|()| {
+                    // SAFETY: the memory stays where it is, and the next departure waits for this copy before anyone writes there.
+                    unsafe { result::memcpy_htod_async(into, from, stream.cu_stream()) }
+                });
                 shared.note("copying a message to the device", outcome);
-                shared.order(&staging.copied, &shared.messages, &shared.compute);
+                shared.order(&staging.copied, stream, &shared.compute);
             }
             staging.message = Some(message);
         }

@@ -1,7 +1,7 @@
 //! What a device and all its buffers share: streams, kernels, and the first thing that went wrong.
 //!
-//! All computation is in one stream, in order. Copies for messages and uploads of samples have a stream each, and events tie them to
-//! the computation. Operations return nothing, as those of the processor do; the first that fails is remembered, and the next
+//! All computation is in one stream, in order. Copies for messages, each way, and uploads of samples have a stream each, and
+//! events tie them to the computation. Operations return nothing, as those of the processor do; the first that fails is remembered, and the next
 //! transfer to or from the host, which every step has, returns it.
 
 use std::cell::{Cell, RefCell};
@@ -39,8 +39,9 @@ pub(super) struct Shared {
     pub(super) context: Arc<CudaContext>,
     /// All computation, in order.
     pub(super) compute: Arc<CudaStream>,
-    /// Copies to and from the memory of messages.
-    pub(super) messages: Arc<CudaStream>,
+    /// Copies to the memory of messages, and from it.
+    pub(super) departures: Arc<CudaStream>,
+    pub(super) arrivals: Arc<CudaStream>,
     /// Copies of samples to the device.
     pub(super) uploads: Arc<CudaStream>,
     pub(super) kernels: Kernels,
@@ -90,13 +91,14 @@ impl Shared {
         // SAFETY: no memory here is tracked by cudarc's events; all ordering is by ours.
         unsafe { context.disable_event_tracking() };
         let stream = || context.new_stream().map_err(failed);
-        let (compute, messages, uploads) = (stream()?, stream()?, stream()?);
+        let (compute, departures, arrivals, uploads) = (stream()?, stream()?, stream()?, stream()?);
         let kernels = Kernels::load(&context, capability)?;
         let (failure, counters) = (RefCell::default(), Cell::default());
         Ok(Shared {
             context,
             compute,
-            messages,
+            departures,
+            arrivals,
             uploads,
             kernels,
             ordinal,
@@ -197,7 +199,7 @@ impl Shared {
                 arguments,
             )
         };
-        self.note("starting a kernel", outcome);
+        self.note("starting a kernel, or in an earlier operation,", outcome);
     }
 
     /// Copies `bytes` from device memory to device memory, in the computing stream.

@@ -105,6 +105,7 @@ __device__ __forceinline__ void grid_sum(float value, float factor, float* parti
     }
     __syncthreads();
     if (is_last) {
+        __threadfence();
         float mine = 0;
         for (uint32 block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
             mine += *(volatile float*)&partials[block];

@@ -152,7 +152,7 @@ __device__ __forceinline__ void backward_weight(
     }
 }
 
-// Thread by thread, the gradients of the inputs of image `blockIdx.x`, channels fastest: each looks at the pooled outputs whose
+// Thread by thread, this block's share of the gradients of the inputs of image `blockIdx.x`, channels fastest: each looks at the pooled outputs whose
 // windows it can be under. With `STAGED`, weights [output, ky, kx, channel], gradients and where they belong are in shared memory.
 template <class T, bool STAGED>
 __device__ __forceinline__ void backward_input(
@@ -180,7 +180,7 @@ __device__ __forceinline__ void backward_input(
         }
         __syncthreads();
     }
-    for (uint32 at = threadIdx.x; at < image_len; at += blockDim.x) {
+    for (uint32 at = blockIdx.y * blockDim.x + threadIdx.x; at < image_len; at += gridDim.y * blockDim.x) {
         uint32 channel = at % shape.channels, x = at / shape.channels % shape.width;
         uint32 y = at / shape.channels / shape.width;
         uint32 reach = shape.kernel - 1;

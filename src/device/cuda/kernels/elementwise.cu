@@ -105,18 +105,21 @@ __device__ __forceinline__ void unactivate_all(int activation, uint64 len, const
 }
 
 // The same, and the sums over rows: those of the rows that `blockIdx.y` has go to row `blockIdx.y` of `sums`, added to what is there
-// if `accumulate`. Blocks are 32 columns wide and 8 rows high.
+// if `accumulate`. A block of 256 threads has 32 columns, or all if there are fewer, and as many rows at a time as fit.
 template <class T>
 __device__ __forceinline__ void unactivate_and_sum(
-    int activation, uint32 rows, uint32 columns, const T* reference, T* gradient, float* sums, int accumulate) {
-    __shared__ float tile[8][33];
-    uint32 column = blockIdx.x * 32 + threadIdx.x;
+    int activation, uint32 rows, uint32 columns, const T* __restrict__ reference, T* __restrict__ gradient, float* sums,
+    int accumulate) {
+    __shared__ float tile[256];
+    uint32 first = blockIdx.x * 32, width = min(32u, columns - first), height = 256 / width;
+    uint32 column = threadIdx.x % width, start = threadIdx.x / width;
     uint32 share = (rows + gridDim.y - 1) / gridDim.y;
     uint32 end = min(rows, (blockIdx.y + 1) * share);
     float sum = 0;
-    if (column < columns) {
-        for (uint32 row = blockIdx.y * share + threadIdx.y; row < end; row += 8) {
-            uint64 at = (uint64)row * columns + column;
+    if (start < height) {
+#pragma unroll 4
+        for (uint32 row = blockIdx.y * share + start; row < end; row += height) {
+            uint64 at = (uint64)row * columns + first + column;
             float g = to_float(gradient[at]);
             if (activation != IDENTITY) {
                 g = unactivate(activation, g, reference[at]);
@@ -125,14 +128,14 @@ __device__ __forceinline__ void unactivate_and_sum(
             sum += g;
         }
     }
-    tile[threadIdx.y][threadIdx.x] = sum;
+    tile[threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y == 0 && column < columns) {
+    if (threadIdx.x < width) {
         float total = 0;
-        for (int row = 0; row < 8; row++) {
-            total += tile[row][threadIdx.x];
+        for (uint32 row = 0; row < height; row++) {
+            total += tile[row * width + threadIdx.x];
         }
-        float* place = &sums[(uint64)blockIdx.y * columns + column];
+        float* place = &sums[(uint64)blockIdx.y * columns + first + threadIdx.x];
         *place = accumulate ? *place + total : total;
     }
 }
@@ -211,23 +214,44 @@ extern "C" __global__ void cast_to_f32(uint64 len, const bf16* from, float* into
     }
 }
 
-// total[i] (+)= Σ parts[part][i], in the order of the parts.
+// total[i] (+)= Σ parts[part][i]. Blocks are 32 elements wide and 8 parts high.
 extern "C" __global__ void sum_parts(uint32 num_parts, uint32 len, const float* parts, float* total, int accumulate) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        float sum = accumulate ? total[at] : 0;
-        for (uint32 part = 0; part < num_parts; part++) {
+    __shared__ float tile[8][33];
+    uint32 at = blockIdx.x * 32 + threadIdx.x;
+    float sum = 0;
+    if (at < len) {
+        for (uint32 part = threadIdx.y; part < num_parts; part += 8) {
             sum += parts[(uint64)part * len + at];
         }
-        total[at] = sum;
+    }
+    tile[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && at < len) {
+        float all = accumulate ? total[at] : 0;
+        for (int row = 0; row < 8; row++) {
+            all += tile[row][threadIdx.x];
+        }
+        total[at] = all;
     }
 }
 
+// Values that come as arguments.
 struct Few {
     float at[16];
+};
+
+struct Some {
+    float at[960];
 };
 
 extern "C" __global__ void store_few(Few values, uint32 len, float* into) {
     if (threadIdx.x < len) {
         into[threadIdx.x] = values.at[threadIdx.x];
+    }
+}
+
+extern "C" __global__ void store_some(const __grid_constant__ Some values, uint32 len, float* into) {
+    if (thread_index() < len) {
+        into[thread_index()] = values.at[thread_index()];
     }
 }

@@ -55,7 +55,17 @@ __device__ __forceinline__ void squared_error(
     uint64 len, uint32 columns, float scale, const T* output, const float* targets, T* gradient, float* partials,
     uint32* arrived, float* sums) {
     float squares = 0, factor = 2 * scale / columns;
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+    uint64 fours = targets ? 0 : len / 4;
+    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
+        Four<T> values = ((const Four<T>*)output)[four];
+        for (int i = 0; i < 4; i++) {
+            float difference = to_float(values.at[i]);
+            squares += difference * difference;
+            values.at[i] = from_float<T>(factor * difference);
+        }
+        ((Four<T>*)gradient)[four] = values;
+    }
+    for (uint64 at = 4 * fours + thread_index(); at < len; at += num_threads()) {
         float difference = to_float(output[at]) - (targets ? targets[at] : 0);
         squares += difference * difference;
         gradient[at] = from_float<T>(factor * difference);
