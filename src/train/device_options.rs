@@ -42,7 +42,7 @@ impl PrecisionName {
 /// How buffers of a GPU become messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TransfersName {
-    /// The fastest that this MPI can do
+    /// The best way there is: staged
     Auto,
     /// Through pinned host memory
     Staged,
