@@ -112,7 +112,7 @@ fn report(world: &World, case: &Case, limits: &Limits) -> Result<(), Box<dyn Err
     let (operations, bytes) = case.work();
     let ratio = torch.map_or("-".into(), |torch| format!("{:.2}x", torch / seconds));
     println!(
-        "{:<26} {:>9.3} {:>10.0} {:>9} {ratio:>7} {:>5}x {:>9.1} {:>8.0}% {:>8.0}%  {:.1}, {:.1}, {:.1}",
+        "{:<26} {:>9.3} {:>10.0} {:>9} {ratio:>7} {:>5}x {:>9.1} {:>8.0}% {:>9}  {:.1}, {:.1}, {:.1}",
         case.name,
         seconds * 1e3,
         case.batch_size as f64 / seconds,
@@ -120,7 +120,7 @@ fn report(world: &World, case: &Case, limits: &Limits) -> Result<(), Box<dyn Err
         case.goal,
         operations / seconds / 1e12,
         100.0 * operations / limits.products / seconds,
-        100.0 * bytes / limits.memory / seconds,
+        if bytes > 0.0 { format!("{:.0}%", 100.0 * bytes / limits.memory / seconds) } else { "-".into() },
         counters[0],
         counters[1],
         counters[2],

@@ -150,6 +150,49 @@ fn a_run_goes_on_from_one_device_on_another() {
     }
 }
 
+/// The host is a step ahead, and still every step is written down once, in order, with the processor's numbers; a signal and a
+/// checkpoint that is due by the clock are heard.
+#[test]
+fn a_host_that_runs_ahead_loses_nothing() {
+    let Some(libraries) = emulator() else { return };
+    for ranks in [1, 3] {
+        for log_every in [0, 3] {
+            let (_directory, path) = directory();
+            let rows = |device: &str| -> Vec<(u64, f64)> {
+                let metrics = format!("{path}/{device}.csv");
+                let arguments = format!("--device {device} --steps 20 --metrics {metrics} --log-every {log_every}");
+                emulated(libraries, ranks, "", &arguments).run().expect(0);
+                let text = fs::read_to_string(&metrics).expect("there are metrics");
+                let row = |line: &str| {
+                    let fields: Vec<&str> = line.split(',').collect();
+                    (fields[0].parse().expect("a step is a number"), fields[2].parse().expect("a loss is a number"))
+                };
+                text.lines().skip(1).map(row).collect()
+            };
+            let (found, expected) = (rows("cuda"), rows("cpu"));
+            assert_eq!(found.len(), 20, "{ranks} ranks, --log-every {log_every}");
+            for (step, ((number, loss), (_, other))) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(*number, step as u64 + 1);
+                assert!((loss - other).abs() < 1e-5 * other, "step {number}: {loss}, not {other}");
+            }
+        }
+        let (_directory, path) = directory();
+        let run = format!("--device cuda --log-every 0 --learning-rate-schedule constant --checkpoint-dir {path}");
+        let arguments = format!("{run} --steps 100000 --checkpoint-every 200ms --time-limit 3s");
+        let done = emulated(libraries, ranks, "", &arguments).run().expect(75);
+        done.says_once("stopped after step");
+        let files = phalanx::checkpoint::list(std::path::Path::new(&path)).expect("the directory can be read");
+        let last = files.iter().map(|(step, _)| *step).max().expect("there is a checkpoint");
+        assert!(files.len() > 1, "there are those of the clock and the last one: {files:?}");
+        let steps = last + 5;
+        let resumed = emulated(libraries, ranks, "", &format!("{run} --steps {steps}")).run().expect(0);
+        resumed.says_once(&format!("going on after step {last},"));
+        let whole = "--device cuda --log-every 0 --learning-rate-schedule constant";
+        let whole = emulated(libraries, ranks, "", &format!("{whole} --steps {steps}")).run().expect(0);
+        assert_eq!(resumed.digest(), whole.digest(), "{ranks} ranks");
+    }
+}
+
 /// A NaN in the parameters ends the run, although cuBLASLt's ReLU would hide it.
 #[test]
 fn a_run_that_blows_up_is_ended() {
@@ -159,7 +202,7 @@ fn a_run_that_blows_up_is_ended() {
     done.says_once("try a smaller --learning-rate");
 }
 
-/// The calls in the emulator's log between the middle and the end of a run, by name.
+/// The names of the calls in the emulator's log, in order.
 fn calls(log: &str) -> Vec<&str> {
     log.lines().filter_map(|line| line.split_whitespace().nth(1)).filter(|name| *name != "summary").collect()
 }

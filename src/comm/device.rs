@@ -5,7 +5,8 @@
 //! processor's memory takes the same way in one step.
 //!
 //! Invariants: operations are posted in the order in which they were started, whichever buffer is ready first, for that is the order
-//! that all ranks share; and before a rank waits for others, everything of its own is posted, for they may be waiting for that.
+//! that all ranks share; and while a rank waits for others, what of its own is still departing is posted as it gets ready, for they
+//! may be waiting for that.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -30,15 +31,15 @@ thread_local! {
 trait Departing {
     fn is_ready(&self) -> bool;
 
-    /// Posts it, waiting for its buffer if need be.
+    /// Posts it; its buffer is there.
     fn post(&self);
 }
 
-/// Posts what is ready, up to the first that is not; or everything.
-fn post_departed(everything: bool) {
+/// Posts what is ready, up to the first that is not.
+fn post_departed() {
     let next = || {
         DEPARTING.with_borrow_mut(|departing| {
-            let is_ready = departing.front().is_some_and(|first| everything || first.is_ready());
+            let is_ready = departing.front().is_some_and(|first| first.is_ready());
             if is_ready { departing.pop_front() } else { None }
         })
     };
@@ -264,7 +265,7 @@ impl<B: Portable> Transfer<B> {
     /// # Errors
     /// There is no memory for what arrives.
     pub fn test(&mut self) -> Result<bool> {
-        post_departed(false);
+        post_departed();
         if let State::Departing(queued) = &self.state
             && let Some(posted) = queued.posted.take()
         {
@@ -300,11 +301,13 @@ impl<B: Portable> Transfer<B> {
     ///
     /// # Errors
     /// As [`Transfer::wait`].
-    pub fn wait_with_scratch(self) -> Result<(B, Option<B::Message>)> {
-        post_departed(true);
-        let (rest, flying) = match self.state {
-            State::Flying(rest, flying) => (rest, flying),
-            State::Departing(queued) => queued.posted.take().expect("everything has been posted")?,
+    pub fn wait_with_scratch(mut self) -> Result<(B, Option<B::Message>)> {
+        // others may be waiting for what is still departing
+        while !self.test()? && DEPARTING.with_borrow(|departing| !departing.is_empty()) {
+            std::thread::yield_now();
+        }
+        let State::Flying(rest, flying) = self.state else {
+            unreachable!("what is not departing has been posted");
         };
         let (message, scratch) = match flying {
             Flying::InPlace(pending) => (pending.wait().buffer, None),

@@ -81,13 +81,20 @@ impl DeviceOptions {
         let all = world.communicator();
         match self.device {
             DeviceName::Cpu => self.open_cpu(world, threads),
-            DeviceName::Cuda => all.agree(self.open_cuda(world)),
+            DeviceName::Cuda => {
+                let device = all.agree(self.open_cuda(world))?;
+                announce(world, &device);
+                Ok(AnyDevice::Cuda(device))
+            }
             DeviceName::Auto => {
                 let found = self.open_cuda(world);
                 let mut everywhere = [u8::from(found.is_ok())];
                 all.all_reduce(&mut everywhere, Operation::Min)?;
                 match found {
-                    Ok(device) if everywhere == [1] => Ok(device),
+                    Ok(device) if everywhere == [1] => {
+                        announce(world, &device);
+                        Ok(AnyDevice::Cuda(device))
+                    }
                     Ok(_) => {
                         log::info!("computing on the processor: another rank cannot use CUDA");
                         self.open_cpu(world, threads)
@@ -112,17 +119,24 @@ impl DeviceOptions {
         world.communicator().agree(opened)
     }
 
-    fn open_cuda(&self, world: &World) -> Result<AnyDevice> {
+    fn open_cuda(&self, world: &World) -> Result<Box<Cuda>> {
         let precision = match self.precision {
             PrecisionName::F32 => Precision::F32,
             PrecisionName::Tf32 => Precision::Tf32,
             PrecisionName::Bf16 => Precision::Bf16,
         };
-        let device = Cuda::open(world.local_rank(), precision)?;
-        let (ranks, devices) = (world.num_local_ranks(), device.num_devices());
-        let shared =
-            if ranks > devices { format!("; {ranks} ranks of this node share {devices}") } else { String::new() };
-        log::info!("computing on {}{shared}", device.name());
-        Ok(AnyDevice::Cuda(Box::new(device)))
+        Cuda::open(world.local_rank(), precision).map(Box::new)
     }
+}
+
+/// Says on what is computed, once all ranks know that they can.
+fn announce(world: &World, device: &Cuda) {
+    let (ranks, devices) = (world.num_local_ranks(), device.num_devices());
+    // a launcher that binds ranks to devices shows each its own
+    let shared = if ranks > devices && std::env::var_os("CUDA_VISIBLE_DEVICES").is_none() {
+        format!("; {ranks} ranks of this node share {devices}")
+    } else {
+        String::new()
+    };
+    log::info!("computing on {}{shared}", device.name());
 }

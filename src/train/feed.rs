@@ -28,17 +28,23 @@ pub(super) struct Resident<D: Device> {
 }
 
 impl<D: Device> Resident<D> {
-    /// Brings all samples of `batches` to the device, if there is room for them there; `rows` is the largest micro-batch. Not
-    /// collective.
+    /// Brings what this rank `needs` of all samples of `batches`, inputs and targets, to the device, if there is room for them there;
+    /// `rows` is the largest micro-batch. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.
-    pub(super) fn new(device: &D, batches: &mut Batches, rows: usize) -> Result<Option<Resident<D>>> {
+    pub(super) fn new(
+        device: &D,
+        batches: &mut Batches,
+        rows: usize,
+        needs: [bool; 2],
+    ) -> Result<Option<Resident<D>>> {
         let dataset = batches.dataset();
-        let (input_len, target_len) = (dataset.features().len(), dataset.targets().len());
+        let input_len = if needs[0] { dataset.features().len() } else { 0 };
+        let target_len = if needs[1] { dataset.targets().len() } else { 0 };
         let (num_samples, len) = (dataset.num_samples(), input_len + target_len);
         let bytes = num_samples.saturating_mul(len).saturating_mul(size_of::<f32>());
-        if bytes > device.room_for_samples() || num_samples > MOST_SAMPLES {
+        if len == 0 || bytes > device.room_for_samples() || num_samples > MOST_SAMPLES {
             return Ok(None);
         }
         let allocate = |len| device.allocate(len, Role::Exact);
@@ -49,6 +55,7 @@ impl<D: Device> Resident<D> {
         };
         let chunk = (CHUNK / len).max(1);
         for start in (0..num_samples).step_by(chunk) {
+            let _span = observe::work(Name::Read);
             let samples = start..num_samples.min(start + chunk);
             let range = |len: usize| samples.start * len..samples.end * len;
             device.write(device.view_mut(&mut inputs, range(input_len)), &mut |inputs| {
@@ -127,7 +134,10 @@ impl<D: Device> Source<D> for Rows<'_, D> {
             Ok(())
         })?;
         let numbers = device.view(numbers, 0..rows);
-        device.gather_rows(*input_len, device.view(all_inputs, 0..*num_samples * *input_len), numbers, inputs);
+        if *input_len > 0 {
+            let table = device.view(all_inputs, 0..*num_samples * *input_len);
+            device.gather_rows(*input_len, table, numbers, inputs);
+        }
         if *target_len > 0 {
             let table = device.view(all_targets, 0..*num_samples * *target_len);
             device.gather_rows(*target_len, table, numbers, targets);

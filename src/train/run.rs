@@ -108,11 +108,16 @@ impl Run<'_> {
         let mut tested = None;
         let mut seconds = 0.0;
         let mut behind = None;
+        // when the step before was finished, or, with nothing under way, this one began
+        let mut lap = Instant::now();
         for step in first..num_steps {
             let done = step + 1;
             app::set_step(done);
             let learning_rate = journal.schedule().at(step);
             let start = Instant::now();
+            if behind.is_none() {
+                lap = start;
+            }
             let span = observe::work(Name::Step).step(done);
             let started = trainer.start_step(step, learning_rate, &mut samples.train)?;
             // what came of the step before, while the device works on this one
@@ -120,7 +125,7 @@ impl Run<'_> {
             if let Some(started) = behind.take() {
                 let outcome = trainer.finish_step(started, checkpoints.requests())?;
                 requests = outcome.requests;
-                journal.record(step, outcome, milliseconds(start));
+                journal.record(step, outcome, milliseconds(std::mem::replace(&mut lap, Instant::now())));
             }
             let tests = due(done, options.eval_every.saturating_mul(steps_per_epoch));
             let is_looked_at = due(done, options.log_every) || due(done, options.check_replicas) || tests;
@@ -134,7 +139,7 @@ impl Run<'_> {
             let outcome = trainer.finish_step(started, checkpoints.requests())?;
             requests = requests.and(outcome.requests);
             drop(span);
-            let elapsed = milliseconds(start);
+            let elapsed = milliseconds(lap);
             journal.record(done, outcome, elapsed);
             if due(done, options.log_every) {
                 let rate = outcome.num_samples as f64 / elapsed * 1e3;

@@ -1,4 +1,4 @@
-//! One training step and one evaluation, whatever the strategy.
+//! One training step and one evaluation, whatever the strategy: the walk of a rank through the plan.
 //!
 //! A step is started and finished apart: a device that works behind the host's back has its next step begun before the host looks at
 //! what came of the last. What is started is the same either way, and so are the numbers.
@@ -62,13 +62,15 @@ impl<D: Device> Trainer<'_, D> {
         self.finish_step(started, Requests::default())
     }
 
-    /// Keeps the samples of `batches`, with which the model is trained, on the device if there is room for them. Returns how many
-    /// are there. Not collective.
+    /// Keeps the samples of `batches` on the device if there is room for them; all steps that follow must be with `batches`. Returns
+    /// how many are there. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.
     pub fn keep_samples(&mut self, batches: &mut Batches) -> Result<usize> {
-        self.resident = Resident::new(self.device, batches, self.capacity)?;
+        let stages = &self.layout.stages;
+        let needs = [stages.iter().any(|stage| stage.index == 0), stages.iter().any(|stage| stage.head.is_some())];
+        self.resident = Resident::new(self.device, batches, self.capacity, needs)?;
         Ok(self.resident.as_ref().map_or(0, Resident::num_samples))
     }
 

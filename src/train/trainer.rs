@@ -1,4 +1,4 @@
-//! One training step and one evaluation, whatever the strategy: the state of a rank and its walk through the plan.
+//! The state of a rank in training: its part of the model, how it comes there and how it is looked at. [`super::step`] has the steps.
 
 use std::collections::HashMap;
 

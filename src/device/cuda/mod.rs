@@ -56,6 +56,9 @@ pub enum Precision {
     Bf16,
 }
 
+/// Samples stay on the device only if they take no more than this: every rank reads them all before the first step.
+const MOST_SAMPLE_BYTES: usize = 2 << 30;
+
 /// A GPU as a [`Device`].
 pub struct Cuda {
     shared: Rc<Shared>,
@@ -192,8 +195,8 @@ impl Device for Cuda {
     }
 
     fn room_for_samples(&self) -> usize {
-        // others may share the device, and evaluation and checkpoints want memory too
-        result::mem_get_info().map_or(0, |(free, _)| free / 8)
+        // others may share the device, evaluation wants memory too, and whoever starts a job does not wait long for it to begin
+        result::mem_get_info().map_or(0, |(free, _)| MOST_SAMPLE_BYTES.min(free / 8))
     }
 
     fn repeat(&self, recording: &mut Option<Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
