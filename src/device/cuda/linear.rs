@@ -38,7 +38,7 @@ impl Cuda {
             }
             Activation::Gelu | Activation::Tanh => None,
         };
-        let mut product = Product {
+        let product = Product {
             size: [outputs, rows, inputs],
             left: self.operand(weight, layout == WeightLayout::OutputsByInputs),
             right: self.operand(input, false),
@@ -52,7 +52,6 @@ impl Cuda {
             if self.products.multiply(&self.shared, &fused) {
                 return;
             }
-            product.epilogue = Epilogue::NONE;
         }
         self.products.must_multiply(&self.shared, &product);
         self.activate(activation, outputs, output.read(), bias, saved, output);
