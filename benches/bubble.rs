@@ -141,20 +141,6 @@ impl Device for Sleeper {
         Ok(reading)
     }
 
-    fn wait(&self) {}
-
-    fn is_asynchronous(&self) -> bool {
-        false
-    }
-
-    fn room_for_samples(&self) -> usize {
-        0
-    }
-
-    fn repeat(&self, _: &mut Option<()>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        work()
-    }
-
     fn gather_rows(&self, _: usize, _: &[f32], _: &[f32], _: &mut [f32]) {}
 
     fn fill(&self, into: &mut [f32], value: f32) {
@@ -192,10 +178,6 @@ impl Device for Sleeper {
         _: &mut [f32],
         _: Option<(Activation, &[f32])>,
     ) {
-    }
-
-    fn fuses_backward(&self, _: Activation) -> bool {
-        false
     }
 
     fn activation_forward(&self, _: Activation, _: &[f32], _: &mut [f32], _: &mut [f32]) {}

@@ -29,5 +29,6 @@ pub use communicator::Communicator;
 pub use device::{DeviceCommunicator, Transfer};
 pub use element::{Element, Operation};
 pub use grid::{Grid, GridShape};
-pub use pending::{Front, Pending};
+use pending::Front;
+pub use pending::Pending;
 pub use world::{World, rank_for_messages};

@@ -65,7 +65,8 @@ pub enum Role {
     Exact,
 }
 
-/// A place to compute. Not one of its operations is collective.
+/// A place to compute. Not one of its operations is collective. What has a default is for devices that do more at once, or later, than
+/// they are told to.
 pub trait Device {
     /// Memory for values on the device.
     type Buffer: Portable;
@@ -121,21 +122,27 @@ pub trait Device {
     fn finish_totals(&self, reading: Self::Totals) -> Result<[f32; totals::LEN]>;
 
     /// Waits until all operations so far are done.
-    fn wait(&self);
+    fn wait(&self) {}
 
     /// True if operations only start here and are done later: the host should then begin with the next step before it asks what
     /// came of the last.
-    fn is_asynchronous(&self) -> bool;
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
 
     /// Bytes that samples may take to stay on the device; 0 if they should not.
-    fn room_for_samples(&self) -> usize;
+    fn room_for_samples(&self) -> usize {
+        0
+    }
 
     /// Does `work`, which starts the same operations on the same memory each time, reads and writes nothing for the host, and leaves all
     /// else as it found it. A device that can records them and from then on starts the recording instead.
     ///
     /// # Errors
     /// What `work` returns, or the recording failed.
-    fn repeat(&self, recording: &mut Option<Self::Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+    fn repeat(&self, _recording: &mut Option<Self::Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        work()
+    }
 
     /// Row i of `into` becomes the row of `table` whose number is the bits of `numbers[i]`; rows have `columns` elements.
     /// Nothing happens where `into` is empty.
@@ -187,7 +194,9 @@ pub trait Device {
     );
 
     /// True if [`Device::linear_backward_input`] should go back through an activation before it in the same pass.
-    fn fuses_backward(&self, activation: Activation) -> bool;
+    fn fuses_backward(&self, _activation: Activation) -> bool {
+        false
+    }
 
     /// `output = activation(input)`, elementwise; `saved` as in [`Device::linear_forward`].
     fn activation_forward(

@@ -144,20 +144,6 @@ impl Device for Cpu {
         Ok(reading)
     }
 
-    fn wait(&self) {}
-
-    fn is_asynchronous(&self) -> bool {
-        false
-    }
-
-    fn room_for_samples(&self) -> usize {
-        0
-    }
-
-    fn repeat(&self, _: &mut Option<()>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        work()
-    }
-
     fn gather_rows(&self, columns: usize, table: &[f32], numbers: &[f32], into: &mut [f32]) {
         for (row, number) in into.chunks_exact_mut(columns).zip(numbers) {
             row.copy_from_slice(&table[number.to_bits() as usize * columns..][..columns]);
@@ -236,10 +222,6 @@ impl Device for Cpu {
         if let Some((activation, saved)) = before {
             self.unactivate(activation, inputs, saved, input_gradient, None, false);
         }
-    }
-
-    fn fuses_backward(&self, _: Activation) -> bool {
-        false
     }
 
     fn activation_forward(&self, activation: Activation, input: &[f32], saved: &mut [f32], output: &mut [f32]) {

@@ -207,9 +207,9 @@ impl Cuda {
         let LossShape { rows, columns, scale } = *shape;
         assert!(logits.len == rows * columns && gradient.len == logits.len && labels.len >= rows);
         let kernel = self.shared.kernels.cross_entropy.of(logits.format);
-        let (warps, most) = (4, self.shared.most_blocks());
+        let warps = 4;
         let blocks = rows.div_ceil(warps);
-        let Some(partials) = self.scratch(2 * blocks.max(most)) else { return };
+        let Some(partials) = self.scratch(2 * blocks) else { return };
         let launch = Launch { blocks: (blocks as u32, 1), threads: (32 * warps as u32, 1), shared_bytes: 0 };
         let (rows, columns) = (rows as u32, columns as u32);
         let loss = sum_place(sums, totals::LOSS);
@@ -241,7 +241,7 @@ impl Cuda {
         assert!(output.len == gradient.len && output.format == gradient.format);
         let kernel = self.shared.kernels.squared_error.of(output.format);
         let launch = self.shared.over(output.len, 4);
-        let Some(partials) = self.scratch(self.shared.most_blocks()) else { return };
+        let partials = self.partials();
         let (len, columns) = (output.len as u64, shape.columns as u32);
         let targets = targets.map_or(0, |targets| targets.pointer);
         launch!(
@@ -271,7 +271,7 @@ impl Cuda {
         let SgdStep { momentum: decay, nesterov, weight_decay } = *step;
         assert!(gradients.len == parameters.len && (decay == 0.0 || momentum.len == parameters.len));
         let constants = SgdConstants { momentum: decay, weight_decay, nesterov: i32::from(nesterov) };
-        let Some(partials) = self.scratch(self.shared.most_blocks()) else { return };
+        let partials = self.partials();
         let (launch, len) = (self.shared.over(parameters.len, 4), parameters.len as u64);
         launch!(
             self.shared,
@@ -310,7 +310,7 @@ impl Cuda {
             weight_decay,
             decoupled: i32::from(decoupled),
         };
-        let Some(partials) = self.scratch(self.shared.most_blocks()) else { return };
+        let partials = self.partials();
         let (launch, len) = (self.shared.over(parameters.len, 4), parameters.len as u64);
         launch!(
             self.shared,
@@ -331,7 +331,7 @@ impl Cuda {
     }
 
     pub(super) fn squares(&self, values: CudaView<'_>, sums: &CudaViewMut<'_>) {
-        let Some(partials) = self.scratch(self.shared.most_blocks()) else { return };
+        let partials = self.partials();
         let (launch, len) = (self.shared.over(values.len, 4), values.len as u64);
         launch!(
             self.shared,

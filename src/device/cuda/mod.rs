@@ -123,6 +123,11 @@ impl Cuda {
         }
     }
 
+    /// Memory for the sum of each block of a [`Shared::over`] launch.
+    fn partials(&self) -> u64 {
+        self.scratch.borrow().pointer()
+    }
+
     /// Memory for `len` floats that the next operations may use, or nothing after a failure.
     fn scratch(&self, len: usize) -> Option<u64> {
         if len > self.scratch_len.get() {

@@ -171,8 +171,7 @@ impl Shared {
     /// A launch for an array of `len` elements, each thread with `each` at a time until all are done.
     pub(super) fn over(&self, len: usize, each: usize) -> Launch {
         let wanted = len.div_ceil(BLOCK as usize * each).max(1);
-        let most = (self.num_multiprocessors * BLOCKS_PER_MULTIPROCESSOR) as usize;
-        Launch { blocks: (wanted.min(most) as u32, 1), threads: (BLOCK, 1), shared_bytes: 0 }
+        Launch { blocks: (wanted.min(self.most_blocks()) as u32, 1), threads: (BLOCK, 1), shared_bytes: 0 }
     }
 
     /// The most blocks that [`Shared::over`] gives.

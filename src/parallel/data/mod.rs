@@ -232,9 +232,6 @@ impl<D: Device> GradSync<D> {
         while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
             self.start_next(gradients)?;
         }
-        for bucket in &mut self.buckets[self.reduced..self.started] {
-            bucket.state.test()?;
-        }
         while self.reduced < self.started && self.buckets[self.reduced].state.test()? {
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
