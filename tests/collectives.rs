@@ -1,8 +1,10 @@
 //! Every operation of a communicator on 1 to 4 ranks, in the world and in sub-groups of it, blocking and not, in one message
 //! and cut up: the textbook's worked examples, and exact expectations for every element type.
 
+mod collective_cases;
 mod support;
 
+use collective_cases::algorithms;
 use phalanx::comm::{Communicator, Element, Grid, GridShape, Operation, World};
 use phalanx::{Error, Result};
 use support::cases::{self, Case};
@@ -11,6 +13,7 @@ const ALL: &[usize] = &[1, 2, 3, 4];
 
 static CASES: &[Case] = &[
     Case { name: "all_operations", ranks: ALL, run: |world| everywhere(world, all_operations) },
+    Case { name: "all_operations_about_a_page", ranks: &[1, 2, 3, 4, 5, 6, 7, 8], run: about_a_page },
     Case { name: "operations_overlap", ranks: ALL, run: |world| everywhere(world, operations_overlap) },
     Case { name: "worked_example_collectives", ranks: &[4, 8], run: worked_collectives },
     Case { name: "worked_example_split_products", ranks: &[2, 4], run: split_products },
@@ -19,6 +22,8 @@ static CASES: &[Case] = &[
     Case { name: "worked_example_scatter_and_product", ranks: &[2, 4], run: scatter_and_product },
     Case { name: "point_to_point", ranks: &[2, 3], run: point_to_point },
     Case { name: "sums_have_one_order", ranks: ALL, run: sums_have_one_order },
+    Case { name: "every_algorithm", ranks: &[1, 2, 3, 4, 5, 6, 7, 8], run: algorithms::every_algorithm },
+    Case { name: "large_buffers", ranks: &[2, 3, 8], run: algorithms::large_buffers },
     Case { name: "more_than_a_c_int_counts", ranks: &[2], run: more_than_a_c_int_counts },
     Case { name: "wrong_lengths_are_refused", ranks: &[1, 3], run: wrong_lengths },
     Case { name: "agree", ranks: &[1, 2, 3], run: agree },
@@ -59,7 +64,7 @@ fn everywhere(world: &World, check: fn(&Communicator)) {
 }
 
 /// Element `i` of rank `rank`: small whole numbers, exact in every type.
-fn value(rank: usize, i: usize) -> u8 {
+pub fn value(rank: usize, i: usize) -> u8 {
     ((rank * 3 + i * 5) % 7 + 1) as u8
 }
 
@@ -70,6 +75,12 @@ fn all_operations(communicator: &Communicator) {
         typed::<i32>(communicator, len, i32::from);
         typed::<i64>(communicator, len, i64::from);
         typed::<u8>(communicator, len, |x| x);
+    }
+}
+
+fn about_a_page(world: &World) {
+    for len in [0, 1, 1023, 1024, 1025, 100_001] {
+        typed::<f32>(world.communicator(), len, f32::from);
     }
 }
 

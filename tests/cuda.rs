@@ -3,6 +3,8 @@
 //! Where there is no GPU the emulator of `tests/cuda_emulator` stands in: it runs the same kernels on the processor, as late and in
 //! as odd an order as CUDA allows.
 
+#[path = "cuda_cases/messages.rs"]
+mod messages;
 #[path = "cuda_cases/operations.rs"]
 mod operations;
 #[path = "cuda_cases/twins.rs"]
@@ -54,6 +56,27 @@ static CASES: &[Case] = &[
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
     Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
     Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda> },
+    Case { name: "messages", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation },
+    Case {
+        name: "oracle_lenet_sgd_straight_from_memory",
+        ranks: &[2, 3],
+        run: |world| messages::aware(world, |world| replicas::oracle::<Cuda>(world, "lenet_sgd")),
+    },
+    Case {
+        name: "grids_straight_from_memory",
+        ranks: &[4, 8],
+        run: |world| messages::aware(world, layouts::grids::<Cuda>),
+    },
+    Case {
+        name: "odd_widths_straight_from_memory",
+        ranks: &[2, 3],
+        run: |world| messages::aware(world, layouts::odd_widths::<Cuda>),
+    },
+    Case {
+        name: "pipelines_straight_from_memory",
+        ranks: &[3],
+        run: |world| messages::aware(world, layouts::pipeline_same_bits::<Cuda>),
+    },
     Case { name: "initial_weights", ranks: &[3], run: layouts::initial_weights::<Cuda> },
 ];
 

@@ -4,15 +4,13 @@ use std::rc::Rc;
 
 use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
 
+use super::algorithm::{Algorithm, Collective};
+use super::choice::{self, Choice};
 use super::links::Links;
-use super::raw::{Channel, Raw, Requests, wait_all};
-use super::{Element, Operation};
+use super::raw::Raw;
+use super::{Element, Operation, Transfers};
 use crate::observe::{self, Name, Span};
 use crate::{Error, Result};
-
-/// Elements that an in-place all-reduce sends at a time: 4 MiB of `f32`, so that neither our scratch nor MPI's grows
-/// with the message. Open MPI's reductions allocate their scratch afresh for each call and pay for its page faults.
-const ALL_REDUCE_CHUNK: usize = 1 << 20;
 
 /// A group of ranks, numbered from 0 to `size − 1`.
 ///
@@ -57,7 +55,9 @@ impl Communicator {
         let mpi_color = Color::with_value(number(color, "the color")?);
         let part = self.raw.public.split_by_color_with_key(mpi_color, number(key, "the key")?);
         let part = part.expect("MPI_Comm_split gives a communicator for every color that is not undefined");
-        Ok(Communicator::new(part, self.raw.links.split(color)))
+        let part = Communicator::new(part, self.raw.links.split(color));
+        part.set_transfers(self.transfers());
+        Ok(part)
     }
 
     /// Another communicator of the same ranks, whose messages never meet those of this one. Collective.
@@ -72,6 +72,35 @@ impl Communicator {
     #[doc(hidden)]
     pub fn set_message_limit(&self, limit: usize) {
         self.raw.set_limit(limit);
+    }
+
+    /// Does collective operations by `choice`, where there is a plan of it for them, instead of by what was measured to be fast:
+    /// for benchmarks and tests. Collective.
+    pub fn set_choice(&self, choice: Option<Choice>) {
+        self.raw.set_override(choice);
+        self.raw.last_algorithm.set(Algorithm::Mpi);
+    }
+
+    /// How buffers of a device travel on this communicator and those that are made of it from now on: through the host at first.
+    /// Collective.
+    pub fn set_transfers(&self, transfers: Transfers) {
+        self.raw.transfers.set(transfers);
+    }
+
+    /// How buffers of a device travel. Not collective.
+    pub fn transfers(&self) -> Transfers {
+        self.raw.transfers.get()
+    }
+
+    /// What did the last operation that has a choice; MPI before the first. Not collective.
+    pub fn last_algorithm(&self) -> Algorithm {
+        self.raw.last_algorithm.get()
+    }
+
+    /// For tests: takes the ranks to be on these nodes. Collective.
+    #[doc(hidden)]
+    pub fn set_nodes(&self, nodes: Vec<usize>) {
+        self.raw.set_nodes(nodes);
     }
 
     /// Returns when every rank has called it (`MPI_Barrier`, MPI-4.1 §6.3). Collective.
@@ -94,14 +123,6 @@ impl Communicator {
             self.raw.links.message(from, to, tag),
             self.raw.in_job(peer),
         )
-    }
-
-    fn complete(&self, post: impl FnOnce(&Raw, &mut Requests)) {
-        let mut requests = self.raw.take_requests();
-        post(&self.raw, &mut requests);
-        wait_all(&mut requests);
-        requests.clear();
-        self.raw.recycle_requests(requests);
     }
 }
 
@@ -149,7 +170,7 @@ impl Communicator {
         self.check_peer("receiving", from, tag)?;
         self.raw.links.message(self.rank(), to, tag);
         let _span = self.message_span::<T>(Name::SendReceive, receive.len(), (from, self.rank()), tag);
-        self.complete(|raw, requests| raw.post_send_receive((send, to), (receive, from), tag, requests));
+        self.raw.blocking_send_receive((send, to), (receive, from), tag);
         Ok(())
     }
 }
@@ -163,7 +184,12 @@ impl Communicator {
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: usize) -> Result<()> {
         self.check_root("broadcasting", root)?;
         let _span = self.collective_span::<T>(Name::Broadcast, values.len());
-        self.complete(|raw, requests| raw.post_broadcast(values, root, requests));
+        let choice = choice::broadcast(size_of_val(values));
+        let collective = Collective::Broadcast { root };
+        match self.raw.override_choice(collective, choice) {
+            Choice { algorithm: Algorithm::Mpi, .. } => self.raw.blocking_broadcast(values, root),
+            choice => self.perform(collective, choice, values, Operation::Sum)?,
+        }
         Ok(())
     }
 
@@ -178,7 +204,7 @@ impl Communicator {
             self.check_parts("scattering", send.len(), receive.len())?;
         }
         let _span = self.collective_span::<T>(Name::Scatter, receive.len());
-        self.complete(|raw, requests| raw.post_scatter(send, receive, root, requests));
+        self.raw.blocking_scatter(send, receive, root);
         Ok(())
     }
 
@@ -193,7 +219,7 @@ impl Communicator {
             self.check_parts("gathering", receive.len(), send.len())?;
         }
         let _span = self.collective_span::<T>(Name::Gather, send.len());
-        self.complete(|raw, requests| raw.post_gather(send, receive, root, requests));
+        self.raw.blocking_gather(send, receive, root);
         Ok(())
     }
 
@@ -204,7 +230,7 @@ impl Communicator {
     pub fn all_gather<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         self.check_parts("all-gathering", receive.len(), send.len())?;
         let _span = self.collective_span::<T>(Name::AllGather, receive.len());
-        self.complete(|raw, requests| raw.post_all_gather(send, receive, requests));
+        self.raw.blocking_all_gather(send, receive);
         Ok(())
     }
 
@@ -215,7 +241,7 @@ impl Communicator {
     pub fn all_to_all<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         let count = self.check_all_to_all(send.len(), receive.len())?;
         let _span = self.collective_span::<T>(Name::AllToAll, send.len());
-        self.complete(|raw, requests| raw.post_all_to_all(send, receive, count, requests));
+        self.raw.blocking_all_to_all(send, receive, count);
         Ok(())
     }
 
@@ -230,35 +256,40 @@ impl Communicator {
             self.check_equal("reducing", send.len(), receive.len())?;
         }
         let _span = self.collective_span::<T>(Name::Reduce, send.len());
-        self.complete(|raw, requests| raw.post_reduce(send, receive, operation, root, requests));
+        self.raw.blocking_reduce(send, receive, operation, root);
         Ok(())
     }
 
-    /// Replaces `values` by their combination over all ranks (`MPI_Allreduce`), the same bits on each. Collective.
+    /// Replaces `values` by their combination over all ranks, the same bits on each: short ones by `MPI_Allreduce`, long ones chunk
+    /// by chunk ([`Algorithm::Pairwise`]), which is faster. Collective.
     ///
     /// # Errors
-    /// There is no memory for a chunk of scratch.
+    /// There is no memory for what arrives.
     pub fn all_reduce<T: Element>(&self, values: &mut [T], operation: Operation) -> Result<()> {
         let _span = self.collective_span::<T>(Name::AllReduce, values.len());
-        let mut scratch = self.raw.take_scratch::<T>(values.len().min(ALL_REDUCE_CHUNK))?;
-        for chunk in values.chunks_mut(ALL_REDUCE_CHUNK) {
-            let result = &mut bytemuck::cast_slice_mut(&mut scratch)[..chunk.len()];
-            self.raw.blocking_all_reduce(chunk, result, operation);
-            chunk.copy_from_slice(result);
+        let choice = choice::all_reduce(size_of_val(values));
+        match self.raw.override_choice(Collective::AllReduce, choice) {
+            Choice { algorithm: Algorithm::Mpi, .. } => self.raw.blocking_all_reduce(values, operation),
+            choice => self.perform(Collective::AllReduce, choice, values, operation)?,
         }
-        self.raw.recycle(scratch);
         Ok(())
     }
 
-    /// Combines every rank's `send` and leaves part r on rank r (what `MPI_Reduce_scatter_block` does, by the pairwise
-    /// exchange of [`Communicator::start_reduce_scatter`]). Collective.
+    /// Combines every rank's `send` and leaves part r on rank r, with the bits of [`Communicator::start_reduce_scatter`] (what
+    /// `MPI_Reduce_scatter_block` does). Collective.
     ///
     /// # Errors
     /// `send` does not hold as many elements as `receive` for each rank.
     pub fn reduce_scatter<T: Element>(&self, send: &[T], receive: &mut [T], operation: Operation) -> Result<()> {
         self.check_parts("reduce-scattering", send.len(), receive.len())?;
-        let values = self.start_reduce_scatter(send.to_vec(), operation)?.wait();
-        receive.copy_from_slice(&values[self.rank() * receive.len()..][..receive.len()]);
+        let _span = self.collective_span::<T>(Name::ReduceScatter, send.len());
+        match self
+            .raw
+            .override_choice(Collective::ReduceScatter, choice::reduce_scatter(size_of_val(send), self.size()))
+        {
+            Choice { algorithm: Algorithm::Mpi, .. } => self.raw.blocking_reduce_scatter(send, receive, operation),
+            choice => self.perform_apart(choice, send, receive, operation)?,
+        }
         Ok(())
     }
 }
@@ -305,63 +336,5 @@ impl Communicator {
     pub(super) fn part_length(&self, doing: &str, whole: usize) -> Result<usize> {
         self.check_parts(doing, whole, whole / self.size())?;
         Ok(whole / self.size())
-    }
-}
-
-/// Slices handed to the raw calls, to be completed before the slices' borrows end.
-#[allow(unsafe_code)]
-impl Raw {
-    // SAFETY, for each of these: `Communicator::complete` waits for the requests while the slices are still borrowed,
-    // and the public operation has checked the lengths.
-
-    fn post_send_receive<T: Element>(
-        &self,
-        (send, to): (&[T], usize),
-        (receive, from): (&mut [T], usize),
-        tag: i32,
-        requests: &mut Requests,
-    ) {
-        // SAFETY: see the head of this block.
-        unsafe {
-            self.receive(requests, Channel::Public, (receive.as_mut_ptr(), receive.len()), from, tag);
-            self.send(requests, Channel::Public, (send.as_ptr(), send.len()), to, tag);
-        }
-    }
-
-    fn post_broadcast<T: Element>(&self, values: &mut [T], root: usize, requests: &mut Requests) {
-        // SAFETY: see the head of this block.
-        unsafe { self.broadcast(requests, (values.as_mut_ptr(), values.len()), root) }
-    }
-
-    fn post_scatter<T: Element>(&self, send: &[T], receive: &mut [T], root: usize, requests: &mut Requests) {
-        // SAFETY: see the head of this block.
-        unsafe { self.scatter(requests, send.as_ptr(), (receive.as_mut_ptr(), receive.len()), root) }
-    }
-
-    fn post_gather<T: Element>(&self, send: &[T], receive: &mut [T], root: usize, requests: &mut Requests) {
-        // SAFETY: see the head of this block.
-        unsafe { self.gather(requests, (send.as_ptr(), send.len()), receive.as_mut_ptr(), root) }
-    }
-
-    fn post_all_gather<T: Element>(&self, send: &[T], receive: &mut [T], requests: &mut Requests) {
-        // SAFETY: see the head of this block.
-        unsafe { self.all_gather(requests, (send.as_ptr(), send.len()), receive.as_mut_ptr()) }
-    }
-
-    fn post_all_to_all<T: Element>(&self, send: &[T], receive: &mut [T], count: usize, requests: &mut Requests) {
-        // SAFETY: see the head of this block.
-        unsafe { self.all_to_all(requests, (send.as_ptr(), count), receive.as_mut_ptr()) }
-    }
-
-    fn post_reduce<T: Element>(
-        &self,
-        send: &[T],
-        receive: &mut [T],
-        operation: Operation,
-        root: usize,
-        requests: &mut Requests,
-    ) {
-        // SAFETY: see the head of this block.
-        unsafe { self.reduce(requests, (send.as_ptr(), send.len()), receive.as_mut_ptr(), operation, root) }
     }
 }

@@ -1,6 +1,9 @@
 //! Messages of device buffers: the one file where `comm` and `device` meet.
 //!
-//! The way of a buffer: it departs for the host ([`Portable::depart`]) while the device goes on; when it is there, the
+//! If MPI knows of devices ([`Transfers::Aware`]), it is given the device's memory: a buffer settles, that is, what the device has still to
+//! do with it comes to its end, then the operation is posted, then the device goes on with it. Sums are formed by a kernel.
+//!
+//! Otherwise it goes through the host. The way of a buffer: it departs for the host ([`Portable::depart`]) while the device goes on; when it is there, the
 //! operation is posted as for any host buffer; when that is done, what was received arrives on the device again. The
 //! processor's memory takes the same way in one step.
 //!
@@ -9,55 +12,23 @@
 //! may be waiting for that.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::{Communicator, Front, Operation, Pending};
-use crate::Result;
-use crate::device::{Departure, Portable};
+use super::action::Action;
+use super::departing::{self, Departing};
+use super::direct::{self, Direct};
+use super::extent::Extent;
+use super::progress::{Arena, Terms};
+use super::raw::Raw;
+use super::{Algorithm, Choice, Communicator, Front, Operation, Pending, Transfers};
+use crate::device::{Addition, Departure, Portable, Settled};
+use crate::{Error, Result};
 
 /// A communicator for the buffers of a device.
 pub struct DeviceCommunicator {
     communicator: Rc<Communicator>,
-}
-
-thread_local! {
-    /// Operations whose buffers are on their way to the host, of all communicators of this rank.
-    static DEPARTING: RefCell<VecDeque<Rc<dyn Departing>>> = RefCell::default();
-}
-
-/// An operation that is to be posted when its buffer is there.
-trait Departing {
-    fn is_ready(&self) -> bool;
-
-    /// Posts it; its buffer is there.
-    fn post(&self);
-}
-
-/// Posts what is ready, up to the first that is not.
-fn post_departed() {
-    let next = || {
-        DEPARTING.with_borrow_mut(|departing| {
-            let is_ready = departing.front().is_some_and(|first| first.is_ready());
-            if is_ready { departing.pop_front() } else { None }
-        })
-    };
-    while let Some(operation) = next() {
-        operation.post();
-    }
-}
-
-/// What is to be done with a message.
-#[derive(Clone, Copy)]
-enum Action {
-    Send { to: usize, tag: i32 },
-    Receive { from: usize, tag: i32 },
-    Broadcast { root: usize },
-    AllReduce(Operation),
-    AllReduceInPlace(Operation),
-    ReduceScatter(Operation),
-    AllGather,
 }
 
 /// An operation under way on a buffer of a device.
@@ -70,18 +41,57 @@ pub struct Transfer<B: Portable> {
     state: State<B>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
 enum State<B: Portable> {
-    Flying(B::Rest, Flying<B::Message>),
+    Flying(Flying<B>),
     /// Shared with the queue of what is to be posted.
     Departing(Rc<Queued<B>>),
 }
 
-/// What is left of the buffer, and the operation.
-type Posted<B> = (<B as Portable>::Rest, Flying<<B as Portable>::Message>);
+/// What is sent, and what is received into.
+type Pair<M> = (Front<M>, Front<M>);
 
-enum Flying<M> {
-    InPlace(Pending<Front<M>>),
-    Into(Pending<(Front<M>, Front<M>)>),
+/// The operation, and what is left of the buffer.
+enum Flying<B: Portable> {
+    InPlace(B::Rest, Pending<Front<B::Message>>),
+    Into(B::Rest, Pending<Pair<B::Message>>),
+    /// With the scratch memory that it came with.
+    Direct(Direct<Settlement<B::Settled>>, Option<B::Message>),
+}
+
+/// Memory of a device for plans.
+struct Settlement<S> {
+    settled: S,
+    value_bytes: usize,
+    /// The values of one lane's inbox.
+    room: usize,
+}
+
+// SAFETY: the pointers are those of the settled buffer, which stays where it is and is as long as the operation, which `start` checks; the
+// inbox was made to hold what the layout says.
+#[allow(unsafe_code)]
+unsafe impl<S: Settled> Arena for Settlement<S> {
+    fn extent(&self, raw: &Raw, count: usize) -> Extent {
+        // MPI has no type for bfloat16, and need not look at it
+        if self.value_bytes == size_of::<u16>() { raw.extent::<u16>(count) } else { raw.extent::<f32>(count) }
+    }
+
+    fn value(&self, at: usize) -> *mut c_void {
+        self.settled.values().wrapping_add(at * self.value_bytes).cast()
+    }
+
+    fn inbox(&self, lane: usize, at: usize) -> *mut c_void {
+        self.settled.inbox().wrapping_add((lane * self.room + at) * self.value_bytes).cast()
+    }
+
+    fn combine(&mut self, lane: usize, terms: &Terms) {
+        let Terms { range, count, stride, own } = terms.clone();
+        self.settled.add(lane, &Addition { into: range, first: lane * self.room, terms: count, stride, own });
+    }
+
+    fn is_combined(&mut self, lane: usize) -> bool {
+        self.settled.is_added(lane)
+    }
 }
 
 /// An operation with all that it takes to post it.
@@ -90,19 +100,34 @@ struct Order<B: Portable> {
     action: Action,
     /// How much of the buffer travels.
     len: usize,
-    departure: B::Departure,
+    way: Way<B>,
     scratch: Option<B::Message>,
+}
+
+/// How the buffer gets to where MPI may touch it.
+enum Way<B: Portable> {
+    Departing(B::Departure),
+    Settling { settling: B::Settling, order: direct::Order, value_bytes: usize, room: usize },
+}
+
+impl<B: Portable> Way<B> {
+    fn is_complete(&mut self) -> bool {
+        match self {
+            Way::Departing(departure) => departure.is_complete(),
+            Way::Settling { settling, .. } => settling.is_complete(),
+        }
+    }
 }
 
 /// An order, until it is posted; then what came of it, until that is fetched.
 struct Queued<B: Portable> {
     order: RefCell<Option<Order<B>>>,
-    posted: RefCell<Option<Result<Posted<B>>>>,
+    posted: RefCell<Option<Result<Flying<B>>>>,
 }
 
 impl<B: Portable> Departing for Queued<B> {
     fn is_ready(&self) -> bool {
-        self.order.borrow_mut().as_mut().is_some_and(|order| order.departure.is_complete())
+        self.order.borrow_mut().as_mut().is_some_and(|order| order.way.is_complete())
     }
 
     fn post(&self) {
@@ -112,9 +137,16 @@ impl<B: Portable> Departing for Queued<B> {
 }
 
 impl<B: Portable> Order<B> {
-    fn post(self) -> Result<Posted<B>> {
-        let Order { communicator, action, len, departure, scratch } = self;
-        let (buffer, rest) = departure.wait();
+    fn post(self) -> Result<Flying<B>> {
+        let Order { communicator, action, len, way, scratch } = self;
+        let (buffer, rest) = match way {
+            Way::Departing(departure) => departure.wait(),
+            Way::Settling { settling, order, value_bytes, room } => {
+                let arena = Settlement { settled: settling.wait().0, value_bytes, room };
+                let direct = Direct::start(&communicator, order, arena, len, value_bytes);
+                return Ok(Flying::Direct(direct, scratch));
+            }
+        };
         let front = Front { buffer, len };
         let pending = match action {
             Action::Send { to, tag } => communicator.start_send(front, to, tag),
@@ -126,10 +158,10 @@ impl<B: Portable> Order<B> {
             Action::AllReduce(operation) => {
                 let buffer = scratch.expect("an all-reduce comes with memory for its result");
                 let pending = communicator.start_all_reduce(front, Front { buffer, len }, operation)?;
-                return Ok((rest, Flying::Into(pending)));
+                return Ok(Flying::Into(rest, pending));
             }
         };
-        Ok((rest, Flying::InPlace(pending?)))
+        Ok(Flying::InPlace(rest, pending?))
     }
 }
 
@@ -149,9 +181,24 @@ impl DeviceCommunicator {
         self.communicator.size()
     }
 
+    /// As [`Communicator::set_choice`], for plans. Collective.
+    pub fn set_choice(&self, choice: Option<Choice>) {
+        self.communicator.set_choice(choice);
+    }
+
+    /// As [`Communicator::last_algorithm`]. Not collective.
+    pub fn last_algorithm(&self) -> Algorithm {
+        self.communicator.last_algorithm()
+    }
+
     /// True on rank 0. Not collective.
     pub fn is_root(&self) -> bool {
         self.rank() == 0
+    }
+
+    /// True if MPI is given the memory of such buffers itself. Not collective.
+    pub fn is_direct<B: Portable>(&self) -> bool {
+        B::IS_ON_DEVICE && self.communicator.transfers() == Transfers::Aware
     }
 
     /// Starts sending the first `len` values to rank `to`. Not collective.
@@ -180,7 +227,7 @@ impl DeviceCommunicator {
         self.start(buffer, Action::Broadcast { root }, len, ranges, None)
     }
 
-    /// Starts combining the values over all ranks, by MPI's all-reduce; `scratch`, as long as the buffer, receives the
+    /// Starts combining the values over all ranks, by MPI's all-reduce where they go through the host; `scratch`, as long as the buffer, receives the
     /// combination, and other memory comes back in its place ([`Transfer::wait_with_scratch`]). Collective; lengths agree.
     ///
     /// # Errors
@@ -246,15 +293,23 @@ impl DeviceCommunicator {
         (departs, arrives): (Range<usize>, Range<usize>),
         scratch: Option<B::Message>,
     ) -> Result<Transfer<B>> {
-        let communicator = Rc::clone(&self.communicator);
-        let mut order: Order<B> = Order { communicator, action, len, departure: buffer.depart(departs)?, scratch };
-        let is_first = DEPARTING.with_borrow(VecDeque::is_empty);
-        if is_first && order.departure.is_complete() {
-            let (rest, flying) = order.post()?;
-            return Ok(Transfer { arrives, state: State::Flying(rest, flying) });
+        assert!(len <= buffer.len(), "{len} values of a buffer of {}", buffer.len());
+        action.check(&self.communicator, len)?;
+        let way = if self.is_direct::<B>() {
+            let value_bytes = buffer.value_bytes();
+            let order = action.direct(&self.communicator, len, value_bytes);
+            let (room, inbox) = order.layout().map_or((0, 0), |layout| (layout.room(), layout.inbox()));
+            Way::Settling { settling: buffer.settle(inbox)?, order, value_bytes, room }
+        } else {
+            Way::Departing(buffer.depart(departs)?)
+        };
+        let mut order: Order<B> = Order { communicator: Rc::clone(&self.communicator), action, len, way, scratch };
+        let is_first = departing::is_empty();
+        if is_first && order.way.is_complete() {
+            return Ok(Transfer { arrives, state: State::Flying(order.post()?) });
         }
         let queued = Rc::new(Queued { order: RefCell::new(Some(order)), posted: RefCell::default() });
-        DEPARTING.with_borrow_mut(|departing| departing.push_back(Rc::clone(&queued) as Rc<dyn Departing>));
+        departing::push(Rc::clone(&queued) as Rc<dyn Departing>);
         Ok(Transfer { arrives, state: State::Departing(queued) })
     }
 }
@@ -265,17 +320,17 @@ impl<B: Portable> Transfer<B> {
     /// # Errors
     /// There is no memory for what arrives.
     pub fn test(&mut self) -> Result<bool> {
-        post_departed();
+        departing::post_ready();
         if let State::Departing(queued) = &self.state
             && let Some(posted) = queued.posted.take()
         {
-            let (rest, flying) = posted?;
-            self.state = State::Flying(rest, flying);
+            self.state = State::Flying(posted?);
         }
         Ok(match &mut self.state {
             State::Departing(_) => false,
-            State::Flying(_, Flying::InPlace(pending)) => pending.test(),
-            State::Flying(_, Flying::Into(pending)) => pending.test(),
+            State::Flying(Flying::InPlace(_, pending)) => pending.test(),
+            State::Flying(Flying::Into(_, pending)) => pending.test(),
+            State::Flying(Flying::Direct(direct, _)) => direct.test(),
         })
     }
 
@@ -283,8 +338,9 @@ impl<B: Portable> Transfer<B> {
     pub fn is_done(&self) -> bool {
         match &self.state {
             State::Departing(_) => false,
-            State::Flying(_, Flying::InPlace(pending)) => pending.is_done(),
-            State::Flying(_, Flying::Into(pending)) => pending.is_done(),
+            State::Flying(Flying::InPlace(_, pending)) => pending.is_done(),
+            State::Flying(Flying::Into(_, pending)) => pending.is_done(),
+            State::Flying(Flying::Direct(direct, _)) => direct.is_done(),
         }
     }
 
@@ -303,19 +359,19 @@ impl<B: Portable> Transfer<B> {
     /// As [`Transfer::wait`].
     pub fn wait_with_scratch(mut self) -> Result<(B, Option<B::Message>)> {
         // others may be waiting for what is still departing
-        while !self.test()? && DEPARTING.with_borrow(|departing| !departing.is_empty()) {
+        while !self.test()? && !departing::is_empty() {
             std::thread::yield_now();
         }
-        let State::Flying(rest, flying) = self.state else {
-            unreachable!("what is not departing has been posted");
+        let State::Flying(flying) = self.state else {
+            return Err(Error::failed("waiting for a message", "it could not be posted"));
         };
-        let (message, scratch) = match flying {
-            Flying::InPlace(pending) => (pending.wait().buffer, None),
-            Flying::Into(pending) => {
+        Ok(match flying {
+            Flying::InPlace(rest, pending) => (B::arrive(rest, pending.wait().buffer, self.arrives), None),
+            Flying::Into(rest, pending) => {
                 let (sent, received) = pending.wait();
-                (received.buffer, Some(sent.buffer))
+                (B::arrive(rest, received.buffer, self.arrives), Some(sent.buffer))
             }
-        };
-        Ok((B::arrive(rest, message, self.arrives), scratch))
+            Flying::Direct(direct, scratch) => (B::resume(direct.wait().settled, self.arrives), scratch),
+        })
     }
 }

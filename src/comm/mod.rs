@@ -2,29 +2,44 @@
 //!
 //! | operation | MPI | who calls it |
 //! |---|---|---|
-//! | [`send`](Communicator::send), [`receive`](Communicator::receive), [`send_receive`](Communicator::send_receive) | `MPI_Send`; `MPI_Mprobe` and `MPI_Mrecv`; `MPI_Isend` and `MPI_Irecv` | the two ranks |
-//! | [`barrier`](Communicator::barrier), [`broadcast`](Communicator::broadcast), [`scatter`](Communicator::scatter), [`gather`](Communicator::gather), [`all_gather`](Communicator::all_gather), [`all_to_all`](Communicator::all_to_all) | `MPI_Barrier`; `MPI_Ibcast`, …, and `MPI_Waitall` | all ranks |
-//! | [`reduce`](Communicator::reduce), [`all_reduce`](Communicator::all_reduce) | `MPI_Ireduce` and `MPI_Waitall`; `MPI_Allreduce` in chunks | all ranks |
-//! | [`reduce_scatter`](Communicator::reduce_scatter) | pairwise `MPI_Isend`/`MPI_Irecv`, sums in rank order | all ranks |
+//! | [`send`](Communicator::send), [`receive`](Communicator::receive), [`send_receive`](Communicator::send_receive) | `MPI_Send`; `MPI_Mprobe` and `MPI_Mrecv`; `MPI_Sendrecv` | the two ranks |
+//! | [`barrier`](Communicator::barrier), [`broadcast`](Communicator::broadcast), [`scatter`](Communicator::scatter), [`gather`](Communicator::gather), [`all_gather`](Communicator::all_gather), [`all_to_all`](Communicator::all_to_all) | `MPI_Barrier`, `MPI_Bcast`, … | all ranks |
+//! | [`reduce`](Communicator::reduce), [`all_reduce`](Communicator::all_reduce) | `MPI_Reduce`; `MPI_Allreduce`, or a plan of ours where it is long | all ranks |
+//! | [`reduce_scatter`](Communicator::reduce_scatter) | a plan, sums in rank order | all ranks |
 //! | [`agree`](Communicator::agree) | `MPI_Allreduce`, and more only after an error | all ranks |
-//! | `start_…` | the `MPI_I…` of the same name, or pairwise exchange for what is in place or scattered, as a [`Pending`] that owns its buffers | as above |
+//! | `start_…` | the `MPI_I…` of the same name, or a plan for what is in place, as a [`Pending`] that owns its buffers | as above |
 //!
+//! A plan is an [`Algorithm`] of messages between two ranks, and sums formed here; `choice.rs` says which is used when.
+//! It has several rounds, and moves on only where its own [`Pending`] is tested or waited for. So ranks that have started several
+//! wait for them in the same order, and before they enter an operation that blocks and others have to come to as well.
 //! A [`DeviceCommunicator`] does the same with buffers of a device, as a [`Transfer`].
 //!
 //! Nothing here knows what a layer is.
 
+mod action;
 mod agree;
+mod algorithm;
+mod aware;
 mod blocking;
+mod choice;
 mod communicator;
+mod departing;
 mod device;
+mod direct;
 mod element;
+mod extent;
 mod grid;
+mod in_place;
 mod links;
-mod pairwise;
 mod pending;
+mod progress;
 mod raw;
+mod waiting;
 mod world;
 
+pub use algorithm::{Algorithm, Collective};
+pub use aware::{Awareness, Transfers, awareness};
+pub use choice::Choice;
 pub use communicator::Communicator;
 pub use device::{DeviceCommunicator, Transfer};
 pub use element::{Element, Operation};

@@ -8,10 +8,13 @@
 use std::mem;
 use std::rc::Rc;
 
-use super::raw::{Channel, Raw, Requests, test_all, wait_all};
+use super::in_place::Host;
+use super::progress::{Progress, Running};
+use super::raw::Raw;
+use super::waiting::{Requests, test_all, wait_all};
 use super::{Communicator, Element, Operation};
 use crate::Result;
-use crate::memory::{HostBuffer, Memory};
+use crate::memory::HostBuffer;
 use crate::observe::{Flight, Name};
 
 /// The first elements of a buffer, to be sent or received without the rest.
@@ -44,24 +47,33 @@ unsafe impl<T, B: HostBuffer<T>> HostBuffer<T> for Front<B> {}
 #[must_use = "an operation that is not waited for never ends"]
 pub struct Pending<B> {
     raw: Rc<Raw>,
-    requests: Requests,
     buffers: Option<B>,
-    pub(super) finish: Option<Finish<B>>,
+    under: Option<Under>,
     flight: Flight,
     done: bool,
 }
 
-/// What is left to do on this rank when the messages have arrived.
-pub(super) struct Finish<B> {
-    pub(super) scratch: Memory<u64>,
-    pub(super) operation: Operation,
-    pub(super) run: fn(&Raw, &mut B, &mut [u64], Operation),
+/// What is under way.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
+pub(super) enum Under {
+    /// Operations of MPI's.
+    Requests(Requests),
+    /// A plan on host memory.
+    Plan(Progress<Host>),
+    /// Anything else.
+    Other(Box<dyn Running>),
 }
 
 impl<B> Pending<B> {
     /// Lets MPI make progress; true when [`Pending::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
-        self.done = self.done || test_all(&mut self.requests);
+        self.done = self.done
+            || match &mut self.under {
+                Some(Under::Requests(requests)) => test_all(requests),
+                Some(Under::Plan(plan)) => plan.advance(&self.raw),
+                Some(Under::Other(other)) => other.advance(&self.raw),
+                None => true,
+            };
         if self.done {
             self.flight.end();
         }
@@ -74,24 +86,34 @@ impl<B> Pending<B> {
     }
 
     /// Waits for the end of the operation and gives the buffers back. Not collective in itself, but it returns only
-    /// when the other ranks have done their part.
+    /// when the other ranks have done their part: of what has several rounds (all-reduces and gathers in place, reduce-scatters) they test or
+    /// wait for this one too, so they wait for several in the same order.
     pub fn wait(mut self) -> B {
-        self.flight.wait(|| wait_all(&mut self.requests));
-        self.requests.clear();
-        self.raw.recycle_requests(mem::take(&mut self.requests));
-        let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
-        if let Some(mut finish) = self.finish.take() {
-            (finish.run)(&self.raw, &mut buffers, &mut finish.scratch, finish.operation);
-            self.raw.recycle(finish.scratch);
+        let raw = &self.raw;
+        match self.under.take() {
+            Some(Under::Requests(mut requests)) => {
+                self.flight.wait(|| wait_all(&mut requests));
+                requests.clear();
+                raw.recycle_requests(requests);
+            }
+            Some(Under::Plan(mut plan)) => {
+                self.flight.wait(|| plan.finish(raw));
+                plan.into_arena(raw).retire(raw);
+            }
+            Some(Under::Other(mut other)) => {
+                self.flight.wait(|| other.finish(raw));
+                other.retire(raw);
+            }
+            None => {}
         }
-        buffers
+        self.buffers.take().expect("`wait` consumes the only value that holds the buffers")
     }
 }
 
 impl<B> Drop for Pending<B> {
     fn drop(&mut self) {
         mem::forget(self.buffers.take());
-        mem::forget(self.finish.take());
+        mem::forget(self.under.take());
     }
 }
 
@@ -120,7 +142,12 @@ impl Communicator {
         let span = flight.posting();
         post(&self.raw, &mut requests, &mut buffers);
         drop(span);
-        Pending { raw: Rc::clone(&self.raw), requests, buffers: Some(buffers), finish: None, flight, done: false }
+        self.running(flight, buffers, Under::Requests(requests))
+    }
+
+    /// What has begun on `buffers`.
+    pub(super) fn running<B>(&self, flight: Flight, buffers: B, under: Under) -> Pending<B> {
+        Pending { raw: Rc::clone(&self.raw), buffers: Some(buffers), under: Some(under), flight, done: false }
     }
 
     /// The next collective operation, of `len` elements on this rank, in flight.
@@ -138,7 +165,7 @@ impl Communicator {
         let flight = Flight::start(Name::Send, size_of_val(values.as_ref()), link, self.raw.in_job(to));
         Ok(self.start(flight, values, |raw, requests, values| {
             // SAFETY: the pending operation owns the buffer, whose elements stay in place.
-            unsafe { raw.send(requests, Channel::Public, source(values), to, tag) }
+            unsafe { raw.send(requests, source(values), to, tag) }
         }))
     }
 
@@ -158,7 +185,7 @@ impl Communicator {
         let flight = Flight::start(Name::Receive, size_of_val(values.as_ref()), link, self.raw.in_job(from));
         Ok(self.start(flight, values, |raw, requests, values| {
             // SAFETY: as in `start_send`.
-            unsafe { raw.receive(requests, Channel::Public, target(values), from, tag) }
+            unsafe { raw.receive(requests, target(values), from, tag) }
         }))
     }
 

@@ -1,27 +1,35 @@
 //! The MPI calls themselves, on raw memory: what [`Communicator`](super::Communicator) and
 //! [`Pending`](super::Pending) are made of.
 //!
-//! Counts are `usize`. A message longer than `limit` elements (2³¹ − 1, what a C `int` holds) travels as *one*
-//! message of a derived datatype, so that matching, ordering and short receives stay MPI's; only reductions, which
-//! MPI restricts to predefined types, are cut into several calls.
+//! Counts are `usize`: see [`Extent`]. Reductions, which MPI restricts to predefined types, are cut into several calls.
 //!
 //! MPI's default error handler ends the job, so return codes carry no news and are not looked at (MPI-4.1 §9.3);
 //! lengths and ranks are checked by the callers before they come here.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::rc::Rc;
 
-use mpi::datatype::{UncommittedUserDatatype, UserDatatype};
+use mpi::datatype::Equivalence;
 use mpi::ffi;
 use mpi::topology::{Communicator as _, Group as _, SimpleCommunicator};
 use mpi::traits::AsRaw;
 
+use super::algorithm::{Algorithm, Collective, Plan, Ranks};
+use super::choice::Choice;
+use super::extent::Extent;
 use super::links::Links;
-use super::{Element, Operation};
+use super::waiting::Requests;
+use super::world::node_of;
+use super::{Element, Operation, Transfers};
 use crate::Result;
 use crate::memory::Memory;
+
+/// Tags that every MPI has (MPI-4.1 §9.1.2).
+const NUM_TAGS: usize = 1 << 15;
 
 /// The largest count that one MPI call takes.
 const LARGEST_COUNT: usize = c_int::MAX as usize;
@@ -42,10 +50,16 @@ pub(super) struct Raw {
     scratch: RefCell<Vec<Memory<u64>>>,
     requests: RefCell<Vec<Requests>>,
     pub(super) links: Links,
+    /// How buffers of a device travel.
+    pub(super) transfers: Cell<Transfers>,
+    /// The node of each rank of the group.
+    nodes: RefCell<Vec<usize>>,
+    pub(super) plans: RefCell<HashMap<(Collective, Algorithm), Rc<Plan>>>,
+    next_tag: Cell<usize>,
+    overriding: Cell<Option<Choice>>,
+    /// What the last collective operation was done by.
+    pub(super) last_algorithm: Cell<Algorithm>,
 }
-
-/// Unfinished MPI requests.
-pub(super) type Requests = Vec<ffi::MPI_Request>;
 
 /// Which of the two communicators a message takes.
 #[derive(Clone, Copy)]
@@ -56,19 +70,12 @@ pub(super) enum Channel {
     Private,
 }
 
-/// `count` elements as MPI counts them: some number of some datatype.
-pub(super) struct Extent {
-    pub(super) datatype: ffi::MPI_Datatype,
-    pub(super) count: c_int,
-    /// Freed on drop, which MPI delays until pending operations on it are complete (MPI-4.1 §5.1.9).
-    _derived: Option<UserDatatype>,
-}
-
 impl Raw {
     /// Collective over `public`; messages are named under `links`.
     pub(super) fn new(public: SimpleCommunicator, links: Links) -> Raw {
         let ranks: Vec<i32> = (0..public.size()).collect();
         let in_job = public.group().translate_ranks(&ranks, &SimpleCommunicator::world().group());
+        let nodes = in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
         Raw {
             in_job,
             rank: public.rank() as usize,
@@ -79,6 +86,12 @@ impl Raw {
             scratch: RefCell::default(),
             requests: RefCell::default(),
             links,
+            transfers: Cell::new(Transfers::Staged),
+            nodes: RefCell::new(nodes),
+            plans: RefCell::default(),
+            next_tag: Cell::new(0),
+            overriding: Cell::new(None),
+            last_algorithm: Cell::new(Algorithm::Mpi),
         }
     }
 
@@ -91,6 +104,53 @@ impl Raw {
         self.limit.set(limit.clamp(1, LARGEST_COUNT));
     }
 
+    /// This rank among the others, and where they are; [`Raw::set_nodes`] may say otherwise.
+    pub(super) fn with_ranks<R>(&self, look: impl FnOnce(Ranks<'_>) -> R) -> R {
+        look(Ranks { rank: self.rank, nodes: &self.nodes.borrow() })
+    }
+
+    pub(super) fn set_nodes(&self, nodes: Vec<usize>) {
+        self.nodes.replace(nodes);
+        self.plans.borrow_mut().clear();
+    }
+
+    /// Tags for the chunks of a collective operation, which every rank starts in the same order.
+    pub(super) fn take_tags(&self, count: usize) -> usize {
+        self.next_tag.replace((self.next_tag.get() + count) % NUM_TAGS)
+    }
+
+    /// Tag `number`, counted round and round.
+    pub(super) fn tag(&self, number: usize) -> i32 {
+        (number % NUM_TAGS) as i32
+    }
+
+    pub(super) fn set_override(&self, choice: Option<Choice>) {
+        self.overriding.set(choice);
+    }
+
+    /// The same where MPI's own is out of the question.
+    pub(super) fn override_plan(&self, collective: Collective, choice: Choice) -> Choice {
+        let can = |other: &Choice| other.algorithm.plans(collective);
+        let choice = self.overriding.get().filter(can).unwrap_or(choice);
+        self.last_algorithm.set(choice.algorithm);
+        choice
+    }
+
+    /// What is to be done instead of `choice`, if someone said so and there is a plan for it.
+    pub(super) fn override_choice(&self, collective: Collective, choice: Choice) -> Choice {
+        if self.wants_mpi().is_some() {
+            self.last_algorithm.set(Algorithm::Mpi);
+            return Choice::whole(Algorithm::Mpi);
+        }
+        self.override_plan(collective, choice)
+    }
+
+    /// Which of MPI's own calls is to do what it can, if someone said so.
+    pub(super) fn wants_mpi(&self) -> Option<Algorithm> {
+        let algorithm = self.overriding.get()?.algorithm;
+        matches!(algorithm, Algorithm::Mpi | Algorithm::MpiBlocking).then_some(algorithm)
+    }
+
     fn handle(&self, channel: Channel) -> ffi::MPI_Comm {
         match channel {
             Channel::Public => self.public.as_raw(),
@@ -98,18 +158,8 @@ impl Raw {
         }
     }
 
-    pub(super) fn extent<T: Element>(&self, count: usize) -> Extent {
-        let element = T::equivalent_datatype();
-        let limit = self.limit.get();
-        if count <= limit {
-            return Extent { datatype: element.as_raw(), count: count as c_int, _derived: None };
-        }
-        let block = UncommittedUserDatatype::contiguous(limit as c_int, &element);
-        let whole = UncommittedUserDatatype::contiguous((count / limit) as c_int, &block);
-        let rest = UncommittedUserDatatype::contiguous((count % limit) as c_int, &element);
-        let start_of_rest = (count / limit * limit * size_of::<T>()) as mpi::Address;
-        let derived = UserDatatype::structured(&[1, 1], &[0, start_of_rest], &[whole.as_ref(), rest.as_ref()]);
-        Extent { datatype: derived.as_raw(), count: 1, _derived: Some(derived) }
+    pub(super) fn extent<T: Equivalence>(&self, count: usize) -> Extent {
+        Extent::new::<T>(count, self.limit.get())
     }
 
     /// Cuts `0..count` into ranges that one reduction call takes.
@@ -149,24 +199,6 @@ impl Raw {
     }
 }
 
-/// True when all of `requests` are complete; gives MPI the occasion to move their data along.
-pub(super) fn test_all(requests: &mut Requests) -> bool {
-    let mut flag = 0;
-    // SAFETY: the handles are this process's own, and MPI writes null over those that it completes.
-    unsafe {
-        ffi::MPI_Testall(requests.len() as c_int, requests.as_mut_ptr(), &mut flag, ffi::RSMPI_STATUSES_IGNORE);
-    }
-    flag != 0
-}
-
-/// Returns when all of `requests` are complete.
-pub(super) fn wait_all(requests: &mut Requests) {
-    // SAFETY: as in `test_all`.
-    unsafe {
-        ffi::MPI_Waitall(requests.len() as c_int, requests.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE);
-    }
-}
-
 /// Non-blocking operations, each of which adds its requests to `requests`.
 ///
 /// # Safety
@@ -174,40 +206,60 @@ pub(super) fn wait_all(requests: &mut Requests) {
 /// into is not touched and what is sent is not written before then, and counts, roots and operations agree between
 /// the ranks as MPI demands.
 impl Raw {
-    pub(super) unsafe fn send<T: Element>(
+    pub(super) unsafe fn send_extent(
         &self,
         requests: &mut Requests,
         channel: Channel,
+        from: *const c_void,
+        extent: Extent,
+        to: usize,
+        tag: i32,
+    ) {
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            let (comm, to) = (self.handle(channel), to as c_int);
+            request(|r| ffi::MPI_Isend(address(from), extent.count, extent.datatype, to, tag, comm, r))
+        });
+    }
+
+    pub(super) unsafe fn receive_extent(
+        &self,
+        requests: &mut Requests,
+        channel: Channel,
+        into: *mut c_void,
+        extent: Extent,
+        from: usize,
+        tag: i32,
+    ) {
+        // SAFETY: the caller's promise.
+        requests.push(unsafe {
+            let (comm, from) = (self.handle(channel), from as c_int);
+            request(|r| ffi::MPI_Irecv(address_mut(into), extent.count, extent.datatype, from, tag, comm, r))
+        });
+    }
+
+    pub(super) unsafe fn send<T: Element>(
+        &self,
+        requests: &mut Requests,
         (from, count): (*const T, usize),
         to: usize,
         tag: i32,
     ) {
         let extent = self.extent::<T>(count);
         // SAFETY: the caller's promise.
-        requests.push(unsafe {
-            request(|r| {
-                let (comm, to) = (self.handle(channel), to as c_int);
-                ffi::MPI_Isend(address(from), extent.count, extent.datatype, to, tag, comm, r)
-            })
-        });
+        unsafe { self.send_extent(requests, Channel::Public, from.cast(), extent, to, tag) }
     }
 
     pub(super) unsafe fn receive<T: Element>(
         &self,
         requests: &mut Requests,
-        channel: Channel,
         (into, count): (*mut T, usize),
         from: usize,
         tag: i32,
     ) {
         let extent = self.extent::<T>(count);
         // SAFETY: the caller's promise.
-        requests.push(unsafe {
-            request(|r| {
-                let (comm, from) = (self.handle(channel), from as c_int);
-                ffi::MPI_Irecv(address_mut(into), extent.count, extent.datatype, from, tag, comm, r)
-            })
-        });
+        unsafe { self.receive_extent(requests, Channel::Public, into.cast(), extent, from, tag) }
     }
 
     pub(super) unsafe fn broadcast<T: Element>(&self, requests: &mut Requests, data: (*mut T, usize), root: usize) {
@@ -313,26 +365,6 @@ impl Raw {
             });
         }
     }
-
-    /// Every rank sends `count` elements at `outgoing(s)` to each other rank `s` and receives as many from it at `incoming(s)`:
-    /// the pairwise exchange of R. Thakur, R. Rabenseifner
-    /// and W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19 (2005), §4.3.
-    pub(super) unsafe fn exchange<T: Element>(
-        &self,
-        requests: &mut Requests,
-        outgoing: impl Fn(usize) -> *const T,
-        incoming: impl Fn(usize) -> *mut T,
-        count: usize,
-    ) {
-        for step in 1..self.size {
-            let (to, from) = ((self.rank + step) % self.size, (self.rank + self.size - step) % self.size);
-            // SAFETY: the caller's promise.
-            unsafe {
-                self.receive(requests, Channel::Private, (incoming(from), count), from, 0);
-                self.send(requests, Channel::Private, (outgoing(to), count), to, 0);
-            }
-        }
-    }
 }
 
 /// What MPI is told of a buffer: the pointer of an empty Rust slice points nowhere, to 1 for bytes, and 1 is what Open MPI
@@ -349,7 +381,7 @@ pub(super) fn address_mut<T>(pointer: *mut T) -> *mut c_void {
 ///
 /// # Safety
 /// `start` writes the handle.
-unsafe fn request(start: impl FnOnce(*mut ffi::MPI_Request) -> c_int) -> ffi::MPI_Request {
+pub(super) unsafe fn request(start: impl FnOnce(*mut ffi::MPI_Request) -> c_int) -> ffi::MPI_Request {
     let mut handle = MaybeUninit::uninit();
     start(handle.as_mut_ptr());
     // SAFETY: the caller's promise.

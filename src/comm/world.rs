@@ -4,18 +4,24 @@
 use std::io::{self, Write};
 use std::panic;
 use std::process;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use mpi::collective::{CommunicatorCollectives as _, Root as _, SystemOperation};
 use mpi::environment::Universe;
 use mpi::topology::Communicator as _;
 use mpi::{Threading, ffi};
 
+use super::Communicator;
 use super::links::Links;
-use super::{Communicator, Operation};
+use super::waiting::yield_while_waiting;
 use crate::{Error, Result};
 
 /// This process's rank for messages from places that have no communicator, `usize::MAX` while MPI is not up.
 static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// The first rank on the node of each rank of the job, which names the node.
+static NODES: OnceLock<Vec<usize>> = OnceLock::new();
 
 /// The job: all ranks that the launcher started together. A program started without a launcher is a job of one.
 pub struct World {
@@ -45,24 +51,36 @@ impl World {
             let why = format!("it offers {provided:?}, but a program with a loader thread needs Funneled");
             return Err(Error::failed(doing, why));
         }
-        let communicator = Communicator::new(universe.world(), Links::new(1));
-        RANK.store(communicator.rank(), Ordering::Relaxed);
+        let world = universe.world();
+        RANK.store(world.rank() as usize, Ordering::Relaxed);
         install_panic_hook();
 
-        let node = universe.world().split_shared(communicator.rank() as i32);
+        let node = world.split_shared(world.rank());
+        let mut nodes = vec![0_i32; world.size() as usize];
+        let mut leader = world.rank();
+        node.process_at_rank(0).broadcast_into(&mut leader);
+        world.all_gather_into(&leader, &mut nodes[..]);
+        NODES.get_or_init(|| nodes.into_iter().map(|leader| leader as usize).collect());
+        let communicator = Communicator::new(world, Links::new(1));
         let node = Communicator::new(node, Links::new(2));
         let local_rank = node.rank();
         let mut masks = vec![0_i64; node.size()];
         let own_mask = [allowed_cores()];
         node.all_gather(&own_mask, &mut masks)?;
-        let mut leaders = [i64::from(local_rank == 0)];
-        communicator.all_reduce(&mut leaders, Operation::Sum)?;
+        let num_core_sharers = masks.iter().filter(|mask| **mask == own_mask[0]).count();
+        // which calls are made depends on it, so it is the same on every rank
+        let mut is_crowded = 0_u8;
+        let crowded_here = u8::from(num_core_sharers > num_cores());
+        universe.world().all_reduce_into(&crowded_here, &mut is_crowded, SystemOperation::max());
+        if is_crowded == 1 {
+            yield_while_waiting();
+        }
         Ok(World {
+            num_nodes: (0..communicator.size()).filter(|rank| node_of(*rank) == *rank).count(),
             communicator,
             local_rank,
             num_local_ranks: node.size(),
-            num_core_sharers: masks.iter().filter(|mask| **mask == own_mask[0]).count(),
-            num_nodes: leaders[0] as usize,
+            num_core_sharers,
             _universe: universe,
         })
     }
@@ -100,8 +118,7 @@ impl World {
     /// The number of threads that gives every core that this rank may use one: the launcher's binding counts, and cores that
     /// several ranks of a node may use are divided among them. Not collective.
     pub fn default_threads(&self) -> usize {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        (cores / self.num_core_sharers).max(1)
+        (num_cores() / self.num_core_sharers).max(1)
     }
 
     /// The number of nodes that the job spans. Not collective.
@@ -109,10 +126,28 @@ impl World {
         self.num_nodes
     }
 
+    /// The number of this rank's node, from 0, in the order of their first ranks. Not collective.
+    pub fn node(&self) -> usize {
+        let own = node_of(self.rank());
+        (0..own).filter(|rank| node_of(*rank) == *rank).count()
+    }
+
+    /// The name of this rank's node. Not collective.
+    pub fn host_name(&self) -> String {
+        mpi::environment::processor_name().unwrap_or_default()
+    }
+
+    /// What MPI grants threads. Not collective.
+    pub fn thread_level(&self) -> String {
+        format!("{:?}", mpi::environment::threading_support()).to_lowercase()
+    }
+
     /// MPI's own name and version, for logs. Not collective.
     pub fn library_version(&self) -> String {
         let version = mpi::environment::library_version().unwrap_or_default();
-        version.split(',').next().unwrap_or_default().trim_end_matches('\0').trim().to_owned()
+        // "Open MPI v4.1.4, package: …" and "MPICH Version:\t4.0.2\n…"
+        let first = version.split([',', '\n', '\0']).next().unwrap_or_default();
+        first.replace("Version:", "").split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Ends the whole job at once with `code`, without waiting for anyone (`MPI_Abort`). Not collective.
@@ -121,10 +156,20 @@ impl World {
     }
 }
 
+/// The node of a rank of the job, by the number of its first rank.
+pub(super) fn node_of(rank: usize) -> usize {
+    NODES.get().and_then(|nodes| nodes.get(rank)).copied().unwrap_or_default()
+}
+
 /// `rank r` of the job, or nothing before MPI is up: how messages from anywhere name their origin.
 pub fn rank_for_messages() -> Option<usize> {
     let rank = RANK.load(Ordering::Relaxed);
     (rank != usize::MAX).then_some(rank)
+}
+
+/// The cores that this process may use.
+fn num_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A hash of the set of cores that the system lets this process run on; 0 where it does not say.

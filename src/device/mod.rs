@@ -22,7 +22,7 @@ mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
-pub use portable::{Departure, Portable};
+pub use portable::{Addition, Departure, Portable, Settled};
 pub use shapes::{
     Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,
 };

@@ -5,6 +5,9 @@
 //! [buffers that MPI takes](HostBuffer), so a buffer that the device may still be writing cannot be sent. A message that has been
 //! received *arrives*: its values are copied back before whatever the device is told to do next.
 //!
+//! An MPI that knows of devices takes the device's memory itself: then a buffer *settles* instead, that is, becomes something that
+//! no work of the device is under way on, which only the work of the messages may touch until it *resumes*.
+//!
 //! The processor's memory is its own message, and nothing is copied.
 //!
 //! So the race with the device that every user of CUDA and MPI knows does not compile. This does:
@@ -77,8 +80,19 @@ pub trait Portable: Sized + 'static {
     /// Values on their way to the host.
     type Departure: Departure<Message = Self::Message, Rest = Self::Rest>;
 
+    /// What MPI may read and write on the device itself.
+    type Settled: Settled;
+    /// A buffer whose work of the device is still under way.
+    type Settling: Departure<Message = Self::Settled, Rest = ()>;
+
+    /// True if the values are in a device's memory, where an MPI may or may not reach them.
+    const IS_ON_DEVICE: bool;
+
     /// The number of values.
     fn len(&self) -> usize;
+
+    /// The bytes of a value where it is.
+    fn value_bytes(&self) -> usize;
 
     /// True if there are none.
     fn is_empty(&self) -> bool {
@@ -94,6 +108,87 @@ pub trait Portable: Sized + 'static {
 
     /// Puts the message's values in `range` back into the buffer.
     fn arrive(rest: Self::Rest, message: Self::Message, range: Range<usize>) -> Self;
+
+    /// Lets the work that is under way come to its end, for messages from and to the buffer itself and, of what is to be added to it, to
+    /// an inbox of `inbox` values. Only for buffers on a device.
+    ///
+    /// # Errors
+    /// There is no memory for the inbox.
+    fn settle(self, inbox: usize) -> Result<Self::Settling>;
+
+    /// Goes on with the buffer; messages have changed the values in `range`.
+    fn resume(settled: Self::Settled, range: Range<usize>) -> Self;
+}
+
+/// Values on a device that nothing but messages, and sums of what they brought, touches.
+///
+/// # Safety
+/// The pointers are to as many values as the buffer and the inbox have, which stay where they are until the value is dropped.
+#[allow(unsafe_code)]
+pub unsafe trait Settled: 'static {
+    /// Where the values are.
+    fn values(&self) -> *mut u8;
+
+    /// Where what is to be added arrives.
+    fn inbox(&self) -> *mut u8;
+
+    /// Starts an addition, in turn after all others; `slot` (0 or 1) tells those apart that are under way at once.
+    fn add(&mut self, slot: usize, addition: &Addition);
+
+    /// True when the last addition of `slot` is done.
+    fn is_added(&mut self, slot: usize) -> bool;
+}
+
+/// A sum of values and what has arrived in the inbox, in a certain order, formed in `f32`.
+#[derive(Debug, Clone)]
+pub struct Addition {
+    /// Which values become the sum.
+    pub into: Range<usize>,
+    /// Where the first term begins in the inbox.
+    pub first: usize,
+    /// How many terms the inbox has.
+    pub terms: usize,
+    /// From the beginning of a term to that of the next.
+    pub stride: usize,
+    /// The place of the values' own term among them.
+    pub own: usize,
+}
+
+/// The buffer that there is none of.
+#[derive(Debug, Clone, Copy)]
+pub enum Never {}
+
+#[allow(unsafe_code)]
+// SAFETY: there is no value of the type.
+unsafe impl Settled for Never {
+    fn values(&self) -> *mut u8 {
+        match *self {}
+    }
+
+    fn inbox(&self) -> *mut u8 {
+        match *self {}
+    }
+
+    fn add(&mut self, _: usize, _: &Addition) {
+        match *self {}
+    }
+
+    fn is_added(&mut self, _: usize) -> bool {
+        match *self {}
+    }
+}
+
+impl Departure for Never {
+    type Message = Never;
+    type Rest = ();
+
+    fn is_complete(&mut self) -> bool {
+        match *self {}
+    }
+
+    fn wait(self) -> (Never, ()) {
+        match self {}
+    }
 }
 
 /// Values on their way to the host.
@@ -114,9 +209,25 @@ impl Portable for Memory<f32> {
     type Message = Memory<f32>;
     type Rest = ();
     type Departure = Memory<f32>;
+    type Settled = Never;
+    type Settling = Never;
+
+    const IS_ON_DEVICE: bool = false;
 
     fn len(&self) -> usize {
         self.as_ref().len()
+    }
+
+    fn value_bytes(&self) -> usize {
+        size_of::<f32>()
+    }
+
+    fn settle(self, _: usize) -> Result<Never> {
+        unreachable!("the processor's memory is its own message")
+    }
+
+    fn resume(settled: Never, _: Range<usize>) -> Memory<f32> {
+        match settled {}
     }
 
     fn depart(self, _: Range<usize>) -> Result<Memory<f32>> {

@@ -68,6 +68,7 @@ kernels! {
     transpose_each: Both = both,
     gather_rows: Both = both,
     fill: Both = both,
+    add_terms: Both = both,
     cast_to_bf16: CudaFunction = one,
     cast_to_f32: CudaFunction = one,
     store_few: CudaFunction = one,

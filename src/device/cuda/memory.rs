@@ -12,6 +12,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUresult};
 
 use super::machine::explain;
 use super::portable::Staging;
+use super::settled::Direct;
 use super::shared::Shared;
 use crate::memory::HostBuffer;
 use crate::{Error, Result};
@@ -165,6 +166,8 @@ pub struct CudaBuffer {
     pub(super) copy: Option<DeviceMemory>,
     /// What messages need, from the first on.
     pub(super) staging: Option<Staging>,
+    /// The same where MPI takes them from the device.
+    pub(super) direct: Option<Direct>,
 }
 
 /// A range of a buffer, to read.

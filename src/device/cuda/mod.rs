@@ -19,6 +19,7 @@ mod memory;
 mod portable;
 mod readings;
 mod recording;
+mod settled;
 mod shared;
 mod upload;
 
@@ -159,7 +160,7 @@ impl Device for Cuda {
         let has_copy = self.precision == Precision::Bf16 && role == Role::Parameters;
         let copy = has_copy.then(|| DeviceMemory::zeroed(&self.shared, len, Format::Bf16)).transpose()?;
         let memory = DeviceMemory::zeroed(&self.shared, len, format)?;
-        Ok(CudaBuffer { shared: Rc::clone(&self.shared), memory, len, format, copy, staging: None })
+        Ok(CudaBuffer { shared: Rc::clone(&self.shared), memory, len, format, copy, staging: None, direct: None })
     }
 
     fn message(&self, len: usize) -> Result<Pinned> {

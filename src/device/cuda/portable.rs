@@ -6,6 +6,7 @@ use std::rc::Rc;
 use cudarc::driver::{CudaEvent, result};
 
 use super::memory::{CudaBuffer, DeviceMemory, Format, Pinned};
+use super::settled::{SettledBuffer, Settling};
 use super::shared::launch;
 use crate::Result;
 use crate::device::{Departure, Portable};
@@ -65,9 +66,25 @@ impl Portable for CudaBuffer {
     type Message = Pinned;
     type Rest = CudaBuffer;
     type Departure = Departing;
+    type Settled = SettledBuffer;
+    type Settling = Settling;
+
+    const IS_ON_DEVICE: bool = true;
 
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn value_bytes(&self) -> usize {
+        self.format.bytes()
+    }
+
+    fn settle(self, inbox: usize) -> Result<Settling> {
+        Settling::new(self, inbox)
+    }
+
+    fn resume(settled: SettledBuffer, range: Range<usize>) -> CudaBuffer {
+        settled.resume(range)
     }
 
     fn depart(mut self, range: Range<usize>) -> Result<Departing> {
@@ -135,7 +152,7 @@ impl Departure for Departing {
     type Rest = CudaBuffer;
 
     fn is_complete(&mut self) -> bool {
-        self.buffer.staging.as_ref().is_none_or(|staging| staging.copied.is_complete())
+        self.buffer.staging.as_ref().is_none_or(|staging| self.buffer.shared.is_complete(&staging.copied))
     }
 
     fn wait(mut self) -> (Pinned, CudaBuffer) {

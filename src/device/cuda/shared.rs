@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaStream, DriverError, result};
 
 use super::kernels::Kernels;
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     pub(super) context: Arc<CudaContext>,
     /// All computation, in order.
     pub(super) compute: Arc<CudaStream>,
-    /// Copies to the memory of messages, and from it.
+    /// Copies to the memory of messages, and from it; there also what has arrived is added up.
     pub(super) departures: Arc<CudaStream>,
     pub(super) arrivals: Arc<CudaStream>,
     /// Copies of samples to the device.
@@ -77,12 +77,20 @@ pub(super) fn argument<T: Argument>(value: &T) -> *mut c_void {
 /// Starts a kernel in the computing stream: `launch!(shared, kernel, launch, arguments…)`. The arguments' types are the kernel's.
 macro_rules! launch {
     ($shared:expr, $kernel:expr, $launch:expr, $($argument:expr),+ $(,)?) => {
-        // SAFETY: the arguments are of the number and types that the kernel declares, and its pointers are to memory of the lengths
-        // that the callers checked, which is freed only after the stream has been waited for.
-        unsafe { $shared.launch($kernel, $launch, &mut [$(super::shared::argument(&$argument)),+]) }
+        super::shared::launch_in!($shared, $shared.compute, $kernel, $launch, $($argument),+)
     };
 }
 pub(super) use launch;
+
+/// The same in another stream.
+macro_rules! launch_in {
+    ($shared:expr, $stream:expr, $kernel:expr, $launch:expr, $($argument:expr),+ $(,)?) => {
+        // SAFETY: the arguments are of the number and types that the kernel declares, and its pointers are to memory of the lengths
+        // that the callers checked, which is freed only after the stream has been waited for.
+        unsafe { $shared.launch(&$stream, $kernel, $launch, &mut [$(super::shared::argument(&$argument)),+]) }
+    };
+}
+pub(super) use launch_in;
 
 impl Shared {
     pub(super) fn new(machine: Machine) -> Result<Shared> {
@@ -151,9 +159,21 @@ impl Shared {
         self.note("computing", self.compute.synchronize());
     }
 
+    /// True if `event` has been; also if the device cannot say, which is remembered as a failure: nobody should wait for it.
+    pub(super) fn is_complete(&self, event: &CudaEvent) -> bool {
+        // SAFETY: the event is alive, being borrowed.
+        match unsafe { result::event::query(event.cu_event()) } {
+            Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_READY => false,
+            outcome => {
+                self.note("waiting for an event, or in an earlier operation,", outcome);
+                true
+            }
+        }
+    }
+
     /// Waits for `event`, unless it has been.
     pub(super) fn wait_for(&self, event: &CudaEvent) {
-        if !event.is_complete() {
+        if !self.is_complete(event) {
             self.count(|counters| counters.synchronisations += 1);
             self.note("waiting for a copy", event.synchronize());
         }
@@ -184,7 +204,13 @@ impl Shared {
     /// # Safety
     /// The arguments are of the number and types that the kernel declares, and its pointers are to memory that it may touch, until
     /// the stream has done it.
-    pub(super) unsafe fn launch(&self, kernel: &CudaFunction, launch: Launch, arguments: &mut [*mut c_void]) {
+    pub(super) unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        kernel: &CudaFunction,
+        launch: Launch,
+        arguments: &mut [*mut c_void],
+    ) {
         self.count(|counters| counters.launches += 1);
         let Launch { blocks, threads, shared_bytes } = launch;
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
@@ -194,7 +220,7 @@ impl Shared {
                 (blocks.0, blocks.1, 1),
                 (threads.0, threads.1, 1),
                 shared_bytes,
-                self.compute.cu_stream(),
+                stream.cu_stream(),
                 arguments,
             )
         };

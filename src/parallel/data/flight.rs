@@ -13,7 +13,7 @@ pub(super) struct Bucket<D: Device> {
     pub(super) first_tensor: usize,
     /// The part that this rank updates.
     pub(super) owned: Range<usize>,
-    /// Where all-reduce puts the sum.
+    /// Where MPI's all-reduce puts the sum; nothing where it is formed in place.
     pub(super) sum: Option<<D::Buffer as Portable>::Message>,
     pub(super) state: State<D::Buffer>,
 }

@@ -130,7 +130,7 @@ impl<D: Device> GradSync<D> {
             let len = Segmentation::padded_len(&lengths[tensors.clone()], multiple);
             let part = len / parts;
             let rank = if parts == 1 { 0 } else { reductions.rank() };
-            let needs_sum = reduction == Reduction::AllReduce && size > 1;
+            let needs_sum = reduction == Reduction::AllReduce && size > 1 && !reductions.is_direct::<D::Buffer>();
             all.push(Bucket {
                 segment,
                 first_tensor: tensors.start,
@@ -232,6 +232,10 @@ impl<D: Device> GradSync<D> {
         while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
             self.start_next(gradients)?;
         }
+        // those behind the first that is not done have rounds of their own to go through
+        for bucket in &mut self.buckets[self.reduced..self.started] {
+            bucket.state.test()?;
+        }
         while self.reduced < self.started && self.buckets[self.reduced].state.test()? {
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
@@ -279,9 +283,10 @@ impl<D: Device> GradSync<D> {
         }
         let values = gradients.take(bucket.segment);
         let len = values.len();
-        bucket.state = State::Reducing(match bucket.sum.take() {
-            Some(sum) => self.reductions.start_all_reduce(values, sum, Operation::Sum)?,
-            None => self.reductions.start_reduce_scatter(values, len, Operation::Sum)?,
+        bucket.state = State::Reducing(match (self.reduction, bucket.sum.take()) {
+            (Reduction::ReduceScatter, _) => self.reductions.start_reduce_scatter(values, len, Operation::Sum)?,
+            (Reduction::AllReduce, Some(sum)) => self.reductions.start_all_reduce(values, sum, Operation::Sum)?,
+            (Reduction::AllReduce, None) => self.reductions.start_all_reduce_in_place(values, len, Operation::Sum)?,
         });
         Ok(())
     }

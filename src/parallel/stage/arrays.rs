@@ -75,9 +75,7 @@ impl Stage {
         only_ends: bool,
     ) -> Result<Activations<D>> {
         let Inner { values: inner, saved } = self.inner(exchanger, if only_ends { None } else { Some(rows) })?;
-        let end = |position| {
-            exchanger.device.allocate(exchanger.padded(rows * self.widths[position]), Role::Activations).map(Some)
-        };
+        let end = |position| exchanger.device.allocate(rows * self.widths[position], Role::Activations).map(Some);
         let mut values = vec![end(0)?];
         values.extend(inner);
         if self.value[self.pieces.len()] > 0 {
@@ -92,9 +90,7 @@ impl Stage {
     /// # Errors
     /// The device has not that much memory.
     pub fn inner<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: Option<usize>) -> Result<Inner<D>> {
-        let allocate = |width: usize| {
-            rows.map(|rows| exchanger.device.allocate(exchanger.padded(rows * width), Role::Activations))
-        };
+        let allocate = |width: usize| rows.map(|rows| exchanger.device.allocate(rows * width, Role::Activations));
         let last = self.value[self.pieces.len()];
         let (mut values, mut saved) = (Vec::new(), Vec::new());
         for number in 1..last {
@@ -121,7 +117,7 @@ impl Stage {
             // values that share an array have the same width
             let position = self.gradient.iter().position(|gradient| *gradient == number);
             let width = self.widths[position.expect("arrays are numbered without gaps")];
-            values.push(Some(exchanger.device.allocate(exchanger.padded(rows * width), Role::Activations)?));
+            values.push(Some(exchanger.device.allocate(rows * width, Role::Activations)?));
         }
         let is_turned = vec![false; values.len()];
         Ok(Gradients { values, is_turned })

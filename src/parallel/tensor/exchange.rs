@@ -3,9 +3,8 @@
 //! Each exchange is a pair of conjugate operations, one for the values on their way forward, one for the gradients on their
 //! way back: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two are called f and g.
 //!
-//! Sums are formed in place by pairwise exchange, so they have one order (that of the ranks) and every rank gets the same bits:
-//! between two ranks in one round, which is all under way while the weights get their gradient; among more by a reduce-scatter,
-//! which is, and an all-gather, which follows.
+//! Sums are formed in place, in rank order, so every rank gets the same bits; their first round is under way while the weights get
+//! their gradient.
 
 use crate::Result;
 use crate::comm::{DeviceCommunicator, Operation, Transfer};
@@ -57,8 +56,6 @@ pub enum Started<B: Portable> {
     Nothing,
     /// A sum, in the place of its terms.
     Sum(Transfer<B>),
-    /// Parts of a sum, to be gathered.
-    Parts(Transfer<B>),
     /// A sum of which this rank wants its columns.
     Columns(Transfer<B>),
 }
@@ -76,11 +73,6 @@ impl<'a, D: Device> Exchanger<'a, D> {
     pub fn new(device: &'a D, tensor: DeviceCommunicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
         let len = tensor.size() * rows * width.div_ceil(tensor.size());
         Ok(Exchanger { device, scratch: Some(device.allocate(len, Role::Activations)?), tensor: Some(tensor) })
-    }
-
-    /// `len`, made long enough for a sum in place.
-    pub fn padded(&self, len: usize) -> usize {
-        len.next_multiple_of(self.size())
     }
 
     /// True if there is nobody to exchange anything with.
@@ -169,10 +161,6 @@ impl<'a, D: Device> Exchanger<'a, D> {
         match started {
             Started::Nothing => {}
             Started::Sum(transfer) => *own = Some(transfer.wait()?),
-            Started::Parts(transfer) => {
-                let len = self.padded(rows * exchange.width);
-                *own = Some(self.peers().start_all_gather_in_place(transfer.wait()?, len)?.wait()?);
-            }
             Started::Columns(transfer) => {
                 let parts = transfer.wait()?;
                 let part = self.part_len(exchange.width, rows);
@@ -196,12 +184,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
 
     fn start_sum(&mut self, terms: &mut Option<D::Buffer>, len: usize) -> Result<Started<D::Buffer>> {
         let buffer = terms.take().expect("values that are summed are here");
-        if self.size() == 2 {
-            let sum = self.peers().start_all_reduce_in_place(buffer, len, Operation::Sum)?;
-            return Ok(Started::Sum(sum));
-        }
-        let len = self.padded(len);
-        Ok(Started::Parts(self.peers().start_reduce_scatter(buffer, len, Operation::Sum)?))
+        Ok(Started::Sum(self.peers().start_all_reduce_in_place(buffer, len, Operation::Sum)?))
     }
 
     fn gather(

@@ -170,6 +170,35 @@ __device__ __forceinline__ void gather(
     }
 }
 
+// The sum of `mine`, the term of number `own`, and of `terms` others that are `stride` apart.
+template <class T>
+__device__ __forceinline__ float sum_terms(float mine, const T* others, uint64 stride, uint32 terms, uint32 own) {
+    float sum = own == 0 ? mine : to_float(others[0]);
+    for (uint32 term = 1; term <= terms; term++) {
+        uint64 slot = term < own ? term : term - 1;
+        sum += term == own ? mine : to_float(others[slot * stride]);
+    }
+    return sum;
+}
+
+// values[i] becomes its sum with what arrived, inbox[term][i].
+template <class T>
+__device__ __forceinline__ void add_terms(
+    uint64 len, T* values, const T* inbox, uint64 stride, uint32 terms, uint32 own) {
+    bool is_aligned = ((uint64)values | (uint64)inbox) % sizeof(Four<T>) == 0;
+    uint64 fours = terms == 1 && is_aligned ? len / 4 : 0;
+    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
+        Four<T> mine = ((Four<T>*)values)[four], other = ((const Four<T>*)inbox)[four];
+        for (int lane = 0; lane < 4; lane++) {
+            mine.at[lane] = from_float<T>(to_float(mine.at[lane]) + to_float(other.at[lane]));
+        }
+        ((Four<T>*)values)[four] = mine;
+    }
+    for (uint64 at = 4 * fours + thread_index(); at < len; at += num_threads()) {
+        values[at] = from_float<T>(sum_terms<T>(to_float(values[at]), inbox + at, stride, terms, own));
+    }
+}
+
 #define ELEMENTWISE(T, name)                                                                                        \
     extern "C" __global__ void bias_activation_##name(                                                              \
         int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved, T* output) {       \
@@ -193,6 +222,10 @@ __device__ __forceinline__ void gather(
     extern "C" __global__ void gather_rows_##name(                                                                  \
         uint64 len, uint32 columns, const float* table, const float* numbers, T* into) {                            \
         gather<T>(len, columns, table, numbers, into);                                                              \
+    }                                                                                                               \
+    extern "C" __global__ void add_terms_##name(                                                                     \
+        uint64 len, T* values, const T* inbox, uint64 stride, uint32 terms, uint32 own) {                           \
+        add_terms<T>(len, values, inbox, stride, terms, own);                                                       \
     }                                                                                                               \
     extern "C" __global__ void fill_##name(uint64 len, float value, T* into) {                                      \
         for (uint64 at = thread_index(); at < len; at += num_threads()) {                                           \

@@ -1,0 +1,66 @@
+//! How long the parts of a buffer are, and how a long buffer is done chunk by chunk.
+
+use std::ops::Range;
+
+/// Shares `len` elements out among `count`: the range of `index`. The first ones get one more where it does not divide.
+fn share(len: usize, index: usize, count: usize) -> Range<usize> {
+    let (each, more) = (len / count, len % count);
+    let start = index * each + index.min(more);
+    start..start + each + usize::from(index < more)
+}
+
+/// The lengths of parts, and of chunks. Every chunk is an operation of its own with the same plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::comm) struct Cut {
+    len: usize,
+    parts: usize,
+    chunks: usize,
+    /// True where part r belongs to rank r whatever the chunks: chunks then cut every part. Otherwise they cut the buffer.
+    is_owned: bool,
+}
+
+impl Cut {
+    /// `len` elements in `parts` parts, in chunks of at most about `chunk` elements.
+    pub(in crate::comm) fn new(len: usize, parts: usize, chunk: usize, is_owned: bool) -> Cut {
+        Cut { len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
+    }
+
+    pub(in crate::comm) fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// The most elements that a part of a chunk has.
+    pub(in crate::comm) fn largest_part(&self) -> usize {
+        if self.is_owned {
+            self.len.div_ceil(self.parts).div_ceil(self.chunks)
+        } else {
+            self.len.div_ceil(self.chunks).div_ceil(self.parts)
+        }
+    }
+
+    /// Where one part of a chunk is.
+    fn part(&self, chunk: usize, part: usize) -> Range<usize> {
+        let (outer, inner) = if self.is_owned {
+            (share(self.len, part, self.parts), (chunk, self.chunks))
+        } else {
+            (share(self.len, chunk, self.chunks), (part, self.parts))
+        };
+        let range = share(outer.len(), inner.0, inner.1);
+        outer.start + range.start..outer.start + range.end
+    }
+
+    /// Where consecutive parts of a chunk are: in one piece, or, where chunks cut every part, in as many.
+    pub(in crate::comm) fn pieces(
+        &self,
+        chunk: usize,
+        parts: &Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let cut = *self;
+        let in_one = !self.is_owned || self.chunks == 1;
+        let step = if in_one { parts.len().max(1) } else { 1 };
+        parts
+            .clone()
+            .step_by(step)
+            .map(move |first| cut.part(chunk, first).start..cut.part(chunk, first + step - 1).end)
+    }
+}

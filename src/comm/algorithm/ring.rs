@@ -1,0 +1,20 @@
+//! Round the ring: a part of every rank is on its way at any time, and every rank talks to its two neighbours only.
+
+use super::{Members, Round};
+
+/// After these rounds every member has the sum of the parts it owns: a part starts at the member after its owner, and each on the
+/// way adds its own.
+pub(super) fn reduce_scatter(members: &Members) -> Vec<Round> {
+    let (me, size) = (members.me, members.len());
+    let (next, previous) = (members.ranks[(me + 1) % size], members.ranks[(me + size - 1) % size]);
+    let of = |distance: usize| members.owned[(me + size - distance) % size].clone();
+    (1..size).map(|round| Round::combine_from(previous, of(round + 1)).and_send(next, of(round))).collect()
+}
+
+/// After these rounds every member has what the others own.
+pub(super) fn all_gather(members: &Members) -> Vec<Round> {
+    let (me, size) = (members.me, members.len());
+    let (next, previous) = (members.ranks[(me + 1) % size], members.ranks[(me + size - 1) % size]);
+    let of = |distance: usize| members.owned[(me + size - distance) % size].clone();
+    (1..size).map(|round| Round::receive_from(previous, of(round)).and_send(next, of(round - 1))).collect()
+}

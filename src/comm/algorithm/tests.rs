@@ -1,0 +1,212 @@
+//! Every plan, run on all ranks against each other without MPI: messages match, nobody waits for ever although nothing is
+//! buffered, and the values are right to the bit.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::{Algorithm, Collective, Cut, Plan, Ranks, plan};
+
+/// One message: who receives it is where it is queued.
+struct Message {
+    values: Vec<f32>,
+    is_taken: std::rc::Rc<std::cell::Cell<bool>>,
+}
+
+struct Rank {
+    plan: Plan,
+    values: Vec<f32>,
+    inbox: Vec<f32>,
+    round: usize,
+    /// The messages of the round that it has sent; nothing before the round is begun.
+    sent: Option<Vec<std::rc::Rc<std::cell::Cell<bool>>>>,
+}
+
+/// Runs all ranks to their ends for one chunk.
+fn run(ranks: &mut [Rank], cut: &Cut, chunk: usize) {
+    let size = ranks.len();
+    let mut links: Vec<VecDeque<Message>> = (0..size * size).map(|_| VecDeque::new()).collect();
+    loop {
+        let mut moved = false;
+        for rank in 0..size {
+            let state = &mut ranks[rank];
+            let Some(round) = state.plan.rounds.get(state.round).cloned() else { continue };
+            if state.sent.is_none() {
+                let mut sent = Vec::new();
+                for send in &round.sends {
+                    for range in cut.pieces(chunk, &send.parts) {
+                        let is_taken = std::rc::Rc::<std::cell::Cell<bool>>::default();
+                        sent.push(is_taken.clone());
+                        let values = state.values[range.clone()].to_vec();
+                        links[rank * size + send.to].push_back(Message { values, is_taken });
+                        for receive in round.receives.iter().filter(|receive| receive.inbox.is_none()) {
+                            for into in cut.pieces(chunk, &receive.parts) {
+                                assert!(!overlap(&range, &into), "{into:?} is received into and sent from");
+                            }
+                        }
+                    }
+                }
+                state.sent = Some(sent);
+                moved = true;
+            }
+            let num_pieces = |from: usize| {
+                let of = round.receives.iter().filter(|receive| receive.from == from);
+                of.map(|receive| cut.pieces(chunk, &receive.parts).count()).sum::<usize>()
+            };
+            let arrived = round.receives.iter().all(|r| links[r.from * size + rank].len() >= num_pieces(r.from));
+            if !arrived {
+                continue;
+            }
+            for receive in &round.receives {
+                let mut at = receive.inbox.unwrap_or_default() * cut.largest_part();
+                for range in cut.pieces(chunk, &receive.parts) {
+                    let message = links[receive.from * size + rank].pop_front().unwrap();
+                    message.is_taken.set(true);
+                    assert_eq!(message.values.len(), range.len(), "both sides agree on the length");
+                    if receive.inbox.is_some() {
+                        state.inbox[at..at + range.len()].copy_from_slice(&message.values);
+                        at += range.len();
+                    } else {
+                        state.values[range].copy_from_slice(&message.values);
+                    }
+                    moved = true;
+                }
+            }
+            // what is received is received once
+            let mut waiting = round.clone();
+            waiting.receives.clear();
+            state.plan.rounds[state.round] = waiting;
+            if !state.sent.iter().flatten().all(|is_taken| is_taken.get()) {
+                continue;
+            }
+            if let Some(combine) = &round.combine {
+                let stride = combine.parts.len() * cut.largest_part();
+                for range in cut.pieces(chunk, &combine.parts) {
+                    for (offset, at) in range.enumerate() {
+                        let mut terms: Vec<f32> =
+                            (0..combine.terms).map(|term| state.inbox[term * stride + offset]).collect();
+                        terms.insert(combine.own, state.values[at]);
+                        state.values[at] = terms.into_iter().reduce(|sum, term| sum + term).unwrap();
+                    }
+                }
+            }
+            (state.round, state.sent, moved) = (state.round + 1, None, true);
+        }
+        if !moved {
+            break;
+        }
+    }
+    assert!(ranks.iter().all(|rank| rank.round == rank.plan.rounds.len()), "every rank comes to its end");
+    assert!(links.iter().all(VecDeque::is_empty), "every message is received");
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+fn value(rank: usize, at: usize) -> f32 {
+    ((rank * 7919 + at * 104_729) % 1_000_003) as f32 / 1_000_003.0 - 0.5
+}
+
+/// The values of all ranks afterwards.
+fn perform(collective: Collective, algorithm: Algorithm, nodes: &[usize], len: usize, chunk: usize) -> Vec<Vec<f32>> {
+    let size = nodes.len();
+    let start = |rank: usize| (0..len).map(|at| value(rank, at)).collect::<Vec<f32>>();
+    let is_owned = matches!(collective, Collective::ReduceScatter | Collective::AllGather);
+    let plans: Vec<Plan> = (0..size).map(|rank| plan(collective, algorithm, Ranks { rank, nodes })).collect();
+    let cut = Cut::new(len, plans[0].parts, chunk, is_owned);
+    let mut values: Vec<Vec<f32>> = (0..size).map(start).collect();
+    for chunk in 0..cut.chunks() {
+        let make = |(plan, values): (&Plan, &Vec<f32>)| {
+            let inbox = vec![f32::NAN; plan.inbox * cut.largest_part()];
+            Rank { plan: plan.clone(), values: values.clone(), inbox, round: 0, sent: None }
+        };
+        let mut ranks: Vec<Rank> = plans.iter().zip(&values).map(make).collect();
+        run(&mut ranks, &cut, chunk);
+        values = ranks.into_iter().map(|rank| rank.values).collect();
+    }
+    values
+}
+
+fn layouts() -> Vec<Vec<usize>> {
+    let one_node = (1..=17).map(|size| vec![0; size]);
+    let several = [vec![0, 0, 1, 1], vec![0, 1, 0, 1, 0, 1], vec![0, 0, 1], vec![2, 2, 2, 5, 5, 5], (0..8).collect()];
+    one_node.chain(several).collect()
+}
+
+const LENGTHS: [(usize, usize); 7] = [(0, 8), (1, 8), (2, 1), (5, 100), (17, 17), (97, 13), (120, 1000)];
+
+#[test]
+fn every_sum_is_right_and_the_same_on_every_rank() {
+    for nodes in layouts() {
+        for (algorithm, _) in Algorithm::ALL {
+            if !algorithm.plans(Collective::AllReduce) {
+                continue;
+            }
+            for (len, chunk) in LENGTHS {
+                let results = perform(Collective::AllReduce, algorithm, &nodes, len, chunk);
+                for (at, first) in results[0].iter().enumerate() {
+                    let terms = (0..nodes.len()).map(|rank| value(rank, at));
+                    let exact: f64 = terms.clone().map(f64::from).sum();
+                    assert!((f64::from(*first) - exact).abs() < 1e-5, "{algorithm} of {nodes:?}, {len} by {chunk}");
+                    if matches!(algorithm, Algorithm::Direct | Algorithm::Pairwise) {
+                        assert_eq!(Some(*first), terms.reduce(|sum, term| sum + term), "in rank order");
+                    }
+                    assert!(results.iter().all(|other| other[at].to_bits() == first.to_bits()), "{algorithm}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_rank_gets_its_part() {
+    for nodes in layouts() {
+        let size = nodes.len();
+        for algorithm in [Algorithm::Pairwise, Algorithm::Ring] {
+            for (part, chunk) in LENGTHS {
+                let len = part * size;
+                let sums = perform(Collective::ReduceScatter, algorithm, &nodes, len, chunk);
+                let gathered = perform(Collective::AllGather, algorithm, &nodes, len, chunk);
+                for rank in 0..size {
+                    for (at, sum) in sums[rank].iter().enumerate().skip(rank * part).take(part) {
+                        let exact: f64 = (0..size).map(|rank| f64::from(value(rank, at))).sum();
+                        assert!((f64::from(*sum) - exact).abs() < 1e-5, "{algorithm} of {size}, {len}");
+                    }
+                    let expected: Vec<f32> = (0..len).map(|at| value(at / part.max(1), at)).collect();
+                    assert_eq!(gathered[rank], expected, "{algorithm} of {size}, {len}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_root_reaches_every_rank() {
+    for nodes in layouts() {
+        for root in 0..nodes.len() {
+            for algorithm in [Algorithm::Tree, Algorithm::Chain, Algorithm::Pairwise] {
+                for (len, chunk) in LENGTHS {
+                    let expected: Vec<f32> = (0..len).map(|at| value(root, at)).collect();
+                    let results = perform(Collective::Broadcast { root }, algorithm, &nodes, len, chunk);
+                    assert!(results.iter().all(|values| *values == expected), "{algorithm} from {root} of {nodes:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn two_levels_send_less_between_nodes() {
+    let nodes = [0, 0, 0, 0, 1, 1, 1, 1];
+    let cut = Cut::new(800, 8, 800, false);
+    let crossing = |algorithm: Algorithm| -> usize {
+        let of_rank = |rank: usize| -> usize {
+            let plan = plan(Collective::AllReduce, algorithm, Ranks { rank, nodes: &nodes });
+            let sends = plan.rounds.iter().flat_map(|round| &round.sends);
+            let crossing = sends.filter(|send| nodes[send.to] != nodes[rank]);
+            crossing.flat_map(|send| cut.pieces(0, &send.parts)).map(|range| range.len()).sum()
+        };
+        (0..8).map(of_rank).sum()
+    };
+    assert_eq!((crossing(Algorithm::Pairwise), crossing(Algorithm::TwoLevel)), (8 * 2 * 400, 8 * 2 * 100));
+}

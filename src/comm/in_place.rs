@@ -1,0 +1,352 @@
+//! Collective operations in place, on host memory, by plans of our own: sums are formed here, in an order that does not depend on
+//! MPI as long as all terms are numbers, and sums of long buffers chunk by chunk, which stay in the caches and need no memory that
+//! grows with them.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::rc::Rc;
+
+use mpi::ffi;
+use mpi::traits::AsRaw;
+
+use super::algorithm::{Algorithm, Collective, Plan, plan};
+use super::blocking::in_place;
+use super::choice::{self, Choice};
+use super::direct::Layout;
+use super::extent::Extent;
+use super::pending::{Under, target};
+use super::progress::{Arena, Progress, Running, Terms};
+use super::raw::{Raw, address_mut, request};
+use super::waiting::{Requests, test_all, wait_all};
+use super::{Communicator, Element, Operation, Pending};
+use crate::Result;
+use crate::memory::{HostBuffer, Memory};
+
+/// Host memory, of elements whose type only its functions know.
+pub(super) struct Host {
+    /// What is sent, and received into.
+    values: *mut u8,
+    /// Where combinations are: `values`, or other memory, taken to begin as far before it as theirs does in `values`.
+    sums: *mut u8,
+    /// Where `memory` is.
+    inbox: *mut u8,
+    memory: Memory<u64>,
+    /// The elements of one lane's inbox.
+    room: usize,
+    operation: Operation,
+    element: &'static Kind,
+}
+
+/// What there is to know about a type of elements.
+struct Kind {
+    bytes: usize,
+    extent: fn(&Raw, usize) -> Extent,
+    /// Combines elements at a place with terms that begin somewhere in an inbox.
+    combine: unsafe fn(*mut u8, *mut u8, &Terms, Operation),
+}
+
+impl Kind {
+    const fn of<T: Element>() -> Kind {
+        Kind { bytes: size_of::<T>(), extent: Raw::extent::<T>, combine: combine::<T> }
+    }
+}
+
+/// # Safety
+/// There are as many elements at `own`, and terms at `inbox`, as `terms` says, and nobody else's.
+unsafe fn combine<T: Element>(own: *mut u8, inbox: *mut u8, terms: &Terms, operation: Operation) {
+    // SAFETY: the caller's promise.
+    let (own, inbox) = unsafe {
+        let own = std::slice::from_raw_parts_mut(own.cast::<T>(), terms.range.len());
+        (own, std::slice::from_raw_parts_mut(inbox.cast::<T>(), terms.count * terms.stride))
+    };
+    fold(own, inbox, terms, operation);
+}
+
+// SAFETY: whoever makes one promises that `values` and `sums` stay valid; the inbox has `room` elements for each lane.
+unsafe impl Arena for Host {
+    fn extent(&self, raw: &Raw, count: usize) -> Extent {
+        (self.element.extent)(raw, count)
+    }
+
+    fn value(&self, at: usize) -> *mut c_void {
+        self.values.wrapping_add(at * self.element.bytes).cast()
+    }
+
+    fn inbox(&self, lane: usize, at: usize) -> *mut c_void {
+        self.inbox.wrapping_add((lane * self.room + at) * self.element.bytes).cast()
+    }
+
+    fn combine(&mut self, lane: usize, terms: &Terms) {
+        let own = self.sums.wrapping_add(terms.range.start * self.element.bytes);
+        let inbox: *mut c_void = self.inbox(lane, 0);
+        // SAFETY: the range is within the buffer, the terms within the lane's part of the inbox, and between the rounds MPI has nothing to do
+        // with either.
+        unsafe { (self.element.combine)(own, inbox.cast(), terms, self.operation) }
+    }
+
+    fn is_combined(&mut self, _: usize) -> bool {
+        true
+    }
+}
+
+impl Host {
+    /// Gives back the memory that others can use.
+    pub(super) fn retire(self, raw: &Raw) {
+        raw.recycle(self.memory);
+    }
+}
+
+/// Combines `own` with the terms in `inbox`, in order, a block at a time so that it stays in cache.
+fn fold<T: Element>(own: &mut [T], inbox: &mut [T], terms: &Terms, operation: Operation) {
+    const BLOCK: usize = 4096;
+    let len = own.len();
+    for start in (0..len).step_by(BLOCK) {
+        let end = len.min(start + BLOCK);
+        let term = |index: usize| index * terms.stride + start..index * terms.stride + end;
+        let own = &mut own[start..end];
+        // the terms before this rank's own in order, then that (a + b is b + a to the bit), then the others
+        if terms.own > 0 {
+            for index in 1..terms.own {
+                let (first, later) = inbox.split_at_mut(terms.stride);
+                let from = term(index - 1);
+                T::fold(operation, &mut first[start..end], &later[from]);
+            }
+            T::fold(operation, own, &inbox[start..end]);
+        }
+        for index in terms.own..terms.count {
+            T::fold(operation, own, &inbox[term(index)]);
+        }
+    }
+}
+
+impl Communicator {
+    /// Starts `collective` on `len` elements at `values`, whose combination is to be at `sums`.
+    ///
+    /// # Safety
+    /// The elements are valid, and nobody else's, until the operation is done; those at `sums` as far as the plan combines them.
+    unsafe fn run<T: Element>(
+        &self,
+        collective: Collective,
+        choice: Choice,
+        (values, sums, len): (*mut T, *mut T, usize),
+        operation: Operation,
+    ) -> Result<Progress<Host>> {
+        let layout = Layout::new(self, collective, choice, len, size_of::<T>());
+        let room = layout.room();
+        let mut memory = self.raw.take_scratch::<T>(layout.inbox())?;
+        let element = const { &Kind::of::<T>() };
+        let inbox = memory.as_mut_ptr().cast();
+        let host = Host { values: values.cast(), sums: sums.cast(), inbox, memory, room, operation, element };
+        Ok(Progress::start(&self.raw, layout.plan, layout.cut, host))
+    }
+
+    /// Runs `collective` on `values` to its end.
+    pub(super) fn perform<T: Element>(
+        &self,
+        collective: Collective,
+        choice: Choice,
+        values: &mut [T],
+        operation: Operation,
+    ) -> Result<()> {
+        let (place, len) = (values.as_mut_ptr(), values.len());
+        // SAFETY: the values are borrowed until the operation is done.
+        let progress = unsafe { self.run(collective, choice, (place, place, len), operation)? };
+        self.finish(progress);
+        Ok(())
+    }
+
+    /// Runs a reduce-scatter of `send` to its end, with this rank's part in `receive`.
+    pub(super) fn perform_apart<T: Element>(
+        &self,
+        choice: Choice,
+        send: &[T],
+        receive: &mut [T],
+        operation: Operation,
+    ) -> Result<()> {
+        let start = self.rank() * receive.len();
+        if choice.algorithm != Algorithm::Pairwise {
+            // parts on their way are combined with others' too
+            let mut values = send.to_vec();
+            self.perform(Collective::ReduceScatter, choice, &mut values, operation)?;
+            receive.copy_from_slice(&values[start..][..receive.len()]);
+            return Ok(());
+        }
+        receive.copy_from_slice(&send[start..][..receive.len()]);
+        let places = (send.as_ptr().cast_mut(), receive.as_mut_ptr().wrapping_sub(start), send.len());
+        // SAFETY: both are borrowed until the operation is done; the pairwise exchange writes nothing into what it sends, and combines
+        // this rank's own part only.
+        let progress = unsafe { self.run(Collective::ReduceScatter, choice, places, operation)? };
+        self.finish(progress);
+        Ok(())
+    }
+
+    fn finish(&self, mut progress: Progress<Host>) {
+        progress.finish(&self.raw);
+        progress.into_arena(&self.raw).retire(&self.raw);
+    }
+
+    fn start_in_place<T: Element, B: HostBuffer<T>>(
+        &self,
+        collective: Collective,
+        choice: Choice,
+        mut values: B,
+        operation: Operation,
+    ) -> Result<Pending<B>> {
+        let (place, len) = target(&mut values);
+        let flight = self.collective_flight::<T>(collective.name(), len);
+        if choice.algorithm == Algorithm::Mpi && collective == Collective::ReduceScatter {
+            // SAFETY: the pending operation owns the buffer, whose elements stay in place.
+            let running = unsafe { ReduceScatter::start(&self.raw, (place, len), operation)? };
+            return Ok(self.running(flight, values, Under::Other(Box::new(running))));
+        }
+        if choice.algorithm == Algorithm::Mpi {
+            return Ok(self.start(flight, values, |raw, requests, _| {
+                // SAFETY: as above.
+                unsafe { raw.in_place(requests, collective, (place, len), operation) }
+            }));
+        }
+        let span = flight.posting();
+        // SAFETY: as above.
+        let progress = unsafe { self.run(collective, choice, (place, place, len), operation)? };
+        drop(span);
+        Ok(self.running(flight, values, Under::Plan(progress)))
+    }
+}
+
+/// Each of these must be started in the same order by every rank.
+impl Communicator {
+    /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, added up in rank order, hence
+    /// the same bits on each, and the same as [`Communicator::start_reduce_scatter`] gives. Short buffers go to everyone at once
+    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). Collective.
+    ///
+    /// # Errors
+    /// There is no memory for what arrives.
+    pub fn start_all_reduce_in_place<T: Element, B: HostBuffer<T>>(
+        &self,
+        values: B,
+        operation: Operation,
+    ) -> Result<Pending<B>> {
+        let choice = choice::started_all_reduce(size_of_val(values.as_ref()), self.size());
+        let choice = self.raw.override_choice(Collective::AllReduce, choice);
+        self.start_in_place(Collective::AllReduce, choice, values, operation)
+    }
+
+    /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination of that part over all
+    /// ranks, added up in rank order, hence the same bits whatever MPI does, as long as all terms are numbers; the other parts are as they were. Collective.
+    ///
+    /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in one round that needs no
+    /// attention from the sender, so it overlaps with computation better than a ring, and it took 1.0 ms for 16 MiB on two
+    /// ranks where `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks, or there is no memory for what arrives.
+    pub fn start_reduce_scatter<T: Element, B: HostBuffer<T>>(
+        &self,
+        values: B,
+        operation: Operation,
+    ) -> Result<Pending<B>> {
+        self.part_length("reduce-scattering", values.as_ref().len())?;
+        let choice = self.raw.override_choice(Collective::ReduceScatter, choice::started());
+        self.start_in_place(Collective::ReduceScatter, choice, values, operation)
+    }
+
+    /// Starts an all-gather in place: part r of `values` on every rank becomes what it is on rank r. Collective.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks.
+    pub fn start_all_gather_in_place<T: Element, B: HostBuffer<T>>(&self, values: B) -> Result<Pending<B>> {
+        self.part_length("all-gathering", values.as_ref().len())?;
+        let choice = self.raw.override_choice(Collective::AllGather, choice::started());
+        self.start_in_place(Collective::AllGather, choice, values, Operation::Sum)
+    }
+}
+
+impl Raw {
+    /// Starts MPI's own operation on `values`.
+    ///
+    /// # Safety
+    /// As for all of [`Raw`]'s non-blocking operations.
+    pub(super) unsafe fn in_place<T: Element>(
+        &self,
+        requests: &mut Requests,
+        collective: Collective,
+        (values, len): (*mut T, usize),
+        operation: Operation,
+    ) {
+        let (element, comm) = (T::equivalent_datatype().as_raw(), self.public.as_raw());
+        let (mpi_operation, into) = (operation.to_mpi(), address_mut(values));
+        let op = mpi_operation.as_raw();
+        let part = len / self.size;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match collective {
+                Collective::AllReduce => {
+                    for (at, n) in self.pieces(len) {
+                        let into = address_mut(values.wrapping_add(at));
+                        requests.push(request(|r| ffi::MPI_Iallreduce(in_place(), into, n, element, op, comm, r)));
+                    }
+                }
+                Collective::ReduceScatter => unreachable!("see `ReduceScatter`"),
+                Collective::AllGather => {
+                    let extent = self.extent::<T>(part);
+                    let (n, t) = (extent.count, extent.datatype);
+                    requests.push(request(|r| ffi::MPI_Iallgather(in_place(), n, t, into, n, t, comm, r)));
+                }
+                Collective::Broadcast { root } => self.broadcast(requests, (values, len), root),
+            }
+        }
+    }
+
+    /// The plan of this rank, made once.
+    pub(super) fn plan(&self, collective: Collective, algorithm: Algorithm) -> Rc<Plan> {
+        let mut plans = self.plans.borrow_mut();
+        let make = || Rc::new(self.with_ranks(|ranks| plan(collective, algorithm, ranks)));
+        Rc::clone(plans.entry((collective, algorithm)).or_insert_with(make))
+    }
+}
+
+/// MPI's own reduce-scatter, which would put the part where the buffer begins, with the part copied to its place.
+struct ReduceScatter<T> {
+    requests: Requests,
+    sums: Memory<u64>,
+    own: *mut T,
+    len: usize,
+}
+
+impl<T: Element> ReduceScatter<T> {
+    /// # Safety
+    /// As for all of [`Raw`]'s non-blocking operations, until the operation is done.
+    unsafe fn start(raw: &Raw, (values, len): (*mut T, usize), operation: Operation) -> Result<ReduceScatter<T>> {
+        let part = len / raw.size;
+        let mut sums = raw.take_scratch::<T>(part)?;
+        let (element, operation, comm) = (T::equivalent_datatype().as_raw(), operation.to_mpi(), raw.public.as_raw());
+        let (from, into) = (address_mut(values), address_mut(sums.as_mut_ptr()));
+        let mut requests = raw.take_requests();
+        // SAFETY: the caller's promise; the sums are memory of their own.
+        requests.push(unsafe {
+            request(|r| {
+                ffi::MPI_Ireduce_scatter_block(from, into, part as c_int, element, operation.as_raw(), comm, r)
+            })
+        });
+        Ok(ReduceScatter { requests, sums, own: values.wrapping_add(raw.rank * part), len: part })
+    }
+}
+
+impl<T: Element> Running for ReduceScatter<T> {
+    fn advance(&mut self, _: &Raw) -> bool {
+        test_all(&mut self.requests)
+    }
+
+    fn finish(&mut self, _: &Raw) {
+        wait_all(&mut self.requests);
+    }
+
+    fn retire(mut self: Box<Self>, raw: &Raw) {
+        // SAFETY: the operation is done, and what waited for it gives the buffer back only afterwards.
+        let own = unsafe { std::slice::from_raw_parts_mut(self.own, self.len) };
+        own.copy_from_slice(&bytemuck::cast_slice(&self.sums)[..self.len]);
+        self.requests.clear();
+        raw.recycle_requests(self.requests);
+        raw.recycle(self.sums);
+    }
+}

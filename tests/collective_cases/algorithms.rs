@@ -1,0 +1,88 @@
+//! Collective operations by every algorithm.
+
+use phalanx::comm::{Algorithm, Choice, Communicator, Operation, World};
+
+use crate::value;
+
+/// Every algorithm at awkward lengths, blocking and not, several at a time, whole and in chunks, on one node and as if on several.
+pub fn every_algorithm(world: &World) {
+    let all = world.communicator().duplicate().unwrap();
+    let size = all.size();
+    let page = 4096 / size_of::<f32>();
+    for nodes in [vec![0; size], (0..size).map(|rank| rank % 2).collect(), (0..size).map(|rank| rank / 2).collect()] {
+        all.set_nodes(nodes);
+        for (algorithm, _) in Algorithm::ALL {
+            for len in [0, 1, 7, page - 1, page, page + 1, 3 * page + 5] {
+                for chunk in [usize::MAX, 4096, 1000] {
+                    all.set_choice(Some(Choice { algorithm, chunk }));
+                    check_algorithm(&all, algorithm, len);
+                }
+            }
+        }
+    }
+}
+
+fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
+    let (rank, size) = (all.rank(), all.size());
+    let mine = |len: usize| -> Vec<f32> { (0..len).map(|at| f32::from(value(rank, at))).collect() };
+    let sum = |at: usize| (0..size).map(|rank| f32::from(value(rank, at))).sum::<f32>();
+    let sums = |len: usize| (0..len).map(sum).collect::<Vec<f32>>();
+
+    let mut values = mine(len);
+    all.all_reduce(&mut values, Operation::Sum).unwrap();
+    assert_eq!(values, sums(len), "{algorithm}, blocking, {len}");
+    let several = [len, len + 3, len / 2];
+    let pending = several.map(|len| all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap());
+    for (pending, len) in pending.into_iter().zip(several).rev() {
+        assert_eq!(pending.wait(), sums(len), "{algorithm}, started, {len}");
+    }
+
+    let whole = len * size;
+    let own = rank * len..(rank + 1) * len;
+    let mut part = vec![0.0; len];
+    all.reduce_scatter(&mine(whole), &mut part, Operation::Sum).unwrap();
+    assert_eq!(part, sums(whole)[own.clone()], "{algorithm}, blocking, {len}");
+    let scattered = all.start_reduce_scatter(mine(whole), Operation::Sum).unwrap();
+    let gathered = all.start_all_gather_in_place(mine(whole)).unwrap();
+    let owned: Vec<f32> = (0..whole).map(|at| f32::from(value(at / len.max(1), at))).collect();
+    assert_eq!(gathered.wait(), owned, "{algorithm}, {len}");
+    assert_eq!(scattered.wait()[own.clone()], sums(whole)[own], "{algorithm}, started, {len}");
+
+    for root in 0..size {
+        let mut values = mine(len);
+        all.broadcast(&mut values, root).unwrap();
+        assert!((0..len).all(|at| values[at] == f32::from(value(root, at))), "{algorithm} from {root}, {len}");
+    }
+}
+
+/// 100 MiB by every algorithm, and what such buffers are done by otherwise: the same bits by every form of the call.
+pub fn large_buffers(world: &World) {
+    let all = world.communicator().duplicate().unwrap();
+    let size = all.size();
+    let len = (100 << 20) / size_of::<f32>() / size * size;
+    // whole numbers, one after the other: right to the bit whatever the order
+    let mine = |rank: usize| -> Vec<f32> { (0..len).map(|at| ((at + rank) % 1009) as f32).collect() };
+    let sum = |at: usize| (0..size).map(|rank| ((at + rank) % 1009) as f32).sum::<f32>();
+    for (algorithm, _) in Algorithm::ALL {
+        all.set_choice(Some(Choice { algorithm, chunk: 3 << 20 }));
+        let mut values = mine(all.rank());
+        all.all_reduce(&mut values, Operation::Sum).unwrap();
+        assert!(values.iter().enumerate().all(|(at, found)| *found == sum(at)), "{algorithm}");
+        all.broadcast(&mut values, size - 1).unwrap();
+        assert!(values.iter().enumerate().all(|(at, found)| *found == sum(at)), "{algorithm}");
+    }
+    all.set_choice(None);
+    let fraction = |at: usize| ((world.rank() * 7919 + at * 31) % 1009) as f32 / 1009.0;
+    let mine = || -> Vec<f32> { (0..len).map(fraction).collect() };
+    let started = all.start_all_reduce_in_place(mine(), Operation::Sum).unwrap().wait();
+    assert_eq!(all.last_algorithm(), Algorithm::Pairwise);
+    let mut blocking = mine();
+    all.all_reduce(&mut blocking, Operation::Sum).unwrap();
+    assert_eq!(all.last_algorithm(), Algorithm::Pairwise);
+    let scattered = all.start_reduce_scatter(mine(), Operation::Sum).unwrap().wait();
+    let gathered = all.start_all_gather_in_place(scattered).unwrap().wait();
+    assert!(started == blocking && blocking == gathered, "the same bits");
+    let mut root = blocking.clone();
+    all.broadcast(&mut root, 1).unwrap();
+    assert!(root == blocking, "the same bits on every rank");
+}

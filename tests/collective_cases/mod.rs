@@ -1,0 +1,3 @@
+//! Cases of the target `collectives`.
+
+pub mod algorithms;

@@ -1,0 +1,156 @@
+//! Every operation on buffers of a device, through the host and straight from its memory, by every algorithm: with work of the device
+//! just before, which messages must wait for, and just after, which must wait for them.
+
+use phalanx::comm::{
+    Algorithm, Awareness, Choice, Communicator, DeviceCommunicator, Operation, Transfers, World, awareness,
+};
+use phalanx::device::{Cuda, CudaBuffer, Device, Precision, Role};
+
+use crate::equivalence_support::TestDevice;
+
+/// Runs `check` with messages straight from the device's memory, where MPI can: everywhere with the emulator, whose memory is the host's.
+pub fn aware(world: &World, check: fn(&World)) {
+    if can_be_aware() {
+        world.communicator().set_transfers(Transfers::Aware);
+        check(world);
+    }
+}
+
+fn can_be_aware() -> bool {
+    let can = Cuda::shared().name().starts_with("Emulated") || matches!(awareness(), Awareness::Yes(_));
+    if !can {
+        println!("SKIPPED: this MPI does not take the memory of a GPU");
+    }
+    can
+}
+
+/// Element `at` of rank `rank`: small whole numbers, whose sums are exact in bfloat16 too.
+fn value(rank: usize, at: usize) -> f32 {
+    ((rank * 3 + at * 5) % 7 + 1) as f32
+}
+
+/// A buffer with this rank's values, which the device has still to put there.
+fn filled(device: &Cuda, role: Role, rank: usize, len: usize) -> CudaBuffer {
+    let mut from = device.allocate(len, role).unwrap();
+    let mut into = device.allocate(len, role).unwrap();
+    let write = |values: &mut [f32]| {
+        values.iter_mut().enumerate().for_each(|(at, into)| *into = value(rank, at));
+        Ok(())
+    };
+    device.write(device.view_mut(&mut from, 0..len), &mut { write }).unwrap();
+    device.fill(device.view_mut(&mut into, 0..len), f32::NAN);
+    device.copy(device.view(&from, 0..len), device.view_mut(&mut into, 0..len));
+    // freeing it would wait for the copy
+    std::mem::forget(from);
+    into
+}
+
+/// The values of a buffer, as work that is started now finds them.
+fn found(device: &Cuda, role: Role, buffer: &CudaBuffer, len: usize) -> Vec<f32> {
+    let mut copy = device.allocate(len, role).unwrap();
+    device.copy(device.view(buffer, 0..len), device.view_mut(&mut copy, 0..len));
+    let mut found = Vec::new();
+    let mut look = |values: &[f32]| {
+        found.extend_from_slice(values);
+        Ok(())
+    };
+    device.read(device.view(&copy, 0..len), &mut look).unwrap();
+    found
+}
+
+/// All of it, for values kept in `f32` and in bfloat16.
+pub fn every_operation(world: &World) {
+    let all = world.communicator();
+    let bf16 = Cuda::open(0, Precision::Bf16).unwrap();
+    let aware = can_be_aware();
+    for transfers in [Transfers::Staged, Transfers::Aware] {
+        if transfers == Transfers::Aware && !aware {
+            continue;
+        }
+        all.set_transfers(transfers);
+        // MPI's own may crash on a device's memory
+        let is_plan = |(algorithm, _): &(Algorithm, &str)| {
+            !matches!(algorithm, Algorithm::Mpi | Algorithm::MpiBlocking) && transfers == Transfers::Aware
+        };
+        let plans = Algorithm::ALL.into_iter().filter(is_plan);
+        let choices = plans.map(|(algorithm, _)| Some(Choice { algorithm, chunk: 1000 }));
+        for choice in std::iter::once(None).chain(choices) {
+            let messages = all.duplicate().unwrap();
+            messages.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
+            messages.set_choice(choice);
+            let device = DeviceCommunicator::new(messages);
+            for len in [0, 1, 7, 1023, 1024, 1025, 3000] {
+                operations(Cuda::shared(), Role::Exact, &device, len);
+                operations(&bf16, Role::Activations, &device, len);
+            }
+        }
+    }
+    let messages = DeviceCommunicator::new(all.duplicate().unwrap());
+    large(Cuda::shared(), &messages, (6 << 20) / all.size() * all.size());
+    refused(Cuda::shared(), &messages, all);
+}
+
+fn operations(device: &Cuda, role: Role, all: &DeviceCommunicator, len: usize) {
+    let (rank, size) = (all.rank(), all.size());
+    let mine = |len: usize| filled(device, role, rank, len);
+    let look = |buffer: &CudaBuffer, len: usize| found(device, role, buffer, len);
+    let sums = |len: usize| -> Vec<f32> { (0..len).map(|at| (0..size).map(|rank| value(rank, at)).sum()).collect() };
+    let of = |rank: usize, len: usize| -> Vec<f32> { (0..len).map(|at| value(rank, at)).collect() };
+
+    // three at once, the last one waited for first
+    let several = [len, len + 5, len / 2];
+    let started = several.map(|len| all.start_all_reduce_in_place(mine(len), len, Operation::Sum).unwrap());
+    for (transfer, len) in started.into_iter().zip(several).rev() {
+        assert_eq!(look(&transfer.wait().unwrap(), len), sums(len), "all-reduce of {len}");
+    }
+    let scratch = device.message(len).unwrap();
+    let reduced = all.start_all_reduce(mine(len), scratch, Operation::Sum).unwrap().wait().unwrap();
+    assert_eq!(look(&reduced, len), sums(len), "all-reduce of {len} with scratch");
+
+    let whole = len * size;
+    let own = rank * len..(rank + 1) * len;
+    let scattered = all.start_reduce_scatter(mine(whole), whole, Operation::Sum).unwrap();
+    let gathered = all.start_all_gather_in_place(mine(whole), whole).unwrap();
+    let owned: Vec<f32> = (0..whole).map(|at| value(at / len.max(1), at)).collect();
+    assert_eq!(look(&gathered.wait().unwrap(), whole), owned, "all-gather of {len}");
+    let scattered = look(&scattered.wait().unwrap(), whole);
+    assert_eq!(scattered[own.clone()], sums(whole)[own], "reduce-scatter of {len}");
+
+    for root in [0, size - 1] {
+        let sent = all.start_broadcast(mine(len), root).unwrap().wait().unwrap();
+        assert_eq!(look(&sent, len), of(root, len), "broadcast of {len}");
+    }
+    if size > 1 {
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        // the first part of a longer buffer; what is behind it stays
+        let receiving = all.start_receive(mine(len + 3), len, previous, 7).unwrap();
+        let sending = all.start_send(mine(len + 3), len, next, 7).unwrap();
+        let mut expected = of(previous, len);
+        expected.extend(&of(rank, len + 3)[len..]);
+        assert_eq!(look(&receiving.wait().unwrap(), len + 3), expected, "received {len}");
+        assert_eq!(look(&sending.wait().unwrap(), len + 3), of(rank, len + 3), "sent {len}");
+    }
+}
+
+/// Chunks of the size that is used outside of tests, and the same bits by both forms of the sum.
+fn large(device: &Cuda, all: &DeviceCommunicator, len: usize) {
+    let mine = || filled(device, Role::Exact, all.rank(), len);
+    let reduced = all.start_all_reduce_in_place(mine(), len, Operation::Sum).unwrap().wait().unwrap();
+    let scattered = all.start_reduce_scatter(mine(), len, Operation::Sum).unwrap().wait().unwrap();
+    let gathered = all.start_all_gather_in_place(scattered, len).unwrap().wait().unwrap();
+    let [reduced, gathered] = [reduced, gathered].map(|buffer| found(device, Role::Exact, &buffer, len));
+    let sum = |at: usize| (0..all.size()).map(|rank| value(rank, at)).sum::<f32>();
+    assert!(reduced.iter().enumerate().all(|(at, found)| *found == sum(at)));
+    assert!(reduced == gathered);
+}
+
+fn refused(device: &Cuda, messages: &DeviceCommunicator, all: &Communicator) {
+    let size = all.size();
+    let buffer = || filled(device, Role::Exact, 0, size + 1);
+    assert!(messages.start_send(buffer(), 1, size, 0).is_err(), "there is no such rank");
+    assert!(messages.start_broadcast(buffer(), size).is_err(), "there is no such root");
+    let outcome = messages.start_all_reduce_in_place(buffer(), 1, Operation::Max);
+    assert!(outcome.is_err(), "there are sums only");
+    let outcome = messages.start_all_gather_in_place(buffer(), size + 1);
+    assert!(size == 1 || outcome.is_err(), "there is no part for each rank");
+}
