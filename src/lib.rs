@@ -14,6 +14,7 @@
 //! | [`checkpoint`] | files from which a run goes on | `memory`, `nn` |
 //! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `observe`, `optim` |
 //! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `observe` |
+//! | [`measure`] | what communication costs: operations, times, bandwidths, overlap | `comm`, `device`, `memory` |
 //! | [`train`] | the loop that every training program runs, its options and results | all of these |
 //!
 //! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs` holds the last column.
@@ -41,6 +42,7 @@ pub mod checkpoint;
 pub mod comm;
 pub mod dataset;
 pub mod device;
+pub mod measure;
 pub mod memory;
 pub mod nn;
 pub mod observe;

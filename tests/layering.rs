@@ -38,6 +38,7 @@ fn modules_use_only_what_is_below_them() {
         ("parallel", &["comm", "device", "nn", "observe", "optim"]),
         ("checkpoint", &["memory", "nn"]),
         ("app", &["comm", "device", "observe"]),
+        ("measure", &["comm", "device", "memory"]),
         ("train", &["app", "checkpoint", "comm", "dataset", "device", "nn", "observe", "optim", "parallel"]),
     ];
     let all = sources("src");

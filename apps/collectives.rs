@@ -1,0 +1,200 @@
+//! Collective operations, shown and measured.
+//!
+//! ```text
+//! mpiexec -n 4 collectives --demo                 what every rank has before and after each operation
+//! mpiexec -n 2 collectives                        time and bandwidth of every operation, size by size
+//! mpiexec -n 2 collectives --compare              the same beside MPI's own, in turns
+//! mpiexec -n 2 collectives --device cuda --compare    on the memory of GPUs, beside messages through the host
+//! mpiexec -n 2 collectives --operation all-reduce --from 1MiB --to 256MiB --algorithm ring --chunk 1MiB
+//! ```
+//!
+//! The algorithm bandwidth is the size of the buffer over the time; the bus bandwidth what the busiest link carries over the time,
+//! as nccl-tests define them, so it compares with the hardware's.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use phalanx::app::{CommonOptions, Program, print_line};
+use phalanx::comm::{Algorithm, Choice, Communicator, DeviceCommunicator, Transfers, World};
+use phalanx::device::{Device, Portable, Role};
+use phalanx::measure::{
+    Contender, DeviceSubject, Form, HostSubject, Measured, Row, contest, demonstrate, header, parse_bytes,
+};
+use phalanx::train::{AnyDevice, DeviceOptions};
+use phalanx::{Error, Result};
+
+/// Show what collective operations do, or measure how fast they are.
+#[derive(Parser)]
+#[command(name = "collectives", version)]
+struct Arguments {
+    /// Print what every rank has before and after each operation, instead
+    #[arg(long)]
+    demo: bool,
+
+    /// Operations to measure; all if none is named
+    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    operation: Vec<Measured>,
+
+    /// Smallest buffer, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "8", value_parser = parse_bytes)]
+    from: usize,
+
+    /// Largest buffer
+    #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = parse_bytes)]
+    to: usize,
+
+    /// From one size to the next
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
+
+    /// How long each is measured
+    #[arg(long, default_value_t = 0.1)]
+    seconds: f64,
+
+    /// Measure MPI's own beside it, in turns
+    #[arg(long)]
+    compare: bool,
+
+    /// Where an operation has it, instead of what was measured to be fast: mpi, direct, pairwise, ring, halving, doubling, two-level,
+    /// tree or chain
+    #[arg(long, value_parser = parse_algorithm)]
+    algorithm: Option<Algorithm>,
+
+    /// With --algorithm: in chunks of so many bytes
+    #[arg(long, value_name = "BYTES", requires = "algorithm", value_parser = parse_bytes)]
+    chunk: Option<usize>,
+
+    /// Print JSON lines instead of a table
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    device: DeviceOptions,
+
+    #[command(flatten)]
+    common: CommonOptions,
+}
+
+fn parse_algorithm(name: &str) -> std::result::Result<Algorithm, String> {
+    let found = Algorithm::ALL.into_iter().find(|(_, known)| *known == name);
+    let names = Algorithm::ALL.map(|(_, name)| name).join(", ");
+    found.map(|(algorithm, _)| algorithm).ok_or_else(|| format!("there are {names}"))
+}
+
+impl Arguments {
+    fn choice(&self) -> Option<Choice> {
+        self.algorithm.map(|algorithm| Choice { algorithm, chunk: self.chunk.unwrap_or(usize::MAX) })
+    }
+
+    fn operations(&self) -> &[Measured] {
+        if self.operation.is_empty() { &Measured::ALL } else { &self.operation }
+    }
+}
+
+fn run(world: &World, arguments: &Arguments) -> Result<()> {
+    let all = world.communicator();
+    if arguments.demo {
+        return demonstrate(all, &print_line);
+    }
+    let sound = if arguments.seconds > 0.0 { Ok(()) } else { Err(Error::input("--seconds", "it must be above 0")) };
+    all.agree(sound)?;
+    match arguments.device.open(world, 1)? {
+        AnyDevice::Cpu(_) => each(all, arguments, 4, &|what, len| on_host(all, arguments, what, len)),
+        AnyDevice::Cuda(device) => {
+            let bytes = device.allocate(1, Role::Activations)?.value_bytes();
+            let ways = Ways::new(&*device, all)?;
+            each(all, arguments, bytes, &|what, len| ways.measure(arguments, what, (len, bytes)))
+        }
+    }
+}
+
+type What = (Measured, Form);
+
+/// Prints the rows of every operation, size and form that there is.
+fn each(
+    all: &Communicator,
+    arguments: &Arguments,
+    value_bytes: usize,
+    measure: &dyn Fn(What, usize) -> Result<Option<Row>>,
+) -> Result<()> {
+    if all.is_root() && !arguments.json {
+        print_line(&header())?;
+    }
+    let mut wrong = 0;
+    for &operation in arguments.operations() {
+        let next = |bytes: &usize| bytes.max(&1).checked_mul(arguments.factor as usize);
+        let sizes = std::iter::successors(Some(arguments.from), next);
+        for bytes in sizes.take_while(|bytes| *bytes <= arguments.to) {
+            let len = operation.round_up(bytes.div_ceil(value_bytes), all.size());
+            for form in Form::ALL {
+                let Some(row) = measure((operation, form), len)? else { continue };
+                wrong += row.wrong;
+                if all.is_root() {
+                    print_line(&if arguments.json { row.json()? } else { row.line() })?;
+                }
+            }
+        }
+    }
+    if wrong == 0 {
+        return Ok(());
+    }
+    Err(Error::on_every_rank("comparing the values", format!("{wrong} elements were wrong, in the rows that say so")))
+}
+
+/// One operation on the processor's memory, beside MPI's own.
+fn on_host(all: &Communicator, arguments: &Arguments, what: What, len: usize) -> Result<Option<Row>> {
+    let make = |name, choice| {
+        let subject = all.agree(HostSubject::new(all, what.0, what.1, len))?;
+        Ok(subject.map(|subject| Contender { name, choice, subject: Box::new(subject) }))
+    };
+    let Some(ours) = make("ours", arguments.choice())? else { return Ok(None) };
+    let mut contenders = vec![ours];
+    if arguments.compare {
+        contenders.extend(make("mpi", Some(Choice::whole(Algorithm::Mpi)))?);
+    }
+    contest(all, what, (len * size_of::<f32>(), "host"), arguments.seconds, contenders).map(Some)
+}
+
+/// A device's memory, and the ways of its messages.
+struct Ways<'a, D: Device> {
+    all: &'a Communicator,
+    device: &'a D,
+    best: DeviceCommunicator,
+    staged: DeviceCommunicator,
+}
+
+impl<'a, D: Device> Ways<'a, D> {
+    fn new(device: &'a D, all: &'a Communicator) -> Result<Ways<'a, D>> {
+        let through_host = all.duplicate()?;
+        through_host.set_transfers(Transfers::Staged);
+        let (best, staged) = (DeviceCommunicator::new(all.duplicate()?), DeviceCommunicator::new(through_host));
+        Ok(Ways { all, device, best, staged })
+    }
+
+    /// One operation, beside messages through the host, and beside MPI's own all-reduce where it takes the device's memory.
+    fn measure(&self, arguments: &Arguments, what: What, (len, bytes): (usize, usize)) -> Result<Option<Row>> {
+        let make = |name, communicator, choice| {
+            let subject = self.all.agree(DeviceSubject::new(self.device, communicator, what.0, what.1, len))?;
+            Ok(subject.map(|subject| Contender { name, choice, subject: Box::new(subject) }))
+        };
+        let Some(ours) = make("ours", &self.best, arguments.choice())? else { return Ok(None) };
+        let mut contenders = vec![ours];
+        if arguments.compare && self.best.is_direct::<D::Buffer>() {
+            contenders.extend(make("staged", &self.staged, None)?);
+            if what.0 == Measured::AllReduce && bytes == size_of::<f32>() {
+                contenders.extend(make("mpi", &self.best, Some(Choice::whole(Algorithm::MpiBlocking)))?);
+            }
+        }
+        contest(self.all, what, (len * bytes, "device"), arguments.seconds, contenders).map(Some)
+    }
+}
+
+impl Program for Arguments {
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+}
+
+fn main() -> ExitCode {
+    phalanx::app::main(run)
+}
