@@ -15,6 +15,7 @@
 //! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `observe`, `optim` |
 //! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `observe` |
 //! | [`measure`] | what communication costs: operations, times, bandwidths, overlap | `comm`, `device`, `memory` |
+//! | [`probe`] | what this MPI can do, by trying | `comm`, `device`, `measure` |
 //! | [`train`] | the loop that every training program runs, its options and results | all of these |
 //!
 //! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs` holds the last column.
@@ -48,6 +49,7 @@ pub mod nn;
 pub mod observe;
 pub mod optim;
 pub mod parallel;
+pub mod probe;
 pub mod train;
 
 pub use error::{Error, Result};

@@ -104,6 +104,34 @@ fn more_ranks_than_devices_share_them() {
     assert_eq!(shared.digest(), alone.digest());
 }
 
+/// An MPI that does not take the memory of devices is not given any; one that does gets it, and the numbers are the same.
+#[test]
+fn messages_straight_from_memory_where_mpi_takes_it() {
+    let Some(libraries) = emulator() else { return };
+    let arguments = "--device cuda --device-transfers aware";
+    if phalanx::comm::awareness() == phalanx::comm::Awareness::No("MPIX_Query_cuda_support answers 0") {
+        let done = emulated(libraries, 3, "", arguments).run().expect(2);
+        done.says_once("cannot read the memory of a GPU (MPIX_Query_cuda_support answers 0)");
+        done.says_once("or --device-transfers staged");
+    }
+    let aware = move || format!("{libraries}/libaware.so.1");
+    for (ranks, name, options) in [
+        (2, "sync_sgd", ""),
+        (2, "sync_sgd", "--reduction reduce-scatter"),
+        (3, "tensor_mlp", ""),
+        (2, "pipeline", ""),
+    ] {
+        let run = |transfers: &str| {
+            let arguments = format!("{SHORT} --device cuda --device-transfers {transfers} {options}");
+            job(ranks, name, &arguments).libraries(Some(libraries)).env("LD_PRELOAD", aware).run().expect(0)
+        };
+        let (through, straight) = (run("staged"), run("auto"));
+        through.says_once("messages through the host");
+        straight.says_once("messages from its memory");
+        assert_eq!(through.digest(), straight.digest(), "{name} {options}");
+    }
+}
+
 #[test]
 fn the_processor_takes_no_other_precision() {
     let done = job(2, "sync_sgd", &format!("{SHORT} --precision bf16")).run().expect(2);

@@ -39,7 +39,8 @@ fn modules_use_only_what_is_below_them() {
         ("checkpoint", &["memory", "nn"]),
         ("app", &["comm", "device", "observe"]),
         ("measure", &["comm", "device", "memory"]),
-        ("train", &["app", "checkpoint", "comm", "dataset", "device", "nn", "observe", "optim", "parallel"]),
+        ("probe", &["comm", "device", "measure"]),
+        ("train", &["app", "checkpoint", "comm", "dataset", "device", "nn", "observe", "optim", "parallel", "probe"]),
     ];
     let all = sources("src");
     for (module, below) in allowed {

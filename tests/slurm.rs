@@ -197,6 +197,10 @@ fn every_template_runs(cluster: &Cluster) {
     }
     let pi = cluster.submit("pi", "srun", "pi", "", "--terms 1000000");
     let ping = cluster.submit("ping", "mpiexec", "ping", "", "--largest 4096 --repeats 5");
+    let measured = cluster.submit("collectives", "srun", "collectives", "", "--to 64 --seconds 0.01 --json");
+    let probed = cluster.submit("probe", "srun", "probe", "", "--quick");
+    assert!(measured.end(0).contains("\"ranks\":4,"), "{}", measured.said());
+    assert!(probed.end(0).contains("2 ranks on ") && !probed.said().contains("DIES"), "{}", probed.said());
     assert!(pi.end(0).contains("on 4 ranks"), "{}", pi.said());
     assert!(ping.end(0).contains("the token came back"), "{}", ping.said());
     let scaling = cluster.submit("scaling-%a", "srun", "scaling", "", &format!("--batch-per-rank 8 {short}"));

@@ -1,9 +1,12 @@
 //! Which device computes, how exactly, and how its values travel.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
-use crate::comm::{Operation, World};
+use crate::comm::{Awareness, Operation, Transfers, World, awareness};
 use crate::device::{Cpu, Cuda, Precision};
+use crate::probe::Findings;
 use crate::{Error, Result};
 
 /// Which device computes.
@@ -42,8 +45,10 @@ impl PrecisionName {
 /// How buffers of a GPU become messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TransfersName {
-    /// The best way there is: staged
+    /// Aware if MPI says that it takes the memory of GPUs, else staged
     Auto,
+    /// MPI is given the memory of the GPU; refused where it cannot be
+    Aware,
     /// Through pinned host memory
     Staged,
 }
@@ -62,6 +67,10 @@ pub struct DeviceOptions {
     /// How values get from a GPU into messages
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
     pub device_transfers: TransfersName,
+
+    /// What `probe --json FILE` found out about this MPI: decides --device-transfers auto
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    pub probe: Option<PathBuf>,
 }
 
 /// A device, of one kind on all ranks.
@@ -83,18 +92,14 @@ impl DeviceOptions {
             DeviceName::Cpu => self.open_cpu(world, threads),
             DeviceName::Cuda => {
                 let device = all.agree(self.open_cuda(world))?;
-                announce(world, &device);
-                Ok(AnyDevice::Cuda(device))
+                self.use_cuda(world, device)
             }
             DeviceName::Auto => {
                 let found = self.open_cuda(world);
                 let mut everywhere = [u8::from(found.is_ok())];
                 all.all_reduce(&mut everywhere, Operation::Min)?;
                 match found {
-                    Ok(device) if everywhere == [1] => {
-                        announce(world, &device);
-                        Ok(AnyDevice::Cuda(device))
-                    }
+                    Ok(device) if everywhere == [1] => self.use_cuda(world, device),
                     Ok(_) => {
                         log::info!("computing on the processor: another rank cannot use CUDA");
                         self.open_cpu(world, threads)
@@ -106,6 +111,52 @@ impl DeviceOptions {
                 }
             }
         }
+    }
+
+    /// How messages travel with this MPI. Not collective.
+    ///
+    /// # Errors
+    /// It cannot do what is wanted, or the file of what was found out about it cannot be read or is about another.
+    fn transfers(&self, world: &World) -> Result<Transfers> {
+        let library = world.library_version();
+        let found = self.probe.as_ref().map(|path| Findings::read(path)).transpose()?;
+        if let Some(found) = found.as_ref().filter(|found| found.description.mpi != library) {
+            let why = format!("it is about {}, and this is {library}; run probe again", found.description.mpi);
+            return Err(Error::input("--probe", why));
+        }
+        let awareness = match found.and_then(|found| found.takes_device_memory()) {
+            Some(true) => Awareness::Yes("probe"),
+            Some(false) => Awareness::No("messages of its memory failed when probe tried"),
+            None => awareness(),
+        };
+        match (self.device_transfers, awareness) {
+            (TransfersName::Staged, _) => Ok(Transfers::Staged),
+            (_, Awareness::Yes(_)) => Ok(Transfers::Aware),
+            (TransfersName::Auto, _) => Ok(Transfers::Staged),
+            (TransfersName::Aware, found) => {
+                let says = match found {
+                    Awareness::No(who) => who,
+                    _ => "it has no MPIX_Query_cuda_support, and MPICH_GPU_SUPPORT_ENABLED is not set",
+                };
+                let why = format!(
+                    "{library} cannot read the memory of a GPU ({says}) and would crash on its first message; use an MPI that was \
+                     built with CUDA, or --device-transfers staged"
+                );
+                Err(Error::input("--device-transfers aware", why))
+            }
+        }
+    }
+
+    /// Decides how messages travel. Collective.
+    fn use_cuda(&self, world: &World, device: Box<Cuda>) -> Result<AnyDevice> {
+        let transfers = world.communicator().agree(self.transfers(world))?;
+        // the same everywhere: what one rank hands to MPI another must take
+        let mut aware = [u8::from(transfers == Transfers::Aware)];
+        world.communicator().all_reduce(&mut aware, Operation::Min)?;
+        let transfers = if aware == [1] { Transfers::Aware } else { Transfers::Staged };
+        world.communicator().set_transfers(transfers);
+        announce(world, &device, transfers);
+        Ok(AnyDevice::Cuda(device))
     }
 
     fn open_cpu(&self, world: &World, threads: usize) -> Result<AnyDevice> {
@@ -130,7 +181,7 @@ impl DeviceOptions {
 }
 
 /// Says on what is computed, once all ranks know that they can.
-fn announce(world: &World, device: &Cuda) {
+fn announce(world: &World, device: &Cuda, transfers: Transfers) {
     let (ranks, devices) = (world.num_local_ranks(), device.num_devices());
     // a launcher that binds ranks to devices shows each its own
     let shared = if ranks > devices && std::env::var_os("CUDA_VISIBLE_DEVICES").is_none() {
@@ -138,5 +189,10 @@ fn announce(world: &World, device: &Cuda) {
     } else {
         String::new()
     };
-    log::info!("computing on {}{shared}", device.name());
+    let messages = match transfers {
+        _ if world.size() == 1 => "",
+        Transfers::Aware => "; messages from its memory",
+        Transfers::Staged => "; messages through the host",
+    };
+    log::info!("computing on {}{shared}{messages}", device.name());
 }

@@ -1,0 +1,108 @@
+//! What this MPI can do, found out by trying: each of its operations, on the processor's memory and a GPU's, blocking and not, small and
+//! above 2 GiB, in a job of its own that may die.
+//!
+//! ```text
+//! probe                                               jobs of two ranks by mpiexec
+//! probe --launcher 'srun -N 2 -n 4' --json mpi.json   by srun; what is found also as a file, for sync_sgd --probe mpi.json
+//! probe --launcher 'srun -N 2 -n 8' --topology        where the ranks of a job are
+//! ```
+//!
+//! It is started by itself, without a launcher, for it starts its own jobs.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use phalanx::app::{CommonOptions, Program, print_line};
+use phalanx::comm::World;
+use phalanx::probe::{Findings, Outcome, Trial, attempt, describe, description, start, topology};
+use phalanx::{Error, Result};
+
+/// Find out what this MPI can do: try each operation in a job of its own, which may die.
+#[derive(Parser)]
+#[command(name = "probe", version)]
+struct Arguments {
+    /// What starts a job
+    #[arg(long, value_name = "COMMAND", default_value = "mpiexec -n 2")]
+    launcher: String,
+
+    /// Draw where the ranks of a job are, instead
+    #[arg(long)]
+    topology: bool,
+
+    /// Leave out what is above 2 GiB
+    #[arg(long)]
+    quick: bool,
+
+    /// Kill a job after this time
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = humantime::parse_duration)]
+    limit: Duration,
+
+    /// Write what is found to this file too, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The command line of the jobs that it starts.
+#[derive(Parser)]
+#[command(name = "probe")]
+struct Inside {
+    #[arg(long)]
+    describe: bool,
+
+    #[arg(long)]
+    attempt: Option<Trial>,
+
+    #[command(flatten)]
+    common: CommonOptions,
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let Arguments { launcher, limit, .. } = arguments;
+    let description = describe(launcher, *limit)?;
+    print_line(&format!("{}, thread level {}", description.mpi, description.thread_level))?;
+    print_line(&format!("takes the memory of GPUs: {}", description.cuda))?;
+    let (ranks, nodes) = (description.places.len(), description.num_nodes());
+    print_line(&format!("{ranks} ranks on {nodes} nodes, by `{launcher}`\n"))?;
+    print_line(&topology(&description))?;
+    if arguments.topology {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let has_devices = description.has_devices();
+    let mut findings = Findings { description, trials: Vec::new() };
+    for trial in Trial::all(!arguments.quick, has_devices) {
+        findings.trials.push(start(launcher, trial, *limit)?);
+    }
+    print_line(&findings.table())?;
+    if let Some(path) = &arguments.json {
+        let doing = || format!("writing what was found to {}", path.display());
+        let text = serde_json::to_string_pretty(&findings).map_err(|error| Error::failed(doing(), error))?;
+        std::fs::write(path, text + "\n").map_err(|error| Error::failed(doing(), error))?;
+    }
+    let is_sound = findings.trials.iter().all(|tried| tried.outcome != Outcome::Wrong);
+    Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A rank of a job.
+fn inside(world: &World, arguments: &Inside) -> Result<()> {
+    let text = match arguments.attempt {
+        Some(trial) => attempt(world, trial)?,
+        None => {
+            let description = description(world)?;
+            serde_json::to_string(&description).map_err(|error| Error::failed("describing the job", error))?
+        }
+    };
+    if world.is_root() { print_line(&text) } else { Ok(()) }
+}
+
+impl Program for Inside {
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+}
+
+fn main() -> ExitCode {
+    let is_inside = |argument: String| argument == "--describe" || argument == "--attempt";
+    if std::env::args().any(is_inside) { phalanx::app::main(inside) } else { phalanx::app::tool(run) }
+}

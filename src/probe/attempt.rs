@@ -1,0 +1,68 @@
+//! One trial, from the inside.
+
+use super::{Memory, Trial};
+use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfers, World};
+use crate::device::{Cuda, Precision};
+use crate::measure::{DeviceSubject, Form, HostSubject, Subject};
+use crate::{Error, Result};
+
+/// What a rank says when all is well.
+pub(super) const WORKS: &str = "the values are right";
+/// What rank 0 says when the trial would need more memory than there is.
+pub(super) const LEFT_OUT: &str = "left out: ";
+
+/// Does what `trial` says, by MPI's own operation, and returns what there is to say. Collective.
+///
+/// # Errors
+/// The values are wrong, or the trial cannot be made.
+pub fn attempt(world: &World, trial: Trial) -> Result<String> {
+    let all = world.communicator();
+    let needed = 4 * trial.bytes() * world.num_local_ranks();
+    let mut is_enough = [u8::from(!trial.is_large || needed <= available_memory())];
+    all.all_reduce(&mut is_enough, Operation::Min)?;
+    if is_enough == [0] {
+        return Ok(format!("{LEFT_OUT}it needs {} GiB of free memory on a node", needed >> 30));
+    }
+    let len = trial.operation.round_up(trial.bytes() / size_of::<f32>(), all.size());
+    let forms = Form::ALL.into_iter().filter(|form| form.is_blocking == trial.is_blocking);
+    for form in forms {
+        match trial.memory {
+            Memory::Host => {
+                if let Some(mut subject) = HostSubject::new(all, trial.operation, form, len)? {
+                    subject.choose(Some(Choice::whole(Algorithm::Mpi)));
+                    return once(world, &mut subject);
+                }
+            }
+            Memory::Device => {
+                all.set_transfers(Transfers::Aware);
+                let device = Cuda::open(world.local_rank(), Precision::F32)?;
+                let communicator = DeviceCommunicator::new(all.duplicate()?);
+                let algorithm = if trial.is_blocking { Algorithm::MpiBlocking } else { Algorithm::Mpi };
+                if let Some(mut subject) = DeviceSubject::new(&device, &communicator, trial.operation, form, len)? {
+                    subject.choose(Some(Choice::whole(algorithm)));
+                    return once(world, &mut subject);
+                }
+            }
+        }
+    }
+    Err(Error::failed(trial, "there is no such form of the operation"))
+}
+
+fn once(world: &World, subject: &mut dyn Subject) -> Result<String> {
+    subject.fill()?;
+    subject.run(&mut |test| test())?;
+    let mut wrong = [subject.wrong()? as i64];
+    world.communicator().all_reduce(&mut wrong, Operation::Sum)?;
+    match wrong {
+        [0] => Ok(WORKS.to_owned()),
+        [wrong] => Err(Error::on_every_rank("comparing the values", format!("{wrong} elements are wrong"))),
+    }
+}
+
+/// Bytes of this node's memory that are free, as Linux counts them.
+fn available_memory() -> usize {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<usize>().ok());
+    kibibytes.map_or(usize::MAX, |kibibytes| kibibytes << 10)
+}
