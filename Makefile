@@ -1,5 +1,6 @@
 # make demo    build and train LeNet on the embedded digits with two ranks
 # make test    every test
+# make test-mpich  the tests that are about MPI, built with MPICH and run by its mpiexec
 # make soak    200 interruptions, and every program going on from every other's checkpoint; about ten minutes
 # make bench   steps per second beside the machine's rate of matrix products, bubbles of pipelines, what checkpoints cost
 # make bench-gpu  a step on a GPU beside PyTorch's on the same card, and what the card can do
@@ -18,7 +19,7 @@ export PRTE_MCA_hwloc_default_binding_policy = none
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 
-.PHONY: all demo test soak bench bench-gpu setup packages
+.PHONY: all demo test test-mpich soak bench bench-gpu setup packages
 
 all: setup
 	cargo build --release
@@ -28,6 +29,15 @@ demo: all
 
 test: setup
 	cargo test --release
+
+# those that start jobs; the rest is the same whatever the MPI
+MPI_TESTS = --test collectives --test equivalence --test layouts --test programs --test strategies --test stopping \
+  --test devices --test probe
+
+test-mpich: setup
+	@command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null \
+	  || $(MAKE) --no-print-directory packages PACKAGES="mpich libmpich-dev"
+	CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich cargo test --release $(MPI_TESTS)
 
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test restart -- --nocapture

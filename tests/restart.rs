@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use support::{Done, Job, children, kill, mpiexec};
+use support::{Done, Job, kill, mpiexec, rank_processes};
 
 /// A checkpoint is due after so many steps.
 const EVERY: u64 = 20;
@@ -68,7 +68,7 @@ fn interrupted(
             let start = Instant::now();
             while interrupts && start.elapsed() < Duration::from_secs(60) {
                 if steps_done(&metrics) >= target.min(num_steps) {
-                    if let Some(rank) = children(launcher).get(victim) {
+                    if let Some(rank) = rank_processes(launcher).get(victim) {
                         kill(signal, &rank.to_string());
                         was_sent = true;
                     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use phalanx::checkpoint;
-use support::{Job, children, directory, kill, mpiexec, until};
+use support::{Job, directory, kill, mpiexec, rank_processes, until};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
     let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1", "--eval-every", "0"]);
@@ -43,7 +43,7 @@ fn a_second_signal_stops_at_once() {
     let arguments = format!("--epochs 100000 --checkpoint-dir {path} --metrics {metrics}");
     let done = sync_sgd(2, &arguments).run_with(|launcher| {
         until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
-        let ranks = children(launcher);
+        let ranks = rank_processes(launcher);
         // the step cannot end
         kill("STOP", &ranks[1].to_string());
         std::thread::sleep(Duration::from_millis(200));
@@ -63,7 +63,7 @@ fn a_watchdog_says_where_every_rank_stands_and_ends_the_job() {
     let job = mpiexec(3, env!("CARGO_BIN_EXE_pipeline")).args(arguments.split_whitespace());
     let done = job.run_with(|launcher| {
         until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
-        kill("STOP", &children(launcher)[1].to_string());
+        kill("STOP", &rank_processes(launcher)[1].to_string());
     });
     let done = done.expect(1);
     done.says_once("rank 0: no progress for 2s").says_once("rank 2: no progress for 2s");

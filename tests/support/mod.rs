@@ -30,6 +30,12 @@ pub fn children(parent: u32) -> Vec<u32> {
     found
 }
 
+/// The ranks that a launcher has started, by itself or through a helper: of all that came of it, those that started nothing.
+pub fn rank_processes(launcher: u32) -> Vec<u32> {
+    let below = |process: u32| if children(process).is_empty() { vec![process] } else { rank_processes(process) };
+    children(launcher).into_iter().flat_map(below).collect()
+}
+
 /// Sends a signal by the shell's own `kill`; a number with a minus in front names a process group.
 pub fn kill(signal: &str, process: &str) {
     let _ = Command::new("bash").args(["-c", &format!("kill -{signal} -- {process}")]).status();
@@ -66,6 +72,18 @@ pub fn until(condition: impl Fn() -> bool) {
 
 /// One job at a time: the tests' machines have few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// More ranks than cores is the normal case here: allow it, let waiting ranks yield, pin nobody.
+pub const SETTINGS: [(&str, &str); 7] = [
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+    ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
+    ("OMPI_MCA_mpi_yield_when_idle", "1"),
+    ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+    ("PRTE_MCA_hwloc_default_binding_policy", "none"),
+    // containers run tests as root; for anyone else these change nothing
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+];
 
 /// A job to be started.
 pub struct Job {
@@ -129,19 +147,7 @@ impl Job {
         let launcher = std::env::var_os("MPIEXEC").unwrap_or_else(|| "mpiexec".into());
         let mut command = Command::new(launcher);
         command.arg("-n").arg(self.ranks.to_string()).arg(&self.program).args(&self.arguments);
-        // more ranks than cores is the normal case here: allow it, let waiting ranks yield, pin nobody
-        for (name, value) in [
-            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-            ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
-            ("OMPI_MCA_mpi_yield_when_idle", "1"),
-            ("OMPI_MCA_hwloc_base_binding_policy", "none"),
-            ("PRTE_MCA_hwloc_default_binding_policy", "none"),
-            // containers run tests as root; for anyone else these change nothing
-            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ] {
-            command.env(name, value);
-        }
+        command.envs(SETTINGS);
         command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
         command.envs(self.variables.iter().map(|(name, value)| (name, value())));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
