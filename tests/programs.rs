@@ -53,9 +53,14 @@ fn ping_sends_its_number_and_measures() {
     for ranks in [2, 3] {
         let done =
             mpiexec(ranks, env!("CARGO_BIN_EXE_ping")).args(["--largest", "4096", "--repeats", "5"]).run().expect(0);
-        assert!(done.stdout.contains("non-blocking: rank 1 received 43523 from rank 0"), "{}", done.describe());
-        assert!(done.stdout.contains(&format!("the token came back with {}", ranks * (ranks - 1) / 2)));
-        assert!(done.stdout.lines().last().unwrap().trim_start().starts_with("4096 "));
+        let lines: Vec<&str> = done.stdout.trim_end().lines().map(str::trim_start).collect();
+        let said = [
+            "blocking: rank 1 received 43523 from rank 0",
+            "non-blocking: rank 1 received 43523 from rank 0",
+            &format!("ring: the token came back with {}, the sum of 0 to {}", ranks * (ranks - 1) / 2, ranks - 1),
+        ];
+        assert_eq!(lines[..3], said, "{}", done.describe());
+        assert!(lines[lines.len() - 1].starts_with("4096 "), "{}", done.describe());
     }
     mpiexec(1, env!("CARGO_BIN_EXE_ping")).run().expect(2).says_once("it takes two ranks");
 }
@@ -168,7 +173,7 @@ fn help_is_printed_once_and_explains_every_option() {
         assert!(!help.is_empty(), "--{name} is not explained");
         let is_flag = !option.get_action().takes_values();
         let optional = ["steps", "metrics", "trace", "checkpoint-dir", "init", "export"].contains(&name)
-            || ["time-limit", "stop-before", "watchdog"].contains(&name);
+            || ["time-limit", "stop-before", "watchdog", "probe"].contains(&name);
         let default = !option.get_default_values().is_empty() || help.contains("[default: ");
         assert!(is_flag || optional || default, "--{name} does not say its default");
     }
@@ -275,7 +280,7 @@ fn a_killed_rank_ends_the_job_within_seconds() {
     let job = sync_sgd(3, "--epochs 100000 --quiet").limit(Duration::from_secs(60));
     let done = job.run_with(|launcher| {
         std::thread::sleep(Duration::from_secs(2));
-        let ranks = support::children(launcher);
+        let ranks = support::rank_processes(launcher);
         assert_eq!(ranks.len(), 3, "the launcher's children are the ranks");
         support::kill("KILL", &ranks[1].to_string());
     });
