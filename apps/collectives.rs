@@ -179,7 +179,7 @@ impl<'a, D: Device> Ways<'a, D> {
         };
         let Some(ours) = make("ours", &self.best, arguments.choice())? else { return Ok(None) };
         let mut contenders = vec![ours];
-        if arguments.compare && self.best.is_direct::<D::Buffer>() {
+        if arguments.compare && self.best.transfers() == Transfers::Aware {
             contenders.extend(make("staged", &self.staged, None)?);
             if what.0 == Measured::AllReduce && bytes == size_of::<f32>() {
                 contenders.extend(make("mpi", &self.best, Some(Choice::whole(Algorithm::MpiBlocking)))?);

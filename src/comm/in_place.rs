@@ -3,7 +3,7 @@
 //! grows with them.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::rc::Rc;
 
 use mpi::ffi;
@@ -12,112 +12,15 @@ use mpi::traits::AsRaw;
 use super::algorithm::{Algorithm, Collective, Plan, plan};
 use super::blocking::in_place;
 use super::choice::{self, Choice};
-use super::direct::Layout;
-use super::extent::Extent;
+use super::host::{Host, Kind};
 use super::pending::{Under, target};
-use super::progress::{Arena, Progress, Running, Terms};
+use super::progress::{Progress, Running};
 use super::raw::{Raw, address_mut, request};
+use super::remote::Layout;
 use super::waiting::{Requests, test_all, wait_all};
 use super::{Communicator, Element, Operation, Pending};
 use crate::Result;
 use crate::memory::{HostBuffer, Memory};
-
-/// Host memory, of elements whose type only its functions know.
-pub(super) struct Host {
-    /// What is sent, and received into.
-    values: *mut u8,
-    /// Where combinations are: `values`, or other memory, taken to begin as far before it as theirs does in `values`.
-    sums: *mut u8,
-    /// Where `memory` is.
-    inbox: *mut u8,
-    memory: Memory<u64>,
-    /// The elements of one lane's inbox.
-    room: usize,
-    operation: Operation,
-    element: &'static Kind,
-}
-
-/// What there is to know about a type of elements.
-struct Kind {
-    bytes: usize,
-    extent: fn(&Raw, usize) -> Extent,
-    /// Combines elements at a place with terms that begin somewhere in an inbox.
-    combine: unsafe fn(*mut u8, *mut u8, &Terms, Operation),
-}
-
-impl Kind {
-    const fn of<T: Element>() -> Kind {
-        Kind { bytes: size_of::<T>(), extent: Raw::extent::<T>, combine: combine::<T> }
-    }
-}
-
-/// # Safety
-/// There are as many elements at `own`, and terms at `inbox`, as `terms` says, and nobody else's.
-unsafe fn combine<T: Element>(own: *mut u8, inbox: *mut u8, terms: &Terms, operation: Operation) {
-    // SAFETY: the caller's promise.
-    let (own, inbox) = unsafe {
-        let own = std::slice::from_raw_parts_mut(own.cast::<T>(), terms.range.len());
-        (own, std::slice::from_raw_parts_mut(inbox.cast::<T>(), terms.count * terms.stride))
-    };
-    fold(own, inbox, terms, operation);
-}
-
-// SAFETY: whoever makes one promises that `values` and `sums` stay valid; the inbox has `room` elements for each lane.
-unsafe impl Arena for Host {
-    fn extent(&self, raw: &Raw, count: usize) -> Extent {
-        (self.element.extent)(raw, count)
-    }
-
-    fn value(&self, at: usize) -> *mut c_void {
-        self.values.wrapping_add(at * self.element.bytes).cast()
-    }
-
-    fn inbox(&self, lane: usize, at: usize) -> *mut c_void {
-        self.inbox.wrapping_add((lane * self.room + at) * self.element.bytes).cast()
-    }
-
-    fn combine(&mut self, lane: usize, terms: &Terms) {
-        let own = self.sums.wrapping_add(terms.range.start * self.element.bytes);
-        let inbox: *mut c_void = self.inbox(lane, 0);
-        // SAFETY: the range is within the buffer, the terms within the lane's part of the inbox, and between the rounds MPI has nothing to do
-        // with either.
-        unsafe { (self.element.combine)(own, inbox.cast(), terms, self.operation) }
-    }
-
-    fn is_combined(&mut self, _: usize) -> bool {
-        true
-    }
-}
-
-impl Host {
-    /// Gives back the memory that others can use.
-    pub(super) fn retire(self, raw: &Raw) {
-        raw.recycle(self.memory);
-    }
-}
-
-/// Combines `own` with the terms in `inbox`, in order, a block at a time so that it stays in cache.
-fn fold<T: Element>(own: &mut [T], inbox: &mut [T], terms: &Terms, operation: Operation) {
-    const BLOCK: usize = 4096;
-    let len = own.len();
-    for start in (0..len).step_by(BLOCK) {
-        let end = len.min(start + BLOCK);
-        let term = |index: usize| index * terms.stride + start..index * terms.stride + end;
-        let own = &mut own[start..end];
-        // the terms before this rank's own in order, then that (a + b is b + a to the bit), then the others
-        if terms.own > 0 {
-            for index in 1..terms.own {
-                let (first, later) = inbox.split_at_mut(terms.stride);
-                let from = term(index - 1);
-                T::fold(operation, &mut first[start..end], &later[from]);
-            }
-            T::fold(operation, own, &inbox[start..end]);
-        }
-        for index in terms.own..terms.count {
-            T::fold(operation, own, &inbox[term(index)]);
-        }
-    }
-}
 
 impl Communicator {
     /// Starts `collective` on `len` elements at `values`, whose combination is to be at `sums`.
@@ -132,11 +35,8 @@ impl Communicator {
         operation: Operation,
     ) -> Result<Progress<Host>> {
         let layout = Layout::new(self, collective, choice, len, size_of::<T>());
-        let room = layout.room();
-        let mut memory = self.raw.take_scratch::<T>(layout.inbox())?;
-        let element = const { &Kind::of::<T>() };
-        let inbox = memory.as_mut_ptr().cast();
-        let host = Host { values: values.cast(), sums: sums.cast(), inbox, memory, room, operation, element };
+        let (element, room) = (const { &Kind::of::<T>() }, (layout.room(), layout.inbox()));
+        let host = Host::new(&self.raw, (values.cast(), sums.cast()), element, operation, room)?;
         Ok(Progress::start(&self.raw, layout.plan, layout.cut, host))
     }
 
@@ -217,7 +117,8 @@ impl Communicator {
 impl Communicator {
     /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, added up in rank order, hence
     /// the same bits on each, and the same as [`Communicator::start_reduce_scatter`] gives. Short buffers go to everyone at once
-    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). Collective.
+    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]; beyond 64 ranks [`Algorithm::Halving`], whose order is
+    /// another, and fixed too). Collective.
     ///
     /// # Errors
     /// There is no memory for what arrives.
@@ -318,7 +219,7 @@ impl<T: Element> ReduceScatter<T> {
     /// As for all of [`Raw`]'s non-blocking operations, until the operation is done.
     unsafe fn start(raw: &Raw, (values, len): (*mut T, usize), operation: Operation) -> Result<ReduceScatter<T>> {
         let part = len / raw.size;
-        let mut sums = raw.take_scratch::<T>(part)?;
+        let mut sums = raw.take_scratch(part * size_of::<T>())?;
         let (element, operation, comm) = (T::equivalent_datatype().as_raw(), operation.to_mpi(), raw.public.as_raw());
         let (from, into) = (address_mut(values), address_mut(sums.as_mut_ptr()));
         let mut requests = raw.take_requests();

@@ -16,24 +16,24 @@
 //!
 //! Nothing here knows what a layer is.
 
-mod action;
 mod agree;
 mod algorithm;
 mod aware;
+mod bf16;
 mod blocking;
 mod choice;
 mod communicator;
-mod departing;
 mod device;
-mod direct;
 mod element;
 mod extent;
 mod grid;
+mod host;
 mod in_place;
 mod links;
 mod pending;
 mod progress;
 mod raw;
+mod remote;
 mod waiting;
 mod world;
 

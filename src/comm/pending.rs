@@ -8,7 +8,7 @@
 use std::mem;
 use std::rc::Rc;
 
-use super::in_place::Host;
+use super::host::Host;
 use super::progress::{Progress, Running};
 use super::raw::Raw;
 use super::waiting::{Requests, test_all, wait_all};

@@ -1,7 +1,7 @@
 //! Plans under way: the messages of their rounds, chunk after chunk, a few chunks at a time.
 //!
-//! The way of a chunk: the messages of a round are posted; when all are done, what came is combined, by whoever has the memory
-//! ([`Arena`]), and meanwhile other chunks' messages travel; then the next round. Its messages bear the chunk's own tag on the
+//! The way of a chunk: its values come to where MPI may read them, if they are elsewhere; the messages of a round are posted; when all are done, what came is combined, by whoever has the memory
+//! ([`Arena`]), and meanwhile other chunks' messages travel; then the next round; in the end it may leave for where it came from. Its messages bear the chunk's own tag on the
 //! communicator's private twin, so whatever the ranks' order in finishing chunks, they meet the right ones. A rank that waits, waits
 //! for its oldest chunk: the oldest of the job is then waited for by all that it lacks, so it moves on, and nobody waits for ever.
 #![allow(unsafe_code)]
@@ -39,6 +39,14 @@ pub(super) unsafe trait Arena {
 
     /// True when that is done, and MPI may read the buffer.
     fn is_combined(&mut self, lane: usize) -> bool;
+
+    /// True when MPI may read the values of a chunk, and write there.
+    fn is_here(&mut self, _chunk: usize) -> bool {
+        true
+    }
+
+    /// MPI is done with a chunk.
+    fn leave(&mut self, _chunk: usize) {}
 }
 
 /// Elements to be combined.
@@ -81,6 +89,8 @@ pub(super) struct Progress<A> {
 struct Lane {
     /// None when all are done.
     chunk: Option<usize>,
+    /// Where it is not here yet, none has been posted.
+    is_here: bool,
     round: usize,
     requests: Requests,
     is_combining: bool,
@@ -108,10 +118,21 @@ impl<A: Arena> Progress<A> {
         let is_left = self.next_chunk < self.cut.chunks() && !self.plan.rounds.is_empty();
         self.lanes[lane].chunk = is_left.then_some(self.next_chunk);
         self.lanes[lane].round = 0;
+        self.lanes[lane].is_here = false;
         if is_left {
             self.next_chunk += 1;
+            self.post_first(raw, lane);
+        }
+    }
+
+    /// Posts the messages of a chunk's first round, if it is here.
+    fn post_first(&mut self, raw: &Raw, lane: usize) -> bool {
+        let is_here = self.lanes[lane].chunk.is_some_and(|chunk| self.arena.is_here(chunk));
+        self.lanes[lane].is_here = is_here;
+        if is_here {
             self.post(raw, lane);
         }
+        is_here
     }
 
     /// Posts the messages of a round.
@@ -147,6 +168,9 @@ impl<A: Arena> Progress<A> {
     /// Moves one chunk on as far as it goes.
     fn advance_lane(&mut self, raw: &Raw, lane: usize) {
         while let Some(chunk) = self.lanes[lane].chunk {
+            if !self.lanes[lane].is_here && !self.post_first(raw, lane) {
+                return;
+            }
             let state = &mut self.lanes[lane];
             if !state.is_combining {
                 if !state.requests.is_empty() && !test_all(&mut state.requests) {
@@ -168,6 +192,7 @@ impl<A: Arena> Progress<A> {
             state.is_combining = false;
             state.round += 1;
             if state.round == self.plan.rounds.len() {
+                self.arena.leave(chunk);
                 self.begin(raw, lane);
             } else {
                 self.post(raw, lane);

@@ -168,10 +168,10 @@ impl Raw {
         (0..count.div_ceil(limit)).map(move |i| (i * limit, limit.min(count - i * limit) as c_int))
     }
 
-    /// Memory for at least `count` elements, used before or not, to be handed back with [`Raw::recycle`]. Operations of a
+    /// Memory of at least `bytes`, used before or not, to be handed back with [`Raw::recycle`]. Operations of a
     /// kind come again with the same sizes, so the smallest piece that fits is taken.
-    pub(super) fn take_scratch<T: Element>(&self, count: usize) -> Result<Memory<u64>> {
-        let needed = (count * size_of::<T>()).div_ceil(size_of::<u64>());
+    pub(super) fn take_scratch(&self, bytes: usize) -> Result<Memory<u64>> {
+        let needed = bytes.div_ceil(size_of::<u64>());
         let mut pieces = self.scratch.borrow_mut();
         let fitting = (0..pieces.len()).filter(|&at| pieces[at].len() >= needed);
         match fitting.min_by_key(|&at| pieces[at].len()) {

@@ -22,7 +22,7 @@ mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
-pub use portable::{Addition, Departure, Portable, Settled};
+pub use portable::{Addition, Portable, Settled, Settling, Staged};
 pub use shapes::{
     Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,
 };
@@ -84,12 +84,6 @@ pub trait Device {
     /// # Errors
     /// The device has not that much memory left.
     fn allocate(&self, len: usize, role: Role) -> Result<Self::Buffer>;
-
-    /// Host memory for a message of `len` values, to receive into beside that of a buffer.
-    ///
-    /// # Errors
-    /// There is not that much memory.
-    fn message(&self, len: usize) -> Result<<Self::Buffer as Portable>::Message>;
 
     /// The range `range` of `buffer`, to read.
     fn view<'a>(&self, buffer: &'a Self::Buffer, range: Range<usize>) -> Self::View<'a>;

@@ -1,31 +1,23 @@
 //! How the values of a device's buffer get to where MPI may touch them, and back.
 //!
-//! A buffer *departs*: its values are on their way to host memory while the device goes on with other work. The
-//! [`Departure`] becomes a *message* once the work that made the values and their copy are done; only messages are
-//! [buffers that MPI takes](HostBuffer), so a buffer that the device may still be writing cannot be sent. A message that has been
-//! received *arrives*: its values are copied back before whatever the device is told to do next.
+//! The processor's memory is a *message* as it is: only messages are [buffers that MPI takes](HostBuffer). A device's buffer is none, for
+//! work of the device on it may be under way. It takes one of two ways.
 //!
-//! An MPI that knows of devices takes the device's memory itself: then a buffer *settles* instead, that is, becomes something that
-//! no work of the device is under way on, which only the work of the messages may touch until it *resumes*.
+//! An MPI that knows of devices takes the device's memory itself: the buffer *settles*, that is, becomes something that no work of the
+//! device is under way on, which only the work of the messages may touch until it *resumes*.
 //!
-//! The processor's memory is its own message, and nothing is copied.
+//! Otherwise it is *staged*: its values are copied to pinned host memory, piece by piece, while the device goes on with other work, and
+//! what messages have changed there is copied back, piece by piece too, before whatever the device is told to do next.
 //!
 //! So the race with the device that every user of CUDA and MPI knows does not compile. This does:
 //!
 //! ```no_run
-//! use phalanx::comm::{Communicator, DeviceCommunicator};
-//! use phalanx::device::{Cuda, CudaBuffer, Departure, Device, Portable};
-//!
-//! fn send(communicator: &Communicator, device: &Cuda, gradients: CudaBuffer) -> phalanx::Result<()> {
-//!     let departing = gradients.depart(0..10)?;
-//!     let (message, _rest) = departing.wait();
-//!     communicator.start_send::<f32, _>(message, 1, 0)?.wait();
-//!     Ok(())
-//! }
+//! use phalanx::comm::DeviceCommunicator;
+//! use phalanx::device::{Cuda, CudaBuffer, Device};
 //!
 //! fn send_and_clear(communicator: &DeviceCommunicator, device: &Cuda, gradients: CudaBuffer) -> phalanx::Result<()> {
 //!     let transfer = communicator.start_send(gradients, 10, 1, 0)?;
-//!     let mut gradients = transfer.wait()?;
+//!     let mut gradients = transfer.wait();
 //!     device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
 //!     Ok(())
 //! }
@@ -48,8 +40,8 @@
 //! # use phalanx::comm::Communicator;
 //! # use phalanx::device::{CudaBuffer, Portable};
 //! fn send(communicator: &Communicator, gradients: CudaBuffer) -> phalanx::Result<()> {
-//!     let departing = gradients.depart(0..10)?;
-//!     communicator.start_send::<f32, _>(departing, 1, 0)?.wait();
+//!     let staged = gradients.stage(1)?;
+//!     communicator.start_send::<f32, _>(staged, 1, 0)?.wait();
 //!     Ok(())
 //! }
 //! ```
@@ -62,7 +54,8 @@
 //! fn send(communicator: &DeviceCommunicator, device: &Cuda, mut gradients: CudaBuffer) -> phalanx::Result<()> {
 //!     let transfer = communicator.start_send(gradients, 10, 1, 0)?;
 //!     device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
-//!     transfer.wait().map(|_| ())
+//!     drop(transfer.wait());
+//!     Ok(())
 //! }
 //! ```
 
@@ -73,20 +66,14 @@ use crate::memory::{HostBuffer, Memory};
 
 /// Memory of a device for values that messages can carry. Not one of its operations is collective.
 pub trait Portable: Sized + 'static {
-    /// Host memory with the values.
+    /// The values where they are, if that is the processor's memory.
     type Message: HostBuffer<f32>;
-    /// What is left of the buffer while its message is away.
-    type Rest: 'static;
-    /// Values on their way to the host.
-    type Departure: Departure<Message = Self::Message, Rest = Self::Rest>;
-
     /// What MPI may read and write on the device itself.
     type Settled: Settled;
     /// A buffer whose work of the device is still under way.
-    type Settling: Departure<Message = Self::Settled, Rest = ()>;
-
-    /// True if the values are in a device's memory, where an MPI may or may not reach them.
-    const IS_ON_DEVICE: bool;
+    type Settling: Settling<Settled = Self::Settled>;
+    /// A buffer with its values in host memory as far as they were brought there.
+    type Staged: Staged;
 
     /// The number of values.
     fn len(&self) -> usize;
@@ -99,15 +86,14 @@ pub trait Portable: Sized + 'static {
         self.len() == 0
     }
 
-    /// Sends the values in `range` to the message; the rest of it may hold anything. An empty range makes a message to be
-    /// received.
+    /// The values as a message, or the buffer itself if they are on a device.
     ///
     /// # Errors
-    /// There is no memory for the message.
-    fn depart(self, range: Range<usize>) -> Result<Self::Departure>;
+    /// They are on a device.
+    fn into_message(self) -> std::result::Result<Self::Message, Self>;
 
-    /// Puts the message's values in `range` back into the buffer.
-    fn arrive(rest: Self::Rest, message: Self::Message, range: Range<usize>) -> Self;
+    /// The buffer again.
+    fn from_message(message: Self::Message) -> Self;
 
     /// Lets the work that is under way come to its end, for messages from and to the buffer itself and, of what is to be added to it, to
     /// an inbox of `inbox` values. Only for buffers on a device.
@@ -118,6 +104,16 @@ pub trait Portable: Sized + 'static {
 
     /// Goes on with the buffer; messages have changed the values in `range`.
     fn resume(settled: Self::Settled, range: Range<usize>) -> Self;
+
+    /// Prepares to bring values to the host, in at most `pieces` pieces, once the work that is under way has made them. Only for buffers
+    /// on a device.
+    ///
+    /// # Errors
+    /// There is no memory for them on the host.
+    fn stage(self, pieces: usize) -> Result<Self::Staged>;
+
+    /// Goes on with the buffer; the values in `range` were brought back.
+    fn unstage(staged: Self::Staged, range: Range<usize>) -> Self;
 }
 
 /// Values on a device that nothing but messages, and sums of what they brought, touches.
@@ -154,6 +150,38 @@ pub struct Addition {
     pub own: usize,
 }
 
+/// A buffer on its way to being settled.
+pub trait Settling: 'static {
+    /// What it becomes.
+    type Settled;
+
+    /// True when [`Settling::wait`] will return at once.
+    fn is_complete(&mut self) -> bool;
+
+    /// Waits until nothing is under way on it.
+    fn wait(self) -> Self::Settled;
+}
+
+/// Values of a device's buffer in host memory.
+///
+/// # Safety
+/// The pointer is to as many values, in the device's format, as the buffer has, which stay where they are until the value is dropped.
+#[allow(unsafe_code)]
+pub unsafe trait Staged: 'static {
+    /// Where the values are on the host.
+    fn values(&self) -> *mut u8;
+
+    /// Starts to bring the values in all of `ranges` here, behind all others, as piece number `piece`. None of them: nobody may write
+    /// here before the piece is here nevertheless, for what was there may still be on its way back to the device.
+    fn fetch(&mut self, piece: usize, ranges: &mut dyn Iterator<Item = Range<usize>>);
+
+    /// True when the piece is here.
+    fn is_here(&mut self, piece: usize) -> bool;
+
+    /// Starts to bring the values in `range` back to the device.
+    fn deliver(&mut self, range: Range<usize>);
+}
+
 /// The buffer that there is none of.
 #[derive(Debug, Clone, Copy)]
 pub enum Never {}
@@ -178,41 +206,59 @@ unsafe impl Settled for Never {
     }
 }
 
-impl Departure for Never {
-    type Message = Never;
-    type Rest = ();
+impl Settling for Never {
+    type Settled = Never;
 
     fn is_complete(&mut self) -> bool {
         match *self {}
     }
 
-    fn wait(self) -> (Never, ()) {
-        match self {}
+    fn wait(self) -> Never {
+        self
     }
 }
 
-/// Values on their way to the host.
-pub trait Departure: 'static {
-    /// What they become.
-    type Message;
-    /// What is left behind.
-    type Rest;
+#[allow(unsafe_code)]
+// SAFETY: there is no value of the type.
+unsafe impl Staged for Never {
+    fn values(&self) -> *mut u8 {
+        match *self {}
+    }
 
-    /// True when [`Departure::wait`] will return at once.
-    fn is_complete(&mut self) -> bool;
+    fn fetch(&mut self, _: usize, _: &mut dyn Iterator<Item = Range<usize>>) {
+        match *self {}
+    }
 
-    /// Waits until the values are there.
-    fn wait(self) -> (Self::Message, Self::Rest);
+    fn is_here(&mut self, _: usize) -> bool {
+        match *self {}
+    }
+
+    fn deliver(&mut self, _: Range<usize>) {
+        match *self {}
+    }
 }
+
+impl AsRef<[f32]> for Never {
+    fn as_ref(&self) -> &[f32] {
+        match *self {}
+    }
+}
+
+impl AsMut<[f32]> for Never {
+    fn as_mut(&mut self) -> &mut [f32] {
+        match *self {}
+    }
+}
+
+#[allow(unsafe_code)]
+// SAFETY: there is no value of the type.
+unsafe impl HostBuffer<f32> for Never {}
 
 impl Portable for Memory<f32> {
     type Message = Memory<f32>;
-    type Rest = ();
-    type Departure = Memory<f32>;
     type Settled = Never;
     type Settling = Never;
-
-    const IS_ON_DEVICE: bool = false;
+    type Staged = Never;
 
     fn len(&self) -> usize {
         self.as_ref().len()
@@ -222,32 +268,27 @@ impl Portable for Memory<f32> {
         size_of::<f32>()
     }
 
+    fn into_message(self) -> std::result::Result<Memory<f32>, Memory<f32>> {
+        Ok(self)
+    }
+
+    fn from_message(message: Memory<f32>) -> Memory<f32> {
+        message
+    }
+
     fn settle(self, _: usize) -> Result<Never> {
-        unreachable!("the processor's memory is its own message")
+        unreachable!("the processor's memory is a message")
     }
 
     fn resume(settled: Never, _: Range<usize>) -> Memory<f32> {
         match settled {}
     }
 
-    fn depart(self, _: Range<usize>) -> Result<Memory<f32>> {
-        Ok(self)
+    fn stage(self, _: usize) -> Result<Never> {
+        unreachable!("the processor's memory is a message")
     }
 
-    fn arrive((): (), message: Memory<f32>, _: Range<usize>) -> Memory<f32> {
-        message
-    }
-}
-
-impl Departure for Memory<f32> {
-    type Message = Memory<f32>;
-    type Rest = ();
-
-    fn is_complete(&mut self) -> bool {
-        true
-    }
-
-    fn wait(self) -> (Memory<f32>, ()) {
-        (self, ())
+    fn unstage(staged: Never, _: Range<usize>) -> Memory<f32> {
+        match staged {}
     }
 }

@@ -25,6 +25,16 @@ impl Cut {
         Cut { len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
     }
 
+    /// `len` elements in one piece.
+    pub(in crate::comm) fn whole(len: usize) -> Cut {
+        Cut::new(len, 1, usize::MAX, false)
+    }
+
+    /// Where all parts of a chunk are, as [`Cut::pieces`].
+    pub(in crate::comm) fn all_pieces(&self, chunk: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.pieces(chunk, &(0..self.parts))
+    }
+
     pub(in crate::comm) fn chunks(&self) -> usize {
         self.chunks
     }

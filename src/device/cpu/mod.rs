@@ -116,10 +116,6 @@ impl Device for Cpu {
         Memory::zeroed(len)
     }
 
-    fn message(&self, len: usize) -> Result<Memory<f32>> {
-        Memory::zeroed(len)
-    }
-
     fn view<'a>(&self, buffer: &'a Memory<f32>, range: Range<usize>) -> &'a [f32] {
         &buffer[range]
     }

@@ -11,10 +11,9 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 
 use super::machine::explain;
-use super::portable::Staging;
 use super::settled::Direct;
 use super::shared::Shared;
-use crate::memory::HostBuffer;
+use super::staged::Staging;
 use crate::{Error, Result};
 
 /// How values are kept.
@@ -102,7 +101,7 @@ impl Drop for DeviceMemory {
 }
 
 /// Host memory that does not move, which the device copies from and to while both go on with other work.
-pub struct Pinned {
+pub(super) struct Pinned {
     pointer: *mut f32,
     len: usize,
     shared: Rc<Shared>,
@@ -142,9 +141,6 @@ impl AsMut<[f32]> for Pinned {
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.len) }
     }
 }
-
-// SAFETY: the values are in memory of their own, which neither moves nor is freed when the value is moved or leaked.
-unsafe impl HostBuffer<f32> for Pinned {}
 
 impl Drop for Pinned {
     fn drop(&mut self) {

@@ -16,11 +16,11 @@ mod linear;
 mod machine;
 mod matmul;
 mod memory;
-mod portable;
 mod readings;
 mod recording;
 mod settled;
 mod shared;
+mod staged;
 mod upload;
 
 use std::cell::{Cell, RefCell};
@@ -36,9 +36,8 @@ use super::{
 use crate::Result;
 pub use compile::{SOURCES, Source, compile};
 use matmul::Products;
-pub use memory::{CudaBuffer, CudaView, CudaViewMut, Pinned};
-use memory::{DeviceMemory, Format};
-pub use portable::Departing;
+pub use memory::{CudaBuffer, CudaView, CudaViewMut};
+use memory::{DeviceMemory, Format, Pinned};
 pub use readings::TotalsReading;
 use readings::{MAILBOX_LEN, Readings};
 pub use recording::Recording;
@@ -161,10 +160,6 @@ impl Device for Cuda {
         let copy = has_copy.then(|| DeviceMemory::zeroed(&self.shared, len, Format::Bf16)).transpose()?;
         let memory = DeviceMemory::zeroed(&self.shared, len, format)?;
         Ok(CudaBuffer { shared: Rc::clone(&self.shared), memory, len, format, copy, staging: None, direct: None })
-    }
-
-    fn message(&self, len: usize) -> Result<Pinned> {
-        Pinned::new(&self.shared, len)
     }
 
     fn view<'a>(&self, buffer: &'a CudaBuffer, range: Range<usize>) -> CudaView<'a> {

@@ -12,7 +12,7 @@ use cudarc::driver::CudaEvent;
 use super::memory::{CudaBuffer, DeviceMemory};
 use super::shared::launch_in;
 use crate::Result;
-use crate::device::portable::{Addition, Departure, Settled};
+use crate::device::portable::{self, Addition, Settled};
 
 /// What messages straight from and to a buffer need.
 pub(super) struct Direct {
@@ -54,17 +54,16 @@ impl Settling {
     }
 }
 
-impl Departure for Settling {
-    type Message = SettledBuffer;
-    type Rest = ();
+impl portable::Settling for Settling {
+    type Settled = SettledBuffer;
 
     fn is_complete(&mut self) -> bool {
         self.buffer.shared.is_complete(&self.direct.computed)
     }
 
-    fn wait(self) -> (SettledBuffer, ()) {
+    fn wait(self) -> SettledBuffer {
         self.buffer.shared.wait_for(&self.direct.computed);
-        (SettledBuffer { buffer: self.buffer, direct: self.direct }, ())
+        SettledBuffer { buffer: self.buffer, direct: self.direct }
     }
 }
 
@@ -104,9 +103,7 @@ impl SettledBuffer {
     pub(super) fn resume(self, range: Range<usize>) -> CudaBuffer {
         let SettledBuffer { mut buffer, direct } = self;
         buffer.direct = Some(direct);
-        if !range.is_empty() {
-            buffer.refresh_copy(range);
-        }
+        buffer.refresh_copy(range);
         buffer
     }
 }

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use crate::Result;
 use crate::comm::Transfer;
 use crate::device::{Device, Portable};
 use crate::nn::FlatBuffer;
@@ -13,8 +12,6 @@ pub(super) struct Bucket<D: Device> {
     pub(super) first_tensor: usize,
     /// The part that this rank updates.
     pub(super) owned: Range<usize>,
-    /// Where MPI's all-reduce puts the sum; nothing where it is formed in place.
-    pub(super) sum: Option<<D::Buffer as Portable>::Message>,
     pub(super) state: State<D::Buffer>,
 }
 
@@ -27,13 +24,10 @@ pub(super) enum State<B: Portable> {
 
 impl<D: Device> Bucket<D> {
     /// Waits for the sum, if it is under way, and puts it where the gradient was.
-    pub(super) fn put_sum(&mut self, gradients: &mut FlatBuffer<D>) -> Result<()> {
+    pub(super) fn put_sum(&mut self, gradients: &mut FlatBuffer<D>) {
         if let State::Reducing(transfer) = std::mem::replace(&mut self.state, State::Idle) {
-            let (sum, scratch) = transfer.wait_with_scratch()?;
-            gradients.put(self.segment, sum);
-            self.sum = scratch;
+            gradients.put(self.segment, transfer.wait());
         }
-        Ok(())
     }
 
     /// What this rank updates of elements `range` of the segment; empty, perhaps with its end before its start, if nothing.
@@ -44,9 +38,9 @@ impl<D: Device> Bucket<D> {
 
 impl<B: Portable> State<B> {
     /// Moves the operation on; true when waiting would return at once.
-    pub(super) fn test(&mut self) -> Result<bool> {
+    pub(super) fn test(&mut self) -> bool {
         match self {
-            State::Idle => Ok(true),
+            State::Idle => true,
             State::Reducing(transfer) | State::Gathering(transfer) => transfer.test(),
         }
     }

@@ -130,12 +130,10 @@ impl<D: Device> GradSync<D> {
             let len = Segmentation::padded_len(&lengths[tensors.clone()], multiple);
             let part = len / parts;
             let rank = if parts == 1 { 0 } else { reductions.rank() };
-            let needs_sum = reduction == Reduction::AllReduce && size > 1 && !reductions.is_direct::<D::Buffer>();
             all.push(Bucket {
                 segment,
                 first_tensor: tensors.start,
                 owned: rank * part..(rank + 1) * part,
-                sum: if needs_sum { Some(device.message(len)?) } else { None },
                 state: State::Idle,
             });
         }
@@ -184,7 +182,7 @@ impl<D: Device> GradSync<D> {
     /// There is no memory for the messages.
     pub fn start(&mut self, device: &D, parameters: &mut FlatBuffer<D>, gradients: &mut FlatBuffer<D>) -> Result<()> {
         for segment in 0..parameters.num_segments() {
-            let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait()?;
+            let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
             parameters.put(segment, values);
         }
         self.begin(device, 0, 0.0)?;
@@ -192,13 +190,13 @@ impl<D: Device> GradSync<D> {
             self.start_next(gradients)?;
         }
         for bucket in &mut self.buckets {
-            bucket.put_sum(gradients)?;
+            bucket.put_sum(gradients);
         }
         for index in 0..self.buckets.len() {
             self.start_gather(index, parameters)?;
         }
         while self.gathered < self.buckets.len() {
-            self.finish_gather(parameters)?;
+            self.finish_gather(parameters);
         }
         Ok(())
     }
@@ -234,13 +232,13 @@ impl<D: Device> GradSync<D> {
         }
         // those behind the first that is not done have rounds of their own to go through
         for bucket in &mut self.buckets[self.reduced..self.started] {
-            bucket.state.test()?;
+            bucket.state.test();
         }
-        while self.reduced < self.started && self.buckets[self.reduced].state.test()? {
+        while self.reduced < self.started && self.buckets[self.reduced].state.test() {
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
-        while self.gathered < self.reduced && self.clip_norm.is_none() && self.buckets[self.gathered].state.test()? {
-            self.finish_gather(parameters)?;
+        while self.gathered < self.reduced && self.clip_norm.is_none() && self.buckets[self.gathered].state.test() {
+            self.finish_gather(parameters);
         }
         Ok(())
     }
@@ -270,7 +268,7 @@ impl<D: Device> GradSync<D> {
             }
         }
         while self.gathered < self.buckets.len() {
-            self.finish_gather(parameters)?;
+            self.finish_gather(parameters);
         }
         Ok(())
     }
@@ -283,10 +281,9 @@ impl<D: Device> GradSync<D> {
         }
         let values = gradients.take(bucket.segment);
         let len = values.len();
-        bucket.state = State::Reducing(match (self.reduction, bucket.sum.take()) {
-            (Reduction::ReduceScatter, _) => self.reductions.start_reduce_scatter(values, len, Operation::Sum)?,
-            (Reduction::AllReduce, Some(sum)) => self.reductions.start_all_reduce(values, sum, Operation::Sum)?,
-            (Reduction::AllReduce, None) => self.reductions.start_all_reduce_in_place(values, len, Operation::Sum)?,
+        bucket.state = State::Reducing(match self.reduction {
+            Reduction::ReduceScatter => self.reductions.start_reduce_scatter(values, len, Operation::Sum)?,
+            Reduction::AllReduce => self.reductions.start_all_reduce_in_place(values, len, Operation::Sum)?,
         });
         Ok(())
     }
@@ -300,7 +297,7 @@ impl<D: Device> GradSync<D> {
     ) -> Result<()> {
         let index = self.reduced;
         self.reduced += 1;
-        self.buckets[index].put_sum(gradients)?;
+        self.buckets[index].put_sum(gradients);
         if self.clip_norm.is_none() {
             self.update_bucket(device, index, parameters, gradients, sums)?;
         }
@@ -338,13 +335,12 @@ impl<D: Device> GradSync<D> {
         Ok(())
     }
 
-    fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) -> Result<()> {
+    fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) {
         let bucket = &mut self.buckets[self.gathered];
         self.gathered += 1;
         if let State::Gathering(transfer) = std::mem::replace(&mut bucket.state, State::Idle) {
-            parameters.put(bucket.segment, transfer.wait()?);
+            parameters.put(bucket.segment, transfer.wait());
         }
-        Ok(())
     }
 
     /// The norm of the whole gradient, every logical parameter counted once: tensor by tensor, in logical order, so that it has

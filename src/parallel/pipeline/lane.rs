@@ -63,37 +63,26 @@ impl<D: Device> Lane<D> {
     }
 
     /// Waits for all sends.
-    ///
-    /// # Errors
-    /// As [`Transfer::wait`].
-    pub(super) fn collect(&mut self) -> Result<()> {
-        self.slots.iter_mut().try_for_each(Slot::collect)?;
-        self.sets.iter_mut().try_for_each(Set::collect)
+    pub(super) fn collect(&mut self) {
+        self.slots.iter_mut().for_each(Slot::collect);
+        self.sets.iter_mut().for_each(Set::collect);
     }
 }
 
 impl<D: Device> Slot<D> {
     /// Waits for the output to be sent, if it is under way.
-    ///
-    /// # Errors
-    /// As [`Transfer::wait`].
-    pub(super) fn collect(&mut self) -> Result<()> {
+    pub(super) fn collect(&mut self) {
         if let Some(transfer) = self.output.take() {
-            *self.activations.output() = Some(transfer.wait()?);
+            *self.activations.output() = Some(transfer.wait());
         }
-        Ok(())
     }
 }
 
 impl<D: Device> Set<D> {
     /// Waits for the gradient of the input to be sent, if it is under way.
-    ///
-    /// # Errors
-    /// As [`Transfer::wait`].
-    pub(super) fn collect(&mut self) -> Result<()> {
+    pub(super) fn collect(&mut self) {
         if let Some(transfer) = self.input.take() {
-            *self.gradients.input() = Some(transfer.wait()?);
+            *self.gradients.input() = Some(transfer.wait());
         }
-        Ok(())
     }
 }

@@ -153,7 +153,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
             }
         }
         for lane in &mut self.lanes {
-            lane.collect()?;
+            lane.collect();
             if !lane.has_gradients.weights {
                 for tensor in lane.stage.tensors.clone() {
                     self.exchanger.device.fill(weights.gradients.tensor_mut(self.exchanger.device, tensor), 0.0);
@@ -208,7 +208,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 self.message(&instruction, rows)?;
             }
         }
-        self.lanes.iter_mut().try_for_each(Lane::collect)
+        self.lanes.iter_mut().for_each(Lane::collect);
+        Ok(())
     }
 
     /// Posts a receive or a send.
@@ -219,12 +220,12 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let (input_width, output_width) = stage.ends();
         match instruction.action.work {
             Work::ReceiveActivation => {
-                slot.collect()?;
+                slot.collect();
                 let buffer = slot.activations.input().take().expect("a free slot has its arrays");
                 slot.input = Some(self.channel.start_receive(buffer, rows * input_width, peer, tag)?);
             }
             Work::ReceiveGradient => {
-                set.collect()?;
+                set.collect();
                 let buffer = set.gradients.output().take().expect("a free set has its arrays");
                 set.output = Some(self.channel.start_receive(buffer, rows * output_width, peer, tag)?);
             }
@@ -250,9 +251,9 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let device = self.exchanger.device;
         let slot = &mut self.lanes[instruction.lane].slots[instruction.slot];
         match (slot.input.take(), instruction.neighbour) {
-            (Some(transfer), _) => *slot.activations.input() = Some(transfer.wait()?),
+            (Some(transfer), _) => *slot.activations.input() = Some(transfer.wait()),
             (None, Some((lane, from))) => {
-                slot.collect()?;
+                slot.collect();
                 let mut input = slot.activations.input().take();
                 let Lane { stage, slots, .. } = &mut self.lanes[lane];
                 let len = rows * stage.ends().1;
@@ -260,7 +261,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 device.copy(from, device.view_mut(here_mut(&mut input), 0..len));
                 *self.lanes[instruction.lane].slots[instruction.slot].activations.input() = input;
             }
-            (None, None) => slot.collect()?,
+            (None, None) => slot.collect(),
         }
         let _span =
             observe::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
@@ -276,7 +277,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let Lane { stage, slots, .. } = &mut self.lanes[instruction.lane];
             let activations = &mut slots[instruction.slot].activations;
             stage.forward_piece(&mut self.exchanger, parameters, at, rows, activations)?;
-            Pipeline::progress(&mut self.lanes)?;
+            Pipeline::progress(&mut self.lanes);
         }
         let Lane { slots, inner, .. } = &mut self.lanes[instruction.lane];
         if let Some(inner) = inner.last_mut() {
@@ -299,7 +300,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
             Pass::Weights => Name::WeightGradient,
         };
         if pass != Pass::Weights {
-            self.take_output_gradient(instruction, rows)?;
+            self.take_output_gradient(instruction, rows);
         }
         let _span = observe::work(name).micro_batch(instruction.action.stage, instruction.action.micro_batch);
         if pass != Pass::Weights {
@@ -322,7 +323,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 let Weights { parameters, gradients, sync, sums } = weights;
                 sync.completed(self.exchanger.device, first, parameters, gradients, sums)?;
             }
-            Pipeline::progress(&mut self.lanes)?;
+            Pipeline::progress(&mut self.lanes);
         }
         let Lane { slots, inner, has_gradients, .. } = &mut self.lanes[instruction.lane];
         has_gradients.biases |= rows > 0 && pass != Pass::Weights;
@@ -335,16 +336,16 @@ impl<'a, D: Device> Pipeline<'a, D> {
 
     /// Brings the gradient of the stage's output, if it comes from another stage, to where the backward pass begins, and what is
     /// still in a send back.
-    fn take_output_gradient(&mut self, instruction: &Instruction, rows: usize) -> Result<()> {
+    fn take_output_gradient(&mut self, instruction: &Instruction, rows: usize) {
         let device = self.exchanger.device;
         let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
         let set = &mut sets[instruction.set];
-        slots[instruction.slot].collect()?;
+        slots[instruction.slot].collect();
         if let Some(transfer) = set.output.take() {
-            *set.gradients.output() = Some(transfer.wait()?);
-            return Ok(());
+            *set.gradients.output() = Some(transfer.wait());
+            return;
         }
-        set.collect()?;
+        set.collect();
         if let Some((lane, from)) = instruction.neighbour {
             let mut output = set.gradients.output().take();
             let len = rows * stage.ends().1;
@@ -352,7 +353,6 @@ impl<'a, D: Device> Pipeline<'a, D> {
             device.copy(from, device.view_mut(here_mut(&mut output), 0..len));
             *self.lanes[instruction.lane].sets[instruction.set].gradients.output() = output;
         }
-        Ok(())
     }
 
     /// What comes before the first layer of a backward pass: the forward pass again, if it is to be recomputed, and the loss.
@@ -380,16 +380,15 @@ impl<'a, D: Device> Pipeline<'a, D> {
 
     /// Lets MPI move messages, which it does inside MPI calls only: called between layers. One call that finds something
     /// unfinished has moved all.
-    fn progress(lanes: &mut [Lane<D>]) -> Result<()> {
+    fn progress(lanes: &mut [Lane<D>]) {
         for lane in lanes {
             let slots = lane.slots.iter_mut().flat_map(|slot| [&mut slot.output, &mut slot.input]);
             let sets = lane.sets.iter_mut().flat_map(|set| [&mut set.output, &mut set.input]);
             for transfer in slots.chain(sets).flatten().filter(|transfer| !transfer.is_done()) {
-                if !transfer.test()? {
-                    return Ok(());
+                if !transfer.test() {
+                    return;
                 }
             }
         }
-        Ok(())
     }
 }

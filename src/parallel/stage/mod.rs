@@ -236,7 +236,8 @@ impl Stage {
             (Piece::Exchange(_), _) if matches!(self.pieces.get(at + 1), Some(Piece::Layer(_))) => Ok(()),
             (Piece::Exchange(exchange), _) => {
                 let started = self.start_exchange(context, at, *exchange, gradients)?;
-                self.finish_exchange(context, at, *exchange, started, gradients)
+                self.finish_exchange(context, at, *exchange, started, gradients);
+                Ok(())
             }
         }
     }
@@ -283,10 +284,10 @@ impl Stage {
             layer.backward_weight(device, rows, &tape, gradient, context.gradients, context.accumulate.weights);
         }
         settle(device);
-        match started {
-            Some((exchange, started)) => self.finish_exchange(context, at - 1, exchange, started, gradients),
-            None => Ok(()),
+        if let Some((exchange, started)) = started {
+            self.finish_exchange(context, at - 1, exchange, started, gradients);
         }
+        Ok(())
     }
 
     /// The activation of the layer before piece `at`, and what it saved, if the layer at `at` is to turn its gradient back too.
@@ -328,14 +329,14 @@ impl Stage {
         exchange: Exchange,
         started: Started<D::Buffer>,
         gradients: &mut Gradients<D>,
-    ) -> Result<()> {
+    ) {
         let (own, all) = (self.gradient[at], self.gradient[at + 1]);
         if exchange.kind == ExchangeKind::GatherOutput {
             let (before, after) = gradients.values.split_at_mut(all);
             let (own, all) = (here_mut(&mut before[own]), here(&after[0]));
             context.exchanger.own_columns(exchange.width, context.rows, all, own);
-            return Ok(());
+        } else {
+            context.exchanger.finish(started, exchange, context.rows, &mut gradients.values[own]);
         }
-        context.exchanger.finish(started, exchange, context.rows, &mut gradients.values[own])
     }
 }

@@ -108,7 +108,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
             ExchangeKind::SumGradient => Ok(()),
             ExchangeKind::SumValues => {
                 let started = self.start_sum(own, rows * exchange.width)?;
-                self.finish(started, exchange, rows, own)
+                self.finish(started, exchange, rows, own);
+                Ok(())
             }
             ExchangeKind::Gather | ExchangeKind::GatherOutput => self.gather(exchange.width, rows, own, all),
         }
@@ -148,21 +149,18 @@ impl<'a, D: Device> Exchanger<'a, D> {
 
     /// Ends what [`Exchanger::start_backward`] started and puts the gradient of `own` into `own`; where the exchange is in
     /// place, that is where `all` was taken from. Collective over the tensor axis.
-    ///
-    /// # Errors
-    /// There is no memory for messages.
     pub fn finish(
         &mut self,
         started: Started<D::Buffer>,
         exchange: Exchange,
         rows: usize,
         own: &mut Option<D::Buffer>,
-    ) -> Result<()> {
+    ) {
         match started {
             Started::Nothing => {}
-            Started::Sum(transfer) => *own = Some(transfer.wait()?),
+            Started::Sum(transfer) => *own = Some(transfer.wait()),
             Started::Columns(transfer) => {
-                let parts = transfer.wait()?;
+                let parts = transfer.wait();
                 let part = self.part_len(exchange.width, rows);
                 let (rank, size) = (self.rank(), self.size());
                 let len = rows * shard(exchange.width, rank, size).len();
@@ -171,7 +169,6 @@ impl<'a, D: Device> Exchanger<'a, D> {
                 self.scratch = Some(parts);
             }
         }
-        Ok(())
     }
 
     /// This rank's columns of `all`, `[rows, width]`, into `own`. Not collective.
@@ -199,7 +196,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
         let len = rows * shard(width, self.rank(), size).len();
         let start = self.rank() * part;
         device.copy(device.view(here(own), 0..len), device.view_mut(&mut parts, start..start + len));
-        let parts = self.peers().start_all_gather_in_place(parts, size * part)?.wait()?;
+        let parts = self.peers().start_all_gather_in_place(parts, size * part)?.wait();
         for rank in 0..size {
             let columns = shard(width, rank, size);
             let shape = BlockShape { rows, columns: columns.len(), from_stride: columns.len(), into_stride: width };

@@ -1,8 +1,9 @@
 //! What can be done with a buffer of a device.
 
-use super::algorithm::{Algorithm, Collective};
-use super::direct::{Layout, Order};
-use super::{Communicator, Operation, choice};
+use crate::comm::algorithm::{Algorithm, Collective};
+use crate::comm::remote::{Layout, Order};
+use crate::comm::{Communicator, Operation, Pending, Transfers, choice};
+use crate::memory::HostBuffer;
 use crate::{Error, Result};
 
 /// What is to be done with a message.
@@ -12,7 +13,6 @@ pub(super) enum Action {
     Receive { from: usize, tag: i32 },
     Broadcast { root: usize },
     AllReduce(Operation),
-    AllReduceInPlace(Operation),
     ReduceScatter(Operation),
     AllGather,
 }
@@ -29,17 +29,29 @@ impl Action {
                 is_sum(operation)
             }
             Action::AllGather => communicator.part_length("all-gathering", len).map(drop),
-            Action::AllReduce(operation) | Action::AllReduceInPlace(operation) => is_sum(operation),
+            Action::AllReduce(operation) => is_sum(operation),
         }
     }
 
-    /// How it is done on `len` values of `bytes` each in the device's own memory.
-    pub(super) fn direct(self, communicator: &Communicator, len: usize, bytes: usize) -> Order {
+    /// Starts it on the processor's memory.
+    pub(super) fn start<B: HostBuffer<f32>>(self, communicator: &Communicator, values: B) -> Result<Pending<B>> {
+        match self {
+            Action::Send { to, tag } => communicator.start_send(values, to, tag),
+            Action::Receive { from, tag } => communicator.start_receive(values, from, tag),
+            Action::Broadcast { root } => communicator.start_broadcast(values, root),
+            Action::AllReduce(operation) => communicator.start_all_reduce_in_place(values, operation),
+            Action::ReduceScatter(operation) => communicator.start_reduce_scatter(values, operation),
+            Action::AllGather => communicator.start_all_gather_in_place(values),
+        }
+    }
+
+    /// How it is done on `len` values of `bytes` each, in the device's own memory or in the host's.
+    pub(super) fn order(self, communicator: &Communicator, transfers: Transfers, len: usize, bytes: usize) -> Order {
         let collective = match self {
             Action::Send { to, tag } => return Order::Send { to, tag },
             Action::Receive { from, tag } => return Order::Receive { from, tag },
             Action::Broadcast { root } => Collective::Broadcast { root },
-            Action::AllReduce(_) | Action::AllReduceInPlace(_) => Collective::AllReduce,
+            Action::AllReduce(_) => Collective::AllReduce,
             Action::ReduceScatter(_) => Collective::ReduceScatter,
             Action::AllGather => Collective::AllGather,
         };
@@ -49,7 +61,11 @@ impl Action {
             communicator.raw.last_algorithm.set(call);
             return Order::Mpi { collective, is_blocking: call == Algorithm::MpiBlocking };
         }
-        let choice = choice::on_device(collective, len * bytes, communicator.size());
+        let choose = match transfers {
+            Transfers::Aware => choice::on_device,
+            Transfers::Staged => choice::staged,
+        };
+        let choice = choose(collective, len * bytes, communicator.size());
         let choice = communicator.raw.override_plan(collective, choice);
         Order::Plan(Layout::new(communicator, collective, choice, len, bytes))
     }

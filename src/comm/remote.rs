@@ -1,4 +1,5 @@
-//! Operations on memory that MPI alone may not combine: messages and plans that keep their [`Arena`] and give it back at the end.
+//! Operations on memory that belongs to a device, there or through the host: messages and plans that keep their [`Arena`] and give it back
+//! at the end.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -43,7 +44,7 @@ impl Layout {
     }
 }
 
-/// What a direct operation is to do.
+/// What is to be done.
 pub(super) enum Order {
     Send {
         to: usize,
@@ -62,17 +63,25 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// That of a collective operation.
-    pub(super) fn layout(&self) -> Option<&Layout> {
+    /// How an operation on `len` values is laid out.
+    pub(super) fn cut(&self, len: usize) -> Cut {
         match self {
-            Order::Plan(layout) => Some(layout),
-            _ => None,
+            Order::Plan(layout) => layout.cut,
+            _ => Cut::whole(len),
+        }
+    }
+
+    /// How many values arrive, at most, to be combined: of each lane, and of all.
+    pub(super) fn room(&self) -> (usize, usize) {
+        match self {
+            Order::Plan(layout) => (layout.room(), layout.inbox()),
+            _ => (0, 0),
         }
     }
 }
 
 /// An operation under way. Dropped before its end it leaks its memory, for MPI may still write there.
-pub(super) struct Direct<A: Arena> {
+pub(super) struct Remote<A: Arena> {
     raw: Rc<Raw>,
     under: Option<Under<A>>,
     flight: Flight,
@@ -94,9 +103,9 @@ impl<A: Arena> Under<A> {
     }
 }
 
-impl<A: Arena> Direct<A> {
+impl<A: Arena> Remote<A> {
     /// Starts `order` on the first `len` values of `arena`, of `bytes` each; ranks were checked.
-    pub(super) fn start(communicator: &Communicator, order: Order, arena: A, len: usize, bytes: usize) -> Direct<A> {
+    pub(super) fn start(communicator: &Communicator, order: Order, arena: A, len: usize, bytes: usize) -> Remote<A> {
         let raw = Rc::clone(&communicator.raw);
         let (rank, size) = (communicator.rank(), len * bytes);
         let (flight, under) = match order {
@@ -142,7 +151,7 @@ impl<A: Arena> Direct<A> {
                 (flight, Under::Plan(progress))
             }
         };
-        Direct { raw, under: Some(under), flight, is_done: false }
+        Remote { raw, under: Some(under), flight, is_done: false }
     }
 
     /// As [`Pending::test`](super::Pending::test).
@@ -158,8 +167,8 @@ impl<A: Arena> Direct<A> {
         self.is_done
     }
 
-    /// Waits for the end.
-    pub(super) fn wait(mut self) -> A {
+    /// Waits for the end, and gives back the memory and whose operation it was.
+    pub(super) fn wait(mut self) -> (A, Rc<Raw>) {
         let raw = Rc::clone(&self.raw);
         let under = &mut self.under;
         // not inside MPI: what a device has to do for the next round comes to its end without it
@@ -168,18 +177,20 @@ impl<A: Arena> Direct<A> {
                 pause();
             }
         });
-        match self.under.take().expect("`wait` consumes the only value that holds it") {
-            Under::Message(mut requests, arena) => {
+        let arena = match self.under.take().expect("`wait` consumes the only value that holds it") {
+            Under::Message(mut requests, mut arena) => {
                 requests.clear();
                 raw.recycle_requests(requests);
+                arena.leave(0);
                 arena
             }
             Under::Plan(progress) => progress.into_arena(&raw),
-        }
+        };
+        (arena, raw)
     }
 }
 
-impl<A: Arena> Drop for Direct<A> {
+impl<A: Arena> Drop for Remote<A> {
     fn drop(&mut self) {
         mem::forget(self.under.take());
     }

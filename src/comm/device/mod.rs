@@ -1,0 +1,304 @@
+//! Messages of device buffers: the one place where `comm` and `device` meet.
+//!
+//! If MPI knows of devices ([`Transfers::Aware`]), it is given the device's memory: a buffer settles, that is, what the device has still to
+//! do with it comes to its end, then the operation is posted, then the device goes on with it. Sums are formed by a kernel.
+//!
+//! Otherwise it goes through the host ([`Mirror`]): its values are copied there, piece by piece, while the device goes on; as the pieces come,
+//! messages and plans have them, and what came of those goes back.
+//!
+//! The processor's memory is a message as it is, and its operations are those of any host buffer.
+//!
+//! Invariants: operations are posted in the order in which they were started, whichever buffer is ready first, for that is the order
+//! that all ranks share; and while a rank waits for others, what of its own is still departing is posted as it gets ready, for they
+//! may be waiting for that.
+
+mod action;
+mod departing;
+mod mirror;
+mod settlement;
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use self::action::Action;
+use self::departing::Departing;
+use self::mirror::Mirror;
+use self::settlement::Settlement;
+use super::remote::{self, Remote};
+use super::{Algorithm, Choice, Communicator, Front, Operation, Pending, Transfers};
+use crate::Result;
+use crate::device::{Portable, Settling};
+
+/// A communicator for the buffers of a device.
+pub struct DeviceCommunicator {
+    communicator: Rc<Communicator>,
+}
+
+/// An operation under way on a buffer of a device.
+///
+/// Dropped before [`Transfer::wait`], it leaves the other ranks waiting, so only the path of a fatal error does it.
+#[must_use = "an operation that is not waited for never ends"]
+pub struct Transfer<B: Portable> {
+    /// What of the buffer has new values afterwards.
+    arrives: Range<usize>,
+    state: State<B>,
+}
+
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
+enum State<B: Portable> {
+    Flying(Flying<B>),
+    /// Shared with the queue of what is to be posted.
+    Departing(Rc<Queued<B>>),
+}
+
+/// The operation, with its buffer.
+enum Flying<B: Portable> {
+    OnHost(Pending<Front<B::Message>>),
+    Settled(Remote<Settlement<B::Settled>>),
+    Staged(Remote<Mirror<B::Staged>>),
+}
+
+/// An operation with all that it takes to post it.
+struct Order<B: Portable> {
+    communicator: Rc<Communicator>,
+    order: remote::Order,
+    /// How much of the buffer travels, and the bytes of a value.
+    size: (usize, usize),
+    way: Way<B>,
+}
+
+/// How the buffer gets to where MPI may touch it.
+enum Way<B: Portable> {
+    Settling(B::Settling),
+    Staged(Mirror<B::Staged>),
+}
+
+impl<B: Portable> Way<B> {
+    fn is_complete(&mut self) -> bool {
+        match self {
+            Way::Settling(settling) => settling.is_complete(),
+            Way::Staged(mirror) => mirror.is_ready(),
+        }
+    }
+}
+
+/// An order, until it is posted; then what came of it, until that is fetched.
+struct Queued<B: Portable> {
+    order: RefCell<Option<Order<B>>>,
+    posted: RefCell<Option<Flying<B>>>,
+}
+
+impl<B: Portable> Departing for Queued<B> {
+    fn is_ready(&self) -> bool {
+        self.order.borrow_mut().as_mut().is_some_and(|order| order.way.is_complete())
+    }
+
+    fn post(&self) {
+        let order = self.order.take().expect("an operation is posted once");
+        self.posted.replace(Some(order.post()));
+    }
+}
+
+impl<B: Portable> Order<B> {
+    /// Posts it; its buffer is there.
+    fn post(self) -> Flying<B> {
+        let Order { communicator, order, size: (len, value_bytes), way } = self;
+        match way {
+            Way::Settling(settling) => {
+                let arena = Settlement::new(settling.wait(), value_bytes, order.room().0);
+                Flying::Settled(Remote::start(&communicator, order, arena, len, value_bytes))
+            }
+            Way::Staged(mirror) => Flying::Staged(Remote::start(&communicator, order, mirror, len, value_bytes)),
+        }
+    }
+}
+
+impl DeviceCommunicator {
+    /// The ranks of `communicator`, which should be used for nothing else. Not collective.
+    pub fn new(communicator: Communicator) -> DeviceCommunicator {
+        DeviceCommunicator { communicator: Rc::new(communicator) }
+    }
+
+    /// This process's number in the group. Not collective.
+    pub fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    /// The number of ranks in the group. Not collective.
+    pub fn size(&self) -> usize {
+        self.communicator.size()
+    }
+
+    /// As [`Communicator::set_choice`], for plans. Collective.
+    pub fn set_choice(&self, choice: Option<Choice>) {
+        self.communicator.set_choice(choice);
+    }
+
+    /// As [`Communicator::last_algorithm`]. Not collective.
+    pub fn last_algorithm(&self) -> Algorithm {
+        self.communicator.last_algorithm()
+    }
+
+    /// True on rank 0. Not collective.
+    pub fn is_root(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// How buffers of a device travel. Not collective.
+    pub fn transfers(&self) -> Transfers {
+        self.communicator.transfers()
+    }
+
+    /// Starts sending the first `len` values to rank `to`. Not collective.
+    ///
+    /// # Errors
+    /// `to` or `tag` is out of range, or there is no memory for the message.
+    pub fn start_send<B: Portable>(&self, buffer: B, len: usize, to: usize, tag: i32) -> Result<Transfer<B>> {
+        self.start(buffer, Action::Send { to, tag }, len, (0..len, 0..0))
+    }
+
+    /// Starts receiving the first `len` values from rank `from`. Not collective.
+    ///
+    /// # Errors
+    /// `from` or `tag` is out of range, or there is no memory for the message.
+    pub fn start_receive<B: Portable>(&self, buffer: B, len: usize, from: usize, tag: i32) -> Result<Transfer<B>> {
+        self.start(buffer, Action::Receive { from, tag }, len, (0..0, 0..len))
+    }
+
+    /// Starts copying the values of the root to every rank. Collective; lengths agree.
+    ///
+    /// # Errors
+    /// `root` is out of range, or there is no memory for the message.
+    pub fn start_broadcast<B: Portable>(&self, buffer: B, root: usize) -> Result<Transfer<B>> {
+        let len = buffer.len();
+        let ranges = if self.rank() == root { (0..len, 0..0) } else { (0..0, 0..len) };
+        self.start(buffer, Action::Broadcast { root }, len, ranges)
+    }
+
+    /// Starts combining the first `len` values over all ranks, in rank order:
+    /// [`Communicator::start_all_reduce_in_place`]. Collective; lengths agree.
+    ///
+    /// # Errors
+    /// There is no memory for what arrives.
+    pub fn start_all_reduce_in_place<B: Portable>(
+        &self,
+        buffer: B,
+        len: usize,
+        operation: Operation,
+    ) -> Result<Transfer<B>> {
+        self.start(buffer, Action::AllReduce(operation), len, (0..len, 0..len))
+    }
+
+    /// Starts combining part `rank` of the first `len` values over all ranks, in rank order:
+    /// [`Communicator::start_reduce_scatter`]. Collective; lengths agree.
+    ///
+    /// # Errors
+    /// `len` is no multiple of the number of ranks, or there is no memory for what arrives.
+    pub fn start_reduce_scatter<B: Portable>(
+        &self,
+        buffer: B,
+        len: usize,
+        operation: Operation,
+    ) -> Result<Transfer<B>> {
+        self.start(buffer, Action::ReduceScatter(operation), len, (0..len, self.part(len)))
+    }
+
+    /// Starts collecting part r of the first `len` values of every rank r on every rank:
+    /// [`Communicator::start_all_gather_in_place`]. Collective; lengths agree.
+    ///
+    /// # Errors
+    /// `len` is no multiple of the number of ranks, or there is no memory for the message.
+    pub fn start_all_gather_in_place<B: Portable>(&self, buffer: B, len: usize) -> Result<Transfer<B>> {
+        self.start(buffer, Action::AllGather, len, (self.part(len), 0..len))
+    }
+
+    /// This rank's part of `len` values.
+    fn part(&self, len: usize) -> Range<usize> {
+        let part = len / self.size();
+        self.rank() * part..(self.rank() + 1) * part
+    }
+
+    /// Starts `action` on the first `len` values of `buffer`, of which some depart and some arrive.
+    fn start<B: Portable>(
+        &self,
+        buffer: B,
+        action: Action,
+        len: usize,
+        (departs, arrives): (Range<usize>, Range<usize>),
+    ) -> Result<Transfer<B>> {
+        assert!(len <= buffer.len(), "{len} values of a buffer of {}", buffer.len());
+        action.check(&self.communicator, len)?;
+        let buffer = match buffer.into_message() {
+            Ok(message) => {
+                let pending = action.start(&self.communicator, Front { buffer: message, len })?;
+                return Ok(Transfer { arrives, state: State::Flying(Flying::OnHost(pending)) });
+            }
+            Err(buffer) => buffer,
+        };
+        let (transfers, value_bytes) = (self.transfers(), buffer.value_bytes());
+        let order = action.order(&self.communicator, transfers, len, value_bytes);
+        let (size, ranges) = ((len, value_bytes), (departs, arrives.clone()));
+        let way = match transfers {
+            Transfers::Aware => Way::Settling(buffer.settle(order.room().1)?),
+            Transfers::Staged => {
+                let staged = buffer.stage(order.cut(len).chunks())?;
+                Way::Staged(Mirror::new(&self.communicator, staged, &order, size, ranges)?)
+            }
+        };
+        let mut order: Order<B> = Order { communicator: Rc::clone(&self.communicator), order, size, way };
+        let is_first = departing::is_empty();
+        if is_first && order.way.is_complete() {
+            return Ok(Transfer { arrives, state: State::Flying(order.post()) });
+        }
+        let queued = Rc::new(Queued { order: RefCell::new(Some(order)), posted: RefCell::default() });
+        departing::push(Rc::clone(&queued) as Rc<dyn Departing>);
+        Ok(Transfer { arrives, state: State::Departing(queued) })
+    }
+}
+
+impl<B: Portable> Transfer<B> {
+    /// Moves the operation on; true when [`Transfer::wait`] will return at once. Not collective.
+    pub fn test(&mut self) -> bool {
+        departing::post_ready();
+        if let State::Departing(queued) = &self.state
+            && let Some(posted) = queued.posted.take()
+        {
+            self.state = State::Flying(posted);
+        }
+        match &mut self.state {
+            State::Departing(_) => false,
+            State::Flying(Flying::OnHost(pending)) => pending.test(),
+            State::Flying(Flying::Settled(remote)) => remote.test(),
+            State::Flying(Flying::Staged(remote)) => remote.test(),
+        }
+    }
+
+    /// True once [`Transfer::test`] has been. Not collective.
+    pub fn is_done(&self) -> bool {
+        match &self.state {
+            State::Departing(_) => false,
+            State::Flying(Flying::OnHost(pending)) => pending.is_done(),
+            State::Flying(Flying::Settled(remote)) => remote.is_done(),
+            State::Flying(Flying::Staged(remote)) => remote.is_done(),
+        }
+    }
+
+    /// Waits for the end of the operation and gives the buffer back. Not collective in itself, but it returns only when the
+    /// other ranks have done their part.
+    pub fn wait(mut self) -> B {
+        // others may be waiting for what is still departing
+        while !self.test() && !departing::is_empty() {
+            std::thread::yield_now();
+        }
+        let State::Flying(flying) = self.state else { unreachable!("what waits for nothing has been posted") };
+        match flying {
+            Flying::OnHost(pending) => B::from_message(pending.wait().buffer),
+            Flying::Settled(remote) => B::resume(remote.wait().0.into_settled(), self.arrives),
+            Flying::Staged(remote) => {
+                let (mirror, raw) = remote.wait();
+                B::unstage(mirror.into_staged(&raw), self.arrives)
+            }
+        }
+    }
+}
