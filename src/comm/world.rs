@@ -6,6 +6,7 @@ use std::panic;
 use std::process;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use mpi::collective::{CommunicatorCollectives as _, Root as _, SystemOperation};
 use mpi::environment::Universe;
@@ -180,12 +181,17 @@ fn allowed_cores() -> i64 {
 }
 
 fn abort(code: u8) -> ! {
+    // what was said last is still on its way through the launcher, and MPICH's drops it when the job ends
+    std::thread::sleep(LAST_WORDS);
     // SAFETY: called between initialisation and finalisation; MPI_Abort may be called at any time there.
     unsafe {
         ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, i32::from(code));
     }
     process::exit(i32::from(code))
 }
+
+/// How long a launcher may take to pass on what a rank has written.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 fn install_panic_hook() {
     panic::set_hook(Box::new(|information| {
