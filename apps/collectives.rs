@@ -15,11 +15,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use phalanx::app::{CommonOptions, Program, print_line};
-use phalanx::comm::{Algorithm, Choice, Communicator, DeviceCommunicator, Transfers, World};
-use phalanx::device::{Device, Portable, Role};
-use phalanx::measure::{
-    Contender, DeviceSubject, Form, HostSubject, Measured, Row, contest, demonstrate, header, parse_bytes,
-};
+use phalanx::comm::{Algorithm, Choice, Communicator, World};
+use phalanx::measure::{Bench, DeviceBench, Form, HostBench, Measured, Settings, demonstrate, header, parse_bytes};
 use phalanx::train::{AnyDevice, DeviceOptions};
 use phalanx::{Error, Result};
 
@@ -82,8 +79,14 @@ fn parse_algorithm(name: &str) -> std::result::Result<Algorithm, String> {
 }
 
 impl Arguments {
-    fn choice(&self) -> Option<Choice> {
-        self.algorithm.map(|algorithm| Choice { algorithm, chunk: self.chunk.unwrap_or(usize::MAX) })
+    fn settings(&self) -> Settings {
+        let choice = |algorithm| Choice { algorithm, chunk: self.chunk.unwrap_or(usize::MAX) };
+        Settings { seconds: self.seconds, choice: self.algorithm.map(choice), compare: self.compare }
+    }
+
+    fn sizes(&self) -> impl Iterator<Item = usize> {
+        let next = |bytes: &usize| bytes.max(&1).checked_mul(self.factor as usize);
+        std::iter::successors(Some(self.from), next).take_while(|bytes| *bytes <= self.to)
     }
 
     fn operations(&self) -> &[Measured] {
@@ -98,36 +101,24 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     }
     let sound = if arguments.seconds > 0.0 { Ok(()) } else { Err(Error::input("--seconds", "it must be above 0")) };
     all.agree(sound)?;
+    let settings = arguments.settings();
     match arguments.device.open(world, 1)? {
-        AnyDevice::Cpu(_) => each(all, arguments, 4, &|what, len| on_host(all, arguments, what, len)),
-        AnyDevice::Cuda(device) => {
-            let bytes = device.allocate(1, Role::Activations)?.value_bytes();
-            let ways = Ways::new(&*device, all)?;
-            each(all, arguments, bytes, &|what, len| ways.measure(arguments, what, (len, bytes)))
-        }
+        AnyDevice::Cpu(_) => print_rows(all, arguments, &HostBench { all, settings }),
+        AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&*device, all, settings)?),
     }
 }
 
-type What = (Measured, Form);
-
 /// Prints the rows of every operation, size and form that there is.
-fn each(
-    all: &Communicator,
-    arguments: &Arguments,
-    value_bytes: usize,
-    measure: &dyn Fn(What, usize) -> Result<Option<Row>>,
-) -> Result<()> {
+fn print_rows(all: &Communicator, arguments: &Arguments, bench: &dyn Bench) -> Result<()> {
     if all.is_root() && !arguments.json {
         print_line(&header())?;
     }
     let mut wrong = 0;
     for &operation in arguments.operations() {
-        let next = |bytes: &usize| bytes.max(&1).checked_mul(arguments.factor as usize);
-        let sizes = std::iter::successors(Some(arguments.from), next);
-        for bytes in sizes.take_while(|bytes| *bytes <= arguments.to) {
-            let len = operation.round_up(bytes.div_ceil(value_bytes), all.size());
+        for bytes in arguments.sizes() {
+            let len = operation.round_up(bytes.div_ceil(bench.value_bytes()), all.size());
             for form in Form::ALL {
-                let Some(row) = measure((operation, form), len)? else { continue };
+                let Some(row) = bench.measure(operation, form, len)? else { continue };
                 wrong += row.wrong;
                 if all.is_root() {
                     print_line(&if arguments.json { row.json()? } else { row.line() })?;
@@ -139,54 +130,6 @@ fn each(
         return Ok(());
     }
     Err(Error::on_every_rank("comparing the values", format!("{wrong} elements were wrong, in the rows that say so")))
-}
-
-/// One operation on the processor's memory, beside MPI's own.
-fn on_host(all: &Communicator, arguments: &Arguments, what: What, len: usize) -> Result<Option<Row>> {
-    let make = |name, choice| {
-        let subject = all.agree(HostSubject::new(all, what.0, what.1, len))?;
-        Ok(subject.map(|subject| Contender { name, choice, subject: Box::new(subject) }))
-    };
-    let Some(ours) = make("ours", arguments.choice())? else { return Ok(None) };
-    let mut contenders = vec![ours];
-    if arguments.compare {
-        contenders.extend(make("mpi", Some(Choice::whole(Algorithm::Mpi)))?);
-    }
-    contest(all, what, (len * size_of::<f32>(), "host"), arguments.seconds, contenders).map(Some)
-}
-
-/// A device's memory, and the ways of its messages.
-struct Ways<'a, D: Device> {
-    all: &'a Communicator,
-    device: &'a D,
-    best: DeviceCommunicator,
-    staged: DeviceCommunicator,
-}
-
-impl<'a, D: Device> Ways<'a, D> {
-    fn new(device: &'a D, all: &'a Communicator) -> Result<Ways<'a, D>> {
-        let through_host = all.duplicate()?;
-        through_host.set_transfers(Transfers::Staged);
-        let (best, staged) = (DeviceCommunicator::new(all.duplicate()?), DeviceCommunicator::new(through_host));
-        Ok(Ways { all, device, best, staged })
-    }
-
-    /// One operation, beside messages through the host, and beside MPI's own all-reduce where it takes the device's memory.
-    fn measure(&self, arguments: &Arguments, what: What, (len, bytes): (usize, usize)) -> Result<Option<Row>> {
-        let make = |name, communicator, choice| {
-            let subject = self.all.agree(DeviceSubject::new(self.device, communicator, what.0, what.1, len))?;
-            Ok(subject.map(|subject| Contender { name, choice, subject: Box::new(subject) }))
-        };
-        let Some(ours) = make("ours", &self.best, arguments.choice())? else { return Ok(None) };
-        let mut contenders = vec![ours];
-        if arguments.compare && self.best.transfers() == Transfers::Aware {
-            contenders.extend(make("staged", &self.staged, None)?);
-            if what.0 == Measured::AllReduce && bytes == size_of::<f32>() {
-                contenders.extend(make("mpi", &self.best, Some(Choice::whole(Algorithm::MpiBlocking)))?);
-            }
-        }
-        contest(self.all, what, (len * bytes, "device"), arguments.seconds, contenders).map(Some)
-    }
 }
 
 impl Program for Arguments {

@@ -119,6 +119,7 @@ fn messages_straight_from_memory_where_mpi_takes_it() {
         (2, "sync_sgd", ""),
         (2, "sync_sgd", "--reduction reduce-scatter"),
         (3, "tensor_mlp", ""),
+        (3, "tensor_mlp", "--precision bf16"),
         (2, "pipeline", ""),
     ] {
         let run = |transfers: &str| {

@@ -105,6 +105,35 @@ fn programs_go_by_what_was_found() {
 }
 
 #[test]
+fn collectives_measure_a_device_beside_the_other_ways() {
+    let libraries = match cuda::emulator() {
+        Ok(libraries) => libraries,
+        Err(why) => return say_skipped(&why),
+    };
+    let aware = move || format!("{libraries}/libaware.so.1");
+    for (precision, others) in [("f32", &["staged", "mpi"][..]), ("bf16", &["staged"])] {
+        let arguments = format!(
+            "--device cuda --precision {precision} --operation all-reduce,all-gather --json --compare --from 8 --to 64KiB \
+             --factor 8192 --seconds 0.002"
+        );
+        let job = mpiexec(3, env!("CARGO_BIN_EXE_collectives")).args(arguments.split_whitespace());
+        let done = job.libraries(Some(libraries)).env("LD_PRELOAD", aware).run().expect(0);
+        let rows: Vec<serde_json::Value> =
+            done.stdout.lines().map(|line| serde_json::from_str(line).expect("a row is JSON")).collect();
+        assert_eq!(rows.len(), 8, "{}", done.describe());
+        for row in rows {
+            let is_sum = row["operation"] == "all-reduce";
+            let names: Vec<&str> =
+                row["others"].as_array().unwrap().iter().map(|other| other["algorithm"].as_str().unwrap()).collect();
+            assert_eq!(names, if is_sum { others } else { &["staged"] }, "{row}");
+            assert!(["direct", "pairwise"].contains(&row["algorithm"].as_str().unwrap()), "{row}");
+            assert_eq!(row["overlap_percent"].is_number(), row["call"] == "started", "{row}");
+            assert!(row["wrong"] == 0 && row["memory"] == "device", "{row}");
+        }
+    }
+}
+
+#[test]
 fn a_launcher_that_is_none_is_named() {
     for launcher in ["no-such-launcher -n 2", "false"] {
         let output = probe(launcher, &[], &[]);

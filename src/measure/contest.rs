@@ -1,12 +1,13 @@
 //! One operation, done in several ways in turns.
 
-use super::timing::{overlap, time};
+use super::overlap::{Computation, overlap};
+use super::timing::time;
 use super::{Form, Meanwhile, Measured, Other, Row, Subject};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, Operation};
 
 /// A way to do the operation.
-pub struct Contender<'a> {
+pub(super) struct Contender<'a> {
     /// What it is called beside the others; the first is called by its algorithm.
     pub name: &'static str,
     /// How it is done, if not as was measured to be fast.
@@ -38,15 +39,17 @@ impl Subject for Contender<'_> {
     }
 }
 
-/// Measures the first of `contenders`, on `bytes` in `memory`, beside the others, each for about `seconds`. Collective.
+/// Measures the first of `contenders`, on `bytes` in `memory`, beside the others, each for about `seconds`, and how much of it `computation`
+/// hides. Collective.
 ///
 /// # Errors
 /// There is no memory for messages.
-pub fn contest(
+pub(super) fn contest(
     all: &Communicator,
     (operation, form): (Measured, Form),
     (bytes, memory): (usize, &'static str),
     seconds: f64,
+    computation: &dyn Computation,
     mut contenders: Vec<Contender<'_>>,
 ) -> Result<Row> {
     let mut wrong = [0_i64];
@@ -61,9 +64,8 @@ pub fn contest(
     let mut subjects: Vec<&mut dyn Subject> = contenders.iter_mut().map(|one| one as &mut dyn Subject).collect();
     let times = time(all, seconds, &mut subjects)?;
     let median = times[0].median();
-    // of a device the computation would have to be the device's
-    let is_measured = !form.is_blocking && memory == "host";
-    let overlap_percent = if is_measured { Some(overlap(all, &mut contenders[0], median)?) } else { None };
+    let overlap_percent =
+        if form.is_blocking { None } else { Some(overlap(all, &mut contenders[0], computation, median)?) };
     let others = times[1..].iter().zip(&contenders[1..]).map(|(times, contender)| Other {
         algorithm: contender.name.to_owned(),
         median_us: times.median() * 1e6,

@@ -17,6 +17,7 @@ pub struct DeviceSubject<'a, D: Device> {
     /// What is sent and, where that is not another, received.
     values: Option<D::Buffer>,
     received: Option<D::Buffer>,
+    algorithm: Algorithm,
 }
 
 impl<'a, D: Device> DeviceSubject<'a, D> {
@@ -44,7 +45,8 @@ impl<'a, D: Device> DeviceSubject<'a, D> {
         }
         let values = Some(device.allocate(len, Role::Activations)?);
         let received = if needs_two { Some(device.allocate(len, Role::Activations)?) } else { None };
-        Ok(Some(DeviceSubject { device, communicator, operation, form, len, values, received }))
+        let algorithm = Algorithm::Mpi;
+        Ok(Some(DeviceSubject { device, communicator, operation, form, len, values, received, algorithm }))
     }
 
     /// The transfer of the values, and that of what is received in another buffer.
@@ -82,7 +84,7 @@ impl<D: Device> Subject for DeviceSubject<'_, D> {
     }
 
     fn algorithm(&self) -> Algorithm {
-        self.communicator.last_algorithm()
+        self.algorithm
     }
 
     fn run(&mut self, meanwhile: Meanwhile<'_>) -> Result<()> {
@@ -94,6 +96,7 @@ impl<D: Device> Subject for DeviceSubject<'_, D> {
                 Ok(())
             })?;
         }
+        self.algorithm = self.communicator.last_algorithm();
         self.values = Some(one.wait());
         self.received = other.map(Transfer::wait);
         Ok(())

@@ -1,14 +1,16 @@
 //! What communication costs here: every operation run again and again, its time, its bandwidths, what computing hides of it, and
 //! whether the values are right.
 //!
-//! The way of a measurement: a [`Subject`] is an operation on buffers of its own; [`contest`] runs several of them in turns, so that
+//! The way of a measurement: a [`Subject`] is an operation on buffers of its own; a contest runs several of them in turns, so that
 //! a machine that is slow for a while is slow for all, and takes of each sample the time of the slowest rank; what is made of the
 //! samples is a [`Row`].
 
+mod bench;
 mod contest;
 mod demo;
 mod device;
 mod host;
+mod overlap;
 mod report;
 mod timing;
 
@@ -16,10 +18,12 @@ use std::ops::Range;
 
 use clap::ValueEnum;
 
-pub use contest::{Contender, contest};
+pub use bench::{Bench, DeviceBench, HostBench, Settings};
+use contest::{Contender, contest};
 pub use demo::demonstrate;
 pub use device::DeviceSubject;
 pub use host::HostSubject;
+pub use overlap::{Computation, DeviceComputation, HostComputation};
 pub use report::{Other, Row, header};
 pub use timing::Times;
 

@@ -33,7 +33,7 @@ pub struct Row {
     pub bus_gbs: f64,
     /// Elements that were not as expected, on all ranks and of all that were measured beside each other.
     pub wrong: u64,
-    /// How much of it computing hides, in percent, of those that are started, on the processor's memory.
+    /// How much of it computing hides, in percent, of those that are started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap_percent: Option<f64>,
     /// The medians of others that did the same, in microseconds, in the same turns.

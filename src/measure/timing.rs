@@ -1,6 +1,5 @@
-//! Times of operations, in turns, and how much of them computing hides.
+//! Times of operations, in turns.
 
-use std::hint::black_box;
 use std::time::Instant;
 
 use super::Subject;
@@ -75,60 +74,4 @@ fn sample(all: &Communicator, subject: &mut dyn Subject, batch: usize) -> Result
         subject.run(&mut |_| Ok(()))?;
     }
     Ok(start.elapsed().as_secs_f64() / batch as f64)
-}
-
-/// Times that a computation looks after the operation, as a backward pass does between its layers.
-const SLICES: usize = 16;
-
-/// How much of an operation's time, `alone` in seconds, a computation of the same length hides, in percent: 100 if the two take no
-/// longer together than the computation alone, 0 if they take as long as one after the other. Collective.
-///
-/// # Errors
-/// There is no memory for messages.
-pub fn overlap(all: &Communicator, subject: &mut dyn Subject, alone: f64) -> Result<f64> {
-    // units of work that take as long as the operation, on the slowest rank
-    let mut units = 1_000_000_usize;
-    let mut rate = [f64::INFINITY];
-    for _ in 0..3 {
-        all.barrier();
-        let start = Instant::now();
-        work(units);
-        rate[0] = start.elapsed().as_secs_f64() / units as f64;
-        units = (0.002 / rate[0]) as usize;
-    }
-    all.all_reduce(&mut rate, Operation::Max)?;
-    let units = (alone / rate[0]).max(1.0) as usize;
-    let (mut together, mut computing) = (Vec::new(), Vec::new());
-    for _ in 0..((0.1 / alone) as usize).clamp(5, 50) {
-        all.barrier();
-        let start = Instant::now();
-        subject.run(&mut |test| {
-            for _ in 0..SLICES {
-                work(units / SLICES);
-                test()?;
-            }
-            Ok(())
-        })?;
-        together.push(start.elapsed().as_secs_f64());
-        all.barrier();
-        let start = Instant::now();
-        (0..SLICES).for_each(|_| work(units / SLICES));
-        computing.push(start.elapsed().as_secs_f64());
-    }
-    let median = |mut samples: Vec<f64>| -> Result<f64> {
-        all.all_reduce(&mut samples, Operation::Max)?;
-        samples.sort_unstable_by(f64::total_cmp);
-        Ok(samples[samples.len() / 2])
-    };
-    let (together, computing) = (median(together)?, median(computing)?);
-    Ok((100.0 * (alone + computing - together) / alone).clamp(0.0, 100.0))
-}
-
-/// Arithmetic that needs no memory.
-fn work(units: usize) {
-    let mut x = black_box(0.5_f32);
-    for _ in 0..units {
-        x = x * 1.000_001 + 1e-9;
-    }
-    black_box(x);
 }

@@ -1,0 +1,131 @@
+//! How much of an operation a computation hides.
+
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::time::Instant;
+
+use super::Subject;
+use crate::Result;
+use crate::comm::{Communicator, Operation};
+use crate::device::{Device, LinearShape, Role, WeightLayout};
+
+/// A computation that can be as long as one likes.
+pub trait Computation {
+    /// Starts so many units of it.
+    fn start(&self, units: usize);
+
+    /// Returns when all that was started is done.
+    fn wait(&self);
+}
+
+/// Arithmetic on the processor that needs no memory.
+pub struct HostComputation;
+
+impl Computation for HostComputation {
+    fn start(&self, units: usize) {
+        let mut x = black_box(0.5_f32);
+        for _ in 0..units {
+            x = x * 1.000_001 + 1e-9;
+        }
+        black_box(x);
+    }
+
+    fn wait(&self) {}
+}
+
+/// Products of small matrices on a device, one after the other.
+pub struct DeviceComputation<'a, D: Device> {
+    device: &'a D,
+    factors: [D::Buffer; 2],
+    product: RefCell<D::Buffer>,
+}
+
+/// Rows and columns of the matrices: a few microseconds of a device's time.
+const SIDE: usize = 256;
+
+impl<'a, D: Device> DeviceComputation<'a, D> {
+    /// Not collective.
+    ///
+    /// # Errors
+    /// The device has no memory for the matrices.
+    pub fn new(device: &'a D) -> Result<DeviceComputation<'a, D>> {
+        let matrix = |role| device.allocate(SIDE * SIDE, role);
+        let factors = [matrix(Role::Activations)?, matrix(Role::Parameters)?];
+        Ok(DeviceComputation { device, factors, product: RefCell::new(matrix(Role::Activations)?) })
+    }
+}
+
+impl<D: Device> Computation for DeviceComputation<'_, D> {
+    fn start(&self, units: usize) {
+        let shape = LinearShape { rows: SIDE, inputs: SIDE, outputs: SIDE, layout: WeightLayout::OutputsByInputs };
+        let ([one, other], all) = (&self.factors, 0..SIDE * SIDE);
+        let mut product = self.product.borrow_mut();
+        for _ in 0..units {
+            let (one, other) = (self.device.view(one, all.clone()), self.device.view(other, all.clone()));
+            let into = self.device.view_mut(&mut product, all.clone());
+            self.device.linear_backward_input(&shape, one, other, into, None);
+        }
+    }
+
+    fn wait(&self) {
+        self.device.wait();
+    }
+}
+
+/// A calibration takes at least this long, in seconds.
+const LONG_ENOUGH: f64 = 2e-3;
+
+/// Times that a computation looks after the operation, as a backward pass does between its layers.
+const SLICES: usize = 16;
+
+/// Starts `units` of the computation in slices, with `between` after each.
+fn in_slices(computation: &dyn Computation, units: usize, between: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    for slice in 0..SLICES {
+        computation.start((slice + 1) * units / SLICES - slice * units / SLICES);
+        between()?;
+    }
+    Ok(())
+}
+
+/// How much of an operation's time, `alone` in seconds, a computation of the same length hides, in percent: 100 if the two take no
+/// longer together than the computation alone, 0 if they take as long as one after the other. Collective.
+///
+/// # Errors
+/// There is no memory for messages.
+pub fn overlap(
+    all: &Communicator,
+    subject: &mut dyn Subject,
+    computation: &dyn Computation,
+    alone: f64,
+) -> Result<f64> {
+    let slowest = |mut samples: Vec<f64>| -> Result<f64> {
+        all.all_reduce(&mut samples, Operation::Max)?;
+        samples.sort_unstable_by(f64::total_cmp);
+        Ok(samples[samples.len() / 2])
+    };
+    let compute = |units: usize| {
+        all.barrier();
+        let start = Instant::now();
+        in_slices(computation, units, &mut || Ok(()))?;
+        computation.wait();
+        slowest(vec![start.elapsed().as_secs_f64()])
+    };
+    // as many units as take as long as the operation
+    let (mut units, mut took) = (1, 0.0);
+    while took < LONG_ENOUGH {
+        units *= 2;
+        took = compute(units)?;
+    }
+    let units = ((alone / took * units as f64) as usize).max(1);
+    let (mut together, mut computing) = (Vec::new(), Vec::new());
+    for _ in 0..((0.1 / alone) as usize).clamp(5, 50) {
+        all.barrier();
+        let start = Instant::now();
+        subject.run(&mut |test| in_slices(computation, units, test))?;
+        computation.wait();
+        together.push(start.elapsed().as_secs_f64());
+        computing.push(compute(units)?);
+    }
+    let (together, computing) = (slowest(together)?, slowest(computing)?);
+    Ok((100.0 * (alone + computing - together) / alone).clamp(0.0, 100.0))
+}
