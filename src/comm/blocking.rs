@@ -6,7 +6,6 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use mpi::collective::CommunicatorCollectives as _;
-use mpi::datatype::Equivalence as _;
 use mpi::ffi;
 use mpi::traits::AsRaw;
 
@@ -41,10 +40,19 @@ impl Raw {
                 self.in_place(requests, Collective::AllReduce, (values.as_mut_ptr(), values.len()), operation)
             });
         }
+        // SAFETY: the slice is borrowed.
+        unsafe { self.all_reduce_in_place((values.as_mut_ptr(), values.len()), operation) }
+    }
+
+    /// The values become their combination over all ranks.
+    ///
+    /// # Safety
+    /// There are as many values, and nobody else's.
+    unsafe fn all_reduce_in_place<T: Element>(&self, (values, len): (*mut T, usize), operation: Operation) {
         let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
-        for (at, n) in self.pieces(values.len()) {
-            let into = address_mut(values[at..].as_mut_ptr());
-            // SAFETY: the slice holds at least `n` elements from `at` on.
+        for (at, n) in self.pieces(len) {
+            let into = address_mut(values.wrapping_add(at));
+            // SAFETY: the caller's promise: there are at least `n` values from `at` on.
             unsafe {
                 ffi::MPI_Allreduce(in_place(), into, n, datatype, operation.as_raw(), self.public.as_raw());
             }
@@ -67,16 +75,11 @@ impl Raw {
     /// MPI may read and write that many values there.
     pub(super) unsafe fn blocking_in_place(&self, collective: Collective, (values, len): (*mut f32, usize)) {
         let (all, part) = (self.extent::<f32>(len), self.extent::<f32>(len / self.size));
-        let (into, comm, sum) = (values.cast(), self.public.as_raw(), Operation::Sum.to_mpi());
+        let (into, comm) = (values.cast(), self.public.as_raw());
         // SAFETY: the caller's promise.
         unsafe {
             match collective {
-                Collective::AllReduce => {
-                    for (at, n) in self.pieces(len) {
-                        let (into, float) = (values.wrapping_add(at).cast(), f32::equivalent_datatype().as_raw());
-                        ffi::MPI_Allreduce(in_place(), into, n, float, sum.as_raw(), comm);
-                    }
-                }
+                Collective::AllReduce => self.all_reduce_in_place((values, len), Operation::Sum),
                 Collective::AllGather => {
                     let (n, t) = (part.count, part.datatype);
                     ffi::MPI_Allgather(in_place(), n, t, into, n, t, comm);
