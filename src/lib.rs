@@ -4,7 +4,7 @@
 //!
 //! | module | what is in it | may use |
 //! |---|---|---|
-//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `device` (in one file), `memory`, `observe` |
+//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `device` (in one place), `memory`, `observe` |
 //! | [`device`] | arithmetic: the trait [`Device`](device::Device), the processor and NVIDIA GPUs; the only place that names `gemm` and CUDA | `memory` |
 //! | [`memory`] | large arrays on huge pages | |
 //! | [`observe`] | what a rank did when, for traces | |

@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -236,35 +237,55 @@ fn calls(log: &str) -> Vec<&str> {
     log.lines().filter_map(|line| line.split_whitespace().nth(1)).filter(|name| *name != "summary").collect()
 }
 
+/// How often each call was made that allocates, frees, waits or records, in a run of so many steps.
+fn count_calls(libraries: &'static str, ranks: usize, options: &str, steps: u64) -> BTreeMap<String, u64> {
+    let (_directory, path) = directory();
+    let log = format!("{path}/log");
+    let arguments =
+        format!("--device cuda {options} --steps {steps} --batch-size 32 --check-replicas 0 --log-every 0");
+    let logged = log.clone();
+    let job = emulated(libraries, ranks, "", &arguments);
+    job.env("PHALANX_EMULATED_CUDA_LOG", move || logged.clone()).run().expect(0);
+    let text = fs::read_to_string(&log).expect("the emulator writes a log");
+    let mut counts = BTreeMap::new();
+    calls(&text).into_iter().for_each(|call| *counts.entry(call.to_owned()).or_insert(0) += 1);
+    counts
+}
+
 /// At steady state a step allocates nothing, and the host waits for the device only for what came of the step before; longer runs
 /// have more of that and of nothing else.
 #[test]
 fn a_step_allocates_nothing_and_waits_once() {
     let Some(libraries) = emulator() else { return };
-    for (model, options) in
-        [("lenet", ""), ("mlp", "--optimizer adamw"), ("mlp", "--data synthetic --precision bf16")]
+    for options in ["--model lenet", "--model mlp --optimizer adamw", "--model mlp --data synthetic --precision bf16"]
     {
-        let count = |steps: u64| {
-            let (_directory, path) = directory();
-            let log = format!("{path}/log");
-            let arguments = format!(
-                "--device cuda --model {model} {options} --steps {steps} --batch-size 32 --check-replicas 0 --log-every 0"
-            );
-            let logged = log.clone();
-            let job = emulated(libraries, 1, "", &arguments);
-            job.env("PHALANX_EMULATED_CUDA_LOG", move || logged.clone()).run().expect(0);
-            let text = fs::read_to_string(&log).expect("the emulator writes a log");
-            let mut counts = std::collections::BTreeMap::new();
-            calls(&text).into_iter().for_each(|call| *counts.entry(call.to_owned()).or_insert(0_u64) += 1);
-            counts
-        };
-        let (short, long) = (count(12), count(32));
+        let [short, long] = [12, 32].map(|steps| count_calls(libraries, 1, options, steps));
         for (call, times) in &long {
             let more = times - short.get(call).copied().unwrap_or_default();
             let expected = if call == "cuEventSynchronize" { 20 } else { 0 };
-            assert!(more <= expected, "{model} {options}: {call} {more} times more in 20 more steps");
+            assert!(more <= expected, "{options}: {call} {more} times more in 20 more steps");
         }
         assert!(long.contains_key("cuMemAlloc_v2") && long.contains_key("cuEventSynchronize"), "{long:?}");
         assert!(long.contains_key("cuGraphInstantiateWithFlags"), "the step is recorded: {long:?}");
+    }
+}
+
+/// Nor do several ranks, which wait for their messages besides.
+#[test]
+fn messages_allocate_nothing_after_the_first() {
+    let Some(libraries) = emulator() else { return };
+    for (ranks, options) in [
+        (2, "--model mlp --optimizer adamw --reduction reduce-scatter --bucket-mb 0.1"),
+        (3, "--model lenet --reduction all-reduce"),
+        (2, "--model mlp --reduction all-reduce --clip-norm 1"),
+    ] {
+        let [short, long] = [4, 12].map(|steps| count_calls(libraries, ranks, options, steps));
+        for (call, times) in long.iter().filter(|(call, _)| *call != "cuEventSynchronize") {
+            let more = times - short.get(call).copied().unwrap_or_default();
+            // the host looks at the norm
+            let expected = if call == "cuStreamSynchronize" && options.contains("clip") { 8 } else { 0 };
+            assert_eq!(more, expected, "{ranks} ranks, {options}: {call} in 8 more steps");
+        }
+        assert!(long["cuMemAlloc_v2"] > 0 && long["cuMemHostAlloc"] > 0, "{long:?}");
     }
 }

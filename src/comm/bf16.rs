@@ -54,6 +54,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_number_spoils_nothing_beside_it() {
+        let [nan, infinite, minus_infinite, zero, minus_zero] =
+            [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0].map(round);
+        let mut own = [nan, infinite, infinite, minus_zero, minus_zero];
+        let inbox = [zero, infinite, minus_infinite, minus_zero, zero];
+        add(&mut own, &inbox, &Terms { range: 0..5, count: 1, stride: 5, own: 1 });
+        assert!(widen(own[0]).is_nan() && widen(own[2]).is_nan());
+        assert_eq!((own[1], own[3], own[4]), (infinite, minus_zero, zero));
+    }
+
+    #[test]
     fn sums_are_rounded_once_and_in_order() {
         // one after the other in bfloat16, 256 + 1 would stay 256 each time
         let (one, large) = (round(1.0), round(256.0));

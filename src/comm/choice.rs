@@ -1,4 +1,4 @@
-//! Which algorithm does an operation on host memory, by what was measured: `collectives --compare`, 2 to 4 ranks on two cores with 2 MiB
+//! Which algorithm does an operation: on host memory by what was measured, on a device's by reasoning. `collectives --compare`, 2 to 4 ranks on two cores with 2 MiB
 //! of cache each, Open MPI 4.1.4 (times for 2 ranks). Where nothing is said MPI's own is as fast as anything here.
 //!
 //! (Where ranks are more than cores, MPI's own blocking calls become started ones, whose sums may have another order.)
@@ -51,18 +51,20 @@ pub(super) fn started() -> Choice {
 /// travels. By reasoning: nobody has measured it.
 const MOST_STRAIGHT: usize = 64;
 
-/// For an all-reduce of `bytes` that is started: in rank order, up to [`MOST_STRAIGHT`] ranks.
-pub(super) fn started_all_reduce(bytes: usize, size: usize) -> Choice {
-    let most_at_once = if size == 2 { 2 << 20 } else { 32 << 10 };
-    if bytes * (size - 1) <= most_at_once {
-        Choice::whole(Algorithm::Direct)
-    } else {
-        Choice::chunked(part_by_part(size))
+/// For an all-reduce of `bytes` in rank order, up to [`MOST_STRAIGHT`] ranks: at once if a rank receives at most `most_at_once`, else in
+/// chunks. Beyond, sums of bfloat16, which these algorithms round in every round, are not to be expected: only tensor ranks form such.
+fn all_reduce_in_order(bytes: usize, size: usize, most_at_once: usize, chunk: usize) -> Choice {
+    match (bytes, size > MOST_STRAIGHT) {
+        (..=65_536, true) => Choice::whole(Algorithm::Doubling),
+        (_, true) => Choice { algorithm: Algorithm::Halving, chunk },
+        (_, false) if bytes * (size - 1) <= most_at_once => Choice::whole(Algorithm::Direct),
+        (_, false) => Choice { algorithm: Algorithm::Pairwise, chunk },
     }
 }
 
-fn part_by_part(size: usize) -> Algorithm {
-    if size > MOST_STRAIGHT { Algorithm::Halving } else { Algorithm::Pairwise }
+/// For an all-reduce of `bytes` that is started.
+pub(super) fn started_all_reduce(bytes: usize, size: usize) -> Choice {
+    all_reduce_in_order(bytes, size, if size == 2 { 2 << 20 } else { 32 << 10 }, CHUNK)
 }
 
 /// For a blocking all-reduce of `bytes`.
@@ -88,24 +90,39 @@ pub(super) fn broadcast(bytes: usize) -> Choice {
 /// For buffers of `bytes` on a device, which MPI reads and writes there: one round while a message costs more than its bytes, then part by
 /// part, in chunks large enough that their number does not show and small enough that one is added up while the next travels.
 pub(super) fn on_device(collective: Collective, bytes: usize, size: usize) -> Choice {
-    let chunk = (bytes / 8).max(4 << 20);
+    chunked(collective, bytes, size, (256 << 10, (bytes / 8).max(4 << 20)))
+}
+
+/// For buffers of `bytes` on a device that go through the host: in chunks, of which one is copied while another travels, with parts that are
+/// worth a copy of their own.
+pub(super) fn staged(collective: Collective, bytes: usize, size: usize) -> Choice {
+    chunked(collective, bytes, size, (32 << 10, (4 << 20).max(size << 18)))
+}
+
+fn chunked(collective: Collective, bytes: usize, size: usize, (most_at_once, chunk): (usize, usize)) -> Choice {
     match collective {
-        Collective::AllReduce if bytes * (size - 1) <= 256 << 10 => Choice::whole(Algorithm::Direct),
-        Collective::AllReduce => Choice { algorithm: part_by_part(size), chunk },
+        Collective::AllReduce => all_reduce_in_order(bytes, size, most_at_once, chunk),
         Collective::Broadcast { .. } if bytes <= 256 << 10 => Choice::whole(Algorithm::Tree),
         Collective::Broadcast { .. } => Choice { algorithm: Algorithm::Chain, chunk },
         _ => Choice { algorithm: Algorithm::Pairwise, chunk },
     }
 }
 
-/// For buffers of `bytes` on a device that go through the host: by chunks, of which one is copied while another travels.
-pub(super) fn staged(collective: Collective, bytes: usize, size: usize) -> Choice {
-    const CHUNK: usize = 4 << 20;
-    match collective {
-        Collective::AllReduce if bytes * (size - 1) <= 32 << 10 => Choice::whole(Algorithm::Direct),
-        Collective::AllReduce => Choice { algorithm: part_by_part(size), chunk: CHUNK },
-        Collective::Broadcast { .. } if bytes <= 256 << 10 => Choice::whole(Algorithm::Tree),
-        Collective::Broadcast { .. } => Choice { algorithm: Algorithm::Chain, chunk: CHUNK },
-        _ => Choice { algorithm: Algorithm::Pairwise, chunk: CHUNK },
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_ranks_do_not_send_to_each_other_all() {
+        let algorithm = |bytes, size| started_all_reduce(bytes, size).algorithm;
+        assert_eq!([2, 3, 64].map(|size| algorithm(4, size)), [Algorithm::Direct; 3]);
+        assert_eq!([2, 3, 64].map(|size| algorithm(25 << 20, size)), [Algorithm::Pairwise; 3]);
+        for size in [65, 1000] {
+            for choose in [on_device, staged] {
+                assert_eq!(choose(Collective::AllReduce, 4, size).algorithm, Algorithm::Doubling);
+                assert_eq!(choose(Collective::AllReduce, 25 << 20, size).algorithm, Algorithm::Halving);
+            }
+            assert_eq!([4, 25 << 20].map(|bytes| algorithm(bytes, size)), [Algorithm::Doubling, Algorithm::Halving]);
+        }
     }
 }

@@ -18,7 +18,8 @@ pub(super) struct Host {
     sums: *mut u8,
     /// Where `memory` is.
     inbox: *mut u8,
-    memory: Memory<u64>,
+    /// None where nothing is combined.
+    memory: Option<Memory<u64>>,
     /// The elements of one lane's inbox.
     room: usize,
     operation: Operation,
@@ -36,6 +37,9 @@ pub(super) struct Kind {
 impl Kind {
     /// Values that a device keeps in bfloat16, which MPI knows nothing of: it need not look at what it carries.
     pub(super) const BF16: Kind = Kind { bytes: size_of::<u16>(), extent: Raw::extent::<u16>, combine: combine_bf16 };
+
+    /// Values of `f32`.
+    pub(super) const F32: Kind = Kind::of::<f32>();
 
     pub(super) const fn of<T: Element>() -> Kind {
         Kind { bytes: size_of::<T>(), extent: Raw::extent::<T>, combine: combine::<T> }
@@ -95,26 +99,31 @@ unsafe impl Arena for Host {
 }
 
 impl Host {
-    /// Elements at `values`, whose combinations are to be at `sums`: as many as the operation has, and valid until it is done; what arrives has
-    /// `room` elements in each lane and `inbox` in all.
+    /// Elements at `values`, whose combinations are to be at `sums`; what arrives has `room` elements in each lane and `inbox` in all.
     ///
     /// # Errors
     /// There is no memory for what arrives.
-    pub(super) fn new(
+    ///
+    /// # Safety
+    /// There are as many elements as the operation has, at `sums` as far as it combines them; they are valid and nobody else's until it is done.
+    pub(super) unsafe fn new(
         raw: &Raw,
         (values, sums): (*mut u8, *mut u8),
         element: &'static Kind,
         operation: Operation,
         (room, inbox): (usize, usize),
     ) -> Result<Host> {
-        let mut memory = raw.take_scratch(inbox * element.bytes)?;
-        let inbox = memory.as_mut_ptr().cast();
-        Ok(Host { values, sums, inbox, memory, room, operation, element })
+        let memory = if inbox > 0 { Some(raw.take_scratch(inbox * element.bytes)?) } else { None };
+        let mut host = Host { values, sums, inbox: std::ptr::null_mut(), memory, room, operation, element };
+        if let Some(memory) = &mut host.memory {
+            host.inbox = memory.as_mut_ptr().cast();
+        }
+        Ok(host)
     }
 
     /// Gives back the memory that others can use.
     pub(super) fn retire(self, raw: &Raw) {
-        raw.recycle(self.memory);
+        self.memory.into_iter().for_each(|memory| raw.recycle(memory));
     }
 }
 

@@ -36,7 +36,8 @@ impl Communicator {
     ) -> Result<Progress<Host>> {
         let layout = Layout::new(self, collective, choice, len, size_of::<T>());
         let (element, room) = (const { &Kind::of::<T>() }, (layout.room(), layout.inbox()));
-        let host = Host::new(&self.raw, (values.cast(), sums.cast()), element, operation, room)?;
+        // SAFETY: the caller's promise.
+        let host = unsafe { Host::new(&self.raw, (values.cast(), sums.cast()), element, operation, room)? };
         Ok(Progress::start(&self.raw, layout.plan, layout.cut, host))
     }
 
@@ -115,10 +116,10 @@ impl Communicator {
 
 /// Each of these must be started in the same order by every rank.
 impl Communicator {
-    /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, added up in rank order, hence
-    /// the same bits on each, and the same as [`Communicator::start_reduce_scatter`] gives. Short buffers go to everyone at once
-    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]; beyond 64 ranks [`Algorithm::Halving`], whose order is
-    /// another, and fixed too). Collective.
+    /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, the same bits on each and in every run. Up to
+    /// 64 ranks it is added up in rank order, to what [`Communicator::start_reduce_scatter`] gives: short buffers go to everyone at
+    /// once ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks go by [`Algorithm::Doubling`] and
+    /// [`Algorithm::Halving`], whose orders are fixed too. Collective.
     ///
     /// # Errors
     /// There is no memory for what arrives.

@@ -1,9 +1,10 @@
 //! Plans under way: the messages of their rounds, chunk after chunk, a few chunks at a time.
 //!
-//! The way of a chunk: its values come to where MPI may read them, if they are elsewhere; the messages of a round are posted; when all are done, what came is combined, by whoever has the memory
-//! ([`Arena`]), and meanwhile other chunks' messages travel; then the next round; in the end it may leave for where it came from. Its messages bear the chunk's own tag on the
-//! communicator's private twin, so whatever the ranks' order in finishing chunks, they meet the right ones. A rank that waits, waits
-//! for its oldest chunk: the oldest of the job is then waited for by all that it lacks, so it moves on, and nobody waits for ever.
+//! The way of a chunk: its values come to where MPI may read them, if they are elsewhere; the messages of a round are posted; when all
+//! are done, what came is combined, by whoever has the memory ([`Arena`]), and meanwhile other chunks' messages travel; then the next
+//! round; in the end it may leave for where it came from. Its messages bear the chunk's own tag on the communicator's private twin, so
+//! whatever the ranks' order in finishing chunks, they meet the right ones. A rank that waits, waits for its oldest chunk: the oldest of
+//! the job is then waited for by all that it lacks, so it moves on, and nobody waits for ever.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

@@ -89,6 +89,7 @@ pub(super) struct Remote<A: Arena> {
 }
 
 enum Under<A> {
+    /// Without requests when it is done.
     Message(Requests, A),
     Plan(Progress<A>),
 }
@@ -96,7 +97,15 @@ enum Under<A> {
 impl<A: Arena> Under<A> {
     fn advance(under: &mut Option<Under<A>>, raw: &Raw) -> bool {
         match under {
-            Some(Under::Message(requests, _)) => requests.is_empty() || test_all(requests),
+            Some(Under::Message(requests, _)) if requests.is_empty() => true,
+            Some(Under::Message(requests, arena)) => {
+                let is_done = test_all(requests);
+                if is_done {
+                    requests.clear();
+                    arena.leave(0);
+                }
+                is_done
+            }
             Some(Under::Plan(progress)) => progress.advance(raw),
             None => true,
         }
@@ -105,9 +114,17 @@ impl<A: Arena> Under<A> {
 
 impl<A: Arena> Remote<A> {
     /// Starts `order` on the first `len` values of `arena`, of `bytes` each; ranks were checked.
-    pub(super) fn start(communicator: &Communicator, order: Order, arena: A, len: usize, bytes: usize) -> Remote<A> {
+    pub(super) fn start(
+        communicator: &Communicator,
+        order: Order,
+        mut arena: A,
+        len: usize,
+        bytes: usize,
+    ) -> Remote<A> {
         let raw = Rc::clone(&communicator.raw);
         let (rank, size) = (communicator.rank(), len * bytes);
+        // a plan looks itself, chunk by chunk
+        assert!(matches!(order, Order::Plan(_)) || arena.is_here(0), "a message is posted when it is here");
         let (flight, under) = match order {
             Order::Send { to, tag } => {
                 let flight = Flight::start(Name::Send, size, raw.links.message(rank, to, tag), raw.in_job(to));
@@ -137,6 +154,7 @@ impl<A: Arena> Remote<A> {
                 unsafe {
                     if is_blocking {
                         raw.blocking_in_place(collective, values);
+                        arena.leave(0);
                     } else {
                         raw.in_place(&mut requests, collective, values, Operation::Sum);
                     }
@@ -178,10 +196,8 @@ impl<A: Arena> Remote<A> {
             }
         });
         let arena = match self.under.take().expect("`wait` consumes the only value that holds it") {
-            Under::Message(mut requests, mut arena) => {
-                requests.clear();
+            Under::Message(requests, arena) => {
                 raw.recycle_requests(requests);
-                arena.leave(0);
                 arena
             }
             Under::Plan(progress) => progress.into_arena(&raw),

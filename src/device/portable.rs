@@ -171,15 +171,15 @@ pub unsafe trait Staged: 'static {
     /// Where the values are on the host.
     fn values(&self) -> *mut u8;
 
-    /// Starts to bring the values in all of `ranges` here, behind all others, as piece number `piece`. None of them: nobody may write
-    /// here before the piece is here nevertheless, for what was there may still be on its way back to the device.
+    /// Starts to bring the values in all of `ranges` here, behind all others, as piece number `piece`. Without any the piece is not here at
+    /// once nevertheless: what was here before may still be on its way back to the device.
     fn fetch(&mut self, piece: usize, ranges: &mut dyn Iterator<Item = Range<usize>>);
 
-    /// True when the piece is here.
+    /// True when the piece is here, to be read and written.
     fn is_here(&mut self, piece: usize) -> bool;
 
-    /// Starts to bring the values in `range` back to the device.
-    fn deliver(&mut self, range: Range<usize>);
+    /// Starts to bring the values in all of `ranges`, of a piece that was here, back to the device.
+    fn deliver(&mut self, ranges: &mut dyn Iterator<Item = Range<usize>>);
 }
 
 /// The buffer that there is none of.
@@ -233,7 +233,7 @@ unsafe impl Staged for Never {
         match *self {}
     }
 
-    fn deliver(&mut self, _: Range<usize>) {
+    fn deliver(&mut self, _: &mut dyn Iterator<Item = Range<usize>>) {
         match *self {}
     }
 }

@@ -88,7 +88,8 @@ impl Bench for HostBench<'_> {
     }
 }
 
-/// A device's memory, where messages through the host are another way, and MPI's own all-reduce where it takes that memory.
+/// A device's memory, where messages through the host are another way, and MPI's own operations: on the host, and its all-reduce on the
+/// device where it takes that memory.
 pub struct DeviceBench<'a, D: Device> {
     all: &'a Communicator,
     settings: Settings,
@@ -124,11 +125,14 @@ impl<D: Device> Bench for DeviceBench<'_, D> {
         let subject = |communicator| DeviceSubject::new(self.device, communicator, operation, form, len);
         let mut entry = Entry { all: self.all, contenders: Vec::new() };
         entry.add("ours", choice, subject(&self.best))?;
+        let is_f32 = self.value_bytes == size_of::<f32>();
         if compare && self.best.transfers() == Transfers::Aware {
             entry.add("staged", None, subject(&self.staged))?;
-            if operation == Measured::AllReduce && self.value_bytes == size_of::<f32>() {
+            if operation == Measured::AllReduce && is_f32 {
                 entry.add("mpi", Some(Choice::whole(Algorithm::MpiBlocking)), subject(&self.best))?;
             }
+        } else if compare && is_f32 && !matches!(operation, Measured::SendReceive | Measured::ReduceScatter) {
+            entry.add("mpi", Some(Choice::whole(Algorithm::Mpi)), subject(&self.best))?;
         }
         entry.contest((operation, form), (len * self.value_bytes, "device"), seconds, &self.computation)
     }

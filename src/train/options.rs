@@ -176,7 +176,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub threads: Option<usize>,
 
-    /// Largest bucket of gradients that travels as one message, in MB
+    /// Largest bucket of gradients that is summed by one operation, in MB
     #[arg(long, allow_negative_numbers = true, value_name = "MB", default_value_t = 25.0, help_heading = "Machine")]
     pub bucket_mb: f64,
 

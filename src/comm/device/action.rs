@@ -59,7 +59,9 @@ impl Action {
         let has_own = bytes == size_of::<f32>() && collective != Collective::ReduceScatter;
         if let (Some(call), true) = (communicator.raw.wants_mpi(), has_own) {
             communicator.raw.last_algorithm.set(call);
-            return Order::Mpi { collective, is_blocking: call == Algorithm::MpiBlocking };
+            // in the host's memory the call that does not block does as well
+            let is_blocking = call == Algorithm::MpiBlocking && transfers == Transfers::Aware;
+            return Order::Mpi { collective, is_blocking };
         }
         let choose = match transfers {
             Transfers::Aware => choice::on_device,

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::comm::algorithm::Cut;
 use crate::comm::extent::Extent;
 use crate::comm::host::{Host, Kind};
-use crate::comm::progress::{Arena, Terms, num_lanes};
+use crate::comm::progress::{Arena, Terms};
 use crate::comm::raw::Raw;
 use crate::comm::remote::Order;
 use crate::comm::{Communicator, Operation};
@@ -35,20 +35,20 @@ impl<S: Staged> Mirror<S> {
         (len, value_bytes): (usize, usize),
         (departs, arrives): (Range<usize>, Range<usize>),
     ) -> Result<Mirror<S>> {
+        let element = if value_bytes == size_of::<u16>() { &Kind::BF16 } else { &Kind::F32 };
+        let values = staged.values();
+        // SAFETY: they stay where they are until the staged buffer is dropped, which comes with the host's; `start` checked their number.
+        let host = unsafe { Host::new(&communicator.raw, (values, values), element, Operation::Sum, order.room())? };
         let cut = order.cut(len);
         for chunk in 0..cut.chunks() {
             staged.fetch(chunk, &mut cut.all_pieces(chunk).map(|piece| common(&piece, &departs)));
         }
-        const F32: Kind = Kind::of::<f32>();
-        let element = if value_bytes == size_of::<u16>() { &Kind::BF16 } else { &F32 };
-        let values = staged.values();
-        let host = Host::new(&communicator.raw, (values, values), element, Operation::Sum, order.room())?;
         Ok(Mirror { staged, host, cut, arrives })
     }
 
     /// True when the first messages can be posted.
     pub(super) fn is_ready(&mut self) -> bool {
-        (0..num_lanes(&self.cut)).all(|chunk| self.staged.is_here(chunk))
+        self.staged.is_here(0)
     }
 
     /// The buffer; the operation is done.
@@ -92,8 +92,6 @@ unsafe impl<S: Staged> Arena for Mirror<S> {
     }
 
     fn leave(&mut self, chunk: usize) {
-        for piece in self.cut.all_pieces(chunk) {
-            self.staged.deliver(common(&piece, &self.arrives));
-        }
+        self.staged.deliver(&mut self.cut.all_pieces(chunk).map(|piece| common(&piece, &self.arrives)));
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! Invariants: operations are posted in the order in which they were started, whichever buffer is ready first, for that is the order
 //! that all ranks share; and while a rank waits for others, what of its own is still departing is posted as it gets ready, for they
-//! may be waiting for that.
+//! may be waiting for that. What was posted moves on to its next rounds and chunks only where it is tested or waited for itself.
 
 mod action;
 mod departing;
@@ -30,7 +30,7 @@ use super::{Algorithm, Choice, Communicator, Front, Operation, Pending, Transfer
 use crate::Result;
 use crate::device::{Portable, Settling};
 
-/// A communicator for the buffers of a device.
+/// A communicator for the buffers of a device. They travel in the format that they are kept in, which is the same on all ranks.
 pub struct DeviceCommunicator {
     communicator: Rc<Communicator>,
 }
@@ -60,7 +60,7 @@ enum Flying<B: Portable> {
 }
 
 /// An operation with all that it takes to post it.
-struct Order<B: Portable> {
+struct Posting<B: Portable> {
     communicator: Rc<Communicator>,
     order: remote::Order,
     /// How much of the buffer travels, and the bytes of a value.
@@ -83,27 +83,27 @@ impl<B: Portable> Way<B> {
     }
 }
 
-/// An order, until it is posted; then what came of it, until that is fetched.
+/// A posting, until it is posted; then what came of it, until that is fetched.
 struct Queued<B: Portable> {
-    order: RefCell<Option<Order<B>>>,
+    posting: RefCell<Option<Posting<B>>>,
     posted: RefCell<Option<Flying<B>>>,
 }
 
 impl<B: Portable> Departing for Queued<B> {
     fn is_ready(&self) -> bool {
-        self.order.borrow_mut().as_mut().is_some_and(|order| order.way.is_complete())
+        self.posting.borrow_mut().as_mut().is_some_and(|posting| posting.way.is_complete())
     }
 
     fn post(&self) {
-        let order = self.order.take().expect("an operation is posted once");
-        self.posted.replace(Some(order.post()));
+        let posting = self.posting.take().expect("an operation is posted once");
+        self.posted.replace(Some(posting.post()));
     }
 }
 
-impl<B: Portable> Order<B> {
+impl<B: Portable> Posting<B> {
     /// Posts it; its buffer is there.
     fn post(self) -> Flying<B> {
-        let Order { communicator, order, size: (len, value_bytes), way } = self;
+        let Posting { communicator, order, size: (len, value_bytes), way } = self;
         match way {
             Way::Settling(settling) => {
                 let arena = Settlement::new(settling.wait(), value_bytes, order.room().0);
@@ -176,7 +176,7 @@ impl DeviceCommunicator {
         self.start(buffer, Action::Broadcast { root }, len, ranges)
     }
 
-    /// Starts combining the first `len` values over all ranks, in rank order:
+    /// Starts combining the first `len` values over all ranks:
     /// [`Communicator::start_all_reduce_in_place`]. Collective; lengths agree.
     ///
     /// # Errors
@@ -246,12 +246,12 @@ impl DeviceCommunicator {
                 Way::Staged(Mirror::new(&self.communicator, staged, &order, size, ranges)?)
             }
         };
-        let mut order: Order<B> = Order { communicator: Rc::clone(&self.communicator), order, size, way };
+        let mut posting: Posting<B> = Posting { communicator: Rc::clone(&self.communicator), order, size, way };
         let is_first = departing::is_empty();
-        if is_first && order.way.is_complete() {
-            return Ok(Transfer { arrives, state: State::Flying(order.post()) });
+        if is_first && posting.way.is_complete() {
+            return Ok(Transfer { arrives, state: State::Flying(posting.post()) });
         }
-        let queued = Rc::new(Queued { order: RefCell::new(Some(order)), posted: RefCell::default() });
+        let queued = Rc::new(Queued { posting: RefCell::new(Some(posting)), posted: RefCell::default() });
         departing::push(Rc::clone(&queued) as Rc<dyn Departing>);
         Ok(Transfer { arrives, state: State::Departing(queued) })
     }
@@ -285,7 +285,8 @@ impl<B: Portable> Transfer<B> {
     }
 
     /// Waits for the end of the operation and gives the buffer back. Not collective in itself, but it returns only when the
-    /// other ranks have done their part.
+    /// other ranks have done their part: of a collective operation they test or wait for this one too, so they wait for several in the
+    /// same order, and for messages that others send only after one of them first.
     pub fn wait(mut self) -> B {
         // others may be waiting for what is still departing
         while !self.test() && !departing::is_empty() {

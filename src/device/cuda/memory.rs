@@ -128,6 +128,13 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// Where the values are.
+    pub(super) fn pointer(&self) -> *mut f32 {
+        self.pointer
+    }
+}
+
 impl AsRef<[f32]> for Pinned {
     fn as_ref(&self) -> &[f32] {
         // SAFETY: `len` initialised values; whoever holds the memory while the device copies does not look at it.

@@ -1,8 +1,9 @@
 //! Buffers whose messages travel through pinned host memory, copied there and back beside the computation.
 //!
 //! The way of a buffer: an event of the computing stream says when its values are made; the stream of departures waits for it and copies
-//! piece after piece, each with an event that the host looks at before MPI reads it. What MPI and sums have changed goes back in the stream
-//! of arrivals, and the computing stream waits for the last of it when the buffer is given back.
+//! piece after piece, each with an event that the host looks at before MPI reads it. What is only to be received waits for no work of the
+//! device but the way back of what was in the mirror before. What MPI and sums have changed goes back in the stream of arrivals, and the
+//! computing stream waits for the last of it when the buffer is given back.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -23,15 +24,24 @@ pub(super) struct Staging {
     /// The computation with the buffer before it left.
     computed: CudaEvent,
     /// The copies of each piece to the mirror.
-    fetched: Vec<CudaEvent>,
+    fetched: Vec<Fetched>,
     /// The last copy from the mirror.
     delivered: CudaEvent,
+}
+
+/// The copies of a piece to the mirror.
+struct Fetched {
+    event: CudaEvent,
+    /// There are none where nothing is to be sent.
+    is_copied: bool,
 }
 
 /// A buffer with a mirror on the host.
 pub struct StagedBuffer {
     buffer: CudaBuffer,
     staging: Staging,
+    /// Nothing that was in the mirror before is still on its way back.
+    is_free: bool,
 }
 
 impl StagedBuffer {
@@ -47,59 +57,83 @@ impl StagedBuffer {
             },
         };
         while staging.fetched.len() < pieces {
-            staging.fetched.push(shared.new_event()?);
+            staging.fetched.push(Fetched { event: shared.new_event()?, is_copied: false });
         }
-        // with that, what was still on its way back from the mirror has come: the computing stream waited for it
-        let ready = staging.computed.record(&shared.compute).and_then(|()| shared.departures.wait(&staging.computed));
-        shared.note("computing what is to be sent", ready);
-        Ok(StagedBuffer { buffer, staging })
+        shared.note("computing what is to be sent", staging.computed.record(&shared.compute));
+        Ok(StagedBuffer { buffer, staging, is_free: false })
     }
 
-    /// Where the values in `range` are, on the host and on the device, and their bytes.
-    fn places(&mut self, range: &Range<usize>) -> (&mut [u8], u64) {
+    /// Where the values in `range` are in the mirror and on the device, and how many bytes they are.
+    fn places(&self, range: &Range<usize>) -> (*mut u8, u64, usize) {
         assert!(range.end <= self.buffer.len, "{range:?} of {} values", self.buffer.len);
-        let bytes = self.buffer.format.bytes();
-        let mirror = bytemuck::cast_slice_mut(self.staging.mirror.as_mut());
-        (
-            &mut mirror[range.start * bytes..range.end * bytes],
-            self.buffer.memory.pointer() + (range.start * bytes) as u64,
-        )
+        let (value, start) = (self.buffer.format.bytes(), range.start * self.buffer.format.bytes());
+        (self.values().wrapping_add(start), self.buffer.memory.pointer() + start as u64, range.len() * value)
     }
 }
 
 // SAFETY: the mirror is memory of its own, as long as the buffer, and freed with the value.
 unsafe impl Staged for StagedBuffer {
     fn values(&self) -> *mut u8 {
-        self.staging.mirror.as_ref().as_ptr().cast_mut().cast()
+        self.staging.mirror.pointer().cast()
     }
 
     fn fetch(&mut self, piece: usize, ranges: &mut dyn Iterator<Item = Range<usize>>) {
-        let shared = Rc::clone(&self.buffer.shared);
+        let (shared, doing) = (Rc::clone(&self.buffer.shared), "copying a message to the host");
+        let departures = &shared.departures;
+        let mut is_copied = false;
         for range in ranges.filter(|range| !range.is_empty()) {
-            let (into, from) = self.places(&range);
-            // SAFETY: the memory stays where it is, and nobody looks at it until the piece is here.
-            let outcome = unsafe { result::memcpy_dtoh_async(into, from, shared.departures.cu_stream()) };
-            shared.note("copying a message to the host", outcome);
+            if !is_copied {
+                // with that, what was in the mirror before is back as well: the computing stream waited for it
+                shared.note(doing, departures.wait(&self.staging.computed));
+                is_copied = true;
+            }
+            let (into, from, bytes) = self.places(&range);
+            // SAFETY: the place is within the mirror, which stays where it is, and nobody looks at it until the piece is here.
+            let outcome = unsafe {
+                let into = std::slice::from_raw_parts_mut(into, bytes);
+                result::memcpy_dtoh_async(into, from, departures.cu_stream())
+            };
+            shared.note(doing, outcome);
         }
-        shared.note("copying a message to the host", self.staging.fetched[piece].record(&shared.departures));
+        let fetched = &mut self.staging.fetched[piece];
+        fetched.is_copied = is_copied;
+        if is_copied {
+            shared.note(doing, fetched.event.record(departures));
+        }
     }
 
     fn is_here(&mut self, piece: usize) -> bool {
-        self.buffer.shared.is_complete(&self.staging.fetched[piece])
+        let (shared, fetched) = (&self.buffer.shared, &self.staging.fetched[piece]);
+        let is_here = match fetched.is_copied {
+            true => shared.is_complete(&fetched.event),
+            false => self.is_free || shared.is_complete(&self.staging.delivered),
+        };
+        self.is_free |= is_here;
+        is_here
     }
 
-    fn deliver(&mut self, range: Range<usize>) {
-        if range.is_empty() {
-            return;
-        }
-        let shared = Rc::clone(&self.buffer.shared);
+    fn deliver(&mut self, ranges: &mut dyn Iterator<Item = Range<usize>>) {
+        let (shared, doing) = (Rc::clone(&self.buffer.shared), "copying a message to the device");
         let arrivals = &shared.arrivals;
-        let (from, into) = self.places(&range);
-        // SAFETY: the memory stays where it is; nobody writes there before the next piece is fetched, which waits for this copy. The
-        // device is done with the buffer, or the piece would not have been here.
-        let outcome = unsafe { result::memcpy_htod_async(into, from, arrivals.cu_stream()) };
-        shared.note("copying a message to the device", outcome);
-        shared.note("copying a message to the device", self.staging.delivered.record(arrivals));
+        let mut is_copied = false;
+        for range in ranges.filter(|range| !range.is_empty()) {
+            if !is_copied {
+                // the device may still read what is in the buffer
+                shared.note(doing, arrivals.wait(&self.staging.computed));
+                is_copied = true;
+            }
+            let (from, into, bytes) = self.places(&range);
+            // SAFETY: the place is within the mirror, which stays where it is; MPI is done with it, and nobody writes there before the copy
+            // is over, which the next operation's pieces wait for.
+            let outcome = unsafe {
+                let from = std::slice::from_raw_parts(from, bytes);
+                result::memcpy_htod_async(into, from, arrivals.cu_stream())
+            };
+            shared.note(doing, outcome);
+        }
+        if is_copied {
+            shared.note(doing, self.staging.delivered.record(arrivals));
+        }
     }
 }
 
@@ -138,7 +172,7 @@ impl Portable for CudaBuffer {
     }
 
     fn unstage(staged: StagedBuffer, range: Range<usize>) -> CudaBuffer {
-        let StagedBuffer { mut buffer, staging } = staged;
+        let StagedBuffer { mut buffer, staging, .. } = staged;
         let shared = Rc::clone(&buffer.shared);
         shared.note("going on after a message", shared.compute.wait(&staging.delivered));
         buffer.staging = Some(staging);

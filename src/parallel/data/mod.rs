@@ -49,8 +49,8 @@ pub struct SyncSettings {
     pub clip_norm: Option<f64>,
 }
 
-/// Below this many parameters a rank, the latency of a message outweighs its bytes, and one all-reduce beats two exchanges
-/// with every other rank.
+/// Below this many parameters a rank, the latency of a message outweighs its bytes, and one operation beats two with the update between
+/// them.
 const SMALL_PART: usize = 1 << 16;
 
 /// Shards begin on a cache line.
@@ -181,7 +181,8 @@ impl<D: Device> GradSync<D> {
     /// # Errors
     /// There is no memory for the messages.
     pub fn start(&mut self, device: &D, parameters: &mut FlatBuffer<D>, gradients: &mut FlatBuffer<D>) -> Result<()> {
-        for segment in 0..parameters.num_segments() {
+        let is_alone = self.reductions.size() == 1;
+        for segment in (0..parameters.num_segments()).filter(|_| !is_alone) {
             let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
             parameters.put(segment, values);
         }
@@ -230,10 +231,7 @@ impl<D: Device> GradSync<D> {
         while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
             self.start_next(gradients)?;
         }
-        // those behind the first that is not done have rounds of their own to go through
-        for bucket in &mut self.buckets[self.reduced..self.started] {
-            bucket.state.test();
-        }
+        self.advance();
         while self.reduced < self.started && self.buckets[self.reduced].state.test() {
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
@@ -258,6 +256,7 @@ impl<D: Device> GradSync<D> {
             self.start_next(gradients)?;
         }
         while self.reduced < self.buckets.len() {
+            self.advance();
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
         if let Some(largest) = self.clip_norm {
@@ -268,9 +267,17 @@ impl<D: Device> GradSync<D> {
             }
         }
         while self.gathered < self.buckets.len() {
+            self.advance();
             self.finish_gather(parameters);
         }
         Ok(())
+    }
+
+    /// Lets everything that is under way move on: what is behind the first that is not done has rounds of its own to go through.
+    fn advance(&mut self) {
+        for bucket in &mut self.buckets[self.gathered..self.started] {
+            bucket.state.test();
+        }
     }
 
     fn start_next(&mut self, gradients: &mut FlatBuffer<D>) -> Result<()> {

@@ -3,7 +3,7 @@
 //! Each exchange is a pair of conjugate operations, one for the values on their way forward, one for the gradients on their
 //! way back: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two are called f and g.
 //!
-//! Sums are formed in place, in rank order, so every rank gets the same bits; their first round is under way while the weights get
+//! Sums are formed in place, in an order of their own, so every rank gets the same bits; their first round is under way while the weights get
 //! their gradient.
 
 use crate::Result;
