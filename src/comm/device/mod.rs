@@ -285,8 +285,8 @@ impl<B: Portable> Transfer<B> {
     }
 
     /// Waits for the end of the operation and gives the buffer back. Not collective in itself, but it returns only when the
-    /// other ranks have done their part: of a collective operation they test or wait for this one too, so they wait for several in the
-    /// same order, and for messages that others send only after one of them first.
+    /// other ranks have done their part: of a collective operation they test or wait for this one too. So they wait for several in the
+    /// same order, and before they wait for a message that another rank sends only after one of them.
     pub fn wait(mut self) -> B {
         // others may be waiting for what is still departing
         while !self.test() && !departing::is_empty() {
