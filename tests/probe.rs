@@ -85,7 +85,8 @@ fn programs_go_by_what_was_found() {
     };
     let (_folder, path) = directory();
     let json = format!("{path}/found.json");
-    let output = probe(&launcher(2), &["--quick", "--json", &json], &[("LD_LIBRARY_PATH", libraries)]);
+    let output =
+        probe(&launcher(2), &["--quick", "--json", &json], &[("LD_LIBRARY_PATH", &support::library_path(libraries))]);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
     let run = |more: &[&str]| {

@@ -70,6 +70,12 @@ pub fn until(condition: impl Fn() -> bool) {
     panic!("it did not come to that");
 }
 
+/// Where libraries are looked for: in `directory` first.
+pub fn library_path(directory: &str) -> String {
+    let others = std::env::var("LD_LIBRARY_PATH").map(|others| format!(":{others}")).unwrap_or_default();
+    format!("{directory}{others}")
+}
+
 /// One job at a time: the tests' machines have few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -130,10 +136,7 @@ impl Job {
     pub fn libraries(self, directory: Option<&'static str>) -> Job {
         match directory {
             None => self,
-            Some(directory) => self.env("LD_LIBRARY_PATH", move || {
-                let others = std::env::var("LD_LIBRARY_PATH").map(|others| format!(":{others}")).unwrap_or_default();
-                format!("{directory}{others}")
-            }),
+            Some(directory) => self.env("LD_LIBRARY_PATH", move || library_path(directory)),
         }
     }
 
