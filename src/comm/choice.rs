@@ -1,5 +1,6 @@
-//! Which algorithm does an operation: on host memory by what was measured, on a device's by reasoning. `collectives --compare`, 2 to 4 ranks on two cores with 2 MiB
-//! of cache each, Open MPI 4.1.4 (times for 2 ranks). Where nothing is said MPI's own is as fast as anything here.
+//! Which algorithm does an operation: on a device's memory by reasoning, on the host's by what was measured with `collectives --compare`,
+//! 2 to 4 ranks on two cores with 2 MiB of cache each, Open MPI 4.1.4 (times for 2 ranks). Where nothing is said MPI's own is as fast as
+//! anything here.
 //!
 //! (Where ranks are more than cores, MPI's own blocking calls become started ones, whose sums may have another order.)
 //!
@@ -36,10 +37,6 @@ impl Choice {
     pub fn whole(algorithm: Algorithm) -> Choice {
         Choice { algorithm, chunk: usize::MAX }
     }
-
-    fn chunked(algorithm: Algorithm) -> Choice {
-        Choice { algorithm, chunk: CHUNK }
-    }
 }
 
 /// For reduce-scatters and all-gathers that are started: one round, which needs no attention.
@@ -69,7 +66,11 @@ pub(super) fn started_all_reduce(bytes: usize, size: usize) -> Choice {
 
 /// For a blocking all-reduce of `bytes`.
 pub(super) fn all_reduce(bytes: usize) -> Choice {
-    if bytes < 12 << 20 { Choice::whole(Algorithm::Mpi) } else { Choice::chunked(Algorithm::Pairwise) }
+    if bytes < 12 << 20 {
+        Choice::whole(Algorithm::Mpi)
+    } else {
+        Choice { algorithm: Algorithm::Pairwise, chunk: CHUNK }
+    }
 }
 
 /// For a blocking reduce-scatter of `bytes`, in rank order, for which two ranks need not care.

@@ -35,7 +35,7 @@ impl Communicator {
         operation: Operation,
     ) -> Result<Progress<Host>> {
         let layout = Layout::new(self, collective, choice, len, size_of::<T>());
-        let (element, room) = (const { &Kind::of::<T>() }, (layout.room(), layout.inbox()));
+        let (element, room) = (const { &Kind::of::<T>() }, layout.room());
         // SAFETY: the caller's promise.
         let host = unsafe { Host::new(&self.raw, (values.cast(), sums.cast()), element, operation, room)? };
         Ok(Progress::start(&self.raw, layout.plan, layout.cut, host))

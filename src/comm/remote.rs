@@ -33,14 +33,10 @@ impl Layout {
         Layout { collective, cut: Cut::new(len, plan.parts, choice.chunk / bytes, collective.is_owned()), plan }
     }
 
-    /// How many values arrive, at most, to be combined: of each lane.
-    pub(super) fn room(&self) -> usize {
-        self.plan.inbox * self.cut.largest_part()
-    }
-
-    /// The same of all lanes.
-    pub(super) fn inbox(&self) -> usize {
-        self.room() * num_lanes(&self.cut)
+    /// How many values arrive, at most, to be combined: of each lane, and of all.
+    pub(super) fn room(&self) -> (usize, usize) {
+        let room = self.plan.inbox * self.cut.largest_part();
+        (room, room * num_lanes(&self.cut))
     }
 }
 
@@ -74,7 +70,7 @@ impl Order {
     /// How many values arrive, at most, to be combined: of each lane, and of all.
     pub(super) fn room(&self) -> (usize, usize) {
         match self {
-            Order::Plan(layout) => (layout.room(), layout.inbox()),
+            Order::Plan(layout) => layout.room(),
             _ => (0, 0),
         }
     }

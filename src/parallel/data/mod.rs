@@ -181,10 +181,11 @@ impl<D: Device> GradSync<D> {
     /// # Errors
     /// There is no memory for the messages.
     pub fn start(&mut self, device: &D, parameters: &mut FlatBuffer<D>, gradients: &mut FlatBuffer<D>) -> Result<()> {
-        let is_alone = self.reductions.size() == 1;
-        for segment in (0..parameters.num_segments()).filter(|_| !is_alone) {
-            let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
-            parameters.put(segment, values);
+        if self.reductions.size() > 1 {
+            for segment in 0..parameters.num_segments() {
+                let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
+                parameters.put(segment, values);
+            }
         }
         self.begin(device, 0, 0.0)?;
         while self.started < self.buckets.len() {
