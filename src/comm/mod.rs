@@ -34,6 +34,7 @@ mod pending;
 mod progress;
 mod raw;
 mod remote;
+mod shard;
 mod waiting;
 mod world;
 
@@ -46,4 +47,5 @@ pub use element::{Element, Operation};
 pub use grid::{Grid, GridShape};
 use pending::Front;
 pub use pending::Pending;
+pub use shard::shard;
 pub use world::{World, rank_for_messages};

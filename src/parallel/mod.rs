@@ -10,11 +10,10 @@ pub mod layout;
 pub mod pipeline;
 pub mod replica;
 pub mod schedule;
-mod shard;
 pub mod stage;
 pub mod tensor;
 
-pub use shard::shard;
+pub use crate::comm::shard;
 
 use crate::device::Device;
 use crate::observe;

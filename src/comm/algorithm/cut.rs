@@ -2,12 +2,7 @@
 
 use std::ops::Range;
 
-/// Shares `len` elements out among `count`: the range of `index`. The first ones get one more where it does not divide.
-fn share(len: usize, index: usize, count: usize) -> Range<usize> {
-    let (each, more) = (len / count, len % count);
-    let start = index * each + index.min(more);
-    start..start + each + usize::from(index < more)
-}
+use crate::comm::shard;
 
 /// The lengths of parts, and of chunks. Every chunk is an operation of its own with the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,11 +46,11 @@ impl Cut {
     /// Where one part of a chunk is.
     fn part(&self, chunk: usize, part: usize) -> Range<usize> {
         let (outer, inner) = if self.is_owned {
-            (share(self.len, part, self.parts), (chunk, self.chunks))
+            (shard(self.len, part, self.parts), (chunk, self.chunks))
         } else {
-            (share(self.len, chunk, self.chunks), (part, self.parts))
+            (shard(self.len, chunk, self.chunks), (part, self.parts))
         };
-        let range = share(outer.len(), inner.0, inner.1);
+        let range = shard(outer.len(), inner.0, inner.1);
         outer.start + range.start..outer.start + range.end
     }
 
