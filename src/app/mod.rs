@@ -12,7 +12,7 @@ use std::process::{ExitCode, Termination};
 
 use clap::Parser;
 
-use crate::comm::World;
+use crate::comm::{World, abort};
 use crate::device::flush_subnormals;
 use crate::{Error, Result};
 
@@ -112,7 +112,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
             let whose = if world.size() > 1 { format!("rank {}: ", world.rank()) } else { String::new() };
             say(&format!("{whose}error: {error}"));
             if world.size() > 1 {
-                world.abort(error.exit_code());
+                abort(error.exit_code());
             }
             ExitCode::from(error.exit_code())
         }

@@ -2,14 +2,15 @@
 //!
 //! A rank that hangs takes the others with it, for they wait for it: within a step every rank stands still. So each has a
 //! watchdog of its own, which needs no messages; each says where its rank is, leaves the others time to do so too, and then
-//! ends its process, upon which the launcher ends the job. No collective, no MPI at all: that may be what hangs.
+//! aborts the job. No collective, nothing of MPI but `MPI_Abort`, which may hang too: then the process ends, and the launcher ends
+//! the job.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::log_lines::clock;
 use super::say;
-use crate::comm::rank_for_messages;
+use crate::comm::{abort, rank_for_messages};
 use crate::observe;
 
 /// Looks a limit.
@@ -39,7 +40,7 @@ pub fn watch(limit: Duration) {
                 let (limit_words, since) = (humantime::format_duration(limit), clock(since));
                 say(&format!("rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}"));
                 thread::sleep((limit / 4).min(LONGEST_GRACE));
-                signal_hook::low_level::exit(1);
+                abort(1);
             }
         }
     });

@@ -48,4 +48,4 @@ pub use grid::{Grid, GridShape};
 use pending::Front;
 pub use pending::Pending;
 pub use shard::shard;
-pub use world::{World, rank_for_messages};
+pub use world::{World, abort, rank_for_messages};

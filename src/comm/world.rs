@@ -6,6 +6,7 @@ use std::panic;
 use std::process;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use mpi::collective::{CommunicatorCollectives as _, Root as _, SystemOperation};
@@ -150,11 +151,6 @@ impl World {
         let first = version.split([',', '\n', '\0']).next().unwrap_or_default();
         first.replace("Version:", "").split_whitespace().collect::<Vec<_>>().join(" ")
     }
-
-    /// Ends the whole job at once with `code`, without waiting for anyone (`MPI_Abort`). Not collective.
-    pub fn abort(&self, code: u8) -> ! {
-        abort(code)
-    }
 }
 
 /// The node of a rank of the job, by the number of its first rank.
@@ -170,7 +166,7 @@ pub fn rank_for_messages() -> Option<usize> {
 
 /// The cores that this process may use.
 fn num_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A hash of the set of cores that the system lets this process run on; 0 where it does not say.
@@ -180,10 +176,17 @@ fn allowed_cores() -> i64 {
     xxhash_rust::xxh3::xxh3_64(list.trim().as_bytes()) as i64
 }
 
-fn abort(code: u8) -> ! {
+/// Ends the whole job at once with `code`, from any thread, without waiting for anyone (`MPI_Abort`): a launcher that only saw
+/// a rank end would end the others itself, and MPICH's then returns whichever rank's code it heard of. Not collective.
+pub fn abort(code: u8) -> ! {
     // what was said last is still on its way through the launcher, and MPICH's drops it when the job ends
-    std::thread::sleep(LAST_WORDS);
-    // SAFETY: called between initialisation and finalisation; MPI_Abort may be called at any time there.
+    thread::sleep(LAST_WORDS);
+    thread::spawn(move || {
+        thread::sleep(LONGEST_ABORT);
+        signal_hook::low_level::exit(i32::from(code))
+    });
+    // SAFETY: called after initialisation; MPI_Abort may be called at any time from there to finalisation. A thread beside the
+    // one that communicates calls it only where nothing else of MPI will ever be called, and where it hangs the process ends.
     unsafe {
         ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, i32::from(code));
     }
@@ -192,6 +195,9 @@ fn abort(code: u8) -> ! {
 
 /// How long a launcher may take to pass on what a rank has written.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// How long `MPI_Abort` may take: what hangs may be MPI itself.
+const LONGEST_ABORT: Duration = Duration::from_secs(5);
 
 fn install_panic_hook() {
     panic::set_hook(Box::new(|information| {
