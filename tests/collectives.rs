@@ -23,6 +23,7 @@ static CASES: &[Case] = &[
     Case { name: "point_to_point", ranks: &[2, 3], run: point_to_point },
     Case { name: "sums_have_one_order", ranks: ALL, run: sums_have_one_order },
     Case { name: "every_algorithm", ranks: &[1, 2, 3, 4, 5, 6, 7, 8], run: algorithms::every_algorithm },
+    Case { name: "waits_in_any_order", ranks: &[1, 2, 3, 5], run: algorithms::waits_in_any_order },
     Case { name: "large_buffers", ranks: &[2, 3, 8], run: algorithms::large_buffers },
     Case { name: "more_than_a_c_int_counts", ranks: &[2], run: more_than_a_c_int_counts },
     Case { name: "wrong_lengths_are_refused", ranks: &[1, 3], run: wrong_lengths },

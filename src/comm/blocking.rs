@@ -1,5 +1,6 @@
 //! The MPI calls that block: MPI has faster paths for them than to start and wait. Where ranks are more than cores, they are
-//! started and waited for nevertheless, because inside a call that blocks some MPIs only spin.
+//! started and waited for nevertheless, because inside a call that blocks some MPIs only spin; messages between two ranks also where
+//! the engine has something to move on meanwhile. (Of collective operations the two kinds do not match each other.)
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -10,8 +11,9 @@ use mpi::ffi;
 use mpi::traits::AsRaw;
 
 use super::algorithm::Collective;
+use super::engine::{self, is_busy, wait_all};
 use super::raw::{Raw, address, address_mut, request};
-use super::waiting::{Requests, wait_all, yields};
+use super::waiting::{Requests, yields};
 use super::{Element, Operation};
 
 impl Raw {
@@ -197,7 +199,7 @@ impl Raw {
         (receive, from): (&mut [T], usize),
         tag: i32,
     ) {
-        if yields() {
+        if is_busy() {
             // SAFETY: as for the others.
             return self.complete(|requests| unsafe {
                 self.receive(requests, (receive.as_mut_ptr(), receive.len()), from, tag);
@@ -225,15 +227,16 @@ impl Raw {
         let mut message = MaybeUninit::uninit();
         let mut length = 0;
         let element = T::equivalent_datatype().as_raw();
-        let mut is_there = 0;
         // SAFETY: MPI_Mprobe fills both before it returns, MPI_Improbe when it says that the message is there.
         unsafe {
             let (comm, from) = (self.public.as_raw(), from as c_int);
-            while yields() && is_there == 0 {
-                ffi::MPI_Improbe(from, tag, comm, &mut is_there, message.as_mut_ptr(), status.as_mut_ptr());
-                std::thread::yield_now();
-            }
-            if is_there == 0 {
+            if is_busy() {
+                engine::wait_until(|| {
+                    let mut is_there = 0;
+                    ffi::MPI_Improbe(from, tag, comm, &mut is_there, message.as_mut_ptr(), status.as_mut_ptr());
+                    is_there != 0
+                });
+            } else {
                 ffi::MPI_Mprobe(from, tag, comm, message.as_mut_ptr(), status.as_mut_ptr());
             }
             ffi::MPI_Get_elements_x(status.as_ptr(), element, &mut length);
@@ -265,7 +268,7 @@ impl Raw {
 
     /// Sends `values` and returns when they may be changed again.
     pub(super) fn blocking_send<T: Element>(&self, values: &[T], to: usize, tag: i32) {
-        if yields() {
+        if is_busy() {
             // SAFETY: the slices are borrowed until all is complete; the rest as below.
             return self
                 .complete(|requests| unsafe { self.send(requests, (values.as_ptr(), values.len()), to, tag) });

@@ -3,7 +3,9 @@
 //! grows with them.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
 use mpi::ffi;
@@ -12,33 +14,41 @@ use mpi::traits::AsRaw;
 use super::algorithm::{Algorithm, Collective, Plan, plan};
 use super::blocking::in_place;
 use super::choice::{self, Choice};
+use super::engine::{self, Entry};
 use super::host::{Host, Kind};
-use super::pending::{Under, target};
-use super::progress::{Progress, Running};
+use super::ongoing::{Layout, Ongoing, Order};
+use super::pending::{Under, Unfinished, target};
+use super::progress::Progress;
 use super::raw::{Raw, address_mut, request};
-use super::remote::Layout;
-use super::waiting::{Requests, test_all, wait_all};
+use super::waiting::Requests;
 use super::{Communicator, Element, Operation, Pending};
 use crate::Result;
 use crate::memory::{HostBuffer, Memory};
 
 impl Communicator {
-    /// Starts `collective` on `len` elements at `values`, whose combination is to be at `sums`.
+    /// Lays `collective` out on `len` elements at `values`, whose combination is to be at `sums`.
     ///
     /// # Safety
     /// The elements are valid, and nobody else's, until the operation is done; those at `sums` as far as the plan combines them.
-    unsafe fn run<T: Element>(
+    unsafe fn lay_out<T: Element>(
         &self,
         collective: Collective,
         choice: Choice,
         (values, sums, len): (*mut T, *mut T, usize),
         operation: Operation,
-    ) -> Result<Progress<Host>> {
+    ) -> Result<(Layout, Host)> {
         let layout = Layout::new(self, collective, choice, len, size_of::<T>());
         let (element, room) = (const { &Kind::of::<T>() }, layout.room());
         // SAFETY: the caller's promise.
         let host = unsafe { Host::new(&self.raw, (values.cast(), sums.cast()), element, operation, room)? };
-        Ok(Progress::start(&self.raw, layout.plan, layout.cut, host))
+        Ok((layout, host))
+    }
+
+    /// Runs what is laid out to its end.
+    fn run(&self, (layout, host): (Layout, Host)) {
+        let mut progress = Progress::start(&self.raw, layout.plan, layout.cut, host);
+        engine::wait_until(|| progress.advance(&self.raw));
+        progress.into_arena(&self.raw).retire(&self.raw);
     }
 
     /// Runs `collective` on `values` to its end.
@@ -51,8 +61,7 @@ impl Communicator {
     ) -> Result<()> {
         let (place, len) = (values.as_mut_ptr(), values.len());
         // SAFETY: the values are borrowed until the operation is done.
-        let progress = unsafe { self.run(collective, choice, (place, place, len), operation)? };
-        self.finish(progress);
+        self.run(unsafe { self.lay_out(collective, choice, (place, place, len), operation)? });
         Ok(())
     }
 
@@ -76,14 +85,8 @@ impl Communicator {
         let places = (send.as_ptr().cast_mut(), receive.as_mut_ptr().wrapping_sub(start), send.len());
         // SAFETY: both are borrowed until the operation is done; the pairwise exchange writes nothing into what it sends, and combines
         // this rank's own part only.
-        let progress = unsafe { self.run(Collective::ReduceScatter, choice, places, operation)? };
-        self.finish(progress);
+        self.run(unsafe { self.lay_out(Collective::ReduceScatter, choice, places, operation)? });
         Ok(())
-    }
-
-    fn finish(&self, mut progress: Progress<Host>) {
-        progress.finish(&self.raw);
-        progress.into_arena(&self.raw).retire(&self.raw);
     }
 
     fn start_in_place<T: Element, B: HostBuffer<T>>(
@@ -94,23 +97,73 @@ impl Communicator {
         operation: Operation,
     ) -> Result<Pending<B>> {
         let (place, len) = target(&mut values);
-        let flight = self.collective_flight::<T>(collective.name(), len);
-        if choice.algorithm == Algorithm::Mpi && collective == Collective::ReduceScatter {
+        if choice.algorithm != Algorithm::Mpi {
             // SAFETY: the pending operation owns the buffer, whose elements stay in place.
-            let running = unsafe { ReduceScatter::start(&self.raw, (place, len), operation)? };
-            return Ok(self.running(flight, values, Under::Other(Box::new(running))));
+            let (layout, host) = unsafe { self.lay_out(collective, choice, (place, place, len), operation)? };
+            let ongoing = Ongoing::start(self, Order::Plan(layout), host, len, size_of::<T>());
+            return Ok(self.pending(values, Under::Plan(Shared::enter(ongoing))));
         }
-        if choice.algorithm == Algorithm::Mpi {
-            return Ok(self.start(flight, values, |raw, requests, _| {
-                // SAFETY: as above.
-                unsafe { raw.in_place(requests, collective, (place, len), operation) }
-            }));
+        let flight = self.collective_flight::<T>(collective.name(), len);
+        if collective == Collective::ReduceScatter {
+            // SAFETY: as above.
+            let unfinished = unsafe { ReduceScatter::start(&self.raw, (place, len), operation)? };
+            return Ok(self.pending(values, Under::Other(flight, Box::new(unfinished))));
         }
-        let span = flight.posting();
-        // SAFETY: as above.
-        let progress = unsafe { self.run(collective, choice, (place, place, len), operation)? };
+        Ok(self.start(flight, values, |raw, requests, _| {
+            // SAFETY: as above.
+            unsafe { raw.in_place(requests, collective, (place, len), operation) }
+        }))
+    }
+}
+
+thread_local! {
+    /// Room for plans, used again and again. Never dropped, like those that did not come to their end.
+    static ROOM: ManuallyDrop<RefCell<Vec<Rc<Shared>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+}
+
+/// A plan on host memory that the engine moves on.
+#[derive(Default)]
+pub(super) struct Shared(RefCell<Option<Ongoing<Host>>>);
+
+impl Entry for Shared {
+    fn advance(&self) -> bool {
+        self.0.borrow_mut().as_mut().is_none_or(Ongoing::advance)
+    }
+}
+
+impl Shared {
+    /// Hands `ongoing` to the engine.
+    fn enter(ongoing: Ongoing<Host>) -> Rc<Shared> {
+        let shared = ROOM.with(|room| room.borrow_mut().pop()).unwrap_or_default();
+        shared.0.replace(Some(ongoing));
+        engine::enter(Rc::clone(&shared) as Rc<dyn Entry>);
+        shared
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.0.borrow().as_ref().is_none_or(Ongoing::is_done)
+    }
+
+    /// Moves everything on; true when this is done.
+    pub(super) fn test(&self) -> bool {
+        if !self.is_done() {
+            engine::advance();
+        }
+        self.is_done()
+    }
+
+    /// Returns when it is done, and the memory is the caller's again.
+    pub(super) fn wait(self: Rc<Self>) {
+        let span = self.0.borrow().as_ref().map(Ongoing::waiting);
+        if !self.is_done() {
+            engine::wait_until(|| self.is_done());
+        }
         drop(span);
-        Ok(self.running(flight, values, Under::Plan(progress)))
+        if let Some(ongoing) = self.0.take() {
+            let (host, raw) = ongoing.end();
+            host.retire(&raw);
+        }
+        ROOM.with(|room| room.borrow_mut().push(self));
     }
 }
 
@@ -234,16 +287,12 @@ impl<T: Element> ReduceScatter<T> {
     }
 }
 
-impl<T: Element> Running for ReduceScatter<T> {
-    fn advance(&mut self, _: &Raw) -> bool {
-        test_all(&mut self.requests)
+impl<T: Element> Unfinished for ReduceScatter<T> {
+    fn requests(&mut self) -> &mut Requests {
+        &mut self.requests
     }
 
-    fn finish(&mut self, _: &Raw) {
-        wait_all(&mut self.requests);
-    }
-
-    fn retire(mut self: Box<Self>, raw: &Raw) {
+    fn finish(mut self: Box<Self>, raw: &Raw) {
         // SAFETY: the operation is done, and what waited for it gives the buffer back only afterwards.
         let own = unsafe { std::slice::from_raw_parts_mut(self.own, self.len) };
         own.copy_from_slice(&bytemuck::cast_slice(&self.sums)[..self.len]);

@@ -10,8 +10,8 @@
 //! | `start_…` | the `MPI_I…` of the same name, or a plan for what is in place, as a [`Pending`] that owns its buffers | as above |
 //!
 //! A plan is an [`Algorithm`] of messages between two ranks, and sums formed here; `choice.rs` says which is used when.
-//! It has several rounds, and moves on only where its own [`Pending`] is tested or waited for. So ranks that have started several
-//! wait for them in the same order, and before they enter an operation that blocks and others have to come to as well.
+//! It has several rounds, and moves on wherever its rank waits for something that was started, or tests anything of the kind
+//! (`engine.rs`). So ranks wait in any order, but for one thing: inside a collective operation that blocks nothing moves on but MPI's own.
 //! A [`DeviceCommunicator`] does the same with buffers of a device, as a [`Transfer`].
 //!
 //! Nothing here knows what a layer is.
@@ -25,15 +25,16 @@ mod choice;
 mod communicator;
 mod device;
 mod element;
+mod engine;
 mod extent;
 mod grid;
 mod host;
 mod in_place;
 mod links;
+mod ongoing;
 mod pending;
 mod progress;
 mod raw;
-mod remote;
 mod shard;
 mod waiting;
 mod world;

@@ -8,10 +8,10 @@
 use std::mem;
 use std::rc::Rc;
 
-use super::host::Host;
-use super::progress::{Progress, Running};
+use super::engine::wait_all;
+use super::in_place::Shared;
 use super::raw::Raw;
-use super::waiting::{Requests, test_all, wait_all};
+use super::waiting::{Requests, test_all};
 use super::{Communicator, Element, Operation};
 use crate::Result;
 use crate::memory::HostBuffer;
@@ -49,61 +49,67 @@ pub struct Pending<B> {
     raw: Rc<Raw>,
     buffers: Option<B>,
     under: Option<Under>,
-    flight: Flight,
     done: bool,
 }
 
 /// What is under way.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
 pub(super) enum Under {
     /// Operations of MPI's.
-    Requests(Requests),
-    /// A plan on host memory.
-    Plan(Progress<Host>),
-    /// Anything else.
-    Other(Box<dyn Running>),
+    Requests(Flight, Requests),
+    /// A plan on host memory, which the engine moves on.
+    Plan(Rc<Shared>),
+    /// An operation of MPI's, after which something is left to do.
+    Other(Flight, Box<dyn Unfinished>),
+}
+
+/// Operations of MPI's that are not all.
+pub(super) trait Unfinished {
+    fn requests(&mut self) -> &mut Requests;
+
+    /// Does the rest, and gives back what was used.
+    fn finish(self: Box<Self>, raw: &Raw);
 }
 
 impl<B> Pending<B> {
     /// Lets MPI make progress; true when [`Pending::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
-        self.done = self.done
-            || match &mut self.under {
-                Some(Under::Requests(requests)) => test_all(requests),
-                Some(Under::Plan(plan)) => plan.advance(&self.raw),
-                Some(Under::Other(other)) => other.advance(&self.raw),
-                None => true,
-            };
         if self.done {
-            self.flight.end();
+            return true;
         }
+        let flight = match &mut self.under {
+            Some(Under::Requests(flight, requests)) => test_all(requests).then_some(flight),
+            Some(Under::Other(flight, other)) => test_all(other.requests()).then_some(flight),
+            Some(Under::Plan(plan)) => {
+                self.done = plan.test();
+                return self.done;
+            }
+            None => None,
+        };
+        self.done = flight.map(Flight::end).is_some();
         self.done
     }
 
-    /// True once [`Pending::test`] has been: MPI need not be asked again. Not collective.
+    /// True once it is known to be done: MPI need not be asked again. Not collective.
     pub fn is_done(&self) -> bool {
-        self.done
+        self.done || matches!(&self.under, Some(Under::Plan(plan)) if plan.is_done())
     }
 
-    /// Waits for the end of the operation and gives the buffers back. Not collective in itself, but it returns only
-    /// when the other ranks have done their part: of what has several rounds (all-reduces and gathers in place, reduce-scatters) they test or
-    /// wait for this one too, so they wait for several in the same order.
+    /// Waits for the end of the operation and gives the buffers back, and moves on meanwhile whatever else was started. Not collective in itself,
+    /// but it returns only when the other ranks have done their part: of what has several rounds (all-reduces and gathers in place,
+    /// reduce-scatters) they test or wait for something that was started too.
     pub fn wait(mut self) -> B {
         let raw = &self.raw;
         match self.under.take() {
-            Some(Under::Requests(mut requests)) => {
-                self.flight.wait(|| wait_all(&mut requests));
+            Some(Under::Requests(mut flight, mut requests)) => {
+                flight.wait(|| wait_all(&mut requests));
                 requests.clear();
                 raw.recycle_requests(requests);
             }
-            Some(Under::Plan(mut plan)) => {
-                self.flight.wait(|| plan.finish(raw));
-                plan.into_arena(raw).retire(raw);
+            Some(Under::Other(mut flight, mut other)) => {
+                flight.wait(|| wait_all(other.requests()));
+                other.finish(raw);
             }
-            Some(Under::Other(mut other)) => {
-                self.flight.wait(|| other.finish(raw));
-                other.retire(raw);
-            }
+            Some(Under::Plan(plan)) => plan.wait(),
             None => {}
         }
         self.buffers.take().expect("`wait` consumes the only value that holds the buffers")
@@ -142,12 +148,12 @@ impl Communicator {
         let span = flight.posting();
         post(&self.raw, &mut requests, &mut buffers);
         drop(span);
-        self.running(flight, buffers, Under::Requests(requests))
+        self.pending(buffers, Under::Requests(flight, requests))
     }
 
     /// What has begun on `buffers`.
-    pub(super) fn running<B>(&self, flight: Flight, buffers: B, under: Under) -> Pending<B> {
-        Pending { raw: Rc::clone(&self.raw), buffers: Some(buffers), under: Some(under), flight, done: false }
+    pub(super) fn pending<B>(&self, buffers: B, under: Under) -> Pending<B> {
+        Pending { raw: Rc::clone(&self.raw), buffers: Some(buffers), under: Some(under), done: false }
     }
 
     /// The next collective operation, of `len` elements on this rank, in flight.

@@ -3,8 +3,8 @@
 //! The way of a chunk: its values come to where MPI may read them, if they are elsewhere; the messages of a round are posted; when all
 //! are done, what came is combined, by whoever has the memory ([`Arena`]), and meanwhile other chunks' messages travel; then the next
 //! round; in the end it may leave for where it came from. Its messages bear the chunk's own tag on the communicator's private twin, so
-//! whatever the ranks' order in finishing chunks, they meet the right ones. A rank that waits, waits for its oldest chunk: the oldest of
-//! the job is then waited for by all that it lacks, so it moves on, and nobody waits for ever.
+//! whatever the ranks' order in finishing chunks, they meet the right ones. A rank that waits moves all chunks under way on, so
+//! the oldest of the job has what it lacks, and nobody waits for ever.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -15,7 +15,7 @@ use std::rc::Rc;
 use super::algorithm::{Cut, Plan};
 use super::extent::Extent;
 use super::raw::{Channel, Raw};
-use super::waiting::{Requests, test_all, wait_all};
+use super::waiting::{Requests, test_all};
 
 /// Chunks under way at a time: while one is combined, the messages of another travel.
 const LANES: usize = 2;
@@ -61,18 +61,6 @@ pub(super) struct Terms {
     pub(super) stride: usize,
     /// The place of the buffer's own among them.
     pub(super) own: usize,
-}
-
-/// An operation that has begun, other than a plan.
-pub(super) trait Running {
-    /// Moves it on; true when it is done.
-    fn advance(&mut self, raw: &Raw) -> bool;
-
-    /// Returns when it is done.
-    fn finish(&mut self, raw: &Raw);
-
-    /// Gives back what it used; it is done.
-    fn retire(self: Box<Self>, raw: &Raw);
 }
 
 /// A plan under way in `A`.
@@ -207,18 +195,6 @@ impl<A: Arena> Progress<A> {
             self.advance_lane(raw, lane);
         }
         self.lanes.iter().all(|lane| lane.chunk.is_none())
-    }
-
-    /// Returns when it is done.
-    pub(super) fn finish(&mut self, raw: &Raw) {
-        while !self.advance(raw) {
-            let unfinished = self.lanes.iter_mut().filter(|lane| lane.chunk.is_some());
-            if let Some(oldest) = unfinished.min_by_key(|lane| lane.chunk)
-                && !oldest.is_combining
-            {
-                wait_all(&mut oldest.requests);
-            }
-        }
     }
 
     /// The memory that it worked on; it is done.

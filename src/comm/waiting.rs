@@ -33,14 +33,8 @@ pub(super) fn yields() -> bool {
     YIELDS.load(Ordering::Relaxed)
 }
 
-/// Returns when all of `requests` are complete.
-pub(super) fn wait_all(requests: &mut Requests) {
-    if yields() {
-        while !test_all(requests) {
-            pause();
-        }
-        return;
-    }
+/// Returns when all of `requests` are complete; nothing else moves on meanwhile but MPI's own.
+pub(super) fn wait_inside(requests: &mut Requests) {
     // SAFETY: as in `test_all`.
     unsafe {
         ffi::MPI_Waitall(requests.len() as c_int, requests.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE);

@@ -91,3 +91,41 @@ pub fn large_buffers(world: &World) {
     all.broadcast(&mut root, 1).unwrap();
     assert!(root == blocking, "the same bits on every rank");
 }
+
+/// Ranks wait for what they have started in different orders, and for messages that another rank sends only after it has waited: each
+/// moves everything on while it waits for anything.
+pub fn waits_in_any_order(world: &World) {
+    let all = world.communicator().duplicate().unwrap();
+    let (rank, size) = (all.rank(), all.size());
+    let mine = |len: usize| -> Vec<f32> { (0..len).map(|at| f32::from(value(rank, at))).collect() };
+    let sums = |len: usize| -> Vec<f32> {
+        (0..len).map(|at| (0..size).map(|rank| f32::from(value(rank, at))).sum()).collect()
+    };
+    // as many rounds as can be, of messages that wait for their receives
+    let choices = [Algorithm::Ring, Algorithm::Pairwise, Algorithm::Halving, Algorithm::Doubling];
+    for algorithm in choices {
+        all.set_choice(Some(Choice { algorithm, chunk: 256 << 10 }));
+        let lengths = [300_000, 200_000, 100_000].map(|len| len / size * size);
+        let mut pending =
+            lengths.map(|len| Some((len, all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap())));
+        for turn in 0..lengths.len() {
+            let (len, pending) = pending[(turn + rank) % lengths.len()].take().expect("each is waited for once");
+            assert_eq!(pending.wait(), sums(len), "{algorithm}");
+        }
+
+        let len = lengths[0];
+        let pending = all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap();
+        let (mut word, is_last) = ([0_u8], rank + 1 == size);
+        if is_last && size > 1 {
+            // posted or not, a message that comes only when rank 0 has the sum
+            all.start_receive(word.to_vec(), 0, 3).unwrap().wait();
+            all.receive(&mut word, 0, 4).unwrap();
+            assert_eq!(word, [4]);
+        }
+        assert_eq!(pending.wait(), sums(len), "{algorithm}");
+        if rank == 0 && size > 1 {
+            all.send(&[3_u8], size - 1, 3).unwrap();
+            all.send(&[4_u8], size - 1, 4).unwrap();
+        }
+    }
+}

@@ -100,10 +100,12 @@ fn operations(device: &Cuda, role: Role, all: &DeviceCommunicator, len: usize) {
     let sums = |len: usize| -> Vec<f32> { (0..len).map(|at| (0..size).map(|rank| value(rank, at)).sum()).collect() };
     let of = |rank: usize, len: usize| -> Vec<f32> { (0..len).map(|at| value(rank, at)).collect() };
 
-    // three at once, the last one waited for first
+    // three at once, and every rank begins to wait for another one
     let several = [len, len + 5, len / 2];
-    let started = several.map(|len| all.start_all_reduce_in_place(mine(len), len, Operation::Sum).unwrap());
-    for (transfer, len) in started.into_iter().zip(several).rev() {
+    let mut started =
+        several.map(|len| Some((len, all.start_all_reduce_in_place(mine(len), len, Operation::Sum).unwrap())));
+    for turn in 0..several.len() {
+        let (len, transfer) = started[(turn + rank) % several.len()].take().expect("each is waited for once");
         assert_eq!(look(&transfer.wait(), len), sums(len), "all-reduce of {len}");
     }
     let whole = len * size;

@@ -1,7 +1,7 @@
 //! What can be done with a buffer of a device.
 
 use crate::comm::algorithm::{Algorithm, Collective};
-use crate::comm::remote::{Layout, Order};
+use crate::comm::ongoing::{Layout, Order};
 use crate::comm::{Communicator, Operation, Pending, Transfers, choice};
 use crate::memory::HostBuffer;
 use crate::{Error, Result};

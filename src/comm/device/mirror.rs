@@ -8,9 +8,9 @@ use crate::Result;
 use crate::comm::algorithm::Cut;
 use crate::comm::extent::Extent;
 use crate::comm::host::{Host, Kind};
+use crate::comm::ongoing::Order;
 use crate::comm::progress::{Arena, Terms};
 use crate::comm::raw::Raw;
-use crate::comm::remote::Order;
 use crate::comm::{Communicator, Operation};
 use crate::device::Staged;
 

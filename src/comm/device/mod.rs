@@ -9,11 +9,10 @@
 //! The processor's memory is a message as it is, and its operations are those of any host buffer.
 //!
 //! Invariants: operations are posted in the order in which they were started, whichever buffer is ready first, for that is the order
-//! that all ranks share; and while a rank waits for others, what of its own is still departing is posted as it gets ready, for they
-//! may be waiting for that. What was posted moves on to its next rounds and chunks only where it is tested or waited for itself.
+//! that all ranks share; and while a rank waits for others, the engine posts what of its own gets ready and moves on what is posted, for they
+//! may be waiting for that.
 
 mod action;
-mod departing;
 mod mirror;
 mod settlement;
 
@@ -22,13 +21,15 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use self::action::Action;
-use self::departing::Departing;
 use self::mirror::Mirror;
 use self::settlement::Settlement;
-use super::remote::{self, Remote};
+use super::engine::{self, Entry};
+use super::ongoing::{self, Ongoing};
+use super::waiting::pause;
 use super::{Algorithm, Choice, Communicator, Front, Operation, Pending, Transfers};
 use crate::Result;
 use crate::device::{Portable, Settling};
+use crate::observe::Span;
 
 /// A communicator for the buffers of a device. They travel in the format that they are kept in, which is the same on all ranks.
 pub struct DeviceCommunicator {
@@ -45,24 +46,28 @@ pub struct Transfer<B: Portable> {
     state: State<B>,
 }
 
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation in every step")]
 enum State<B: Portable> {
-    Flying(Flying<B>),
-    /// Shared with the queue of what is to be posted.
-    Departing(Rc<Queued<B>>),
+    /// On the processor's memory.
+    OnHost(Pending<Front<B::Message>>),
+    /// On a device's, shared with the engine.
+    OnDevice(Rc<Shared<B>>),
 }
 
-/// The operation, with its buffer.
-enum Flying<B: Portable> {
-    OnHost(Pending<Front<B::Message>>),
-    Settled(Remote<Settlement<B::Settled>>),
-    Staged(Remote<Mirror<B::Staged>>),
+/// An operation on a device's buffer, with the buffer.
+struct Shared<B: Portable>(RefCell<Stage<B>>);
+
+enum Stage<B: Portable> {
+    Departing(Posting<B>),
+    Settled(Ongoing<Settlement<B::Settled>>),
+    Staged(Ongoing<Mirror<B::Staged>>),
+    /// It goes from one of the others to the next, or has been waited for.
+    Gone,
 }
 
 /// An operation with all that it takes to post it.
 struct Posting<B: Portable> {
     communicator: Rc<Communicator>,
-    order: remote::Order,
+    order: ongoing::Order,
     /// How much of the buffer travels, and the bytes of a value.
     size: (usize, usize),
     way: Way<B>,
@@ -83,33 +88,62 @@ impl<B: Portable> Way<B> {
     }
 }
 
-/// A posting, until it is posted; then what came of it, until that is fetched.
-struct Queued<B: Portable> {
-    posting: RefCell<Option<Posting<B>>>,
-    posted: RefCell<Option<Flying<B>>>,
-}
-
-impl<B: Portable> Departing for Queued<B> {
-    fn is_ready(&self) -> bool {
-        self.posting.borrow_mut().as_mut().is_some_and(|posting| posting.way.is_complete())
-    }
-
-    fn post(&self) {
-        let posting = self.posting.take().expect("an operation is posted once");
-        self.posted.replace(Some(posting.post()));
-    }
-}
-
 impl<B: Portable> Posting<B> {
     /// Posts it; its buffer is there.
-    fn post(self) -> Flying<B> {
+    fn post(self) -> Stage<B> {
         let Posting { communicator, order, size: (len, value_bytes), way } = self;
         match way {
             Way::Settling(settling) => {
                 let arena = Settlement::new(settling.wait(), value_bytes, order.room().0);
-                Flying::Settled(Remote::start(&communicator, order, arena, len, value_bytes))
+                Stage::Settled(Ongoing::start(&communicator, order, arena, len, value_bytes))
             }
-            Way::Staged(mirror) => Flying::Staged(Remote::start(&communicator, order, mirror, len, value_bytes)),
+            Way::Staged(mirror) => Stage::Staged(Ongoing::start(&communicator, order, mirror, len, value_bytes)),
+        }
+    }
+}
+
+impl<B: Portable> Entry for Shared<B> {
+    fn post(&self, may: bool) -> bool {
+        let mut stage = self.0.borrow_mut();
+        match std::mem::replace(&mut *stage, Stage::Gone) {
+            Stage::Departing(mut posting) => {
+                let is_ready = may && posting.way.is_complete();
+                *stage = if is_ready { posting.post() } else { Stage::Departing(posting) };
+                is_ready
+            }
+            posted => {
+                *stage = posted;
+                true
+            }
+        }
+    }
+
+    fn advance(&self) -> bool {
+        match &mut *self.0.borrow_mut() {
+            Stage::Departing(_) => false,
+            Stage::Settled(ongoing) => ongoing.advance(),
+            Stage::Staged(ongoing) => ongoing.advance(),
+            Stage::Gone => true,
+        }
+    }
+}
+
+impl<B: Portable> Shared<B> {
+    fn is_done(&self) -> bool {
+        match &*self.0.borrow() {
+            Stage::Departing(_) => false,
+            Stage::Settled(ongoing) => ongoing.is_done(),
+            Stage::Staged(ongoing) => ongoing.is_done(),
+            Stage::Gone => true,
+        }
+    }
+
+    /// Begins the span in which it is waited for, once it is posted.
+    fn waiting(&self) -> Option<Span> {
+        match &*self.0.borrow() {
+            Stage::Settled(ongoing) => Some(ongoing.waiting()),
+            Stage::Staged(ongoing) => Some(ongoing.waiting()),
+            Stage::Departing(_) | Stage::Gone => None,
         }
     }
 }
@@ -232,7 +266,7 @@ impl DeviceCommunicator {
         let buffer = match buffer.into_message() {
             Ok(message) => {
                 let pending = action.start(&self.communicator, Front { buffer: message, len })?;
-                return Ok(Transfer { arrives, state: State::Flying(Flying::OnHost(pending)) });
+                return Ok(Transfer { arrives, state: State::OnHost(pending) });
             }
             Err(buffer) => buffer,
         };
@@ -246,60 +280,56 @@ impl DeviceCommunicator {
                 Way::Staged(Mirror::new(&self.communicator, staged, &order, size, ranges)?)
             }
         };
-        let mut posting: Posting<B> = Posting { communicator: Rc::clone(&self.communicator), order, size, way };
-        let is_first = departing::is_empty();
-        if is_first && posting.way.is_complete() {
-            return Ok(Transfer { arrives, state: State::Flying(posting.post()) });
-        }
-        let queued = Rc::new(Queued { posting: RefCell::new(Some(posting)), posted: RefCell::default() });
-        departing::push(Rc::clone(&queued) as Rc<dyn Departing>);
-        Ok(Transfer { arrives, state: State::Departing(queued) })
+        let posting = Posting { communicator: Rc::clone(&self.communicator), order, size, way };
+        let shared = Rc::new(Shared(RefCell::new(Stage::Departing(posting))));
+        engine::enter(Rc::clone(&shared) as Rc<dyn Entry>);
+        engine::post();
+        Ok(Transfer { arrives, state: State::OnDevice(shared) })
     }
 }
 
 impl<B: Portable> Transfer<B> {
-    /// Moves the operation on; true when [`Transfer::wait`] will return at once. Not collective.
+    /// Moves the operation on, and everything else that was started; true when [`Transfer::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
-        departing::post_ready();
-        if let State::Departing(queued) = &self.state
-            && let Some(posted) = queued.posted.take()
-        {
-            self.state = State::Flying(posted);
-        }
         match &mut self.state {
-            State::Departing(_) => false,
-            State::Flying(Flying::OnHost(pending)) => pending.test(),
-            State::Flying(Flying::Settled(remote)) => remote.test(),
-            State::Flying(Flying::Staged(remote)) => remote.test(),
+            State::OnHost(pending) => pending.test(),
+            State::OnDevice(shared) => {
+                if !shared.is_done() {
+                    engine::advance();
+                }
+                shared.is_done()
+            }
         }
     }
 
-    /// True once [`Transfer::test`] has been. Not collective.
+    /// True once it is known to be done. Not collective.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Departing(_) => false,
-            State::Flying(Flying::OnHost(pending)) => pending.is_done(),
-            State::Flying(Flying::Settled(remote)) => remote.is_done(),
-            State::Flying(Flying::Staged(remote)) => remote.is_done(),
+            State::OnHost(pending) => pending.is_done(),
+            State::OnDevice(shared) => shared.is_done(),
         }
     }
 
-    /// Waits for the end of the operation and gives the buffer back. Not collective in itself, but it returns only when the
-    /// other ranks have done their part: of a collective operation they test or wait for this one too. So they wait for several in the
-    /// same order, and before they wait for a message that another rank sends only after one of them.
-    pub fn wait(mut self) -> B {
-        // others may be waiting for what is still departing
-        while !self.test() && !departing::is_empty() {
-            std::thread::yield_now();
+    /// Waits for the end of the operation and gives the buffer back; as [`Pending::wait`].
+    pub fn wait(self) -> B {
+        let shared = match self.state {
+            State::OnHost(pending) => return B::from_message(pending.wait().buffer),
+            State::OnDevice(shared) => shared,
+        };
+        let mut span = shared.waiting();
+        while !shared.is_done() {
+            engine::advance();
+            span = span.or_else(|| shared.waiting());
+            pause();
         }
-        let State::Flying(flying) = self.state else { unreachable!("what waits for nothing has been posted") };
-        match flying {
-            Flying::OnHost(pending) => B::from_message(pending.wait().buffer),
-            Flying::Settled(remote) => B::resume(remote.wait().0.into_settled(), self.arrives),
-            Flying::Staged(remote) => {
-                let (mirror, raw) = remote.wait();
+        drop(span);
+        match shared.0.replace(Stage::Gone) {
+            Stage::Settled(ongoing) => B::resume(ongoing.end().0.into_settled(), self.arrives),
+            Stage::Staged(ongoing) => {
+                let (mirror, raw) = ongoing.end();
                 B::unstage(mirror.into_staged(&raw), self.arrives)
             }
+            Stage::Departing(_) | Stage::Gone => unreachable!("what is done was posted, and is waited for once"),
         }
     }
 }

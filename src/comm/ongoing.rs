@@ -9,9 +9,9 @@ use super::algorithm::{Collective, Cut, Plan};
 use super::choice::Choice;
 use super::progress::{Arena, Progress, num_lanes};
 use super::raw::{Channel, Raw};
-use super::waiting::{Requests, pause, test_all};
+use super::waiting::{Requests, test_all};
 use super::{Communicator, Operation};
-use crate::observe::{Flight, Name};
+use crate::observe::{Flight, Name, Span};
 
 /// A collective operation that has been laid out: what there must be room for is known before there is memory.
 pub(super) struct Layout {
@@ -77,7 +77,7 @@ impl Order {
 }
 
 /// An operation under way. Dropped before its end it leaks its memory, for MPI may still write there.
-pub(super) struct Remote<A: Arena> {
+pub(super) struct Ongoing<A: Arena> {
     raw: Rc<Raw>,
     under: Option<Under<A>>,
     flight: Flight,
@@ -108,7 +108,7 @@ impl<A: Arena> Under<A> {
     }
 }
 
-impl<A: Arena> Remote<A> {
+impl<A: Arena> Ongoing<A> {
     /// Starts `order` on the first `len` values of `arena`, of `bytes` each; ranks were checked.
     pub(super) fn start(
         communicator: &Communicator,
@@ -116,7 +116,7 @@ impl<A: Arena> Remote<A> {
         mut arena: A,
         len: usize,
         bytes: usize,
-    ) -> Remote<A> {
+    ) -> Ongoing<A> {
         let raw = Rc::clone(&communicator.raw);
         let (rank, size) = (communicator.rank(), len * bytes);
         // a plan looks itself, chunk by chunk
@@ -165,11 +165,11 @@ impl<A: Arena> Remote<A> {
                 (flight, Under::Plan(progress))
             }
         };
-        Remote { raw, under: Some(under), flight, is_done: false }
+        Ongoing { raw, under: Some(under), flight, is_done: false }
     }
 
-    /// As [`Pending::test`](super::Pending::test).
-    pub(super) fn test(&mut self) -> bool {
+    /// Moves it on; true when it is done.
+    pub(super) fn advance(&mut self) -> bool {
         self.is_done = self.is_done || Under::advance(&mut self.under, &self.raw);
         if self.is_done {
             self.flight.end();
@@ -181,17 +181,15 @@ impl<A: Arena> Remote<A> {
         self.is_done
     }
 
-    /// Waits for the end, and gives back the memory and whose operation it was.
-    pub(super) fn wait(mut self) -> (A, Rc<Raw>) {
+    /// Begins the span in which it is waited for.
+    pub(super) fn waiting(&self) -> Span {
+        self.flight.posting()
+    }
+
+    /// Gives back the memory and whose operation it was; it is done.
+    pub(super) fn end(mut self) -> (A, Rc<Raw>) {
         let raw = Rc::clone(&self.raw);
-        let under = &mut self.under;
-        // not inside MPI: what a device has to do for the next round comes to its end without it
-        self.flight.wait(|| {
-            while !self.is_done && !Under::advance(under, &raw) {
-                pause();
-            }
-        });
-        let arena = match self.under.take().expect("`wait` consumes the only value that holds it") {
+        let arena = match self.under.take().expect("`end` consumes the only value that holds it") {
             Under::Message(requests, arena) => {
                 raw.recycle_requests(requests);
                 arena
@@ -202,7 +200,7 @@ impl<A: Arena> Remote<A> {
     }
 }
 
-impl<A: Arena> Drop for Remote<A> {
+impl<A: Arena> Drop for Ongoing<A> {
     fn drop(&mut self) {
         mem::forget(self.under.take());
     }
