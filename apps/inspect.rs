@@ -25,7 +25,7 @@ struct Arguments {
     /// Another file, to compare the first with
     other: Option<PathBuf>,
 
-    /// With two files: fail with exit code 1 if a tensor differs by more than this share of its largest value
+    /// With two files: fail with exit code 1 if a tensor differs by more than this share of its largest value, or is missing in one
     #[arg(long, value_name = "SHARE", requires = "other")]
     tolerance: Option<f64>,
 }
@@ -42,7 +42,11 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
 /// A line for each checkpoint; exit code 1 if one is damaged.
 fn list(directory: &Path) -> Result<ExitCode> {
     let mut all_sound = true;
-    for (step_in_name, path) in checkpoint::list(directory)? {
+    let found = checkpoint::list(directory)?;
+    if found.is_empty() {
+        app::print_line(&format!("{} holds no checkpoint", directory.display()))?;
+    }
+    for (step_in_name, path) in found {
         let name = path.display();
         match Checkpoint::open(&path) {
             Ok(Checkpoint { description, .. }) if description.step != step_in_name => {
@@ -113,10 +117,10 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
     let only = |file: &Checkpoint, other: &Checkpoint| -> Vec<String> {
         file.tensors.iter().filter(|tensor| !other.tensors.contains(tensor)).map(name_of).collect()
     };
-    let mut all_same = true;
+    let mut same_tensors = true;
     for (file, missing) in [(path, only(&first, &second)), (other, only(&second, &first))] {
         if !missing.is_empty() {
-            all_same = false;
+            same_tensors = false;
             app::print_line(&format!("only in {}, or of another shape: {}", file.display(), missing.join(", ")))?;
         }
     }
@@ -126,12 +130,13 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
     }
     let width = same.iter().map(|tensor| name_of(tensor).len()).max().unwrap_or_default();
     app::print_line(&format!("{:<width$} {:>14} {:>14}", "tensor", "largest off", "of largest"))?;
-    let mut worst = 0.0_f64;
+    let (mut worst, mut all_same) = (0.0_f64, same_tensors);
     for tensor in &same {
         let [a, b] = [&first, &second].map(|file| file.read(&tensor.group, &tensor.name, &tensor.shape));
         let (a, b) = (a?, b?);
-        all_same &= a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits());
-        let off = a.iter().zip(&b).map(|(a, b)| f64::from((a - b).abs()));
+        let differing = || a.iter().zip(&b).filter(|(a, b)| a.to_bits() != b.to_bits());
+        all_same &= differing().next().is_none();
+        let off = differing().map(|(a, b)| f64::from((a - b).abs()));
         // a difference that is no number is beyond any tolerance
         let off = off.fold(0.0, |most, off| if off.is_nan() { f64::INFINITY } else { f64::max(most, off) });
         let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
@@ -140,7 +145,7 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
         app::print_line(&format!("{:<width$} {off:>14.4e} {share:>14.4e}", name_of(tensor)))?;
     }
     app::print_line(if all_same { "the files hold the same tensors, bit for bit" } else { "the files differ" })?;
-    let is_within = tolerance.is_none_or(|tolerance| worst <= tolerance);
+    let is_within = tolerance.is_none_or(|tolerance| worst <= tolerance && same_tensors);
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -5,6 +5,9 @@
 # and, for --device cuda, the toolkit with NVRTC and cuBLASLt, such as
 # module load cuda
 
+# checkpoints need none of HDF5's locks, which some parallel file systems do not have
+export HDF5_USE_FILE_LOCKING=${HDF5_USE_FILE_LOCKING:-FALSE}
+
 # EDIT: where the programs are; here, where `cargo build --release` in the checkout leaves them
 PROGRAMS=${PROGRAMS:-$SLURM_SUBMIT_DIR/target/release}
 

@@ -97,6 +97,11 @@ train() {
     fi
     local job=$SLURM_JOB_ID
     [ -z "$SLURM_ARRAY_JOB_ID" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-    # Slurm ends this script as soon as it has heard
-    exec scontrol requeue "$job"
+    # Slurm ends this script as soon as it has heard; it may be restarting itself just now
+    local try
+    for try in 1 2 3 4 5 6; do
+        scontrol requeue "$job" && exit 0
+        sleep 10
+    done
+    exit "$code"
 }

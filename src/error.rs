@@ -54,3 +54,8 @@ impl Error {
         }
     }
 }
+
+/// The way out of what the HDF5 library says, if there is one that it does not name.
+pub(crate) fn hdf5_hint(said: &str) -> &'static str {
+    if said.contains("lock") { "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE" } else { "" }
+}

@@ -72,6 +72,12 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
         let done = sync_sgd(2, &format!("{base} --resume {resume}")).run().expect(2);
         done.says_once("it holds a checkpoint of step 20 already");
     }
+    // the directory of another run: its checkpoints would be removed one by one
+    let other = format!("--steps 40 --resume {path}/a/step-00000020.h5 --checkpoint-dir {path}/other");
+    sync_sgd(1, &format!("--steps 10 --seed 8 --checkpoint-dir {path}/other")).run().expect(0);
+    let done = sync_sgd(2, &other).run().expect(2);
+    done.says_once("it holds a checkpoint of step 10, of this run or another; give a new directory");
+    assert_eq!(steps_in(Path::new(&format!("{path}/other"))), [10]);
     let whole = sync_sgd(1, "--steps 20").run().expect(0);
     let branch =
         sync_sgd(1, &format!("--steps 20 --resume {path}/a/step-00000010.h5 --checkpoint-dir {path}/b")).run();
@@ -113,6 +119,11 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
     let again = sync_sgd(2, &arguments).run().expect(0);
     again.says_once("step-00000030.h5: it is damaged").says_once("going on after step 20");
     assert_eq!(again.digest(), first.digest());
+    // so does naming the directory, and what cannot be read is as good as damaged
+    fs::create_dir(directory.path().join("step-00000040.h5")).expect("a directory can be made");
+    let again = sync_sgd(2, &format!("{arguments} --resume {path}")).run().expect(0);
+    again.says_once("step-00000040.h5: it is no file but a directory").says_once("going on after step 30");
+    fs::remove_dir(directory.path().join("step-00000040.h5")).expect("it can be removed");
     for step in [10, 20, 30] {
         fs::write(directory.path().join(checkpoint::file_name(step)), "").expect("it can be written");
     }
@@ -173,6 +184,22 @@ fn a_full_disk_fails_the_checkpoint_and_not_the_training() {
     done.says_once(&format!("writing {path}/step-00000300.h5: {what}"));
     assert!(!done.stderr.contains("HDF5"), "{}", done.describe());
     assert_eq!((steps, num_files), (vec![1500], 1), "{}", done.describe());
+}
+
+#[test]
+fn the_last_checkpoint_is_tried_twice() {
+    let (directory, path) = directory();
+    let (metrics, checkpoints) = (directory.path().join("m.csv"), directory.path().join("checkpoints"));
+    let arguments =
+        format!("--steps 1500 --checkpoint-dir {path}/checkpoints --checkpoint-every 1400 --metrics {path}/m.csv");
+    let done = sync_sgd(2, &arguments).run_with(|_| {
+        until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
+        fs::remove_dir_all(&checkpoints).expect("it can be removed");
+    });
+    let done = done.expect(0);
+    done.says_once("step-00001400.h5: No such file or directory (os error 2) at path");
+    done.says_once("; trying once more, for there will be no other");
+    assert_eq!(steps_in(&checkpoints), [1500], "{}", done.describe());
 }
 
 /// A file system that is taken away again.

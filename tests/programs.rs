@@ -299,3 +299,20 @@ fn a_file_that_one_rank_cannot_read_ends_the_job_once() {
     let done: Done = mpiexec(3, &wrapper).args(["--model", "mlp"]).limit(Duration::from_secs(30)).run();
     done.expect(2).says_once("(on rank 1 only)");
 }
+
+/// `srun` with the wrong `--mpi` starts N jobs of one rank: every program says so once for all of them, and does nothing.
+#[test]
+fn processes_that_do_not_see_each_other_refuse_to_run() {
+    for program in ["pi", "ping", "collectives", "sync_sgd", "tensor_mlp", "pipeline"] {
+        for process in ["0", "3"] {
+            let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_pi")).with_file_name(program));
+            command.env("SLURM_NTASKS", "4").env("SLURM_PROCID", process).env_remove("RUST_LOG");
+            let output = command.output().expect("a program can be started");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{program}: {said}");
+            let complaint = "error: joining the job: SLURM_NTASKS says 4 processes, but MPI sees this one only";
+            assert_eq!(said.matches(complaint).count(), usize::from(process == "0"), "{program}: {said}");
+            assert!(process == "0" || said.is_empty(), "{program}: {said}");
+        }
+    }
+}

@@ -37,6 +37,24 @@ fn the_end_of_the_time_stops_a_run_in_good_order() {
 }
 
 #[test]
+fn a_signal_before_the_first_step_stops_in_good_order_too() {
+    let (directory, path) = directory();
+    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --data synthetic --synthetic-samples 400000");
+    let done = sync_sgd(2, &arguments).run_with(|launcher| {
+        let listens = |process: &u32| {
+            let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+            caught.is_some_and(|mask| mask & 1 << (10 - 1) != 0)
+        };
+        until(|| rank_processes(launcher).len() == 2 && rank_processes(launcher).iter().all(listens));
+        kill("USR1", &rank_processes(launcher)[1].to_string());
+    });
+    done.expect(75).says_once("stopped after step 1, as asked by 1 of 2 ranks");
+    assert!(directory.path().join("step-00000001.h5").exists());
+}
+
+#[test]
 fn a_second_signal_stops_at_once() {
     let (_directory, path) = directory();
     let metrics = format!("{path}/m.csv");
@@ -69,6 +87,6 @@ fn a_watchdog_says_where_every_rank_stands_and_ends_the_job() {
     done.says_once("rank 0: no progress for 2s").says_once("rank 2: no progress for 2s");
     for line in done.stderr.lines().filter(|line| line.contains("no progress")) {
         // in a message from or to the rank that stands still, or in a collective
-        assert!(line.contains(": step ") && line.contains(" bytes"), "{line}");
+        assert!(line.contains(": step ") && line.contains(" bytes") && line.contains(", since 20"), "{line}");
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::Checkpoint;
 use crate::{Error, Result};
@@ -54,14 +55,14 @@ fn entries(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
 pub struct Found {
     /// The newest checkpoint that is sound, if there is one.
     pub checkpoint: Option<Checkpoint>,
-    /// Why each newer one is not, with its name.
+    /// Why each newer one is not, or cannot be read, with its name.
     pub damaged: Vec<Error>,
 }
 
 /// Looks for the newest sound checkpoint in `directory`. Not collective.
 ///
 /// # Errors
-/// The directory or a file in it cannot be read, which says nothing about its content.
+/// The directory cannot be read.
 pub fn newest_sound(directory: &Path) -> Result<Found> {
     loop {
         let mut found = Found { checkpoint: None, damaged: Vec::new() };
@@ -79,8 +80,8 @@ pub fn newest_sound(directory: &Path) -> Result<Found> {
                 }
                 // another job has removed it, and written others meanwhile
                 Err(_) if has_gone(&path) => has_vanished = true,
-                Err(error @ Error::Input(_)) => found.damaged.push(error),
-                Err(error) => return Err(error),
+                // of one that cannot be read nobody knows what it holds, and the one before it will do
+                Err(error) => found.damaged.push(error),
             }
         }
         if found.checkpoint.is_some() || !has_vanished {
@@ -109,8 +110,11 @@ pub(super) fn prune(directory: &Path, step: u64, keep: usize, told: &mut dyn FnM
     Ok(())
 }
 
-/// Removes the temporary files of jobs that died while they wrote to `directory`. A job that is still at it loses that checkpoint,
-/// and says so. Not collective.
+/// Nobody has written to a file for so long: whoever began it has died.
+const ABANDONED: Duration = Duration::from_secs(15 * 60);
+
+/// Removes the temporary files of jobs that died while they wrote to `directory`, but not those of one that may still be at it: another
+/// incarnation of this job, perhaps, with its last checkpoint. Not collective.
 ///
 /// # Errors
 /// A file cannot be removed.
@@ -119,7 +123,11 @@ pub fn remove_temporaries(directory: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with(".step-") && name.ends_with(".tmp") {
-            remove(&entry.path())?;
+            // one that has just gone is nobody's either
+            let modified = entry.metadata().and_then(|file| file.modified());
+            if modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED)) {
+                remove(&entry.path())?;
+            }
         }
     }
     Ok(())

@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::seal::{self, Found};
 use super::{Description, Settings, group_name};
+use crate::error::hdf5_hint;
 use crate::nn::hash_values;
 use crate::{Error, Result};
 
@@ -99,7 +100,8 @@ impl Checkpoint {
 
 /// What the HDF5 library says: of a file whose every byte is right, nothing against the file.
 fn library(path: &Path, is_sealed: bool, error: &hdf5::Error) -> Error {
-    let (doing, why) = (format!("reading {}", path.display()), format!("HDF5: {error}"));
+    let hint = hdf5_hint(&error.to_string());
+    let (doing, why) = (format!("reading {}", path.display()), format!("HDF5: {error}{hint}"));
     if is_sealed { Error::failed(doing, why) } else { Error::input(doing, why) }
 }
 
@@ -108,6 +110,10 @@ fn read(path: &Path, is_sealed: bool) -> Result<Checkpoint> {
     let file = hdf5::File::open(path).map_err(fail)?;
     let mut tensors = Vec::new();
     let root = file.as_group().map_err(fail)?;
+    if !root.link_exists("model") {
+        let why = "it has no group /model, where the weights would be";
+        return Err(Error::input(format!("reading {}", path.display()), why));
+    }
     for (group, path) in groups(&root).map_err(fail)? {
         for dataset in group.datasets().map_err(fail)? {
             let name = dataset.name();

@@ -3,7 +3,7 @@
 //! HDF5 leaves the user block to the application, and its readers skip it (HDF5 File Format Specification, §II.A).
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -39,11 +39,18 @@ pub(super) fn make(length: u64, digest: u128) -> [u8; LEN] {
 /// Reads all of the file `path` and checks it against its seal. Not collective.
 ///
 /// # Errors
-/// It cannot be read ([`Error::Failed`]); it is damaged, or no file of ours and no HDF5 file either ([`Error::Input`]).
+/// It cannot be read ([`Error::Failed`]); it is missing, damaged, or no file of ours and no HDF5 file either ([`Error::Input`]).
 pub(super) fn check(path: &Path) -> Result<Found> {
     let doing = || format!("reading the checkpoint {}", path.display());
     let fail = |why: String| Error::input(doing(), why);
-    let system = |error: std::io::Error| Error::failed(doing(), error);
+    let system = |error: std::io::Error| match error.kind() {
+        ErrorKind::NotFound => Error::input(doing(), error),
+        _ => Error::failed(doing(), error),
+    };
+    // to open a pipe would be to wait for somebody who writes to it
+    if !path.metadata().map_err(system)?.is_file() {
+        return Err(fail("it is no file but a directory, a pipe or a device".into()));
+    }
     let mut file = File::open(path).map_err(system)?;
     let mut seal = Vec::with_capacity(LEN);
     Read::by_ref(&mut file).take(LEN as u64).read_to_end(&mut seal).map_err(system)?;

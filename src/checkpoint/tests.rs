@@ -1,5 +1,6 @@
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -107,15 +108,25 @@ fn damaged_newer_files_do_not_crowd_out_sound_ones() {
         write_to(directory.path(), step);
     }
     fs::write(directory.path().join(file_name(30)), "torn").unwrap();
-    fs::write(directory.path().join(".step-00000040.h5.abc.tmp"), "left").unwrap();
+    // left by a job that died, and of one that may still be at it
+    for (name, age) in [(".step-00000040.h5.abc.tmp", 3600), (".step-00000041.h5.def.tmp", 60)] {
+        let file = fs::File::create(directory.path().join(name)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+    }
     remove_temporaries(directory.path()).unwrap();
+    fs::remove_file(directory.path().join(".step-00000041.h5.def.tmp")).unwrap();
     write_and_prune(&directory.path().join(file_name(25)), 1, &snapshot(25), &mut |_| ()).unwrap();
     let steps: Vec<u64> = list(directory.path()).unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!((steps, fs::read_dir(directory.path()).unwrap().count()), (vec![25, 30], 2));
     assert_eq!(newest_sound(directory.path()).unwrap().checkpoint.unwrap().description.step, 25);
-    // what cannot be read says nothing about what it holds
+    // what cannot be read, whatever it holds, is named too
     std::os::unix::fs::symlink("nowhere", directory.path().join(file_name(50))).unwrap();
-    assert!(matches!(newest_sound(directory.path()), Err(crate::Error::Failed(_))));
+    fs::create_dir(directory.path().join(file_name(60))).unwrap();
+    let found = newest_sound(directory.path()).unwrap();
+    assert_eq!(found.checkpoint.unwrap().description.step, 25);
+    let said: Vec<String> = found.damaged.iter().map(ToString::to_string).collect();
+    assert!(said[0].contains("step-00000060.h5: it is no file but a directory"), "{said:?}");
+    assert!(said[1].contains("step-00000050.h5: No such file"), "{said:?}");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The thread that writes while training goes on.
 
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -20,20 +23,25 @@ pub struct Written {
     pub elapsed: Duration,
 }
 
+/// Who waits for the thread hears of it so often.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
+
 /// Writes one snapshot after the other into a directory, each on a thread that knows no MPI.
 pub struct Writer {
     directory: PathBuf,
     keep: usize,
-    /// Memory for the next; away while it is written.
+    /// Memory for the next; away while it is written. Holds the last one until then.
     idle: Option<Snapshot>,
     busy: Option<JoinHandle<(Snapshot, Result<Written>)>>,
+    /// What the thread has done so far, in steps that are worth telling.
+    progress: Arc<AtomicU64>,
 }
 
 impl Writer {
     /// Writes into `directory`, of which the newest `keep` stay (all if that is 0), from memory like that of `snapshot`. Not
     /// collective.
     pub fn new(directory: PathBuf, keep: usize, snapshot: Snapshot) -> Writer {
-        Writer { directory, keep, idle: Some(snapshot), busy: None }
+        Writer { directory, keep, idle: Some(snapshot), busy: None, progress: Arc::default() }
     }
 
     /// Memory for the next snapshot. [`Writer::wait`] comes first.
@@ -53,8 +61,12 @@ impl Writer {
         let path = self.directory.join(file_name(snapshot.description.step));
         let keep = self.keep;
         let doing = format!("writing {}", path.display());
+        let progress = Arc::clone(&self.progress);
         let work = move || {
-            let outcome = write_and_prune(&path, keep, &snapshot, &mut |_| ());
+            let mut told = |_| {
+                progress.fetch_add(1, Ordering::Relaxed);
+            };
+            let outcome = write_and_prune(&path, keep, &snapshot, &mut told);
             (snapshot, outcome)
         };
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
@@ -65,6 +77,30 @@ impl Writer {
     /// What became of the last snapshot, once, when it is done.
     pub fn poll(&mut self) -> Option<Result<Written>> {
         if self.busy.as_ref()?.is_finished() { self.wait() } else { None }
+    }
+
+    /// Writes the last snapshot, which could not be written, once more, and says what became of it; the directory is made if it has gone.
+    /// `None` if the snapshot is not here any more.
+    pub fn try_again(&mut self) -> Option<Result<Written>> {
+        let snapshot = self.idle.take()?;
+        // what is wrong with it the writing finds out too
+        let _ = fs::create_dir_all(&self.directory);
+        match self.start(snapshot) {
+            Ok(()) => self.wait(),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Waits until the thread has nothing to do (false) or has got on a little further (true).
+    pub fn gets_on(&self) -> bool {
+        let (before, start) = (self.progress.load(Ordering::Relaxed), Instant::now());
+        while self.busy.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if start.elapsed() > SIGN_OF_LIFE && self.progress.load(Ordering::Relaxed) != before {
+                return true;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        false
     }
 
     /// Waits until the last snapshot is written, and says what became of it unless [`Writer::poll`] has.

@@ -10,6 +10,7 @@ use hdf5::{Hyperslab, SliceOrIndex};
 use ndarray::IxDyn;
 
 use super::{Dataset, Targets};
+use crate::error::hdf5_hint;
 use crate::nn::Features;
 use crate::{Error, Result};
 
@@ -166,8 +167,9 @@ fn open_file(path: &Path) -> std::result::Result<hdf5::File, String> {
     let opened =
         hdf5::File::with_options().with_fapl(|access| access.chunk_cache(10_007, CHUNK_CACHE_BYTES, 0.75)).open(path);
     opened.map_err(|error| {
-        let hint = if error.to_string().contains("lock") {
-            "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE"
+        let lock = hdf5_hint(&error.to_string());
+        let hint = if !lock.is_empty() {
+            lock
         } else if path.to_string_lossy().contains("-ubyte") {
             "; of MNIST's files, give the directory that they are in"
         } else {

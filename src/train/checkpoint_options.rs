@@ -53,10 +53,11 @@ impl FromStr for Resume {
     }
 }
 
-/// A time with its unit; not 0.
+/// A time with its unit; not 0, and not months, which `10M` would be.
 fn time(text: &str) -> std::result::Result<Duration, String> {
+    const MONTH: Duration = Duration::from_secs(28 * 86_400);
     match humantime::parse_duration(text) {
-        Ok(time) if !time.is_zero() => Ok(time),
+        Ok(time) if !time.is_zero() && time < MONTH => Ok(time),
         _ => Err("expected a time such as 300s, 55m or 2h, above 0".into()),
     }
 }
@@ -178,7 +179,7 @@ mod tests {
     fn intervals_are_steps_or_times() {
         assert_eq!("50".parse(), Ok(Every::Steps(50)));
         assert_eq!("10m".parse(), Ok(Every::Time(Duration::from_secs(600))));
-        for wrong in ["0", "", "0s", "-5", "ten", "1.5"] {
+        for wrong in ["0", "", "0s", "-5", "ten", "1.5", "10M"] {
             assert!(wrong.parse::<Every>().unwrap_err().contains("such as 500"), "{wrong}");
         }
         assert_eq!("never".parse(), Ok(Resume::Never));

@@ -36,19 +36,19 @@ pub(super) struct Checkpoints<'a> {
 }
 
 impl<'a> Checkpoints<'a> {
-    /// Makes the directory, if `options` name one, and memory for copies with these `slots`; listens for requests to stop. The run
-    /// began at `start`, and goes on after `resumed`. Collective.
+    /// Makes the directory, if `options` name one, and memory for copies with these `slots`. The run began at `start`, ends in time if
+    /// `stop` asks for it, and goes on after `resumed`. Collective.
     ///
     /// # Errors
-    /// The directory or the place of --export cannot be written, there is no memory, --stop-before does not fit, or signals cannot
-    /// be listened for; the same error on every rank.
+    /// The directory or the place of --export cannot be written, there is no memory, or --stop-before does not fit; the same error on
+    /// every rank.
     pub(super) fn begin(
         all: &'a Communicator,
         options: &'a CheckpointOptions,
         (model, slots): (&'a Model, &[&str]),
         (description, sampler): (Description, &Sampler),
         resumed: Option<Resumed>,
-        start: Instant,
+        (stop, start): (Option<StopRequest>, Instant),
     ) -> Result<Checkpoints<'a>> {
         let directory = options.checkpoint_dir.as_ref();
         let prepare = || {
@@ -59,7 +59,7 @@ impl<'a> Checkpoints<'a> {
         };
         let (writer, deadline) =
             all.agree_with_root(if all.is_root() { prepare() } else { Ok(None) })?.unwrap_or_default();
-        let stop = all.agree(directory.map(|_| StopRequest::listen(deadline)).transpose())?;
+        let stop = stop.map(|stop| stop.at(deadline));
         let steps_per_epoch = sampler.steps_per_epoch();
         // one that lies elsewhere would not be found by the next start
         let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.step);
@@ -109,7 +109,7 @@ impl<'a> Checkpoints<'a> {
         }
         let _span = observe::work(Name::Checkpoint);
         (self.last, self.last_time) = (Some(done), Instant::now());
-        if let Some(written) = self.writer.as_mut().and_then(Writer::wait) {
+        if let Some(written) = self.wait()? {
             self.report(written);
         }
         let memory = self.writer.as_mut().and_then(Writer::take);
@@ -145,18 +145,43 @@ impl<'a> Checkpoints<'a> {
         Ok(snapshot)
     }
 
-    /// Waits for the last checkpoint, and gives the memory of the copy back. Collective, for all learn whether it can be gone on
-    /// from.
+    /// Waits for the file that is being written, if there is one. Collective: whenever the thread has got on, rank 0 tells the
+    /// others, so that no watchdog takes the wait for a standstill.
+    fn wait(&mut self) -> Result<Option<Result<Written>>> {
+        if self.options.checkpoint_dir.is_none() {
+            return Ok(None);
+        }
+        let mut gets_on = [1_u8];
+        while gets_on[0] == 1 {
+            gets_on[0] = u8::from(self.writer.as_ref().is_some_and(Writer::gets_on));
+            self.all.broadcast(&mut gets_on, 0)?;
+        }
+        Ok(self.writer.as_mut().and_then(Writer::wait))
+    }
+
+    /// Waits for the last checkpoint, which is written once more if it failed, and gives the memory of the copy back; from now on signals
+    /// to stop say nothing new. Collective, for all learn whether it can be gone on from.
     ///
     /// # Errors
     /// It could not be written: the same error on every rank.
     pub(super) fn finish(&mut self) -> Result<()> {
-        match self.writer.take().and_then(|mut writer| writer.wait()) {
-            Some(Ok(written)) => self.report(Ok(written)),
-            Some(failed) => self.outcome = Some(failed),
-            None => {}
+        let _span = observe::work(Name::Checkpoint);
+        if let Some(written) = self.wait()? {
+            self.outcome = Some(written);
         }
-        self.all.agree_with_root(self.outcome.take().transpose()).map(|_| ())
+        let mut writer = self.writer.take();
+        if let Some(Err(error)) = &self.outcome {
+            log::warn!("{error}; trying once more, for there will be no other");
+            self.outcome = writer.as_mut().and_then(Writer::try_again).or(self.outcome.take());
+        }
+        if let Some(Ok(written)) = self.outcome.take_if(|outcome| outcome.is_ok()) {
+            self.report(Ok(written));
+        }
+        let outcome = self.all.agree_with_root(self.outcome.take_if(|outcome| outcome.is_err()).transpose());
+        if let (Ok(_), Some(stop)) = (&outcome, &self.stop) {
+            stop.is_over();
+        }
+        outcome.map(|_| ())
     }
 
     /// Writes the weights after `done` steps, if they are wanted. Collective.
@@ -207,7 +232,7 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
     if let Some(directory) = &options.checkpoint_dir {
         let doing = || format!("preparing --checkpoint-dir {}", directory.display());
         let prepare = || {
-            std::fs::create_dir_all(directory)?;
+            create_durably(directory)?;
             checkpoint::remove_temporaries(directory)?;
             check_writable(directory)
         };
@@ -221,6 +246,18 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         check_writable(directory.unwrap_or(Path::new("."))).map_err(|error| Error::input(doing(), error))?;
     }
+    Ok(())
+}
+
+/// Makes `directory`, with those above it, and sees to it that they survive a loss of power as its files will.
+fn create_durably(directory: &Path) -> std::io::Result<()> {
+    let above = directory.parent().filter(|above| !above.as_os_str().is_empty());
+    if let (false, Some(above)) = (directory.exists(), above) {
+        create_durably(above)?;
+    }
+    std::fs::create_dir_all(directory)?;
+    // some file systems sync no directories, and need not
+    let _ = std::fs::File::open(above.unwrap_or(Path::new("."))).and_then(|above| above.sync_all());
     Ok(())
 }
 

@@ -54,7 +54,7 @@ impl Start {
             Resume::From(path) => Some(Checkpoint::open(path)?),
         };
         if let Some(directory) = options.checkpoint_dir.as_deref().filter(|_| options.resume != Resume::Auto) {
-            refuse_newer(directory, checkpoint.as_ref())?;
+            refuse_others(directory, &options.resume, checkpoint.as_ref())?;
         }
         if let Some(checkpoint) = checkpoint {
             let path = checkpoint.path.display();
@@ -82,9 +82,7 @@ impl Start {
             if options.init.is_some() {
                 log::info!("--init is for the beginning; this run goes on from {path}");
             }
-            let home = options.checkpoint_dir.as_ref().map(|path| path.join(checkpoint::file_name(before.step)));
-            let home = home.and_then(|path| path.canonicalize().ok());
-            let is_at_home = home.is_some() && checkpoint.path.canonicalize().ok() == home;
+            let is_at_home = options.checkpoint_dir.as_deref().is_some_and(|path| lies_in(&checkpoint, path));
             return Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_at_home });
         }
         let weights = options.init.as_deref().map(Checkpoint::open_weights).transpose()?;
@@ -160,17 +158,31 @@ fn newest_in(directory: &Path) -> Result<Option<Checkpoint>> {
     Ok(found.checkpoint)
 }
 
-/// Later starts go on from the newest checkpoint of the directory, so there must be none that is newer than where this run
-/// begins.
-fn refuse_newer(directory: &Path, start: Option<&Checkpoint>) -> Result<()> {
-    let newest = checkpoint::list(directory)?.last().map(|(step, _)| *step);
-    let Some(newest) = newest.filter(|newest| start.is_none_or(|start| start.description.step < *newest)) else {
+/// Later starts go on from the newest checkpoint of the directory, and of one that is full old ones are removed. So it must hold
+/// nothing but this run's, and nothing that is newer than where this begins.
+fn refuse_others(directory: &Path, resume: &Resume, start: Option<&Checkpoint>) -> Result<()> {
+    // the newest sound one there, as without this option
+    let is_directory = |path: &Path| path.canonicalize().ok() == directory.canonicalize().ok();
+    if matches!(resume, Resume::From(path) if path.is_dir() && is_directory(path)) {
         return Ok(());
+    }
+    let Some((newest, _)) = checkpoint::list(directory)?.pop() else { return Ok(()) };
+    let why = match start.filter(|start| lies_in(start, directory)) {
+        Some(start) if start.description.step == newest => return Ok(()),
+        None if start.is_some() => {
+            format!("it holds a checkpoint of step {newest}, of this run or another; give a new directory")
+        }
+        _ => format!(
+            "it holds a checkpoint of step {newest} already, from which the next start would go on; --resume auto does so now, another directory begins anew"
+        ),
     };
-    let why = format!(
-        "it holds a checkpoint of step {newest} already, from which the next start would go on; --resume auto does so now, another directory begins anew"
-    );
     Err(Error::input(format!("--checkpoint-dir {}", directory.display()), why))
+}
+
+/// True if `checkpoint` has the name and the place that a run with this --checkpoint-dir would have given it.
+fn lies_in(checkpoint: &Checkpoint, directory: &Path) -> bool {
+    let home = directory.join(checkpoint::file_name(checkpoint.description.step)).canonicalize().ok();
+    home.is_some() && checkpoint.path.canonicalize().ok() == home
 }
 
 /// Refuses a file that lacks what the optimizer kept, but for SGD that gets a momentum now.

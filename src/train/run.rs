@@ -13,6 +13,7 @@ use super::journal::Journal;
 use super::metrics::{ResultLine, peak_memory_mb};
 use super::resume::{self, Resumed, Start};
 use super::step::{Outcome, Requests};
+use super::stop::StopRequest;
 use super::trainer::{Trainer, TrainerSettings, diverged};
 use crate::app;
 use crate::checkpoint::Description;
@@ -38,6 +39,8 @@ pub fn run(
 ) -> Result<ExitCode> {
     let (all, began) = (world.communicator(), Instant::now());
     all.agree(options.check(grid.data.size()))?;
+    // whoever is asked to stop while samples are read does so after the first step
+    let stop = all.agree(options.checkpoints.checkpoint_dir.as_ref().map(|_| StopRequest::listen()).transpose())?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     let GridShape { data, stage, tensor } = grid.shape;
     log::info!(
@@ -65,8 +68,8 @@ pub fn run(
     }))?;
     let run = Run { world, grid, program, options, model: &model, plan: &plan, threads, began };
     match options.machine.open(world, threads)? {
-        AnyDevice::Cpu(device) => run.train("cpu", &device, samples),
-        AnyDevice::Cuda(device) => run.train("cuda", &*device, samples),
+        AnyDevice::Cpu(device) => run.train("cpu", &device, samples, stop),
+        AnyDevice::Cuda(device) => run.train("cuda", &*device, samples, stop),
     }
 }
 
@@ -82,7 +85,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn train<D: Device>(&self, device_name: &str, device: &D, mut samples: Samples) -> Result<ExitCode> {
+    fn train<D: Device>(
+        &self,
+        device_name: &str,
+        device: &D,
+        mut samples: Samples,
+        stop: Option<StopRequest>,
+    ) -> Result<ExitCode> {
         let options = self.options;
         let steps_per_epoch = samples.train.sampler().steps_per_epoch();
         let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
@@ -93,7 +102,7 @@ impl Run<'_> {
             seed: options.seed,
         };
         let mut trainer = Trainer::new(device, self.grid, self.model, self.plan, settings)?;
-        let (mut checkpoints, resumed) = self.resume(&mut trainer, &samples, num_steps)?;
+        let (mut checkpoints, resumed) = self.resume(&mut trainer, &samples, num_steps, stop)?;
         let first = resumed.unwrap_or(0);
         if num_steps < first && self.world.is_root() {
             log::warn!("the checkpoint has {first} steps already, more than the {num_steps} that were asked for");
@@ -204,6 +213,7 @@ impl Run<'_> {
         trainer: &mut Trainer<'_, D>,
         samples: &Samples,
         num_steps: u64,
+        stop: Option<StopRequest>,
     ) -> Result<(Checkpoints<'_>, Option<u64>)> {
         let (all, options) = (self.world.communicator(), &self.options.checkpoints);
         let slots = trainer.slot_names();
@@ -222,7 +232,8 @@ impl Run<'_> {
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);
         let what = (self.model, slots);
-        let mut checkpoints = Checkpoints::begin(all, options, what, (description, sampler), resumed, self.began)?;
+        let end = (stop, self.began);
+        let mut checkpoints = Checkpoints::begin(all, options, what, (description, sampler), resumed, end)?;
         if let Some(limit) = options.watchdog {
             app::watch(limit);
         }

@@ -17,23 +17,25 @@ const ONE_REQUEST: Duration = Duration::from_secs(1);
 /// Whether this rank has been asked to stop.
 pub struct StopRequest {
     signalled: Arc<AtomicBool>,
+    /// There is nothing left to stop.
+    over: Arc<AtomicBool>,
     deadline: Option<Instant>,
 }
 
 impl StopRequest {
     /// Listens for SIGTERM, SIGINT and SIGUSR1: the first is a request, a second one ends the process at once, as it does a
-    /// program that does not listen. The request also comes with the `deadline`. Not collective.
+    /// program that does not listen. Not collective.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn listen(deadline: Option<Instant>) -> Result<StopRequest> {
-        let signalled = Arc::new(AtomicBool::new(false));
+    pub fn listen() -> Result<StopRequest> {
+        let (signalled, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])
             .map_err(|error| Error::failed("listening for signals", error))?;
-        let flag = Arc::clone(&signalled);
+        let (flag, is_over) = (Arc::clone(&signalled), Arc::clone(&over));
         thread::spawn(move || {
             let mut first: Option<Instant> = None;
-            for signal in signals.forever() {
+            for signal in signals.forever().filter(|_| !is_over.load(Ordering::Relaxed)) {
                 match first {
                     None => {
                         first = Some(Instant::now());
@@ -49,7 +51,17 @@ impl StopRequest {
                 }
             }
         });
-        Ok(StopRequest { signalled, deadline })
+        Ok(StopRequest { signalled, over, deadline: None })
+    }
+
+    /// The same, with a request at the `deadline` too. Not collective.
+    pub fn at(self, deadline: Option<Instant>) -> StopRequest {
+        StopRequest { deadline, ..self }
+    }
+
+    /// The run has come to its end, with its checkpoint: signals, which may come twice, do not spoil its exit code. Not collective.
+    pub fn is_over(&self) {
+        self.over.store(true, Ordering::Relaxed);
     }
 
     /// True once this rank has been asked to stop. Not collective.
