@@ -14,8 +14,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use phalanx::app::{CommonOptions, Program, print_line};
-use phalanx::comm::{Algorithm, Choice, Communicator, World};
+use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
 use phalanx::measure::{Bench, DeviceBench, Form, HostBench, Measured, Settings, demonstrate, header, parse_bytes};
 use phalanx::train::{AnyDevice, DeviceOptions};
 use phalanx::{Error, Result};
@@ -52,9 +53,8 @@ struct Arguments {
     #[arg(long)]
     compare: bool,
 
-    /// Where an operation has it, instead of what was measured to be fast: mpi, direct, pairwise, ring, halving, doubling, two-level,
-    /// tree or chain
-    #[arg(long, value_parser = parse_algorithm)]
+    /// Where an operation has it, instead of what was measured to be fast
+    #[arg(long, value_parser = algorithms())]
     algorithm: Option<Algorithm>,
 
     /// With --algorithm: in chunks of so many bytes
@@ -72,10 +72,10 @@ struct Arguments {
     common: CommonOptions,
 }
 
-fn parse_algorithm(name: &str) -> std::result::Result<Algorithm, String> {
-    let found = Algorithm::ALL.into_iter().find(|(_, known)| *known == name);
-    let names = Algorithm::ALL.map(|(_, name)| name).join(", ");
-    found.map(|(algorithm, _)| algorithm).ok_or_else(|| format!("there are {names}"))
+fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
+    let find = |name: String| Algorithm::ALL.into_iter().find(|(_, known)| *known == name);
+    PossibleValuesParser::new(Algorithm::ALL.map(|(_, name)| name))
+        .try_map(move |name| find(name).map(|(algorithm, _)| algorithm).ok_or("there is no such algorithm"))
 }
 
 impl Arguments {
@@ -101,6 +101,12 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     }
     let sound = if arguments.seconds > 0.0 { Ok(()) } else { Err(Error::input("--seconds", "it must be above 0")) };
     all.agree(sound)?;
+    log::info!("{} ranks on {} nodes; {}", world.size(), world.num_nodes(), library_version());
+    if world.is_crowded() {
+        log::warn!(
+            "ranks are more than cores: blocking calls are started and polled, and times are the scheduler's too"
+        );
+    }
     let settings = arguments.settings();
     match arguments.device.open(world, 1)? {
         AnyDevice::Cpu(_) => print_rows(all, arguments, &HostBench { all, settings }),

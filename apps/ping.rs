@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! mpiexec -n 2 ping                       a number from rank 0 to rank 1, then latency and bandwidth between them
-//! mpiexec -n 5 ping --largest 1048576     the same, and a token around the ring of all five
+//! mpiexec -n 5 ping --largest 1MiB     the same, and a token around the ring of all five
 //! ```
 //!
 //! Round trips in host memory: half of one's time is the latency of a message, its bytes over that the bandwidth.
@@ -13,15 +13,16 @@ use std::time::Instant;
 use clap::Parser;
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Communicator, World};
+use phalanx::measure::parse_bytes;
 use phalanx::{Error, Result};
 
 /// Send messages from rank to rank: a number, a token around a ring, and round trips of growing size with their times.
 #[derive(Parser)]
 #[command(name = "ping", version)]
 struct Arguments {
-    /// Largest message that is measured, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(..=1 << 36))]
-    largest: u64,
+    /// Largest message that is measured
+    #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = parse_bytes)]
+    largest: usize,
 
     /// Round trips of each size; the median counts
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -96,8 +97,8 @@ fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
         print_line(&format!("{:>12} {:>14} {:>14}", "bytes", "latency [us]", "MB/s"))?;
     }
     let sizes = std::iter::once(0).chain((0..).map(|power| 1_usize << power));
-    for bytes in sizes.take_while(|&bytes| bytes as u64 <= arguments.largest) {
-        let mut buffer = vec![0_u8; bytes];
+    for bytes in sizes.take_while(|&bytes| bytes <= arguments.largest) {
+        let mut buffer = vec![0_u8; if all.rank() < 2 { bytes } else { 0 }];
         let mut times = Vec::new();
         for _ in 0..arguments.repeats + 2 {
             let start = Instant::now();

@@ -27,7 +27,8 @@
 //!   repeated gives the same bits.
 //! * The path of an error that one rank has alone runs no collective: it ends the job at once. An error that all ranks share has
 //!   been agreed on.
-//! * A training step with one thread a rank, or on a GPU, allocates nothing of ours once it is under way.
+//! * A training step with one thread a rank allocates nothing of ours once it is under way; on a GPU neither, but for a small record of
+//!   each message.
 //! * MPI is given a buffer of a device only as a message, when the device is done with it; anything else does not compile.
 //!
 //! # Deliberately absent

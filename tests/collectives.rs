@@ -387,5 +387,5 @@ fn grid(world: &World) {
 
 fn node(world: &World) {
     assert_eq!((world.num_nodes(), world.local_rank(), world.num_local_ranks()), (1, world.rank(), world.size()));
-    assert!(!world.library_version().is_empty());
+    assert!(!phalanx::comm::library_version().is_empty());
 }

@@ -128,7 +128,7 @@ fn collectives_measure_a_device_beside_the_other_ways() {
                 row["others"].as_array().unwrap().iter().map(|other| other["algorithm"].as_str().unwrap()).collect();
             assert_eq!(names, if is_sum { others } else { &["staged"] }, "{row}");
             assert!(["direct", "pairwise"].contains(&row["algorithm"].as_str().unwrap()), "{row}");
-            assert_eq!(row["overlap_percent"].is_number(), row["call"] == "started", "{row}");
+            assert_eq!(row["overlap_percent"].is_number(), row["call"] == "non-blocking", "{row}");
             assert!(row["wrong"] == 0 && row["memory"] == "device", "{row}");
         }
     }
@@ -160,5 +160,5 @@ fn collectives_show_and_measure_right_values() {
             assert_eq!(row["others"].is_array(), more == "--compare", "{row}");
         }
     }
-    mpiexec(2, program).args(["--algorithm", "best"]).run().expect(2).says_once("there are mpi, ");
+    mpiexec(2, program).args(["--algorithm", "best"]).run().expect(2).says_once("[possible values: mpi, mpi-blocking, direct, ");
 }

@@ -5,7 +5,7 @@
 
 use std::env;
 
-use crate::comm::World;
+use crate::comm::{World, library_version};
 use crate::{Error, Result};
 
 /// What launchers call the number of processes. That of an `mpiexec` goes before Slurm's, which is about the whole allocation
@@ -17,7 +17,7 @@ const NUM_TASKS: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NU
 /// # Errors
 /// The launcher has started several processes, and MPI sees one.
 pub(super) fn check(world: &World) -> Result<()> {
-    check_size(world.size(), |name| env::var(name).ok(), &world.library_version())
+    check_size(world.size(), |name| env::var(name).ok(), &library_version())
 }
 
 fn check_size(size: usize, variable: impl Fn(&str) -> Option<String>, library: &str) -> Result<()> {

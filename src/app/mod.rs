@@ -68,7 +68,7 @@ pub trait Program: Parser {
 /// batch scripts take as "start me again".
 pub const STOPPED: u8 = 75;
 
-/// Runs a program: starts MPI, reads the command line into `A`, starts the log, calls `run`, writes the trace if one is wanted,
+/// Runs a program: reads the command line into `A`, starts MPI, starts the log, calls `run`, writes the trace if one is wanted,
 /// and returns the exit code of the process: that of what `run` returns if it succeeds.
 ///
 /// A wrong command line is explained once, by rank 0, with exit code 2. An error that all ranks agree on
@@ -76,6 +76,15 @@ pub const STOPPED: u8 = 75;
 /// prints it and takes the whole job down at once, for the others may be waiting for it. Subnormal numbers are flushed to
 /// zero while `run` runs.
 pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
+    let arguments = A::try_parse();
+    // --help and --version, which need no MPI: on some clusters it does not start on the nodes for logging in
+    if let Some(text) = arguments.as_ref().err().filter(|error| error.exit_code() == 0) {
+        if launcher::speaks() {
+            // a closed pipe is no reason to fail
+            let _ = text.print();
+        }
+        return ExitCode::SUCCESS;
+    }
     let world = match World::start() {
         Ok(world) => world,
         Err(error) => {
@@ -83,11 +92,10 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
             return ExitCode::from(error.exit_code());
         }
     };
-    let arguments = match A::try_parse() {
+    let arguments = match arguments {
         Ok(arguments) => arguments,
         Err(error) => {
             if world.is_root() {
-                // a closed pipe is no reason to fail
                 let _ = error.print();
             }
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));

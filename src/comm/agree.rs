@@ -38,22 +38,19 @@ impl Communicator {
         let mut failed = vec![0_u8; self.size()];
         self.all_gather(&[u8::from(outcome.is_err())], &mut failed)?;
         let error = outcome.err();
-        let mut head = [0_i64; 2];
-        let mut text = Vec::new();
+        let (mut text, mut exit_code) = (Vec::new(), [0]);
         if let (Some(error), true) = (&error, self.rank() == root) {
-            text = error.to_string().into_bytes();
-            head = [i64::from(error.exit_code()), text.len() as i64];
+            (text, exit_code) = (error.to_string().into_bytes(), [error.exit_code()]);
         }
-        self.broadcast(&mut head, root)?;
-        text.resize(head[1] as usize, 0);
-        self.broadcast(&mut text, root)?;
+        self.broadcast(&mut exit_code, root)?;
+        let text = self.broadcast_bytes(text, root)?;
 
         let mut message = String::from_utf8_lossy(&text).into_owned();
         let num_failed = failed.iter().filter(|&&flag| flag == 1).count();
         if num_failed < self.size() && names_ranks {
             message += &format!(" ({})", name_ranks(&failed));
         }
-        Err(Error::Agreed { message, exit_code: head[0] as u8 })
+        Err(Error::Agreed { message, exit_code: exit_code[0] })
     }
 }
 

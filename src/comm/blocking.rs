@@ -241,7 +241,8 @@ impl Raw {
             }
             ffi::MPI_Get_elements_x(status.as_ptr(), element, &mut length);
         }
-        let length = length as usize;
+        // parts of an element, which are MPI_UNDEFINED of them, are of another type: more than fits
+        let length = usize::try_from(length).unwrap_or(values.len() + 1);
         if length > values.len() {
             // matched is matched: take it in and throw it away, or its sender would wait for ever
             let mut discarded = vec![T::default(); length];

@@ -65,8 +65,8 @@ pub(super) fn started_all_reduce(bytes: usize, size: usize) -> Choice {
 }
 
 /// For a blocking all-reduce of `bytes`.
-pub(super) fn all_reduce(bytes: usize) -> Choice {
-    if bytes < 12 << 20 {
+pub(super) fn all_reduce(bytes: usize, size: usize) -> Choice {
+    if bytes < 12 << 20 || size > MOST_STRAIGHT {
         Choice::whole(Algorithm::Mpi)
     } else {
         Choice { algorithm: Algorithm::Pairwise, chunk: CHUNK }
@@ -80,7 +80,7 @@ pub(super) fn reduce_scatter(bytes: usize, size: usize) -> Choice {
 
 /// For a blocking broadcast of `bytes`.
 pub(super) fn broadcast(bytes: usize) -> Choice {
-    // above what a C int counts, a datatype of pieces takes a path that few have tried
+    // above, what counts bytes in a C int fails, and a datatype of pieces takes a path that few have tried
     if bytes < 1 << 31 {
         Choice::whole(Algorithm::Mpi)
     } else {

@@ -1,5 +1,6 @@
 //! A group of ranks that can talk: typed point-to-point messages and collective operations on slices.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
@@ -11,6 +12,9 @@ use super::raw::Raw;
 use super::{Element, Operation, Transfers};
 use crate::observe::{self, Name, Span};
 use crate::{Error, Result};
+
+/// The largest tag: what every MPI has (MPI-4.1 §9.1.2).
+pub const LARGEST_TAG: i32 = 32_767;
 
 /// A group of ranks, numbered from 0 to `size − 1`.
 ///
@@ -42,6 +46,11 @@ impl Communicator {
         self.rank() == 0
     }
 
+    /// The number of nodes that the group spans. Not collective.
+    pub fn num_nodes(&self) -> usize {
+        self.raw.with_ranks(|ranks| ranks.nodes.iter().collect::<HashSet<_>>().len())
+    }
+
     /// Makes a communicator of the ranks that pass the same `color`, ordered by `key`, then by rank (`MPI_Comm_split`,
     /// MPI-4.1 §7.4.2). Collective.
     ///
@@ -60,12 +69,24 @@ impl Communicator {
         Ok(part)
     }
 
-    /// Another communicator of the same ranks, whose messages never meet those of this one. Collective.
+    /// Another communicator of the same ranks, whose messages never meet those of this one (`MPI_Comm_dup`, MPI-4.1 §7.4.2).
+    /// Collective.
+    pub fn duplicate(&self) -> Communicator {
+        let twin = Communicator::new(self.raw.public.duplicate(), self.raw.links.split(0));
+        twin.set_transfers(self.transfers());
+        twin
+    }
+
+    /// The root's `bytes`, however many they are, on every rank. Collective; on other ranks `bytes` is not looked at.
     ///
     /// # Errors
-    /// There are more ranks than MPI can count.
-    pub fn duplicate(&self) -> Result<Communicator> {
-        self.split(0, self.rank())
+    /// `root` is out of range.
+    pub fn broadcast_bytes(&self, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
+        let mut length = [bytes.len() as i64];
+        self.broadcast(&mut length, root)?;
+        bytes.resize(length[0] as usize, 0);
+        self.broadcast(&mut bytes, root)?;
+        Ok(bytes)
     }
 
     /// For tests: splits messages above `limit` elements as if the MPI could count no further.
@@ -267,7 +288,7 @@ impl Communicator {
     /// There is no memory for what arrives.
     pub fn all_reduce<T: Element>(&self, values: &mut [T], operation: Operation) -> Result<()> {
         let _span = self.collective_span::<T>(Name::AllReduce, values.len());
-        let choice = choice::all_reduce(size_of_val(values));
+        let choice = choice::all_reduce(size_of_val(values), self.size());
         match self.raw.override_choice(Collective::AllReduce, choice) {
             Choice { algorithm: Algorithm::Mpi, .. } => self.raw.blocking_all_reduce(values, operation),
             choice => self.perform(Collective::AllReduce, choice, values, operation)?,
@@ -283,10 +304,8 @@ impl Communicator {
     pub fn reduce_scatter<T: Element>(&self, send: &[T], receive: &mut [T], operation: Operation) -> Result<()> {
         self.check_parts("reduce-scattering", send.len(), receive.len())?;
         let _span = self.collective_span::<T>(Name::ReduceScatter, send.len());
-        match self
-            .raw
-            .override_choice(Collective::ReduceScatter, choice::reduce_scatter(size_of_val(send), self.size()))
-        {
+        let choice = choice::reduce_scatter(size_of_val(send), self.size());
+        match self.raw.override_reduce_scatter(receive.len(), choice) {
             Choice { algorithm: Algorithm::Mpi, .. } => self.raw.blocking_reduce_scatter(send, receive, operation),
             choice => self.perform_apart(choice, send, receive, operation)?,
         }
@@ -301,8 +320,8 @@ impl Communicator {
             let why = format!("there is no rank {peer} in a communicator of {}", self.size());
             return Err(Error::failed(doing, why));
         }
-        if tag < 0 {
-            return Err(Error::failed(doing, format!("tag {tag} is negative")));
+        if !(0..=LARGEST_TAG).contains(&tag) {
+            return Err(Error::failed(doing, format!("tag {tag} is not between 0 and {LARGEST_TAG}")));
         }
         Ok(())
     }

@@ -39,7 +39,7 @@ mod sealed {
 }
 
 macro_rules! element {
-    ($type:ty, $add:expr, $multiply:expr) => {
+    ($type:ty, $add:expr, $multiply:expr, $min:expr, $max:expr) => {
         impl sealed::Sealed for $type {}
 
         impl Element for $type {
@@ -48,16 +48,42 @@ macro_rules! element {
                 match operation {
                     Operation::Sum => pairs.for_each(|(a, &b)| *a = $add(*a, b)),
                     Operation::Product => pairs.for_each(|(a, &b)| *a = $multiply(*a, b)),
-                    Operation::Min => pairs.for_each(|(a, &b)| *a = if b < *a { b } else { *a }),
-                    Operation::Max => pairs.for_each(|(a, &b)| *a = if b > *a { b } else { *a }),
+                    Operation::Min => pairs.for_each(|(a, &b)| *a = $min(*a, b)),
+                    Operation::Max => pairs.for_each(|(a, &b)| *a = $max(*a, b)),
                 }
             }
         }
     };
 }
 
-element!(f32, |a: f32, b: f32| a + b, |a: f32, b: f32| a * b);
-element!(f64, |a: f64, b: f64| a + b, |a: f64, b: f64| a * b);
-element!(i32, i32::wrapping_add, i32::wrapping_mul);
-element!(i64, i64::wrapping_add, i64::wrapping_mul);
-element!(u8, u8::wrapping_add, u8::wrapping_mul);
+/// Least and largest are those of IEEE 754-2019 (`minimum`, `maximum`): what is no number spoils them, and −0 is less than 0. So they
+/// are the same in every order of the ranks.
+macro_rules! float {
+    ($type:ty) => {
+        element!(
+            $type,
+            |a: $type, b: $type| a + b,
+            |a: $type, b: $type| a * b,
+            |a: $type, b: $type| {
+                let takes_second = b < a || b.is_nan() || (a == b && b.is_sign_negative());
+                if takes_second && !a.is_nan() { b } else { a }
+            },
+            |a: $type, b: $type| {
+                let takes_second = b > a || b.is_nan() || (a == b && b.is_sign_positive());
+                if takes_second && !a.is_nan() { b } else { a }
+            }
+        );
+    };
+}
+
+macro_rules! integer {
+    ($type:ty) => {
+        element!($type, <$type>::wrapping_add, <$type>::wrapping_mul, Ord::min, Ord::max);
+    };
+}
+
+float!(f32);
+float!(f64);
+integer!(i32);
+integer!(i64);
+integer!(u8);

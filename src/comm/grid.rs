@@ -66,7 +66,7 @@ impl Grid {
         let all = world.communicator();
         Ok(Grid {
             shape,
-            all: all.duplicate()?,
+            all: all.duplicate(),
             data: all.split(stage * shape.tensor + tensor, data)?,
             stage: all.split(data * shape.tensor + tensor, stage)?,
             tensor: all.split(data * shape.stage + stage, tensor)?,

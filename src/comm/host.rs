@@ -86,6 +86,10 @@ unsafe impl Arena for Host {
     }
 
     fn combine(&mut self, lane: usize, terms: &Terms) {
+        if terms.range.is_empty() {
+            // there may be no inbox
+            return;
+        }
         let own = self.sums.wrapping_add(terms.range.start * self.element.bytes);
         let inbox: *mut c_void = self.inbox(lane, 0);
         // SAFETY: the range is within the buffer, the terms within the lane's part of the inbox, and between the rounds MPI has nothing to do

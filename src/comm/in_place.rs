@@ -200,8 +200,8 @@ impl Communicator {
         values: B,
         operation: Operation,
     ) -> Result<Pending<B>> {
-        self.part_length("reduce-scattering", values.as_ref().len())?;
-        let choice = self.raw.override_choice(Collective::ReduceScatter, choice::started());
+        let part = self.part_length("reduce-scattering", values.as_ref().len())?;
+        let choice = self.raw.override_reduce_scatter(part, choice::started());
         self.start_in_place(Collective::ReduceScatter, choice, values, operation)
     }
 

@@ -19,17 +19,17 @@ use mpi::topology::{Communicator as _, Group as _, SimpleCommunicator};
 use mpi::traits::AsRaw;
 
 use super::algorithm::{Algorithm, Collective, Plan, Ranks};
-use super::choice::Choice;
+use super::choice::{self, Choice};
 use super::extent::Extent;
 use super::links::Links;
 use super::waiting::Requests;
 use super::world::node_of;
-use super::{Element, Operation, Transfers};
+use super::{Element, LARGEST_TAG, Operation, Transfers};
 use crate::Result;
 use crate::memory::Memory;
 
-/// Tags that every MPI has (MPI-4.1 §9.1.2).
-const NUM_TAGS: usize = 1 << 15;
+/// Tags that every MPI has.
+const NUM_TAGS: usize = LARGEST_TAG as usize + 1;
 
 /// The largest count that one MPI call takes.
 const LARGEST_COUNT: usize = c_int::MAX as usize;
@@ -143,6 +143,17 @@ impl Raw {
             return Choice::whole(Algorithm::Mpi);
         }
         self.override_plan(collective, choice)
+    }
+
+    /// The same for a reduce-scatter with parts of `part` elements: MPI's own cannot be cut into several, and takes a C int.
+    pub(super) fn override_reduce_scatter(&self, part: usize, choice: Choice) -> Choice {
+        let fits = part <= self.limit.get();
+        if fits && self.wants_mpi().is_some() {
+            self.last_algorithm.set(Algorithm::Mpi);
+            return Choice::whole(Algorithm::Mpi);
+        }
+        let can = fits || choice.algorithm != Algorithm::Mpi;
+        self.override_plan(Collective::ReduceScatter, if can { choice } else { choice::started() })
     }
 
     /// Which of MPI's own calls is to do what it can, if someone said so.

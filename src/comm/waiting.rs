@@ -22,10 +22,10 @@ pub(super) fn test_all(requests: &mut Requests) -> bool {
 /// True where ranks are more than cores, so that one that waits must let the others work: some MPIs only spin.
 static YIELDS: AtomicBool = AtomicBool::new(false);
 
-/// Says that there are more ranks than cores, somewhere in the job: blocking calls are then started and waited for, and the two kinds do not
+/// Says whether there are more ranks than cores, somewhere in the job: blocking calls are then started and waited for, and the two kinds do not
 /// match (MPI-4.1 §6.12). Collective.
-pub(super) fn yield_while_waiting() {
-    YIELDS.store(true, Ordering::Relaxed);
+pub(super) fn yield_while_waiting(yields: bool) {
+    YIELDS.store(yields, Ordering::Relaxed);
 }
 
 /// True if waiting ranks yield.

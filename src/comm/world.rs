@@ -16,7 +16,7 @@ use mpi::{Threading, ffi};
 
 use super::Communicator;
 use super::links::Links;
-use super::waiting::yield_while_waiting;
+use super::waiting::{yield_while_waiting, yields};
 use crate::{Error, Result};
 
 /// This process's rank for messages from places that have no communicator, `usize::MAX` while MPI is not up.
@@ -27,7 +27,6 @@ static NODES: OnceLock<Vec<usize>> = OnceLock::new();
 
 /// The job: all ranks that the launcher started together. A program started without a launcher is a job of one.
 pub struct World {
-    // fields drop in this order: communicators are freed before the universe finalizes MPI
     communicator: Communicator,
     local_rank: usize,
     num_local_ranks: usize,
@@ -74,9 +73,7 @@ impl World {
         let mut is_crowded = 0_u8;
         let crowded_here = u8::from(num_core_sharers > num_cores());
         universe.world().all_reduce_into(&crowded_here, &mut is_crowded, SystemOperation::max());
-        if is_crowded == 1 {
-            yield_while_waiting();
-        }
+        yield_while_waiting(is_crowded == 1);
         Ok(World {
             num_nodes: (0..communicator.size()).filter(|rank| node_of(*rank) == *rank).count(),
             communicator,
@@ -123,6 +120,18 @@ impl World {
         (num_cores() / self.num_core_sharers).max(1)
     }
 
+    /// True if ranks are more than cores somewhere in the job: then waiting ranks let the others work, and blocking calls are started and
+    /// waited for. Not collective.
+    pub fn is_crowded(&self) -> bool {
+        yields()
+    }
+
+    /// From now on blocking calls are MPI's own, and its way of waiting too, even where ranks are more than cores: for whoever wants to
+    /// know those. Collective.
+    pub fn wait_inside_mpi(&self) {
+        yield_while_waiting(false);
+    }
+
     /// The number of nodes that the job spans. Not collective.
     pub fn num_nodes(&self) -> usize {
         self.num_nodes
@@ -143,14 +152,14 @@ impl World {
     pub fn thread_level(&self) -> String {
         format!("{:?}", mpi::environment::threading_support()).to_lowercase()
     }
+}
 
-    /// MPI's own name and version, for logs. Not collective.
-    pub fn library_version(&self) -> String {
-        let version = mpi::environment::library_version().unwrap_or_default();
-        // "Open MPI v4.1.4, package: …" and "MPICH Version:\t4.0.2\n…"
-        let first = version.split([',', '\n', '\0']).next().unwrap_or_default();
-        first.replace("Version:", "").split_whitespace().collect::<Vec<_>>().join(" ")
-    }
+/// MPI's own name and version, for logs. Not collective.
+pub fn library_version() -> String {
+    let version = mpi::environment::library_version().unwrap_or_default();
+    // "Open MPI v4.1.4, package: …" and "MPICH Version:\t4.0.2\n…"
+    let first = version.split([',', '\n', '\0']).next().unwrap_or_default();
+    first.replace("Version:", "").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The node of a rank of the job, by the number of its first rank.
@@ -169,7 +178,7 @@ fn num_cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A hash of the set of cores that the system lets this process run on; 0 where it does not say.
+/// A hash of the set of cores that the system lets this process run on; the same for all where it does not say.
 fn allowed_cores() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or_default();
@@ -185,8 +194,9 @@ pub fn abort(code: u8) -> ! {
         thread::sleep(LONGEST_ABORT);
         signal_hook::low_level::exit(i32::from(code))
     });
-    // SAFETY: called after initialisation; MPI_Abort may be called at any time from there to finalisation. A thread beside the
-    // one that communicates calls it only where nothing else of MPI will ever be called, and where it hangs the process ends.
+    // SAFETY: called after initialisation; MPI_Abort may be called at any time from there to finalisation. A watchdog, or a thread
+    // that panics, calls it beside the thread that communicates, which MPI_THREAD_FUNNELED does not allow: the process is lost
+    // either way, and whatever becomes of the call, it ends.
     unsafe {
         ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, i32::from(code));
     }

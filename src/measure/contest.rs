@@ -4,7 +4,7 @@ use super::overlap::{Computation, overlap};
 use super::timing::time;
 use super::{Form, Meanwhile, Measured, Other, Row, Subject};
 use crate::Result;
-use crate::comm::{Algorithm, Choice, Communicator, Operation};
+use crate::comm::{Algorithm, Choice, Communicator, Operation, library_version};
 
 /// A way to do the operation.
 pub(super) struct Contender<'a> {
@@ -73,14 +73,18 @@ pub(super) fn contest(
     });
     let bandwidth = bytes as f64 / median / 1e9;
     let (call, place) = form.words();
+    let chunk_bytes = contenders[0].choice.map(|choice| choice.chunk).filter(|chunk| *chunk < usize::MAX);
     Ok(Row {
         operation: operation.name(),
         ranks: all.size(),
+        nodes: all.num_nodes(),
+        mpi: library_version(),
         bytes,
         memory,
         call,
         place,
         algorithm: algorithm.to_string(),
+        chunk_bytes,
         median_us: median * 1e6,
         min_us: times[0].min() * 1e6,
         p99_us: times[0].p99() * 1e6,

@@ -132,7 +132,8 @@ impl Form {
 
     /// In a word each.
     pub fn words(self) -> (&'static str, &'static str) {
-        (if self.is_blocking { "blocking" } else { "started" }, if self.is_in_place { "in place" } else { "apart" })
+        let call = if self.is_blocking { "blocking" } else { "non-blocking" };
+        (call, if self.is_in_place { "in place" } else { "out of place" })
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use std::time::Instant;
 
-use super::Subject;
+use super::{Meanwhile, Subject};
 use crate::Result;
 use crate::comm::{Communicator, Operation};
 use crate::device::{Device, LinearShape, Role, WeightLayout};
@@ -87,8 +87,9 @@ fn in_slices(computation: &dyn Computation, units: usize, between: &mut dyn FnMu
     Ok(())
 }
 
-/// How much of an operation's time, `alone` in seconds, a computation of the same length hides, in percent: 100 if the two take no
-/// longer together than the computation alone, 0 if they take as long as one after the other. Collective.
+/// How much of an operation's time, about `estimate` in seconds, a computation of the same length hides, in percent: 100 if the two take no
+/// longer together than the computation alone, 0 if they take as long as one after the other. The three are measured in turns,
+/// each once after a barrier. Collective.
 ///
 /// # Errors
 /// There is no memory for messages.
@@ -96,7 +97,7 @@ pub fn overlap(
     all: &Communicator,
     subject: &mut dyn Subject,
     computation: &dyn Computation,
-    alone: f64,
+    estimate: f64,
 ) -> Result<f64> {
     let slowest = |mut samples: Vec<f64>| -> Result<f64> {
         all.all_reduce(&mut samples, Operation::Max)?;
@@ -116,16 +117,20 @@ pub fn overlap(
         units *= 2;
         took = compute(units)?;
     }
-    let units = ((alone / took * units as f64) as usize).max(1);
-    let (mut together, mut computing) = (Vec::new(), Vec::new());
-    for _ in 0..((0.1 / alone) as usize).clamp(5, 50) {
+    let units = ((estimate / took * units as f64) as usize).max(1);
+    let mut run = |meanwhile: Meanwhile<'_>| -> Result<f64> {
         all.barrier();
         let start = Instant::now();
-        subject.run(&mut |test| in_slices(computation, units, test))?;
+        subject.run(meanwhile)?;
         computation.wait();
-        together.push(start.elapsed().as_secs_f64());
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let (mut together, mut computing, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..((0.1 / estimate) as usize).clamp(5, 50) {
+        alone.push(run(&mut |test| test())?);
+        together.push(run(&mut |test| in_slices(computation, units, test))?);
         computing.push(compute(units)?);
     }
-    let (together, computing) = (slowest(together)?, slowest(computing)?);
+    let (together, computing, alone) = (slowest(together)?, slowest(computing)?, slowest(alone)?);
     Ok((100.0 * (alone + computing - together) / alone).clamp(0.0, 100.0))
 }

@@ -11,16 +11,23 @@ pub struct Row {
     pub operation: String,
     /// How many ranks took part.
     pub ranks: usize,
+    /// On how many nodes they are.
+    pub nodes: usize,
+    /// MPI's name and version.
+    pub mpi: String,
     /// The size of the buffer.
     pub bytes: usize,
     /// `host` or `device`.
     pub memory: &'static str,
-    /// `blocking` or `started`.
+    /// `blocking` or `non-blocking`.
     pub call: &'static str,
-    /// `in place` or `apart`.
+    /// `in place` or `out of place`.
     pub place: &'static str,
     /// What did it: an algorithm's name.
     pub algorithm: String,
+    /// The most bytes of a chunk, where that was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk_bytes: Option<usize>,
     /// Median time in microseconds.
     pub median_us: f64,
     /// Shortest time in microseconds.
@@ -33,7 +40,7 @@ pub struct Row {
     pub bus_gbs: f64,
     /// Elements that were not as expected, on all ranks and of all that were measured beside each other.
     pub wrong: u64,
-    /// How much of it computing hides, in percent, of those that are started.
+    /// How much of it computing hides, in percent, of those that do not block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap_percent: Option<f64>,
     /// The medians of others that did the same, in microseconds, in the same turns.
@@ -55,7 +62,7 @@ pub struct Other {
 /// The line above the rows.
 pub fn header() -> String {
     format!(
-        "{:<14} {:>11} {:<7}{:<9}{:<9}{:<10}{:>11} {:>11} {:>11} {:>8} {:>8} {:>6} {:>8}",
+        "{:<14} {:>11} {:<7}{:<13}{:<13}{:<10}{:>11} {:>11} {:>11} {:>8} {:>8} {:>6} {:>9}",
         "operation",
         "bytes",
         "memory",
@@ -68,7 +75,7 @@ pub fn header() -> String {
         "alg GB/s",
         "bus GB/s",
         "wrong",
-        "hidden %"
+        "overlap %"
     )
 }
 
@@ -83,9 +90,9 @@ impl Row {
 
     /// A line of the table.
     pub fn line(&self) -> String {
-        let hidden = self.overlap_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.0}"));
+        let overlap = self.overlap_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.0}"));
         let mut line = format!(
-            "{:<14} {:>11} {:<7}{:<9}{:<9}{:<10}{:>11.2} {:>11.2} {:>11.2} {:>8.2} {:>8.2} {:>6} {hidden:>8}",
+            "{:<14} {:>11} {:<7}{:<13}{:<13}{:<10}{:>11.2} {:>11.2} {:>11.2} {:>8.2} {:>8.2} {:>6} {overlap:>9}",
             self.operation,
             self.bytes,
             self.memory,

@@ -1,5 +1,7 @@
 //! One trial, from the inside.
 
+use std::path::Path;
+
 use super::{Memory, Trial};
 use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfers, World};
 use crate::device::{Cuda, Precision};
@@ -17,6 +19,7 @@ pub(super) const LEFT_OUT: &str = "left out: ";
 /// The values are wrong, or the trial cannot be made.
 pub fn attempt(world: &World, trial: Trial) -> Result<String> {
     let all = world.communicator();
+    world.wait_inside_mpi();
     let needed = 4 * trial.bytes() * world.num_local_ranks();
     let mut is_enough = [u8::from(!trial.is_large || needed <= available_memory())];
     all.all_reduce(&mut is_enough, Operation::Min)?;
@@ -36,7 +39,7 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
             Memory::Device => {
                 all.set_transfers(Transfers::Aware);
                 let device = Cuda::open(world.local_rank(), Precision::F32)?;
-                let communicator = DeviceCommunicator::new(all.duplicate()?);
+                let communicator = DeviceCommunicator::new(all.duplicate());
                 let algorithm = if trial.is_blocking { Algorithm::MpiBlocking } else { Algorithm::Mpi };
                 if let Some(mut subject) = DeviceSubject::new(&device, &communicator, trial.operation, form, len)? {
                     subject.choose(Some(Choice::whole(algorithm)));
@@ -59,10 +62,22 @@ fn once(world: &World, subject: &mut dyn Subject) -> Result<String> {
     }
 }
 
-/// Bytes of this node's memory that are free, as Linux counts them.
+/// Bytes of this node's memory that are free, as Linux counts them, and as far as this process's control group (version 2), which Slurm
+/// and containers make, may have them.
 fn available_memory() -> usize {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kibibytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<usize>().ok());
-    kibibytes.map_or(usize::MAX, |kibibytes| kibibytes << 10)
+    let free = kibibytes.map_or(usize::MAX, |kibibytes| kibibytes << 10);
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    // a limit may stand at any of the groups around it
+    let limits = Path::new(group).ancestors().filter_map(|group| {
+        let number = |file: &str| -> Option<usize> {
+            let text = std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join(file)).ok()?;
+            text.trim().parse().ok()
+        };
+        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    });
+    limits.min().unwrap_or(usize::MAX).min(free)
 }

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use super::attempt::{LEFT_OUT, WORKS};
@@ -61,19 +62,33 @@ fn run(launcher: &str, arguments: &[&str], limit: Duration) -> Result<Ended> {
     let mut child = command.spawn().map_err(failed)?;
     let streams = [collect(child.stdout.take()), collect(child.stderr.take())];
     let status = wait(&mut child, start + limit);
-    let [stdout, stderr] = streams.map(|stream| stream.join().unwrap_or_default());
-    Ok(Ended { status, stdout, stderr, seconds: start.elapsed().as_secs_f64() })
+    let seconds = start.elapsed().as_secs_f64();
+    let [stdout, stderr] = streams.map(said);
+    Ok(Ended { status, stdout, stderr, seconds })
 }
 
-fn collect(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+/// Reads `stream` piece by piece, on a thread of its own.
+fn collect(mut stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
     std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut stream) = stream {
-            // what was read before a failure is what there is
-            let _ = stream.read_to_end(&mut bytes);
+        let mut block = [0; 4096];
+        // what was read before a failure is what there is
+        while let Some(Ok(len @ 1..)) = stream.as_mut().map(|stream| stream.read(&mut block)) {
+            if sender.send(block[..len].to_vec()).is_err() {
+                break;
+            }
         }
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+    });
+    receiver
+}
+
+/// All that was said; a rank that outlives its launcher may keep the stream open.
+fn said(pieces: Receiver<Vec<u8>>) -> String {
+    let mut bytes = Vec::new();
+    while let Ok(piece) = pieces.recv_timeout(Duration::from_secs(1)) {
+        bytes.extend(piece);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// How the job ended; nothing if it had to be killed.

@@ -37,7 +37,7 @@ pub struct Trial {
     pub memory: Memory,
     /// True if the call returns when it is done.
     pub is_blocking: bool,
-    /// True for more than 2 GiB, which no C `int` counts.
+    /// True for more than 2 GiB, whose bytes no C `int` counts: MPIs that count them inside fail.
     pub is_large: bool,
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::comm::{Awareness, Communicator, World, awareness};
+use crate::comm::{Awareness, Communicator, World, awareness, library_version};
 use crate::device::{Cuda, Precision};
 
 /// What stands before the reason why a rank has no device.
@@ -66,7 +66,7 @@ pub fn description(world: &World) -> Result<Description> {
         device,
     };
     Ok(Description {
-        mpi: world.library_version(),
+        mpi: library_version(),
         thread_level: world.thread_level(),
         cuda: match awareness() {
             Awareness::Yes(who) => format!("yes: {who}"),

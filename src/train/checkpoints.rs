@@ -179,7 +179,7 @@ impl<'a> Checkpoints<'a> {
         }
         let outcome = self.all.agree_with_root(self.outcome.take_if(|outcome| outcome.is_err()).transpose());
         if let (Ok(_), Some(stop)) = (&outcome, &self.stop) {
-            stop.is_over();
+            stop.end();
         }
         outcome.map(|_| ())
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::comm::{Awareness, Operation, Transfers, World, awareness};
+use crate::comm::{Awareness, Operation, Transfers, World, awareness, library_version};
 use crate::device::{Cpu, Cuda, Precision};
 use crate::probe::Findings;
 use crate::{Error, Result};
@@ -117,8 +117,8 @@ impl DeviceOptions {
     ///
     /// # Errors
     /// It cannot do what is wanted, or the file of what was found out about it cannot be read or is about another.
-    fn transfers(&self, world: &World) -> Result<Transfers> {
-        let library = world.library_version();
+    fn transfers(&self) -> Result<Transfers> {
+        let library = library_version();
         let found = self.probe.as_ref().map(|path| Findings::read(path)).transpose()?;
         if let Some(found) = found.as_ref().filter(|found| found.description.mpi != library) {
             let why = format!("it is about {}, and this is {library}; run probe again", found.description.mpi);
@@ -149,7 +149,7 @@ impl DeviceOptions {
 
     /// Decides how messages travel. Collective.
     fn use_cuda(&self, world: &World, device: Box<Cuda>) -> Result<AnyDevice> {
-        let transfers = world.communicator().agree(self.transfers(world))?;
+        let transfers = world.communicator().agree(self.transfers())?;
         // the same everywhere: what one rank hands to MPI another must take
         let mut aware = [u8::from(transfers == Transfers::Aware)];
         world.communicator().all_reduce(&mut aware, Operation::Min)?;

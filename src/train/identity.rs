@@ -7,7 +7,7 @@ use super::data_options::Samples;
 use super::model_options::{ModelName, describe};
 use crate::app;
 use crate::checkpoint::{self, Settings};
-use crate::comm::{Grid, World};
+use crate::comm::{Grid, World, library_version};
 use crate::nn::Model;
 
 /// What decides the numbers of every step: with another value it would be another run.
@@ -73,7 +73,7 @@ pub fn written_by(program: &str, world: &World, grid: &Grid, threads: usize) -> 
         ("stage", grid.shape.stage.into()),
         ("tensor", grid.shape.tensor.into()),
         ("threads", threads.into()),
-        ("mpi", world.library_version().into()),
+        ("mpi", library_version().into()),
         ("hdf5", checkpoint::hdf5_version().into()),
     ]
     .map(|(name, value): (_, Value)| (name.to_owned(), value))

@@ -172,7 +172,7 @@ pub struct TrainOptions {
     /// Where to compute, and how.
     pub machine: super::device_options::DeviceOptions,
 
-    /// Threads of each rank [default: cores of the node / ranks on it]
+    /// Threads of each rank [default: the cores that it may use, shared with the ranks that may use the same]
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub threads: Option<usize>,
 

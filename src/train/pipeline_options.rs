@@ -114,11 +114,8 @@ impl PipelineOptions {
             let doing = || format!("reading the schedule {}", path.display());
             std::fs::read_to_string(path).map_err(|error| Error::input(doing(), error))
         };
-        let mut text = all.agree(if all.is_root() { read() } else { Ok(String::new()) })?.into_bytes();
-        let mut len = [text.len() as i64];
-        all.broadcast(&mut len, 0)?;
-        text.resize(len[0] as usize, 0);
-        all.broadcast(&mut text, 0)?;
+        let text = all.agree_with_root(if all.is_root() { read().map(Some) } else { Ok(None) })?;
+        let text = all.broadcast_bytes(text.map(String::into_bytes).unwrap_or_default(), 0)?;
         Ok(Some(String::from_utf8_lossy(&text).into_owned()))
     }
 
@@ -175,6 +172,7 @@ impl PipelineOptions {
                 _ => Err(Error::input("--show-schedule", format!("{file:?} ends neither in .svg nor in .csv"))),
             }
         };
-        world.communicator().agree(if world.is_root() { draw() } else { Ok(()) })
+        let drawn = if world.is_root() { draw().map(Some) } else { Ok(None) };
+        world.communicator().agree_with_root(drawn).map(|_| ())
     }
 }

@@ -17,7 +17,7 @@ use super::stop::StopRequest;
 use super::trainer::{Trainer, TrainerSettings, diverged};
 use crate::app;
 use crate::checkpoint::Description;
-use crate::comm::{Grid, GridShape, World};
+use crate::comm::{Grid, GridShape, World, library_version};
 use crate::device::Device;
 use crate::nn::Model;
 use crate::observe::{self, Name};
@@ -47,7 +47,7 @@ pub fn run(
         "{program}: ranks {}, nodes {}, threads of a rank {threads}; data {data} × stage {stage} × tensor {tensor}; {}",
         world.size(),
         world.num_nodes(),
-        world.library_version()
+        library_version()
     );
     let samples = data_options::open(world, options)?;
     let dataset = samples.train.dataset();

@@ -60,7 +60,7 @@ impl StopRequest {
     }
 
     /// The run has come to its end, with its checkpoint: signals, which may come twice, do not spoil its exit code. Not collective.
-    pub fn is_over(&self) {
+    pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 

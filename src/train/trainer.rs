@@ -54,7 +54,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         plan: &Plan,
         settings: TrainerSettings,
     ) -> Result<Trainer<'a, D>> {
-        let channels = (SyncChannels::new(grid)?, PipelineChannels::new(grid)?);
+        let channels = (SyncChannels::new(grid), PipelineChannels::new(grid));
         let trainer = Trainer::allocate(device, grid, model, plan, settings, channels);
         let mut trainer = grid.all.agree(trainer)?;
         let Weights { parameters, gradients, sync, .. } = &mut trainer.weights;

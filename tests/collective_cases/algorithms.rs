@@ -6,7 +6,7 @@ use crate::value;
 
 /// Every algorithm at awkward lengths, blocking and not, several at a time, whole and in chunks, on one node and as if on several.
 pub fn every_algorithm(world: &World) {
-    let all = world.communicator().duplicate().unwrap();
+    let all = world.communicator().duplicate();
     let size = all.size();
     let page = 4096 / size_of::<f32>();
     for nodes in [vec![0; size], (0..size).map(|rank| rank % 2).collect(), (0..size).map(|rank| rank / 2).collect()] {
@@ -36,6 +36,18 @@ fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
     values.iter_mut().skip(len / 2).take(usize::from(rank == size - 1)).for_each(|value| *value = f32::NAN);
     let found = all.start_all_reduce_in_place(values, Operation::Sum).unwrap().wait();
     assert!((0..len).all(|at| if at == len / 2 { found[at].is_nan() } else { found[at] == sum(at) }), "{algorithm}");
+    // which of several is the least or largest nobody says of zeros and of what is no number, but all ranks say the same
+    for operation in [Operation::Min, Operation::Max] {
+        let odd = [0.0, -0.0, f32::NAN, -0.0, 1.0, f32::NAN];
+        let values: Vec<f32> = (0..len).map(|at| odd[(rank + at) % odd.len()]).collect();
+        let found = all.start_all_reduce_in_place(values, operation).unwrap().wait();
+        let own: Vec<i64> = found.iter().map(|value| i64::from(value.to_bits())).collect();
+        let mut every = vec![0; len * size];
+        all.all_gather(&own, &mut every).unwrap();
+        if algorithm != Algorithm::Mpi {
+            assert!(every.chunks(len.max(1)).all(|other| other == own), "{algorithm}, {operation:?}, {len}");
+        }
+    }
     let several = [len, len + 3, len / 2];
     let pending = several.map(|len| all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap());
     for (pending, len) in pending.into_iter().zip(several).rev() {
@@ -62,7 +74,7 @@ fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
 
 /// 100 MiB by every algorithm, and what such buffers are done by otherwise: the same bits by every form of the call.
 pub fn large_buffers(world: &World) {
-    let all = world.communicator().duplicate().unwrap();
+    let all = world.communicator().duplicate();
     let size = all.size();
     let len = (100 << 20) / size_of::<f32>() / size * size;
     // whole numbers, one after the other: right to the bit whatever the order
@@ -95,7 +107,7 @@ pub fn large_buffers(world: &World) {
 /// Ranks wait for what they have started in different orders, and for messages that another rank sends only after it has waited: each
 /// moves everything on while it waits for anything.
 pub fn waits_in_any_order(world: &World) {
-    let all = world.communicator().duplicate().unwrap();
+    let all = world.communicator().duplicate();
     let (rank, size) = (all.rank(), all.size());
     let mine = |len: usize| -> Vec<f32> { (0..len).map(|at| f32::from(value(rank, at))).collect() };
     let sums = |len: usize| -> Vec<f32> {

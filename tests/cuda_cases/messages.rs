@@ -75,7 +75,7 @@ pub fn every_operation(world: &World) {
         let plans = Algorithm::ALL.into_iter().filter(is_sound);
         let choices = plans.map(|(algorithm, _)| Some(Choice { algorithm, chunk: 1000 }));
         for choice in std::iter::once(None).chain(choices) {
-            let messages = all.duplicate().unwrap();
+            let messages = all.duplicate();
             messages.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
             messages.set_choice(choice);
             let device = DeviceCommunicator::new(messages);
@@ -88,7 +88,7 @@ pub fn every_operation(world: &World) {
     same_bits(Cuda::shared(), Role::Exact, all, aware);
     same_bits(&bf16, Role::Activations, all, aware);
     all.set_transfers(Transfers::Staged);
-    let messages = DeviceCommunicator::new(all.duplicate().unwrap());
+    let messages = DeviceCommunicator::new(all.duplicate());
     large(Cuda::shared(), &messages, (6 << 20) / all.size() * all.size());
     refused(Cuda::shared(), &messages, all);
 }
@@ -174,7 +174,7 @@ fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
     for transfers in [Transfers::Staged, Transfers::Aware] {
         if transfers == Transfers::Staged || aware {
             all.set_transfers(transfers);
-            let messages = DeviceCommunicator::new(all.duplicate().unwrap());
+            let messages = DeviceCommunicator::new(all.duplicate());
             let sum = messages.start_all_reduce_in_place(terms(all.rank()), len, Operation::Sum).unwrap().wait();
             let is_right = |(found, exact): (&f32, &f32)| found.to_bits() == rounded(exact);
             assert!(look(&sum).iter().zip(&sums).all(is_right), "{transfers:?}, {role:?}");

@@ -41,7 +41,7 @@ impl Trace {
         let name = path.display().to_string();
         let create = || File::create(path).map_err(|error| Error::input(format!("creating --trace {name}"), error));
         let all = world.communicator();
-        let file = all.agree(if world.is_root() { create().map(Some) } else { Ok(None) })?;
+        let file = all.agree_with_root(if world.is_root() { create().map(Some) } else { Ok(None) })?;
         let clock = compare_clocks(all)?;
         observe::start(world.size());
         Ok(Trace { path: name, program: program.to_owned(), file, clock })

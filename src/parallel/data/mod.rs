@@ -65,13 +65,10 @@ pub struct SyncChannels {
 
 impl SyncChannels {
     /// For the replicas along the data axis of `grid`. Collective over the grid.
-    ///
-    /// # Errors
-    /// There are more ranks than MPI can count.
-    pub fn new(grid: &Grid) -> Result<SyncChannels> {
+    pub fn new(grid: &Grid) -> SyncChannels {
         let Grid { data, all, .. } = grid;
-        let own = || data.duplicate().map(DeviceCommunicator::new);
-        Ok(SyncChannels { reductions: own()?, gathers: own()?, norms: all.duplicate()? })
+        let own = || DeviceCommunicator::new(data.duplicate());
+        SyncChannels { reductions: own(), gathers: own(), norms: all.duplicate() }
     }
 }
 
@@ -232,7 +229,6 @@ impl<D: Device> GradSync<D> {
         while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
             self.start_next(gradients)?;
         }
-        self.advance();
         while self.reduced < self.started && self.buckets[self.reduced].state.test() {
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
@@ -257,7 +253,6 @@ impl<D: Device> GradSync<D> {
             self.start_next(gradients)?;
         }
         while self.reduced < self.buckets.len() {
-            self.advance();
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
         if let Some(largest) = self.clip_norm {
@@ -268,17 +263,9 @@ impl<D: Device> GradSync<D> {
             }
         }
         while self.gathered < self.buckets.len() {
-            self.advance();
             self.finish_gather(parameters);
         }
         Ok(())
-    }
-
-    /// Lets everything that is under way move on: what is behind the first that is not done has rounds of its own to go through.
-    fn advance(&mut self) {
-        for bucket in &mut self.buckets[self.gathered..self.started] {
-            bucket.state.test();
-        }
     }
 
     fn start_next(&mut self, gradients: &mut FlatBuffer<D>) -> Result<()> {

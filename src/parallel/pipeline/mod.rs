@@ -24,14 +24,11 @@ use super::layout::Layout;
 use super::schedule::{Schedule, Work};
 use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
-use crate::comm::{Communicator, DeviceCommunicator, Grid};
+use crate::comm::{Communicator, DeviceCommunicator, Grid, LARGEST_TAG};
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 use crate::observe::{self, Name};
 use crate::{Error, Result};
-
-/// The largest tag that every MPI allows (MPI-4.1 §9.1.2).
-const LARGEST_TAG: usize = 32_767;
 
 /// This rank's parameters and what a step does to them.
 pub struct Weights<D: Device> {
@@ -53,12 +50,9 @@ pub struct PipelineChannels {
 
 impl PipelineChannels {
     /// For the stage and tensor axes of `grid`. Collective over the grid.
-    ///
-    /// # Errors
-    /// There are more ranks than MPI can count.
-    pub fn new(grid: &Grid) -> Result<PipelineChannels> {
-        let own = |axis: &Communicator| axis.duplicate().map(DeviceCommunicator::new);
-        Ok(PipelineChannels { stage: own(&grid.stage)?, tensor: own(&grid.tensor)? })
+    pub fn new(grid: &Grid) -> PipelineChannels {
+        let own = |axis: &Communicator| DeviceCommunicator::new(axis.duplicate());
+        PipelineChannels { stage: own(&grid.stage), tensor: own(&grid.tensor) }
     }
 }
 
@@ -91,11 +85,13 @@ impl<'a, D: Device> Pipeline<'a, D> {
         recompute: bool,
     ) -> Result<Pipeline<'a, D>> {
         let PipelineChannels { stage: channel, tensor } = channels;
-        let num_tags = schedule.num_stages.saturating_mul(schedule.num_micro_batches).saturating_mul(2);
-        if schedule.num_stages > 1 && num_tags > LARGEST_TAG + 1 {
-            let (stages, micro_batches) = (schedule.num_stages, schedule.num_micro_batches);
-            let why = format!("{stages} stages and {micro_batches} micro-batches make {num_tags} messages of a step");
-            let limit = LARGEST_TAG + 1;
+        let (lanes, limit) = (program::most_lanes(schedule), LARGEST_TAG as usize + 1);
+        let num_tags = lanes.saturating_mul(schedule.num_micro_batches).saturating_mul(2);
+        if schedule.num_stages > 1 && num_tags > limit {
+            let micro_batches = schedule.num_micro_batches;
+            let why = format!(
+                "{lanes} stages of a rank and {micro_batches} micro-batches make {num_tags} messages between two ranks in a step"
+            );
             return Err(Error::input(
                 "numbering messages",
                 format!("{why}, but MPI promises no more than {limit} tags"),

@@ -82,6 +82,7 @@ impl RankProgram {
         let actions = posted_ahead(&schedule.ranks[rank]);
         let owners = schedule.owners();
         let stages = schedule.stages_of(rank);
+        let most_lanes = most_lanes(schedule);
         let lane = |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
         let (mut values, mut gradients) = (Lives::default(), Lives::default());
         for (at, action) in actions.iter().enumerate() {
@@ -131,7 +132,7 @@ impl RankProgram {
             let message = action.partner().and_then(|partner| {
                 let sender =
                     if matches!(work, Work::SendActivation | Work::SendGradient) { *action } else { partner };
-                Some((owners[partner.stage]?, tag(schedule, sender)))
+                Some((owners[partner.stage]?, tag((schedule, most_lanes), &owners, sender)))
             });
             let lane = lane(stage);
             instructions.push(Instruction { action: *action, lane, slot, set, neighbour, message, completes });
@@ -141,11 +142,19 @@ impl RankProgram {
     }
 }
 
-/// The number of the message that `send` is.
-fn tag(schedule: &Schedule, send: Action) -> i32 {
+/// The most stages of a rank.
+pub(super) fn most_lanes(schedule: &Schedule) -> usize {
+    let owners = schedule.owners();
+    let stages_of = |rank: usize| owners.iter().filter(|owner| **owner == Some(rank)).count();
+    (0..schedule.ranks.len()).map(stages_of).max().unwrap_or_default()
+}
+
+/// The number of the message that `send` is, among those between the same two ranks: by direction, the sender's stages, and
+/// micro-batch.
+fn tag((schedule, most_lanes): (&Schedule, usize), owners: &[Option<usize>], send: Action) -> i32 {
     let direction = usize::from(send.work == Work::SendGradient);
-    let stage = direction * schedule.num_stages + send.stage;
-    (stage * schedule.num_micro_batches + send.micro_batch) as i32
+    let lane = owners[..send.stage].iter().filter(|owner| **owner == owners[send.stage]).count();
+    ((direction * most_lanes + lane) * schedule.num_micro_batches + send.micro_batch) as i32
 }
 
 /// The same actions with each receive of a gradient before the pass that it follows.
