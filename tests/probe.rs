@@ -160,5 +160,9 @@ fn collectives_show_and_measure_right_values() {
             assert_eq!(row["others"].is_array(), more == "--compare", "{row}");
         }
     }
-    mpiexec(2, program).args(["--algorithm", "best"]).run().expect(2).says_once("[possible values: mpi, mpi-blocking, direct, ");
+    mpiexec(2, program)
+        .args(["--algorithm", "best"])
+        .run()
+        .expect(2)
+        .says_once("[possible values: mpi, mpi-blocking, direct, ");
 }

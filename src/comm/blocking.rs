@@ -8,6 +8,8 @@ use std::mem::MaybeUninit;
 
 use mpi::collective::CommunicatorCollectives as _;
 use mpi::ffi;
+use mpi::raw::FromRaw as _;
+use mpi::topology::{Communicator as _, SimpleCommunicator};
 use mpi::traits::AsRaw;
 
 use super::algorithm::Collective;
@@ -280,6 +282,20 @@ impl Raw {
             let (comm, from) = (self.public.as_raw(), address(values.as_ptr()));
             ffi::MPI_Send(from, extent.count, extent.datatype, to as c_int, tag, comm);
         }
+    }
+}
+
+/// Another communicator of the same ranks.
+pub(super) fn duplicate(communicator: &SimpleCommunicator) -> SimpleCommunicator {
+    if !yields() {
+        return communicator.duplicate();
+    }
+    let mut twin = MaybeUninit::uninit();
+    // SAFETY: the handle stays where it is until MPI has filled it, which it has when the request is complete.
+    unsafe {
+        let mut requests = vec![request(|r| ffi::MPI_Comm_idup(communicator.as_raw(), twin.as_mut_ptr(), r))];
+        wait_all(&mut requests);
+        SimpleCommunicator::from_raw(twin.assume_init())
     }
 }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
 
 use super::algorithm::{Algorithm, Collective};
+use super::blocking::duplicate;
 use super::choice::{self, Choice};
 use super::links::Links;
 use super::raw::Raw;
@@ -72,7 +73,7 @@ impl Communicator {
     /// Another communicator of the same ranks, whose messages never meet those of this one (`MPI_Comm_dup`, MPI-4.1 §7.4.2).
     /// Collective.
     pub fn duplicate(&self) -> Communicator {
-        let twin = Communicator::new(self.raw.public.duplicate(), self.raw.links.split(0));
+        let twin = Communicator::new(duplicate(&self.raw.public), self.raw.links.split(0));
         twin.set_transfers(self.transfers());
         twin
     }

@@ -19,6 +19,7 @@ use mpi::topology::{Communicator as _, Group as _, SimpleCommunicator};
 use mpi::traits::AsRaw;
 
 use super::algorithm::{Algorithm, Collective, Plan, Ranks};
+use super::blocking::duplicate;
 use super::choice::{self, Choice};
 use super::extent::Extent;
 use super::links::Links;
@@ -80,7 +81,7 @@ impl Raw {
             in_job,
             rank: public.rank() as usize,
             size: public.size() as usize,
-            private: ManuallyDrop::new(public.duplicate()),
+            private: ManuallyDrop::new(duplicate(&public)),
             public: ManuallyDrop::new(public),
             limit: Cell::new(LARGEST_COUNT),
             scratch: RefCell::default(),
@@ -147,13 +148,10 @@ impl Raw {
 
     /// The same for a reduce-scatter with parts of `part` elements: MPI's own cannot be cut into several, and takes a C int.
     pub(super) fn override_reduce_scatter(&self, part: usize, choice: Choice) -> Choice {
-        let fits = part <= self.limit.get();
-        if fits && self.wants_mpi().is_some() {
-            self.last_algorithm.set(Algorithm::Mpi);
-            return Choice::whole(Algorithm::Mpi);
+        if part <= self.limit.get() {
+            return self.override_choice(Collective::ReduceScatter, choice);
         }
-        let can = fits || choice.algorithm != Algorithm::Mpi;
-        self.override_plan(Collective::ReduceScatter, if can { choice } else { choice::started() })
+        self.override_plan(Collective::ReduceScatter, choice::started())
     }
 
     /// Which of MPI's own calls is to do what it can, if someone said so.
