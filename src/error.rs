@@ -57,5 +57,9 @@ impl Error {
 
 /// The way out of what the HDF5 library says, if there is one that it does not name.
 pub(crate) fn hdf5_hint(said: &str) -> &'static str {
-    if said.contains("lock") { "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE" } else { "" }
+    if said.contains("unable to lock") || said.contains("file locking") {
+        "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE"
+    } else {
+        ""
+    }
 }

@@ -76,7 +76,9 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
     let other = format!("--steps 40 --resume {path}/a/step-00000020.h5 --checkpoint-dir {path}/other");
     sync_sgd(1, &format!("--steps 10 --seed 8 --checkpoint-dir {path}/other")).run().expect(0);
     let done = sync_sgd(2, &other).run().expect(2);
-    done.says_once("it holds a checkpoint of step 10, of this run or another; give a new directory");
+    done.says_once(
+        "it holds a checkpoint of step 10, of this run or another; give a new directory, or --resume auto",
+    );
     assert_eq!(steps_in(Path::new(&format!("{path}/other"))), [10]);
     let whole = sync_sgd(1, "--steps 20").run().expect(0);
     let branch =

@@ -62,7 +62,7 @@ pub struct Found {
 /// Looks for the newest sound checkpoint in `directory`. Not collective.
 ///
 /// # Errors
-/// The directory cannot be read.
+/// The directory cannot be read, or none of its checkpoints is sound and one could not be read.
 pub fn newest_sound(directory: &Path) -> Result<Found> {
     loop {
         let mut found = Found { checkpoint: None, damaged: Vec::new() };
@@ -84,6 +84,11 @@ pub fn newest_sound(directory: &Path) -> Result<Found> {
                 Err(error) => found.damaged.push(error),
             }
         }
+        if found.checkpoint.is_none()
+            && let Some(at) = found.damaged.iter().position(|error| matches!(error, Error::Failed(_)))
+        {
+            return Err(found.damaged.swap_remove(at));
+        }
         if found.checkpoint.is_some() || !has_vanished {
             return Ok(found);
         }
@@ -103,11 +108,13 @@ pub(super) fn prune(directory: &Path, step: u64, keep: usize, told: &mut dyn FnM
     let mut checkpoints = entries(directory)?;
     checkpoints.retain(|(other, _)| *other <= step);
     let num_old = if keep == 0 { 0 } else { checkpoints.len().saturating_sub(keep) };
+    let mut outcome = Ok(());
     for (_, path) in checkpoints.into_iter().take(num_old) {
-        remove(&path)?;
+        let removed = remove(&path);
         told();
+        outcome = outcome.and(removed);
     }
-    Ok(())
+    outcome
 }
 
 /// Nobody has written to a file for so long: whoever began it has died.

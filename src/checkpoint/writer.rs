@@ -79,16 +79,16 @@ impl Writer {
         if self.busy.as_ref()?.is_finished() { self.wait() } else { None }
     }
 
-    /// Writes the last snapshot, which could not be written, once more, and says what became of it; the directory is made if it has gone.
-    /// `None` if the snapshot is not here any more.
-    pub fn try_again(&mut self) -> Option<Result<Written>> {
-        let snapshot = self.idle.take()?;
+    /// Starts to write the last snapshot, which could not be written, once more, if it is still here; the directory is made if it has
+    /// gone.
+    ///
+    /// # Errors
+    /// The system has no thread to spare.
+    pub fn try_again(&mut self) -> Result<()> {
+        let Some(snapshot) = self.idle.take() else { return Ok(()) };
         // what is wrong with it the writing finds out too
         let _ = fs::create_dir_all(&self.directory);
-        match self.start(snapshot) {
-            Ok(()) => self.wait(),
-            Err(error) => Some(Err(error)),
-        }
+        self.start(snapshot)
     }
 
     /// Waits until the thread has nothing to do (false) or has got on a little further (true).
@@ -141,7 +141,9 @@ pub fn write_and_prune(
     let elapsed = start.elapsed();
     let directory = path.parent().unwrap_or(Path::new("."));
     let step = snapshot.description.step;
-    if let Err(error) = directory::prune(directory, step, keep, &mut || told(Boundary::Removed)) {
+    let pruned = directory::prune(directory, step, keep, &mut || told(Boundary::Removed));
+    // what a job left that died while it wrote is only now old enough, perhaps
+    if let Err(error) = pruned.and(directory::remove_temporaries(directory)) {
         log::warn!("removing old checkpoints from {}: {error}", directory.display());
     }
     Ok(Written { step, path: path.to_owned(), num_bytes, elapsed })

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use mpi::collective::CommunicatorCollectives as _;
+use mpi::datatype::Equivalence as _;
 use mpi::ffi;
 use mpi::raw::FromRaw as _;
 use mpi::topology::{Communicator as _, SimpleCommunicator};
@@ -227,7 +228,7 @@ impl Raw {
     ) -> Result<usize, usize> {
         let mut status = MaybeUninit::uninit();
         let mut message = MaybeUninit::uninit();
-        let mut length = 0;
+        let (mut length, mut bytes) = (0, 0);
         let element = T::equivalent_datatype().as_raw();
         // SAFETY: MPI_Mprobe fills both before it returns, MPI_Improbe when it says that the message is there.
         unsafe {
@@ -242,13 +243,16 @@ impl Raw {
                 ffi::MPI_Mprobe(from, tag, comm, message.as_mut_ptr(), status.as_mut_ptr());
             }
             ffi::MPI_Get_elements_x(status.as_ptr(), element, &mut length);
+            ffi::MPI_Get_elements_x(status.as_ptr(), u8::equivalent_datatype().as_raw(), &mut bytes);
         }
-        // parts of an element, which are MPI_UNDEFINED of them, are of another type: more than fits
-        let length = usize::try_from(length).unwrap_or(values.len() + 1);
+        // matched is matched: what does not fit is taken in and thrown away, or its sender would wait for ever
+        let Ok(length) = usize::try_from(length) else {
+            // MPI_UNDEFINED: of another type, for some element is not whole
+            self.take_matched(&mut vec![0_u8; bytes as usize], &mut message);
+            return Err((bytes as usize).div_ceil(size_of::<T>()));
+        };
         if length > values.len() {
-            // matched is matched: take it in and throw it away, or its sender would wait for ever
-            let mut discarded = vec![T::default(); length];
-            self.take_matched(&mut discarded, &mut message);
+            self.take_matched(&mut vec![T::default(); length], &mut message);
             return Err(length);
         }
         self.take_matched(&mut values[..length], &mut message);

@@ -2,7 +2,7 @@
 //!
 //! MPI moves all messages on inside any of its calls (MPI-4.1 §2.9), but not what is made of messages here: the next round of a plan, or
 //! a device's buffer that was on its way to where MPI may have it. So every operation of that kind is entered here when it is
-//! started, and every wait for anything that was started, and every test of one of them, moves all of them on. Ranks may then wait in
+//! started, and every wait for anything that was started, and every test that finds it unfinished, moves all of them on. Ranks may then wait in
 //! any order, for each helps the others with whatever they wait for.
 //!
 //! Invariants: operations are posted in the order in which they were entered, whichever is ready first, for that is the order that all ranks

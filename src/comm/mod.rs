@@ -10,7 +10,7 @@
 //! | `start_…` | the `MPI_I…` of the same name, or a plan for what is in place, as a [`Pending`] that owns its buffers | as above |
 //!
 //! A plan is an [`Algorithm`] of messages between two ranks, and sums formed here; `choice.rs` says which is used when.
-//! It has several rounds, and moves on wherever its rank waits for something that was started, or tests anything of the kind
+//! It has several rounds, and moves on wherever its rank waits for something that was started, or tests it
 //! (`engine.rs`). So ranks wait in any order, but for one thing: inside a collective operation that blocks nothing moves on but MPI's own.
 //! A [`DeviceCommunicator`] does the same with buffers of a device, as a [`Transfer`].
 //!

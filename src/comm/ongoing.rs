@@ -1,5 +1,5 @@
-//! Operations on memory that belongs to a device, there or through the host: messages and plans that keep their [`Arena`] and give it back
-//! at the end.
+//! Operations that the engine moves on, on the host's memory, a device's, or a device's through the host's: messages and plans that keep
+//! their [`Arena`] and give it back at the end.
 #![allow(unsafe_code)]
 
 use std::mem;

@@ -8,7 +8,7 @@
 use std::mem;
 use std::rc::Rc;
 
-use super::engine::wait_all;
+use super::engine::{self, wait_all};
 use super::in_place::Shared;
 use super::raw::Raw;
 use super::waiting::{Requests, test_all};
@@ -42,8 +42,8 @@ unsafe impl<T, B: HostBuffer<T>> HostBuffer<T> for Front<B> {}
 
 /// An operation under way on the buffers `B`.
 ///
-/// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is sound, wasteful, and
-/// leaves the other ranks waiting, so only the path of a fatal error does it.
+/// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is sound and wasteful, so only the path
+/// of a fatal error does it.
 #[must_use = "an operation that is not waited for never ends"]
 pub struct Pending<B> {
     raw: Rc<Raw>,
@@ -71,21 +71,26 @@ pub(super) trait Unfinished {
 }
 
 impl<B> Pending<B> {
-    /// Lets MPI make progress; true when [`Pending::wait`] will return at once. Not collective.
+    /// Lets MPI, and whatever else was started, make progress; true when [`Pending::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
         if self.done {
             return true;
         }
-        let flight = match &mut self.under {
-            Some(Under::Requests(flight, requests)) => test_all(requests).then_some(flight),
-            Some(Under::Other(flight, other)) => test_all(other.requests()).then_some(flight),
+        let (flight, requests) = match &mut self.under {
+            Some(Under::Requests(flight, requests)) => (flight, requests),
+            Some(Under::Other(flight, other)) => (flight, other.requests()),
             Some(Under::Plan(plan)) => {
                 self.done = plan.test();
                 return self.done;
             }
-            None => None,
+            None => return false,
         };
-        self.done = flight.map(Flight::end).is_some();
+        self.done = test_all(requests);
+        if self.done {
+            flight.end();
+        } else {
+            engine::advance();
+        }
         self.done
     }
 

@@ -190,7 +190,8 @@ fn allowed_cores() -> i64 {
 pub fn abort(code: u8) -> ! {
     // what was said last is still on its way through the launcher, and MPICH's drops it when the job ends
     thread::sleep(LAST_WORDS);
-    thread::spawn(move || {
+    // without such a thread it is up to MPI
+    let _ = thread::Builder::new().spawn(move || {
         thread::sleep(LONGEST_ABORT);
         signal_hook::low_level::exit(i32::from(code))
     });

@@ -310,7 +310,7 @@ impl Flight {
         Span::new(event.map(|event| Event { kind: Kind::Communication as i64, start: now(), ..event }))
     }
 
-    /// Waits for the end of it with `wait`, which is inside MPI.
+    /// Waits for the end of it with `wait`.
     pub fn wait<R>(&mut self, wait: impl FnOnce() -> R) -> R {
         let span = self.posting();
         let result = wait();

@@ -77,7 +77,11 @@ fn available_memory() -> usize {
             let text = std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join(file)).ok()?;
             text.trim().parse().ok()
         };
-        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+        // what files left in the cache goes when it is needed
+        let statistics = std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.stat")).ok()?;
+        let cached = statistics.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+        let used = number("memory.current")?.saturating_sub(cached.unwrap_or(0));
+        Some(number("memory.max")?.saturating_sub(used))
     });
     limits.min().unwrap_or(usize::MAX).min(free)
 }

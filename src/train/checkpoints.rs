@@ -169,11 +169,16 @@ impl<'a> Checkpoints<'a> {
         if let Some(written) = self.wait()? {
             self.outcome = Some(written);
         }
-        let mut writer = self.writer.take();
-        if let Some(Err(error)) = &self.outcome {
+        if let (Some(Err(error)), Some(writer)) = (&self.outcome, &mut self.writer) {
             log::warn!("{error}; trying once more, for there will be no other");
-            self.outcome = writer.as_mut().and_then(Writer::try_again).or(self.outcome.take());
+            if let Err(error) = writer.try_again() {
+                self.outcome = Some(Err(error));
+            }
         }
+        if let Some(written) = self.wait()? {
+            self.outcome = Some(written);
+        }
+        self.writer = None;
         if let Some(Ok(written)) = self.outcome.take_if(|outcome| outcome.is_ok()) {
             self.report(Ok(written));
         }

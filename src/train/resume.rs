@@ -170,7 +170,9 @@ fn refuse_others(directory: &Path, resume: &Resume, start: Option<&Checkpoint>) 
     let why = match start.filter(|start| lies_in(start, directory)) {
         Some(start) if start.description.step == newest => return Ok(()),
         None if start.is_some() => {
-            format!("it holds a checkpoint of step {newest}, of this run or another; give a new directory")
+            format!(
+                "it holds a checkpoint of step {newest}, of this run or another; give a new directory, or --resume auto to go on from that"
+            )
         }
         _ => format!(
             "it holds a checkpoint of step {newest} already, from which the next start would go on; --resume auto does so now, another directory begins anew"

@@ -34,8 +34,12 @@ impl StopRequest {
             .map_err(|error| Error::failed("listening for signals", error))?;
         let (flag, is_over) = (Arc::clone(&signalled), Arc::clone(&over));
         thread::spawn(move || {
-            let mut first: Option<Instant> = None;
-            for signal in signals.forever().filter(|_| !is_over.load(Ordering::Relaxed)) {
+            let (mut first, mut after): (Option<Instant>, Option<Instant>) = (None, None);
+            for signal in signals.forever() {
+                // the same request by another way may come late; one that comes again means it
+                if is_over.load(Ordering::Relaxed) && after.get_or_insert_with(Instant::now).elapsed() < ONE_REQUEST {
+                    continue;
+                }
                 match first {
                     None => {
                         first = Some(Instant::now());

@@ -38,7 +38,7 @@ pub struct DeviceCommunicator {
 
 /// An operation under way on a buffer of a device.
 ///
-/// Dropped before [`Transfer::wait`], it leaves the other ranks waiting, so only the path of a fatal error does it.
+/// Dropped before [`Transfer::wait`], it leaks its buffer, so only the path of a fatal error does it.
 #[must_use = "an operation that is not waited for never ends"]
 pub struct Transfer<B: Portable> {
     /// What of the buffer has new values afterwards.
