@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! mpiexec -n 2 ping                       a number from rank 0 to rank 1, then latency and bandwidth between them
-//! mpiexec -n 5 ping --largest 1MiB     the same, and a token around the ring of all five
+//! mpiexec -n 5 ping --largest 1MiB        the same, and a token around the ring of all five
 //! ```
 //!
 //! Round trips in host memory: half of one's time is the latency of a message, its bytes over that the bandwidth.

@@ -25,7 +25,6 @@ use self::mirror::Mirror;
 use self::settlement::Settlement;
 use super::engine::{self, Entry};
 use super::ongoing::{self, Ongoing};
-use super::waiting::pause;
 use super::{Algorithm, Choice, Communicator, Front, Operation, Pending, Transfers};
 use crate::Result;
 use crate::device::{Portable, Settling};
@@ -316,12 +315,12 @@ impl<B: Portable> Transfer<B> {
             State::OnHost(pending) => return B::from_message(pending.wait().buffer),
             State::OnDevice(shared) => shared,
         };
+        // from when it is posted on
         let mut span = shared.waiting();
-        while !shared.is_done() {
-            engine::advance();
-            span = span.or_else(|| shared.waiting());
-            pause();
-        }
+        engine::wait_until(|| {
+            span = span.take().or_else(|| shared.waiting());
+            shared.is_done()
+        });
         drop(span);
         match shared.0.replace(Stage::Gone) {
             Stage::Settled(ongoing) => B::resume(ongoing.end().0.into_settled(), self.arrives),
