@@ -2,6 +2,7 @@
 # make test    every test
 # make test-mpich  the tests that are about MPI, built with MPICH and run by its mpiexec
 # make soak    200 interruptions, and every program going on from every other's checkpoint; about ten minutes
+# make slurm-starts  500 starts of a template on a Slurm cluster whose cores are all busy; needs PHALANX_SLURM_UP, see tests/slurm.rs
 # make bench   steps per second beside the machine's rate of matrix products, bubbles of pipelines, what checkpoints cost
 # make bench-gpu  a step on a GPU beside PyTorch's on the same card, and what the card can do
 # make setup   install what is missing: Open MPI, HDF5, libclang; done by all of the above
@@ -19,7 +20,7 @@ export PRTE_MCA_hwloc_default_binding_policy = none
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 
-.PHONY: all demo test test-mpich soak bench bench-gpu setup packages
+.PHONY: all demo test test-mpich soak slurm-starts bench bench-gpu setup packages
 
 all: setup
 	cargo build --release
@@ -41,6 +42,9 @@ test-mpich: setup
 
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test restart -- --nocapture
+
+slurm-starts: setup
+	PHALANX_SLURM_STARTS=500 cargo test --release --test slurm -- --ignored --nocapture
 
 bench: all
 	cargo bench --bench training --bench bubble --bench checkpoints

@@ -18,3 +18,7 @@ CHECKPOINTS=${CHECKPOINTS:-$SLURM_SUBMIT_DIR/checkpoints/$SLURM_JOB_NAME-${SLURM
 # EDIT: how ranks are started: srun, or mpiexec. `srun --mpi=list` shows what srun can talk to: pmix for Open MPI, pmi2 for
 # MPICH; if that is not the cluster's default, put it here: LAUNCH="srun --mpi=pmix"
 LAUNCH=${LAUNCH:-srun}
+
+# Enable this where ranks die in MPI_Init on busy nodes (a crash in mca_btl_tcp before the program has said anything): Slurm's PMIx plugin
+# lets some ranks out of a fence early, and "ring" does not. README.md has figures.
+# export SLURM_PMIX_FENCE=ring

@@ -53,9 +53,9 @@ pub fn start(launcher: &str, trial: Trial, limit: Duration) -> Result<Tried> {
 
 fn run(launcher: &str, arguments: &[&str], limit: Duration) -> Result<Ended> {
     let failed = |error: std::io::Error| Error::input(format!("starting a job with `{launcher}`"), error);
-    let mut words = launcher.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or("mpiexec"));
-    command.args(words).arg(std::env::current_exe().map_err(failed)?).args(arguments);
+    let words = words(launcher);
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg(std::env::current_exe().map_err(failed)?).args(arguments);
     // a group of its own, so that all of it can be killed
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();
@@ -65,6 +65,17 @@ fn run(launcher: &str, arguments: &[&str], limit: Duration) -> Result<Ended> {
     let seconds = start.elapsed().as_secs_f64();
     let [stdout, stderr] = streams.map(said);
     Ok(Ended { status, stdout, stderr, seconds })
+}
+
+/// The words of `launcher`. A job of `srun` ends when one of its ranks dies, which it does not by itself.
+fn words(launcher: &str) -> Vec<&str> {
+    let mut words: Vec<&str> = launcher.split_whitespace().collect();
+    match words.first() {
+        None => words.push("mpiexec"),
+        Some(first) if first.rsplit('/').next() == Some("srun") => words.insert(1, "--kill-on-bad-exit=1"),
+        Some(_) => {}
+    }
+    words
 }
 
 /// Reads `stream` piece by piece, on a thread of its own.
@@ -124,4 +135,18 @@ fn last_line(text: &str) -> String {
     let telling = |line: &&str| line.contains("rror") || line.contains("signal") || line.contains("Assert");
     let lines = || text.lines().map(str::trim).filter(says);
     lines().find(telling).or_else(|| lines().next_back()).unwrap_or("it said nothing").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn a_step_of_slurm_ends_when_a_rank_dies() {
+        assert_eq!(words("mpiexec -n 2"), ["mpiexec", "-n", "2"]);
+        assert_eq!(words("srun -n 2"), ["srun", "--kill-on-bad-exit=1", "-n", "2"]);
+        // what the user says comes later, and counts
+        assert_eq!(words("/opt/bin/srun -K0"), ["/opt/bin/srun", "--kill-on-bad-exit=1", "-K0"]);
+        assert_eq!(words(" "), ["mpiexec"]);
+    }
 }

@@ -106,6 +106,10 @@ pub struct CheckpointOptions {
     #[arg(long, value_name = "TIME", value_parser = time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
     pub stop_before: Option<Duration>,
 
+    /// Let no step take less than this (20ms): a job that tries out signals and limits then lasts as long on every machine
+    #[arg(long, value_name = "TIME", value_parser = time, help_heading = "Machine")]
+    pub pace: Option<Duration>,
+
     /// End the job with exit code 1 if a rank does nothing for this long (300s) once training has begun, after every rank has
     /// said where it stands; to be longer than anything that ranks wait for in a good run, such as a checkpoint
     #[arg(long, value_name = "TIME", value_parser = time, help_heading = "Machine")]

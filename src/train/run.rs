@@ -1,6 +1,7 @@
 //! The loop that every training program runs.
 
 use std::process::ExitCode;
+use std::thread;
 use std::time::Instant;
 
 use super::TrainOptions;
@@ -129,6 +130,9 @@ impl Run<'_> {
             }
             let span = observe::work(Name::Step).step(done);
             let started = trainer.start_step(step, learning_rate, &mut samples.train)?;
+            if let Some(pace) = options.checkpoints.pace {
+                thread::sleep(pace.saturating_sub(start.elapsed()));
+            }
             // what came of the step before, while the device works on this one
             let mut requests = Requests::default();
             if let Some(started) = behind.take() {
