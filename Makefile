@@ -2,6 +2,7 @@
 # make test    every test
 # make test-mpich  the tests that are about MPI, built with MPICH and run by its mpiexec
 # make soak    200 interruptions, and every program going on from every other's checkpoint; about ten minutes
+# make fuzz    1,000 tries with options and files made up at random; about ten minutes
 # make slurm-starts  500 starts of a template on a Slurm cluster whose cores are all busy; needs PHALANX_SLURM_UP, see tests/slurm.rs
 # make bench   steps per second beside the machine's rate of matrix products, bubbles of pipelines, what checkpoints cost
 # make bench-gpu  a step on a GPU beside PyTorch's on the same card, and what the card can do
@@ -20,7 +21,7 @@ export PRTE_MCA_hwloc_default_binding_policy = none
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 
-.PHONY: all demo test test-mpich soak slurm-starts bench bench-gpu setup packages
+.PHONY: all demo test test-mpich soak fuzz slurm-starts bench bench-gpu setup packages
 
 all: setup
 	cargo build --release
@@ -33,7 +34,7 @@ test: setup
 
 # those that start jobs; the rest is the same whatever the MPI
 MPI_TESTS = --test collectives --test equivalence --test layouts --test programs --test strategies --test stopping \
-  --test devices --test probe
+  --test devices --test probe --test agreement
 
 test-mpich: setup
 	@command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null \
@@ -42,6 +43,9 @@ test-mpich: setup
 
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test restart -- --nocapture
+
+fuzz: setup
+	PHALANX_FUZZ=1000 cargo test --release --test fuzz -- --nocapture
 
 slurm-starts: setup
 	PHALANX_SLURM_STARTS=500 cargo test --release --test slurm -- --ignored --nocapture

@@ -23,7 +23,7 @@ use phalanx::{Error, Result};
 
 /// Show what collective operations do, or measure how fast they are.
 #[derive(Parser)]
-#[command(name = "collectives", version)]
+#[command(name = "collectives", version, args_override_self = true)]
 struct Arguments {
     /// Print what every rank has before and after each operation, instead
     #[arg(long)]

@@ -21,7 +21,7 @@ use phalanx::{Error, Result};
 
 /// Compute π, the terms of a series spread over the ranks and their sums brought together by MPI_Reduce.
 #[derive(Parser)]
-#[command(name = "pi", version)]
+#[command(name = "pi", version, args_override_self = true)]
 struct Arguments {
     /// Terms of the series, from 1 to 10^15, or "ranks" for one on each rank
     #[arg(long, value_name = "N", default_value = "1000000")]

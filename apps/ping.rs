@@ -18,7 +18,7 @@ use phalanx::{Error, Result};
 
 /// Send messages from rank to rank: a number, a token around a ring, and round trips of growing size with their times.
 #[derive(Parser)]
-#[command(name = "ping", version)]
+#[command(name = "ping", version, args_override_self = true)]
 struct Arguments {
     /// Largest message that is measured
     #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = parse_bytes)]

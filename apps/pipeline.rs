@@ -15,7 +15,7 @@ use clap::Parser;
 use phalanx::Result;
 use phalanx::app::{CommonOptions, Program};
 use phalanx::comm::{Grid, GridShape, World};
-use phalanx::train::{self, PipelineOptions, TrainOptions};
+use phalanx::train::{self, PipelineOptions, Strategy, TrainOptions};
 
 /// Train a network with its layers spread over the ranks, and micro-batches on their way through them.
 #[derive(Parser)]
@@ -28,6 +28,8 @@ struct Arguments {
     train: TrainOptions,
 }
 
+const STRATEGY: Strategy = Strategy { program: "pipeline", has_replicas: false };
+
 fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
     let Arguments { pipeline, train } = arguments;
     if let Some(file) = &pipeline.show_schedule {
@@ -35,12 +37,16 @@ fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
-    train::run(world, &grid, "pipeline", train, pipeline.planner(world, train)?)
+    train::run(world, &grid, STRATEGY, train, pipeline.planner(world, train)?)
 }
 
 impl Program for Arguments {
     fn common(&self) -> &CommonOptions {
         &self.train.common
+    }
+
+    fn check_files(&self) -> Result<()> {
+        train::check_files(&[self.train.files(), self.pipeline.files()].concat())
     }
 }
 

@@ -9,19 +9,21 @@
 //!
 //! It is started by itself, without a launcher, for it starts its own jobs.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use phalanx::app::{CommonOptions, Program, print_line};
+use phalanx::app::{CommonOptions, FileOption, Program, check_files, print_line};
 use phalanx::comm::World;
 use phalanx::probe::{Findings, Outcome, Trial, attempt, describe, description, start, topology};
 use phalanx::{Error, Result};
 
 /// Find out what this MPI can do: try each operation in a job of its own, which may die.
 #[derive(Parser)]
-#[command(name = "probe", version)]
+#[command(name = "probe", version, args_override_self = true)]
 struct Arguments {
     /// What starts a job
     #[arg(long, value_name = "COMMAND", default_value = "mpiexec -n 2")]
@@ -60,6 +62,7 @@ struct Inside {
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Arguments { launcher, limit, .. } = arguments;
+    let mut json = arguments.json.as_deref().map(create).transpose()?;
     let description = describe(launcher, *limit)?;
     print_line(&format!("{}, thread level {}", description.mpi, description.thread_level))?;
     print_line(&format!("takes the memory of GPUs: {}", description.cuda))?;
@@ -75,13 +78,25 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         findings.trials.push(start(launcher, trial, *limit)?);
     }
     print_line(&findings.table())?;
-    if let Some(path) = &arguments.json {
-        let doing = || format!("writing what was found to {}", path.display());
-        let text = serde_json::to_string_pretty(&findings).map_err(|error| Error::failed(doing(), error))?;
-        std::fs::write(path, text + "\n").map_err(|error| Error::failed(doing(), error))?;
+    if let Some(file) = &mut json {
+        let path = arguments.json.as_deref().unwrap_or(Path::new(""));
+        let doing = format!("writing what was found to {}", path.display());
+        let text = serde_json::to_string_pretty(&findings).map_err(|error| Error::failed(&doing, error))?;
+        // a terminal has no length
+        let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let cleared = if is_file { file.set_len(0) } else { Ok(()) };
+        let written = cleared.and_then(|()| file.write_all((text + "\n").as_bytes()));
+        written.map_err(|error| Error::failed(doing, error))?;
     }
     let is_sound = findings.trials.iter().all(|tried| tried.outcome != Outcome::Wrong);
     Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Opens the file for what is found before minutes are spent on finding it. What is in it stays until then.
+fn create(path: &Path) -> Result<File> {
+    check_files(&[FileOption::output("--json", path)])?;
+    let opened = File::options().write(true).create(true).truncate(false).open(path);
+    opened.map_err(|error| Error::input(format!("creating --json {}", path.display()), error))
 }
 
 /// A rank of a job.

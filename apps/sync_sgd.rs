@@ -17,7 +17,7 @@ use phalanx::app::{CommonOptions, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::parallel::layout::Plan;
 use phalanx::parallel::tensor::Split;
-use phalanx::train::{self, TrainOptions};
+use phalanx::train::{self, Strategy, TrainOptions};
 
 /// Train a network with every rank a replica, its gradients summed over all ranks in each step.
 #[derive(Parser)]
@@ -27,10 +27,12 @@ struct Arguments {
     train: TrainOptions,
 }
 
+const STRATEGY: Strategy = Strategy { program: "sync_sgd", has_replicas: true };
+
 fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
     let grid = Grid::new(world, GridShape::data(world.size()))?;
     let options = &arguments.train;
-    train::run(world, &grid, "sync_sgd", options, |model| {
+    train::run(world, &grid, STRATEGY, options, |model| {
         Plan::single_stage(model, options.micro_batches(), Split::Pairs)
     })
 }
@@ -38,6 +40,10 @@ fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
 impl Program for Arguments {
     fn common(&self) -> &CommonOptions {
         &self.train.common
+    }
+
+    fn check_files(&self) -> Result<()> {
+        train::check_files(&self.train.files())
     }
 }
 

@@ -16,7 +16,7 @@ use phalanx::app::{CommonOptions, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::parallel::layout::Plan;
 use phalanx::parallel::tensor::Split;
-use phalanx::train::{self, ModelName, TrainOptions};
+use phalanx::train::{self, ModelName, Strategy, TrainOptions};
 
 /// How layers are shared.
 #[derive(Clone, Copy, ValueEnum)]
@@ -39,6 +39,8 @@ struct Arguments {
     train: TrainOptions,
 }
 
+const STRATEGY: Strategy = Strategy { program: "tensor_mlp", has_replicas: false };
+
 fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() })?;
     let split = match arguments.split {
@@ -46,14 +48,16 @@ fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
         SplitName::Gather => Split::Gather,
     };
     let options = arguments.train.clone().with_model(ModelName::Mlp);
-    train::run(world, &grid, "tensor_mlp", &options, |model| {
-        Plan::single_stage(model, options.micro_batches(), split)
-    })
+    train::run(world, &grid, STRATEGY, &options, |model| Plan::single_stage(model, options.micro_batches(), split))
 }
 
 impl Program for Arguments {
     fn common(&self) -> &CommonOptions {
         &self.train.common
+    }
+
+    fn check_files(&self) -> Result<()> {
+        train::check_files(&self.train.files())
     }
 }
 

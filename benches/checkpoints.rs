@@ -11,7 +11,7 @@ mod support;
 use support::mpiexec;
 
 const TRAINING: &str = "--model deep-mlp --width 1024 --layers 4 --data synthetic --synthetic-samples 2560 --batch-size 128 \
-    --optimizer adamw --steps 201 --eval-every 0 --threads 1 --quiet --check-replicas 0";
+    --optimizer adamw --steps 201 --eval-every 0 --threads 1 --quiet";
 
 /// Runs of each kind.
 const ROUNDS: usize = 5;

@@ -10,7 +10,7 @@
 //! | [`observe`] | what a rank did when, for traces | |
 //! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
-//! | [`dataset`] | where samples come from and in which order | `nn` |
+//! | [`dataset`] | where samples come from and in which order | `memory`, `nn` |
 //! | [`checkpoint`] | files from which a run goes on | `memory`, `nn` |
 //! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `observe`, `optim` |
 //! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `observe` |
@@ -25,6 +25,8 @@
 //! * Nothing that decides a number, be it a sample's place in the order, an initial weight or a random draw, depends on a rank
 //!   or on the number of ranks. Only the order of sums does, so N ranks agree with one to the rounding, and a command
 //!   repeated gives the same bits.
+//! * Nothing starts before all ranks have compared their program, its version, their options and their data; the few options that may differ
+//!   stand in `app/command_line.rs`.
 //! * The path of an error that one rank has alone runs no collective: it ends the job at once. An error that all ranks share has
 //!   been agreed on.
 //! * A training step with one thread a rank allocates nothing of ours once it is under way; on a GPU neither, but for a small record of

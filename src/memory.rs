@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytemuck::Pod;
@@ -22,6 +23,29 @@ static NUM_MAPS: AtomicUsize = AtomicUsize::new(0);
 #[doc(hidden)]
 pub fn num_maps() -> usize {
     NUM_MAPS.load(Ordering::Relaxed)
+}
+
+/// Refuses what is more than all the memory of this machine: Linux promises it all the same, and kills whoever uses it.
+///
+/// # Errors
+/// It is; how much there is.
+pub fn check_room(bytes: usize) -> std::result::Result<(), String> {
+    static TOTAL: OnceLock<Option<usize>> = OnceLock::new();
+    let total = TOTAL.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let kibibytes = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<usize>().ok()
+        };
+        Some((kibibytes("MemTotal")? + kibibytes("SwapTotal").unwrap_or(0)).saturating_mul(1024))
+    });
+    match *total {
+        Some(total) if bytes > total => {
+            let gibibytes = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+            Err(format!("that is {:.1} GiB, and this machine has {:.1}", gibibytes(bytes), gibibytes(total)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A fixed number of elements, zero at first. They stay where they are when the value is moved, and mapped when it is leaked.
@@ -45,6 +69,7 @@ impl<T: Pod> Memory<T> {
             Error::failed(format!("allocating {len} values ({mebibytes:.1} MiB)"), why)
         };
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| fail(&"that is more than can be addressed"))?;
+        check_room(bytes).map_err(|why| fail(&why))?;
         let is_large = bytes >= HUGE_PAGE;
         let room = if is_large { bytes.saturating_add(HUGE_PAGE) } else { bytes.max(1) };
         NUM_MAPS.fetch_add(1, Ordering::Relaxed);

@@ -34,7 +34,7 @@ fn modules_use_only_what_is_below_them() {
         ("device", &["memory"]),
         ("nn", &["device"]),
         ("optim", &["device"]),
-        ("dataset", &["nn"]),
+        ("dataset", &["memory", "nn"]),
         ("parallel", &["comm", "device", "nn", "observe", "optim"]),
         ("checkpoint", &["memory", "nn"]),
         ("app", &["comm", "device", "observe"]),

@@ -34,11 +34,41 @@ fn check_size(size: usize, variable: impl Fn(&str) -> Option<String>, library: &
     }
 }
 
+/// What launchers call the number of processes of what they have just started, which a batch script's environment does not have.
+const STARTED: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
+
+/// True if a launcher says that this process is one of several. Not collective.
+pub(super) fn announces_several() -> bool {
+    let number = |name: &str| env::var(name).ok()?.parse::<usize>().ok();
+    STARTED.iter().find_map(|name| number(name)).is_some_and(|number| number > 1)
+}
+
+/// Refuses to be one of several processes, for a program that has no ranks: others beside it might wait for it for ever.
+///
+/// # Errors
+/// A launcher has started several.
+pub(super) fn refuse_several() -> Result<()> {
+    if announces_several() {
+        return Err(Error::input(
+            "starting",
+            "this program runs as a single process; start it without mpiexec or srun",
+        ));
+    }
+    Ok(())
+}
+
+/// The variables in which launchers say a process's rank, wrong ones among them.
+const RANKS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
+
+/// This process's rank as the launcher has it, for messages from before MPI is up.
+pub(super) fn announced_rank() -> Option<usize> {
+    RANKS.iter().find_map(|name| env::var(name).ok()?.parse().ok())
+}
+
 /// True for the one process of those that do not see each other that may say so.
 pub(super) fn speaks() -> bool {
     // some of them are wrong, depending on the launcher, but on one process only they are all 0
-    let ranks = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
-    ranks.iter().filter_map(|name| env::var(name).ok()).all(|rank| rank == "0")
+    RANKS.iter().filter_map(|name| env::var(name).ok()).all(|rank| rank == "0")
 }
 
 #[cfg(test)]

@@ -1,25 +1,30 @@
 //! What every program shares: MPI up, arguments read, log lines set up, one exit code for the job.
 
+mod command_line;
+mod files;
 mod launcher;
 mod log_lines;
+mod options;
 mod progress;
 mod trace;
 mod watchdog;
 
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
 use std::process::{ExitCode, Termination};
 
 use clap::Parser;
 
 use crate::comm::{World, abort};
 use crate::device::flush_subnormals;
+use crate::observe::{self, Name};
 use crate::{Error, Result};
+use command_line::CommandLine;
 
+pub use files::{FileOption, check as check_files};
 pub use log_lines::set_step;
+pub use options::{CommonOptions, Program, parse_time};
 pub use progress::{Progress, ProgressMode};
 pub use trace::{Summary, Trace};
-pub use watchdog::watch;
 
 /// Prints a line on stderr in one piece, so that those of several ranks do not mix.
 fn say(line: &str) {
@@ -42,49 +47,29 @@ pub fn print_line(line: &str) -> Result<()> {
     }
 }
 
-/// The options of every program: how much is said, and what is written down.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct CommonOptions {
-    /// Write what every rank did when to this file, for ui.perfetto.dev or chrome://tracing
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    pub trace: Option<PathBuf>,
-
-    /// Say more; twice for everything
-    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
-    pub verbose: u8,
-
-    /// Say only what went wrong
-    #[arg(short, long, conflicts_with = "verbose", global = true)]
-    pub quiet: bool,
-}
-
-/// The command line of a program.
-pub trait Program: Parser {
-    /// The options that it shares with every other.
-    fn common(&self) -> &CommonOptions;
-}
-
 /// The exit code of a job that stopped before its end, with a checkpoint to go on from: `EX_TEMPFAIL` of sysexits.h, which
 /// batch scripts take as "start me again".
 pub const STOPPED: u8 = 75;
 
-/// Runs a program: reads the command line into `A`, starts MPI, starts the log, calls `run`, writes the trace if one is wanted,
-/// and returns the exit code of the process: that of what `run` returns if it succeeds.
+/// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the ranks, starts the log, looks at
+/// the files that options name, calls `run`, writes the trace if one is wanted, and returns the exit code of the process: that of what
+/// `run` returns if it succeeds.
 ///
-/// A wrong command line is explained once, by rank 0, with exit code 2. An error that all ranks agree on
+/// A command line that is wrong, on whichever ranks, is explained once, with exit code 2 on all. An error that all ranks agree on
 /// ([`Error::Agreed`]) is printed once and ends the job in good order; any other error is one rank's alone, so that rank
 /// prints it and takes the whole job down at once, for the others may be waiting for it. Subnormal numbers are flushed to
 /// zero while `run` runs.
 pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
-    let arguments = A::try_parse();
-    // --help and --version, which need no MPI: on some clusters it does not start on the nodes for logging in
-    if let Some(text) = arguments.as_ref().err().filter(|error| error.exit_code() == 0) {
-        if launcher::speaks() {
-            // a closed pipe is no reason to fail
-            let _ = text.print();
-        }
+    let line = CommandLine::<A>::read();
+    // --help and --version need no MPI, unless others wait in it: on some clusters it does not start on the nodes for logging in
+    if line.shows_text() && !launcher::announces_several() {
+        line.show();
         return ExitCode::SUCCESS;
     }
+    if let Some(limit) = line.options().and_then(|options| options.common().watchdog) {
+        watchdog::watch(limit);
+    }
+    let starting = observe::work(Name::Start);
     let world = match World::start() {
         Ok(world) => world,
         Err(error) => {
@@ -92,23 +77,24 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
             return ExitCode::from(error.exit_code());
         }
     };
-    let arguments = match arguments {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            if world.is_root() {
-                let _ = error.print();
-            }
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
-    };
-    log_lines::start(&world, arguments.common());
+    drop(starting);
     if let Err(error) = launcher::check(&world) {
-        if launcher::speaks() {
-            say(&format!("error: {error}"));
+        match launcher::speaks() {
+            true if line.shows_text() => line.show(),
+            true => say(&format!("error: {error}")),
+            false => {}
         }
-        return ExitCode::from(error.exit_code());
+        return ExitCode::from(if line.shows_text() { 0 } else { error.exit_code() });
     }
-    match flush_subnormals(|| observed(&world, &arguments, run)) {
+    let outcome = match line.agree(&world) {
+        Ok(Err(code)) => return code,
+        Ok(Ok(arguments)) => {
+            log_lines::start(&world, arguments.common());
+            flush_subnormals(|| observed(&world, &arguments, run))
+        }
+        Err(error) => Err(error),
+    };
+    match outcome {
         Ok(done) => done.report(),
         Err(error @ Error::Agreed { .. }) => {
             if world.is_root() {
@@ -127,15 +113,17 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
     }
 }
 
-/// Runs a program that needs no MPI, and returns the exit code of the process.
+/// Runs a program that needs no MPI and is started by itself, and returns the exit code of the process.
 pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
-    run(&A::parse()).unwrap_or_else(|error| {
+    launcher::refuse_several().and_then(|()| run(&A::parse())).unwrap_or_else(|error| {
         say(&format!("error: {error}"));
         ExitCode::from(error.exit_code())
     })
 }
 
 fn observed<A: Program, T>(world: &World, arguments: &A, run: impl FnOnce(&World, &A) -> Result<T>) -> Result<T> {
+    let checked = if world.is_root() { arguments.check_files().map(Some) } else { Ok(None) };
+    world.communicator().agree_with_root(checked)?;
     let Some(path) = &arguments.common().trace else {
         return run(world, arguments);
     };

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::log_lines::clock;
-use super::say;
+use super::{launcher, say};
 use crate::comm::{abort, rank_for_messages};
 use crate::observe;
 
@@ -21,7 +21,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(60);
 
 /// Watches the thread that calls this: if it neither begins nor ends any operation for `limit`, this rank prints which it is in,
 /// with step, peer and bytes, and ends with exit code 1. Not collective, but all ranks had better do it.
-pub fn watch(limit: Duration) {
+pub(super) fn watch(limit: Duration) {
     observe::watch();
     thread::spawn(move || {
         let pause = (limit / LOOKS).min(Duration::from_secs(1));
@@ -36,7 +36,7 @@ pub fn watch(limit: Duration) {
             if place.progress != progress {
                 (progress, still, since) = (place.progress, Duration::ZERO, SystemTime::now());
             } else if still >= limit {
-                let rank = rank_for_messages().unwrap_or_default();
+                let rank = rank_for_messages().or_else(launcher::announced_rank).unwrap_or_default();
                 let (limit_words, since) = (humantime::format_duration(limit), clock(since));
                 say(&format!("rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}"));
                 thread::sleep((limit / 4).min(LONGEST_GRACE));

@@ -17,6 +17,8 @@ pub struct Description {
     pub epoch: u64,
     /// Steps done of the epoch after those.
     pub step_in_epoch: u64,
+    /// The mean loss over the batch of the last of these steps, if it is known.
+    pub loss: Option<f64>,
     /// Seed of initial weights, order and synthetic data.
     pub seed: u64,
     /// The network.

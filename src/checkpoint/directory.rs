@@ -13,8 +13,8 @@ pub fn file_name(step: u64) -> String {
     format!("step-{step:08}.h5")
 }
 
-/// The step that a file name tells.
-fn step_of(name: &str) -> Option<u64> {
+/// The step that a file name tells, if it is that of a checkpoint.
+pub fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?.strip_suffix(".h5")?;
     let step = digits.parse().ok()?;
     (file_name(step) == name).then_some(step)
@@ -27,12 +27,17 @@ fn step_of(name: &str) -> Option<u64> {
 pub fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     entries(directory).map_err(|error| {
         let doing = format!("reading the directory {}", directory.display());
-        if error.kind() == io::ErrorKind::NotADirectory {
-            Error::input(doing, error)
-        } else {
-            Error::failed(doing, error)
-        }
+        if names_nothing(&error) { Error::input(doing, error) } else { Error::failed(doing, error) }
     })
+}
+
+/// True if the fault is the path's and not the system's: a file that is none or not of this kind, a circle of links, or a name that is
+/// too long.
+pub(super) fn names_nothing(error: &io::Error) -> bool {
+    /// From `errno.h` of Linux.
+    const ELOOP: i32 = 40;
+    use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | InvalidFilename) || error.raw_os_error() == Some(ELOOP)
 }
 
 fn entries(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
@@ -64,15 +69,26 @@ pub struct Found {
 /// # Errors
 /// The directory cannot be read, or none of its checkpoints is sound and one could not be read.
 pub fn newest_sound(directory: &Path) -> Result<Found> {
+    newest_acceptable(directory, &|_| Ok(()))
+}
+
+/// The same for the newest sound checkpoint that `accept` does not refuse; one that it does counts as damaged. Not collective.
+///
+/// # Errors
+/// As [`newest_sound`].
+pub fn newest_acceptable(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Found> {
     loop {
         let mut found = Found { checkpoint: None, damaged: Vec::new() };
         let mut has_vanished = false;
         for (step, path) in list(directory)?.into_iter().rev() {
             match Checkpoint::open(&path) {
-                Ok(checkpoint) if checkpoint.description.step == step => {
-                    found.checkpoint = Some(checkpoint);
-                    break;
-                }
+                Ok(checkpoint) if checkpoint.description.step == step => match accept(&checkpoint) {
+                    Ok(()) => {
+                        found.checkpoint = Some(checkpoint);
+                        break;
+                    }
+                    Err(error) => found.damaged.push(error),
+                },
                 Ok(other) => {
                     let why =
                         format!("it is the checkpoint of step {}, under another's name", other.description.step);
@@ -115,6 +131,20 @@ pub(super) fn prune(directory: &Path, step: u64, keep: usize, told: &mut dyn FnM
         outcome = outcome.and(removed);
     }
     outcome
+}
+
+/// Removes the oldest of the checkpoints before the newest sound one that is of step `step` or earlier, and returns which; nothing if
+/// there is none. Not collective.
+///
+/// # Errors
+/// The directory cannot be read, or the file not removed.
+pub(super) fn make_room(directory: &Path, step: u64) -> Result<Option<PathBuf>> {
+    let Some(newest) = newest_sound(directory)?.checkpoint else { return Ok(None) };
+    let end = newest.description.step.min(step);
+    let mut candidates = list(directory)?.into_iter().filter(|(other, _)| *other < end);
+    let Some((_, oldest)) = candidates.next() else { return Ok(None) };
+    remove(&oldest).map_err(|error| Error::failed(format!("removing {}", oldest.display()), error))?;
+    Ok(Some(oldest))
 }
 
 /// Nobody has written to a file for so long: whoever began it has died.

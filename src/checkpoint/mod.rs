@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! step-00000050.h5        HDF5 behind a user block of 512 bytes (the seal)
-//!   /                     attributes: step, epoch, step_in_epoch, seed, model, config, options, written_by, …
+//!   /                     attributes: step, epoch, step_in_epoch, loss, seed, model, config, options, written_by, …
 //!   /model/NAME           f32, PyTorch's name and shape; attribute xxh3_128: checksum of the values, little-endian
 //!   /optimizer/SLOT/NAME  the same for each value that the optimizer keeps for a parameter
 //! ```
@@ -36,7 +36,7 @@ mod writer;
 mod tests;
 
 pub use description::{Description, Difference, Settings};
-pub use directory::{Found, file_name, list, newest_sound, remove_temporaries};
+pub use directory::{Found, file_name, list, newest_acceptable, newest_sound, remove_temporaries, step_of};
 pub use read::{Checkpoint, Tensor};
 pub use snapshot::{Snapshot, group_name};
 pub use write::{Boundary, write};

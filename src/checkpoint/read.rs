@@ -149,6 +149,8 @@ fn describe(file: &hdf5::File) -> hdf5::Result<Description> {
         step: number("step")?,
         epoch: number("epoch")?,
         step_in_epoch: number("step_in_epoch")?,
+        // not in the files of the first versions
+        loss: file.attr("loss").and_then(|loss| loss.read_scalar()).ok(),
         seed: number("seed")?,
         model: text(file, "model")?,
         config: settings("config")?,

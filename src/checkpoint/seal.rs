@@ -3,11 +3,12 @@
 //! HDF5 leaves the user block to the application, and its readers skip it (HDF5 File Format Specification, §II.A).
 
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::directory::names_nothing;
 use crate::{Error, Result};
 
 /// The length of the seal: the smallest user block that HDF5 allows.
@@ -43,9 +44,9 @@ pub(super) fn make(length: u64, digest: u128) -> [u8; LEN] {
 pub(super) fn check(path: &Path) -> Result<Found> {
     let doing = || format!("reading the checkpoint {}", path.display());
     let fail = |why: String| Error::input(doing(), why);
-    let system = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => Error::input(doing(), error),
-        _ => Error::failed(doing(), error),
+    let system = |error: std::io::Error| match names_nothing(&error) {
+        true => Error::input(doing(), error),
+        false => Error::failed(doing(), error),
     };
     // to open a pipe would be to wait for somebody who writes to it
     if !path.metadata().map_err(system)?.is_file() {

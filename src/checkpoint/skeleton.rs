@@ -79,6 +79,9 @@ fn describe(file: &hdf5::File, snapshot: &Snapshot, digest: u128) -> hdf5::Resul
     for (name, number) in numbers {
         file.new_attr::<u64>().create(name)?.write_scalar(&number)?;
     }
+    if let Some(loss) = description.loss {
+        file.new_attr::<f64>().create("loss")?.write_scalar(&loss)?;
+    }
     text(file, "model", &description.model)?;
     text(file, "parameters_digest", &format!("{digest:032x}"))?;
     let json =

@@ -7,6 +7,12 @@ use crate::Result;
 use crate::memory::Memory;
 use crate::nn::TensorSpec;
 
+/// The size of the smallest pages.
+const PAGE: usize = 4096;
+
+/// Values that are touched between two signs of life.
+const TOLD: usize = 1 << 24;
+
 /// One tensor of the file.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
@@ -52,6 +58,15 @@ impl Snapshot {
         }
         let values = Memory::zeroed(end)?;
         Ok(Snapshot { description: Description::default(), entries, values, num_tensors: tensors.len() })
+    }
+
+    /// Writes to every page of the memory, so that filling it for the first time takes no longer than later: until then the system has
+    /// only promised it. Tells `told` now and then. Not collective.
+    pub(super) fn touch(&mut self, told: &mut dyn FnMut()) {
+        for block in self.values.chunks_mut(TOLD) {
+            block.iter_mut().step_by(PAGE / size_of::<f32>()).for_each(|value| *value = 0.0);
+            told();
+        }
     }
 
     /// The values of tensor `number` of the model (`slot` is `None`) or of a slot, to fill in.

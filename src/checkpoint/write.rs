@@ -33,6 +33,13 @@ pub enum Boundary {
 /// Bytes of one write.
 const BLOCK: usize = 1 << 20;
 
+/// Why a file could not be written.
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// There was no room for it.
+    pub(super) is_full: bool,
+}
+
 /// Writes `snapshot` to `path`, whole and durable or not at all: under a temporary name in the same directory, then fsync,
 /// rename, fsync of the directory. Returns the number of bytes. Not collective, and free of MPI.
 ///
@@ -40,10 +47,23 @@ const BLOCK: usize = 1 << 20;
 /// A parameter is not finite, or the system refuses. The temporary file is gone then, and whatever had the name `path` is as it was,
 /// unless all failed but the last fsync.
 pub fn write(path: &Path, snapshot: &Snapshot, told: &mut dyn FnMut(Boundary)) -> Result<u64> {
+    attempt(path, snapshot, told).map_err(|failure| failure.error)
+}
+
+/// As [`write()`], and says whether it failed for want of room.
+pub(super) fn attempt(
+    path: &Path,
+    snapshot: &Snapshot,
+    told: &mut dyn FnMut(Boundary),
+) -> std::result::Result<u64, Failure> {
     let doing = || format!("writing {}", path.display());
-    let (checksums, digest) = checksums(snapshot).map_err(|why| Error::failed(doing(), why))?;
-    let skeleton = skeleton(snapshot, &checksums, digest)?;
-    publish(path, snapshot, skeleton, told).map_err(|error| Error::failed(doing(), error))
+    let otherwise = |error| Failure { error, is_full: false };
+    let (checksums, digest) = checksums(snapshot).map_err(|why| otherwise(Error::failed(doing(), why)))?;
+    let skeleton = skeleton(snapshot, &checksums, digest).map_err(otherwise)?;
+    publish(path, snapshot, skeleton, told).map_err(|error| {
+        let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        Failure { error: Error::failed(doing(), error), is_full }
+    })
 }
 
 /// The checksum of every tensor, and that of all parameters in a row (the digest of the model).

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::{Boundary, Snapshot, directory, file_name, write};
+use super::write::{self, Failure};
+use super::{Boundary, Snapshot, directory, file_name};
 use crate::{Error, Result};
 
 /// A checkpoint that has its name.
@@ -21,9 +22,11 @@ pub struct Written {
     pub num_bytes: u64,
     /// How long it took to write.
     pub elapsed: Duration,
+    /// What was removed because there was no room for it.
+    pub removed: Vec<PathBuf>,
 }
 
-/// Who waits for the thread hears of it so often.
+/// How often whoever waits for the thread is told that it gets on.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
 
 /// Writes one snapshot after the other into a directory, each on a thread that knows no MPI.
@@ -32,16 +35,29 @@ pub struct Writer {
     keep: usize,
     /// Memory for the next; away while it is written. Holds the last one until then.
     idle: Option<Snapshot>,
-    busy: Option<JoinHandle<(Snapshot, Result<Written>)>>,
+    /// With what became of the snapshot, if it was written.
+    busy: Option<JoinHandle<(Snapshot, Option<Result<Written>>)>>,
     /// What the thread has done so far, in steps that are worth telling.
     progress: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// Writes into `directory`, of which the newest `keep` stay (all if that is 0), from memory like that of `snapshot`. Not
-    /// collective.
-    pub fn new(directory: PathBuf, keep: usize, snapshot: Snapshot) -> Writer {
-        Writer { directory, keep, idle: Some(snapshot), busy: None, progress: Arc::default() }
+    /// Writes into `directory`, of which the newest `keep` stay (all if that is 0), from memory like that of `snapshot`, which a thread
+    /// touches at once, so that the first checkpoint does not wait for the system to find it. Not collective.
+    ///
+    /// # Errors
+    /// The system has no thread to spare.
+    pub fn new(directory: PathBuf, keep: usize, mut snapshot: Snapshot) -> Result<Writer> {
+        let progress = Arc::<AtomicU64>::default();
+        let told = Arc::clone(&progress);
+        let touch = move || {
+            snapshot.touch(&mut || {
+                told.fetch_add(1, Ordering::Relaxed);
+            });
+            (snapshot, None)
+        };
+        let busy = Some(spawn(touch, "preparing memory for checkpoints")?);
+        Ok(Writer { directory, keep, idle: None, busy, progress })
     }
 
     /// Memory for the next snapshot. [`Writer::wait`] comes first.
@@ -67,10 +83,9 @@ impl Writer {
                 progress.fetch_add(1, Ordering::Relaxed);
             };
             let outcome = write_and_prune(&path, keep, &snapshot, &mut told);
-            (snapshot, outcome)
+            (snapshot, Some(outcome))
         };
-        let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
-        self.busy = Some(thread.map_err(|error| Error::failed(doing, error))?);
+        self.busy = Some(spawn(work, &doing)?);
         Ok(())
     }
 
@@ -79,15 +94,12 @@ impl Writer {
         if self.busy.as_ref()?.is_finished() { self.wait() } else { None }
     }
 
-    /// Starts to write the last snapshot, which could not be written, once more, if it is still here; the directory is made if it has
-    /// gone.
+    /// Starts to write the last snapshot, which could not be written, once more, if it is still here.
     ///
     /// # Errors
     /// The system has no thread to spare.
     pub fn try_again(&mut self) -> Result<()> {
         let Some(snapshot) = self.idle.take() else { return Ok(()) };
-        // what is wrong with it the writing finds out too
-        let _ = fs::create_dir_all(&self.directory);
         self.start(snapshot)
     }
 
@@ -108,7 +120,7 @@ impl Writer {
         match self.busy.take()?.join() {
             Ok((snapshot, outcome)) => {
                 self.idle = Some(snapshot);
-                Some(outcome)
+                outcome
             }
             Err(panic) => std::panic::resume_unwind(panic),
         }
@@ -125,11 +137,17 @@ impl Drop for Writer {
     }
 }
 
-/// What the thread does: writes `snapshot` to `path`, then removes all but the newest `keep` checkpoints beside it (none if that
-/// is 0). Tells `told` what it has done. Not collective, and free of MPI.
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static, doing: &str) -> Result<JoinHandle<T>> {
+    let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
+    thread.map_err(|error| Error::failed(doing, error))
+}
+
+/// What the thread does: writes `snapshot` to `path`, in a directory that is made if it has gone, then removes all but the newest `keep`
+/// checkpoints beside it (none if that is 0). If there is no room, older ones are removed first, one by one, as long as a sound one
+/// stays (none if all are to be kept). Tells `told` what it has done. Not collective, and free of MPI.
 ///
 /// # Errors
-/// As [`write()`]; that something cannot be removed is only a warning.
+/// As [`write`](super::write()); that something cannot be removed is only a warning.
 pub fn write_and_prune(
     path: &Path,
     keep: usize,
@@ -137,14 +155,29 @@ pub fn write_and_prune(
     told: &mut dyn FnMut(Boundary),
 ) -> Result<Written> {
     let start = Instant::now();
-    let num_bytes = write(path, snapshot, told)?;
-    let elapsed = start.elapsed();
     let directory = path.parent().unwrap_or(Path::new("."));
     let step = snapshot.description.step;
+    // what is wrong with it the writing finds out too
+    let _ = fs::create_dir_all(directory);
+    let mut removed = Vec::new();
+    let num_bytes = loop {
+        match write::attempt(path, snapshot, told) {
+            Ok(num_bytes) => break num_bytes,
+            Err(Failure { is_full: true, .. })
+                if keep > 0
+                    && let Ok(Some(oldest)) = directory::make_room(directory, step) =>
+            {
+                told(Boundary::Removed);
+                removed.push(oldest);
+            }
+            Err(Failure { error, .. }) => return Err(error),
+        }
+    };
+    let elapsed = start.elapsed();
     let pruned = directory::prune(directory, step, keep, &mut || told(Boundary::Removed));
     // what a job left that died while it wrote is only now old enough, perhaps
     if let Err(error) = pruned.and(directory::remove_temporaries(directory)) {
         log::warn!("removing old checkpoints from {}: {error}", directory.display());
     }
-    Ok(Written { step, path: path.to_owned(), num_bytes, elapsed })
+    Ok(Written { step, path: path.to_owned(), num_bytes, elapsed, removed })
 }

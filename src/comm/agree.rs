@@ -1,5 +1,7 @@
 //! An error on one rank becomes an error on all, before anyone waits for a rank that has left.
 
+use xxhash_rust::xxh3::xxh3_128;
+
 use super::{Communicator, Operation};
 use crate::{Error, Result};
 
@@ -24,6 +26,33 @@ impl Communicator {
     /// Rank 0 passed an error.
     pub fn agree_with_root<T>(&self, outcome: Result<Option<T>>) -> Result<Option<T>> {
         self.agree_and_name(if self.is_root() { outcome } else { Ok(None) }, false)
+    }
+
+    /// Compares `settings`, names with values, over the ranks. Collective; one `MPI_Allreduce` of 32 bytes where they are the same.
+    ///
+    /// # Errors
+    /// They differ: the same error on every rank, with each name, its values on rank 0 and on the lowest rank that has others.
+    pub fn compare(&self, doing: &str, settings: &[(String, String)]) -> Result<()> {
+        let mut text = String::new();
+        settings.iter().for_each(|(name, value)| text += &format!("{name}\0{value}\0"));
+        let digest = xxh3_128(text.as_bytes());
+        let halves = [digest as i64, (digest >> 64) as i64];
+        // the least of the opposites is the opposite of the largest
+        let mut least = [halves[0], halves[1], !halves[0], !halves[1]];
+        self.all_reduce(&mut least, Operation::Min)?;
+        if least[0] == !least[2] && least[1] == !least[3] {
+            return Ok(());
+        }
+        let of_root = self.broadcast_bytes(text.into_bytes(), 0)?;
+        let of_root = String::from_utf8_lossy(&of_root).into_owned();
+        let words: Vec<&str> = of_root.split('\0').collect();
+        let of_root: Vec<(&str, &str)> = words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let own: Vec<(&str, &str)> = settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let outcome = match differences(&of_root, &own, self.rank()) {
+            found if found.is_empty() => Ok(()),
+            found => Err(Error::input(doing, format!("{}; all ranks must be given the same", found.join("; ")))),
+        };
+        self.agree_and_name(outcome, false)
     }
 
     fn agree_and_name<T>(&self, outcome: Result<T>, names_ranks: bool) -> Result<T> {
@@ -54,6 +83,27 @@ impl Communicator {
     }
 }
 
+/// What differs between rank 0 and `rank`, four things at most.
+fn differences(of_root: &[(&str, &str)], own: &[(&str, &str)], rank: usize) -> Vec<String> {
+    let value = |settings: &[(&str, &str)], name: &str| -> Option<String> {
+        settings.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned())
+    };
+    let words = |value: Option<String>| match value {
+        None => "unset".to_owned(),
+        Some(text) if text.is_empty() => "empty".to_owned(),
+        Some(text) => text,
+    };
+    let added = own.iter().filter(|(name, _)| of_root.iter().all(|(other, _)| other != name));
+    let names = of_root.iter().chain(added).map(|(name, _)| *name);
+    let differing = names.filter(|name| value(of_root, name) != value(own, name)).take(4);
+    differing
+        .map(|name| {
+            let [before, now] = [of_root, own].map(|settings| words(value(settings, name)));
+            format!("{name} is {before} on rank 0 and {now} on rank {rank}")
+        })
+        .collect()
+}
+
 /// `on rank 3`, `on ranks 1, 2`, `on 17 of 64 ranks, the first 0`.
 fn name_ranks(failed: &[u8]) -> String {
     let ranks: Vec<String> =
@@ -67,7 +117,19 @@ fn name_ranks(failed: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::name_ranks;
+    use super::{differences, name_ranks};
+
+    #[test]
+    fn what_differs_is_named_with_both_values() {
+        let found = differences(&[("a", "1"), ("b", "x"), ("c", "")], &[("a", "2"), ("b", "x"), ("d", "4")], 3);
+        let expected = [
+            "a is 1 on rank 0 and 2 on rank 3",
+            "c is empty on rank 0 and unset on rank 3",
+            "d is unset on rank 0 and 4 on rank 3",
+        ];
+        assert_eq!(found, expected);
+        assert!(differences(&[("a", "1")], &[("a", "1")], 1).is_empty());
+    }
 
     #[test]
     fn names_the_ranks_that_failed() {

@@ -120,6 +120,11 @@ impl World {
         (num_cores() / self.num_core_sharers).max(1)
     }
 
+    /// The cores that this rank may use: the launcher's binding counts. Not collective.
+    pub fn num_cores(&self) -> usize {
+        num_cores()
+    }
+
     /// True if ranks are more than cores somewhere in the job: then waiting ranks let the others work, and blocking calls are started and
     /// waited for. Not collective.
     pub fn is_crowded(&self) -> bool {
@@ -190,6 +195,10 @@ fn allowed_cores() -> i64 {
 pub fn abort(code: u8) -> ! {
     // what was said last is still on its way through the launcher, and MPICH's drops it when the job ends
     thread::sleep(LAST_WORDS);
+    if rank_for_messages().is_none() {
+        // MPI is not up, and the launcher takes this for the end of the job; whoever cleans up may wait for MPI
+        signal_hook::low_level::exit(i32::from(code));
+    }
     // without such a thread it is up to MPI
     let _ = thread::Builder::new().spawn(move || {
         thread::sleep(LONGEST_ABORT);

@@ -8,26 +8,45 @@ use crate::Result;
 /// `(value − mean) / deviation`, with one pair for each channel or feature, or one for all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Standardise {
-    pairs: Vec<[f32; 2]>,
+    scales: Vec<Scale>,
+}
+
+/// A mean in two parts, of which the second is what the first has lost to rounding, and the inverse of a deviation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Scale {
+    mean: f32,
+    rest: f32,
+    factor: f32,
+}
+
+impl Scale {
+    /// Exact to the rounding of the result, however far from zero the mean is: next to it the first difference has no error.
+    fn apply(self, value: &mut f32) {
+        *value = ((*value - self.mean) - self.rest) * self.factor;
+    }
 }
 
 impl Standardise {
     /// With these means and deviations; deviations are not 0.
-    pub fn new(pairs: Vec<[f32; 2]>) -> Standardise {
-        Standardise { pairs }
+    pub fn new(pairs: &[[f64; 2]]) -> Standardise {
+        let scale = |[mean, deviation]: &[f64; 2]| {
+            let rounded = *mean as f32;
+            Scale {
+                mean: rounded,
+                rest: (mean - f64::from(rounded)) as f32,
+                factor: (1.0 / deviation).min(f64::from(f32::MAX)) as f32,
+            }
+        };
+        Standardise { scales: pairs.iter().map(scale).collect() }
     }
 
     fn apply(&self, values: &mut [f32]) {
-        match self.pairs.as_slice() {
+        match self.scales.as_slice() {
             [] => {}
-            [[mean, deviation]] => {
-                let (factor, shift) = (1.0 / deviation, -mean / deviation);
-                values.iter_mut().for_each(|value| *value = *value * factor + shift);
-            }
-            pairs => {
-                for row in values.chunks_exact_mut(pairs.len()) {
-                    let columns = row.iter_mut().zip(pairs);
-                    columns.for_each(|(value, [mean, deviation])| *value = (*value - mean) / deviation);
+            &[scale] => values.iter_mut().for_each(|value| scale.apply(value)),
+            scales => {
+                for row in values.chunks_mut(scales.len()) {
+                    row.iter_mut().zip(scales).for_each(|(value, scale)| scale.apply(value));
                 }
             }
         }

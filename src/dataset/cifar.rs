@@ -1,9 +1,9 @@
 //! The binary files of CIFAR-10: records of a label byte and 3 × 32 × 32 bytes, one colour plane after the other.
 
-use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{ByteImages, Data};
+use super::{ByteImages, Data, LARGEST_FILE, open_file};
 use crate::nn::Features;
 use crate::{Error, Result};
 
@@ -35,7 +35,12 @@ fn read(paths: &[PathBuf]) -> Result<ByteImages> {
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     for path in paths {
         let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
-        let bytes = fs::read(path).map_err(|error| fail(error.to_string()))?;
+        let mut bytes = Vec::new();
+        let mut file = open_file(path).map_err(fail)?.take(LARGEST_FILE as u64 + 1);
+        file.read_to_end(&mut bytes).map_err(|error| fail(error.to_string()))?;
+        if bytes.len() > LARGEST_FILE {
+            return Err(fail(format!("it has more than {LARGEST_FILE} bytes, which are the limit")));
+        }
         if bytes.is_empty() || bytes.len() % RECORD != 0 {
             return Err(fail(format!("{} bytes are no whole number of records of {RECORD}", bytes.len())));
         }
@@ -50,5 +55,14 @@ fn read(paths: &[PathBuf]) -> Result<ByteImages> {
     }
     let features = Features::Image { height: SIZE, width: SIZE, channels: 3 };
     let source = paths[0].display().to_string();
-    ByteImages { source, features, pixels, labels, num_classes: 10, preset: vec![[0.5, 0.5]] }.checked()
+    ByteImages {
+        label_source: source.clone(),
+        source,
+        features,
+        pixels,
+        labels,
+        num_classes: 10,
+        preset: vec![[0.5, 0.5]],
+    }
+    .checked()
 }

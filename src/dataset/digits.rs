@@ -25,7 +25,16 @@ pub fn open() -> Result<Data> {
         let labels = bytes("labels").map_err(|error| fail(error.to_string()))?;
         let features = Features::Image { height: 28, width: 28, channels: 1 };
         let source = "the embedded digits".into();
-        ByteImages { source, features, pixels, labels, num_classes: 10, preset: vec![[0.1307, 0.3081]] }.checked()
+        ByteImages {
+            label_source: "the embedded digits".into(),
+            source,
+            features,
+            pixels,
+            labels,
+            num_classes: 10,
+            preset: vec![[0.1307, 0.3081]],
+        }
+        .checked()
     };
     Ok(Data { train: Box::new(part("train")?), test: Some(Box::new(part("test")?)) })
 }

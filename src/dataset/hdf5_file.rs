@@ -3,14 +3,16 @@
 //! Only the rows asked for are read, runs of neighbours at once, so a file may be larger than memory. Rows that have been
 //! read are kept if all of them would fit in [`Hdf5Options::cache_bytes`].
 
+use std::collections::{HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 use hdf5::types::{IntSize, TypeDescriptor};
 use hdf5::{Hyperslab, SliceOrIndex};
 use ndarray::IxDyn;
 
-use super::{Dataset, Targets};
+use super::{Dataset, LARGEST_SIZE, Targets, zeros};
 use crate::error::hdf5_hint;
+use crate::memory::check_room;
 use crate::nn::Features;
 use crate::{Error, Result};
 
@@ -66,12 +68,6 @@ impl Hdf5File {
         let column = |name: &str| Column::open(&file, name).map_err(fail);
         let mut inputs = column(&options.inputs)?;
         let mut targets = options.targets.as_deref().map(column).transpose()?;
-        let row_len = inputs.row_len() + targets.as_ref().map_or(0, Column::row_len);
-        let bytes = inputs.num_rows().saturating_mul(row_len).saturating_mul(size_of::<f32>());
-        if bytes <= options.cache_bytes {
-            inputs.keep_rows();
-            targets.iter_mut().for_each(Column::keep_rows);
-        }
         let features = match *inputs.shape.as_slice() {
             [] => Features::Flat(1),
             [len] => Features::Flat(len),
@@ -91,6 +87,17 @@ impl Hdf5File {
                 inputs.divisor = 255.0;
             }
         }
+        for (column, len) in [
+            (&inputs, features.len()),
+            (targets.as_ref().unwrap_or(&inputs), targets.as_ref().map_or(0, Column::row_len)),
+        ] {
+            if len > LARGEST_SIZE {
+                return Err(fail(format!(
+                    "{} has rows of {len} values, and {LARGEST_SIZE} are the limit",
+                    column.name
+                )));
+            }
+        }
         let num_samples = inputs.num_rows();
         let kind = match &targets {
             None => Targets::Nothing,
@@ -107,6 +114,14 @@ impl Hdf5File {
         };
         if num_samples == 0 || features.len() == 0 {
             return Err(fail(format!("{} has {num_samples} rows of {features}: nothing to learn from", inputs.name)));
+        }
+        let row_len = inputs.row_len().saturating_add(targets.as_ref().map_or(0, Column::row_len));
+        let bytes = inputs.num_rows().saturating_mul(row_len).saturating_mul(size_of::<f32>());
+        if bytes <= options.cache_bytes {
+            inputs.keep_rows();
+            if let Some(targets) = &mut targets {
+                targets.keep_rows();
+            }
         }
         Ok(Hdf5File { path: path.to_owned(), inputs, targets, features, kind, num_samples, wanted: Vec::new() })
     }
@@ -160,7 +175,7 @@ impl Dataset for Hdf5File {
 /// The file at `path`, or why it cannot be opened.
 fn open_file(path: &Path) -> std::result::Result<hdf5::File, String> {
     // the system's reasons are clearer than HDF5's
-    let length = std::fs::File::open(path).and_then(|file| file.metadata()).map_err(|error| error.to_string())?.len();
+    let length = super::open_file(path)?.metadata().map_err(|error| error.to_string())?.len();
     if length == 0 {
         return Err("the file is empty".into());
     }
@@ -181,12 +196,7 @@ fn open_file(path: &Path) -> std::result::Result<hdf5::File, String> {
 
 impl Column {
     fn open(file: &hdf5::File, name: &str) -> std::result::Result<Column, String> {
-        let dataset = file.dataset(name).map_err(|_| {
-            let mut found = Vec::new();
-            list(file, "", &mut found);
-            let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
-            format!("there is no dataset {name} in it; its datasets: {found}")
-        })?;
+        let dataset = file.dataset(name).map_err(|error| missing(file, name, &error))?;
         let shape = dataset.shape();
         let Some((_, row)) = shape.split_first() else {
             return Err(format!("{name} is a single number, expected a row for each sample"));
@@ -205,14 +215,24 @@ impl Column {
         Ok(column)
     }
 
+    /// Keeps what is read from now on, if there is memory for it.
     fn keep_rows(&mut self) {
-        self.cache = Some((vec![0.0; self.num_rows() * self.row_len()], vec![false; self.num_rows()]));
+        let mut present = Vec::new();
+        if let (Ok(rows), Ok(())) =
+            (zeros(self.num_rows() * self.row_len()), present.try_reserve_exact(self.num_rows()))
+        {
+            present.resize(self.num_rows(), false);
+            self.cache = Some((rows, present));
+        }
     }
 
     fn descriptor(&self) -> std::result::Result<TypeDescriptor, String> {
         let descriptor = self.dataset.dtype().and_then(|dtype| dtype.to_descriptor());
         descriptor.map_err(|error| {
-            format!("{} has a type that cannot be read ({error}); 32- and 64-bit floats can, and integers", self.name)
+            format!(
+                "{} has a type that cannot be read ({error}); floats of 16, 32 and 64 bits can, and integers",
+                self.name
+            )
         })
     }
 
@@ -225,7 +245,7 @@ impl Column {
     }
 
     fn row_len(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |len: usize, size| len.saturating_mul(*size))
     }
 
     /// What a column of targets means.
@@ -283,12 +303,14 @@ impl Column {
     }
 
     fn read_rows(&self, start: usize, count: usize) -> std::result::Result<Vec<f32>, String> {
+        let fail = |why: String| format!("{}, rows {start} to {}: {why}", self.name, start + count - 1);
+        let bytes = count.saturating_mul(self.row_len()).saturating_mul(size_of::<f32>());
+        check_room(bytes).map_err(fail)?;
         let all = |(start, count)| SliceOrIndex::SliceCount { start, step: 1, count, block: 1 };
         let ranges = std::iter::once((start, count)).chain(self.shape.iter().map(|&size| (0, size)));
         let selection = Hyperslab::from(ranges.map(all).collect::<Vec<_>>());
         let block = self.dataset.read_slice::<f32, _, IxDyn>(selection);
-        let block =
-            block.map_err(|error| format!("{}, rows {start} to {}: {error}", self.name, start + count - 1))?;
+        let block = block.map_err(|error| fail(error.to_string()))?;
         Ok(block.into_raw_vec_and_offset().0)
     }
 
@@ -302,16 +324,43 @@ impl Column {
     }
 }
 
-/// The paths of the datasets below `group`, twenty at most.
-fn list(group: &hdf5::Group, prefix: &str, found: &mut Vec<String>) {
-    for name in group.member_names().unwrap_or_default() {
-        let path = format!("{prefix}/{name}");
-        if found.len() >= 20 {
-            return;
-        } else if group.dataset(&name).is_ok() {
-            found.push(path);
-        } else if let Ok(group) = group.group(&name) {
-            list(&group, &path, found);
+/// Why there is no dataset `name`: it is something else, or cannot be opened, or is not there.
+fn missing(file: &hdf5::File, name: &str, error: &hdf5::Error) -> String {
+    let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty()).collect();
+    // a path exists as far as all its parts do
+    let exists = !parts.is_empty() && (1..=parts.len()).all(|end| file.link_exists(&parts[..end].join("/")));
+    if exists && file.group(name).is_err() {
+        return format!("{name} is in it, but what it names cannot be opened: {error}");
+    }
+    let found = list(file);
+    let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
+    let what = if exists { format!("{name} is a group") } else { format!("there is no dataset {name} in it") };
+    format!("{what}; its datasets: {found}")
+}
+
+/// The paths of the datasets of a file, twenty at most, those of outer groups first. Groups may hold each other in a circle, so each is
+/// looked at once.
+fn list(file: &hdf5::File) -> Vec<String> {
+    const MOST: usize = 20;
+    const MOST_GROUPS: usize = 10_000;
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    let mut pending: VecDeque<(hdf5::Group, String)> =
+        file.as_group().map(|root| (root, String::new())).into_iter().collect();
+    while let Some((group, prefix)) = pending.pop_front() {
+        for name in group.member_names().unwrap_or_default() {
+            let path = format!("{prefix}/{name}");
+            if found.len() == MOST {
+                return found;
+            } else if group.dataset(&name).is_ok() {
+                found.push(path);
+            } else if seen.len() < MOST_GROUPS
+                && let Ok(inner) = group.group(&name)
+                && let Ok(place) = inner.loc_info()
+                && seen.insert((place.fileno, format!("{:?}", place.token)))
+            {
+                pending.push_back((inner, path));
+            }
         }
     }
+    found
 }

@@ -3,13 +3,12 @@
 //! A file is a magic number (0, 0, the type 8 for bytes, the number of dimensions), the dimensions as big-endian 32-bit
 //! numbers, then the bytes.
 
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::{ByteImages, Data};
+use super::{ByteImages, Data, LARGEST_FILE, open_file};
 use crate::nn::Features;
 use crate::{Error, Result};
 
@@ -53,10 +52,11 @@ pub fn open(directory: &Path) -> Result<Data> {
         let labels = require(directory, &format!("{prefix}-labels-idx1-ubyte"))?;
         let preset = IdxFamily::of(directory).preset();
         let (sizes, pixels) = read(&images, 3)?;
+        let label_source = labels.display().to_string();
         let (_, labels) = read(&labels, 1)?;
         let features = Features::Image { height: sizes[1], width: sizes[2], channels: 1 };
         let source = images.display().to_string();
-        ByteImages { source, features, pixels, labels, num_classes: 10, preset: vec![preset] }.checked()
+        ByteImages { source, label_source, features, pixels, labels, num_classes: 10, preset: vec![preset] }.checked()
     };
     Ok(Data { train: Box::new(part("train")?), test: Some(Box::new(part("t10k")?)) })
 }
@@ -81,19 +81,23 @@ fn require(directory: &Path, name: &str) -> Result<PathBuf> {
 /// The dimensions and bytes of the file at `path`, which must have `num_dimensions` of them.
 fn read(path: &Path, num_dimensions: usize) -> Result<(Vec<usize>, Vec<u8>)> {
     let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
-    let file = BufReader::new(File::open(path).map_err(|error| fail(error.to_string()))?);
-    let mut bytes = Vec::new();
-    let result = if path.extension().is_some_and(|extension| extension == "gz") {
-        MultiGzDecoder::new(file).read_to_end(&mut bytes)
-    } else {
-        { file }.read_to_end(&mut bytes)
-    };
-    result.map_err(|error| fail(format!("{error} after {} bytes; the file is damaged or cut short", bytes.len())))?;
-    parse(bytes, num_dimensions).map_err(fail)
+    let file = BufReader::new(open_file(path).map_err(fail)?);
+    let is_packed = path.extension().is_some_and(|extension| extension == "gz");
+    if is_packed { parse(MultiGzDecoder::new(file), num_dimensions) } else { parse(file, num_dimensions) }
+        .map_err(fail)
 }
 
-fn parse(mut bytes: Vec<u8>, num_dimensions: usize) -> std::result::Result<(Vec<usize>, Vec<u8>), String> {
+/// Reads the header and then as many bytes as it says, and no more: what a packed file unpacks to is not held before it is known to fit.
+fn parse(mut file: impl Read, num_dimensions: usize) -> std::result::Result<(Vec<usize>, Vec<u8>), String> {
+    let mut bytes = Vec::new();
+    let mut next = |len: usize, bytes: &mut Vec<u8>| {
+        bytes.clear();
+        bytes.try_reserve_exact(len).map_err(|error| format!("allocating {len} bytes: {error}"))?;
+        let outcome = file.by_ref().take(len as u64).read_to_end(bytes);
+        outcome.map_err(|error| format!("{error} after {} bytes; the file is damaged or cut short", bytes.len()))
+    };
     let header = 4 + 4 * num_dimensions;
+    next(header, &mut bytes)?;
     let magic = [0, 0, 8, num_dimensions as u8];
     if bytes.is_empty() {
         return Err("the file is empty".into());
@@ -107,17 +111,24 @@ fn parse(mut bytes: Vec<u8>, num_dimensions: usize) -> std::result::Result<(Vec<
     if bytes.len() < header {
         return Err(format!("it ends after {} bytes, within its header of {header}", bytes.len()));
     }
-    let sizes: Vec<usize> = bytes[4..header]
+    let sizes: Vec<usize> = bytes[4..]
         .chunks_exact(4)
         .map(|word| u32::from_be_bytes([word[0], word[1], word[2], word[3]]) as usize)
         .collect();
+    let shape = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" × ");
     let expected = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
-    let found = bytes.len() - header;
-    if expected != Some(found) {
-        let shape = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" × ");
-        return Err(format!("it says {shape} bytes, but {found} follow the header"));
+    let Some(expected) = expected.filter(|expected| *expected <= LARGEST_FILE) else {
+        return Err(format!("it says {shape} bytes, and {LARGEST_FILE} are the limit"));
+    };
+    next(expected, &mut bytes)?;
+    if bytes.len() < expected {
+        return Err(format!("it says {shape} bytes, but {} follow the header", bytes.len()));
     }
-    bytes.drain(..header);
+    // at its end the checksum of a packed file is compared too
+    let mut rest = Vec::new();
+    if next(1, &mut rest)? > 0 {
+        return Err(format!("it says {shape} bytes, but more follow the header"));
+    }
     Ok((sizes, bytes))
 }
 
@@ -128,15 +139,16 @@ mod tests {
     #[test]
     fn what_is_not_such_a_file_is_refused() {
         let good = [0, 0, 8, 1, 0, 0, 0, 2, 7, 9];
-        assert_eq!(parse(good.to_vec(), 1).unwrap(), (vec![2], vec![7, 9]));
-        let error = |bytes: &[u8], dimensions| parse(bytes.to_vec(), dimensions).unwrap_err();
+        assert_eq!(parse(&good[..], 1).unwrap(), (vec![2], vec![7, 9]));
+        let error = |bytes: &[u8], dimensions| parse(bytes, dimensions).unwrap_err();
         assert!(error(&[], 1).contains("empty"));
         assert!(error(&good, 3).contains("[0, 0, 8, 3]"));
         assert!(error(&good[..6], 1).contains("within its header"));
         assert!(error(&good[..9], 1).contains("says 2 bytes, but 1 follow"));
-        assert!(error(&[&good[..], &[1]].concat(), 1).contains("says 2 bytes, but 3 follow"));
+        assert!(error(&[&good[..], &[1]].concat(), 1).contains("says 2 bytes, but more follow"));
         assert!(
-            error(&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], 3).contains("0 follow")
+            error(&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], 3)
+                .contains("are the limit")
         );
     }
 }

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
+use xxhash_rust::xxh3::Xxh3;
+
 use super::{Dataset, Targets};
 use crate::nn::Features;
 use crate::{Error, Result};
@@ -12,6 +14,8 @@ use crate::{Error, Result};
 pub struct ByteImages {
     /// For messages.
     pub source: String,
+    /// Where the labels come from, for messages about them.
+    pub label_source: String,
     /// Height, width, channels.
     pub features: Features,
     /// All images, one after the other.
@@ -36,13 +40,18 @@ impl ByteImages {
             return Err(Error::input(doing, "there are no images in it"));
         }
         if num_images != self.labels.len() {
-            let why = format!("{num_images} images but {} labels; each image needs one", self.labels.len());
-            return Err(Error::input(doing, why));
+            let why = format!(
+                "{} labels for the {num_images} images of {}; each needs one",
+                self.labels.len(),
+                self.source
+            );
+            return Err(Error::input(format!("reading {}", self.label_source), why));
         }
         let bad = self.labels.iter().position(|&label| usize::from(label) >= self.num_classes);
         if let Some(at) = bad {
             let (label, last) = (self.labels[at], self.num_classes - 1);
-            return Err(Error::input(doing, format!("label {at} is {label}, expected 0 to {last}")));
+            let why = format!("label {at} is {label}, expected 0 to {last}");
+            return Err(Error::input(format!("reading {}", self.label_source), why));
         }
         Ok(self)
     }
@@ -67,6 +76,13 @@ impl Dataset for ByteImages {
 
     fn preset(&self) -> Option<Vec<[f32; 2]>> {
         Some(self.preset.clone())
+    }
+
+    fn fingerprint(&mut self) -> Result<u128> {
+        let mut hash = Xxh3::new();
+        hash.update(&self.pixels);
+        hash.update(&self.labels);
+        Ok(hash.digest128())
     }
 
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {

@@ -1,22 +1,159 @@
 //! One pass over samples: is every value a number, how are they distributed, which classes are there, and a checksum of it all.
+//!
+//! Samples are cut into leaves at fixed places, whatever the number of ranks. A rank looks at whole leaves; what it finds in them, and
+//! then the ranks between them, is put together along one binary tree over the leaves. So means and deviations have the same bits on any
+//! number of ranks.
 
 use std::ops::Range;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::Dataset;
-use crate::Result;
+use super::{Dataset, zeros};
+use crate::memory::check_room;
 use crate::nn::{Features, hash_values};
+use crate::{Error, Result};
 
-/// Sums that several ranks can add up.
+/// Bytes of the samples of a leaf.
+const LEAF_BYTES: usize = 4 << 20;
+
+/// The most samples of a leaf.
+const LEAF_SAMPLES: usize = 4096;
+
+/// Values that are summed side by side, so that sums of few channels use vectors too.
+const LANES: usize = 16;
+
+/// Count, mean and sum of the squares of the differences from it, of every channel of an image or every feature.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Moments {
+    count: f64,
+    means: Vec<f64>,
+    squares: Vec<f64>,
+}
+
+impl Moments {
+    /// Those of `values`, channel after channel in turn, in two passes over their differences from the first of each channel: exact
+    /// where they never change.
+    fn of(values: &[f32], channels: usize) -> Moments {
+        let count = (values.len() / channels) as f64;
+        let first: Vec<f64> = values[..channels].iter().map(|value| f64::from(*value)).collect();
+        let sums = sums(values, &first, |difference| difference);
+        let shifts: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
+        let means: Vec<f64> = first.iter().zip(&shifts).map(|(first, shift)| first + shift).collect();
+        // the corrected two-pass formula: what the rounding of the mean has left in the squares is taken out again
+        let rests = self::sums(values, &means, |difference| difference);
+        let squares = self::sums(values, &means, |difference| difference * difference);
+        let squares =
+            squares.iter().zip(&rests).map(|(squares, rest)| (squares - rest * rest / count).max(0.0)).collect();
+        Moments { count, means, squares }
+    }
+
+    /// Adds those of samples that come later: T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for
+    /// Computing Sample Variances", COMPSTAT 1982.
+    fn add(&mut self, later: &Moments) {
+        let count = self.count + later.count;
+        let share = later.count / count;
+        let pairs = self.means.iter_mut().zip(&mut self.squares).zip(later.means.iter().zip(&later.squares));
+        for ((mean, squares), (later_mean, later_squares)) in pairs {
+            let difference = later_mean - *mean;
+            *mean += difference * share;
+            *squares += later_squares + difference * difference * self.count * share;
+        }
+        self.count = count;
+    }
+
+    /// Mean and deviation of each channel or feature; a deviation of 0, of values that never change, counts as 1.
+    pub fn pairs(&self) -> Vec<[f64; 2]> {
+        let pairs = self.means.iter().zip(&self.squares);
+        let deviation = |squares: &f64| (squares / self.count).sqrt();
+        pairs.map(|(mean, squares)| [*mean, if *squares > 0.0 { deviation(squares) } else { 1.0 }]).collect()
+    }
+}
+
+/// For each channel the sum of `term` of the values' differences from `from`.
+fn sums(values: &[f32], from: &[f64], term: impl Fn(f64) -> f64) -> Vec<f64> {
+    let channels = from.len();
+    let lanes = if channels < LANES { LANES } else { 1 };
+    let from: Vec<f64> = from.iter().copied().cycle().take(channels * lanes).collect();
+    let mut sums = vec![0.0; from.len()];
+    for row in values.chunks(from.len()) {
+        let columns = sums.iter_mut().zip(row).zip(&from);
+        columns.for_each(|((sum, value), from)| *sum += term(f64::from(*value) - from));
+    }
+    let (total, others) = sums.split_at_mut(channels);
+    for lane in others.chunks_exact(channels) {
+        total.iter_mut().zip(lane).for_each(|(total, sum)| *total += sum);
+    }
+    total.to_vec()
+}
+
+/// A node of the tree over all leaves: the first leaf below it, how many there are below it if all are there, and what is in them.
+#[derive(Debug, Clone, PartialEq)]
+struct Node {
+    first: usize,
+    size: usize,
+    moments: Moments,
+}
+
+/// The moments of consecutive leaves: of the nodes of the tree over all leaves the largest that are complete, in their order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct MomentTree {
+    nodes: Vec<Node>,
+}
+
+impl MomentTree {
+    fn push(&mut self, node: Node) {
+        self.nodes.push(node);
+        while let [.., left, right] = self.nodes.as_slice()
+            && left.size == right.size
+            && left.first.is_multiple_of(2 * left.size)
+            && right.first == left.first + left.size
+            && let Some(right) = self.nodes.pop()
+            && let Some(left) = self.nodes.last_mut()
+        {
+            left.moments.add(&right.moments);
+            left.size *= 2;
+        }
+    }
+
+    /// Adds the leaves that follow on these.
+    pub fn append(&mut self, later: MomentTree) {
+        later.nodes.into_iter().for_each(|node| self.push(node));
+    }
+
+    /// What is in all leaves, if there is any.
+    pub fn total(mut self) -> Option<Moments> {
+        let mut total = self.nodes.pop()?.moments;
+        while let Some(Node { moments, .. }) = self.nodes.pop() {
+            let later = std::mem::replace(&mut total, moments);
+            total.add(&later);
+        }
+        Some(total)
+    }
+
+    /// As numbers that can be sent to another rank, `3 + 2 · channels` for each node.
+    pub fn to_values(&self) -> Vec<f64> {
+        let node = |Node { first, size, moments }: &Node| {
+            [&[*first as f64, *size as f64, moments.count][..], &moments.means, &moments.squares].concat()
+        };
+        self.nodes.iter().flat_map(node).collect()
+    }
+
+    /// From such numbers, of so many channels.
+    pub fn from_values(values: &[f64], channels: usize) -> MomentTree {
+        let node = |values: &[f64]| {
+            let (means, squares) = values[3..].split_at(channels);
+            let moments = Moments { count: values[2], means: means.to_vec(), squares: squares.to_vec() };
+            Node { first: values[0] as usize, size: values[1] as usize, moments }
+        };
+        MomentTree { nodes: values.chunks_exact(3 + 2 * channels).map(node).collect() }
+    }
+}
+
+/// What was found in the samples of some leaves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statistics {
-    /// Values seen of each channel of an image, or of each feature.
-    pub count: f64,
-    /// Their sums.
-    pub sums: Vec<f64>,
-    /// The sums of their squares.
-    pub squares: Vec<f64>,
+    /// How the inputs are distributed; empty if that was not wanted.
+    pub moments: MomentTree,
     /// The largest class number, −1 before the first.
     pub largest_label: f64,
     /// Over all samples, the sum of the upper and of the lower halves of a hash of each, with its number: a checksum that does not
@@ -24,30 +161,51 @@ pub struct Statistics {
     pub checksum: [i64; 2],
 }
 
-/// Bytes of samples that are looked at together.
-const BLOCK_BYTES: usize = 16 << 20;
+/// Values of each sample that have a mean of their own: the features, or the channels of images.
+pub fn num_channels(features: Features) -> usize {
+    match features {
+        Features::Flat(len) => len,
+        Features::Image { channels, .. } => channels,
+    }
+}
+
+/// Samples in a leaf of `dataset`.
+fn leaf_samples(dataset: &dyn Dataset) -> usize {
+    let len = dataset.features().len().saturating_add(dataset.targets().len());
+    (LEAF_BYTES / size_of::<f32>() / len.max(1)).clamp(1, LEAF_SAMPLES)
+}
 
 impl Statistics {
-    /// Looks at samples `range` of `dataset`. Not collective: ranks share the work and then the sums.
+    /// The number of leaves of `dataset`.
+    pub fn num_leaves(dataset: &dyn Dataset) -> usize {
+        dataset.num_samples().div_ceil(leaf_samples(dataset))
+    }
+
+    /// Looks at the samples of `leaves` of `dataset`, for how the inputs are distributed too if `with_moments`, and tells `told` after
+    /// each leaf. Not collective: ranks share the leaves and then the sums.
     ///
     /// # Errors
-    /// A sample cannot be read or holds something that is not a number.
-    pub fn gather(dataset: &mut dyn Dataset, range: Range<usize>) -> Result<Statistics> {
-        let channels = match dataset.features() {
-            Features::Flat(len) => len,
-            Features::Image { channels, .. } => channels,
-        };
-        let zeros = vec![0.0; channels];
-        let mut found =
-            Statistics { count: 0.0, sums: zeros.clone(), squares: zeros, largest_label: -1.0, checksum: [0; 2] };
+    /// A sample cannot be read or holds something that is not a number, or there is no memory for a leaf.
+    pub fn gather(
+        dataset: &mut dyn Dataset,
+        leaves: Range<usize>,
+        with_moments: bool,
+        told: &mut dyn FnMut(),
+    ) -> Result<Statistics> {
+        let channels = num_channels(dataset.features());
+        let mut found = Statistics { moments: MomentTree::default(), largest_label: -1.0, checksum: [0; 2] };
         let (len, targets_len) = (dataset.features().len(), dataset.targets().len());
-        let block = (BLOCK_BYTES / size_of::<f32>() / len.max(1)).clamp(1, 4096);
-        let (mut inputs, mut targets) = (vec![0.0; block * len], vec![0.0; block * targets_len]);
-        let mut samples = Vec::new();
-        let mut start = range.start;
-        while start < range.end {
-            samples.clear();
-            samples.extend(start..range.end.min(start + block));
+        let (in_leaf, num_samples) = (leaf_samples(dataset), dataset.num_samples());
+        let room = in_leaf.min(num_samples);
+        let (mut inputs, mut targets) = (zeros(room * len)?, zeros(room * targets_len)?);
+        if with_moments {
+            // means and squares of a node for each time that the number of leaves can be halved, and of a few besides
+            let num_nodes = Statistics::num_leaves(dataset).ilog2() as usize + 4;
+            let fail = |why: String| Error::failed("finding means and deviations", why);
+            check_room(channels.saturating_mul(2 * size_of::<f64>() * num_nodes)).map_err(fail)?;
+        }
+        for leaf in leaves {
+            let samples: Vec<usize> = (leaf * in_leaf..num_samples.min((leaf + 1) * in_leaf)).collect();
             let (inputs, targets) = (&mut inputs[..samples.len() * len], &mut targets[..samples.len() * targets_len]);
             dataset.read(&samples, inputs, targets)?;
             for (index, sample) in samples.iter().enumerate() {
@@ -58,29 +216,61 @@ impl Statistics {
                 found.checksum[0] += (hash >> 32) as i64;
                 found.checksum[1] += (hash & 0xFFFF_FFFF) as i64;
             }
-            for pixel in inputs.chunks_exact(channels) {
-                found.count += 1.0;
-                for (channel, value) in pixel.iter().enumerate() {
-                    found.sums[channel] += f64::from(*value);
-                    found.squares[channel] += f64::from(*value) * f64::from(*value);
-                }
+            if with_moments {
+                found.moments.push(Node { first: leaf, size: 1, moments: Moments::of(inputs, channels) });
             }
             if targets_len == 1 {
                 found.largest_label = targets.iter().fold(found.largest_label, |most, t| most.max(f64::from(*t)));
             }
-            start += block;
+            told();
         }
         Ok(found)
     }
+}
 
-    /// Mean and deviation of each channel or feature; a deviation of 0, of values that never change, counts as 1.
-    pub fn moments(&self) -> Vec<[f32; 2]> {
-        let pairs = self.sums.iter().zip(&self.squares);
-        let moments = pairs.map(|(sum, squares)| {
-            let mean = sum / self.count;
-            let deviation = (squares / self.count - mean * mean).max(0.0).sqrt();
-            [mean as f32, if deviation > 1e-6 * mean.abs() { deviation as f32 } else { 1.0 }]
-        });
-        moments.collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_cut_into_ranks_gives_the_same_bits() {
+        let values = |leaf: usize| -> Vec<f32> {
+            let length = if leaf == 10 { 4 } else { 20 };
+            (0..length).map(|i| 1e5 + ((leaf * 31 + i * 17) % 23) as f32 / 7.0).collect()
+        };
+        let leaf = |leaf: usize| Node { first: leaf, size: 1, moments: Moments::of(&values(leaf), 2) };
+        let mut whole = MomentTree::default();
+        (0..11).for_each(|at| whole.push(leaf(at)));
+        let whole = whole.total().unwrap();
+        for cuts in [vec![0, 11], vec![0, 5, 11], vec![0, 3, 4, 9, 11], vec![0, 0, 1, 2, 3, 11], (0..=11).collect()] {
+            let mut all = MomentTree::default();
+            for cut in cuts.windows(2) {
+                let mut part = MomentTree::default();
+                (cut[0]..cut[1]).for_each(|at| part.push(leaf(at)));
+                all.append(MomentTree::from_values(&part.to_values(), 2));
+            }
+            assert_eq!(all.total().unwrap(), whole, "{cuts:?}");
+        }
+        for channel in 0..2 {
+            let of: Vec<f64> =
+                (0..11).flat_map(|at| values(at).into_iter().skip(channel).step_by(2)).map(f64::from).collect();
+            let mean = of.iter().sum::<f64>() / of.len() as f64;
+            let variance = of.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / of.len() as f64;
+            let [found, deviation] = whole.pairs()[channel];
+            assert!(
+                (found - mean).abs() < 1e-9 && (deviation - variance.sqrt()).abs() < 1e-12,
+                "{found} {deviation}"
+            );
+        }
+    }
+
+    #[test]
+    fn values_that_never_change_have_a_deviation_of_1_and_small_changes_are_seen() {
+        let constant = Moments::of(&[0.1, 1e6, 0.1, 1e6, 0.1, 1e6 + 0.0625], 2);
+        assert_eq!(constant.pairs()[0], [f64::from(0.1_f32), 1.0]);
+        let [mean, deviation] = constant.pairs()[1];
+        assert!(
+            (mean - 1e6 - 0.0625 / 3.0).abs() < 1e-9 && (deviation - 0.0625 * (2.0_f64).sqrt() / 3.0).abs() < 1e-12
+        );
     }
 }

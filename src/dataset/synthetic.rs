@@ -3,7 +3,7 @@
 
 use rand_chacha::rand_core::Rng as _;
 
-use super::{Dataset, Table, Targets};
+use super::{Dataset, Table, Targets, zeros};
 use crate::Result;
 use crate::nn::{Features, Initial, generator, symmetric};
 
@@ -33,7 +33,7 @@ impl Synthetic {
     /// `num_samples` samples from number `first` on, in memory if they are few. Not collective.
     ///
     /// # Errors
-    /// None at present.
+    /// There is not enough memory.
     pub fn open(
         features: Features,
         targets: Targets,
@@ -46,8 +46,8 @@ impl Synthetic {
             return Ok(Box::new(set));
         }
         let samples: Vec<usize> = (0..num_samples).collect();
-        let mut inputs = vec![0.0; num_samples * features.len()];
-        let mut target_values = vec![0.0; num_samples * targets.len()];
+        let mut inputs = zeros(num_samples * features.len())?;
+        let mut target_values = zeros(num_samples.saturating_mul(targets.len()))?;
         set.read(&samples, &mut inputs, &mut target_values)?;
         Ok(Box::new(Table { source: set.source(), features, targets, inputs, target_values }))
     }
@@ -98,6 +98,11 @@ impl Dataset for Synthetic {
 
     fn targets(&self) -> Targets {
         self.targets
+    }
+
+    fn fingerprint(&mut self) -> Result<u128> {
+        // seed, shape and number say it all, and are compared as such
+        Ok(0)
     }
 
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {

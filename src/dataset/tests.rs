@@ -39,6 +39,7 @@ fn bytes_of_images_come_as_0_to_1() {
     let features = Features::Image { height: 1, width: 2, channels: 1 };
     let images = |labels: Vec<u8>| ByteImages {
         source: "a test".into(),
+        label_source: "its labels".into(),
         features,
         pixels: vec![0, 255, 51, 102],
         labels,
@@ -54,28 +55,37 @@ fn the_embedded_digits_are_there() {
     let Data { train, test } = open_digits().unwrap();
     let mut test = test.unwrap();
     assert_eq!((train.num_samples(), test.num_samples()), (9000, 1000));
-    let statistics = Statistics::gather(&mut *test, 0..1000).unwrap();
-    let [mean, deviation] = statistics.moments()[0];
+    let leaves = 0..Statistics::num_leaves(&*test);
+    let statistics = Statistics::gather(&mut *test, leaves, true, &mut || ()).unwrap();
+    let [mean, deviation] = statistics.moments.total().unwrap().pairs()[0];
     assert!((mean - 0.1307).abs() < 5e-3 && (deviation - 0.3081).abs() < 5e-3, "{mean} {deviation}");
     assert_eq!(statistics.largest_label, 9.0);
 }
 
 #[test]
 fn statistics_of_parts_add_up_and_standardise() {
-    let mut set = Synthetic::new(Features::Flat(5), Targets::Classes(4), 0, 700, 1);
-    let whole = Statistics::gather(&mut set, 0..700).unwrap();
-    let parts = [0..300, 300..300, 300..700].map(|range| Statistics::gather(&mut set, range).unwrap());
-    assert_eq!(parts.iter().map(|part| part.count).sum::<f64>(), whole.count);
-    let sum: f64 = parts.iter().map(|part| part.squares[3]).sum();
-    assert!((sum - whole.squares[3]).abs() < 1e-9);
+    // 4096 samples to a leaf
+    let mut set = Synthetic::new(Features::Flat(5), Targets::Classes(4), 0, 30_000, 1);
+    let num_leaves = Statistics::num_leaves(&set);
+    assert_eq!(num_leaves, 8);
+    let mut gather = |leaves| Statistics::gather(&mut set, leaves, true, &mut || ()).unwrap();
+    let whole = gather(0..num_leaves);
+    let mut sum = MomentTree::default();
+    let mut checksum = 0;
+    for leaves in [0..3, 3..3, 3..4, 4..8] {
+        let part = gather(leaves);
+        sum.append(part.moments);
+        checksum += part.checksum[1];
+    }
+    assert_eq!((sum, checksum), (whole.moments, whole.checksum[1]));
 
     // a feature that never changes is only shifted
     let mut set = table();
     set.inputs.iter_mut().step_by(3).for_each(|value| *value = 7.0);
-    let moments = Statistics::gather(&mut set, 0..10).unwrap().moments();
+    let moments = Statistics::gather(&mut set, 0..1, true, &mut || ()).unwrap().moments.total().unwrap().pairs();
     assert_eq!(moments[0], [7.0, 1.0]);
     let sampler = Sampler::new(10, 10, Order::Sequential, 0);
-    let mut batches = Batches::new(Box::new(set), sampler, Some(Standardise::new(moments)));
+    let mut batches = Batches::new(Box::new(set), sampler, Some(Standardise::new(&moments)));
     let (mut inputs, mut targets) = (vec![0.0; 30], vec![0.0; 20]);
     batches.read(0, 0..10, &mut inputs, &mut targets).unwrap();
     for feature in 0..3 {

@@ -14,6 +14,6 @@ mod tests;
 pub use initial::{Initial, generator, symmetric};
 pub use layer::{Layer, Tape};
 pub use loss::Loss;
-pub use model::{Features, Model};
+pub use model::{Features, LARGEST_SIZE, Model};
 pub use network::{Module, Network};
 pub use parameters::{FlatBuffer, Segmentation, TensorShard, TensorSpec, hash_values};

@@ -19,13 +19,17 @@ pub enum Features {
     },
 }
 
+/// The most values that a row may have: of inputs, of targets, of a layer's outputs. They take 1 GiB, and two such sizes can be
+/// multiplied without a thought of overflow.
+pub const LARGEST_SIZE: usize = 1 << 28;
+
 impl Features {
-    /// The number of values.
+    /// The number of values, or the largest number there is if that is larger.
     #[allow(clippy::len_without_is_empty)] // emptiness is an error where a model is built
     pub fn len(self) -> usize {
         match self {
             Features::Flat(len) => len,
-            Features::Image { height, width, channels } => height * width * channels,
+            Features::Image { height, width, channels } => height.saturating_mul(width).saturating_mul(channels),
         }
     }
 }
@@ -66,7 +70,7 @@ pub struct Model {
 impl Model {
     /// The number of parameters.
     pub fn num_parameters(&self) -> usize {
-        self.tensors.iter().map(TensorSpec::num_elements).sum()
+        self.tensors.iter().fold(0, |sum: usize, tensor| sum.saturating_add(tensor.num_elements()))
     }
 
     /// What each layer costs in a forward and a backward pass, in operations a row: nothing needs the gradient of what comes

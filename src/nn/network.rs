@@ -1,7 +1,7 @@
 //! Networks as they are written down, a module a line as in PyTorch's `Sequential`, and how they become layers.
 
 use super::layer::{Layer, torch_tensors};
-use super::{Features, Initial, Loss, Model, TensorSpec};
+use super::{Features, Initial, LARGEST_SIZE, Loss, Model, TensorSpec};
 use crate::device::{Activation, ConvolutionShape, PoolShape, WeightLayout};
 use crate::{Error, Result};
 
@@ -112,13 +112,23 @@ impl Network {
         if input.len() == 0 {
             return Err(self.misfit(0, format!("the inputs are {input}, and no size may be 0")));
         }
+        if input.len() > LARGEST_SIZE {
+            return Err(self.misfit(0, format!("the inputs are {input}, and {LARGEST_SIZE} values are the limit")));
+        }
         let mut at = 0;
         while at < self.modules.len() {
             let taken = builder.add(&self.modules[at..]).map_err(|why| self.misfit(at, why))?;
             at += taken;
         }
         let Builder { features, tensors, layers, .. } = builder;
-        Ok(Model { name: self.name.clone(), layers, tensors, input, outputs: features.len(), loss: self.loss })
+        let model =
+            Model { name: self.name.clone(), layers, tensors, input, outputs: features.len(), loss: self.loss };
+        let num_parameters = model.num_parameters();
+        if num_parameters > MOST_PARAMETERS {
+            let why = format!("it would have {num_parameters} parameters, and {MOST_PARAMETERS} are the limit");
+            return Err(Error::input(format!("building {}", self.name), why));
+        }
+        Ok(model)
     }
 
     fn misfit(&self, module: usize, why: String) -> Error {
@@ -126,8 +136,8 @@ impl Network {
     }
 }
 
-/// Two sizes up to this can be multiplied without a thought of overflow.
-const LARGEST_SIZE: usize = 1 << 31;
+/// The most parameters of a network, 4 TB of them.
+const MOST_PARAMETERS: usize = 1 << 40;
 
 /// A network half built.
 struct Builder {

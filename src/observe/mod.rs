@@ -18,6 +18,8 @@ pub use place::{Place, place, watch};
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
+    /// `MPI_Init_thread`, and finding out who is there.
+    Start,
     /// One training step.
     Step,
     /// A pass over the test samples.
@@ -66,7 +68,8 @@ pub enum Name {
 
 impl Name {
     /// All names, each at the place of its number.
-    const ALL: [(Name, &'static str); 22] = [
+    const ALL: [(Name, &'static str); 23] = [
+        (Name::Start, "starting MPI"),
         (Name::Step, "step"),
         (Name::Evaluation, "evaluation"),
         (Name::Read, "read samples"),

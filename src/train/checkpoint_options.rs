@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use crate::app::parse_time;
 use crate::{Error, Result};
 
 /// When a checkpoint is due.
@@ -25,7 +26,7 @@ impl FromStr for Every {
         match text.parse() {
             Ok(0) => Err(expected()),
             Ok(steps) => Ok(Every::Steps(steps)),
-            Err(_) => time(text).map(Every::Time).map_err(|_| expected()),
+            Err(_) => parse_time(text).map(Every::Time).map_err(|_| expected()),
         }
     }
 }
@@ -53,15 +54,6 @@ impl FromStr for Resume {
     }
 }
 
-/// A time with its unit; not 0, and not months, which `10M` would be.
-fn time(text: &str) -> std::result::Result<Duration, String> {
-    const MONTH: Duration = Duration::from_secs(28 * 86_400);
-    match humantime::parse_duration(text) {
-        Ok(time) if !time.is_zero() && time < MONTH => Ok(time),
-        _ => Err("expected a time such as 300s, 55m or 2h, above 0".into()),
-    }
-}
-
 /// Options about checkpoints and about stopping in time.
 #[derive(Debug, Clone, Args)]
 pub struct CheckpointOptions {
@@ -80,7 +72,7 @@ pub struct CheckpointOptions {
     )]
     pub checkpoint_every: Every,
 
-    /// Checkpoints to keep, the newest; 0 for all
+    /// Checkpoints to keep, the newest; fewer where the disk has no room for so many; 0 for all
     #[arg(long, value_name = "K", default_value_t = 3, requires = "checkpoint_dir", help_heading = "Checkpoints")]
     pub keep: usize,
 
@@ -99,21 +91,16 @@ pub struct CheckpointOptions {
     pub export: Option<PathBuf>,
 
     /// Stop this long (55m) after the start as a signal would
-    #[arg(long, value_name = "TIME", value_parser = time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
     pub time_limit: Option<Duration>,
 
     /// The same this long (2m) before Slurm ends the job
-    #[arg(long, value_name = "TIME", value_parser = time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
     pub stop_before: Option<Duration>,
 
     /// Let no step take less than this (20ms): a job that tries out signals and limits then lasts as long on every machine
-    #[arg(long, value_name = "TIME", value_parser = time, help_heading = "Machine")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Machine")]
     pub pace: Option<Duration>,
-
-    /// End the job with exit code 1 if a rank does nothing for this long (300s) once training has begun, after every rank has
-    /// said where it stands; to be longer than anything that ranks wait for in a good run, such as a checkpoint
-    #[arg(long, value_name = "TIME", value_parser = time, help_heading = "Machine")]
-    pub watchdog: Option<Duration>,
 }
 
 impl CheckpointOptions {

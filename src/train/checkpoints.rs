@@ -33,6 +33,10 @@ pub(super) struct Checkpoints<'a> {
     last_time: Instant,
     /// On rank 0, what became of the last file.
     outcome: Option<Result<Written>>,
+    /// Replicas are compared before each checkpoint.
+    compares: bool,
+    /// Checkpoints in a row that could not be written, or not without removing others.
+    num_failures: u32,
 }
 
 impl<'a> Checkpoints<'a> {
@@ -45,7 +49,7 @@ impl<'a> Checkpoints<'a> {
     pub(super) fn begin(
         all: &'a Communicator,
         options: &'a CheckpointOptions,
-        (model, slots): (&'a Model, &[&str]),
+        (model, slots, compares): (&'a Model, &[&str], bool),
         (description, sampler): (Description, &Sampler),
         resumed: Option<Resumed>,
         (stop, start): (Option<StopRequest>, Instant),
@@ -53,8 +57,8 @@ impl<'a> Checkpoints<'a> {
         let directory = options.checkpoint_dir.as_ref();
         let prepare = || {
             prepare(options)?;
-            let writer = directory
-                .map(|path| Ok(Writer::new(path.clone(), options.keep, Snapshot::new(&model.tensors, slots)?)));
+            let writer =
+                directory.map(|path| Writer::new(path.clone(), options.keep, Snapshot::new(&model.tensors, slots)?));
             Ok(Some((writer.transpose()?, options.deadline(start)?)))
         };
         let (writer, deadline) =
@@ -63,8 +67,20 @@ impl<'a> Checkpoints<'a> {
         let steps_per_epoch = sampler.steps_per_epoch();
         // one that lies elsewhere would not be found by the next start
         let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.step);
-        let (last_time, outcome) = (Instant::now(), None);
-        Ok(Checkpoints { all, options, model, writer, stop, description, steps_per_epoch, last, last_time, outcome })
+        Ok(Checkpoints {
+            all,
+            options,
+            model,
+            writer,
+            stop,
+            description,
+            steps_per_epoch,
+            last,
+            last_time: Instant::now(),
+            outcome: None,
+            compares,
+            num_failures: 0,
+        })
     }
 
     /// What this rank asks for at the end of a step. Not collective.
@@ -83,36 +99,41 @@ impl<'a> Checkpoints<'a> {
         is_due && self.options.checkpoint_dir.is_some()
     }
 
-    /// After `done` steps: a checkpoint, if one is due or the ranks ask for it. Collective.
+    /// After `done` steps, the last with this `loss`: a checkpoint, if one is due or the ranks ask for it. Collective.
     ///
     /// # Errors
-    /// There is no memory for the copy (rank 0 alone).
+    /// As [`Checkpoints::save`].
     pub(super) fn after_step<D: Device>(
         &mut self,
         trainer: &Trainer<'_, D>,
-        done: u64,
+        (done, loss): (u64, Option<f64>),
         requests: Requests,
     ) -> Result<()> {
         if let Some(written) = self.writer.as_mut().and_then(Writer::poll) {
             self.report(written);
         }
-        if self.is_due_after(done) || requests.checkpoint > 0 { self.save(trainer, done) } else { Ok(()) }
+        if self.is_due_after(done) || requests.checkpoint > 0 { self.save(trainer, done, loss) } else { Ok(()) }
     }
 
-    /// Begins a checkpoint of the state after `done` steps, unless the last one is that. Collective.
+    /// Begins a checkpoint of the state after `done` steps, the last with this `loss`, unless the last one is that. Replicas are compared
+    /// before: what a fault of the hardware has changed gets into no file. Collective.
     ///
     /// # Errors
-    /// There is no memory for the copy (rank 0 alone).
-    pub(super) fn save<D: Device>(&mut self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
+    /// The replicas differ (the same error on every rank), or there is no memory for the copy (rank 0 alone).
+    pub(super) fn save<D: Device>(&mut self, trainer: &Trainer<'_, D>, done: u64, loss: Option<f64>) -> Result<()> {
         if self.options.checkpoint_dir.is_none() || self.last == Some(done) {
             return Ok(());
         }
         let _span = observe::work(Name::Checkpoint);
+        if self.compares {
+            self.check_replicas(trainer, done)?;
+        }
         (self.last, self.last_time) = (Some(done), Instant::now());
         if let Some(written) = self.wait()? {
             self.report(written);
         }
         let memory = self.writer.as_mut().and_then(Writer::take);
+        self.description.loss = loss;
         let snapshot = self.snapshot(trainer, done, trainer.slot_names(), memory)?;
         if let (Some(writer), Some(snapshot)) = (&mut self.writer, snapshot)
             && let Err(error) = writer.start(snapshot)
@@ -120,6 +141,31 @@ impl<'a> Checkpoints<'a> {
             self.report(Err(error));
         }
         Ok(())
+    }
+
+    /// Compares the replicas after `done` steps. Collective.
+    ///
+    /// # Errors
+    /// They differ: the same error on every rank, with the last good file.
+    pub(super) fn check_replicas<D: Device>(&mut self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
+        trainer.check_replicas(done).map_err(|error| self.with_last_good(error))
+    }
+
+    /// `error`, which says that something is wrong with the state, and on rank 0 which file is not. Not collective.
+    fn with_last_good(&mut self, error: Error) -> Error {
+        let (Some(directory), true) = (&self.options.checkpoint_dir, self.all.is_root()) else { return error };
+        // what this rank has alone is no news for the others
+        if !matches!(error, Error::Agreed { .. }) {
+            return error;
+        }
+        // the one that is being written was sound
+        let _ = self.writer.as_mut().and_then(Writer::wait);
+        let found = checkpoint::newest_sound(directory).ok().and_then(|found| found.checkpoint);
+        let advice = match found {
+            Some(good) => format!("the last checkpoint before it is {}", good.path.display()),
+            None => "there is no checkpoint before it".to_owned(),
+        };
+        Error::Agreed { message: format!("{error}; {advice}"), exit_code: error.exit_code() }
     }
 
     /// The state after `done` steps, on rank 0, in `memory` if there is some. Collective.
@@ -200,14 +246,35 @@ impl<'a> Checkpoints<'a> {
         self.all.agree_with_root(written).map(|_| ())
     }
 
-    /// Says what became of a file. That one failed is no reason to stop: the next may succeed.
+    /// Says what became of a file. That one failed is no reason to stop: the next may succeed. Of failures in a row the first is a
+    /// warning, and then ever fewer are.
     fn report(&mut self, written: Result<Written>) {
+        let level =
+            |num_failures: u32| if num_failures.is_power_of_two() { log::Level::Warn } else { log::Level::Debug };
         match &written {
-            Ok(Written { step, path, num_bytes, elapsed }) => {
+            Ok(Written { step, path, num_bytes, elapsed, removed }) => {
                 let (mebibytes, milliseconds) = (*num_bytes as f64 / f64::from(1 << 20), elapsed.as_millis());
                 log::info!("checkpoint of step {step}: {}, {mebibytes:.1} MiB in {milliseconds} ms", path.display());
+                self.num_failures = if removed.is_empty() { 0 } else { self.num_failures + 1 };
+                if !removed.is_empty() {
+                    let names: Vec<String> = removed.iter().map(|path| path.display().to_string()).collect();
+                    let (names, keep) = (names.join(" and "), self.options.keep);
+                    let level = level(self.num_failures);
+                    log::log!(level, "removed {names} to make room for it: the disk has no room for --keep {keep}");
+                }
             }
-            Err(error) => log::warn!("{error}; training goes on, and the next checkpoint will be tried"),
+            Err(error) => {
+                self.num_failures += 1;
+                let count = if self.num_failures > 1 {
+                    format!(" (number {} in a row)", self.num_failures)
+                } else {
+                    String::new()
+                };
+                log::log!(
+                    level(self.num_failures),
+                    "{error}{count}; training goes on, and the next checkpoint will be tried"
+                );
+            }
         }
         self.outcome = Some(written);
     }

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::TrainOptions;
-use super::data_options::Samples;
 use super::model_options::{ModelName, describe};
+use super::samples::Samples;
 use crate::app;
 use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World, library_version};
@@ -64,7 +64,12 @@ pub fn changeable(options: &TrainOptions, num_steps: u64) -> Settings {
 }
 
 /// Who writes a file. Not collective.
-pub fn written_by(program: &str, world: &World, grid: &Grid, threads: usize) -> Settings {
+pub fn written_by(program: &str, world: &World, grid: &Grid, (threads, compares): (usize, bool)) -> Settings {
+    let replicas = match grid.shape.data {
+        1 => "one",
+        _ if compares => "the same bits",
+        _ => "not compared",
+    };
     [
         ("program", program.into()),
         ("version", app::VERSION.into()),
@@ -73,6 +78,7 @@ pub fn written_by(program: &str, world: &World, grid: &Grid, threads: usize) -> 
         ("stage", grid.shape.stage.into()),
         ("tensor", grid.shape.tensor.into()),
         ("threads", threads.into()),
+        ("replicas", replicas.into()),
         ("mpi", library_version().into()),
         ("hdf5", checkpoint::hdf5_version().into()),
     ]

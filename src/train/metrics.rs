@@ -158,12 +158,3 @@ pub fn peak_memory_mb() -> Option<f64> {
     let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"))?;
     Some(kibibytes.parse::<f64>().ok()? * 1.024e-3)
 }
-
-/// The middle of `values`, 0 if there are none. Changes their order.
-pub fn median(values: &mut [f64]) -> f64 {
-    if values.is_empty() {
-        return 0.0;
-    }
-    let middle = values.len() / 2;
-    *values.select_nth_unstable_by(middle, f64::total_cmp).1
-}

@@ -8,7 +8,6 @@ use super::model_options::{ModelName, SizeList};
 use crate::app::{CommonOptions, ProgressMode};
 use crate::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
 use crate::parallel::data::{Reduction, SyncSettings};
-use crate::{Error, Result};
 
 /// `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,6 +68,10 @@ pub enum ReductionName {
 /// The options of every training program.
 #[derive(Debug, Clone, Args)]
 pub struct TrainOptions {
+    #[command(flatten)]
+    /// What was given; first, see there.
+    pub given: super::given::Given,
+
     /// The network [default: lenet, with tensor_mlp mlp]
     #[arg(long, value_enum, help_heading = "Model")]
     pub model: Option<ModelName>,
@@ -188,7 +191,8 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
     pub reduction: ReductionName,
 
-    /// Steps between checks that all replicas are the same, bit for bit; 0 for none
+    /// Steps between checks that all replicas are the same, bit for bit, which they are before each checkpoint too; 0 for no check
+    /// at all
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Machine")]
     pub check_replicas: u64,
 
@@ -218,87 +222,6 @@ pub struct TrainOptions {
 }
 
 impl TrainOptions {
-    /// Checks what clap cannot: sizes against each other and against the number of ranks that share a batch.
-    ///
-    /// # Errors
-    /// An option is out of its range, named with its value.
-    pub fn check(&self, num_replicas: usize) -> Result<()> {
-        let batch = self.batch_size;
-        let positive = [
-            ("--batch-size", batch as f64),
-            ("--micro-batches", self.micro_batches() as f64),
-            ("--bucket-mb", self.bucket_mb),
-            ("--learning-rate", self.base_learning_rate()),
-            ("--clip-norm", self.clip_norm.unwrap_or(1.0)),
-            ("--decay-interval", self.decay_interval as f64),
-        ];
-        for (option, value) in positive {
-            if !(value > 0.0 && value.is_finite()) {
-                return Err(Error::input(option, format!("it is {value}, but must be above 0")));
-            }
-        }
-        let not_negative = [
-            ("--weight-decay", self.weight_decay.unwrap_or_default()),
-            ("--final-learning-rate", self.final_learning_rate),
-            ("--decay-factor", self.decay_factor),
-        ];
-        for (option, value) in not_negative {
-            if !(value >= 0.0 && value.is_finite()) {
-                return Err(Error::input(option, format!("it is {value}, but must not be below 0")));
-            }
-        }
-        if !(0.0..1.0).contains(&self.momentum) {
-            return Err(Error::input(
-                "--momentum",
-                format!("it is {}, but must be from 0 to below 1", self.momentum),
-            ));
-        }
-        if self.nesterov && self.momentum == 0.0 {
-            return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
-        }
-        for (option, value, most) in
-            [("--layers", self.layers, 10_000), ("--threads", self.threads.unwrap_or(1), 1024)]
-        {
-            if value > most {
-                return Err(Error::input(option, format!("it is {value}, but must not be above {most}")));
-            }
-        }
-        for (option, value) in [("--width", self.width), ("--threads", self.threads)] {
-            if value == Some(0) {
-                return Err(Error::input(option, "it is 0, but must be at least 1"));
-            }
-        }
-        if batch < num_replicas {
-            let why = format!(
-                "a global batch of {batch} cannot be shared by {num_replicas} ranks; give at least one sample a rank"
-            );
-            return Err(Error::input("--batch-size", why));
-        }
-        Ok(())
-    }
-
-    /// Checks that each of `num_replicas` shares of a batch, of `largest` samples at most, can be cut into `num` micro-batches,
-    /// and, where the shares are equal, into equal ones.
-    ///
-    /// # Errors
-    /// It cannot; the message names numbers that would do.
-    pub fn check_micro_batches(&self, num: usize, num_replicas: usize, largest: usize) -> Result<()> {
-        let batch = self.batch_size.min(largest);
-        let share = (batch / num_replicas).max(1);
-        let divides =
-            |batch: usize| !batch.is_multiple_of(num_replicas) || (batch / num_replicas).is_multiple_of(num);
-        if num <= share && (divides(batch) || divides(self.batch_size)) {
-            return Ok(());
-        }
-        let fits = |m: &usize| share.is_multiple_of(*m);
-        let below = (1..=num.min(share)).rev().find(fits).unwrap_or(1);
-        let above = (num..=share).find(fits).map(|above| format!(" or {above}")).unwrap_or_default();
-        let what = if num > share { "are more than" } else { "do not divide" };
-        let whose = if num_replicas > 1 { "that a replica has of a batch" } else { "of a batch" };
-        let why = format!("{num} micro-batches {what} the {share} samples {whose}; {below}{above} would do");
-        Err(Error::input("cutting batches into micro-batches", why))
-    }
-
     /// The network.
     pub fn model(&self) -> ModelName {
         self.model.unwrap_or(ModelName::Lenet)

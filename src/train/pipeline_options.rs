@@ -6,8 +6,9 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::TrainOptions;
+use super::given::Given;
 use super::model_options::SizeList;
-use crate::app;
+use crate::app::{self, FileOption};
 use crate::comm::{Communicator, World};
 use crate::nn::Model;
 use crate::observe;
@@ -38,16 +39,30 @@ impl FromStr for ScheduleChoice {
     }
 }
 
+/// Numbers of layers, separated by commas.
+fn parse_stages(text: &str) -> std::result::Result<SizeList, String> {
+    let size = |part: &str| match part.trim().parse() {
+        Ok(0) => Err("a stage of 0 layers has nothing to do".to_owned()),
+        Ok(size) => Ok(size),
+        Err(_) => Err(format!("{part:?} is no whole number; expected the layers of each stage, such as 3,2,3")),
+    };
+    text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
+}
+
 /// Options about stages and their schedule.
 #[derive(Debug, Clone, Args)]
 pub struct PipelineOptions {
+    #[command(flatten)]
+    /// What was given; first, see there.
+    pub given: Given,
+
     /// In which order micro-batches go through the stages: sequential (one at a time), gpipe, 1f1b, interleaved (several stages
     /// a rank), zero-bubble (ZB-H1), or a CSV file in the notation of PyTorch's pipelining (0F0, 1B2, …), a row for each rank
     #[arg(long, value_name = "NAME|FILE", default_value = "1f1b", help_heading = "Pipeline")]
     pub schedule: ScheduleChoice,
 
     /// Layers of each stage, such as 3,2,3 [default: so that all stages cost the same]
-    #[arg(long, value_name = "SIZES", help_heading = "Pipeline")]
+    #[arg(long, value_name = "SIZES", value_parser = parse_stages, help_heading = "Pipeline")]
     pub stages: Option<SizeList>,
 
     /// Stages of each rank with --schedule interleaved
@@ -68,6 +83,36 @@ pub struct PipelineOptions {
 }
 
 impl PipelineOptions {
+    /// The files that these options name. Not collective.
+    pub fn files(&self) -> Vec<FileOption<'_>> {
+        let schedule = match &self.schedule {
+            ScheduleChoice::File(path) => Some(FileOption::input("--schedule", path)),
+            ScheduleChoice::Named(_) => None,
+        };
+        let drawn = self.show_schedule.as_deref().filter(|file| *file != "-");
+        let drawn = drawn.map(|file| FileOption::output("--show-schedule", Path::new(file)));
+        schedule.into_iter().chain(drawn).collect()
+    }
+
+    /// Refuses options that say nothing about this run. Not collective.
+    fn check_used(&self) -> Result<()> {
+        let is_interleaved = self.schedule == ScheduleChoice::Named(ScheduleKind::Interleaved);
+        if self.given.has("stages-per-rank") && !is_interleaved {
+            let why = format!(
+                "this run has no use for it: it is for --schedule interleaved, and {} is chosen",
+                self.name()
+            );
+            return Err(Error::input("--stages-per-rank", why));
+        }
+        if self.given.has("show-ranks") && matches!(self.schedule, ScheduleChoice::File(_)) {
+            return Err(Error::input(
+                "--show-ranks",
+                "this run has no use for it: the file of the schedule has a row for each rank",
+            ));
+        }
+        Ok(())
+    }
+
     /// The name of the schedule.
     fn name(&self) -> String {
         match &self.schedule {
@@ -80,6 +125,22 @@ impl PipelineOptions {
     /// four for each rank, if the batch divides by that, or fewer. `file` is what is in --schedule, if that is one. Not
     /// collective.
     fn schedule(&self, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<(Schedule, Report)> {
+        self.check_used()?;
+        self.make_schedule(num_ranks, train, file).map_err(|error| match (&self.schedule, error) {
+            // whatever is wrong with a schedule that was read is wrong with its file
+            (ScheduleChoice::File(path), Error::Input(why)) if !why.contains(&self.name()) => {
+                Error::input(format!("reading the schedule {}", path.display()), why)
+            }
+            (_, error) => error,
+        })
+    }
+
+    fn make_schedule(
+        &self,
+        num_ranks: usize,
+        train: &TrainOptions,
+        file: Option<&str>,
+    ) -> Result<(Schedule, Report)> {
         let schedule = match (&self.schedule, file) {
             (ScheduleChoice::Named(kind), _) => {
                 let usual = || {

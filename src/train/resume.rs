@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::checkpoint_options::{CheckpointOptions, Resume};
 use super::trainer::Trainer;
-use crate::checkpoint::{self, Checkpoint, Difference, Settings};
+use crate::checkpoint::{self, Checkpoint, Description, Difference, Settings};
 use crate::comm::Communicator;
 use crate::device::Device;
 use crate::nn::Model;
@@ -20,10 +20,12 @@ pub(super) struct Start {
 }
 
 /// What a run goes on after.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Resumed {
     /// The steps that have been done.
     pub(super) step: u64,
+    /// The loss of the last of them, if the file says it.
+    pub(super) loss: Option<f64>,
     /// The checkpoint lies where this run writes its own.
     pub(super) is_at_home: bool,
 }
@@ -45,6 +47,13 @@ impl Start {
                 return Err(Error::input(format!("{option} {}", path.display()), error));
             }
         }
+        // weights alone under the name of a checkpoint are none, and the one before will do; of another run slots are no matter
+        let is_of_this_run = |file: &Checkpoint| {
+            let before = &file.description.config;
+            ["--model", "--optimizer"].iter().all(|name| before.get(*name) == config.get(*name))
+        };
+        let accept = |file: &Checkpoint| if is_of_this_run(file) { check_slots(file, slots) } else { Ok(()) };
+        let newest_in = |directory: &Path| newest_in(directory, &accept);
         let checkpoint = match &options.resume {
             Resume::Never => None,
             Resume::Auto => options.checkpoint_dir.as_deref().map(newest_in).transpose()?.flatten(),
@@ -59,9 +68,7 @@ impl Start {
         if let Some(checkpoint) = checkpoint {
             let path = checkpoint.path.display();
             let before = &checkpoint.description;
-            if ["--model", "--optimizer"].iter().all(|name| before.config.get(*name) == config.get(*name)) {
-                check_slots(&checkpoint, slots)?;
-            }
+            accept(&checkpoint)?;
             let differences = Difference::between(&before.config, config);
             if !differences.is_empty() {
                 let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
@@ -88,6 +95,7 @@ impl Start {
         let weights = options.init.as_deref().map(Checkpoint::open_weights).transpose()?;
         if let Some(weights) = &weights {
             check_tensors(weights, model)?;
+            check_finite(weights, model)?;
             let path = weights.path.display();
             match weights.is_sealed() {
                 true => log::info!("starting with the weights of {path}"),
@@ -99,7 +107,8 @@ impl Start {
 
     fn resumed(&self) -> Option<Resumed> {
         let checkpoint = self.checkpoint.as_ref().filter(|_| !self.weights_only)?;
-        Some(Resumed { step: checkpoint.description.step, is_at_home: self.is_at_home })
+        let Description { step, loss, .. } = checkpoint.description;
+        Some(Resumed { step, loss, is_at_home: self.is_at_home })
     }
 }
 
@@ -117,16 +126,17 @@ pub(super) fn restore<D: Device>(
     let weights_only = start.as_ref().is_none_or(|start| start.weights_only);
     let slots = trainer.slot_names().iter().copied().map(Some);
     let groups: Vec<String> = std::iter::once(None).chain(slots).map(checkpoint::group_name).collect();
-    // whether there is a step, which, of whose directory, and which of the groups the file has
-    let mut head = vec![0_i64; 3 + groups.len()];
-    if let Some(Resumed { step, is_at_home }) = start.as_ref().and_then(Start::resumed) {
-        head[..3].copy_from_slice(&[1, step as i64, i64::from(is_at_home)]);
+    // whether there is a step, which, of whose directory, its loss, and which of the groups the file has
+    let mut head = vec![0_i64; 5 + groups.len()];
+    if let Some(Resumed { step, loss, is_at_home }) = start.as_ref().and_then(Start::resumed) {
+        let bits = loss.unwrap_or_default().to_bits() as i64;
+        head[..5].copy_from_slice(&[1, step as i64, i64::from(is_at_home), i64::from(loss.is_some()), bits]);
     }
     for (index, group) in groups.iter().enumerate() {
-        head[3 + index] = i64::from(file.is_some_and(|file| file.has_group(group)) && (index == 0 || !weights_only));
+        head[5 + index] = i64::from(file.is_some_and(|file| file.has_group(group)) && (index == 0 || !weights_only));
     }
     all.broadcast(&mut head, 0)?;
-    for (index, group) in groups.iter().enumerate().filter(|(index, _)| head[3 + index] == 1) {
+    for (index, group) in groups.iter().enumerate().filter(|(index, _)| head[5 + index] == 1) {
         for (number, spec) in model.tensors.iter().enumerate() {
             let mut values = match file {
                 Some(file) => file.read(group, &spec.name, &spec.shape)?,
@@ -139,12 +149,13 @@ pub(super) fn restore<D: Device>(
             }
         }
     }
-    Ok((head[0] == 1).then_some(Resumed { step: head[1] as u64, is_at_home: head[2] == 1 }))
+    let loss = (head[3] == 1).then(|| f64::from_bits(head[4] as u64));
+    Ok((head[0] == 1).then_some(Resumed { step: head[1] as u64, loss, is_at_home: head[2] == 1 }))
 }
 
-/// The newest sound checkpoint of `directory`, with a warning for each newer one that is damaged.
-fn newest_in(directory: &Path) -> Result<Option<Checkpoint>> {
-    let found = checkpoint::newest_sound(directory)?;
+/// The newest sound checkpoint of `directory` that `accept` does not refuse, with a warning for each newer one.
+fn newest_in(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Option<Checkpoint>> {
+    let found = checkpoint::newest_acceptable(directory, accept)?;
     for error in &found.damaged {
         log::warn!("{error}");
     }
@@ -198,6 +209,21 @@ fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Refuses weights that are no finite numbers: training would fail at its first step, and the learning rate would be blamed.
+fn check_finite(file: &Checkpoint, model: &Model) -> Result<()> {
+    for spec in &model.tensors {
+        let values = file.read("model", &spec.name, &spec.shape)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let why = format!(
+                "/model/{} holds {} (element {at}); every weight must be a finite number",
+                spec.name, values[at]
+            );
+            return Err(Error::input(format!("--init {}", file.path.display()), why));
+        }
+    }
+    Ok(())
 }
 
 fn check_tensors(file: &Checkpoint, model: &Model) -> Result<()> {

@@ -7,12 +7,12 @@ use std::time::Instant;
 use super::TrainOptions;
 use super::checkpoint_options::Resume;
 use super::checkpoints::Checkpoints;
-use super::data_options::{self, Samples};
 use super::device_options::AnyDevice;
 use super::identity;
 use super::journal::Journal;
 use super::metrics::{ResultLine, peak_memory_mb};
 use super::resume::{self, Resumed, Start};
+use super::samples::{self, Samples};
 use super::step::{Outcome, Requests};
 use super::stop::StopRequest;
 use super::trainer::{Trainer, TrainerSettings, diverged};
@@ -26,7 +26,16 @@ use crate::parallel::data::Reduction;
 use crate::parallel::layout::Plan;
 use crate::{Error, Result};
 
-/// Trains as `options` say on `grid`, over which `plan` spreads the model, and prints the result line of `program`; or stops
+/// A program that trains.
+#[derive(Debug, Clone, Copy)]
+pub struct Strategy {
+    /// Its name.
+    pub program: &'static str,
+    /// It puts ranks on the data axis; else there is one replica on any number of ranks.
+    pub has_replicas: bool,
+}
+
+/// Trains as `options` say on `grid`, over which `plan` spreads the model, and prints the result line of the program; or stops
 /// before the end, as it was asked to, with a checkpoint and exit code [`app::STOPPED`]. Collective.
 ///
 /// # Errors
@@ -34,12 +43,13 @@ use crate::{Error, Result};
 pub fn run(
     world: &World,
     grid: &Grid,
-    program: &str,
+    strategy: Strategy,
     options: &TrainOptions,
     plan: impl Fn(&Model) -> Result<Plan>,
 ) -> Result<ExitCode> {
     let (all, began) = (world.communicator(), Instant::now());
-    all.agree(options.check(grid.data.size()))?;
+    let program = strategy.program;
+    all.agree(options.check(grid.data.size()).and_then(|()| options.check_used(strategy.has_replicas)))?;
     // whoever is asked to stop while samples are read does so after the first step
     let stop = all.agree(options.checkpoints.checkpoint_dir.as_ref().map(|_| StopRequest::listen()).transpose())?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
@@ -50,7 +60,10 @@ pub fn run(
         world.num_nodes(),
         library_version()
     );
-    let samples = data_options::open(world, options)?;
+    if threads > world.num_cores() && world.is_root() {
+        log::warn!("--threads {threads} is more than the {} cores that a rank may use", world.num_cores());
+    }
+    let samples = samples::open(world, options)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.build_model(dataset.features(), dataset.targets()))?;
     let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
@@ -64,7 +77,10 @@ pub fn run(
     );
     let plan = all.agree(plan(&model).and_then(|plan| {
         let num_samples = dataset.num_samples();
-        options.check_micro_batches(plan.schedule.num_micro_batches, data, num_samples)?;
+        let remark = options.check_micro_batches(plan.schedule.num_micro_batches, data, num_samples)?;
+        if let (Some(remark), true) = (remark, world.is_root()) {
+            log::warn!("{remark}");
+        }
         Ok(plan)
     }))?;
     let run = Run { world, grid, program, options, model: &model, plan: &plan, threads, began };
@@ -104,7 +120,9 @@ impl Run<'_> {
         };
         let mut trainer = Trainer::new(device, self.grid, self.model, self.plan, settings)?;
         let (mut checkpoints, resumed) = self.resume(&mut trainer, &samples, num_steps, stop)?;
-        let first = resumed.unwrap_or(0);
+        let first = resumed.map_or(0, |resumed| resumed.step);
+        let loss_before = resumed.and_then(|resumed| resumed.loss);
+        let resumed = resumed.map(|resumed| resumed.step);
         if num_steps < first && self.world.is_root() {
             log::warn!("the checkpoint has {first} steps already, more than the {num_steps} that were asked for");
         }
@@ -113,14 +131,20 @@ impl Run<'_> {
         if kept > 0 {
             log::info!("{kept} samples stay on the device");
         }
-        let mut journal = Journal::new(self.world, options, (first, num_steps), steps_per_epoch)?;
+        let mut journal = Journal::new(self.world, options, (first, loss_before, num_steps), steps_per_epoch)?;
 
         let mut tested = None;
         let mut seconds = 0.0;
         let mut behind = None;
         // when the step before was finished, or, with nothing under way, this one began
         let mut lap = Instant::now();
+        // the last step, for --pace
+        let mut began: Option<Instant> = None;
         for step in first..num_steps {
+            if let (Some(pace), Some(before)) = (options.checkpoints.pace, began.replace(Instant::now())) {
+                thread::sleep(pace.saturating_sub(before.elapsed()));
+                began = Some(Instant::now());
+            }
             let done = step + 1;
             app::set_step(done);
             let learning_rate = journal.schedule().at(step);
@@ -130,9 +154,6 @@ impl Run<'_> {
             }
             let span = observe::work(Name::Step).step(done);
             let started = trainer.start_step(step, learning_rate, &mut samples.train)?;
-            if let Some(pace) = options.checkpoints.pace {
-                thread::sleep(pace.saturating_sub(start.elapsed()));
-            }
             // what came of the step before, while the device works on this one
             let mut requests = Requests::default();
             if let Some(started) = behind.take() {
@@ -159,26 +180,26 @@ impl Run<'_> {
                 log::info!("epoch {:.2}  {}  {rate:.0} samples/s", journal.epoch(done), words(&outcome));
             }
             if due(done, options.check_replicas) {
-                trainer.check_replicas(done)?;
+                checkpoints.check_replicas(&trainer, done)?;
             }
             tested = None;
-            checkpoints.after_step(&trainer, done, requests)?;
+            checkpoints.after_step(&trainer, (done, journal.last_loss()), requests)?;
             seconds += start.elapsed().as_secs_f64();
             if requests.stop > 0 && done < num_steps {
-                return self.stop(checkpoints, &trainer, done, requests.stop);
+                return self.stop(checkpoints, &trainer, (done, journal.last_loss()), requests.stop);
             }
             if tests {
                 tested = self.evaluate(&mut trainer, &mut samples, done)?;
             }
         }
         let num_steps = num_steps.max(first);
-        checkpoints.save(&trainer, num_steps)?;
+        checkpoints.save(&trainer, num_steps, journal.last_loss())?;
         if tested.is_none() {
             tested = self.evaluate(&mut trainer, &mut samples, num_steps)?;
         }
         trainer.check_finite(num_steps)?;
         if options.check_replicas > 0 {
-            trainer.check_replicas(num_steps)?;
+            checkpoints.check_replicas(&trainer, num_steps)?;
         }
         let digest = trainer.digest()?;
         let (loss, num_trained, median_step_ms) = journal.close();
@@ -218,15 +239,16 @@ impl Run<'_> {
         samples: &Samples,
         num_steps: u64,
         stop: Option<StopRequest>,
-    ) -> Result<(Checkpoints<'_>, Option<u64>)> {
+    ) -> Result<(Checkpoints<'_>, Option<Resumed>)> {
         let (all, options) = (self.world.communicator(), &self.options.checkpoints);
         let slots = trainer.slot_names();
+        let compares = self.grid.shape.data > 1 && self.options.check_replicas > 0;
         let description = Description {
             seed: self.options.seed,
             model: self.model.name.clone(),
             config: identity::config(self.options, self.model, samples),
             options: identity::changeable(self.options, num_steps),
-            written_by: identity::written_by(self.program, self.world, self.grid, self.threads),
+            written_by: identity::written_by(self.program, self.world, self.grid, (self.threads, compares)),
             ..Description::default()
         };
         let find = || Start::find(options, self.model, slots, (&description.config, &description.options)).map(Some);
@@ -235,16 +257,13 @@ impl Run<'_> {
         let span = observe::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);
-        let what = (self.model, slots);
+        let what = (self.model, slots, compares);
         let end = (stop, self.began);
         let mut checkpoints = Checkpoints::begin(all, options, what, (description, sampler), resumed, end)?;
-        if let Some(limit) = options.watchdog {
-            app::watch(limit);
+        if let Some(Resumed { step, loss, .. }) = resumed {
+            checkpoints.save(trainer, step, loss)?;
         }
-        if let Some(Resumed { step, .. }) = resumed {
-            checkpoints.save(trainer, step)?;
-        }
-        Ok((checkpoints, resumed.map(|resumed| resumed.step)))
+        Ok((checkpoints, resumed))
     }
 
     /// Ends the run after `done` steps because `num_ranks` asked for it. Collective.
@@ -252,10 +271,10 @@ impl Run<'_> {
         &self,
         mut checkpoints: Checkpoints<'_>,
         trainer: &Trainer<'_, D>,
-        done: u64,
+        (done, loss): (u64, Option<f64>),
         num_ranks: usize,
     ) -> Result<ExitCode> {
-        checkpoints.save(trainer, done)?;
+        checkpoints.save(trainer, done, loss)?;
         checkpoints.finish()?;
         let is_auto = self.options.checkpoints.resume == Resume::Auto;
         let next = if is_auto { "the same command" } else { "the same command with --resume auto" };

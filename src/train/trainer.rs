@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
+use xxhash_rust::xxh3::Xxh3;
+
 use super::feed::Resident;
 use crate::comm::{Grid, Operation};
 use crate::device::{Device, Role, totals};
-use crate::nn::{FlatBuffer, Model};
+use crate::nn::{FlatBuffer, Model, hash_values};
 use crate::optim::OptimizerSettings;
 use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
 use crate::parallel::layout::{Assembly, Layout, Plan};
@@ -190,12 +192,19 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.layout.digest(self.grid, self.device, &self.weights.parameters)
     }
 
-    /// Checks that all replicas hold the same bits after step `step`. Collective.
+    /// Checks that all replicas hold the same bits after step `step`: of the parameters, and of what the optimizer keeps where every
+    /// replica keeps all of it. Collective.
     ///
     /// # Errors
     /// They do not: the same error on every rank, which names the one that differs.
     pub fn check_replicas(&self, step: u64) -> Result<()> {
-        let digest = self.weights.parameters.digest(self.device)?;
+        let Weights { parameters, sync, .. } = &self.weights;
+        let mut digest = parameters.digest(self.device)?;
+        if sync.reduction() == Reduction::AllReduce {
+            let mut hash = Xxh3::new();
+            sync.look_at_slots(self.device, parameters, &mut |values| hash_values(&mut hash, values))?;
+            digest ^= hash.digest128();
+        }
         self.grid.all.agree(replica::check(&self.grid.data, digest, step))
     }
 

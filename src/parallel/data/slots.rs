@@ -44,6 +44,26 @@ impl<D: Device> GradSync<D> {
         device.read(self.optimizer.slot(device, segment, slot, kept), show)
     }
 
+    /// Shows all that this rank keeps, slot by slot and tensor by tensor: where every replica keeps all of it, the same on each. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// The transfer from the device failed.
+    pub fn look_at_slots(&self, device: &D, parameters: &FlatBuffer<D>, look: &mut dyn FnMut(&[f32])) -> Result<()> {
+        for slot in 0..self.slot_names().len() {
+            for tensor in 0..parameters.num_tensors() {
+                let Part { segment, kept, .. } = self.part(parameters, tensor);
+                if !kept.is_empty() {
+                    device.read(self.optimizer.slot(device, segment, slot, kept), &mut |values| {
+                        look(values);
+                        Ok(())
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Overwrites what this rank keeps of tensor `tensor` of slot `slot`, of which `block` is the whole block. Not collective.
     ///
     /// # Errors

@@ -1,0 +1,219 @@
+//! Files that options name, looked at before any of them is opened: what would hang, and what would destroy another.
+
+use std::fs::{self, File, FileType};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// What a program does with a file.
+#[derive(Debug, Clone, Copy)]
+enum Use {
+    /// Reads it.
+    Input,
+    /// Reads it, or of the files in it those with such names.
+    InputOrDirectory(fn(&str) -> bool),
+    /// Writes it.
+    Output,
+    /// Writes it from front to back, line by line.
+    OutputOrPipe,
+}
+
+/// A file, the option that names it, and what it is for.
+#[derive(Debug, Clone, Copy)]
+pub struct FileOption<'a> {
+    option: &'static str,
+    path: &'a Path,
+    purpose: Use,
+}
+
+impl<'a> FileOption<'a> {
+    /// A file that is read.
+    pub fn input(option: &'static str, path: &'a Path) -> FileOption<'a> {
+        FileOption { option, path, purpose: Use::Input }
+    }
+
+    /// A file that is read, or a directory, of which the files are read whose names `is_read` knows.
+    pub fn input_or_directory(option: &'static str, path: &'a Path, is_read: fn(&str) -> bool) -> FileOption<'a> {
+        FileOption { option, path, purpose: Use::InputOrDirectory(is_read) }
+    }
+
+    /// A file that is written.
+    pub fn output(option: &'static str, path: &'a Path) -> FileOption<'a> {
+        FileOption { option, path, purpose: Use::Output }
+    }
+
+    /// A file that is written line by line: a pipe with somebody at its other end will do.
+    pub fn output_or_pipe(option: &'static str, path: &'a Path) -> FileOption<'a> {
+        FileOption { option, path, purpose: Use::OutputOrPipe }
+    }
+
+    /// The path.
+    pub fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// The path by which this is the same file as `output`, if it is, or would be.
+    fn same_as(&self, output: &Path) -> Option<PathBuf> {
+        let Use::InputOrDirectory(is_read) = self.purpose else {
+            return is_same(self.path, output).then(|| self.path.to_owned());
+        };
+        if !self.path.is_dir() {
+            return is_same(self.path, output).then(|| self.path.to_owned());
+        }
+        let mut entries = fs::read_dir(self.path).into_iter().flatten().flatten();
+        let found = entries.find(|entry| {
+            is_read(&entry.file_name().to_string_lossy()) && !entry.path().is_dir() && is_same(&entry.path(), output)
+        });
+        found.map(|entry| entry.path())
+    }
+
+    /// True if the program writes the file.
+    pub fn is_output(&self) -> bool {
+        matches!(self.purpose, Use::Output | Use::OutputOrPipe)
+    }
+
+    /// Refuses the file for a reason.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn refuse(&self, why: impl std::fmt::Display) -> Result<()> {
+        Err(Error::input(format!("{} {}", self.option, self.path.display()), why))
+    }
+}
+
+/// Refuses pipes and the like, on which reading and writing would wait for somebody else, and two options that name one file, by
+/// whatever names, if it is written. What is missing, or may not be opened, is left to whoever opens it. Not collective.
+///
+/// # Errors
+/// A file cannot be used as its option says.
+pub fn check(files: &[FileOption<'_>]) -> Result<()> {
+    files.iter().try_for_each(check_type)?;
+    for (at, file) in files.iter().enumerate() {
+        for other in &files[..at] {
+            let (output, other) = if file.is_output() { (file, other) } else { (other, file) };
+            if let (true, Some(path)) = (output.is_output(), other.same_as(output.path)) {
+                return output.refuse(format!(
+                    "{} {} is the same file, and what is written to it would destroy what is there; give another name",
+                    other.option,
+                    path.display()
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_type(file: &FileOption<'_>) -> Result<()> {
+    let Ok(metadata) = fs::metadata(file.path) else { return Ok(()) };
+    let found = metadata.file_type();
+    match file.purpose {
+        _ if found.is_file() => Ok(()),
+        Use::InputOrDirectory(_) if found.is_dir() => Ok(()),
+        // /dev/null and terminals keep nobody waiting
+        Use::Output | Use::OutputOrPipe if found.is_char_device() => Ok(()),
+        Use::OutputOrPipe if found.is_fifo() => check_reader(file),
+        _ => file.refuse(format!("it is {}; give the name of a file", describe(found))),
+    }
+}
+
+/// To open a pipe that nobody reads would be to wait for somebody who does.
+fn check_reader(file: &FileOption<'_>) -> Result<()> {
+    match File::options().write(true).custom_flags(O_NONBLOCK).open(file.path) {
+        Err(error) if error.raw_os_error() == Some(ENXIO) => file.refuse("it is a pipe that nobody reads"),
+        Err(_) => Ok(()),
+        Ok(opened) => {
+            // a reader that saw it closed would take that for the end, and be gone; the process closes it at its own
+            std::mem::forget(opened);
+            Ok(())
+        }
+    }
+}
+
+/// From `fcntl.h` and `errno.h` of Linux.
+const O_NONBLOCK: i32 = 0o4000;
+const ENXIO: i32 = 6;
+
+fn describe(found: FileType) -> &'static str {
+    match found {
+        _ if found.is_dir() => "a directory",
+        _ if found.is_fifo() => "a pipe",
+        _ if found.is_socket() => "a socket",
+        _ => "a device",
+    }
+}
+
+/// True if both are one file, or would be.
+fn is_same(a: &Path, b: &Path) -> bool {
+    match (fs::metadata(a), fs::metadata(b)) {
+        (Ok(a), Ok(b)) => a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        (Err(_), Err(_)) => matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b),
+        _ => false,
+    }
+}
+
+/// Where a file that is not there yet would come to lie.
+fn place(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    // as many links as Linux follows
+    for _ in 0..40 {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match fs::read_link(&path) {
+            Ok(target) => path = parent.join(target),
+            Err(_) => return Ok(parent.canonicalize()?.join(path.file_name().unwrap_or_default())),
+        }
+    }
+    Err(io::Error::other("too many links"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn one_file_under_two_names_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("a"), "a").unwrap();
+        fs::write(at("b"), "b").unwrap();
+        fs::hard_link(at("a"), at("hard")).unwrap();
+        symlink("a", at("soft")).unwrap();
+        symlink("new", at("dangling")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        fs::hard_link(at("a"), at("directory/train")).unwrap();
+        let refused = |input: &str, output: &str| {
+            let (input, output) = (at(input), at(output));
+            let files = [
+                FileOption::input_or_directory("--data", &input, |name| name == "train"),
+                FileOption::output("--export", &output),
+            ];
+            check(&files).is_err_and(|error| error.exit_code() == 2)
+        };
+        for (input, output) in [("a", "a"), ("a", "hard"), ("a", "soft"), ("a", "directory/../a"), ("directory", "a")]
+        {
+            assert!(refused(input, output), "{input} {output}");
+        }
+        fs::write(at("directory/other"), "a").unwrap();
+        for (input, output) in [
+            ("directory", "directory/other"),
+            ("a", "b"),
+            ("a", "new"),
+            ("missing", "new"),
+            ("directory", "b"),
+            ("loop", "b"),
+        ] {
+            assert!(!refused(input, output), "{input} {output}");
+        }
+        // neither is there yet
+        let (new, dangling) = (at("new"), at("dangling"));
+        assert!(check(&[FileOption::output("--metrics", &new), FileOption::output("--trace", &dangling)]).is_err());
+        // two that are only read may be one, and /dev/null takes everything
+        let a = at("a");
+        assert!(check(&[FileOption::input("--init", &a), FileOption::input("--resume", &a)]).is_ok());
+        let null = Path::new("/dev/null");
+        assert!(check(&[FileOption::output("--metrics", null), FileOption::output("--trace", null)]).is_ok());
+    }
+}
