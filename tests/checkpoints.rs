@@ -53,6 +53,8 @@ fn another_run_is_refused_with_the_difference() {
         ("--data synthetic --synthetic-samples 9000", "checksum of the data was"),
         ("--data synthetic --synthetic-samples 9001", "training samples was 9000, is 9001"),
     ] {
+        // lenet has no use for the sizes of an mlp
+        let base = if change == "--model lenet" { base.replace("--hidden 20", "") } else { base.clone() };
         let done = sync_sgd(2, &format!("{base} {change}")).run().expect(2);
         done.says_once("it belongs to another run").says_once(said).says_once("step-00000004.h5");
     }
@@ -156,7 +158,7 @@ fn weights_alone_go_out_and_come_in() {
     drop((model, file));
     let arguments = format!("--model mlp --hidden none --steps 1 --init {}", theirs.display());
     sync_sgd(2, &arguments).run().expect(0).says_once("which has no checksums");
-    sync_sgd(2, &format!("--export {path}")).run().expect(2).says_once("it is a directory or a device");
+    sync_sgd(2, &format!("--export {path}")).run().expect(2).says_once("it is a directory; give the name of a file");
 }
 
 #[test]
@@ -197,11 +199,13 @@ fn the_last_checkpoint_is_tried_twice() {
     let done = sync_sgd(2, &arguments).run_with(|_| {
         until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
         fs::remove_dir_all(&checkpoints).expect("it can be removed");
+        // what is no directory is made none
+        fs::write(&checkpoints, "").expect("it can be written");
     });
-    let done = done.expect(0);
-    done.says_once("step-00001400.h5: No such file or directory (os error 2) at path");
+    let done = done.expect(1);
+    done.says_once("; training goes on, and the next checkpoint will be tried");
     done.says_once("; trying once more, for there will be no other");
-    assert_eq!(steps_in(&checkpoints), [1500], "{}", done.describe());
+    assert_eq!(done.result()["steps"], 1500, "{}", done.describe());
 }
 
 /// A file system that is taken away again.

@@ -116,7 +116,7 @@ fn hdf5_that_does_not_fit_is_refused() {
         put(file, "y", &y);
         put(file, "few", &Array1::from(vec![0_i64; 39]));
         put(file, "negative", &y.mapv(|label| label - 1));
-        put(file, "far", &y.mapv(|label| label * 500_000));
+        put(file, "far", &y.mapv(|label| label * 600_000));
         put(file, "same", &y.mapv(|_| 0));
         let mut holes = x.clone();
         holes[[33, 2]] = f32::NAN;
@@ -129,7 +129,7 @@ fn hdf5_that_does_not_fit_is_refused() {
     refused(&path, "--model mlp --inputs /nothing", "there is no dataset /nothing in it; its datasets: /");
     refused(&path, "--model mlp --targets /few", "/x has 40 rows, /few 39");
     refused(&path, "--model mlp --targets /negative", "/negative is -1 at row 0, a class number is from 0");
-    refused(&path, "--model mlp --targets /far", "/far holds 1000000 as a class number, with 40 samples");
+    refused(&path, "--model mlp --targets /far", "/far holds 1200000 as a class number");
     refused(&path, "--model mlp --targets /same", "/same holds one class only, 0");
     refused(&path, "--model mlp --inputs /holes", "/holes holds NaN at row 33, element 2");
     refused(&path, "--model mlp --inputs /deep", "expected at most channels × height × width");
@@ -205,7 +205,7 @@ fn damaged_idx_files_are_refused() {
     damage(images, &[], "the file is empty");
     damage(images, &idx(&[30], &[0; 30]), "an IDX file of bytes in 3 dimensions with [0, 0, 8, 3]");
     damage(images, &idx(&[30, 28, 28], &[0; 100]), "it says 30 × 28 × 28 bytes, but 100 follow the header");
-    damage(images, &idx(&[29, 28, 28], &[0; 29 * 784]), "29 images but 30 labels");
+    damage(images, &idx(&[29, 28, 28], &[0; 29 * 784]), "30 labels for the 29 images of");
     let mut labels = [0; 30];
     labels[7] = 10;
     damage("train-labels-idx1-ubyte", &idx(&[30], &labels), "label 7 is 10, expected 0 to 9");

@@ -108,6 +108,26 @@ fn interrupted(
     }
 }
 
+/// A file from before there was a loss in it, and from before means and deviations were found as they are now.
+#[test]
+fn files_of_earlier_versions_go_on() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints/step-00000010.h5");
+    for (program, ranks) in [("sync_sgd", 3), ("tensor_mlp", 2), ("pipeline", 2)] {
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        fs::copy(&fixture, directory.path().join("step-00000010.h5")).expect("it can be copied");
+        let run = format!(
+            "--optimizer adam --standardise features --model mlp --hidden 3 --checkpoint-dir {}",
+            directory.path().display()
+        );
+        // nothing is left to do, and what the loss was it does not say
+        let done = job(program, ranks, &format!("{run} --steps 10")).run().expect(0);
+        assert!(done.result()["loss"].is_null(), "{}", done.describe());
+        let done = job(program, ranks, &format!("{run} --steps 14")).run().expect(0);
+        assert_eq!(resumed_after(&done), Some(10), "{}", done.describe());
+        assert!(done.result()["loss"].as_f64().is_some_and(|loss| loss < 2.3), "{}", done.describe());
+    }
+}
+
 #[test]
 fn interrupted_runs_end_with_the_same_bits() {
     let runs = [

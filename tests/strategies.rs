@@ -116,25 +116,10 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         refused("pipeline", "--stages 3,2,1,1", "3,2,1,1 is 4 stages with 7 layers");
         refused("pipeline", "--stages-per-rank 0 --schedule interleaved", "0 stages a rank");
         refused("pipeline", "--micro-batches 0", "--micro-batches: it is 0, but must be above 0");
-        refused(
-            "pipeline",
-            "--micro-batches 129",
-            "129 micro-batches are more than the 128 samples of a batch; 128 would do",
-        );
-        refused(
-            "pipeline",
-            "--micro-batches 12",
-            "12 micro-batches do not divide the 128 samples of a batch; 8 or 16 would do",
-        );
-        refused(
-            "sync_sgd",
-            if ranks == 2 { "--micro-batches 3" } else { "--micro-batches 43" },
-            if ranks == 2 {
-                "3 micro-batches do not divide the 64 samples that a replica has of a batch; 2 or 4 would do"
-            } else {
-                "43 micro-batches are more than the 42 samples that a replica has of a batch; 42 would do"
-            },
-        );
+        for program in ["pipeline", "sync_sgd", "tensor_mlp"] {
+            let why = "129 micro-batches are more than the 128 samples of a batch; 128 or fewer would do";
+            refused(program, "--micro-batches 129", why);
+        }
         let stages = format!("it takes a layer for each of {ranks} stages, and mlp has 1");
         refused("pipeline", "--model mlp --hidden none", &stages);
         refused("pipeline", "--schedule interleaved --stages-per-rank 1000000000", "262144 is the limit");

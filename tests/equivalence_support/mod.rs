@@ -170,7 +170,10 @@ impl<'a, D: TestDevice> Rig<'a, D> {
     pub fn train_digits(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
         let trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let set = dataset::open_digits().unwrap().train;
-        let standardise = set.preset().map(Standardise::new);
+        let standardise = set.preset().map(|pairs| {
+            let pairs: Vec<_> = pairs.into_iter().map(|pair| pair.map(f64::from)).collect();
+            Standardise::new(&pairs)
+        });
         let sampler = Sampler::new(set.num_samples(), self.settings.batch_size, Order::Shuffled, 3);
         self.finish(grid, trainer, Batches::new(set, sampler, standardise), num_steps, rate)
     }

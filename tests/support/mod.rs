@@ -48,13 +48,15 @@ pub fn directory() -> (tempfile::TempDir, String) {
     (directory, path)
 }
 
-/// The path of a training program, or of `pi`.
+/// The path of a program.
 pub fn program(name: &str) -> &'static str {
     match name {
         "sync_sgd" => env!("CARGO_BIN_EXE_sync_sgd"),
         "tensor_mlp" => env!("CARGO_BIN_EXE_tensor_mlp"),
         "pipeline" => env!("CARGO_BIN_EXE_pipeline"),
         "pi" => env!("CARGO_BIN_EXE_pi"),
+        "ping" => env!("CARGO_BIN_EXE_ping"),
+        "collectives" => env!("CARGO_BIN_EXE_collectives"),
         other => panic!("there is no program {other}"),
     }
 }
@@ -93,10 +95,10 @@ pub const SETTINGS: [(&str, &str); 7] = [
 
 /// A job to be started.
 pub struct Job {
-    ranks: usize,
-    program: PathBuf,
-    arguments: Vec<OsString>,
+    /// Ranks, their program and its arguments; several of these are started side by side as one job.
+    parts: Vec<(usize, PathBuf, Vec<OsString>)>,
     variables: Vec<(String, Box<dyn Fn() -> String>)>,
+    directory: Option<PathBuf>,
     limit: Duration,
 }
 
@@ -115,14 +117,21 @@ pub struct Done {
 
 /// A job of `ranks` ranks of `program` under `mpiexec`; `$MPIEXEC` names another launcher.
 pub fn mpiexec(ranks: usize, program: impl Into<PathBuf>) -> Job {
-    let program = program.into();
-    Job { ranks, program, arguments: Vec::new(), variables: Vec::new(), limit: Duration::from_secs(120) }
+    let parts = vec![(ranks, program.into(), Vec::new())];
+    Job { parts, variables: Vec::new(), directory: None, limit: Duration::from_secs(120) }
 }
 
 impl Job {
-    /// Adds arguments.
+    /// Adds arguments for the ranks that were named last.
     pub fn args<A: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = A>) -> Job {
-        self.arguments.extend(arguments.into_iter().map(Into::into));
+        let (_, _, all) = self.parts.last_mut().expect("a job has a program");
+        all.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Adds `ranks` more to the job, of `program`, with the arguments that follow.
+    pub fn and(mut self, ranks: usize, program: impl Into<PathBuf>) -> Job {
+        self.parts.push((ranks, program.into(), Vec::new()));
         self
     }
 
@@ -140,6 +149,11 @@ impl Job {
         }
     }
 
+    /// Starts the job in this directory.
+    pub fn directory(self, directory: impl Into<PathBuf>) -> Job {
+        Job { directory: Some(directory.into()), ..self }
+    }
+
     /// Kills the job and fails after this time.
     pub fn limit(mut self, limit: Duration) -> Job {
         self.limit = limit;
@@ -149,7 +163,15 @@ impl Job {
     fn command(&self) -> Command {
         let launcher = std::env::var_os("MPIEXEC").unwrap_or_else(|| "mpiexec".into());
         let mut command = Command::new(launcher);
-        command.arg("-n").arg(self.ranks.to_string()).arg(&self.program).args(&self.arguments);
+        for (at, (ranks, program, arguments)) in self.parts.iter().enumerate() {
+            if at > 0 {
+                command.arg(":");
+            }
+            command.arg("-n").arg(ranks.to_string()).arg(program).args(arguments);
+        }
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
         command.envs(SETTINGS);
         command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
         command.envs(self.variables.iter().map(|(name, value)| (name, value())));
