@@ -8,6 +8,7 @@
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, Parser};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -39,6 +40,12 @@ impl<A: Parser> CommandLine<A> {
         let settings = matches.as_ref().map(|matches| settings(&command, matches)).unwrap_or_default();
         let outcome = matches.and_then(|matches| A::from_arg_matches(&matches));
         CommandLine { outcome: outcome.map_err(|error| error.format(&mut command)), settings }
+    }
+
+    /// Stands for arguments that are wrong whatever they are, for the reason `why`.
+    pub(super) fn refused(why: &str) -> CommandLine<A> {
+        let outcome = Err(A::command().error(ErrorKind::ArgumentConflict, why));
+        CommandLine { outcome, settings: Vec::new() }
     }
 
     /// The options, if they could be read.

@@ -43,20 +43,6 @@ pub(super) fn announces_several() -> bool {
     STARTED.iter().find_map(|name| number(name)).is_some_and(|number| number > 1)
 }
 
-/// Refuses to be one of several processes, for a program that has no ranks: others beside it might wait for it for ever.
-///
-/// # Errors
-/// A launcher has started several.
-pub(super) fn refuse_several() -> Result<()> {
-    if announces_several() {
-        return Err(Error::input(
-            "starting",
-            "this program runs as a single process; start it without mpiexec or srun",
-        ));
-    }
-    Ok(())
-}
-
 /// The variables in which launchers say a process's rank, wrong ones among them.
 const RANKS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
 

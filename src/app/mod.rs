@@ -115,10 +115,27 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
 
 /// Runs a program that needs no MPI and is started by itself, and returns the exit code of the process.
 pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
-    launcher::refuse_several().and_then(|()| run(&A::parse())).unwrap_or_else(|error| {
+    if launcher::announces_several() {
+        return refuse_several::<A>();
+    }
+    run(&A::parse()).unwrap_or_else(|error| {
         say(&format!("error: {error}"));
         ExitCode::from(error.exit_code())
     })
+}
+
+/// Refuses to be one of several processes, for a program that has no ranks. Others beside it may wait for it in MPI, so it joins them to
+/// say no.
+fn refuse_several<A: Parser>() -> ExitCode {
+    let line = CommandLine::<A>::refused("this program runs as a single process; start it without mpiexec or srun");
+    let agreed = World::start().and_then(|world| line.agree(&world));
+    match agreed {
+        Ok(outcome) => outcome.err().unwrap_or(ExitCode::from(2)),
+        Err(error) => {
+            say(&format!("error: {error}"));
+            ExitCode::from(error.exit_code())
+        }
+    }
 }
 
 fn observed<A: Program, T>(world: &World, arguments: &A, run: impl FnOnce(&World, &A) -> Result<T>) -> Result<T> {
