@@ -17,7 +17,9 @@ use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
-use phalanx::measure::{Bench, DeviceBench, Form, HostBench, Measured, Settings, demonstrate, header, parse_bytes};
+use phalanx::measure::{
+    Bench, DeviceBench, Form, HostBench, Measured, Settings, demonstrate, header, parse_bytes,
+};
 use phalanx::train::{AnyDevice, DeviceOptions};
 use phalanx::{Error, Result};
 
@@ -99,7 +101,8 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     if arguments.demo {
         return demonstrate(all, &print_line);
     }
-    let sound = if arguments.seconds > 0.0 { Ok(()) } else { Err(Error::input("--seconds", "it must be above 0")) };
+    let sound =
+        if arguments.seconds > 0.0 { Ok(()) } else { Err(Error::input("--seconds", "it must be above 0")) };
     all.agree(sound)?;
     log::info!("{} ranks on {} nodes; {}", world.size(), world.num_nodes(), library_version());
     if world.is_crowded() {
@@ -135,7 +138,10 @@ fn print_rows(all: &Communicator, arguments: &Arguments, bench: &dyn Bench) -> R
     if wrong == 0 {
         return Ok(());
     }
-    Err(Error::on_every_rank("comparing the values", format!("{wrong} elements were wrong, in the rows that say so")))
+    Err(Error::on_every_rank(
+        "comparing the values",
+        format!("{wrong} elements were wrong, in the rows that say so"),
+    ))
 }
 
 impl Program for Arguments {

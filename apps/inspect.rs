@@ -101,8 +101,11 @@ fn show(path: &Path) -> Result<ExitCode> {
         writeln!(text, "{name:<width$}  {shape:<20} {least:>12.4e} {largest:>12.4e} {rms:>12.4e}")
             .unwrap_or_default();
     }
-    let verdict =
-        if file.is_sealed() { "sound: every checksum is right" } else { "not written by Phalanx: no checksums" };
+    let verdict = if file.is_sealed() {
+        "sound: every checksum is right"
+    } else {
+        "not written by Phalanx: no checksums"
+    };
     app::print_line(&format!("{}\n{text}\n{verdict}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -121,7 +124,11 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
     for (file, missing) in [(path, only(&first, &second)), (other, only(&second, &first))] {
         if !missing.is_empty() {
             same_tensors = false;
-            app::print_line(&format!("only in {}, or of another shape: {}", file.display(), missing.join(", ")))?;
+            app::print_line(&format!(
+                "only in {}, or of another shape: {}",
+                file.display(),
+                missing.join(", ")
+            ))?;
         }
     }
     if same.is_empty() {
@@ -144,7 +151,11 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
         worst = worst.max(share);
         app::print_line(&format!("{:<width$} {off:>14.4e} {share:>14.4e}", name_of(tensor)))?;
     }
-    app::print_line(if all_same { "the files hold the same tensors, bit for bit" } else { "the files differ" })?;
+    app::print_line(if all_same {
+        "the files hold the same tensors, bit for bit"
+    } else {
+        "the files differ"
+    })?;
     let is_within = tolerance.is_none_or(|tolerance| worst <= tolerance && same_tensors);
     Ok(if is_within { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

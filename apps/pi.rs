@@ -65,10 +65,14 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     if world.is_root() {
         let pi = 4.0 * sum[0];
         let off = (pi - std::f64::consts::PI).abs();
-        print_line(&format!("pi = {pi:.15} from {num_terms} terms on {} ranks, off by {off:.1e}", world.size()))?;
+        print_line(&format!(
+            "pi = {pi:.15} from {num_terms} terms on {} ranks, off by {off:.1e}",
+            world.size()
+        ))?;
         let first_left_out = 4.0 * term(num_terms).abs();
         if off > first_left_out {
-            let why = format!("the sum is off by {off:e}, more than the first term left out, {first_left_out:e}");
+            let why =
+                format!("the sum is off by {off:e}, more than the first term left out, {first_left_out:e}");
             return Err(Error::failed("summing the series", why));
         }
     }

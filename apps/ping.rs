@@ -34,8 +34,11 @@ struct Arguments {
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let all = world.communicator();
-    let enough =
-        if all.size() >= 2 { Ok(()) } else { Err(Error::input("ping", "it takes two ranks: mpiexec -n 2 ping")) };
+    let enough = if all.size() >= 2 {
+        Ok(())
+    } else {
+        Err(Error::input("ping", "it takes two ranks: mpiexec -n 2 ping"))
+    };
     all.agree(enough)?;
     blocking(all)?;
     non_blocking(all)?;

@@ -48,7 +48,9 @@ fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
         SplitName::Gather => Split::Gather,
     };
     let options = arguments.train.clone().with_model(ModelName::Mlp);
-    train::run(world, &grid, STRATEGY, &options, |model| Plan::single_stage(model, options.micro_batches(), split))
+    train::run(world, &grid, STRATEGY, &options, |model| {
+        Plan::single_stage(model, options.micro_batches(), split)
+    })
 }
 
 impl Program for Arguments {

@@ -15,8 +15,8 @@ use phalanx::app::Trace;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
-    totals,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
+    SgdStep, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -70,7 +70,8 @@ fn measure(kind: ScheduleKind) -> Result<()> {
     let expected = plan.schedule.check()?.bubble;
     let sync = SyncSettings { bucket_bytes: 1 << 20, reduction: None, overlap: true, clip_norm: None };
     let batch_size = ROWS * MICRO_BATCHES;
-    let settings = TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 1 };
+    let settings =
+        TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 1 };
     let mut trainer = Trainer::new(&Sleeper, &grid, &model, &plan, settings)?;
     let set = Synthetic::open(Features::Flat(WIDTH), Targets::Nothing, 0, batch_size, 1)?;
     let mut batches = Batches::new(set, Sampler::new(batch_size, batch_size, Order::Sequential, 1), None);
@@ -156,7 +157,15 @@ impl Device for Sleeper {
         std::thread::sleep(UNIT);
     }
 
-    fn backward_activation(&self, _: Activation, _: usize, _: &[f32], _: &mut [f32], _: Option<&mut [f32]>, _: bool) {
+    fn backward_activation(
+        &self,
+        _: Activation,
+        _: usize,
+        _: &[f32],
+        _: &mut [f32],
+        _: Option<&mut [f32]>,
+        _: bool,
+    ) {
         std::thread::sleep(UNIT);
     }
 
@@ -197,13 +206,30 @@ impl Device for Sleeper {
         _: bool,
     ) {
     }
-    fn convolution_backward_input(&self, _: &ConvolutionShape, _: &[f32], _: &[f32], _: &[f32], _: &mut [f32]) {}
+    fn convolution_backward_input(
+        &self,
+        _: &ConvolutionShape,
+        _: &[f32],
+        _: &[f32],
+        _: &[f32],
+        _: &mut [f32],
+    ) {
+    }
     fn max_pool_forward(&self, _: &PoolShape, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
     fn max_pool_backward(&self, _: &PoolShape, _: &[f32], _: &[f32], _: &mut [f32]) {}
     fn transpose_each(&self, _: usize, _: usize, _: &[f32], _: &mut [f32]) {}
     fn cross_entropy(&self, _: &LossShape, _: &[f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
     fn mean_squared_error(&self, _: &LossShape, _: &[f32], _: Option<&[f32]>, _: &mut [f32], _: &mut [f32]) {}
     fn sgd_step(&self, _: &SgdStep, _: &[f32], _: &mut [f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn adam_step(&self, _: &AdamStep, _: &[f32], _: &mut [f32], _: &[f32], _: [&mut [f32]; 2], _: &mut [f32]) {}
+    fn adam_step(
+        &self,
+        _: &AdamStep,
+        _: &[f32],
+        _: &mut [f32],
+        _: &[f32],
+        _: [&mut [f32]; 2],
+        _: &mut [f32],
+    ) {
+    }
     fn sum_squares(&self, _: &[f32], _: &mut [f32]) {}
 }

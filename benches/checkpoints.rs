@@ -33,9 +33,12 @@ fn main() {
         for round in 0..ROUNDS {
             for (kind, best) in best.iter_mut().enumerate() {
                 let path = directory.path().join(round.to_string());
-                let mut job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(TRAINING.split_whitespace());
+                let mut job =
+                    mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(TRAINING.split_whitespace());
                 if kind == 0 {
-                    job = job.args(["--checkpoint-every", "50", "--keep", "1", "--checkpoint-dir"]).args([&path]);
+                    job = job
+                        .args(["--checkpoint-every", "50", "--keep", "1", "--checkpoint-dir"])
+                        .args([&path]);
                 }
                 let result = job.run().expect(0).result();
                 let value = |name: &str| result[name].as_f64().unwrap_or(f64::NAN);

@@ -197,7 +197,10 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
     let after = device.counters();
     let each = |count: fn(&Counters) -> u64| (count(&after) - count(&before)) as f64 / num as f64;
     let launches = each(|counters| counters.launches + counters.replays);
-    Ok((seconds, [launches, each(|counters| counters.synchronisations), each(|counters| counters.allocations)]))
+    Ok((
+        seconds,
+        [launches, each(|counters| counters.synchronisations), each(|counters| counters.allocations)],
+    ))
 }
 
 /// PyTorch's seconds for a step, if there is a PyTorch that sees the GPU.
@@ -240,7 +243,8 @@ fn time(device: &Cuda, mut start: impl FnMut(&Cuda)) -> phalanx::Result<f64> {
 fn product_rate(device: &Cuda) -> phalanx::Result<f64> {
     const SIZE: usize = 8192;
     let len = SIZE * SIZE;
-    let shape = LinearShape { rows: SIZE, inputs: SIZE, outputs: SIZE, layout: WeightLayout::InputsByOutputs };
+    let shape =
+        LinearShape { rows: SIZE, inputs: SIZE, outputs: SIZE, layout: WeightLayout::InputsByOutputs };
     let random = |name: &str, role| -> phalanx::Result<_> {
         let mut buffer = device.allocate(len, role)?;
         device.write(device.view_mut(&mut buffer, 0..len), &mut |values| {
@@ -250,7 +254,8 @@ fn product_rate(device: &Cuda) -> phalanx::Result<f64> {
         Ok(buffer)
     };
     let (left, right) = (random("left", Role::Activations)?, random("right", Role::Parameters)?);
-    let (mut product, mut none) = (device.allocate(len, Role::Activations)?, device.allocate(0, Role::Activations)?);
+    let (mut product, mut none) =
+        (device.allocate(len, Role::Activations)?, device.allocate(0, Role::Activations)?);
     let seconds = time(device, |device| {
         let [saved, output] =
             [(&mut none, 0), (&mut product, len)].map(|(buffer, len)| device.view_mut(buffer, 0..len));
@@ -264,6 +269,7 @@ fn product_rate(device: &Cuda) -> phalanx::Result<f64> {
 fn copy_rate(device: &Cuda) -> phalanx::Result<f64> {
     const LEN: usize = 1 << 28;
     let (from, mut into) = (device.allocate(LEN, Role::Exact)?, device.allocate(LEN, Role::Exact)?);
-    let seconds = time(device, |device| device.copy(device.view(&from, 0..LEN), device.view_mut(&mut into, 0..LEN)))?;
+    let seconds =
+        time(device, |device| device.copy(device.view(&from, 0..LEN), device.view_mut(&mut into, 0..LEN)))?;
     Ok(2.0 * 4.0 * LEN as f64 / seconds)
 }

@@ -57,7 +57,13 @@ const LENET_NAME: &str = "lenet";
 const DEEP_NAME: &str = "deep-mlp 1024 x 4";
 
 const fn lenet(ranks: usize) -> Case {
-    Case { name: LENET_NAME, program: Program::SyncSgd, ranks, arguments: LENET, operations: LENET_OPERATIONS }
+    Case {
+        name: LENET_NAME,
+        program: Program::SyncSgd,
+        ranks,
+        arguments: LENET,
+        operations: LENET_OPERATIONS,
+    }
 }
 
 const fn deep(ranks: usize, program: Program) -> Case {
@@ -108,7 +114,9 @@ fn main() -> ExitCode {
     println!(
         "GFLOP/s: products of 1024 x 1024 x 1024 in f32, on as many cores at once as there are ranks; of which: the share of"
     );
-    println!("that rate that a step reaches, counting the operations of its dense products and convolutions only");
+    println!(
+        "that rate that a step reaches, counting the operations of its dense products and convolutions only"
+    );
     ExitCode::SUCCESS
 }
 
@@ -122,7 +130,8 @@ fn products(ranks: usize) -> f64 {
 fn product_rate() -> f64 {
     const SIZE: usize = 1024;
     let device = Cpu::new(1).expect("one thread can always be had");
-    let shape = LinearShape { rows: SIZE, inputs: SIZE, outputs: SIZE, layout: WeightLayout::InputsByOutputs };
+    let shape =
+        LinearShape { rows: SIZE, inputs: SIZE, outputs: SIZE, layout: WeightLayout::InputsByOutputs };
     let (left, right) = (vec![0.5; SIZE * SIZE], vec![0.25; SIZE * SIZE]);
     let mut product = vec![0.0; SIZE * SIZE];
     let mut best = f64::INFINITY;

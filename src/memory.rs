@@ -68,7 +68,8 @@ impl<T: Pod> Memory<T> {
             let mebibytes = len as f64 * size_of::<T>() as f64 / f64::from(1 << 20);
             Error::failed(format!("allocating {len} values ({mebibytes:.1} MiB)"), why)
         };
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| fail(&"that is more than can be addressed"))?;
+        let bytes =
+            len.checked_mul(size_of::<T>()).ok_or_else(|| fail(&"that is more than can be addressed"))?;
         check_room(bytes).map_err(|why| fail(&why))?;
         let is_large = bytes >= HUGE_PAGE;
         let room = if is_large { bytes.saturating_add(HUGE_PAGE) } else { bytes.max(1) };

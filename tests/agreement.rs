@@ -27,7 +27,11 @@ fn base(name: &str) -> &'static str {
 fn start(name: &str, odd: usize, more: &str) -> Done {
     let (_directory, path) = directory();
     let words = |text: &str| {
-        text.replace("DIR", &path).split(' ').filter(|word| !word.is_empty()).map(String::from).collect::<Vec<_>>()
+        text.replace("DIR", &path)
+            .split(' ')
+            .filter(|word| !word.is_empty())
+            .map(String::from)
+            .collect::<Vec<_>>()
     };
     let empty = |word: String| if word == "EMPTY" { String::new() } else { word };
     let mut job = None;
@@ -96,7 +100,10 @@ const DIFFERENT: [(&str, &[(&str, &str)]); 6] = [
             ("--learning-rate 0.1", "--learning-rate is unset on rank 0 and 0.1 on rank"),
             ("--momentum 0.5", "--momentum is 0.9 on rank 0 and 0.5 on rank"),
             ("--optimizer adamw", "--optimizer is sgd on rank 0 and adamw on rank"),
-            ("--learning-rate-schedule step", "--learning-rate-schedule is cosine on rank 0 and step on rank"),
+            (
+                "--learning-rate-schedule step",
+                "--learning-rate-schedule is cosine on rank 0 and step on rank",
+            ),
             ("--activation tanh", "--activation is relu on rank 0 and tanh on rank"),
             ("--no-bias", "--no-bias is false on rank 0 and true on rank"),
             ("--split gather", "--split is pairs on rank 0 and gather on rank"),
@@ -128,8 +135,14 @@ const DIFFERENT: [(&str, &[(&str, &str)]); 6] = [
             ("--json --compare", "--compare is false on rank 0 and true on rank"),
         ],
     ),
-    ("ping", &[("--repeats 7", "--repeats is 50 on rank 0 and 7 on rank"), ("--wrong", "unexpected argument")]),
-    ("pi", &[("--terms 7", "--terms is 1000000 on rank 0 and 7 on rank"), ("--terms 0", "invalid value '0'")]),
+    (
+        "ping",
+        &[("--repeats 7", "--repeats is 50 on rank 0 and 7 on rank"), ("--wrong", "unexpected argument")],
+    ),
+    (
+        "pi",
+        &[("--terms 7", "--terms is 1000000 on rank 0 and 7 on rank"), ("--terms 0", "invalid value '0'")],
+    ),
 ];
 
 #[test]
@@ -157,7 +170,8 @@ fn ranks_of_different_programs_all_say_no() {
         let done = mpiexec(2, program(first)).and(1, program(second)).limit(SOON).run().expect(2);
         done.says_once(&format!("the program is {first} on rank 0 and {second} on rank 2"));
     }
-    let done = mpiexec(2, program("pi")).and(1, env!("CARGO_BIN_EXE_inspect")).args(["x.h5"]).limit(SOON).run();
+    let done =
+        mpiexec(2, program("pi")).and(1, env!("CARGO_BIN_EXE_inspect")).args(["x.h5"]).limit(SOON).run();
     done.expect(2).says_once("this program runs as a single process");
 }
 
@@ -176,19 +190,22 @@ fn what_may_differ_may() {
 #[test]
 fn data_are_compared_by_what_is_in_them() {
     let (directory, path) = directory();
-    let write = |name: &str, last: f32| {
-        let file = hdf5::File::create(directory.path().join(name)).expect("a file can be made");
-        let x =
-            ndarray::Array2::from_shape_fn((40, 3), |(n, i)| if (n, i) == (39, 2) { last } else { (n + i) as f32 });
-        file.new_dataset_builder().with_data(&x).create("x").expect("a dataset can be made");
-        let y: Vec<i32> = (0..40).map(|n| n % 3).collect();
-        file.new_dataset_builder().with_data(&y).create("y").expect("a dataset can be made");
-    };
+    let write =
+        |name: &str, last: f32| {
+            let file = hdf5::File::create(directory.path().join(name)).expect("a file can be made");
+            let x = ndarray::Array2::from_shape_fn((40, 3), |(n, i)| {
+                if (n, i) == (39, 2) { last } else { (n + i) as f32 }
+            });
+            file.new_dataset_builder().with_data(&x).create("x").expect("a dataset can be made");
+            let y: Vec<i32> = (0..40).map(|n| n % 3).collect();
+            file.new_dataset_builder().with_data(&y).create("y").expect("a dataset can be made");
+        };
     write("one.h5", 1.0);
     write("other.h5", 2.0);
     let arguments = format!("--threads 1 --model mlp --steps 3 --data {path}");
     let job = mpiexec(2, program("sync_sgd")).args(format!("{arguments}/one.h5").split(' '));
-    let done = job.and(1, program("sync_sgd")).args(format!("{arguments}/other.h5").split(' ')).limit(SOON).run();
+    let done =
+        job.and(1, program("sync_sgd")).args(format!("{arguments}/other.h5").split(' ')).limit(SOON).run();
     done.expect(2)
         .says_once("a hash of the samples is")
         .says_once("is it the same on every node?")
@@ -235,17 +252,22 @@ fn pipes_are_refused_where_they_would_hang() {
             .args(more.replace("DIR", &path).split(' '));
         done.limit(SOON).run().expect(2)
     };
-    refused("sync_sgd", "--data DIR/p").says_once("--data").says_once("it is a pipe; give the name of a file");
+    refused("sync_sgd", "--data DIR/p")
+        .says_once("--data")
+        .says_once("it is a pipe; give the name of a file");
     refused("sync_sgd", "--data DIR/mnist").says_once("it is no file but a directory, a pipe or a device");
     refused("sync_sgd", "--trace DIR/p").says_once("--trace").says_once("it is a pipe");
     refused("sync_sgd", "--init DIR/p").says_once("--init").says_once("it is a pipe");
     refused("sync_sgd", "--metrics DIR/p").says_once("it is a pipe that nobody reads");
     refused("pipeline", "--schedule DIR/p.csv").says_once("--schedule").says_once("it is a pipe");
     // one that somebody reads takes the metrics
-    let read = |path: &Path| std::process::Command::new("cat").arg(path).stdout(std::process::Stdio::piped()).spawn();
+    let read = |path: &Path| {
+        std::process::Command::new("cat").arg(path).stdout(std::process::Stdio::piped()).spawn()
+    };
     let reader = read(&directory.path().join("p")).expect("cat can be started");
-    let done =
-        mpiexec(2, program("sync_sgd")).args(format!("--threads 1 --steps 2 --metrics {path}/p").split(' ')).run();
+    let done = mpiexec(2, program("sync_sgd"))
+        .args(format!("--threads 1 --steps 2 --metrics {path}/p").split(' '))
+        .run();
     done.expect(0);
     let output = reader.wait_with_output().expect("it ends with the job");
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 3);

@@ -84,7 +84,8 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
     assert_eq!(steps_in(Path::new(&format!("{path}/other"))), [10]);
     let whole = sync_sgd(1, "--steps 20").run().expect(0);
     let branch =
-        sync_sgd(1, &format!("--steps 20 --resume {path}/a/step-00000010.h5 --checkpoint-dir {path}/b")).run();
+        sync_sgd(1, &format!("--steps 20 --resume {path}/a/step-00000010.h5 --checkpoint-dir {path}/b"))
+            .run();
     assert_eq!(branch.expect(0).digest(), whole.digest());
     let branch = sync_sgd(1, &format!("--steps 20 --resume {path}/a")).run().expect(0);
     assert_eq!(branch.digest(), whole.digest());
@@ -158,7 +159,10 @@ fn weights_alone_go_out_and_come_in() {
     drop((model, file));
     let arguments = format!("--model mlp --hidden none --steps 1 --init {}", theirs.display());
     sync_sgd(2, &arguments).run().expect(0).says_once("which has no checksums");
-    sync_sgd(2, &format!("--export {path}")).run().expect(2).says_once("it is a directory; give the name of a file");
+    sync_sgd(2, &format!("--export {path}"))
+        .run()
+        .expect(2)
+        .says_once("it is a directory; give the name of a file");
 }
 
 #[test]
@@ -184,7 +188,8 @@ fn a_full_disk_fails_the_checkpoint_and_not_the_training() {
     let num_files = fs::read_dir(directory.path()).expect("it is a directory").count();
     drop(mounted);
     let done = done.expect(0);
-    let what = "No space left on device (os error 28); training goes on, and the next checkpoint will be tried";
+    let what =
+        "No space left on device (os error 28); training goes on, and the next checkpoint will be tried";
     done.says_once(&format!("writing {path}/step-00000300.h5: {what}"));
     assert!(!done.stderr.contains("HDF5"), "{}", done.describe());
     assert_eq!((steps, num_files), (vec![1500], 1), "{}", done.describe());
@@ -194,8 +199,9 @@ fn a_full_disk_fails_the_checkpoint_and_not_the_training() {
 fn the_last_checkpoint_is_tried_twice() {
     let (directory, path) = directory();
     let (metrics, checkpoints) = (directory.path().join("m.csv"), directory.path().join("checkpoints"));
-    let arguments =
-        format!("--steps 1500 --checkpoint-dir {path}/checkpoints --checkpoint-every 1400 --metrics {path}/m.csv");
+    let arguments = format!(
+        "--steps 1500 --checkpoint-dir {path}/checkpoints --checkpoint-every 1400 --metrics {path}/m.csv"
+    );
     let done = sync_sgd(2, &arguments).run_with(|_| {
         until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
         fs::remove_dir_all(&checkpoints).expect("it can be removed");
@@ -220,7 +226,8 @@ impl Drop for Mounted {
 #[test]
 fn the_only_copy_is_that_of_rank_0() {
     let (_directory, path) = directory();
-    let base = "--model deep-mlp --width 1024 --data synthetic --synthetic-samples 256 --optimizer adamw --steps 6";
+    let base =
+        "--model deep-mlp --width 1024 --data synthetic --synthetic-samples 256 --optimizer adamw --steps 6";
     let peak = |arguments: &str| {
         let result = sync_sgd(2, &format!("{base} {arguments}")).run().expect(0).result();
         result["peak_memory_mb"].as_f64().expect("Linux says how much memory a process had")
@@ -235,7 +242,8 @@ fn the_only_copy_is_that_of_rank_0() {
 fn snapshot(step: u64) -> Snapshot {
     let initial = Initial::Normal { deviation: 1.0 };
     let spec = TensorSpec { name: "fc1.weight".into(), shape: vec![700, 1000], initial };
-    let mut snapshot = Snapshot::new(std::slice::from_ref(&spec), &["momentum_buffer"]).expect("there is memory");
+    let mut snapshot =
+        Snapshot::new(std::slice::from_ref(&spec), &["momentum_buffer"]).expect("there is memory");
     initial.fill(step, &spec.name, 0, snapshot.tensor_mut(None, 0));
     snapshot.description.step = step;
     snapshot
@@ -300,12 +308,17 @@ fn h5py_reads_a_checkpoint_whose_weights_give_the_same_outputs() {
     let Some(python) = python() else { return };
     let (directory, path) = directory();
     support::data::table_of(&directory.path().join("data.h5"), 40);
-    let data = format!("--data {path}/data.h5 --test-fraction 0.25 --model mlp --hidden 12,9 --activation relu");
+    let data =
+        format!("--data {path}/data.h5 --test-fraction 0.25 --model mlp --hidden 12,9 --activation relu");
     let arguments = format!("{data} --epochs 3 --batch-size 8 --optimizer adam --checkpoint-dir {path}/c");
     let result = sync_sgd(2, &arguments).run().expect(0).result();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/forward.py");
     let output = Command::new(python)
-        .args([script.as_os_str(), format!("{path}/c/step-00000012.h5").as_ref(), format!("{path}/data.h5").as_ref()])
+        .args([
+            script.as_os_str(),
+            format!("{path}/c/step-00000012.h5").as_ref(),
+            format!("{path}/data.h5").as_ref(),
+        ])
         .output()
         .expect("Python can be started");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -316,23 +329,32 @@ fn h5py_reads_a_checkpoint_whose_weights_give_the_same_outputs() {
 }
 
 fn inspect(words: &[&str]) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_inspect")).args(words).output().expect("inspect can be started");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_inspect")).args(words).output().expect("inspect can be started");
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     (output.status.code(), said)
 }
 
 #[test]
 fn inspect_shows_verifies_and_compares() {
     let (directory, path) = directory();
-    let result =
-        sync_sgd(2, &format!("--steps 6 --checkpoint-dir {path} --checkpoint-every 3")).run().expect(0).result();
+    let result = sync_sgd(2, &format!("--steps 6 --checkpoint-dir {path} --checkpoint-every 3"))
+        .run()
+        .expect(0)
+        .result();
     let [three, six] = [3, 6].map(|step| format!("{path}/{}", checkpoint::file_name(step)));
     let (code, said) = inspect(&[&six]);
     assert_eq!(code, Some(0), "{said}");
     let digest = result["parameters_digest"].as_str().expect("a digest is a string");
-    for text in
-        ["lenet", "step 6: 0 epochs and 6 steps", digest, "--seed 1", "10 × 1 × 5 × 5", "every checksum is right"]
-    {
+    for text in [
+        "lenet",
+        "step 6: 0 epochs and 6 steps",
+        digest,
+        "--seed 1",
+        "10 × 1 × 5 × 5",
+        "every checksum is right",
+    ] {
         assert!(said.contains(text), "{text} in {said}");
     }
     let (code, said) = inspect(&[&six, &six, "--tolerance", "0"]);

@@ -87,7 +87,9 @@ fn about_a_page(world: &World) {
 
 fn typed<T: Element + std::fmt::Debug>(c: &Communicator, len: usize, from: fn(u8) -> T) {
     let (rank, size) = (c.rank(), c.size());
-    let of = |rank: usize, range: std::ops::Range<usize>| -> Vec<T> { range.map(|i| from(value(rank, i))).collect() };
+    let of = |rank: usize, range: std::ops::Range<usize>| -> Vec<T> {
+        range.map(|i| from(value(rank, i))).collect()
+    };
     let zeros = |len: usize| vec![from(0); len];
     let own = of(rank, 0..len);
     let long = of(rank, 0..len * size);
@@ -166,7 +168,10 @@ fn typed<T: Element + std::fmt::Debug>(c: &Communicator, len: usize, from: fn(u8
         assert_eq!(values, expected);
         let scattered = c.start_reduce_scatter(long.clone(), operation).unwrap().wait();
         assert_eq!(scattered[part.clone()], expected);
-        assert!((0..len * size).filter(|i| !part.contains(i)).all(|i| scattered[i] == long[i]), "other parts stay");
+        assert!(
+            (0..len * size).filter(|i| !part.contains(i)).all(|i| scattered[i] == long[i]),
+            "other parts stay"
+        );
     }
 
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -182,7 +187,8 @@ fn typed<T: Element + std::fmt::Debug>(c: &Communicator, len: usize, from: fn(u8
 /// Several operations under way at once, waited for in another order than started.
 fn operations_overlap(c: &Communicator) {
     let (rank, size) = (c.rank(), c.size());
-    let start = |i: usize| c.start_reduce_scatter(vec![(rank + i) as i64; 11 * size], Operation::Sum).unwrap();
+    let start =
+        |i: usize| c.start_reduce_scatter(vec![(rank + i) as i64; 11 * size], Operation::Sum).unwrap();
     let mut pending: Vec<_> = (0..5).map(start).collect();
     let broadcast = c.start_broadcast(vec![rank as i32; 3], size - 1).unwrap();
     let barrier = c.start_barrier();
@@ -283,12 +289,14 @@ fn point_to_point(world: &World) {
 fn sums_have_one_order(world: &World) {
     let c = world.communicator();
     let (rank, size) = (c.rank(), c.size());
-    let of =
-        |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 * 10_f32.powi((rank % 3) as i32 * 3 - 4);
+    let of = |rank: usize, i: usize| {
+        ((rank * 7919 + i * 104_729) % 1000) as f32 * 10_f32.powi((rank % 3) as i32 * 3 - 4)
+    };
     let len = 10_007;
     let own: Vec<f32> = (0..len * size).map(|i| of(rank, i)).collect();
-    let expected: Vec<f32> =
-        (rank * len..(rank + 1) * len).map(|i| (1..size).fold(of(0, i), |sum, rank| sum + of(rank, i))).collect();
+    let expected: Vec<f32> = (rank * len..(rank + 1) * len)
+        .map(|i| (1..size).fold(of(0, i), |sum, rank| sum + of(rank, i)))
+        .collect();
     for _ in 0..3 {
         let found = c.start_reduce_scatter(own.clone(), Operation::Sum).unwrap().wait();
         assert!(found[rank * len..][..len].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
@@ -302,7 +310,8 @@ fn more_than_a_c_int_counts(world: &World) {
     let needed = 2 * world.size() * len;
     let available = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = available.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kibibytes = available.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<usize>().ok()).unwrap_or(0);
+    let kibibytes =
+        available.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<usize>().ok()).unwrap_or(0);
     let mut enough = [i32::from(kibibytes * 1024 > needed)];
     world.communicator().all_reduce(&mut enough, Operation::Min).unwrap();
     if enough[0] == 0 {
@@ -374,7 +383,10 @@ fn grid(world: &World) {
         let shape = GridShape { data, stage, tensor };
         let grid = Grid::new(world, shape).unwrap();
         assert_eq!((grid.data.size(), grid.stage.size(), grid.tensor.size()), (data, stage, tensor));
-        assert_eq!((grid.data.rank(), grid.stage.rank(), grid.tensor.rank()), shape.coordinates(world.rank()));
+        assert_eq!(
+            (grid.data.rank(), grid.stage.rank(), grid.tensor.rank()),
+            shape.coordinates(world.rank())
+        );
         // the sum of the world's ranks along an axis
         let mut along = [world.rank() as i64];
         grid.tensor.all_reduce(&mut along, Operation::Sum).unwrap();
@@ -386,6 +398,9 @@ fn grid(world: &World) {
 }
 
 fn node(world: &World) {
-    assert_eq!((world.num_nodes(), world.local_rank(), world.num_local_ranks()), (1, world.rank(), world.size()));
+    assert_eq!(
+        (world.num_nodes(), world.local_rank(), world.num_local_ranks()),
+        (1, world.rank(), world.size())
+    );
     assert!(!phalanx::comm::library_version().is_empty());
 }

@@ -36,7 +36,11 @@ static CASES: &[Case] = &[
         ranks: &[1, 2, 3],
         run: |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw"),
     },
-    Case { name: "oracle_lenet_sgd", ranks: &[1, 2, 3], run: |world| replicas::oracle::<Cuda>(world, "lenet_sgd") },
+    Case {
+        name: "oracle_lenet_sgd",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "lenet_sgd"),
+    },
     Case {
         name: "oracle_cifar_net_adam",
         ranks: &[1, 2],

@@ -16,8 +16,17 @@ use support::{data, mpiexec};
 use tempfile::TempDir;
 
 fn train(ranks: usize, path: &Path, arguments: &str) -> support::Done {
-    let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1", "--quiet", "--batch-size", "8"]);
-    job.args([Path::new("--data"), path]).args(arguments.split_whitespace()).limit(Duration::from_secs(60)).run()
+    let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args([
+        "--threads",
+        "1",
+        "--quiet",
+        "--batch-size",
+        "8",
+    ]);
+    job.args([Path::new("--data"), path])
+        .args(arguments.split_whitespace())
+        .limit(Duration::from_secs(60))
+        .run()
 }
 
 fn result(ranks: usize, path: &Path, arguments: &str) -> Value {
@@ -30,7 +39,11 @@ fn refused(path: &Path, arguments: &str, why: &str) {
     for ranks in [1, 3] {
         let done = train(ranks, path, arguments).expect(2);
         done.says_once(why);
-        assert!(done.stderr.contains(&path.display().to_string()), "the file is not named\n{}", done.describe());
+        assert!(
+            done.stderr.contains(&path.display().to_string()),
+            "the file is not named\n{}",
+            done.describe()
+        );
     }
 }
 
@@ -73,7 +86,8 @@ fn hdf5_tables_images_classes_and_values() {
     assert_eq!((classes["steps"].as_u64(), classes["accuracy"].is_number()), (Some(8), true), "{classes}");
     // the same numbers as another type, and from within a group, give the same bits
     for inputs in ["/real", "/group/x"] {
-        let again = result(2, &path, &format!("--model mlp --epochs 2 --test-fraction 0.25 --inputs {inputs}"));
+        let again =
+            result(2, &path, &format!("--model mlp --epochs 2 --test-fraction 0.25 --inputs {inputs}"));
         assert_eq!(again["parameters_digest"], classes["parameters_digest"]);
     }
     let whole = result(3, &path, "--model mlp --inputs /whole --standardise features --epochs 1");
@@ -101,7 +115,8 @@ fn hdf5_gives_what_the_same_numbers_in_memory_give() {
         put(file, "y", &Array1::from(labels));
     });
     let arguments = ["--threads", "1", "--quiet", "--steps", "20", "--standardise", "none"];
-    let embedded = mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(arguments).args(["--batch-size", "8"]).run();
+    let embedded =
+        mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(arguments).args(["--batch-size", "8"]).run();
     let embedded = embedded.expect(0).result();
     let own = result(2, &path, "--steps 20 --standardise none");
     assert_eq!(own["parameters_digest"], embedded["parameters_digest"]);
@@ -137,7 +152,9 @@ fn hdf5_that_does_not_fit_is_refused() {
     refused(&path, "--model mlp --inputs /scalar", "/scalar is a single number");
     let misfit = train(2, &path, "--model lenet").expect(2);
     misfit.says_once("a convolution needs images, not 6 features");
-    train(2, &path, "--model lenet --targets /x").expect(2).says_once("the targets are 6 real values a sample");
+    train(2, &path, "--model lenet --targets /x")
+        .expect(2)
+        .says_once("the targets are 6 real values a sample");
     train(2, &path, "--model mlp --test-fraction 1").expect(2).says_once("--test-fraction: it is 1");
 }
 
@@ -172,9 +189,13 @@ fn idx_folder() -> TempDir {
     for (prefix, num) in [("train", 30), ("t10k", 10)] {
         let pixels: Vec<u8> = (0..num * 784).map(|i| (i * 31 % 256) as u8).collect();
         let labels: Vec<u8> = (0..num).map(|i| (i % 10) as u8).collect();
-        fs::write(folder.path().join(format!("{prefix}-images-idx3-ubyte")), idx(&[num as u32, 28, 28], &pixels))
+        fs::write(
+            folder.path().join(format!("{prefix}-images-idx3-ubyte")),
+            idx(&[num as u32, 28, 28], &pixels),
+        )
+        .unwrap();
+        fs::write(folder.path().join(format!("{prefix}-labels-idx1-ubyte")), idx(&[num as u32], &labels))
             .unwrap();
-        fs::write(folder.path().join(format!("{prefix}-labels-idx1-ubyte")), idx(&[num as u32], &labels)).unwrap();
     }
     folder
 }
@@ -228,8 +249,9 @@ fn cifar_folder(records: usize) -> TempDir {
     fs::create_dir(&root).unwrap();
     let names = (1..=5).map(|batch| format!("data_batch_{batch}.bin")).chain(["test_batch.bin".to_owned()]);
     for name in names {
-        let record =
-            |n: usize| (0..3073).map(move |i| if i == 0 { (n % 10) as u8 } else { ((n * 13 + i) % 256) as u8 });
+        let record = |n: usize| {
+            (0..3073).map(move |i| if i == 0 { (n % 10) as u8 } else { ((n * 13 + i) % 256) as u8 })
+        };
         fs::write(root.join(name), (0..records).flat_map(record).collect::<Vec<u8>>()).unwrap();
     }
     folder

@@ -57,14 +57,18 @@ fn what_is_missing_is_named() {
         let path = path.to_owned();
         move |ranks, arguments: &str| {
             let path = path.clone();
-            job(ranks, "sync_sgd", &format!("{SHORT} {arguments}")).env("LD_LIBRARY_PATH", move || path.clone())
+            job(ranks, "sync_sgd", &format!("{SHORT} {arguments}"))
+                .env("LD_LIBRARY_PATH", move || path.clone())
         }
     };
     if cuda::has_driver() {
         say_skipped("this machine has a driver: its absence cannot be tried");
     } else {
         let (_nothing, path) = only(&[]);
-        is_refused(without(&path), &["libcuda.so.1, the NVIDIA driver's library, cannot be loaded", "--device cpu"]);
+        is_refused(
+            without(&path),
+            &["libcuda.so.1, the NVIDIA driver's library, cannot be loaded", "--device cpu"],
+        );
         let (_driver, path) = only(&["libcuda.so.1"]);
         is_refused(without(&path), &["libnvrtc.so, which compiles kernels for the device, cannot be loaded"]);
         let (_compiler, path) = only(&["libcuda.so.1", "libnvrtc.so.12"]);
@@ -78,8 +82,9 @@ fn what_is_missing_is_named() {
     };
     is_refused(newer, &["NVRTC is of CUDA 13.0", "for CUDA 12.4 only; load an older CUDA toolkit"]);
     is_refused(with("capability=61"), &["has compute capability 6.1; 7.0 (Volta) or later is needed"]);
-    let hidden =
-        |ranks, arguments: &str| emulated(libraries, ranks, "", arguments).env("CUDA_VISIBLE_DEVICES", String::new);
+    let hidden = |ranks, arguments: &str| {
+        emulated(libraries, ranks, "", arguments).env("CUDA_VISIBLE_DEVICES", String::new)
+    };
     is_refused(hidden, &["the driver finds no device; CUDA_VISIBLE_DEVICES is ''; "]);
 }
 
@@ -137,7 +142,9 @@ fn messages_straight_from_memory_where_mpi_takes_it() {
 #[test]
 fn the_processor_takes_no_other_precision() {
     let done = job(2, "sync_sgd", &format!("{SHORT} --precision bf16")).run().expect(2);
-    done.says_once("--precision bf16: the processor computes in f32; choose --device cuda or --precision f32");
+    done.says_once(
+        "--precision bf16: the processor computes in f32; choose --device cuda or --precision f32",
+    );
 }
 
 fn loss(done: &Done) -> f64 {
@@ -147,14 +154,20 @@ fn loss(done: &Done) -> f64 {
 #[test]
 fn every_program_and_precision_trains() {
     let Some(libraries) = emulator() else { return };
-    for (ranks, name, options) in [(2, "sync_sgd", ""), (3, "tensor_mlp", "--split gather"), (2, "pipeline", "")] {
+    for (ranks, name, options) in
+        [(2, "sync_sgd", ""), (3, "tensor_mlp", "--split gather"), (2, "pipeline", "")]
+    {
         let arguments = format!("{SHORT} {options}");
         let expected = loss(&job(ranks, name, &arguments).run().expect(0));
         for (precision, tolerance) in [("f32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)] {
-            let arguments = format!("{arguments} --device cuda --precision {precision} --device-transfers staged");
+            let arguments =
+                format!("{arguments} --device cuda --precision {precision} --device-transfers staged");
             let done = job(ranks, name, &arguments).libraries(Some(libraries)).run().expect(0);
             let found = loss(&done);
-            assert!((found - expected).abs() < tolerance * expected, "{name} {precision}: {found}, not {expected}");
+            assert!(
+                (found - expected).abs() < tolerance * expected,
+                "{name} {precision}: {found}, not {expected}"
+            );
             assert_eq!(done.result()["precision"], precision);
             let again = job(ranks, name, &arguments).libraries(Some(libraries)).run().expect(0);
             assert_eq!(again.digest(), done.digest(), "{name} {precision}: the same twice");
@@ -190,12 +203,16 @@ fn a_host_that_runs_ahead_loses_nothing() {
             let (_directory, path) = directory();
             let rows = |device: &str| -> Vec<(u64, f64)> {
                 let metrics = format!("{path}/{device}.csv");
-                let arguments = format!("--device {device} --steps 20 --metrics {metrics} --log-every {log_every}");
+                let arguments =
+                    format!("--device {device} --steps 20 --metrics {metrics} --log-every {log_every}");
                 emulated(libraries, ranks, "", &arguments).run().expect(0);
                 let text = fs::read_to_string(&metrics).expect("there are metrics");
                 let row = |line: &str| {
                     let fields: Vec<&str> = line.split(',').collect();
-                    (fields[0].parse().expect("a step is a number"), fields[2].parse().expect("a loss is a number"))
+                    (
+                        fields[0].parse().expect("a step is a number"),
+                        fields[2].parse().expect("a loss is a number"),
+                    )
                 };
                 text.lines().skip(1).map(row).collect()
             };
@@ -207,11 +224,13 @@ fn a_host_that_runs_ahead_loses_nothing() {
             }
         }
         let (_directory, path) = directory();
-        let run = format!("--device cuda --log-every 0 --learning-rate-schedule constant --checkpoint-dir {path}");
+        let run =
+            format!("--device cuda --log-every 0 --learning-rate-schedule constant --checkpoint-dir {path}");
         let arguments = format!("{run} --steps 100000 --checkpoint-every 200ms --time-limit 3s");
         let done = emulated(libraries, ranks, "", &arguments).run().expect(75);
         done.says_once("stopped after step");
-        let files = phalanx::checkpoint::list(std::path::Path::new(&path)).expect("the directory can be read");
+        let files =
+            phalanx::checkpoint::list(std::path::Path::new(&path)).expect("the directory can be read");
         let last = files.iter().map(|(step, _)| *step).max().expect("there is a checkpoint");
         assert!(files.len() > 1, "there are those of the clock and the last one: {files:?}");
         let steps = last + 5;
@@ -257,7 +276,8 @@ fn count_calls(libraries: &'static str, ranks: usize, options: &str, steps: u64)
 #[test]
 fn a_step_allocates_nothing_and_waits_once() {
     let Some(libraries) = emulator() else { return };
-    for options in ["--model lenet", "--model mlp --optimizer adamw", "--model mlp --data synthetic --precision bf16"]
+    for options in
+        ["--model lenet", "--model mlp --optimizer adamw", "--model mlp --data synthetic --precision bf16"]
     {
         let [short, long] = [12, 32].map(|steps| count_calls(libraries, 1, options, steps));
         for (call, times) in &long {

@@ -31,7 +31,11 @@ static CASES: &[Case] = &[
         run: |world| replicas::oracle::<Cpu>(world, "deep_mlp_gelu_adamw"),
     },
     Case { name: "oracle_lenet_sgd", ranks: ALL, run: |world| replicas::oracle::<Cpu>(world, "lenet_sgd") },
-    Case { name: "oracle_cifar_net_adam", ranks: ALL, run: |world| replicas::oracle::<Cpu>(world, "cifar_net_adam") },
+    Case {
+        name: "oracle_cifar_net_adam",
+        ranks: ALL,
+        run: |world| replicas::oracle::<Cpu>(world, "cifar_net_adam"),
+    },
     Case { name: "shared_batches_equal_whole_ones", ranks: ALL, run: replicas::shared_batches::<Cpu> },
     Case { name: "clipping_counts_every_parameter_once", ranks: ALL, run: replicas::clipping::<Cpu> },
     Case { name: "ranks_without_samples", ranks: ALL, run: replicas::ranks_without_samples::<Cpu> },
@@ -56,7 +60,8 @@ fn replica_check(world: &World) {
             *weight = f32::from_bits(weight.to_bits() ^ 1);
         }
         let error = trainer.check_replicas(4).unwrap_err();
-        let who = if world.size() == 2 { "ranks 0 and 1 hold different" } else { "rank 1 holds other parameters" };
+        let who =
+            if world.size() == 2 { "ranks 0 and 1 hold different" } else { "rank 1 holds other parameters" };
         assert!(error.to_string().contains(who) && error.to_string().contains("at step 4"), "{error}");
         assert_eq!(error.exit_code(), 1);
     });
@@ -67,11 +72,18 @@ fn replica_check(world: &World) {
 fn no_allocation(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     let image = Features::Image { height: 28, width: 28, channels: 1 };
-    for (network, features) in [(Network::lenet(10), image), (Network::deep_mlp(256, 4), Features::Flat(256))] {
+    for (network, features) in [(Network::lenet(10), image), (Network::deep_mlp(256, 4), Features::Flat(256))]
+    {
         for (sync, num_micro_batches) in replicas::ways() {
             let rig = Rig::<Cpu>::new(&network, features, num_micro_batches, settings(32, sync));
             let found = rig.foreign_allocations(&grid, 8);
-            assert!(found.is_empty(), "{}: {} allocations, the first:\n{}", network.name, found.len(), found[0]);
+            assert!(
+                found.is_empty(),
+                "{}: {} allocations, the first:\n{}",
+                network.name,
+                found.len(),
+                found[0]
+            );
         }
     }
 }

@@ -11,7 +11,8 @@ use phalanx::checkpoint::{self, Checkpoint};
 use support::{Job, data, directory, kill, mpiexec, program, rank_processes, say_skipped, until};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
-    let job = mpiexec(ranks, program("sync_sgd")).args(["--threads", "1", "--eval-every", "0", "--log-every", "0"]);
+    let job =
+        mpiexec(ranks, program("sync_sgd")).args(["--threads", "1", "--eval-every", "0", "--log-every", "0"]);
     job.args(arguments.split_whitespace())
 }
 
@@ -61,16 +62,22 @@ fn a_flipped_bit_gets_into_no_checkpoint() {
         let mut flipped = 0;
         let done = sync_sgd(2, &arguments).run_with(|launcher| {
             until(|| steps_in(&home).contains(&2));
-            let found = checkpoint::newest_sound(&home).expect("it can be read").checkpoint.expect("there is one");
+            let found =
+                checkpoint::newest_sound(&home).expect("it can be read").checkpoint.expect("there is one");
             let values = found.read(group, "fc2.weight", &[10, 50]).expect("it has this tensor");
             let ranks = rank_processes(launcher);
-            flipped = flip_bits(ranks[1], &values[7..40]).expect("a process may change its children's memory");
+            flipped =
+                flip_bits(ranks[1], &values[7..40]).expect("a process may change its children's memory");
         });
         assert!(flipped > 0, "the values were not found\n{}", done.describe());
         let done = done.expect(1);
         done.says_once("comparing the replicas at step").says_once("hold different");
         done.says_once("the last checkpoint before it is ");
-        let good = done.stderr.split("the last checkpoint before it is ").nth(1).and_then(|rest| rest.lines().next());
+        let good = done
+            .stderr
+            .split("the last checkpoint before it is ")
+            .nth(1)
+            .and_then(|rest| rest.lines().next());
         let good = Checkpoint::open(Path::new(good.expect("a name follows"))).expect("it is sound");
         assert_eq!(good.description.written_by["replicas"], "the same bits");
         assert_eq!(steps_in(&home).last(), Some(&good.description.step), "nothing was written after it");
@@ -88,7 +95,8 @@ fn checkpoints_say_whether_replicas_were_compared() {
     {
         let home = directory.path().join(format!("{ranks}{}", more.len()));
         sync_sgd(ranks, &format!("--steps 2 --checkpoint-dir {} {more}", home.display())).run().expect(0);
-        let found = checkpoint::newest_sound(&home).expect("it can be read").checkpoint.expect("there is one");
+        let found =
+            checkpoint::newest_sound(&home).expect("it can be read").checkpoint.expect("there is one");
         assert_eq!(found.description.written_by["replicas"], expected, "{path}");
     }
 }
@@ -197,7 +205,8 @@ fn memory_for_checkpoints_is_there_before_the_first() {
     let metrics = directory.path().join("m.csv");
     let resident = |process: u32| {
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-        let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+        let kibibytes =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
         kibibytes.and_then(|text| text.trim().parse::<f64>().ok()).unwrap_or(0.0) * 1.024e-3
     };
     let mut more = 0.0;

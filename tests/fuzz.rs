@@ -46,13 +46,22 @@ const OPTIONS: [(&str, &[&str]); 43] = [
     ("--activation", &["relu", "gelu", "tanh"]),
     ("--no-bias", &[]),
     ("--data", &["digits", "synthetic", "FILE", "FILE", "FILE", "FILE", "DIR", "/nowhere", "/dev/null", "."]),
-    ("--inputs", &["x", "/y", "/", "//", "group", "group/x", "group/x/y", "../x", "half", "text", "dangling"]),
+    (
+        "--inputs",
+        &["x", "/y", "/", "//", "group", "group/x", "group/x/y", "../x", "half", "text", "dangling"],
+    ),
     ("--targets", &["y", "/x", "/", "value", "group"]),
     ("--test-fraction", &["0.1", "0.99", "1", "1e-300"]),
     ("--standardise", &["preset", "features", "none"]),
     ("--synthetic-samples", &["1", "2", "50", "1e3", "1099511627777"]),
-    ("--synthetic-shape", &["1", "784", "1x28x28", "3x32x32", "1x1x1", "3x4", "0x1x1", "1048576x1048576x1048576"]),
-    ("--synthetic-targets", &["classes:1", "classes:3", "values:2", "classes:0", "values", "classes:1048577"]),
+    (
+        "--synthetic-shape",
+        &["1", "784", "1x28x28", "3x32x32", "1x1x1", "3x4", "0x1x1", "1048576x1048576x1048576"],
+    ),
+    (
+        "--synthetic-targets",
+        &["classes:1", "classes:3", "values:2", "classes:0", "values", "classes:1048577"],
+    ),
     ("--batch-size", &["1", "2", "7", "128", "10000"]),
     ("--micro-batches", &["1", "2", "5", "128", "1000"]),
     ("--optimizer", &["sgd", "adam", "adamw"]),
@@ -116,7 +125,8 @@ impl Fuzzer {
 
     /// A copy of one of the sources whose name begins so, damaged as often as not.
     fn file(&mut self, prefix: &str, name: &str) -> String {
-        let names = fs::read_dir(&self.sources).expect("there are sources").flatten().map(|entry| entry.file_name());
+        let names =
+            fs::read_dir(&self.sources).expect("there are sources").flatten().map(|entry| entry.file_name());
         let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
         names.retain(|name| name.starts_with(prefix));
         names.sort();
@@ -213,7 +223,10 @@ fn make_sources(folder: &Path) {
         .with_data(&x.mapv(half::f16::from_f32))
         .create("half")
         .expect("a dataset can be written");
-    file.new_dataset_builder().with_data(&x.column(0).to_owned()).create("value").expect("a dataset can be written");
+    file.new_dataset_builder()
+        .with_data(&x.column(0).to_owned())
+        .create("value")
+        .expect("a dataset can be written");
     file.link_soft("/gone", "dangling").expect("a link can be made");
     drop(file);
     let (images, labels) = (vec![7_u8; 12 * 784], vec![3_u8; 12]);
@@ -226,7 +239,8 @@ fn make_sources(folder: &Path) {
     fs::write(at("schedule-1.csv"), "0F0,0B0,0F1,0B1\n").expect("it can be written");
     fs::write(at("schedule-2.csv"), "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n").expect("it can be written");
     let weights = at("checkpoints");
-    let arguments = ["--steps", "2", "--model", "mlp", "--hidden", "3", "--checkpoint-dir"].map(PathBuf::from);
+    let arguments =
+        ["--steps", "2", "--model", "mlp", "--hidden", "3", "--checkpoint-dir"].map(PathBuf::from);
     mpiexec(1, program("sync_sgd")).args(arguments).args([&weights]).run().expect(0);
     fs::rename(weights.join("step-00000002.h5"), at("checkpoint.h5")).expect("it can be renamed");
     fs::remove_dir(weights).expect("it is empty");
@@ -289,7 +303,8 @@ fn whatever_comes_is_taken_or_refused() {
     for seed in first..first + tries {
         let (folder, _) = directory();
         let random = ChaCha8Rng::seed_from_u64(seed);
-        let mut fuzzer = Fuzzer { random, sources: sources.path().to_owned(), folder: folder.path().to_owned() };
+        let mut fuzzer =
+            Fuzzer { random, sources: sources.path().to_owned(), folder: folder.path().to_owned() };
         let (name, words) = fuzzer.command();
         let ranks = if fuzzer.one_in(6) { 2 + fuzzer.below(2) } else { 1 };
         let began = Instant::now();

@@ -9,7 +9,10 @@ fn sources(folder: &str) -> Vec<(PathBuf, String)> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 walk(&path, found);
-            } else if path.extension().is_some_and(|extension| ["rs", "cu", "cuh"].iter().any(|e| extension == *e)) {
+            } else if path
+                .extension()
+                .is_some_and(|extension| ["rs", "cu", "cuh"].iter().any(|e| extension == *e))
+            {
                 found.push((path.clone(), fs::read_to_string(&path).unwrap()));
             }
         }
@@ -40,12 +43,27 @@ fn modules_use_only_what_is_below_them() {
         ("app", &["comm", "device", "observe"]),
         ("measure", &["comm", "device", "memory"]),
         ("probe", &["comm", "device", "measure"]),
-        ("train", &["app", "checkpoint", "comm", "dataset", "device", "nn", "observe", "optim", "parallel", "probe"]),
+        (
+            "train",
+            &[
+                "app",
+                "checkpoint",
+                "comm",
+                "dataset",
+                "device",
+                "nn",
+                "observe",
+                "optim",
+                "parallel",
+                "probe",
+            ],
+        ),
     ];
     let all = sources("src");
     for (module, below) in allowed {
         let inside = [format!("/src/{module}/"), format!("/src/{module}.rs")];
-        let files = all.iter().filter(|(path, _)| inside.iter().any(|part| path.to_string_lossy().contains(part)));
+        let files =
+            all.iter().filter(|(path, _)| inside.iter().any(|part| path.to_string_lossy().contains(part)));
         let files: Vec<_> = files.collect();
         assert!(!files.is_empty(), "there is no module {module}");
         for (path, text) in files {
@@ -54,7 +72,11 @@ fn modules_use_only_what_is_below_them() {
             for hidden in ["super::super", "use crate::{", "use crate as", "use crate::*"] {
                 let allowed = hidden == "use crate::{"
                     && code.matches(hidden).count() == code.matches("use crate::{Error, Result}").count();
-                assert!(allowed || !code.contains(hidden), "{} hides what it uses behind {hidden}", path.display());
+                assert!(
+                    allowed || !code.contains(hidden),
+                    "{} hides what it uses behind {hidden}",
+                    path.display()
+                );
             }
             // where the two meet, and nowhere else
             let meets = ["mod", "mirror", "settlement"]

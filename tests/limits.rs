@@ -51,7 +51,11 @@ fn groups_in_a_circle_and_links_to_nothing() {
     });
     let train = |more: &str| format!("--data {} --model mlp --steps 1 {more}", path.display());
     let start = Instant::now();
-    refused("sync_sgd", &train("--inputs /nothing"), "no dataset /nothing in it; its datasets: /x, /y, /a/b/deep");
+    refused(
+        "sync_sgd",
+        &train("--inputs /nothing"),
+        "no dataset /nothing in it; its datasets: /x, /y, /a/b/deep",
+    );
     assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
     refused(
         "sync_sgd",
@@ -67,7 +71,11 @@ fn sizes_that_cannot_be() {
     let (_directory, path) = hdf5_file(|file| {
         let holes = |name: &str, rows: usize, len: usize| {
             let chunk = (1, len.min(1 << 20));
-            file.new_dataset::<f32>().chunk(chunk).shape((rows, len)).create(name).expect("a dataset can be made");
+            file.new_dataset::<f32>()
+                .chunk(chunk)
+                .shape((rows, len))
+                .create(name)
+                .expect("a dataset can be made");
         };
         holes("wide", 200, 1 << 40);
         holes("targets", 200, 1 << 36);
@@ -163,9 +171,10 @@ fn class_numbers_may_be_larger_than_the_number_of_samples() {
         put(file, "x", &x);
         put(file, "y", &y.mapv(|class| class * 30));
     });
-    let result = run("sync_sgd", 2, &format!("--data {} --model mlp --hidden none --steps 2", path.display()))
-        .expect(0)
-        .result();
+    let result =
+        run("sync_sgd", 2, &format!("--data {} --model mlp --hidden none --steps 2", path.display()))
+            .expect(0)
+            .result();
     assert_eq!(result["parameters"], 61 * 7);
 }
 
@@ -191,7 +200,9 @@ fn names_that_lead_nowhere() {
     let (directory, path) = directory();
     std::os::unix::fs::symlink("loop", directory.path().join("loop")).expect("a link can be made");
     let long = "n".repeat(300);
-    for (option, why) in [("loop", "Too many levels of symbolic links"), (long.as_str(), "File name too long")] {
+    for (option, why) in
+        [("loop", "Too many levels of symbolic links"), (long.as_str(), "File name too long")]
+    {
         for name in ["--data", "--init", "--resume", "--checkpoint-dir", "--metrics", "--trace"] {
             refused("sync_sgd", &format!("--steps 1 {name} {path}/{option}"), why);
         }
@@ -200,7 +211,10 @@ fn names_that_lead_nowhere() {
     let output = Command::new(env!("CARGO_BIN_EXE_probe")).args(["--json", "/nowhere/at/all.json"]).output();
     let output = output.expect("probe can be started");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("creating --json /nowhere/at/all.json"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("creating --json /nowhere/at/all.json"),
+        "{output:?}"
+    );
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
@@ -232,8 +246,9 @@ fn a_bomb_is_not_held() {
                 continue;
             };
             let status = fs::read_to_string(format!("/proc/{rank}/status")).unwrap_or_default();
-            let high =
-                status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+            let high = status
+                .lines()
+                .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
             peak = peak.max(high.unwrap_or(0_usize));
         }
     });
@@ -267,7 +282,11 @@ fn options_of_no_use_are_refused() {
     for (name, arguments, why) in [
         ("sync_sgd", "--hidden 12", "--hidden: this run has no use for it: it is for --model mlp"),
         ("sync_sgd", "--activation relu", "--activation: this run has no use for it"),
-        ("sync_sgd", "--model mlp --layers 3", "--layers: this run has no use for it: it is for --model deep-mlp"),
+        (
+            "sync_sgd",
+            "--model mlp --layers 3",
+            "--layers: this run has no use for it: it is for --model deep-mlp",
+        ),
         ("tensor_mlp", "--width 3", "--width: this run has no use for it"),
         (
             "sync_sgd",
@@ -285,7 +304,11 @@ fn options_of_no_use_are_refused() {
         refused(name, &format!("--steps 1 {arguments}"), why);
     }
     let deep = format!("{file} --model deep-mlp --targets /y --steps 1");
-    refused("sync_sgd", &deep, "--targets: this run has no use for it: the loss of deep-mlp looks at no targets");
+    refused(
+        "sync_sgd",
+        &deep,
+        "--targets: this run has no use for it: the loss of deep-mlp looks at no targets",
+    );
     refused("pipeline", "--model mlp --stages 0", "a stage of 0 layers has nothing to do");
     run("sync_sgd", 2, "--threads 200 --steps 1").expect(0).says_once("--threads 200 is more than the ");
 }
@@ -306,7 +329,8 @@ fn errors_name_the_file_that_is_wrong() {
     let why = format!("reading {path}/train-labels-idx1-ubyte: label 1 is 10, expected 0 to 9");
     refused("sync_sgd", &format!("--data {path} --steps 1"), &why);
     idx("train-labels-idx1-ubyte", &[3], &[3; 3]);
-    let why = format!("reading {path}/train-labels-idx1-ubyte: 3 labels for the 2 images of {path}/train-images");
+    let why =
+        format!("reading {path}/train-labels-idx1-ubyte: 3 labels for the 2 images of {path}/train-images");
     refused("sync_sgd", &format!("--data {path} --steps 1"), &why);
     fs::write(directory.path().join("s.csv"), "0B0,0F0\n").expect("it can be written");
     let done = run("pipeline", 1, &format!("--model mlp --schedule {path}/s.csv --steps 1")).expect(2);
@@ -334,8 +358,8 @@ fn a_long_pass_says_that_it_is_at_it() {
         let y = Array1::from_shape_fn(4_000_000, |row| (row % 2) as u8);
         file.new_dataset_builder().with_data(&y).create("y").expect("it can be made");
     });
-    let done =
-        run("sync_sgd", 2, &format!("--data {} --model mlp --hidden none --steps 1", path.display())).expect(0);
+    let done = run("sync_sgd", 2, &format!("--data {} --model mlp --hidden none --steps 1", path.display()))
+        .expect(0);
     done.says_once("looking through 4000000 samples (0.3 GB)");
     assert!(Path::new(&path).exists());
 }

@@ -85,12 +85,16 @@ fn programs_go_by_what_was_found() {
     };
     let (_folder, path) = directory();
     let json = format!("{path}/found.json");
-    let output =
-        probe(&launcher(2), &["--quick", "--json", &json], &[("LD_LIBRARY_PATH", &support::library_path(libraries))]);
+    let output = probe(
+        &launcher(2),
+        &["--quick", "--json", &json],
+        &[("LD_LIBRARY_PATH", &support::library_path(libraries))],
+    );
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
     let run = |more: &[&str]| {
-        let arguments = ["--model", "mlp", "--steps", "2", "--eval-every", "0", "--threads", "1", "--device", "cuda"];
+        let arguments =
+            ["--model", "mlp", "--steps", "2", "--eval-every", "0", "--threads", "1", "--device", "cuda"];
         mpiexec(2, support::program("sync_sgd"))
             .args(arguments)
             .args(more.iter().copied())
@@ -124,8 +128,12 @@ fn collectives_measure_a_device_beside_the_other_ways() {
         assert_eq!(rows.len(), 8, "{}", done.describe());
         for row in rows {
             let is_sum = row["operation"] == "all-reduce";
-            let names: Vec<&str> =
-                row["others"].as_array().unwrap().iter().map(|other| other["algorithm"].as_str().unwrap()).collect();
+            let names: Vec<&str> = row["others"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|other| other["algorithm"].as_str().unwrap())
+                .collect();
             assert_eq!(names, if is_sum { others } else { &["staged"] }, "{row}");
             assert!(["direct", "pairwise"].contains(&row["algorithm"].as_str().unwrap()), "{row}");
             assert_eq!(row["overlap_percent"].is_number(), row["call"] == "non-blocking", "{row}");

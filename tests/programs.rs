@@ -26,14 +26,18 @@ fn mnist() -> Option<PathBuf> {
     if directory.join("train-images-idx3-ubyte.gz").exists() {
         return Some(directory);
     }
-    support::say_skipped(&format!("the full MNIST is not in {}; data/fetch mnist gets it", directory.display()));
+    support::say_skipped(&format!(
+        "the full MNIST is not in {}; data/fetch mnist gets it",
+        directory.display()
+    ));
     None
 }
 
 #[test]
 fn pi_from_one_term_a_rank_and_from_a_billion() {
-    let pi =
-        |ranks, terms: &str| mpiexec(ranks, env!("CARGO_BIN_EXE_pi")).args(["--terms", terms]).run().expect(0).stdout;
+    let pi = |ranks, terms: &str| {
+        mpiexec(ranks, env!("CARGO_BIN_EXE_pi")).args(["--terms", terms]).run().expect(0).stdout
+    };
     assert!(pi(4, "ranks").starts_with("pi = 2.895238095"));
     assert!(pi(1, "ranks").starts_with("pi = 4.000000000"));
     for ranks in [1, 2, 3, 5] {
@@ -51,13 +55,19 @@ fn pi_from_one_term_a_rank_and_from_a_billion() {
 #[test]
 fn ping_sends_its_number_and_measures() {
     for ranks in [2, 3] {
-        let done =
-            mpiexec(ranks, env!("CARGO_BIN_EXE_ping")).args(["--largest", "4096", "--repeats", "5"]).run().expect(0);
+        let done = mpiexec(ranks, env!("CARGO_BIN_EXE_ping"))
+            .args(["--largest", "4096", "--repeats", "5"])
+            .run()
+            .expect(0);
         let lines: Vec<&str> = done.stdout.trim_end().lines().map(str::trim_start).collect();
         let said = [
             "blocking: rank 1 received 43523 from rank 0",
             "non-blocking: rank 1 received 43523 from rank 0",
-            &format!("ring: the token came back with {}, the sum of 0 to {}", ranks * (ranks - 1) / 2, ranks - 1),
+            &format!(
+                "ring: the token came back with {}, the sum of 0 to {}",
+                ranks * (ranks - 1) / 2,
+                ranks - 1
+            ),
         ];
         assert_eq!(lines[..3], said, "{}", done.describe());
         assert!(lines[lines.len() - 1].starts_with("4096 "), "{}", done.describe());
@@ -70,7 +80,10 @@ fn lenet_learns_the_digits_on_any_number_of_ranks() {
     for ranks in [1, 2, 3] {
         let result = train(ranks, "--quiet");
         assert!(result["accuracy"].as_f64().unwrap() >= 0.97, "{result}");
-        assert_eq!((result["program"].as_str(), result["ranks"].as_u64()), (Some("sync_sgd"), Some(ranks as u64)));
+        assert_eq!(
+            (result["program"].as_str(), result["ranks"].as_u64()),
+            (Some("sync_sgd"), Some(ranks as u64))
+        );
         assert_eq!((result["parameters"].as_u64(), result["steps"].as_u64()), (Some(21840), Some(710)));
         for key in ["model", "epochs", "loss", "samples_per_second", "median_step_ms", "parameters_digest"] {
             assert!(!result[key].is_null(), "{key} in {result}");
@@ -108,8 +121,10 @@ fn the_same_command_gives_the_same_bits() {
 fn every_model_trains_on_synthetic_data() {
     for (model, accuracy) in [("mlp", true), ("lenet", true), ("cifar", true), ("deep-mlp", false)] {
         let width = if model == "deep-mlp" { "--width 32" } else { "" };
-        let result =
-            train(2, &format!("--quiet --model {model} --data synthetic {width} --synthetic-samples 500 --epochs 2"));
+        let result = train(
+            2,
+            &format!("--quiet --model {model} --data synthetic {width} --synthetic-samples 500 --epochs 2"),
+        );
         assert_eq!(result["accuracy"].is_number(), accuracy, "{result}");
         assert_eq!(result["steps"], 8, "500 samples in batches of 128 are four steps an epoch");
     }
@@ -213,8 +228,10 @@ fn ranks_that_see_different_data_are_told_so() {
         support::data::table_of(&folder.path().join(format!("{rank}.h5")), rows);
     }
     let wrapper = own_file_for_each_rank(folder.path());
-    let done =
-        mpiexec(2, &wrapper).args(["--model", "mlp", "--batch-size", "8"]).limit(Duration::from_secs(30)).run();
+    let done = mpiexec(2, &wrapper)
+        .args(["--model", "mlp", "--batch-size", "8"])
+        .limit(Duration::from_secs(30))
+        .run();
     let done = done.expect(2);
     done.says_once("the number of samples to train with is 40 on rank 0 and 30 on rank 1");
     done.says_once("is it the same on every node?");
@@ -252,11 +269,17 @@ fn options_out_of_range_are_refused() {
     refused(&["--micro-batches", "129"], "129 micro-batches are more than the ");
     refused(&["--model", "deep-mlp", "--layers", "10000000000"], "--layers: it is 10000000000");
     refused(&["--model", "deep-mlp", "--data", "synthetic", "--width", "0"], "--width: it is 0");
-    refused(&["--model", "mlp", "--no-bias", "--hidden", "1152921504606846976,16"], "no size may be above 268435456");
+    refused(
+        &["--model", "mlp", "--no-bias", "--hidden", "1152921504606846976,16"],
+        "no size may be above 268435456",
+    );
     refused(&["--threads", "20000"], "--threads: it is 20000, but must not be above 1024");
     refused(&["--threads", "0"], "--threads: it is 0, but must be at least 1");
     refused(&["--model", "deep-mlp", "--width", "100"], "--width is 100, but a sample has 784");
-    refused(&["--model", "cifar", "--data", "synthetic", "--synthetic-shape", "10"], "needs images, not 10 features");
+    refused(
+        &["--model", "cifar", "--data", "synthetic", "--synthetic-shape", "10"],
+        "needs images, not 10 features",
+    );
     refused(&["--metrics", "/no/such/folder/metrics.csv"], "creating --metrics /no/such/folder/metrics.csv");
     let done = sync_sgd(3, "--batch-size 2").run().expect(2);
     done.says_once("a global batch of 2 cannot be shared by 3 ranks");
@@ -308,7 +331,8 @@ fn processes_that_do_not_see_each_other_refuse_to_run() {
             let output = command.output().expect("a program can be started");
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{program}: {said}");
-            let complaint = "error: joining the job: SLURM_NTASKS says 4 processes, but MPI sees this one only";
+            let complaint =
+                "error: joining the job: SLURM_NTASKS says 4 processes, but MPI sees this one only";
             assert_eq!(said.matches(complaint).count(), usize::from(process == "0"), "{program}: {said}");
             assert!(process == "0" || said.is_empty(), "{program}: {said}");
         }

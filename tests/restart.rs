@@ -85,7 +85,8 @@ fn interrupted(
         match done.code {
             Some(0) => {
                 let rows = fs::read_to_string(&metrics).expect("there are metrics");
-                let steps = rows.lines().skip(1).map(|row| row.split(',').next().and_then(|step| step.parse().ok()));
+                let steps =
+                    rows.lines().skip(1).map(|row| row.split(',').next().and_then(|step| step.parse().ok()));
                 assert!(steps.eq((1..=num_steps).map(Some)), "{rows}");
                 return digest(done);
             }
@@ -139,7 +140,12 @@ fn interrupted_runs_end_with_the_same_bits() {
             213,
         ),
         ("tensor_mlp", 2, "--steps 400 --optimizer adam --batch-size 64 --eval-every 0", 400),
-        ("pipeline", 3, "--model mlp --hidden 64,32 --steps 300 --schedule 1f1b --clip-norm 1 --eval-every 0", 300),
+        (
+            "pipeline",
+            3,
+            "--model mlp --hidden 64,32 --steps 300 --schedule 1f1b --clip-norm 1 --eval-every 0",
+            300,
+        ),
     ];
     let each = soak().map_or(6, |total| total.div_ceil(runs.len()));
     let mut random = ChaCha8Rng::seed_from_u64(soak().unwrap_or(11) as u64);
@@ -163,7 +169,8 @@ fn weights(path: &Path) -> Vec<(String, Vec<f32>)> {
     let file = hdf5::File::open(path).expect("an export is an HDF5 file");
     let group = file.group("model").expect("it has a model");
     let read = |name: String| {
-        let values = group.dataset(&name).and_then(|dataset| dataset.read_raw()).expect("a tensor can be read");
+        let values =
+            group.dataset(&name).and_then(|dataset| dataset.read_raw()).expect("a tensor can be read");
         (name, values)
     };
     group.member_names().expect("a group has members").into_iter().map(read).collect()

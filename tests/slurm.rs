@@ -61,7 +61,8 @@ fn every_template_runs(cluster: &Cluster) {
     }
     let mut pi = cluster.submit("pi", "srun", "pi", "", "--terms 1000000");
     let mut ping = cluster.submit("ping", "mpiexec", "ping", "", "--largest 4096 --repeats 5");
-    let mut measured = cluster.submit("collectives", "srun", "collectives", "", "--to 64 --seconds 0.01 --json");
+    let mut measured =
+        cluster.submit("collectives", "srun", "collectives", "", "--to 64 --seconds 0.01 --json");
     let mut probed = cluster.submit("probe", "srun", "probe", "", "--quick");
     assert!(measured.end().contains("\"ranks\":4,"), "{}", measured.said());
     let said = probed.end();
@@ -110,7 +111,14 @@ fn preemption(cluster: &Cluster, training: &Training) {
         job.reach(40);
         job.let_go();
     });
-    cluster.run(&["sbatch", "--partition=test", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]);
+    cluster.run(&[
+        "sbatch",
+        "--partition=test",
+        "--nodes=4",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 1",
+    ]);
     for job in &jobs {
         job.end_with(2, &training.digest);
     }
@@ -191,7 +199,11 @@ fn jobs_start_on_a_loaded_machine() {
     for number in 0..wanted {
         while running.len() == 6 {
             running.retain(|job| !job.is_done());
-            assert!(!running.iter().any(Job::has_failed), "{}", running.iter().map(Job::said).collect::<String>());
+            assert!(
+                !running.iter().any(Job::has_failed),
+                "{}",
+                running.iter().map(Job::said).collect::<String>()
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
         running.push(cluster.submit(&format!("start{number}"), "srun", "sync_sgd", "", short));
@@ -199,7 +211,8 @@ fn jobs_start_on_a_loaded_machine() {
     running.iter().for_each(|job| job.until("the end", || job.is_done()));
     let (mut lost, mut starts) = (0, 0);
     for number in 0..wanted {
-        let said = fs::read_to_string(cluster.path(&format!("start{number}"), "log")).expect("every job has a log");
+        let said =
+            fs::read_to_string(cluster.path(&format!("start{number}"), "log")).expect("every job has a log");
         assert!(said.contains("\"steps\":5,"), "{said}");
         lost += said.split(", start ").skip(1).filter(|start| was_lost(start)).count();
         starts += said.matches(", start ").count();

@@ -39,7 +39,8 @@ fn the_end_of_the_time_stops_a_run_in_good_order() {
 #[test]
 fn a_signal_before_the_first_step_stops_in_good_order_too() {
     let (directory, path) = directory();
-    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --data synthetic --synthetic-samples 400000");
+    let arguments =
+        format!("--epochs 100000 --checkpoint-dir {path} --data synthetic --synthetic-samples 400000");
     let done = sync_sgd(2, &arguments).run_with(|launcher| {
         let listens = |process: &u32| {
             // launchers have helpers, which listen for other reasons; so does MPICH, but not for SIGTERM

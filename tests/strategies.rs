@@ -35,7 +35,8 @@ fn tensor_mlp_learns_the_digits_whoever_has_which_part() {
 
 #[test]
 fn a_pipeline_ends_with_the_bits_of_one_rank() {
-    for model in ["--model lenet --epochs 2", "--model mlp --hidden 40,30,20,10 --epochs 2 --optimizer adamw"] {
+    for model in ["--model lenet --epochs 2", "--model mlp --hidden 40,30,20,10 --epochs 2 --optimizer adamw"]
+    {
         let arguments = format!("{model} --micro-batches 4 --clip-norm 1");
         let serial = train("sync_sgd", 1, &arguments);
         for (ranks, more) in [
@@ -60,7 +61,9 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).display().to_string();
     let show = |more: &str| {
-        job("pipeline", 1, &format!("--show-ranks 2 --micro-batches 3 --show-schedule {more}")).run().expect(0)
+        job("pipeline", 1, &format!("--show-ranks 2 --micro-batches 3 --show-schedule {more}"))
+            .run()
+            .expect(0)
     };
     let table = show("--schedule 1f1b").stdout;
     assert!(table.contains("rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2"), "{table}");
@@ -68,7 +71,9 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     show(&csv);
     show(&svg);
     let picture = fs::read_to_string(&svg).unwrap();
-    assert!(picture.starts_with("<svg") && picture.matches("<rect").count() > 12 && picture.contains("rank 1"));
+    assert!(
+        picture.starts_with("<svg") && picture.matches("<rect").count() > 12 && picture.contains("rank 1")
+    );
     let text = fs::read_to_string(&csv).unwrap();
     assert!(text.starts_with("0F0,0SEND_F0,"), "{text}");
     let named = train("pipeline", 2, "--epochs 1 --batch-size 96 --micro-batches 3");
@@ -94,7 +99,11 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     fs::write(&broken, "0F0,0Q0\n1F0,1B0\n").unwrap();
     refused(2, &format!("--schedule {broken}"), "line 1, column 2: \"0Q0\" is no action");
     refused(3, &format!("--schedule {csv}"), "plan.csv is for 2 ranks, but the job has 3");
-    refused(2, &format!("--schedule {csv} --micro-batches 4"), "it is for 3 micro-batches, --micro-batches says 4");
+    refused(
+        2,
+        &format!("--schedule {csv} --micro-batches 4"),
+        "it is for 3 micro-batches, --micro-batches says 4",
+    );
     refused(2, "--schedule nowhere.csv", "reading the schedule nowhere.csv: No such file");
     refused(
         2,
@@ -111,7 +120,11 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         let refused = |program, arguments: &str, text: &str| {
             job(program, ranks, arguments).run().expect(2).says_once(text);
         };
-        refused("tensor_mlp", "--model lenet", "only linear layers can be shared: use --model mlp or deep-mlp");
+        refused(
+            "tensor_mlp",
+            "--model lenet",
+            "only linear layers can be shared: use --model mlp or deep-mlp",
+        );
         refused("tensor_mlp", "--split columns", "invalid value 'columns'");
         refused("pipeline", "--stages 3,2,1,1", "3,2,1,1 is 4 stages with 7 layers");
         refused("pipeline", "--stages-per-rank 0 --schedule interleaved", "0 stages a rank");
@@ -136,7 +149,10 @@ fn a_nan_ends_every_strategy_in_good_order() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("trace.json");
         let arguments = format!("{blown_up} --trace {}", path.display());
-        job(program, ranks, &arguments).run().expect(1).says_once("the loss is NaN; try a smaller --learning-rate");
+        job(program, ranks, &arguments)
+            .run()
+            .expect(1)
+            .says_once("the loss is NaN; try a smaller --learning-rate");
         // what led to it can be looked at
         let spans = check_trace(&path, ranks as u64, None);
         assert!(spans[&1].iter().any(|span| span["name"] == "step"));
@@ -198,8 +214,16 @@ fn traces_are_sound_and_hold_what_was_done() {
             3,
             "--steps 5",
             0,
-            &["step", "read samples", "forward 0", "backward 0", "layer 1", "optimizer", "evaluation", "all_reduce"]
-                [..],
+            &[
+                "step",
+                "read samples",
+                "forward 0",
+                "backward 0",
+                "layer 1",
+                "optimizer",
+                "evaluation",
+                "all_reduce",
+            ][..],
         ),
         ("tensor_mlp", 2, "--steps 5 --split gather", 6, &["forward 0", "all_gather", "reduce_scatter"]),
         (
@@ -223,7 +247,12 @@ fn traces_are_sound_and_hold_what_was_done() {
         assert!(spans.values().all(|spans| steps(spans) == if program == "pi" { 0 } else { 5 }));
         let sends_bytes = |span: &Value| span["cat"] != "communication" || span["args"]["bytes"].is_u64();
         assert!(spans.values().flatten().all(sends_bytes));
-        assert_eq!(done.stderr.contains("time in steps, all ranks: compute"), program != "pi", "{}", done.describe());
+        assert_eq!(
+            done.stderr.contains("time in steps, all ranks: compute"),
+            program != "pi",
+            "{}",
+            done.describe()
+        );
         assert_eq!(done.stderr.contains("% measured"), program == "pipeline");
     }
     job("pi", 2, "--trace /nowhere/trace.json")

@@ -35,7 +35,11 @@ impl<'a> FileOption<'a> {
     }
 
     /// A file that is read, or a directory, of which the files are read whose names `is_read` knows.
-    pub fn input_or_directory(option: &'static str, path: &'a Path, is_read: fn(&str) -> bool) -> FileOption<'a> {
+    pub fn input_or_directory(
+        option: &'static str,
+        path: &'a Path,
+        is_read: fn(&str) -> bool,
+    ) -> FileOption<'a> {
         FileOption { option, path, purpose: Use::InputOrDirectory(is_read) }
     }
 
@@ -64,7 +68,9 @@ impl<'a> FileOption<'a> {
         }
         let mut entries = fs::read_dir(self.path).into_iter().flatten().flatten();
         let found = entries.find(|entry| {
-            is_read(&entry.file_name().to_string_lossy()) && !entry.path().is_dir() && is_same(&entry.path(), output)
+            is_read(&entry.file_name().to_string_lossy())
+                && !entry.path().is_dir()
+                && is_same(&entry.path(), output)
         });
         found.map(|entry| entry.path())
     }
@@ -192,7 +198,8 @@ mod tests {
             ];
             check(&files).is_err_and(|error| error.exit_code() == 2)
         };
-        for (input, output) in [("a", "a"), ("a", "hard"), ("a", "soft"), ("a", "directory/../a"), ("directory", "a")]
+        for (input, output) in
+            [("a", "a"), ("a", "hard"), ("a", "soft"), ("a", "directory/../a"), ("directory", "a")]
         {
             assert!(refused(input, output), "{input} {output}");
         }
@@ -209,7 +216,10 @@ mod tests {
         }
         // neither is there yet
         let (new, dangling) = (at("new"), at("dangling"));
-        assert!(check(&[FileOption::output("--metrics", &new), FileOption::output("--trace", &dangling)]).is_err());
+        assert!(
+            check(&[FileOption::output("--metrics", &new), FileOption::output("--trace", &dangling)])
+                .is_err()
+        );
         // two that are only read may be one, and /dev/null takes everything
         let a = at("a");
         assert!(check(&[FileOption::input("--init", &a), FileOption::input("--resume", &a)]).is_ok());

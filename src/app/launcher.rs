@@ -28,7 +28,10 @@ fn check_size(size: usize, variable: impl Fn(&str) -> Option<String>, library: &
             let way_out = format!(
                 "srun --mpi=list shows what Slurm offers (pmix for Open MPI, pmi2 for MPICH), and mpiexec must be that of {library}; for a run on one rank, unset {name}"
             );
-            Err(Error::input(doing, format!("{name} says {number} processes, but MPI sees this one only; {way_out}")))
+            Err(Error::input(
+                doing,
+                format!("{name} says {number} processes, but MPI sees this one only; {way_out}"),
+            ))
         }
         _ => Ok(()),
     }
@@ -64,7 +67,8 @@ mod tests {
     #[test]
     fn a_job_of_one_is_refused_where_several_were_started() {
         let check = |size, variables: &[(&str, &str)]| {
-            let find = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, v)| (*v).to_owned());
+            let find =
+                |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, v)| (*v).to_owned());
             check_size(size, find, "MPI 1.0").map_err(|error| error.to_string())
         };
         assert!(check(1, &[]).is_ok());

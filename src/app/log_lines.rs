@@ -38,7 +38,13 @@ pub fn start(world: &World, options: &CommonOptions) {
         let rank = rank_for_messages().filter(|rank| *rank > 0);
         let rank = rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
         let colon = if rank.is_empty() && step.is_empty() { "" } else { ":" };
-        writeln!(buffer, "{} {:<5}{rank}{step}{colon} {}", clock(SystemTime::now()), record.level(), record.args())
+        writeln!(
+            buffer,
+            "{} {:<5}{rank}{step}{colon} {}",
+            clock(SystemTime::now()),
+            record.level(),
+            record.args()
+        )
     });
     builder.target(Target::Pipe(Box::new(AboveTheBar)));
     // a second program in the same process, as in tests, keeps the first logger

@@ -127,7 +127,8 @@ pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
 /// Refuses to be one of several processes, for a program that has no ranks. Others beside it may wait for it in MPI, so it joins them to
 /// say no.
 fn refuse_several<A: Parser>() -> ExitCode {
-    let line = CommandLine::<A>::refused("this program runs as a single process; start it without mpiexec or srun");
+    let line =
+        CommandLine::<A>::refused("this program runs as a single process; start it without mpiexec or srun");
     let agreed = World::start().and_then(|world| line.agree(&world));
     match agreed {
         Ok(outcome) => outcome.err().unwrap_or(ExitCode::from(2)),
@@ -138,7 +139,11 @@ fn refuse_several<A: Parser>() -> ExitCode {
     }
 }
 
-fn observed<A: Program, T>(world: &World, arguments: &A, run: impl FnOnce(&World, &A) -> Result<T>) -> Result<T> {
+fn observed<A: Program, T>(
+    world: &World,
+    arguments: &A,
+    run: impl FnOnce(&World, &A) -> Result<T>,
+) -> Result<T> {
     let checked = if world.is_root() { arguments.check_files().map(Some) } else { Ok(None) };
     world.communicator().agree_with_root(checked)?;
     let Some(path) = &arguments.common().trace else {

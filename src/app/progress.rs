@@ -38,8 +38,10 @@ impl Progress {
         let target = if speaks && mode == ProgressMode::Auto { target() } else { None };
         let bar = target.map(|target| {
             let template = "{bar:32} {pos}/{len} steps  {msg}  {per_sec:.dim}  {eta} left";
-            let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            let bar = ProgressBar::with_draw_target(Some(num_steps), target).with_style(style.progress_chars("━╸ "));
+            let style =
+                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            let bar = ProgressBar::with_draw_target(Some(num_steps), target)
+                .with_style(style.progress_chars("━╸ "));
             // what was done before says nothing about the rate
             bar.set_position(done);
             bar.tick();

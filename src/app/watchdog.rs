@@ -38,7 +38,9 @@ pub(super) fn watch(limit: Duration) {
             } else if still >= limit {
                 let rank = rank_for_messages().or_else(launcher::announced_rank).unwrap_or_default();
                 let (limit_words, since) = (humantime::format_duration(limit), clock(since));
-                say(&format!("rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}"));
+                say(&format!(
+                    "rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}"
+                ));
                 thread::sleep((limit / 4).min(LONGEST_GRACE));
                 abort(1);
             }

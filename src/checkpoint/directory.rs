@@ -90,9 +90,13 @@ pub fn newest_acceptable(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Resul
                     Err(error) => found.damaged.push(error),
                 },
                 Ok(other) => {
-                    let why =
-                        format!("it is the checkpoint of step {}, under another's name", other.description.step);
-                    found.damaged.push(Error::input(format!("reading the checkpoint {}", path.display()), why));
+                    let why = format!(
+                        "it is the checkpoint of step {}, under another's name",
+                        other.description.step
+                    );
+                    found
+                        .damaged
+                        .push(Error::input(format!("reading the checkpoint {}", path.display()), why));
                 }
                 // another job has removed it, and written others meanwhile
                 Err(_) if has_gone(&path) => has_vanished = true,

@@ -77,7 +77,8 @@ impl Checkpoint {
     /// # Errors
     /// There is no such tensor, it has not `shape`, it is damaged, or the HDF5 library cannot read it.
     pub fn read(&self, group: &str, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let fail = |why: String| Error::input(format!("reading /{group}/{name} of {}", self.path.display()), why);
+        let fail =
+            |why: String| Error::input(format!("reading /{group}/{name} of {}", self.path.display()), why);
         let found = self.tensors.iter().find(|tensor| tensor.group == group && tensor.name == name);
         let found = found.ok_or_else(|| fail("there is no such tensor".into()))?;
         if found.shape != shape {
@@ -91,7 +92,9 @@ impl Checkpoint {
             hash_values(&mut hash, &values);
             let (wanted, found) = (text(&dataset, "xxh3_128").map_err(library)?, hash.digest128());
             if wanted != format!("{found:032x}") {
-                return Err(fail(format!("it is damaged: its checksum is {found:032x}, and should be {wanted}")));
+                return Err(fail(format!(
+                    "it is damaged: its checksum is {found:032x}, and should be {wanted}"
+                )));
             }
         }
         Ok(values)
@@ -143,7 +146,8 @@ fn groups(root: &Group) -> hdf5::Result<Vec<(Group, String)>> {
 fn describe(file: &hdf5::File) -> hdf5::Result<Description> {
     let number = |name: &str| file.attr(name)?.read_scalar::<u64>();
     let settings = |name: &str| -> hdf5::Result<Settings> {
-        serde_json::from_str(&text(file, name)?).map_err(|error| hdf5::Error::Internal(format!("{name}: {error}")))
+        serde_json::from_str(&text(file, name)?)
+            .map_err(|error| hdf5::Error::Internal(format!("{name}: {error}")))
     };
     Ok(Description {
         step: number("step")?,

@@ -60,7 +60,9 @@ fn build(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> hdf5::Result<
             .create(name.as_str())?;
         text(&dataset, "xxh3_128", &format!("{checksum:032x}"))?;
         let offset = dataset.offset();
-        offsets.push(offset.ok_or_else(|| hdf5::Error::Internal(format!("{path}/{name} has no place in the file")))?);
+        offsets.push(
+            offset.ok_or_else(|| hdf5::Error::Internal(format!("{path}/{name} has no place in the file")))?,
+        );
     }
     drop(group);
     file.close()?;
@@ -84,10 +86,14 @@ fn describe(file: &hdf5::File, snapshot: &Snapshot, digest: u128) -> hdf5::Resul
     }
     text(file, "model", &description.model)?;
     text(file, "parameters_digest", &format!("{digest:032x}"))?;
-    let json =
-        [("config", &description.config), ("options", &description.options), ("written_by", &description.written_by)];
+    let json = [
+        ("config", &description.config),
+        ("options", &description.options),
+        ("written_by", &description.written_by),
+    ];
     for (name, settings) in json {
-        let json = serde_json::to_string(settings).map_err(|error| hdf5::Error::Internal(error.to_string()))?;
+        let json =
+            serde_json::to_string(settings).map_err(|error| hdf5::Error::Internal(error.to_string()))?;
         text(file, name, &json)?;
     }
     Ok(())

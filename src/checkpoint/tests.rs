@@ -56,7 +56,8 @@ fn what_is_written_is_read_and_the_same_state_gives_the_same_bytes() {
     let file = Checkpoint::open(&path).unwrap();
     let mut original = snapshot(5);
     assert_eq!(file.description, original.description);
-    for (slot, group) in [(None, "model"), (Some(0), "optimizer/exp_avg"), (Some(1), "optimizer/exp_avg_sq")] {
+    for (slot, group) in [(None, "model"), (Some(0), "optimizer/exp_avg"), (Some(1), "optimizer/exp_avg_sq")]
+    {
         for (number, spec) in tensors().iter().enumerate() {
             let values = file.read(group, &spec.name, &spec.shape).unwrap();
             assert_eq!(values, original.tensor_mut(slot, number), "{group} {}", spec.name);
@@ -226,7 +227,8 @@ fn two_writers_of_one_directory_leave_sound_files() {
     let directory = tempfile::tempdir().unwrap();
     let write_all = || {
         for step in 1..40 {
-            write_and_prune(&directory.path().join(file_name(step)), 2, &snapshot(step), &mut |_| ()).unwrap();
+            write_and_prune(&directory.path().join(file_name(step)), 2, &snapshot(step), &mut |_| ())
+                .unwrap();
         }
     };
     std::thread::scope(|scope| {

@@ -85,7 +85,12 @@ fn checksums(snapshot: &Snapshot) -> std::result::Result<(Vec<u128>, u128), Stri
     Ok((checksums, digest.digest128()))
 }
 
-fn publish(path: &Path, snapshot: &Snapshot, skeleton: Skeleton, told: &mut dyn FnMut(Boundary)) -> io::Result<u64> {
+fn publish(
+    path: &Path,
+    snapshot: &Snapshot,
+    skeleton: Skeleton,
+    told: &mut dyn FnMut(Boundary),
+) -> io::Result<u64> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut file = tempfile::Builder::new()
@@ -132,8 +137,12 @@ fn write_body(
         }
         io::Result::Ok(())
     };
-    let mut values: Vec<(u64, &[f32])> =
-        skeleton.offsets.iter().zip(snapshot.entries()).map(|(at, entry)| (*at, snapshot.values(entry))).collect();
+    let mut values: Vec<(u64, &[f32])> = skeleton
+        .offsets
+        .iter()
+        .zip(snapshot.entries())
+        .map(|(at, entry)| (*at, snapshot.values(entry)))
+        .collect();
     values.sort_unstable_by_key(|(at, _)| *at);
     values.push((skeleton.len, &[]));
     let mut between = Vec::new();

@@ -47,10 +47,13 @@ impl Communicator {
         let of_root = String::from_utf8_lossy(&of_root).into_owned();
         let words: Vec<&str> = of_root.split('\0').collect();
         let of_root: Vec<(&str, &str)> = words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-        let own: Vec<(&str, &str)> = settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let own: Vec<(&str, &str)> =
+            settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let outcome = match differences(&of_root, &own, self.rank()) {
             found if found.is_empty() => Ok(()),
-            found => Err(Error::input(doing, format!("{}; all ranks must be given the same", found.join("; ")))),
+            found => {
+                Err(Error::input(doing, format!("{}; all ranks must be given the same", found.join("; "))))
+            }
         };
         self.agree_and_name(outcome, false)
     }
@@ -121,7 +124,8 @@ mod tests {
 
     #[test]
     fn what_differs_is_named_with_both_values() {
-        let found = differences(&[("a", "1"), ("b", "x"), ("c", "")], &[("a", "2"), ("b", "x"), ("d", "4")], 3);
+        let found =
+            differences(&[("a", "1"), ("b", "x"), ("c", "")], &[("a", "2"), ("b", "x"), ("d", "4")], 3);
         let expected = [
             "a is 1 on rank 0 and 2 on rank 3",
             "c is empty on rank 0 and unset on rank 3",

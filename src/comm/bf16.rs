@@ -42,7 +42,10 @@ mod tests {
     fn every_number_is_itself_and_halves_go_to_even() {
         for bits in 0..=u16::MAX {
             let value = widen(bits);
-            assert!(if value.is_nan() { widen(round(value)).is_nan() } else { round(value) == bits }, "{bits:#x}");
+            assert!(
+                if value.is_nan() { widen(round(value)).is_nan() } else { round(value) == bits },
+                "{bits:#x}"
+            );
         }
         // between 1 and the next, 1 + 1/128
         for (value, expected) in

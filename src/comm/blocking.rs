@@ -65,7 +65,12 @@ impl Raw {
     }
 
     /// `into` = part `rank` of operation over all ranks of `from`, which has a part for each.
-    pub(super) fn blocking_reduce_scatter<T: Element>(&self, from: &[T], into: &mut [T], operation: Operation) {
+    pub(super) fn blocking_reduce_scatter<T: Element>(
+        &self,
+        from: &[T],
+        into: &mut [T],
+        operation: Operation,
+    ) {
         let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
         let (from, into, n) = (address(from.as_ptr()), address_mut(into.as_mut_ptr()), into.len() as c_int);
         // SAFETY: the callers checked the lengths.
@@ -98,7 +103,13 @@ impl Raw {
     }
 
     /// At the root, `into = operation over all ranks of from`; lengths are equal there.
-    pub(super) fn blocking_reduce<T: Element>(&self, from: &[T], into: &mut [T], operation: Operation, root: usize) {
+    pub(super) fn blocking_reduce<T: Element>(
+        &self,
+        from: &[T],
+        into: &mut [T],
+        operation: Operation,
+        root: usize,
+    ) {
         if yields() {
             // SAFETY: the slices are borrowed until all is complete; the rest as below.
             return self.complete(|requests| unsafe {
@@ -108,7 +119,8 @@ impl Raw {
         let (datatype, operation) = (T::equivalent_datatype().as_raw(), operation.to_mpi());
         let (comm, root) = (self.public.as_raw(), root as c_int);
         for (at, n) in self.pieces(from.len()) {
-            let (from, into) = (address(from[at..].as_ptr()), address_mut(into.as_mut_ptr().wrapping_add(at)));
+            let (from, into) =
+                (address(from[at..].as_ptr()), address_mut(into.as_mut_ptr().wrapping_add(at)));
             // SAFETY: `from` holds `n` elements from `at` on, and so does `into` at the root, where alone it is written.
             unsafe {
                 ffi::MPI_Reduce(from, into, n, datatype, operation.as_raw(), root, comm);
@@ -120,8 +132,9 @@ impl Raw {
     pub(super) fn blocking_broadcast<T: Element>(&self, values: &mut [T], root: usize) {
         if yields() {
             // SAFETY: the slices are borrowed until all is complete; the rest as below.
-            return self
-                .complete(|requests| unsafe { self.broadcast(requests, (values.as_mut_ptr(), values.len()), root) });
+            return self.complete(|requests| unsafe {
+                self.broadcast(requests, (values.as_mut_ptr(), values.len()), root)
+            });
         }
         let extent = self.extent::<T>(values.len());
         // SAFETY: the slice holds the elements.
@@ -143,7 +156,16 @@ impl Raw {
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the callers checked the lengths; `from` is read at the root only.
         unsafe {
-            ffi::MPI_Scatter(address(from.as_ptr()), n, t, address_mut(into.as_mut_ptr()), n, t, root as c_int, comm);
+            ffi::MPI_Scatter(
+                address(from.as_ptr()),
+                n,
+                t,
+                address_mut(into.as_mut_ptr()),
+                n,
+                t,
+                root as c_int,
+                comm,
+            );
         }
     }
 
@@ -159,7 +181,16 @@ impl Raw {
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the callers checked the lengths; `into` is written at the root only.
         unsafe {
-            ffi::MPI_Gather(address(from.as_ptr()), n, t, address_mut(into.as_mut_ptr()), n, t, root as c_int, comm);
+            ffi::MPI_Gather(
+                address(from.as_ptr()),
+                n,
+                t,
+                address_mut(into.as_mut_ptr()),
+                n,
+                t,
+                root as c_int,
+                comm,
+            );
         }
     }
 
@@ -236,7 +267,14 @@ impl Raw {
             if is_busy() {
                 engine::wait_until(|| {
                     let mut is_there = 0;
-                    ffi::MPI_Improbe(from, tag, comm, &mut is_there, message.as_mut_ptr(), status.as_mut_ptr());
+                    ffi::MPI_Improbe(
+                        from,
+                        tag,
+                        comm,
+                        &mut is_there,
+                        message.as_mut_ptr(),
+                        status.as_mut_ptr(),
+                    );
                     is_there != 0
                 });
             } else {
@@ -277,8 +315,9 @@ impl Raw {
     pub(super) fn blocking_send<T: Element>(&self, values: &[T], to: usize, tag: i32) {
         if is_busy() {
             // SAFETY: the slices are borrowed until all is complete; the rest as below.
-            return self
-                .complete(|requests| unsafe { self.send(requests, (values.as_ptr(), values.len()), to, tag) });
+            return self.complete(|requests| unsafe {
+                self.send(requests, (values.as_ptr(), values.len()), to, tag)
+            });
         }
         let extent = self.extent::<T>(values.len());
         // SAFETY: `values` stays borrowed until the call returns.

@@ -100,7 +100,12 @@ pub(super) fn staged(collective: Collective, bytes: usize, size: usize) -> Choic
     chunked(collective, bytes, size, (32 << 10, (4 << 20).max(size << 18)))
 }
 
-fn chunked(collective: Collective, bytes: usize, size: usize, (most_at_once, chunk): (usize, usize)) -> Choice {
+fn chunked(
+    collective: Collective,
+    bytes: usize,
+    size: usize,
+    (most_at_once, chunk): (usize, usize),
+) -> Choice {
     match collective {
         Collective::AllReduce => all_reduce_in_order(bytes, size, most_at_once, chunk),
         Collective::Broadcast { .. } if bytes <= 256 << 10 => Choice::whole(Algorithm::Tree),
@@ -123,7 +128,10 @@ mod tests {
                 assert_eq!(choose(Collective::AllReduce, 4, size).algorithm, Algorithm::Doubling);
                 assert_eq!(choose(Collective::AllReduce, 25 << 20, size).algorithm, Algorithm::Halving);
             }
-            assert_eq!([4, 25 << 20].map(|bytes| algorithm(bytes, size)), [Algorithm::Doubling, Algorithm::Halving]);
+            assert_eq!(
+                [4, 25 << 20].map(|bytes| algorithm(bytes, size)),
+                [Algorithm::Doubling, Algorithm::Halving]
+            );
         }
     }
 }

@@ -59,8 +59,9 @@ impl Communicator {
     /// `color` or `key` is above 2³¹ − 1.
     pub fn split(&self, color: usize, key: usize) -> Result<Communicator> {
         let number = |value: usize, name: &str| {
-            i32::try_from(value)
-                .map_err(|_| Error::failed("splitting a communicator", format!("{name} {value} is above 2³¹ − 1")))
+            i32::try_from(value).map_err(|_| {
+                Error::failed("splitting a communicator", format!("{name} {value} is above 2³¹ − 1"))
+            })
         };
         let mpi_color = Color::with_value(number(color, "the color")?);
         let part = self.raw.public.split_by_color_with_key(mpi_color, number(key, "the key")?);
@@ -272,7 +273,13 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range, or the root's lengths differ.
-    pub fn reduce<T: Element>(&self, send: &[T], receive: &mut [T], operation: Operation, root: usize) -> Result<()> {
+    pub fn reduce<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        operation: Operation,
+        root: usize,
+    ) -> Result<()> {
         self.check_root("reducing", root)?;
         if self.rank() == root {
             self.check_equal("reducing", send.len(), receive.len())?;
@@ -302,12 +309,19 @@ impl Communicator {
     ///
     /// # Errors
     /// `send` does not hold as many elements as `receive` for each rank.
-    pub fn reduce_scatter<T: Element>(&self, send: &[T], receive: &mut [T], operation: Operation) -> Result<()> {
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        operation: Operation,
+    ) -> Result<()> {
         self.check_parts("reduce-scattering", send.len(), receive.len())?;
         let _span = self.collective_span::<T>(Name::ReduceScatter, send.len());
         let choice = choice::reduce_scatter(size_of_val(send), self.size());
         match self.raw.override_reduce_scatter(receive.len(), choice) {
-            Choice { algorithm: Algorithm::Mpi, .. } => self.raw.blocking_reduce_scatter(send, receive, operation),
+            Choice { algorithm: Algorithm::Mpi, .. } => {
+                self.raw.blocking_reduce_scatter(send, receive, operation)
+            }
             choice => self.perform_apart(choice, send, receive, operation)?,
         }
         Ok(())

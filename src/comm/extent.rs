@@ -26,7 +26,8 @@ impl Extent {
         let whole = UncommittedUserDatatype::contiguous((count / limit) as c_int, &block);
         let rest = UncommittedUserDatatype::contiguous((count % limit) as c_int, &element);
         let start_of_rest = (count / limit * limit * size_of::<T>()) as mpi::Address;
-        let derived = UserDatatype::structured(&[1, 1], &[0, start_of_rest], &[whole.as_ref(), rest.as_ref()]);
+        let derived =
+            UserDatatype::structured(&[1, 1], &[0, start_of_rest], &[whole.as_ref(), rest.as_ref()]);
         Extent { datatype: derived.as_raw(), count: 1, _derived: Some(derived) }
     }
 }

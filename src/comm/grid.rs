@@ -36,7 +36,9 @@ impl GridShape {
             return Ok(());
         }
         let product = data * stage * tensor;
-        let why = format!("data {data} × stage {stage} × tensor {tensor} = {product} ranks, but the job has {world}");
+        let why = format!(
+            "data {data} × stage {stage} × tensor {tensor} = {product} ranks, but the job has {world}"
+        );
         Err(Error::input("laying out the grid", why))
     }
 }

@@ -36,7 +36,8 @@ pub(super) struct Kind {
 
 impl Kind {
     /// Values that a device keeps in bfloat16, which MPI knows nothing of: it need not look at what it carries.
-    pub(super) const BF16: Kind = Kind { bytes: size_of::<u16>(), extent: Raw::extent::<u16>, combine: combine_bf16 };
+    pub(super) const BF16: Kind =
+        Kind { bytes: size_of::<u16>(), extent: Raw::extent::<u16>, combine: combine_bf16 };
 
     /// Values of `f32`.
     pub(super) const F32: Kind = Kind::of::<f32>();

@@ -238,7 +238,9 @@ impl Raw {
                 Collective::AllReduce => {
                     for (at, n) in self.pieces(len) {
                         let into = address_mut(values.wrapping_add(at));
-                        requests.push(request(|r| ffi::MPI_Iallreduce(in_place(), into, n, element, op, comm, r)));
+                        requests.push(request(|r| {
+                            ffi::MPI_Iallreduce(in_place(), into, n, element, op, comm, r)
+                        }));
                     }
                 }
                 Collective::ReduceScatter => unreachable!("see `ReduceScatter`"),
@@ -271,16 +273,29 @@ struct ReduceScatter<T> {
 impl<T: Element> ReduceScatter<T> {
     /// # Safety
     /// As for all of [`Raw`]'s non-blocking operations, until the operation is done.
-    unsafe fn start(raw: &Raw, (values, len): (*mut T, usize), operation: Operation) -> Result<ReduceScatter<T>> {
+    unsafe fn start(
+        raw: &Raw,
+        (values, len): (*mut T, usize),
+        operation: Operation,
+    ) -> Result<ReduceScatter<T>> {
         let part = len / raw.size;
         let mut sums = raw.take_scratch(part * size_of::<T>())?;
-        let (element, operation, comm) = (T::equivalent_datatype().as_raw(), operation.to_mpi(), raw.public.as_raw());
+        let (element, operation, comm) =
+            (T::equivalent_datatype().as_raw(), operation.to_mpi(), raw.public.as_raw());
         let (from, into) = (address_mut(values), address_mut(sums.as_mut_ptr()));
         let mut requests = raw.take_requests();
         // SAFETY: the caller's promise; the sums are memory of their own.
         requests.push(unsafe {
             request(|r| {
-                ffi::MPI_Ireduce_scatter_block(from, into, part as c_int, element, operation.as_raw(), comm, r)
+                ffi::MPI_Ireduce_scatter_block(
+                    from,
+                    into,
+                    part as c_int,
+                    element,
+                    operation.as_raw(),
+                    comm,
+                    r,
+                )
             })
         });
         Ok(ReduceScatter { requests, sums, own: values.wrapping_add(raw.rank * part), len: part })

@@ -21,7 +21,12 @@ pub(super) struct Links {
 impl Links {
     /// Of a communicator that is not the part of another; `group` names it.
     pub(super) fn new(group: u64) -> Links {
-        Links { group, num_groups: Cell::new(0), num_collectives: Cell::new(0), num_messages: RefCell::default() }
+        Links {
+            group,
+            num_groups: Cell::new(0),
+            num_collectives: Cell::new(0),
+            num_messages: RefCell::default(),
+        }
     }
 
     /// Of the part `color` of this communicator. Collective.
@@ -63,7 +68,8 @@ mod tests {
     #[test]
     fn parts_have_names_of_their_own_that_all_their_ranks_share() {
         let ranks = [Links::new(1), Links::new(1), Links::new(1)];
-        let groups: Vec<u64> = ranks.iter().zip([0, 0, 1]).map(|(links, color)| links.split(color).group).collect();
+        let groups: Vec<u64> =
+            ranks.iter().zip([0, 0, 1]).map(|(links, color)| links.split(color).group).collect();
         let again: Vec<u64> = ranks.iter().map(|links| links.split(0).group).collect();
         assert_eq!(groups[0], groups[1]);
         assert!(groups[2] != groups[0] && again[0] != groups[0] && again[0] == again[2]);

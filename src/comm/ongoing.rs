@@ -30,7 +30,11 @@ impl Layout {
         bytes: usize,
     ) -> Layout {
         let plan = communicator.raw.plan(collective, choice.algorithm);
-        Layout { collective, cut: Cut::new(len, plan.parts, choice.chunk / bytes, collective.is_owned()), plan }
+        Layout {
+            collective,
+            cut: Cut::new(len, plan.parts, choice.chunk / bytes, collective.is_owned()),
+            plan,
+        }
     }
 
     /// How many values arrive, at most, to be combined: of each lane, and of all.
@@ -123,7 +127,8 @@ impl<A: Arena> Ongoing<A> {
         assert!(matches!(order, Order::Plan(_)) || arena.is_here(0), "a message is posted when it is here");
         let (flight, under) = match order {
             Order::Send { to, tag } => {
-                let flight = Flight::start(Name::Send, size, raw.links.message(rank, to, tag), raw.in_job(to));
+                let flight =
+                    Flight::start(Name::Send, size, raw.links.message(rank, to, tag), raw.in_job(to));
                 let span = flight.posting();
                 let mut requests = raw.take_requests();
                 let extent = arena.extent(&raw, len);
@@ -133,12 +138,15 @@ impl<A: Arena> Ongoing<A> {
                 (flight, Under::Message(requests, arena))
             }
             Order::Receive { from, tag } => {
-                let flight = Flight::start(Name::Receive, size, raw.links.message(from, rank, tag), raw.in_job(from));
+                let flight =
+                    Flight::start(Name::Receive, size, raw.links.message(from, rank, tag), raw.in_job(from));
                 let span = flight.posting();
                 let mut requests = raw.take_requests();
                 let extent = arena.extent(&raw, len);
                 // SAFETY: as above.
-                unsafe { raw.receive_extent(&mut requests, Channel::Public, arena.value(0), extent, from, tag) };
+                unsafe {
+                    raw.receive_extent(&mut requests, Channel::Public, arena.value(0), extent, from, tag)
+                };
                 drop(span);
                 (flight, Under::Message(requests, arena))
             }

@@ -170,7 +170,12 @@ impl Communicator {
     ///
     /// # Errors
     /// `to` or `tag` is out of range.
-    pub fn start_send<T: Element, B: HostBuffer<T>>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
+    pub fn start_send<T: Element, B: HostBuffer<T>>(
+        &self,
+        values: B,
+        to: usize,
+        tag: i32,
+    ) -> Result<Pending<B>> {
         self.check_peer("sending", to, tag)?;
         let link = self.raw.links.message(self.rank(), to, tag);
         let flight = Flight::start(Name::Send, size_of_val(values.as_ref()), link, self.raw.in_job(to));
@@ -211,7 +216,11 @@ impl Communicator {
     ///
     /// # Errors
     /// `root` is out of range.
-    pub fn start_broadcast<T: Element, B: HostBuffer<T>>(&self, values: B, root: usize) -> Result<Pending<B>> {
+    pub fn start_broadcast<T: Element, B: HostBuffer<T>>(
+        &self,
+        values: B,
+        root: usize,
+    ) -> Result<Pending<B>> {
         self.check_root("broadcasting", root)?;
         let flight = self.collective_flight::<T>(Name::Broadcast, values.as_ref().len());
         Ok(self.start(flight, values, |raw, requests, values| {
@@ -268,7 +277,11 @@ impl Communicator {
     ///
     /// # Errors
     /// `receive` does not hold a part for each rank.
-    pub fn start_all_gather<T: Element, B: HostBuffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
+    pub fn start_all_gather<T: Element, B: HostBuffer<T>>(
+        &self,
+        send: B,
+        receive: B,
+    ) -> Result<Pending<(B, B)>> {
         self.check_parts("all-gathering", receive.as_ref().len(), send.as_ref().len())?;
         let flight = self.collective_flight::<T>(Name::AllGather, receive.as_ref().len());
         Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {
@@ -281,7 +294,11 @@ impl Communicator {
     ///
     /// # Errors
     /// The two lengths differ, or are no multiple of the number of ranks.
-    pub fn start_all_to_all<T: Element, B: HostBuffer<T>>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
+    pub fn start_all_to_all<T: Element, B: HostBuffer<T>>(
+        &self,
+        send: B,
+        receive: B,
+    ) -> Result<Pending<(B, B)>> {
         let count = self.check_all_to_all(send.as_ref().len(), receive.as_ref().len())?;
         let flight = self.collective_flight::<T>(Name::AllToAll, send.as_ref().len());
         Ok(self.start(flight, (send, receive), |raw, requests, (send, receive)| {

@@ -94,7 +94,8 @@ impl<A: Arena> Progress<A> {
     /// Posts the first messages. Collective: the same plan's, with the same cut, on every rank.
     pub(super) fn start(raw: &Raw, plan: Rc<Plan>, cut: Cut, arena: A) -> Progress<A> {
         let first_tag = raw.take_tags(cut.chunks());
-        let mut progress = Progress { plan, cut, arena, first_tag, lanes: <[Lane; LANES]>::default(), next_chunk: 0 };
+        let mut progress =
+            Progress { plan, cut, arena, first_tag, lanes: <[Lane; LANES]>::default(), next_chunk: 0 };
         for lane in 0..num_lanes(&cut) {
             progress.lanes[lane].requests = raw.take_requests();
             progress.begin(raw, lane);
@@ -134,12 +135,15 @@ impl<A: Arena> Progress<A> {
         for receive in &round.receives {
             let mut at = receive.inbox.unwrap_or_default() * cut.largest_part();
             for piece in cut.pieces(chunk, &receive.parts) {
-                let into = if receive.inbox.is_some() { arena.inbox(lane, at) } else { arena.value(piece.start) };
+                let into =
+                    if receive.inbox.is_some() { arena.inbox(lane, at) } else { arena.value(piece.start) };
                 at += piece.len();
                 let extent = arena.extent(raw, piece.len());
                 // SAFETY: the arena's promise, kept until the operation is done; nothing else is done to memory that a round
                 // receives into before the round is over.
-                unsafe { raw.receive_extent(&mut requests, Channel::Private, into, extent, receive.from, tag) };
+                unsafe {
+                    raw.receive_extent(&mut requests, Channel::Private, into, extent, receive.from, tag)
+                };
             }
         }
         for send in &round.sends {
@@ -147,7 +151,14 @@ impl<A: Arena> Progress<A> {
                 let extent = arena.extent(raw, piece.len());
                 // SAFETY: as above; a round receives nothing into what it sends.
                 unsafe {
-                    raw.send_extent(&mut requests, Channel::Private, arena.value(piece.start), extent, send.to, tag)
+                    raw.send_extent(
+                        &mut requests,
+                        Channel::Private,
+                        arena.value(piece.start),
+                        extent,
+                        send.to,
+                        tag,
+                    )
                 };
             }
         }
@@ -169,9 +180,14 @@ impl<A: Arena> Progress<A> {
                 if let Some(combine) = &self.plan.rounds[state.round].combine {
                     state.is_combining = true;
                     let stride = combine.parts.len() * self.cut.largest_part();
-                    debug_assert_eq!(self.cut.pieces(chunk, &combine.parts).count(), 1, "they are in one piece");
+                    debug_assert_eq!(
+                        self.cut.pieces(chunk, &combine.parts).count(),
+                        1,
+                        "they are in one piece"
+                    );
                     for range in self.cut.pieces(chunk, &combine.parts) {
-                        self.arena.combine(lane, &Terms { range, count: combine.terms, stride, own: combine.own });
+                        self.arena
+                            .combine(lane, &Terms { range, count: combine.terms, stride, own: combine.own });
                     }
                 }
             }

@@ -271,12 +271,19 @@ impl Raw {
         unsafe { self.receive_extent(requests, Channel::Public, into.cast(), extent, from, tag) }
     }
 
-    pub(super) unsafe fn broadcast<T: Element>(&self, requests: &mut Requests, data: (*mut T, usize), root: usize) {
+    pub(super) unsafe fn broadcast<T: Element>(
+        &self,
+        requests: &mut Requests,
+        data: (*mut T, usize),
+        root: usize,
+    ) {
         let extent = self.extent::<T>(data.1);
         let comm = self.public.as_raw();
         // SAFETY: the caller's promise.
         requests.push(unsafe {
-            request(|r| ffi::MPI_Ibcast(address_mut(data.0), extent.count, extent.datatype, root as c_int, comm, r))
+            request(|r| {
+                ffi::MPI_Ibcast(address_mut(data.0), extent.count, extent.datatype, root as c_int, comm, r)
+            })
         });
     }
 
@@ -321,8 +328,9 @@ impl Raw {
         let part = self.extent::<T>(count);
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the caller's promise.
-        requests
-            .push(unsafe { request(|r| ffi::MPI_Iallgather(address(from), n, t, address_mut(into), n, t, comm, r)) });
+        requests.push(unsafe {
+            request(|r| ffi::MPI_Iallgather(address(from), n, t, address_mut(into), n, t, comm, r))
+        });
     }
 
     pub(super) unsafe fn all_to_all<T: Element>(
@@ -334,8 +342,9 @@ impl Raw {
         let part = self.extent::<T>(count);
         let (comm, n, t) = (self.public.as_raw(), part.count, part.datatype);
         // SAFETY: the caller's promise.
-        requests
-            .push(unsafe { request(|r| ffi::MPI_Ialltoall(address(from), n, t, address_mut(into), n, t, comm, r)) });
+        requests.push(unsafe {
+            request(|r| ffi::MPI_Ialltoall(address(from), n, t, address_mut(into), n, t, comm, r))
+        });
     }
 
     pub(super) unsafe fn reduce<T: Element>(

@@ -14,7 +14,12 @@ pub(super) fn test_all(requests: &mut Requests) -> bool {
     let mut flag = 0;
     // SAFETY: the handles are this process's own, and MPI writes null over those that it completes.
     unsafe {
-        ffi::MPI_Testall(requests.len() as c_int, requests.as_mut_ptr(), &mut flag, ffi::RSMPI_STATUSES_IGNORE);
+        ffi::MPI_Testall(
+            requests.len() as c_int,
+            requests.as_mut_ptr(),
+            &mut flag,
+            ffi::RSMPI_STATUSES_IGNORE,
+        );
     }
     flag != 0
 }

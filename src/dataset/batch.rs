@@ -102,7 +102,12 @@ impl Batches {
     ///
     /// # Errors
     /// A sample cannot be read.
-    pub fn read_samples(&mut self, samples: Range<usize>, inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+    pub fn read_samples(
+        &mut self,
+        samples: Range<usize>,
+        inputs: &mut [f32],
+        targets: &mut [f32],
+    ) -> Result<()> {
         self.samples.clear();
         self.samples.extend(samples);
         self.read_into(inputs, targets)

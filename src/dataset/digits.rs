@@ -14,13 +14,17 @@ static FILE: &[u8] = include_bytes!("../../data/digits.h5");
 /// The temporary file that HDF5 reads them through cannot be written.
 pub fn open() -> Result<Data> {
     let fail = |why: String| {
-        Error::failed("unpacking the embedded digits", format!("{why}; is there room in the temporary directory?"))
+        Error::failed(
+            "unpacking the embedded digits",
+            format!("{why}; is there room in the temporary directory?"),
+        )
     };
     let mut file = tempfile::NamedTempFile::new().map_err(|error| fail(error.to_string()))?;
     file.write_all(FILE).map_err(|error| fail(error.to_string()))?;
     let opened = hdf5::File::open(file.path()).map_err(|error| fail(error.to_string()))?;
     let part = |name: &str| -> Result<ByteImages> {
-        let bytes = |what: &str| -> hdf5::Result<Vec<u8>> { opened.dataset(&format!("{name}/{what}"))?.read_raw() };
+        let bytes =
+            |what: &str| -> hdf5::Result<Vec<u8>> { opened.dataset(&format!("{name}/{what}"))?.read_raw() };
         let pixels = bytes("images").map_err(|error| fail(error.to_string()))?;
         let labels = bytes("labels").map_err(|error| fail(error.to_string()))?;
         let features = Features::Image { height: 28, width: 28, channels: 1 };

@@ -113,7 +113,10 @@ impl Hdf5File {
             }
         };
         if num_samples == 0 || features.len() == 0 {
-            return Err(fail(format!("{} has {num_samples} rows of {features}: nothing to learn from", inputs.name)));
+            return Err(fail(format!(
+                "{} has {num_samples} rows of {features}: nothing to learn from",
+                inputs.name
+            )));
         }
         let row_len = inputs.row_len().saturating_add(targets.as_ref().map_or(0, Column::row_len));
         let bytes = inputs.num_rows().saturating_mul(row_len).saturating_mul(size_of::<f32>());
@@ -123,7 +126,15 @@ impl Hdf5File {
                 targets.keep_rows();
             }
         }
-        Ok(Hdf5File { path: path.to_owned(), inputs, targets, features, kind, num_samples, wanted: Vec::new() })
+        Ok(Hdf5File {
+            path: path.to_owned(),
+            inputs,
+            targets,
+            features,
+            kind,
+            num_samples,
+            wanted: Vec::new(),
+        })
     }
 
     /// Says how many classes the integer targets have: one more than the largest, which a pass over them found.
@@ -163,8 +174,10 @@ impl Dataset for Hdf5File {
         if let Targets::Classes(classes) = self.kind {
             let bad = |label: f32| label < 0.0 || (classes > 0 && label as usize >= classes);
             if let Some(at) = targets.iter().position(|label| bad(*label)) {
-                let why =
-                    format!("{} is {} at row {}, a class number is from 0", column.name, targets[at], samples[at]);
+                let why = format!(
+                    "{} is {} at row {}, a class number is from 0",
+                    column.name, targets[at], samples[at]
+                );
                 return Err(Error::input(doing(), why));
             }
         }
@@ -179,8 +192,9 @@ fn open_file(path: &Path) -> std::result::Result<hdf5::File, String> {
     if length == 0 {
         return Err("the file is empty".into());
     }
-    let opened =
-        hdf5::File::with_options().with_fapl(|access| access.chunk_cache(10_007, CHUNK_CACHE_BYTES, 0.75)).open(path);
+    let opened = hdf5::File::with_options()
+        .with_fapl(|access| access.chunk_cache(10_007, CHUNK_CACHE_BYTES, 0.75))
+        .open(path);
     opened.map_err(|error| {
         let lock = hdf5_hint(&error.to_string());
         let hint = if !lock.is_empty() {
@@ -202,7 +216,8 @@ impl Column {
             return Err(format!("{name} is a single number, expected a row for each sample"));
         };
         let row = row.to_vec();
-        let column = Column { name: name.to_owned(), shape: row, channels: 1, divisor: 1.0, cache: None, dataset };
+        let column =
+            Column { name: name.to_owned(), shape: row, channels: 1, divisor: 1.0, cache: None, dataset };
         match column.descriptor()? {
             TypeDescriptor::Integer(_)
             | TypeDescriptor::Unsigned(_)
@@ -334,7 +349,8 @@ fn missing(file: &hdf5::File, name: &str, error: &hdf5::Error) -> String {
     }
     let found = list(file);
     let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
-    let what = if exists { format!("{name} is a group") } else { format!("there is no dataset {name} in it") };
+    let what =
+        if exists { format!("{name} is a group") } else { format!("there is no dataset {name} in it") };
     format!("{what}; its datasets: {found}")
 }
 

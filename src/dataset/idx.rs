@@ -25,7 +25,8 @@ impl IdxFamily {
     /// Guessed from the name of `directory`.
     pub fn of(directory: &Path) -> IdxFamily {
         let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-        let name = directory.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let name =
+            directory.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         if name.contains("fashion") { IdxFamily::FashionMnist } else { IdxFamily::Mnist }
     }
 
@@ -56,7 +57,8 @@ pub fn open(directory: &Path) -> Result<Data> {
         let (_, labels) = read(&labels, 1)?;
         let features = Features::Image { height: sizes[1], width: sizes[2], channels: 1 };
         let source = images.display().to_string();
-        ByteImages { source, label_source, features, pixels, labels, num_classes: 10, preset: vec![preset] }.checked()
+        ByteImages { source, label_source, features, pixels, labels, num_classes: 10, preset: vec![preset] }
+            .checked()
     };
     Ok(Data { train: Box::new(part("train")?), test: Some(Box::new(part("t10k")?)) })
 }
@@ -94,7 +96,8 @@ fn parse(mut file: impl Read, num_dimensions: usize) -> std::result::Result<(Vec
         bytes.clear();
         bytes.try_reserve_exact(len).map_err(|error| format!("allocating {len} bytes: {error}"))?;
         let outcome = file.by_ref().take(len as u64).read_to_end(bytes);
-        outcome.map_err(|error| format!("{error} after {} bytes; the file is damaged or cut short", bytes.len()))
+        outcome
+            .map_err(|error| format!("{error} after {} bytes; the file is damaged or cut short", bytes.len()))
     };
     let header = 4 + 4 * num_dimensions;
     next(header, &mut bytes)?;

@@ -86,7 +86,8 @@ fn open_file(path: &Path) -> std::result::Result<File, String> {
 /// The system has not that much memory.
 fn zeros(len: usize) -> Result<Vec<f32>> {
     let fail = |why: String| Error::failed(format!("allocating {len} values for samples"), why);
-    let bytes = len.checked_mul(size_of::<f32>()).ok_or_else(|| fail("that is more than can be addressed".into()))?;
+    let bytes =
+        len.checked_mul(size_of::<f32>()).ok_or_else(|| fail("that is more than can be addressed".into()))?;
     crate::memory::check_room(bytes).map_err(fail)?;
     let mut values = Vec::new();
     values.try_reserve_exact(len).map_err(|error| fail(error.to_string()))?;

@@ -42,8 +42,11 @@ impl Moments {
         // the corrected two-pass formula: what the rounding of the mean has left in the squares is taken out again
         let rests = self::sums(values, &means, |difference| difference);
         let squares = self::sums(values, &means, |difference| difference * difference);
-        let squares =
-            squares.iter().zip(&rests).map(|(squares, rest)| (squares - rest * rest / count).max(0.0)).collect();
+        let squares = squares
+            .iter()
+            .zip(&rests)
+            .map(|(squares, rest)| (squares - rest * rest / count).max(0.0))
+            .collect();
         Moments { count, means, squares }
     }
 
@@ -206,7 +209,8 @@ impl Statistics {
         }
         for leaf in leaves {
             let samples: Vec<usize> = (leaf * in_leaf..num_samples.min((leaf + 1) * in_leaf)).collect();
-            let (inputs, targets) = (&mut inputs[..samples.len() * len], &mut targets[..samples.len() * targets_len]);
+            let (inputs, targets) =
+                (&mut inputs[..samples.len() * len], &mut targets[..samples.len() * targets_len]);
             dataset.read(&samples, inputs, targets)?;
             for (index, sample) in samples.iter().enumerate() {
                 let mut hash = Xxh3::with_seed(*sample as u64);
@@ -220,7 +224,8 @@ impl Statistics {
                 found.moments.push(Node { first: leaf, size: 1, moments: Moments::of(inputs, channels) });
             }
             if targets_len == 1 {
-                found.largest_label = targets.iter().fold(found.largest_label, |most, t| most.max(f64::from(*t)));
+                found.largest_label =
+                    targets.iter().fold(found.largest_label, |most, t| most.max(f64::from(*t)));
             }
             told();
         }
@@ -242,7 +247,9 @@ mod tests {
         let mut whole = MomentTree::default();
         (0..11).for_each(|at| whole.push(leaf(at)));
         let whole = whole.total().unwrap();
-        for cuts in [vec![0, 11], vec![0, 5, 11], vec![0, 3, 4, 9, 11], vec![0, 0, 1, 2, 3, 11], (0..=11).collect()] {
+        for cuts in
+            [vec![0, 11], vec![0, 5, 11], vec![0, 3, 4, 9, 11], vec![0, 0, 1, 2, 3, 11], (0..=11).collect()]
+        {
             let mut all = MomentTree::default();
             for cut in cuts.windows(2) {
                 let mut part = MomentTree::default();
@@ -252,8 +259,10 @@ mod tests {
             assert_eq!(all.total().unwrap(), whole, "{cuts:?}");
         }
         for channel in 0..2 {
-            let of: Vec<f64> =
-                (0..11).flat_map(|at| values(at).into_iter().skip(channel).step_by(2)).map(f64::from).collect();
+            let of: Vec<f64> = (0..11)
+                .flat_map(|at| values(at).into_iter().skip(channel).step_by(2))
+                .map(f64::from)
+                .collect();
             let mean = of.iter().sum::<f64>() / of.len() as f64;
             let variance = of.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / of.len() as f64;
             let [found, deviation] = whole.pairs()[channel];
@@ -270,7 +279,8 @@ mod tests {
         assert_eq!(constant.pairs()[0], [f64::from(0.1_f32), 1.0]);
         let [mean, deviation] = constant.pairs()[1];
         assert!(
-            (mean - 1e6 - 0.0625 / 3.0).abs() < 1e-9 && (deviation - 0.0625 * (2.0_f64).sqrt() / 3.0).abs() < 1e-12
+            (mean - 1e6 - 0.0625 / 3.0).abs() < 1e-9
+                && (deviation - 0.0625 * (2.0_f64).sqrt() / 3.0).abs() < 1e-12
         );
     }
 }

@@ -53,7 +53,13 @@ impl Synthetic {
     }
 
     /// `num_samples` samples from number `first` on, made whenever they are read. Not collective.
-    pub fn new(features: Features, targets: Targets, first: usize, num_samples: usize, seed: u64) -> Synthetic {
+    pub fn new(
+        features: Features,
+        targets: Targets,
+        first: usize,
+        num_samples: usize,
+        seed: u64,
+    ) -> Synthetic {
         let seen = features.len().min(SEEN);
         let outputs = match targets {
             Targets::Classes(outputs) | Targets::Values(outputs) => outputs,
@@ -77,7 +83,9 @@ impl Synthetic {
                 let best = outputs.enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
                 target[0] = best.map_or(0, |(class, _)| class) as f32;
             }
-            Targets::Values(_) => target.iter_mut().zip(outputs).for_each(|(target, output)| *target = output),
+            Targets::Values(_) => {
+                target.iter_mut().zip(outputs).for_each(|(target, output)| *target = output)
+            }
             Targets::Nothing => {}
         }
     }
@@ -114,7 +122,9 @@ impl Dataset for Synthetic {
             random.set_stream((self.first + sample) as u64);
             random.set_word_pos(0);
             random.fill_bytes(bytemuck::cast_slice_mut(input));
-            input.iter_mut().for_each(|value| *value = 3f32.sqrt() * symmetric(u32::from_le(value.to_bits())));
+            input
+                .iter_mut()
+                .for_each(|value| *value = 3f32.sqrt() * symmetric(u32::from_le(value.to_bits())));
             if !targets.is_empty() {
                 self.teach(input, &mut targets[at * targets_len..][..targets_len]);
             }

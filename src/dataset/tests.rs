@@ -46,7 +46,10 @@ fn bytes_of_images_come_as_0_to_1() {
         num_classes: 10,
         preset: vec![[0.5, 0.5]],
     };
-    assert_eq!(read(&mut images(vec![3, 9]), &[1, 0]), (vec![51.0 / 255.0, 102.0 / 255.0, 0.0, 1.0], vec![9.0, 3.0]));
+    assert_eq!(
+        read(&mut images(vec![3, 9]), &[1, 0]),
+        (vec![51.0 / 255.0, 102.0 / 255.0, 0.0, 1.0], vec![9.0, 3.0])
+    );
     assert!(images(vec![3]).checked().is_err() && images(vec![3, 10]).checked().is_err());
 }
 
@@ -82,7 +85,8 @@ fn statistics_of_parts_add_up_and_standardise() {
     // a feature that never changes is only shifted
     let mut set = table();
     set.inputs.iter_mut().step_by(3).for_each(|value| *value = 7.0);
-    let moments = Statistics::gather(&mut set, 0..1, true, &mut || ()).unwrap().moments.total().unwrap().pairs();
+    let moments =
+        Statistics::gather(&mut set, 0..1, true, &mut || ()).unwrap().moments.total().unwrap().pairs();
     assert_eq!(moments[0], [7.0, 1.0]);
     let sampler = Sampler::new(10, 10, Order::Sequential, 0);
     let mut batches = Batches::new(Box::new(set), sampler, Some(Standardise::new(&moments)));
@@ -115,7 +119,8 @@ fn a_file_that_is_not_kept_gives_the_same_rows() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data.h5");
     let file = hdf5::File::create(&path).unwrap();
-    let images = ndarray::Array4::from_shape_fn((50, 3, 4, 5), |(n, c, y, x)| (n * 60 + c * 20 + y * 5 + x) as f32);
+    let images =
+        ndarray::Array4::from_shape_fn((50, 3, 4, 5), |(n, c, y, x)| (n * 60 + c * 20 + y * 5 + x) as f32);
     file.new_dataset_builder().with_data(&images).chunk((7, 3, 4, 5)).deflate(1).create("x").unwrap();
     let values = ndarray::Array2::from_shape_fn((50, 2), |(n, i)| (n * 2 + i) as f64);
     file.new_dataset_builder().with_data(&values).create("y").unwrap();

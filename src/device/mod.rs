@@ -24,7 +24,8 @@ pub use cpu::{Cpu, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
 pub use portable::{Addition, Portable, Settled, Settling, Staged};
 pub use shapes::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep, WeightLayout,
+    Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep,
+    WeightLayout,
 };
 
 /// Where in the totals buffer a step's sums are: see [`Device::cross_entropy`] and [`Device::adam_step`].
@@ -134,13 +135,23 @@ pub trait Device {
     ///
     /// # Errors
     /// What `work` returns, or the recording failed.
-    fn repeat(&self, _recording: &mut Option<Self::Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    fn repeat(
+        &self,
+        _recording: &mut Option<Self::Recording>,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
         work()
     }
 
     /// Row i of `into` becomes the row of `table` whose number is the bits of `numbers[i]`; rows have `columns` elements.
     /// Nothing happens where `into` is empty.
-    fn gather_rows(&self, columns: usize, table: Self::View<'_>, numbers: Self::View<'_>, into: Self::ViewMut<'_>);
+    fn gather_rows(
+        &self,
+        columns: usize,
+        table: Self::View<'_>,
+        numbers: Self::View<'_>,
+        into: Self::ViewMut<'_>,
+    );
 
     /// Sets every element to `value`.
     fn fill(&self, into: Self::ViewMut<'_>, value: f32);

@@ -108,7 +108,8 @@ impl<'a, D: Device> DeviceBench<'a, D> {
     pub fn new(device: &'a D, all: &'a Communicator, settings: Settings) -> Result<DeviceBench<'a, D>> {
         let through_host = all.duplicate();
         through_host.set_transfers(Transfers::Staged);
-        let (best, staged) = (DeviceCommunicator::new(all.duplicate()), DeviceCommunicator::new(through_host));
+        let (best, staged) =
+            (DeviceCommunicator::new(all.duplicate()), DeviceCommunicator::new(through_host));
         let computation = all.agree(DeviceComputation::new(device))?;
         let value_bytes = all.agree(device.allocate(1, Role::Activations))?.value_bytes();
         Ok(DeviceBench { all, settings, device, value_bytes, best, staged, computation })

@@ -61,7 +61,8 @@ pub(super) fn contest(
     }
     let algorithm = contenders[0].algorithm();
     all.all_reduce(&mut wrong, Operation::Sum)?;
-    let mut subjects: Vec<&mut dyn Subject> = contenders.iter_mut().map(|one| one as &mut dyn Subject).collect();
+    let mut subjects: Vec<&mut dyn Subject> =
+        contenders.iter_mut().map(|one| one as &mut dyn Subject).collect();
     let times = time(all, seconds, &mut subjects)?;
     let median = times[0].median();
     let overlap_percent =

@@ -11,8 +11,10 @@ use crate::comm::Communicator;
 pub fn demonstrate(all: &Communicator, print: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let size = all.size();
     for operation in Measured::ALL {
-        let form =
-            Form { is_blocking: true, is_in_place: matches!(operation, Measured::Broadcast | Measured::AllReduce) };
+        let form = Form {
+            is_blocking: true,
+            is_in_place: matches!(operation, Measured::Broadcast | Measured::AllReduce),
+        };
         let Some(mut subject) = HostSubject::new(all, operation, form, size)? else { continue };
         let before: Vec<f32> = (0..size).map(|at| (10 * all.rank() + at) as f32).collect();
         subject.fill_with(&before);

@@ -78,7 +78,9 @@ impl<'a> HostSubject<'a> {
         let (Some(send), Some(receive)) = (&mut self.send, &mut self.receive) else { return Ok(()) };
         let (rank, size) = (all.rank(), all.size());
         match self.operation {
-            Measured::SendReceive => all.send_receive(send, (rank + 1) % size, receive, (rank + size - 1) % size, 0),
+            Measured::SendReceive => {
+                all.send_receive(send, (rank + 1) % size, receive, (rank + size - 1) % size, 0)
+            }
             Measured::Broadcast => all.broadcast(send, 0),
             Measured::Scatter => all.scatter(send, &mut receive[own], 0),
             Measured::Gather => all.gather(&send[own], receive, 0),
@@ -111,7 +113,9 @@ impl<'a> HostSubject<'a> {
             (Measured::AllReduce, true) => {
                 (during(all.start_all_reduce_in_place(send, Operation::Sum)?, meanwhile)?, receive)
             }
-            (Measured::AllGather, true) => (during(all.start_all_gather_in_place(send)?, meanwhile)?, receive),
+            (Measured::AllGather, true) => {
+                (during(all.start_all_gather_in_place(send)?, meanwhile)?, receive)
+            }
             (Measured::ReduceScatter, _) => {
                 (during(all.start_reduce_scatter(send, Operation::Sum)?, meanwhile)?, receive)
             }
@@ -132,7 +136,9 @@ impl<'a> HostSubject<'a> {
             }
             (Measured::AllToAll, _) => during(all.start_all_to_all(send, receive)?, meanwhile)?,
             (Measured::Reduce, _) => during(all.start_reduce(send, receive, Operation::Sum, 0)?, meanwhile)?,
-            (Measured::AllReduce, false) => during(all.start_all_reduce(send, receive, Operation::Sum)?, meanwhile)?,
+            (Measured::AllReduce, false) => {
+                during(all.start_all_reduce(send, receive, Operation::Sum)?, meanwhile)?
+            }
         };
         (self.send, self.receive) = (Some(send), Some(receive));
         Ok(())

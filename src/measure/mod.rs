@@ -227,7 +227,8 @@ impl Expectation {
 pub fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10), ("G", 30), ("M", 20), ("K", 10), ("", 0)];
     let (unit, shift) = units.into_iter().find(|(unit, _)| text.ends_with(unit)).unwrap_or_default();
-    let number: usize = text[..text.len() - unit.len()].parse().map_err(|_| "a number such as 64, 4KiB or 16MiB")?;
+    let number: usize =
+        text[..text.len() - unit.len()].parse().map_err(|_| "a number such as 64, 4KiB or 16MiB")?;
     number.checked_mul(1 << shift).ok_or_else(|| "that is more than can be addressed".to_owned())
 }
 

@@ -57,7 +57,8 @@ impl<'a, D: Device> DeviceComputation<'a, D> {
 
 impl<D: Device> Computation for DeviceComputation<'_, D> {
     fn start(&self, units: usize) {
-        let shape = LinearShape { rows: SIDE, inputs: SIDE, outputs: SIDE, layout: WeightLayout::OutputsByInputs };
+        let shape =
+            LinearShape { rows: SIDE, inputs: SIDE, outputs: SIDE, layout: WeightLayout::OutputsByInputs };
         let ([one, other], all) = (&self.factors, 0..SIDE * SIDE);
         let mut product = self.product.borrow_mut();
         for _ in 0..units {
@@ -79,7 +80,11 @@ const LONG_ENOUGH: f64 = 2e-3;
 const SLICES: usize = 16;
 
 /// Starts `units` of the computation in slices, with `between` after each.
-fn in_slices(computation: &dyn Computation, units: usize, between: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+fn in_slices(
+    computation: &dyn Computation,
+    units: usize,
+    between: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
     for slice in 0..SLICES {
         computation.start((slice + 1) * units / SLICES - slice * units / SLICES);
         between()?;

@@ -162,7 +162,9 @@ impl Layer {
                 let weight = parameters.tensor(device, *weight);
                 device.convolution_forward(&shape, input, weight, bias, saved, output);
             }
-            Layer::MaxPool(shape) => device.max_pool_forward(&PoolShape { rows, ..*shape }, input, saved, output),
+            Layer::MaxPool(shape) => {
+                device.max_pool_forward(&PoolShape { rows, ..*shape }, input, saved, output)
+            }
             Layer::Activation(activation, _) => device.activation_forward(*activation, input, saved, output),
             Layer::Flatten { positions, channels } => {
                 device.transpose_each(*positions, *channels, input, output);
@@ -210,12 +212,20 @@ impl Layer {
             Layer::Linear { inputs: 0, .. } | Layer::Linear { outputs: 0, .. } => {}
             Layer::Linear { weight, .. } => {
                 let weight = gradients.tensor_mut(device, *weight);
-                device.linear_backward_weight(&self.linear_shape(rows), tape.input, gradient, weight, accumulate);
+                device.linear_backward_weight(
+                    &self.linear_shape(rows),
+                    tape.input,
+                    gradient,
+                    weight,
+                    accumulate,
+                );
             }
             Layer::Convolution { shape, weight } => {
                 let shape = ConvolutionShape { rows, ..*shape };
                 let weight = gradients.tensor_mut(device, *weight);
-                device.convolution_backward_weight(&shape, tape.input, tape.saved, gradient, weight, accumulate);
+                device.convolution_backward_weight(
+                    &shape, tape.input, tape.saved, gradient, weight, accumulate,
+                );
             }
             _ => {}
         }
@@ -261,7 +271,8 @@ impl Layer {
     pub fn turns_with<D: Device>(&self, device: &D, after: &Layer) -> Option<Activation> {
         match (self, after) {
             (Layer::Linear { activation, outputs: 1.., .. }, Layer::Linear { outputs: 1.., .. }) => {
-                Some(*activation).filter(|activation| activation.saves() && device.fuses_backward(*activation))
+                Some(*activation)
+                    .filter(|activation| activation.saves() && device.fuses_backward(*activation))
             }
             _ => None,
         }

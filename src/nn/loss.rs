@@ -40,7 +40,9 @@ impl Loss {
     ) {
         match self {
             Loss::CrossEntropy => device.cross_entropy(shape, outputs, targets, gradient, sums),
-            Loss::MeanSquaredError => device.mean_squared_error(shape, outputs, Some(targets), gradient, sums),
+            Loss::MeanSquaredError => {
+                device.mean_squared_error(shape, outputs, Some(targets), gradient, sums)
+            }
             Loss::MeanOfSquares => device.mean_squared_error(shape, outputs, None, gradient, sums),
         }
     }

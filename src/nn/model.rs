@@ -29,7 +29,9 @@ impl Features {
     pub fn len(self) -> usize {
         match self {
             Features::Flat(len) => len,
-            Features::Image { height, width, channels } => height.saturating_mul(width).saturating_mul(channels),
+            Features::Image { height, width, channels } => {
+                height.saturating_mul(width).saturating_mul(channels)
+            }
         }
     }
 }
@@ -78,7 +80,11 @@ impl Model {
     pub fn costs(&self) -> Vec<u64> {
         let first = self.layers.iter().position(|layer| !layer.tensors().is_empty()).unwrap_or_default();
         let passes = |index| if index > first { 3 } else { 2 };
-        self.layers.iter().enumerate().map(|(index, layer)| passes(index) * layer.operations() as u64).collect()
+        self.layers
+            .iter()
+            .enumerate()
+            .map(|(index, layer)| passes(index) * layer.operations() as u64)
+            .collect()
     }
 
     /// The number of target values per row.

@@ -92,7 +92,11 @@ impl Network {
         let relu = Module::Activation(Activation::Relu);
         let mut modules = Vec::new();
         for outputs in [6, 16] {
-            modules.extend([Module::Convolution { outputs, kernel: 5 }, relu.clone(), Module::MaxPool { size: 2 }]);
+            modules.extend([
+                Module::Convolution { outputs, kernel: 5 },
+                relu.clone(),
+                Module::MaxPool { size: 2 },
+            ]);
         }
         modules.push(Module::Flatten);
         for outputs in [120, 84] {
@@ -108,12 +112,15 @@ impl Network {
     /// # Errors
     /// A size is 0, or a module does not fit what comes in.
     pub fn build(&self, input: Features) -> Result<Model> {
-        let mut builder = Builder { features: input, tensors: Vec::new(), layers: Vec::new(), counts: [0; 3] };
+        let mut builder =
+            Builder { features: input, tensors: Vec::new(), layers: Vec::new(), counts: [0; 3] };
         if input.len() == 0 {
             return Err(self.misfit(0, format!("the inputs are {input}, and no size may be 0")));
         }
         if input.len() > LARGEST_SIZE {
-            return Err(self.misfit(0, format!("the inputs are {input}, and {LARGEST_SIZE} values are the limit")));
+            return Err(
+                self.misfit(0, format!("the inputs are {input}, and {LARGEST_SIZE} values are the limit"))
+            );
         }
         let mut at = 0;
         while at < self.modules.len() {
@@ -121,11 +128,18 @@ impl Network {
             at += taken;
         }
         let Builder { features, tensors, layers, .. } = builder;
-        let model =
-            Model { name: self.name.clone(), layers, tensors, input, outputs: features.len(), loss: self.loss };
+        let model = Model {
+            name: self.name.clone(),
+            layers,
+            tensors,
+            input,
+            outputs: features.len(),
+            loss: self.loss,
+        };
         let num_parameters = model.num_parameters();
         if num_parameters > MOST_PARAMETERS {
-            let why = format!("it would have {num_parameters} parameters, and {MOST_PARAMETERS} are the limit");
+            let why =
+                format!("it would have {num_parameters} parameters, and {MOST_PARAMETERS} are the limit");
             return Err(Error::input(format!("building {}", self.name), why));
         }
         Ok(model)
@@ -174,13 +188,21 @@ impl Builder {
             return Err(format!("its outputs would be {}, and no size may be 0", self.features));
         }
         if self.features.len() > LARGEST_SIZE {
-            return Err(format!("its outputs would be {}, and no size may be above {LARGEST_SIZE}", self.features));
+            return Err(format!(
+                "its outputs would be {}, and no size may be above {LARGEST_SIZE}",
+                self.features
+            ));
         }
         self.layers.push(layer);
         Ok(taken)
     }
 
-    fn linear(&mut self, outputs: usize, bias: bool, next: &[Module]) -> std::result::Result<(Layer, usize), String> {
+    fn linear(
+        &mut self,
+        outputs: usize,
+        bias: bool,
+        next: &[Module],
+    ) -> std::result::Result<(Layer, usize), String> {
         let inputs = self.flat("a linear layer")?;
         self.counts[1] += 1;
         let weight = self.tensors.len();

@@ -61,7 +61,8 @@ impl TensorShard {
     pub fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let width: usize = self.spec.shape[1..].iter().product();
         let (rows, columns) = (self.rows.clone(), self.columns.clone());
-        let (num, len) = if columns.len() == width { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
+        let (num, len) =
+            if columns.len() == width { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
         (0..num).map(move |row| {
             let start = (rows.start + row) * width + columns.start;
             start..start + len
@@ -165,7 +166,8 @@ impl<D: Device> FlatBuffer<D> {
     ) -> Result<FlatBuffer<D>> {
         let mut flat = FlatBuffer { segments: Vec::new(), places: Vec::new() };
         for (segment, range) in segmentation.segments.iter().enumerate() {
-            let (places, end) = Segmentation::places(tensors[range.clone()].iter().map(TensorShard::num_elements));
+            let (places, end) =
+                Segmentation::places(tensors[range.clone()].iter().map(TensorShard::num_elements));
             flat.places.extend(places.into_iter().map(|range| Place { segment, range }));
             let len = end.next_multiple_of(segmentation.multiple);
             flat.segments.push(Segment { buffer: Some(device.allocate(len, role)?), len });
@@ -298,14 +300,22 @@ mod tests {
         [vec![3, 5], vec![3], vec![2, 2, 2], vec![7]]
             .into_iter()
             .enumerate()
-            .map(|(i, shape)| TensorSpec { name: format!("t{i}"), shape, initial: Initial::Uniform { bound: 1.0 } })
+            .map(|(i, shape)| TensorSpec {
+                name: format!("t{i}"),
+                shape,
+                initial: Initial::Uniform { bound: 1.0 },
+            })
             .map(|spec| TensorShard::whole(&spec))
             .collect()
     }
 
     #[test]
     fn blocks_of_a_tensor_start_as_the_whole_does_and_go_back_to_it() {
-        let spec = TensorSpec { name: "t".into(), shape: vec![5, 2, 3], initial: Initial::Normal { deviation: 1.0 } };
+        let spec = TensorSpec {
+            name: "t".into(),
+            shape: vec![5, 2, 3],
+            initial: Initial::Normal { deviation: 1.0 },
+        };
         let (mut whole, mut rebuilt) = (vec![0.0; 30], vec![f32::NAN; 30]);
         TensorShard::whole(&spec).initialise(3, &mut whole);
         for (rows, columns) in [(0..2, 0..6), (2..5, 0..1), (2..5, 1..6), (5..5, 0..6), (0..5, 2..2)] {
@@ -323,7 +333,8 @@ mod tests {
     fn the_digest_and_the_values_do_not_depend_on_the_segments() {
         let device = Cpu::new(1).unwrap();
         let mut digests = Vec::new();
-        for (segments, multiple) in [(vec![0..4; 1], 1), (vec![0..1, 1..2, 2..4], 6), (vec![0..3, 3..4], 16)] {
+        for (segments, multiple) in [(vec![0..4; 1], 1), (vec![0..1, 1..2, 2..4], 6), (vec![0..3, 3..4], 16)]
+        {
             let segmentation = Segmentation { segments, multiple };
             let mut flat = FlatBuffer::zeros(&device, &tensors(), &segmentation, Role::Parameters).unwrap();
             flat.initialise(&device, &tensors(), 5).unwrap();
@@ -337,7 +348,8 @@ mod tests {
     #[test]
     fn one_bit_changes_the_digest() {
         let device = Cpu::new(1).unwrap();
-        let mut flat = FlatBuffer::zeros(&device, &tensors(), &Segmentation::whole(4), Role::Parameters).unwrap();
+        let mut flat =
+            FlatBuffer::zeros(&device, &tensors(), &Segmentation::whole(4), Role::Parameters).unwrap();
         let before = flat.digest(&device).unwrap();
         flat.tensor_mut(&device, 3)[6] = -0.0;
         assert_ne!(flat.digest(&device).unwrap(), before);

@@ -63,8 +63,10 @@ mod tests {
 
     #[test]
     fn schedules_begin_at_the_base_and_end_at_the_last() {
-        let base = LearningRate { num_steps: 10, last: 0.1, interval: 4, decay: 0.5, ..LearningRate::constant(1.0) };
-        let rates = |kind| -> Vec<f64> { (0..=10).map(|step| LearningRate { kind, ..base }.at(step)).collect() };
+        let base =
+            LearningRate { num_steps: 10, last: 0.1, interval: 4, decay: 0.5, ..LearningRate::constant(1.0) };
+        let rates =
+            |kind| -> Vec<f64> { (0..=10).map(|step| LearningRate { kind, ..base }.at(step)).collect() };
         assert!(rates(ScheduleKind::Constant).iter().all(|rate| *rate == 1.0));
         assert_eq!(rates(ScheduleKind::Step)[3..=8], [1.0, 0.5, 0.5, 0.5, 0.5, 0.25]);
         for kind in [ScheduleKind::Cosine, ScheduleKind::Linear] {

@@ -93,8 +93,9 @@ impl<D: Device> Optimizer<D> {
     /// # Errors
     /// The device has not that much memory.
     pub fn new(device: &D, settings: OptimizerSettings, lengths: Vec<usize>) -> Result<Optimizer<D>> {
-        let slot =
-            |number: usize, len| device.allocate(if number < settings.num_slots() { len } else { 0 }, Role::Exact);
+        let slot = |number: usize, len| {
+            device.allocate(if number < settings.num_slots() { len } else { 0 }, Role::Exact)
+        };
         let slots = lengths.iter().map(|&len| Ok([slot(0, len)?, slot(1, len)?])).collect::<Result<_>>()?;
         Ok(Optimizer { settings, slots, update: device.allocate(update::LEN, Role::Exact)?, lengths })
     }
@@ -110,7 +111,13 @@ impl<D: Device> Optimizer<D> {
     }
 
     /// The same, to write.
-    pub fn slot_mut(&mut self, device: &D, segment: usize, slot: usize, range: Range<usize>) -> D::ViewMut<'_> {
+    pub fn slot_mut(
+        &mut self,
+        device: &D,
+        segment: usize,
+        slot: usize,
+        range: Range<usize>,
+    ) -> D::ViewMut<'_> {
         device.view_mut(&mut self.slots[segment][slot], range)
     }
 

@@ -60,8 +60,9 @@ mod tests {
             let costs: Vec<u64> = (0..6).map(|i| (code / 4_usize.pow(i) % 4) as u64).collect();
             for num_stages in 1..=4 {
                 let stages = balance(&costs, num_stages);
-                let largest =
-                    |cuts: &[usize]| cuts.windows(2).map(|cut| costs[cut[0]..cut[1]].iter().sum::<u64>()).max();
+                let largest = |cuts: &[usize]| {
+                    cuts.windows(2).map(|cut| costs[cut[0]..cut[1]].iter().sum::<u64>()).max()
+                };
                 let mut found: Vec<usize> = stages.iter().map(|run| run.start).collect();
                 found.push(6);
                 assert!(found.is_sorted() && found[0] == 0, "{costs:?} {stages:?}");

@@ -122,9 +122,12 @@ impl Layout {
         let fail = |why: String| Err(Error::input("laying out the model", why));
         if schedule.ranks.len() != shape.stage {
             let (found, wanted) = (schedule.ranks.len(), shape.stage);
-            return fail(format!("the schedule is for {found} ranks, but {wanted} share the layers of a replica"));
+            return fail(format!(
+                "the schedule is for {found} ranks, but {wanted} share the layers of a replica"
+            ));
         }
-        let ends = layers.iter().try_fold(0, |end, run| (run.start == end && run.end >= end).then_some(run.end));
+        let ends =
+            layers.iter().try_fold(0, |end, run| (run.start == end && run.end >= end).then_some(run.end));
         if layers.len() != schedule.num_stages || ends != Some(model.layers.len()) {
             let lengths: Vec<String> = layers.iter().map(|run| run.len().to_string()).collect();
             return fail(format!(
@@ -177,7 +180,13 @@ impl Layout {
     ///
     /// # Errors
     /// What `part` or `whole` return (this rank alone).
-    pub fn gather(&self, grid: &Grid, num_replicas: usize, part: &Part<'_>, whole: &mut dyn Assembly) -> Result<()> {
+    pub fn gather(
+        &self,
+        grid: &Grid,
+        num_replicas: usize,
+        part: &Part<'_>,
+        whole: &mut dyn Assembly,
+    ) -> Result<()> {
         let (rank, is_root) = (grid.all.rank(), grid.all.is_root());
         let mut block = Vec::new();
         for (number, holders) in self.places.iter().enumerate() {
@@ -216,7 +225,10 @@ impl Layout {
                 }
                 if at != target.len() {
                     let why = format!("its {num_replicas} replicas sent {at} of the {} values", target.len());
-                    return Err(Error::failed(format!("gathering {} from rank {holder}", shard.spec.name), why));
+                    return Err(Error::failed(
+                        format!("gathering {} from rank {holder}", shard.spec.name),
+                        why,
+                    ));
                 }
                 if first.is_none() {
                     shard.insert(&block, whole.tensor(number));
@@ -241,8 +253,10 @@ impl Layout {
         flat: &FlatBuffer<D>,
         look: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let lengths =
-            self.places.iter().map(|holders| holders.first().map_or(0, |(_, shard)| shard.spec.num_elements()));
+        let lengths = self
+            .places
+            .iter()
+            .map(|holders| holders.first().map_or(0, |(_, shard)| shard.spec.num_elements()));
         let mut one = OneAtATime { lengths: lengths.collect(), values: Vec::new(), look };
         self.gather(grid, 1, &|local, show| device.read(flat.tensor(device, local), show), &mut one)
     }

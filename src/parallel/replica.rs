@@ -14,7 +14,8 @@ pub fn check(data: &Communicator, digest: u128, step: u64) -> Result<()> {
     match odd_ones(&digests) {
         None => Ok(()),
         Some(who) => {
-            let why = format!("{who}; this is a fault of the hardware or of this program, not of the training");
+            let why =
+                format!("{who}; this is a fault of the hardware or of this program, not of the training");
             Err(Error::on_every_rank(format!("comparing the replicas at step {step}"), why))
         }
     }

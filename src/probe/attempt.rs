@@ -41,7 +41,9 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
                 let device = Cuda::open(world.local_rank(), Precision::F32)?;
                 let communicator = DeviceCommunicator::new(all.duplicate());
                 let algorithm = if trial.is_blocking { Algorithm::MpiBlocking } else { Algorithm::Mpi };
-                if let Some(mut subject) = DeviceSubject::new(&device, &communicator, trial.operation, form, len)? {
+                if let Some(mut subject) =
+                    DeviceSubject::new(&device, &communicator, trial.operation, form, len)?
+                {
                     subject.choose(Some(Choice::whole(algorithm)));
                     return once(world, &mut subject);
                 }
@@ -78,7 +80,8 @@ fn available_memory() -> usize {
             text.trim().parse().ok()
         };
         // what files left in the cache goes when it is needed
-        let statistics = std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.stat")).ok()?;
+        let statistics =
+            std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.stat")).ok()?;
         let cached = statistics.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
         let used = number("memory.current")?.saturating_sub(cached.unwrap_or(0));
         Some(number("memory.max")?.saturating_sub(used))

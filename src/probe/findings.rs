@@ -67,7 +67,9 @@ impl Findings {
     /// True if messages from and to the memory of GPUs work here; nothing if it was not tried.
     pub fn takes_device_memory(&self) -> Option<bool> {
         let is_message = |tried: &&Tried| {
-            tried.memory == "device" && tried.operation == Measured::SendReceive.name() && tried.size == "small"
+            tried.memory == "device"
+                && tried.operation == Measured::SendReceive.name()
+                && tried.size == "small"
         };
         self.trials.iter().find(is_message).map(|tried| tried.outcome == Outcome::Works)
     }
@@ -77,7 +79,8 @@ impl Findings {
         let mut columns: Vec<[&str; 3]> = Vec::new();
         for trial in Trial::all(true, true) {
             let column = trial.column();
-            let is_tried = self.trials.iter().any(|tried| [&tried.memory, &tried.call, &tried.size] == column);
+            let is_tried =
+                self.trials.iter().any(|tried| [&tried.memory, &tried.call, &tried.size] == column);
             if is_tried && !columns.contains(&column) {
                 columns.push(column);
             }
@@ -92,7 +95,8 @@ impl Findings {
             text += &format!("{:<16}", operation.name());
             for column in &columns {
                 let found = self.trials.iter().find(|tried| {
-                    tried.operation == operation.name() && [&tried.memory, &tried.call, &tried.size] == *column
+                    tried.operation == operation.name()
+                        && [&tried.memory, &tried.call, &tried.size] == *column
                 });
                 let word = match found.map(|tried| &tried.outcome) {
                     None => "-",

@@ -112,7 +112,10 @@ fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
     }
     // launchers pass on a request to end; what does not heed it is killed
     for signal in ["-TERM", "-KILL"] {
-        let _ = Command::new("kill").args([signal, "--", &format!("-{}", child.id())]).stderr(Stdio::null()).status();
+        let _ = Command::new("kill")
+            .args([signal, "--", &format!("-{}", child.id())])
+            .stderr(Stdio::null())
+            .status();
         std::thread::sleep(Duration::from_millis(500));
     }
     let _ = child.wait();

@@ -40,7 +40,10 @@ impl TrainOptions {
         ];
         for (option, value) in not_negative {
             if !(value >= 0.0 && value.is_finite()) {
-                return Err(Error::input(option, format!("it is {value}, but must be at least 0 and finite")));
+                return Err(Error::input(
+                    option,
+                    format!("it is {value}, but must be at least 0 and finite"),
+                ));
             }
         }
         if !(0.0..1.0).contains(&self.momentum) {
@@ -83,7 +86,12 @@ impl TrainOptions {
     ///
     /// # Errors
     /// There are fewer samples than micro-batches.
-    pub fn check_micro_batches(&self, num: usize, num_replicas: usize, largest: usize) -> Result<Option<String>> {
+    pub fn check_micro_batches(
+        &self,
+        num: usize,
+        num_replicas: usize,
+        largest: usize,
+    ) -> Result<Option<String>> {
         let batch = self.batch_size.min(largest);
         if num > batch {
             let why = format!(
@@ -113,7 +121,8 @@ impl TrainOptions {
         let for_file = (!is_file).then(|| format!("it is for HDF5 files, and --data is {source}"));
         let for_synthetic =
             (source != "synthetic").then(|| format!("it is for --data synthetic, and --data is {source}"));
-        let no_targets = (model == ModelName::DeepMlp).then(|| "the loss of deep-mlp looks at no targets".to_owned());
+        let no_targets =
+            (model == ModelName::DeepMlp).then(|| "the loss of deep-mlp looks at no targets".to_owned());
         let for_sgd = (self.optimizer != OptimizerName::Sgd)
             .then(|| format!("it is for --optimizer sgd, and {} is chosen", name(&self.optimizer)));
         let schedule = self.learning_rate_schedule;
@@ -143,7 +152,10 @@ impl TrainOptions {
             ("synthetic-targets", for_synthetic.or(no_targets)),
             ("momentum", for_sgd.clone()),
             ("nesterov", for_sgd),
-            ("final-learning-rate", for_schedule(&[ScheduleName::Cosine, ScheduleName::Linear], "cosine or linear")),
+            (
+                "final-learning-rate",
+                for_schedule(&[ScheduleName::Cosine, ScheduleName::Linear], "cosine or linear"),
+            ),
             ("decay-interval", for_step.clone()),
             ("decay-factor", for_step),
             ("epochs", self.steps.is_some().then(|| "--steps says how long the run is".to_owned())),
@@ -156,7 +168,10 @@ impl TrainOptions {
         ];
         for (option, reason) in reasons {
             if let (Some(why), true) = (reason, self.given.has(option)) {
-                return Err(Error::input(format!("--{option}"), format!("this run has no use for it: {why}")));
+                return Err(Error::input(
+                    format!("--{option}"),
+                    format!("this run has no use for it: {why}"),
+                ));
             }
         }
         Ok(())
@@ -176,7 +191,9 @@ impl TrainOptions {
         let is_checkpoint = |name: &str| checkpoint::step_of(name).is_some();
         let directory = self.checkpoints.checkpoint_dir.as_deref().map(|path| ("--checkpoint-dir", path));
         let checkpoints = self.checkpoints.inputs().chain(directory);
-        files.extend(checkpoints.map(|(option, path)| FileOption::input_or_directory(option, path, is_checkpoint)));
+        files.extend(
+            checkpoints.map(|(option, path)| FileOption::input_or_directory(option, path, is_checkpoint)),
+        );
         files.extend(self.metrics.iter().map(|path| FileOption::output_or_pipe("--metrics", path)));
         files.extend(self.checkpoints.export.iter().map(|path| FileOption::output("--export", path)));
         files

@@ -73,7 +73,13 @@ pub struct CheckpointOptions {
     pub checkpoint_every: Every,
 
     /// Checkpoints to keep, the newest; fewer where the disk has no room for so many; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 3, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    #[arg(
+        long,
+        value_name = "K",
+        default_value_t = 3,
+        requires = "checkpoint_dir",
+        help_heading = "Checkpoints"
+    )]
     pub keep: usize,
 
     /// Go on from the newest sound checkpoint in --checkpoint-dir if there is one (auto), from nothing (never), or from this
@@ -128,7 +134,9 @@ impl CheckpointOptions {
         let Some(before) = self.stop_before else { return Ok(limit) };
         let fail = |why: String| Err(Error::input("--stop-before", why));
         let Some(left) = slurm_time_left() else {
-            return fail("Slurm does not say how much time is left (is this a Slurm job?); give --time-limit".into());
+            return fail(
+                "Slurm does not say how much time is left (is this a Slurm job?); give --time-limit".into(),
+            );
         };
         let Some(left) = left else { return Ok(limit) };
         if left <= before {

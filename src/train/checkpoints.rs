@@ -57,8 +57,8 @@ impl<'a> Checkpoints<'a> {
         let directory = options.checkpoint_dir.as_ref();
         let prepare = || {
             prepare(options)?;
-            let writer =
-                directory.map(|path| Writer::new(path.clone(), options.keep, Snapshot::new(&model.tensors, slots)?));
+            let writer = directory
+                .map(|path| Writer::new(path.clone(), options.keep, Snapshot::new(&model.tensors, slots)?));
             Ok(Some((writer.transpose()?, options.deadline(start)?)))
         };
         let (writer, deadline) =
@@ -95,7 +95,8 @@ impl<'a> Checkpoints<'a> {
 
     /// True if a checkpoint is due after `done` steps, as far as their number says.
     pub(super) fn is_due_after(&self, done: u64) -> bool {
-        let is_due = matches!(self.options.checkpoint_every, Every::Steps(steps) if done.is_multiple_of(steps));
+        let is_due =
+            matches!(self.options.checkpoint_every, Every::Steps(steps) if done.is_multiple_of(steps));
         is_due && self.options.checkpoint_dir.is_some()
     }
 
@@ -112,7 +113,11 @@ impl<'a> Checkpoints<'a> {
         if let Some(written) = self.writer.as_mut().and_then(Writer::poll) {
             self.report(written);
         }
-        if self.is_due_after(done) || requests.checkpoint > 0 { self.save(trainer, done, loss) } else { Ok(()) }
+        if self.is_due_after(done) || requests.checkpoint > 0 {
+            self.save(trainer, done, loss)
+        } else {
+            Ok(())
+        }
     }
 
     /// Begins a checkpoint of the state after `done` steps, the last with this `loss`, unless the last one is that. Replicas are compared
@@ -120,7 +125,12 @@ impl<'a> Checkpoints<'a> {
     ///
     /// # Errors
     /// The replicas differ (the same error on every rank), or there is no memory for the copy (rank 0 alone).
-    pub(super) fn save<D: Device>(&mut self, trainer: &Trainer<'_, D>, done: u64, loss: Option<f64>) -> Result<()> {
+    pub(super) fn save<D: Device>(
+        &mut self,
+        trainer: &Trainer<'_, D>,
+        done: u64,
+        loss: Option<f64>,
+    ) -> Result<()> {
         if self.options.checkpoint_dir.is_none() || self.last == Some(done) {
             return Ok(());
         }
@@ -153,7 +163,9 @@ impl<'a> Checkpoints<'a> {
 
     /// `error`, which says that something is wrong with the state, and on rank 0 which file is not. Not collective.
     fn with_last_good(&mut self, error: Error) -> Error {
-        let (Some(directory), true) = (&self.options.checkpoint_dir, self.all.is_root()) else { return error };
+        let (Some(directory), true) = (&self.options.checkpoint_dir, self.all.is_root()) else {
+            return error;
+        };
         // what this rank has alone is no news for the others
         if !matches!(error, Error::Agreed { .. }) {
             return error;
@@ -186,7 +198,8 @@ impl<'a> Checkpoints<'a> {
         }
         if let Some(snapshot) = &mut snapshot {
             let (epoch, step_in_epoch) = (done / self.steps_per_epoch, done % self.steps_per_epoch);
-            snapshot.description = Description { step: done, epoch, step_in_epoch, ..self.description.clone() };
+            snapshot.description =
+                Description { step: done, epoch, step_in_epoch, ..self.description.clone() };
         }
         Ok(snapshot)
     }
@@ -249,18 +262,25 @@ impl<'a> Checkpoints<'a> {
     /// Says what became of a file. That one failed is no reason to stop: the next may succeed. Of failures in a row the first is a
     /// warning, and then ever fewer are.
     fn report(&mut self, written: Result<Written>) {
-        let level =
-            |num_failures: u32| if num_failures.is_power_of_two() { log::Level::Warn } else { log::Level::Debug };
+        let level = |num_failures: u32| {
+            if num_failures.is_power_of_two() { log::Level::Warn } else { log::Level::Debug }
+        };
         match &written {
             Ok(Written { step, path, num_bytes, elapsed, removed }) => {
                 let (mebibytes, milliseconds) = (*num_bytes as f64 / f64::from(1 << 20), elapsed.as_millis());
-                log::info!("checkpoint of step {step}: {}, {mebibytes:.1} MiB in {milliseconds} ms", path.display());
+                log::info!(
+                    "checkpoint of step {step}: {}, {mebibytes:.1} MiB in {milliseconds} ms",
+                    path.display()
+                );
                 self.num_failures = if removed.is_empty() { 0 } else { self.num_failures + 1 };
                 if !removed.is_empty() {
                     let names: Vec<String> = removed.iter().map(|path| path.display().to_string()).collect();
                     let (names, keep) = (names.join(" and "), self.options.keep);
                     let level = level(self.num_failures);
-                    log::log!(level, "removed {names} to make room for it: the disk has no room for --keep {keep}");
+                    log::log!(
+                        level,
+                        "removed {names} to make room for it: the disk has no room for --keep {keep}"
+                    );
                 }
             }
             Err(error) => {

@@ -57,8 +57,10 @@ impl FromStr for ShapeText {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ShapeText, String> {
-        let sizes: Option<Vec<usize>> =
-            text.split('x').map(|part| part.parse().ok().filter(|size| (1..=LARGEST_SIZE).contains(size))).collect();
+        let sizes: Option<Vec<usize>> = text
+            .split('x')
+            .map(|part| part.parse().ok().filter(|size| (1..=LARGEST_SIZE).contains(size)))
+            .collect();
         let shape = match sizes.as_deref() {
             Some(&[len]) => Some(Features::Flat(len)),
             Some(&[channels, height, width]) => Some(Features::Image { height, width, channels }),
@@ -87,7 +89,9 @@ impl FromStr for TargetsText {
             Some(("values", n)) => number(n).map(Targets::Values),
             _ => None,
         };
-        parsed.map(TargetsText).ok_or_else(|| format!("expected classes:N or values:N, N from 1 to {MOST_CLASSES}"))
+        parsed
+            .map(TargetsText)
+            .ok_or_else(|| format!("expected classes:N or values:N, N from 1 to {MOST_CLASSES}"))
     }
 }
 

@@ -121,7 +121,8 @@ impl DeviceOptions {
         let library = library_version();
         let found = self.probe.as_ref().map(|path| Findings::read(path)).transpose()?;
         if let Some(found) = found.as_ref().filter(|found| found.description.mpi != library) {
-            let why = format!("it is about {}, and this is {library}; run probe again", found.description.mpi);
+            let why =
+                format!("it is about {}, and this is {library}; run probe again", found.description.mpi);
             return Err(Error::input("--probe", why));
         }
         let awareness = match found.and_then(|found| found.takes_device_memory()) {

@@ -48,7 +48,8 @@ impl<D: Device> Resident<D> {
             return Ok(None);
         }
         let allocate = |len| device.allocate(len, Role::Exact);
-        let [inputs, targets, numbers] = [num_samples * input_len, num_samples * target_len, rows].map(allocate);
+        let [inputs, targets, numbers] =
+            [num_samples * input_len, num_samples * target_len, rows].map(allocate);
         let (Ok(mut inputs), Ok(mut targets), Ok(numbers)) = (inputs, targets, numbers) else {
             // others that share the device were faster; training goes on without
             return Ok(None);
@@ -97,7 +98,9 @@ impl<D: Device> Rows<'_, D> {
                 let part = shard(end - start, micro_batch, num);
                 start + part.start..start + part.end
             }
-            Parts::Full(rows) => end.min(start + micro_batch * rows)..end.min(start + (micro_batch + 1) * rows),
+            Parts::Full(rows) => {
+                end.min(start + micro_batch * rows)..end.min(start + (micro_batch + 1) * rows)
+            }
         }
     }
 }
@@ -124,8 +127,14 @@ impl<D: Device> Source<D> for Rows<'_, D> {
                 device.write(targets, &mut |targets| batches.read(step, part.clone(), inputs, targets))
             });
         };
-        let Resident { inputs: all_inputs, targets: all_targets, numbers, input_len, target_len, num_samples } =
-            &mut **resident;
+        let Resident {
+            inputs: all_inputs,
+            targets: all_targets,
+            numbers,
+            input_len,
+            target_len,
+            num_samples,
+        } = &mut **resident;
         let rows = part.len();
         device.write(device.view_mut(numbers, 0..rows), &mut |numbers| {
             for (number, sample) in numbers.iter_mut().zip(batches.samples(step, part.clone())) {

@@ -18,7 +18,9 @@ impl Given {
 impl FromArgMatches for Given {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Given, clap::Error> {
         let is_given = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
-        Ok(Given(matches.ids().map(clap::Id::as_str).filter(is_given).map(|id| id.replace('_', "-")).collect()))
+        Ok(Given(
+            matches.ids().map(clap::Id::as_str).filter(is_given).map(|id| id.replace('_', "-")).collect(),
+        ))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

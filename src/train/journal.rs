@@ -80,8 +80,11 @@ impl Journal {
 
     /// The loss of the last step, if it is known, the samples of all steps, and the median time of a step.
     pub(super) fn close(self) -> (Option<f64>, usize, f64) {
-        let median =
-            if self.step_times.is_empty() { 0.0 } else { self.step_times.value_at_quantile(0.5) as f64 / 1e6 };
+        let median = if self.step_times.is_empty() {
+            0.0
+        } else {
+            self.step_times.value_at_quantile(0.5) as f64 / 1e6
+        };
         (self.last_loss, self.num_samples, median)
     }
 }

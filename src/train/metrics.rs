@@ -98,7 +98,8 @@ impl MetricsFile {
             file.seek(SeekFrom::End(0))?;
             Ok((file, kept))
         };
-        let (file, kept) = open().map_err(|error| Error::input(format!("creating --metrics {name}"), error))?;
+        let (file, kept) =
+            open().map_err(|error| Error::input(format!("creating --metrics {name}"), error))?;
         let form = if is_json {
             Form::JsonLines(BufWriter::new(file))
         } else {
@@ -155,6 +156,7 @@ fn rows_until(step: u64, is_json: bool, file: &File) -> io::Result<u64> {
 /// The most memory that this process ever had, in megabytes, if the system says.
 pub fn peak_memory_mb() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kibibytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"))?;
+    let kibibytes =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"))?;
     Some(kibibytes.parse::<f64>().ok()? * 1.024e-3)
 }

@@ -126,7 +126,13 @@ pub struct TrainOptions {
     pub learning_rate: Option<f64>,
 
     /// Momentum of sgd, from 0 to below 1
-    #[arg(long, allow_negative_numbers = true, value_name = "M", default_value_t = 0.9, help_heading = "Training")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "M",
+        default_value_t = 0.9,
+        help_heading = "Training"
+    )]
     pub momentum: f64,
 
     /// Nesterov's momentum in sgd
@@ -160,7 +166,13 @@ pub struct TrainOptions {
     pub decay_interval: u64,
 
     /// Factor of each decay of the step schedule
-    #[arg(long, allow_negative_numbers = true, value_name = "F", default_value_t = 0.1, help_heading = "Training")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "F",
+        default_value_t = 0.1,
+        help_heading = "Training"
+    )]
     pub decay_factor: f64,
 
     /// Shorten the gradient to this norm where it is longer [default: leave it]
@@ -180,7 +192,13 @@ pub struct TrainOptions {
     pub threads: Option<usize>,
 
     /// Largest bucket of gradients that is summed by one operation, in MB
-    #[arg(long, allow_negative_numbers = true, value_name = "MB", default_value_t = 25.0, help_heading = "Machine")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MB",
+        default_value_t = 25.0,
+        help_heading = "Machine"
+    )]
     pub bucket_mb: f64,
 
     /// Exchange gradients while the backward pass goes on

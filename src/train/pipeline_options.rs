@@ -44,7 +44,9 @@ fn parse_stages(text: &str) -> std::result::Result<SizeList, String> {
     let size = |part: &str| match part.trim().parse() {
         Ok(0) => Err("a stage of 0 layers has nothing to do".to_owned()),
         Ok(size) => Ok(size),
-        Err(_) => Err(format!("{part:?} is no whole number; expected the layers of each stage, such as 3,2,3")),
+        Err(_) => {
+            Err(format!("{part:?} is no whole number; expected the layers of each stage, such as 3,2,3"))
+        }
     };
     text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
 }
@@ -124,7 +126,12 @@ impl PipelineOptions {
     /// The schedule for `num_ranks` ranks, with what its check found: with as many micro-batches as the file or `train` says, else with two to
     /// four for each rank, if the batch divides by that, or fewer. `file` is what is in --schedule, if that is one. Not
     /// collective.
-    fn schedule(&self, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<(Schedule, Report)> {
+    fn schedule(
+        &self,
+        num_ranks: usize,
+        train: &TrainOptions,
+        file: Option<&str>,
+    ) -> Result<(Schedule, Report)> {
         self.check_used()?;
         self.make_schedule(num_ranks, train, file).map_err(|error| match (&self.schedule, error) {
             // whatever is wrong with a schedule that was read is wrong with its file
@@ -149,7 +156,8 @@ impl PipelineOptions {
                     let more = (two..=two.saturating_mul(2).min(train.batch_size)).find(fits);
                     more.or_else(|| (1..two.min(train.batch_size)).rev().find(fits)).unwrap_or(1)
                 };
-                let stages_per_rank = if *kind == ScheduleKind::Interleaved { self.stages_per_rank } else { 1 };
+                let stages_per_rank =
+                    if *kind == ScheduleKind::Interleaved { self.stages_per_rank } else { 1 };
                 kind.generate(num_ranks, stages_per_rank, train.micro_batches.unwrap_or_else(usual))?
             }
             (ScheduleChoice::File(_), text) => {
@@ -191,7 +199,13 @@ impl PipelineOptions {
         Ok(move |model: &Model| self.plan(model, world.size(), train, file.as_deref()))
     }
 
-    fn plan(&self, model: &Model, num_ranks: usize, train: &TrainOptions, file: Option<&str>) -> Result<Plan> {
+    fn plan(
+        &self,
+        model: &Model,
+        num_ranks: usize,
+        train: &TrainOptions,
+        file: Option<&str>,
+    ) -> Result<Plan> {
         let (schedule, report) = self.schedule(num_ranks, train, file)?;
         if schedule.ranks.len() != num_ranks {
             let (name, found) = (self.name(), schedule.ranks.len());
@@ -201,7 +215,8 @@ impl PipelineOptions {
         let (num_stages, num_layers) = (schedule.num_stages, model.layers.len());
         if num_stages > num_layers {
             let name = &model.name;
-            let why = format!("it takes a layer for each of {num_stages} stages, and {name} has {num_layers}");
+            let why =
+                format!("it takes a layer for each of {num_stages} stages, and {name} has {num_layers}");
             return Err(Error::input("spreading the layers", why));
         }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
@@ -230,7 +245,9 @@ impl PipelineOptions {
                     let written = std::fs::write(path, schedule.to_csv());
                     written.map_err(|error| Error::input(format!("writing {file}"), error))
                 }
-                _ => Err(Error::input("--show-schedule", format!("{file:?} ends neither in .svg nor in .csv"))),
+                _ => {
+                    Err(Error::input("--show-schedule", format!("{file:?} ends neither in .svg nor in .csv")))
+                }
             }
         };
         let drawn = if world.is_root() { draw().map(Some) } else { Ok(None) };

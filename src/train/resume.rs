@@ -62,7 +62,8 @@ impl Start {
             })?),
             Resume::From(path) => Some(Checkpoint::open(path)?),
         };
-        if let Some(directory) = options.checkpoint_dir.as_deref().filter(|_| options.resume != Resume::Auto) {
+        if let Some(directory) = options.checkpoint_dir.as_deref().filter(|_| options.resume != Resume::Auto)
+        {
             refuse_others(directory, &options.resume, checkpoint.as_ref())?;
         }
         if let Some(checkpoint) = checkpoint {
@@ -79,11 +80,14 @@ impl Start {
                 return Err(Error::input(format!("going on from {path}"), why));
             }
             check_tensors(&checkpoint, model)?;
-            let by_length = ["cosine", "linear"].iter().any(|kind| changeable["--learning-rate-schedule"] == *kind);
+            let by_length =
+                ["cosine", "linear"].iter().any(|kind| changeable["--learning-rate-schedule"] == *kind);
             for difference in Difference::between(&before.options, changeable) {
                 log::info!("from now on: {difference}");
                 if difference.name == "steps in all" && by_length {
-                    log::warn!("the learning rate follows the schedule of the new number of steps from here on");
+                    log::warn!(
+                        "the learning rate follows the schedule of the new number of steps from here on"
+                    );
                 }
             }
             if options.init.is_some() {
@@ -133,7 +137,8 @@ pub(super) fn restore<D: Device>(
         head[..5].copy_from_slice(&[1, step as i64, i64::from(is_at_home), i64::from(loss.is_some()), bits]);
     }
     for (index, group) in groups.iter().enumerate() {
-        head[5 + index] = i64::from(file.is_some_and(|file| file.has_group(group)) && (index == 0 || !weights_only));
+        head[5 + index] =
+            i64::from(file.is_some_and(|file| file.has_group(group)) && (index == 0 || !weights_only));
     }
     all.broadcast(&mut head, 0)?;
     for (index, group) in groups.iter().enumerate().filter(|(index, _)| head[5 + index] == 1) {
@@ -204,7 +209,8 @@ fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
     match slots.iter().find(|slot| !file.has_group(&checkpoint::group_name(Some(slot)))) {
         Some(&"momentum_buffer") if had_none => Ok(()),
         Some(slot) => {
-            let why = format!("it has no /optimizer/{slot}: it holds weights alone, and --init starts with those");
+            let why =
+                format!("it has no /optimizer/{slot}: it holds weights alone, and --init starts with those");
             Err(Error::input(format!("going on from {}", file.path.display()), why))
         }
         None => Ok(()),
@@ -227,8 +233,10 @@ fn check_finite(file: &Checkpoint, model: &Model) -> Result<()> {
 }
 
 fn check_tensors(file: &Checkpoint, model: &Model) -> Result<()> {
-    let fail = |why: String| Err(Error::input(format!("fitting {} to {}", file.path.display(), model.name), why));
-    let in_file = |name: &str| file.tensors.iter().find(|tensor| tensor.group == "model" && tensor.name == name);
+    let fail =
+        |why: String| Err(Error::input(format!("fitting {} to {}", file.path.display(), model.name), why));
+    let in_file =
+        |name: &str| file.tensors.iter().find(|tensor| tensor.group == "model" && tensor.name == name);
     for spec in &model.tensors {
         match in_file(&spec.name) {
             None => return fail(format!("it has no tensor /model/{}", spec.name)),

@@ -51,7 +51,8 @@ pub fn run(
     let program = strategy.program;
     all.agree(options.check(grid.data.size()).and_then(|()| options.check_used(strategy.has_replicas)))?;
     // whoever is asked to stop while samples are read does so after the first step
-    let stop = all.agree(options.checkpoints.checkpoint_dir.as_ref().map(|_| StopRequest::listen()).transpose())?;
+    let stop =
+        all.agree(options.checkpoints.checkpoint_dir.as_ref().map(|_| StopRequest::listen()).transpose())?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     let GridShape { data, stage, tensor } = grid.shape;
     log::info!(
@@ -124,14 +125,17 @@ impl Run<'_> {
         let loss_before = resumed.and_then(|resumed| resumed.loss);
         let resumed = resumed.map(|resumed| resumed.step);
         if num_steps < first && self.world.is_root() {
-            log::warn!("the checkpoint has {first} steps already, more than the {num_steps} that were asked for");
+            log::warn!(
+                "the checkpoint has {first} steps already, more than the {num_steps} that were asked for"
+            );
         }
         self.announce(&samples, num_steps, resumed, &trainer);
         let kept = trainer.keep_samples(&mut samples.train)?;
         if kept > 0 {
             log::info!("{kept} samples stay on the device");
         }
-        let mut journal = Journal::new(self.world, options, (first, loss_before, num_steps), steps_per_epoch)?;
+        let mut journal =
+            Journal::new(self.world, options, (first, loss_before, num_steps), steps_per_epoch)?;
 
         let mut tested = None;
         let mut seconds = 0.0;
@@ -226,7 +230,8 @@ impl Run<'_> {
             parameters_digest: format!("{digest:032x}"),
         };
         if self.world.is_root() {
-            let line = serde_json::to_string(&result).map_err(|error| Error::failed("printing the result", error))?;
+            let line = serde_json::to_string(&result)
+                .map_err(|error| Error::failed("printing the result", error))?;
             app::print_line(&line)?;
         }
         written.and(exported).map(|()| ExitCode::SUCCESS)
@@ -251,7 +256,8 @@ impl Run<'_> {
             written_by: identity::written_by(self.program, self.world, self.grid, (self.threads, compares)),
             ..Description::default()
         };
-        let find = || Start::find(options, self.model, slots, (&description.config, &description.options)).map(Some);
+        let find =
+            || Start::find(options, self.model, slots, (&description.config, &description.options)).map(Some);
         let start = all.agree_with_root(if all.is_root() { find() } else { Ok(None) })?;
         let sampler = samples.train.sampler();
         let span = observe::work(Name::Checkpoint);
@@ -288,7 +294,13 @@ impl Run<'_> {
     }
 
     /// Says what is about to happen.
-    fn announce<D: Device>(&self, samples: &Samples, num_steps: u64, resumed: Option<u64>, trainer: &Trainer<'_, D>) {
+    fn announce<D: Device>(
+        &self,
+        samples: &Samples,
+        num_steps: u64,
+        resumed: Option<u64>,
+        trainer: &Trainer<'_, D>,
+    ) {
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
         let reduction = match (self.grid.shape.data, trainer.reduction()) {

@@ -13,8 +13,8 @@ use super::model_options::{ModelName, describe};
 use super::options::StandardiseName;
 use crate::comm::{Communicator, Operation, World};
 use crate::dataset::{
-    self, Batches, Data, Dataset, Hdf5File, Hdf5Options, MomentTree, Order, Sampler, Standardise, Statistics, Subset,
-    Synthetic, Targets, num_channels,
+    self, Batches, Data, Dataset, Hdf5File, Hdf5Options, MomentTree, Order, Sampler, Standardise, Statistics,
+    Subset, Synthetic, Targets, num_channels,
 };
 use crate::nn::{Features, hash_values};
 use crate::observe::{self, Name};
@@ -108,7 +108,12 @@ fn fingerprint(data: &mut Data) -> Result<u128> {
 
 /// Refuses data that differ between ranks, as a stale copy on one node does: training would go on with batches that do not
 /// belong together. Collective.
-fn check_same_everywhere(all: &Communicator, options: &TrainOptions, data: &Data, fingerprint: u128) -> Result<()> {
+fn check_same_everywhere(
+    all: &Communicator,
+    options: &TrainOptions,
+    data: &Data,
+    fingerprint: u128,
+) -> Result<()> {
     let source = options.data.data.as_str();
     let kind = match source {
         "digits" | "synthetic" => source,
@@ -133,7 +138,8 @@ fn check_same_everywhere(all: &Communicator, options: &TrainOptions, data: &Data
 fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool) -> Result<Statistics> {
     let leaves = shard(Statistics::num_leaves(dataset), all.rank(), all.size());
     let (num_leaves, num_samples) = (leaves.len(), dataset.num_samples());
-    let bytes = num_samples.saturating_mul((dataset.features().len() + dataset.targets().len()) * size_of::<f32>());
+    let bytes =
+        num_samples.saturating_mul((dataset.features().len() + dataset.targets().len()) * size_of::<f32>());
     if bytes > WORTH_SAYING {
         log::info!(
             "looking through {num_samples} samples ({:.1} GB) for their classes and moments, and for what is no number",
@@ -162,8 +168,7 @@ fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool
 fn count_classes(largest_label: f64, options: &TrainOptions) -> Result<usize> {
     let DataOptions { data, targets, .. } = &options.data;
     let fail = |why: String| Err(Error::input(format!("reading {data}"), why));
-    let way_out =
-        "class numbers are 0, 1, 2, … without gaps; to fit values instead, store them as floating-point numbers";
+    let way_out = "class numbers are 0, 1, 2, … without gaps; to fit values instead, store them as floating-point numbers";
     if largest_label >= MOST_CLASSES as f64 {
         return fail(format!(
             "{targets} holds {largest_label} as a class number; a network has an output for each number up to the largest, and {MOST_CLASSES} are the limit; {way_out}"
@@ -223,7 +228,11 @@ fn open_source(options: &TrainOptions, num_local_ranks: usize) -> Result<(Data, 
     Ok((data, file))
 }
 
-fn open_path(path: &Path, options: &TrainOptions, num_local_ranks: usize) -> Result<(Data, Option<SharedFile>)> {
+fn open_path(
+    path: &Path,
+    options: &TrainOptions,
+    num_local_ranks: usize,
+) -> Result<(Data, Option<SharedFile>)> {
     let fail = |why: String| Error::input(format!("opening --data {}", path.display()), why);
     let metadata = std::fs::metadata(path)
         .map_err(|error| fail(format!("{error}; expected digits, synthetic, a directory or an HDF5 file")))?;
@@ -243,7 +252,10 @@ fn open_path(path: &Path, options: &TrainOptions, num_local_ranks: usize) -> Res
 fn hdf5(path: &Path, options: &TrainOptions, num_local_ranks: usize) -> Result<(Data, Option<SharedFile>)> {
     let DataOptions { inputs, targets, test_fraction, .. } = &options.data;
     if !(0.0..1.0).contains(test_fraction) {
-        return Err(Error::input("--test-fraction", format!("it is {test_fraction}, but must be from 0 to below 1")));
+        return Err(Error::input(
+            "--test-fraction",
+            format!("it is {test_fraction}, but must be from 0 to below 1"),
+        ));
     }
     // the loss of deep-mlp looks at no targets, so the file need not have any
     let targets = (options.model() != ModelName::DeepMlp).then(|| targets.clone());

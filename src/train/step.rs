@@ -69,7 +69,8 @@ impl<D: Device> Trainer<'_, D> {
     /// A sample cannot be read.
     pub fn keep_samples(&mut self, batches: &mut Batches) -> Result<usize> {
         let stages = &self.layout.stages;
-        let needs = [stages.iter().any(|stage| stage.index == 0), stages.iter().any(|stage| stage.head.is_some())];
+        let needs =
+            [stages.iter().any(|stage| stage.index == 0), stages.iter().any(|stage| stage.head.is_some())];
         self.resident = Resident::new(self.device, batches, self.capacity, needs)?;
         Ok(self.resident.as_ref().map_or(0, Resident::num_samples))
     }
@@ -138,7 +139,8 @@ impl<D: Device> Trainer<'_, D> {
         let round = self.capacity * self.pipeline.num_micro_batches();
         for start in share.clone().step_by(round) {
             let share = start..share.end.min(start + round);
-            let mut rows = Rows { batches, resident: None, step: 0, share, parts: Parts::Full(self.capacity) };
+            let mut rows =
+                Rows { batches, resident: None, step: 0, share, parts: Parts::Full(self.capacity) };
             clear_sums(self.device, &mut self.weights);
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
             let round = self.device.start_totals(self.device.view(&self.weights.sums, 0..totals::LEN))?;
@@ -150,7 +152,12 @@ impl<D: Device> Trainer<'_, D> {
     }
 
     /// Adds the ranks' sums up, everything counted once, and makes means of them. Collective.
-    fn collect(&self, mut sums: [f64; totals::LEN], num_samples: usize, requests: Requests) -> Result<Outcome> {
+    fn collect(
+        &self,
+        mut sums: [f64; totals::LEN],
+        num_samples: usize,
+        requests: Requests,
+    ) -> Result<Outcome> {
         if !self.weights.sync.counts_squares() {
             sums[totals::GRADIENT_SQUARES] = 0.0;
         }
@@ -163,7 +170,8 @@ impl<D: Device> Trainer<'_, D> {
         all[..totals::LEN].copy_from_slice(&sums);
         all[totals::LEN..].copy_from_slice(&[stop as f64, checkpoint as f64]);
         self.grid.all.all_reduce(&mut all, Operation::Sum)?;
-        let requests = Requests { stop: all[totals::LEN] as usize, checkpoint: all[totals::LEN + 1] as usize };
+        let requests =
+            Requests { stop: all[totals::LEN] as usize, checkpoint: all[totals::LEN + 1] as usize };
         sums.copy_from_slice(&all[..totals::LEN]);
         let accuracy = sums[totals::CORRECT] / num_samples as f64;
         Ok(Outcome {

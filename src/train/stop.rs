@@ -37,7 +37,9 @@ impl StopRequest {
             let (mut first, mut after): (Option<Instant>, Option<Instant>) = (None, None);
             for signal in signals.forever() {
                 // the same request by another way may come late; one that comes again means it
-                if is_over.load(Ordering::Relaxed) && after.get_or_insert_with(Instant::now).elapsed() < ONE_REQUEST {
+                if is_over.load(Ordering::Relaxed)
+                    && after.get_or_insert_with(Instant::now).elapsed() < ONE_REQUEST
+                {
                     continue;
                 }
                 match first {
@@ -70,6 +72,7 @@ impl StopRequest {
 
     /// True once this rank has been asked to stop. Not collective.
     pub fn is_made(&self) -> bool {
-        self.signalled.load(Ordering::Relaxed) || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.signalled.load(Ordering::Relaxed)
+            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 }

@@ -74,8 +74,14 @@ impl<'a, D: Device> Trainer<'a, D> {
     ) -> Result<Trainer<'a, D>> {
         let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
         let (tensors, shards) = (&layout.tensors, layout.shards());
-        let (sync, segmentation) =
-            GradSync::new(device, tensors, model.tensors.len(), sync_channels, settings.sync, settings.optimizer)?;
+        let (sync, segmentation) = GradSync::new(
+            device,
+            tensors,
+            model.tensors.len(),
+            sync_channels,
+            settings.sync,
+            settings.optimizer,
+        )?;
         let share = settings.batch_size.div_ceil(grid.data.size());
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
         let mut weights = Weights {
@@ -85,7 +91,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             sums: device.allocate(totals::LEN, Role::Exact)?,
         };
         weights.parameters.initialise(device, &shards, settings.seed)?;
-        let pipeline = Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
+        let pipeline =
+            Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
         let (resident, recordings) = (None, HashMap::new());
         Ok(Trainer { device, grid, model, layout, pipeline, weights, capacity, resident, recordings })
     }

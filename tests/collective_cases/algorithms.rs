@@ -9,7 +9,9 @@ pub fn every_algorithm(world: &World) {
     let all = world.communicator().duplicate();
     let size = all.size();
     let page = 4096 / size_of::<f32>();
-    for nodes in [vec![0; size], (0..size).map(|rank| rank % 2).collect(), (0..size).map(|rank| rank / 2).collect()] {
+    for nodes in
+        [vec![0; size], (0..size).map(|rank| rank % 2).collect(), (0..size).map(|rank| rank / 2).collect()]
+    {
         all.set_nodes(nodes);
         for (algorithm, _) in Algorithm::ALL {
             for len in [0, 1, 7, page - 1, page, page + 1, 3 * page + 5] {
@@ -35,7 +37,10 @@ fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
     let mut values = mine(len);
     values.iter_mut().skip(len / 2).take(usize::from(rank == size - 1)).for_each(|value| *value = f32::NAN);
     let found = all.start_all_reduce_in_place(values, Operation::Sum).unwrap().wait();
-    assert!((0..len).all(|at| if at == len / 2 { found[at].is_nan() } else { found[at] == sum(at) }), "{algorithm}");
+    assert!(
+        (0..len).all(|at| if at == len / 2 { found[at].is_nan() } else { found[at] == sum(at) }),
+        "{algorithm}"
+    );
     // which of several is the least or largest nobody says of zeros and of what is no number, but all ranks say the same
     for operation in [Operation::Min, Operation::Max] {
         let odd = [0.0, -0.0, 1.0, f32::NAN, 0.0, 0.0, 0.0, 0.0, -0.0, -0.0];
@@ -74,7 +79,10 @@ fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
     for root in 0..size {
         let mut values = mine(len);
         all.broadcast(&mut values, root).unwrap();
-        assert!((0..len).all(|at| values[at] == f32::from(value(root, at))), "{algorithm} from {root}, {len}");
+        assert!(
+            (0..len).all(|at| values[at] == f32::from(value(root, at))),
+            "{algorithm} from {root}, {len}"
+        );
     }
 }
 
@@ -127,7 +135,8 @@ pub fn waits_in_any_order(world: &World) {
         let mut pending =
             lengths.map(|len| Some((len, all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap())));
         for turn in 0..lengths.len() {
-            let (len, pending) = pending[(turn + rank) % lengths.len()].take().expect("each is waited for once");
+            let (len, pending) =
+                pending[(turn + rank) % lengths.len()].take().expect("each is waited for once");
             assert_eq!(pending.wait(), sums(len), "{algorithm}");
         }
 

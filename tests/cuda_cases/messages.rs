@@ -97,13 +97,14 @@ fn operations(device: &Cuda, role: Role, all: &DeviceCommunicator, len: usize) {
     let (rank, size) = (all.rank(), all.size());
     let mine = |len: usize| filled(device, role, rank, len);
     let look = |buffer: &CudaBuffer, len: usize| found(device, role, buffer, len);
-    let sums = |len: usize| -> Vec<f32> { (0..len).map(|at| (0..size).map(|rank| value(rank, at)).sum()).collect() };
+    let sums =
+        |len: usize| -> Vec<f32> { (0..len).map(|at| (0..size).map(|rank| value(rank, at)).sum()).collect() };
     let of = |rank: usize, len: usize| -> Vec<f32> { (0..len).map(|at| value(rank, at)).collect() };
 
     // three at once, and every rank begins to wait for another one
     let several = [len, len + 5, len / 2];
-    let mut started =
-        several.map(|len| Some((len, all.start_all_reduce_in_place(mine(len), len, Operation::Sum).unwrap())));
+    let mut started = several
+        .map(|len| Some((len, all.start_all_reduce_in_place(mine(len), len, Operation::Sum).unwrap())));
     for turn in 0..several.len() {
         let (len, transfer) = started[(turn + rank) % several.len()].take().expect("each is waited for once");
         assert_eq!(look(&transfer.wait(), len), sums(len), "all-reduce of {len}");
@@ -175,7 +176,8 @@ fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
         if transfers == Transfers::Staged || aware {
             all.set_transfers(transfers);
             let messages = DeviceCommunicator::new(all.duplicate());
-            let sum = messages.start_all_reduce_in_place(terms(all.rank()), len, Operation::Sum).unwrap().wait();
+            let sum =
+                messages.start_all_reduce_in_place(terms(all.rank()), len, Operation::Sum).unwrap().wait();
             let is_right = |(found, exact): (&f32, &f32)| found.to_bits() == rounded(exact);
             assert!(look(&sum).iter().zip(&sums).all(is_right), "{transfers:?}, {role:?}");
         }

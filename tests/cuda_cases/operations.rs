@@ -1,7 +1,8 @@
 //! Every operation of a device as a value, on arrays by number.
 
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
+    SgdStep,
 };
 
 /// An operation on arrays by number: those that it writes must not be among those that it reads.
@@ -34,13 +35,24 @@ macro_rules! operation {
 
 // what is saved for the backward pass is the device's own affair: it is judged by what comes of it
 
-operation!(LinearForward { shape: LinearShape, activation: Activation, bias: bool }, |this, device, views, outs| {
-    let LinearShape { rows, outputs, .. } = this.shape;
-    let len = if this.activation.saves() { rows * outputs } else { 0 };
-    let mut saved = device.allocate(len, Role::Activations).unwrap();
-    let (bias, saved) = (this.bias.then(|| views[2]), device.view_mut(&mut saved, 0..len));
-    device.linear_forward(&this.shape, views[0], views[1], bias, this.activation, saved, outs[0].take().unwrap())
-});
+operation!(
+    LinearForward { shape: LinearShape, activation: Activation, bias: bool },
+    |this, device, views, outs| {
+        let LinearShape { rows, outputs, .. } = this.shape;
+        let len = if this.activation.saves() { rows * outputs } else { 0 };
+        let mut saved = device.allocate(len, Role::Activations).unwrap();
+        let (bias, saved) = (this.bias.then(|| views[2]), device.view_mut(&mut saved, 0..len));
+        device.linear_forward(
+            &this.shape,
+            views[0],
+            views[1],
+            bias,
+            this.activation,
+            saved,
+            outs[0].take().unwrap(),
+        )
+    }
+);
 operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this, device, views, outs| {
     device.linear_backward_weight(&this.shape, views[0], views[1], outs[0].take().unwrap(), this.accumulate)
 });
@@ -49,7 +61,12 @@ operation!(LinearBackwardInput { shape: LinearShape, before: bool }, |this, devi
     let LinearShape { rows, inputs, .. } = this.shape;
     let [mut saved, mut output] = [0; 2].map(|_| device.allocate(rows * inputs, Role::Activations).unwrap());
     let output = device.view_mut(&mut output, 0..rows * inputs);
-    device.activation_forward(Activation::Gelu, views[2], device.view_mut(&mut saved, 0..rows * inputs), output);
+    device.activation_forward(
+        Activation::Gelu,
+        views[2],
+        device.view_mut(&mut saved, 0..rows * inputs),
+        output,
+    );
     let before = this.before.then(|| (Activation::Gelu, device.view(&saved, 0..rows * inputs)));
     device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap(), before)
 });
@@ -60,7 +77,12 @@ operation!(
         let mut saved = device.allocate(len, Role::Activations).unwrap();
         let mut output = device.allocate(this.len, Role::Activations).unwrap();
         let places = device.view_mut(&mut saved, 0..len);
-        device.activation_forward(this.activation, views[0], places, device.view_mut(&mut output, 0..this.len));
+        device.activation_forward(
+            this.activation,
+            views[0],
+            places,
+            device.view_mut(&mut output, 0..this.len),
+        );
         let (gradient, copy) = (outs[0].take().unwrap(), outs[1].take().unwrap());
         let bias = outs.get_mut(2).and_then(Option::take);
         let output = device.view(&output, 0..this.len);
@@ -103,7 +125,13 @@ operation!(CrossEntropy { shape: LossShape }, |this, device, views, outs| {
 });
 operation!(SquaredError { shape: LossShape, targets: bool }, |this, device, views, outs| {
     let targets = this.targets.then(|| views[1]);
-    device.mean_squared_error(&this.shape, views[0], targets, outs[0].take().unwrap(), outs[1].take().unwrap())
+    device.mean_squared_error(
+        &this.shape,
+        views[0],
+        targets,
+        outs[0].take().unwrap(),
+        outs[1].take().unwrap(),
+    )
 });
 operation!(Sgd { step: SgdStep }, |this, device, views, outs| {
     let mut out = || outs.remove(0).unwrap();

@@ -106,7 +106,8 @@ fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation:
     }
 }
 
-const ACTIVATIONS: [Activation; 4] = [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Tanh];
+const ACTIVATIONS: [Activation; 4] =
+    [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Tanh];
 
 /// All operations, products in `precision`.
 pub fn all(_: &World, precision: Precision, tolerance: f32) {
@@ -120,7 +121,8 @@ pub fn all(_: &World, precision: Precision, tolerance: f32) {
 }
 
 fn linear(cuda: &Cuda, tolerance: f32) {
-    let sizes = [(1, 1, 1), (3, 5, 7), (33, 65, 17), (64, 784, 128), (128, 64, 10), (130, 259, 131), (96, 72, 136)];
+    let sizes =
+        [(1, 1, 1), (3, 5, 7), (33, 65, 17), (64, 784, 128), (128, 64, 10), (130, 259, 131), (96, 72, 136)];
     for (rows, inputs, outputs) in sizes {
         for layout in [WeightLayout::OutputsByInputs, WeightLayout::InputsByOutputs] {
             let shape = LinearShape { rows, inputs, outputs, layout };
@@ -133,11 +135,18 @@ fn linear(cuda: &Cuda, tolerance: f32) {
                 for bias in [true, false] {
                     let arrays = [x.clone(), w.clone(), b.clone(), output(rows * outputs)];
                     let operation = LinearForward { num_read: 3, shape, activation, bias };
-                    compare(&format!("forward {shape:?} {activation:?}"), cuda, tolerance, &arrays, &operation);
+                    compare(
+                        &format!("forward {shape:?} {activation:?}"),
+                        cuda,
+                        tolerance,
+                        &arrays,
+                        &operation,
+                    );
                 }
             }
             for accumulate in [false, true] {
-                let before = if accumulate { random(inputs * outputs, 5) } else { vec![f32::NAN; inputs * outputs] };
+                let before =
+                    if accumulate { random(inputs * outputs, 5) } else { vec![f32::NAN; inputs * outputs] };
                 let operation = LinearBackwardWeight { num_read: 2, shape, accumulate };
                 let arrays = [x.clone(), g.clone(), exact(before)];
                 compare(&format!("backward weight {shape:?}"), cuda, tolerance, &arrays, &operation);
@@ -201,11 +210,20 @@ fn convolutions(cuda: &Cuda, tolerance: f32) {
             arrays.extend([given(vec![0.0; len]), output(len)]);
             compare(&what, cuda, tolerance, &arrays, &ConvolutionForward { num_read: 3, shape });
             for accumulate in [false, true] {
-                let before =
-                    if accumulate { random(shape.weight_len(), 5) } else { vec![f32::NAN; shape.weight_len()] };
+                let before = if accumulate {
+                    random(shape.weight_len(), 5)
+                } else {
+                    vec![f32::NAN; shape.weight_len()]
+                };
                 let mut arrays = read.to_vec();
                 arrays.extend([given(random(len, 4)), exact(before), output(rows * shape.image_len())]);
-                compare(&what, cuda, tolerance, &arrays, &ConvolutionBackward { num_read: 4, shape, accumulate });
+                compare(
+                    &what,
+                    cuda,
+                    tolerance,
+                    &arrays,
+                    &ConvolutionBackward { num_read: 4, shape, accumulate },
+                );
             }
         }
     }
@@ -213,7 +231,8 @@ fn convolutions(cuda: &Cuda, tolerance: f32) {
         [(2, 9, 7, 3, 2), (3, 10, 10, 5, 3), (1, 4, 4, 1, 4), (5, 6, 6, 33, 2)]
     {
         let shape = PoolShape { rows, height, width, channels, size };
-        let (len, pooled) = (rows * height * width * channels, rows * (height / size) * (width / size) * channels);
+        let (len, pooled) =
+            (rows * height * width * channels, rows * (height / size) * (width / size) * channels);
         let arrays = [given(random(len, 1)), given(random(pooled, 2)), output(pooled), output(len)];
         compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });
     }
@@ -234,7 +253,13 @@ fn losses(cuda: &Cuda, tolerance: f32) {
         for targets in [true, false] {
             let [outputs, goals] = [2, 3].map(|seed| random(rows * columns, seed));
             let arrays = [given(outputs), exact(goals), output(rows * columns), sums.clone()];
-            compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &SquaredError { num_read: 2, shape, targets });
+            compare(
+                &format!("{shape:?}"),
+                cuda,
+                tolerance,
+                &arrays,
+                &SquaredError { num_read: 2, shape, targets },
+            );
         }
     }
 }
@@ -252,7 +277,13 @@ fn optimizers(cuda: &Cuda, tolerance: f32) {
                 let slot = exact(if momentum == 0.0 { Vec::new() } else { random(len, 3) });
                 let mut arrays = read.to_vec();
                 arrays.extend([weights(random(len, 2)), slot, sums.clone()]);
-                compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Sgd { num_read: 2, step });
+                compare(
+                    &format!("{len} values {step:?}"),
+                    cuda,
+                    tolerance,
+                    &arrays,
+                    &Sgd { num_read: 2, step },
+                );
             }
         }
         for decoupled in [false, true] {
@@ -279,7 +310,8 @@ fn moves(cuda: &Cuda, tolerance: f32) {
         let arrays = [exact(random(len, 1)), exact(numbers), output(rows * columns)];
         compare("rows", cuda, tolerance, &arrays, &GatherRows { num_read: 2, columns });
         for role in [Role::Activations, Role::Parameters, Role::Exact] {
-            let arrays = [exact(random(len, 1)), Array(vec![f32::NAN; len], role), Array(vec![f32::NAN; len], role)];
+            let arrays =
+                [exact(random(len, 1)), Array(vec![f32::NAN; len], role), Array(vec![f32::NAN; len], role)];
             compare("fill and copy", cuda, tolerance, &arrays, &FillAndCopy { num_read: 1, value: 0.375 });
         }
     }

@@ -14,8 +14,12 @@ use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
 
 const MLPS: [&str; 3] = ["classifier_relu_sgd", "regressor_tanh_adam_cosine", "deep_mlp_gelu_adamw"];
 
-const SYNC: SyncSettings =
-    SyncSettings { bucket_bytes: 25_000_000, reduction: Some(Reduction::AllReduce), overlap: true, clip_norm: None };
+const SYNC: SyncSettings = SyncSettings {
+    bucket_bytes: 25_000_000,
+    reduction: Some(Reduction::AllReduce),
+    overlap: true,
+    clip_norm: None,
+};
 
 const DEEP: [usize; 7] = [33, 17, 29, 8, 21, 40, 12];
 
@@ -76,7 +80,8 @@ pub fn pipeline_images<D: TestDevice>(world: &World) {
         let serial = Plan::single_stage(&oracle.model(), 2, Split::Pairs).unwrap();
         let expected = oracle.check::<D>(&alone, SYNC, &serial);
         for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble] {
-            let found = oracle.check::<D>(&grid, SYNC, &pipeline_plan(&oracle.model(), kind, world.size(), 2));
+            let found =
+                oracle.check::<D>(&grid, SYNC, &pipeline_plan(&oracle.model(), kind, world.size(), 2));
             assert_eq!(found, expected, "{name}, {kind:?}");
         }
     }
@@ -153,11 +158,15 @@ pub fn odd_widths<D: TestDevice>(world: &World) {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() }).unwrap();
     let alone = serial_grid(world);
     for hidden in [&[][..], &[7], &[19, 3], &[2, 9, 1, 5], &[33, 17, 29]] {
-        for (activation, bias) in [(Activation::Tanh, true), (Activation::Gelu, false), (Activation::Relu, true)] {
+        for (activation, bias) in
+            [(Activation::Tanh, true), (Activation::Gelu, false), (Activation::Relu, true)]
+        {
             let network = Network::mlp(hidden, activation, bias, 3, Loss::CrossEntropy);
             let sgd = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(Rule::Sgd) };
-            let settings =
-                TrainerSettings { optimizer: sgd, ..settings(21, SyncSettings { clip_norm: Some(0.7), ..SYNC }) };
+            let settings = TrainerSettings {
+                optimizer: sgd,
+                ..settings(21, SyncSettings { clip_norm: Some(0.7), ..SYNC })
+            };
             let mut rig = Rig::<D>::new(&network, Features::Flat(11), 2, settings).classes(3);
             let serial = rig.train(&alone, 8, 0.05);
             for split in [Split::Pairs, Split::Gather] {
@@ -185,7 +194,9 @@ pub fn grids<D: TestDevice>(world: &World) {
         let grid = Grid::new(world, GridShape { data, stage, tensor }).unwrap();
         for name in MLPS {
             let oracle = Oracle::open(name);
-            for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::Interleaved, ScheduleKind::ZeroBubble] {
+            for kind in
+                [ScheduleKind::OneForwardOneBackward, ScheduleKind::Interleaved, ScheduleKind::ZeroBubble]
+            {
                 for (split, reduction) in
                     [(Split::Pairs, Reduction::AllReduce), (Split::Gather, Reduction::ReduceScatter)]
                 {

@@ -98,7 +98,10 @@ pub fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64)
     let largest = expected.iter().fold(1e-30_f64, |largest, value| largest.max(value.abs()));
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
         let off = (found - expected).abs() / largest;
-        assert!(off <= tolerance, "{what}: element {i} is {found}, not {expected}: off by {off:.1e} of {largest}");
+        assert!(
+            off <= tolerance,
+            "{what}: element {i} is {found}, not {expected}: off by {off:.1e} of {largest}"
+        );
     }
 }
 
@@ -194,7 +197,8 @@ impl<'a, D: TestDevice> Rig<'a, D> {
         num_steps: u64,
         rate: f64,
     ) -> Run {
-        let outcomes: Vec<_> = (0..num_steps).map(|step| trainer.step(step, rate, &mut batches).unwrap()).collect();
+        let outcomes: Vec<_> =
+            (0..num_steps).map(|step| trainer.step(step, rate, &mut batches).unwrap()).collect();
         trainer.check_replicas(num_steps).unwrap();
         Run {
             tested: trainer.evaluate(&mut batches).unwrap().loss,

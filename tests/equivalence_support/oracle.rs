@@ -26,7 +26,8 @@ pub struct Oracle {
 impl Oracle {
     /// The one called `name`, with the network and optimizer that its note describes.
     pub fn open(name: &str) -> Oracle {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/oracles/{name}.h5"));
+        let path =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/oracles/{name}.h5"));
         let file = hdf5::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let image = |size, channels| Features::Image { height: size, width: size, channels };
         let sgd = OptimizerSettings::new(Rule::Sgd);
@@ -64,7 +65,12 @@ impl Oracle {
             other => panic!("there is no oracle {other}"),
         };
         let schedule = if name.contains("cosine") {
-            LearningRate { kind: ScheduleKind::Cosine, last: 1e-4, num_steps: 12, ..LearningRate::constant(rate) }
+            LearningRate {
+                kind: ScheduleKind::Cosine,
+                last: 1e-4,
+                num_steps: 12,
+                ..LearningRate::constant(rate)
+            }
         } else {
             LearningRate::constant(rate)
         };
@@ -120,7 +126,8 @@ impl Oracle {
         let model = self.model();
         let settings = TrainerSettings { optimizer: self.optimizer, ..settings(batch_size, sync) };
         let mut trainer = Trainer::new(D::shared(), grid, &model, plan, settings).unwrap();
-        let initial: Vec<f32> = self.tensors(&model, "initial").into_iter().map(|value| value as f32).collect();
+        let initial: Vec<f32> =
+            self.tensors(&model, "initial").into_iter().map(|value| value as f32).collect();
         set_parameters(&mut trainer, &model, &initial);
 
         let rates: Vec<f64> = (0..losses.len() as u64).map(|step| self.schedule.at(step)).collect();

@@ -45,7 +45,8 @@ pub fn shared_batches<D: TestDevice>(world: &World) {
     let lenet = Network::lenet(10);
     let mlp = Network::mlp(&[33, 17], Activation::Gelu, true, 10, Loss::CrossEntropy);
     let image = Features::Image { height: 28, width: 28, channels: 1 };
-    let momentum = OptimizerSettings { momentum: 0.9, weight_decay: 1e-4, ..OptimizerSettings::new(Rule::Sgd) };
+    let momentum =
+        OptimizerSettings { momentum: 0.9, weight_decay: 1e-4, ..OptimizerSettings::new(Rule::Sgd) };
     let gentle = OptimizerSettings { momentum: 0.5, ..OptimizerSettings::new(Rule::Sgd) };
     for (network, features, optimizer, rate) in [
         (lenet, image, gentle, 1e-3),
@@ -114,7 +115,9 @@ pub fn the_same_twice<D: TestDevice>(world: &World) {
     for (sync, num_micro_batches) in ways() {
         let settings = settings(32, sync);
         let digests = [0, 1].map(|_| {
-            Rig::<D>::new(&Network::lenet(10), image, num_micro_batches, settings).train(&grid, 5, 0.05).digest
+            Rig::<D>::new(&Network::lenet(10), image, num_micro_batches, settings)
+                .train(&grid, 5, 0.05)
+                .digest
         });
         assert_eq!(digests[0], digests[1]);
     }
@@ -141,8 +144,12 @@ pub fn gradient_descent<D: TestDevice>(world: &World) {
     };
     let single = Rig::<D>::new(&network, Features::Flat(2), 1, settings(1, sync));
     let items = [[93.180, 0.8888, 0.3596, 0.0863], [45.5664, 0.9563, 0.3866, 0.0998]];
-    let mut next =
-        || Some(std::mem::replace(&mut table, small_table(Features::Flat(2), &[6.0, 2.0, 5.0, 2.0], &[15.0, 12.0])));
+    let mut next = || {
+        Some(std::mem::replace(
+            &mut table,
+            small_table(Features::Flat(2), &[6.0, 2.0, 5.0, 2.0], &[15.0, 12.0]),
+        ))
+    };
     check(&single, &grids[0], 1e-3, &items, &mut next());
     // what the backward pass gives for both items together, as means
     let rig = Rig::<D>::new(&network, Features::Flat(2), 1, settings(2, sync));

@@ -35,15 +35,18 @@ impl Cluster {
             say_skipped("there is no Slurm cluster: $PHALANX_SLURM_UP names no script that brings one up");
             return None;
         };
-        let output = Command::new(&script).env("SLURM_CI_MODE", mode).output().expect("the script can be started");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let output =
+            Command::new(&script).env("SLURM_CI_MODE", mode).output().expect("the script can be started");
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         let cannot = said.contains("no bridge support");
         assert!(cannot || output.status.success(), "{said}");
         if cannot || !said.contains(&format!("mode {mode}")) {
             say_skipped(&format!("no Slurm cluster in mode {mode} on this machine: {said}"));
             return None;
         }
-        let text = fs::read_to_string("/tmp/slurm-ci/env.sh").expect("the script writes how to reach the cluster");
+        let text =
+            fs::read_to_string("/tmp/slurm-ci/env.sh").expect("the script writes how to reach the cluster");
         let exports = text.lines().filter_map(|line| line.strip_prefix("export ")?.split_once('='));
         let variables = exports.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         Some(Cluster { script, variables, folder: tempfile::tempdir().expect("a directory can be made") })
@@ -64,7 +67,14 @@ impl Cluster {
     }
 
     /// Submits a template, with more options for `sbatch` and arguments for the program.
-    pub fn submit(&self, name: &str, launch: &str, template: &str, options: &str, arguments: &str) -> Job<'_> {
+    pub fn submit(
+        &self,
+        name: &str,
+        launch: &str,
+        template: &str,
+        options: &str,
+        arguments: &str,
+    ) -> Job<'_> {
         let mut job = Job {
             cluster: self,
             submission: [name, launch, template, options, arguments].map(str::to_owned),
@@ -78,7 +88,8 @@ impl Cluster {
 
     pub fn sbatch(&self, job: &Job<'_>) -> String {
         let [name, launch, template, options, arguments] = &job.submission;
-        let mut words = vec!["sbatch".to_owned(), "--parsable".into(), format!("--output={}", job.log.display())];
+        let mut words =
+            vec!["sbatch".to_owned(), "--parsable".into(), format!("--output={}", job.log.display())];
         // what a launcher that crashes leaves behind does not belong into the checkout
         words.push(format!("--chdir={}", self.folder.path().display()));
         words.extend(options.split_whitespace().map(str::to_owned));
@@ -148,7 +159,13 @@ impl Job<'_> {
     pub fn until(&self, what: &str, condition: impl Fn() -> bool) {
         let start = Instant::now();
         while !condition() {
-            assert!(start.elapsed() < LIMIT, "job {} never: {what}\n{}\n{}", self.id, self.state(), self.said());
+            assert!(
+                start.elapsed() < LIMIT,
+                "job {} never: {what}\n{}\n{}",
+                self.id,
+                self.state(),
+                self.said()
+            );
             assert!(!self.has_failed(), "{what}: {}\n{}", self.state(), self.said());
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -226,8 +243,9 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// True if this is what a start says of which a rank died in `MPI_Init`: the report of a crash, from where a message meets a transport
 /// that has not been set up, before the program has said anything.
 pub fn was_lost(said: &str) -> bool {
-    let crashed =
-        ["Signal: Segmentation fault", "Segmentation fault", "signal 11"].iter().any(|text| said.contains(text));
+    let crashed = ["Signal: Segmentation fault", "Segmentation fault", "signal 11"]
+        .iter()
+        .any(|text| said.contains(text));
     crashed && !said.contains("samples to train") && !said.contains("ranks on ")
 }
 
@@ -257,7 +275,9 @@ pub struct Load(Vec<Child>);
 impl Load {
     pub fn start() -> Load {
         let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell can be started");
+        let spin = || {
+            Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell can be started")
+        };
         Load((0..num_cores).map(|_| spin()).collect())
     }
 }

@@ -59,17 +59,23 @@ fn rank_side(cases: &'static [Case], failing: &'static [(Case, &str)]) -> Option
     None
 }
 
-fn run(cases: &'static [Case], failing: &'static [(Case, &str)], libraries: Option<&'static str>) -> ExitCode {
+fn run(
+    cases: &'static [Case],
+    failing: &'static [(Case, &str)],
+    libraries: Option<&'static str>,
+) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let trials = cases.iter().flat_map(|case| {
-        let trial =
-            |&ranks| Trial::test(format!("{}_{ranks}_ranks", case.name), move || launch(case.name, ranks, libraries));
+        let trial = |&ranks| {
+            Trial::test(format!("{}_{ranks}_ranks", case.name), move || launch(case.name, ranks, libraries))
+        };
         case.ranks.iter().map(trial).collect::<Vec<_>>()
     });
     let failing = failing.iter().flat_map(|(case, text)| {
-        let trial =
-            |&ranks| Trial::test(format!("{}_{ranks}_ranks", case.name), move || fail(case.name, ranks, text));
+        let trial = |&ranks| {
+            Trial::test(format!("{}_{ranks}_ranks", case.name), move || fail(case.name, ranks, text))
+        };
         case.ranks.iter().map(trial).collect::<Vec<_>>()
     });
     libtest_mimic::run(&arguments, trials.chain(failing).collect()).exit_code()

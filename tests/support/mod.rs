@@ -24,15 +24,18 @@ pub fn children(parent: u32) -> Vec<u32> {
     let parent = format!("PPid:\t{parent}");
     let processes = std::fs::read_dir("/proc").expect("Linux has /proc");
     let numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let status = |process: &u32| std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let mut found: Vec<u32> = numbers.filter(|process| status(process).lines().any(|line| line == parent)).collect();
+    let status =
+        |process: &u32| std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mut found: Vec<u32> =
+        numbers.filter(|process| status(process).lines().any(|line| line == parent)).collect();
     found.sort_unstable();
     found
 }
 
 /// The ranks that a launcher has started, by itself or through a helper: of all that came of it, those that started nothing.
 pub fn rank_processes(launcher: u32) -> Vec<u32> {
-    let below = |process: u32| if children(process).is_empty() { vec![process] } else { rank_processes(process) };
+    let below =
+        |process: u32| if children(process).is_empty() { vec![process] } else { rank_processes(process) };
     children(launcher).into_iter().flat_map(below).collect()
 }
 

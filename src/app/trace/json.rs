@@ -31,11 +31,16 @@ struct Entry<'a> {
 /// Writes the events of all ranks: a process, and in it one row, for each rank of `program`.
 pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -> io::Result<()> {
     let origin = ranks.iter().flatten().map(|event| event.start).min().unwrap_or_default();
-    writeln!(into, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", json!({"program": program}))?;
+    writeln!(
+        into,
+        "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[",
+        json!({"program": program})
+    )?;
     for rank in 0..ranks.len() {
         let name = json!({"name": format!("rank {rank}")});
         let order = json!({"sort_index": rank});
-        for (what, args) in [("process_name", &name), ("thread_name", &name), ("process_sort_index", &order)] {
+        for (what, args) in [("process_name", &name), ("thread_name", &name), ("process_sort_index", &order)]
+        {
             let entry = json!({"name": what, "ph": "M", "pid": rank, "tid": 0, "args": args});
             writeln!(into, "{entry},")?;
         }
@@ -46,7 +51,9 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
         for (number, event) in events.iter().enumerate() {
             let name = match event.kind() {
                 Kind::Work if event.layer >= 0 => format!("{} {}", event.name().text(), event.layer),
-                Kind::Work if event.micro_batch >= 0 => format!("{} {}", event.name().text(), event.micro_batch),
+                Kind::Work if event.micro_batch >= 0 => {
+                    format!("{} {}", event.name().text(), event.micro_batch)
+                }
                 _ => event.name().text().to_owned(),
             };
             let cat = match event.kind() {
@@ -92,7 +99,8 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
             line(&mut into, &Entry { id, ..entry("e", event.end) })?;
         }
     }
-    let last = json!({"name": "num_ranks", "ph": "M", "pid": 0, "tid": 0, "args": {"num_ranks": ranks.len()}});
+    let last =
+        json!({"name": "num_ranks", "ph": "M", "pid": 0, "tid": 0, "args": {"num_ranks": ranks.len()}});
     writeln!(into, "{last}\n]}}")?;
     into.flush()
 }
@@ -106,8 +114,11 @@ fn line(into: &mut impl Write, entry: &Entry<'_>) -> io::Result<()> {
 fn messages(ranks: &[Vec<Event>], name: Name) -> HashMap<i64, i64> {
     let mut times = HashMap::new();
     let all = ranks.iter().flatten();
-    for event in all.filter(|event| event.name() == name && event.kind() == Kind::Communication && event.link != 0) {
-        let time = times.entry(event.link).or_insert(if name == Name::Send { event.start } else { event.end });
+    for event in
+        all.filter(|event| event.name() == name && event.kind() == Kind::Communication && event.link != 0)
+    {
+        let time =
+            times.entry(event.link).or_insert(if name == Name::Send { event.start } else { event.end });
         *time = if name == Name::Send { event.start.min(*time) } else { event.end.max(*time) };
     }
     times
@@ -122,5 +133,9 @@ fn arguments(event: &Event) -> Map<String, Value> {
         ("bytes", event.bytes),
         ("peer", event.peer),
     ];
-    numbers.into_iter().filter(|(_, number)| *number >= 0).map(|(name, n)| (name.to_owned(), n.into())).collect()
+    numbers
+        .into_iter()
+        .filter(|(_, number)| *number >= 0)
+        .map(|(name, n)| (name.to_owned(), n.into()))
+        .collect()
 }

@@ -39,7 +39,8 @@ impl Trace {
     /// The file cannot be created: the same error on every rank.
     pub fn start(world: &World, path: &Path, program: &str) -> Result<Trace> {
         let name = path.display().to_string();
-        let create = || File::create(path).map_err(|error| Error::input(format!("creating --trace {name}"), error));
+        let create =
+            || File::create(path).map_err(|error| Error::input(format!("creating --trace {name}"), error));
         let all = world.communicator();
         let file = all.agree_with_root(if world.is_root() { create().map(Some) } else { Ok(None) })?;
         let clock = compare_clocks(all)?;
@@ -138,7 +139,8 @@ mod tests {
 
     #[test]
     fn clocks_that_drift_are_aligned_in_between() {
-        let (before, after) = (Comparison { own: 1_000_000, ahead: 500 }, Comparison { own: 3_000_000, ahead: 700 });
+        let (before, after) =
+            (Comparison { own: 1_000_000, ahead: 500 }, Comparison { own: 3_000_000, ahead: 700 });
         assert_eq!(aligned(1_000_000, before, after), 1_000_500);
         assert_eq!(aligned(2_000_000, before, after), 2_000_600);
         assert_eq!(aligned(3_000_000, before, after), 3_000_700);

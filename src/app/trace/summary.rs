@@ -38,7 +38,13 @@ impl Summary {
         let steps = sum(|rank| rank.steps);
         let (communication, idle) = (sum(|rank| rank.communication) / steps, sum(|rank| rank.idle) / steps);
         let compute = 1.0 - communication - idle;
-        (steps > 0.0).then(|| Summary { compute, communication, idle, bubble: bubble(ranks), expected_bubble })
+        (steps > 0.0).then(|| Summary {
+            compute,
+            communication,
+            idle,
+            bubble: bubble(ranks),
+            expected_bubble,
+        })
     }
 
     /// In words, a line for each thing to say.

@@ -173,7 +173,11 @@ impl Round {
     /// The round in which `parts` come from `from`, to be combined with this rank's own.
     fn combine_from(from: usize, parts: Range<usize>) -> Round {
         let receive = Receive { from, parts: parts.clone(), inbox: Some(0) };
-        Round { receives: vec![receive], sends: Vec::new(), combine: Some(Combine { parts, terms: 1, own: 0 }) }
+        Round {
+            receives: vec![receive],
+            sends: Vec::new(),
+            combine: Some(Combine { parts, terms: 1, own: 0 }),
+        }
     }
 
     /// The round in which `parts` come from `from` to stay.
@@ -200,7 +204,11 @@ struct Members {
 impl Members {
     /// All ranks, each with the part of its number.
     fn all(rank: usize, size: usize) -> Members {
-        Members { ranks: (0..size).collect(), me: rank, owned: (0..size).map(|part| part..part + 1).collect() }
+        Members {
+            ranks: (0..size).collect(),
+            me: rank,
+            owned: (0..size).map(|part| part..part + 1).collect(),
+        }
     }
 
     fn len(&self) -> usize {

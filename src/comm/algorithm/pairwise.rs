@@ -40,7 +40,11 @@ pub(super) fn reduce_scatter(members: &Members) -> Round {
 pub(super) fn all_gather(members: &Members) -> Round {
     let mut round = Round::default();
     for (to, from) in partners(members.me, members.len()) {
-        round.receives.push(Receive { from: members.ranks[from], parts: members.owned[from].clone(), inbox: None });
+        round.receives.push(Receive {
+            from: members.ranks[from],
+            parts: members.owned[from].clone(),
+            inbox: None,
+        });
         round.sends.push(Send { to: members.ranks[to], parts: members.owned[members.me].clone() });
     }
     round
@@ -72,7 +76,8 @@ pub(super) fn two_level(ranks: Ranks<'_>) -> Vec<Round> {
     let node = groups.iter().position(|group| group.contains(&rank)).unwrap_or_default();
     let local = groups[node].iter().position(|&other| other == rank).unwrap_or_default();
     let block = |local: usize| -> Range<usize> { local * num_nodes..(local + 1) * num_nodes };
-    let within = Members { ranks: groups[node].clone(), me: local, owned: (0..per_node).map(block).collect() };
+    let within =
+        Members { ranks: groups[node].clone(), me: local, owned: (0..per_node).map(block).collect() };
     let peers = groups.iter().map(|group| group[local]).collect();
     let across = Members { ranks: peers, me: node, owned: block(local).map(|part| part..part + 1).collect() };
     let rounds = [reduce_scatter(&within), reduce_scatter(&across), all_gather(&across), all_gather(&within)];

@@ -52,7 +52,8 @@ fn run(ranks: &mut [Rank], cut: &Cut, chunk: usize) {
                 let of = round.receives.iter().filter(|receive| receive.from == from);
                 of.map(|receive| cut.pieces(chunk, &receive.parts).count()).sum::<usize>()
             };
-            let arrived = round.receives.iter().all(|r| links[r.from * size + rank].len() >= num_pieces(r.from));
+            let arrived =
+                round.receives.iter().all(|r| links[r.from * size + rank].len() >= num_pieces(r.from));
             if !arrived {
                 continue;
             }
@@ -108,7 +109,13 @@ fn value(rank: usize, at: usize) -> f32 {
 }
 
 /// The values of all ranks afterwards.
-fn perform(collective: Collective, algorithm: Algorithm, nodes: &[usize], len: usize, chunk: usize) -> Vec<Vec<f32>> {
+fn perform(
+    collective: Collective,
+    algorithm: Algorithm,
+    nodes: &[usize],
+    len: usize,
+    chunk: usize,
+) -> Vec<Vec<f32>> {
     let size = nodes.len();
     let start = |rank: usize| (0..len).map(|at| value(rank, at)).collect::<Vec<f32>>();
     let is_owned = matches!(collective, Collective::ReduceScatter | Collective::AllGather);
@@ -129,7 +136,8 @@ fn perform(collective: Collective, algorithm: Algorithm, nodes: &[usize], len: u
 
 fn layouts() -> Vec<Vec<usize>> {
     let one_node = (1..=17).map(|size| vec![0; size]);
-    let several = [vec![0, 0, 1, 1], vec![0, 1, 0, 1, 0, 1], vec![0, 0, 1], vec![2, 2, 2, 5, 5, 5], (0..8).collect()];
+    let several =
+        [vec![0, 0, 1, 1], vec![0, 1, 0, 1, 0, 1], vec![0, 0, 1], vec![2, 2, 2, 5, 5, 5], (0..8).collect()];
     one_node.chain(several).collect()
 }
 
@@ -147,11 +155,17 @@ fn every_sum_is_right_and_the_same_on_every_rank() {
                 for (at, first) in results[0].iter().enumerate() {
                     let terms = (0..nodes.len()).map(|rank| value(rank, at));
                     let exact: f64 = terms.clone().map(f64::from).sum();
-                    assert!((f64::from(*first) - exact).abs() < 1e-5, "{algorithm} of {nodes:?}, {len} by {chunk}");
+                    assert!(
+                        (f64::from(*first) - exact).abs() < 1e-5,
+                        "{algorithm} of {nodes:?}, {len} by {chunk}"
+                    );
                     if matches!(algorithm, Algorithm::Direct | Algorithm::Pairwise) {
                         assert_eq!(Some(*first), terms.reduce(|sum, term| sum + term), "in rank order");
                     }
-                    assert!(results.iter().all(|other| other[at].to_bits() == first.to_bits()), "{algorithm}");
+                    assert!(
+                        results.iter().all(|other| other[at].to_bits() == first.to_bits()),
+                        "{algorithm}"
+                    );
                 }
             }
         }
@@ -188,7 +202,10 @@ fn every_root_reaches_every_rank() {
                 for (len, chunk) in LENGTHS {
                     let expected: Vec<f32> = (0..len).map(|at| value(root, at)).collect();
                     let results = perform(Collective::Broadcast { root }, algorithm, &nodes, len, chunk);
-                    assert!(results.iter().all(|values| *values == expected), "{algorithm} from {root} of {nodes:?}");
+                    assert!(
+                        results.iter().all(|values| *values == expected),
+                        "{algorithm} from {root} of {nodes:?}"
+                    );
                 }
             }
         }

@@ -12,9 +12,11 @@ pub(super) fn binomial(rank: usize, size: usize, root: usize) -> Vec<Round> {
     }
     let first = if number == 0 { 0 } else { number.ilog2() + 1 };
     // to the nearest first: they have the most to hand on
-    let sends: Vec<usize> = (first..).map(|bit| number + (1 << bit)).take_while(|&child| child < size).collect();
+    let sends: Vec<usize> =
+        (first..).map(|bit| number + (1 << bit)).take_while(|&child| child < size).collect();
     if !sends.is_empty() {
-        let round = sends.into_iter().fold(Round::default(), |round, child| round.and_send(rank_of(child), 0..1));
+        let round =
+            sends.into_iter().fold(Round::default(), |round, child| round.and_send(rank_of(child), 0..1));
         rounds.push(round);
     }
     rounds

@@ -34,7 +34,11 @@ impl Action {
     }
 
     /// Starts it on the processor's memory.
-    pub(super) fn start<B: HostBuffer<f32>>(self, communicator: &Communicator, values: B) -> Result<Pending<B>> {
+    pub(super) fn start<B: HostBuffer<f32>>(
+        self,
+        communicator: &Communicator,
+        values: B,
+    ) -> Result<Pending<B>> {
         match self {
             Action::Send { to, tag } => communicator.start_send(values, to, tag),
             Action::Receive { from, tag } => communicator.start_receive(values, from, tag),
@@ -46,7 +50,13 @@ impl Action {
     }
 
     /// How it is done on `len` values of `bytes` each, in the device's own memory or in the host's.
-    pub(super) fn order(self, communicator: &Communicator, transfers: Transfers, len: usize, bytes: usize) -> Order {
+    pub(super) fn order(
+        self,
+        communicator: &Communicator,
+        transfers: Transfers,
+        len: usize,
+        bytes: usize,
+    ) -> Order {
         let collective = match self {
             Action::Send { to, tag } => return Order::Send { to, tag },
             Action::Receive { from, tag } => return Order::Receive { from, tag },
@@ -75,5 +85,9 @@ impl Action {
 
 fn is_sum(operation: Operation) -> Result<()> {
     let why = "on a device there are sums only";
-    if operation == Operation::Sum { Ok(()) } else { Err(Error::failed(format!("reducing by {operation:?}"), why)) }
+    if operation == Operation::Sum {
+        Ok(())
+    } else {
+        Err(Error::failed(format!("reducing by {operation:?}"), why))
+    }
 }

@@ -38,7 +38,8 @@ impl<S: Staged> Mirror<S> {
         let element = if value_bytes == size_of::<u16>() { &Kind::BF16 } else { &Kind::F32 };
         let values = staged.values();
         // SAFETY: they stay where they are until the staged buffer is dropped, which comes with the host's; `start` checked their number.
-        let host = unsafe { Host::new(&communicator.raw, (values, values), element, Operation::Sum, order.room())? };
+        let host =
+            unsafe { Host::new(&communicator.raw, (values, values), element, Operation::Sum, order.room())? };
         let cut = order.cut(len);
         for chunk in 0..cut.chunks() {
             staged.fetch(chunk, &mut cut.all_pieces(chunk).map(|piece| common(&piece, &departs)));

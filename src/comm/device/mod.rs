@@ -96,7 +96,9 @@ impl<B: Portable> Posting<B> {
                 let arena = Settlement::new(settling.wait(), value_bytes, order.room().0);
                 Stage::Settled(Ongoing::start(&communicator, order, arena, len, value_bytes))
             }
-            Way::Staged(mirror) => Stage::Staged(Ongoing::start(&communicator, order, mirror, len, value_bytes)),
+            Way::Staged(mirror) => {
+                Stage::Staged(Ongoing::start(&communicator, order, mirror, len, value_bytes))
+            }
         }
     }
 }
@@ -195,7 +197,13 @@ impl DeviceCommunicator {
     ///
     /// # Errors
     /// `from` or `tag` is out of range, or there is no memory for the message.
-    pub fn start_receive<B: Portable>(&self, buffer: B, len: usize, from: usize, tag: i32) -> Result<Transfer<B>> {
+    pub fn start_receive<B: Portable>(
+        &self,
+        buffer: B,
+        len: usize,
+        from: usize,
+        tag: i32,
+    ) -> Result<Transfer<B>> {
         self.start(buffer, Action::Receive { from, tag }, len, (0..0, 0..len))
     }
 
@@ -328,7 +336,9 @@ impl<B: Portable> Transfer<B> {
                 let (mirror, raw) = ongoing.end();
                 B::unstage(mirror.into_staged(&raw), self.arrives)
             }
-            Stage::Departing(_) | Stage::Gone => unreachable!("what is done was posted, and is waited for once"),
+            Stage::Departing(_) | Stage::Gone => {
+                unreachable!("what is done was posted, and is waited for once")
+            }
         }
     }
 }

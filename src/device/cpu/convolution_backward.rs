@@ -44,7 +44,14 @@ impl Cpu {
             for (input, (gradient, route)) in parts {
                 let weight_gradient = &mut *weight_gradient;
                 with_scratch(|scratch| {
-                    self.arch.dispatch(WeightGradient { shape, input, route, gradient, weight_gradient, scratch });
+                    self.arch.dispatch(WeightGradient {
+                        shape,
+                        input,
+                        route,
+                        gradient,
+                        weight_gradient,
+                        scratch,
+                    });
                 });
             }
             return;
@@ -53,7 +60,14 @@ impl Cpu {
         let mut sums: Vec<Vec<f32>> = parts.clone().map(|_| vec![0.0; weight_gradient.len()]).collect();
         self.for_each(parts.zip(&mut sums), |((input, (gradient, route)), weight_gradient)| {
             with_scratch(|scratch| {
-                self.arch.dispatch(WeightGradient { shape, input, route, gradient, weight_gradient, scratch });
+                self.arch.dispatch(WeightGradient {
+                    shape,
+                    input,
+                    route,
+                    gradient,
+                    weight_gradient,
+                    scratch,
+                });
             });
         });
         for sum in sums {
@@ -83,7 +97,9 @@ impl Cpu {
 /// `start` for each of the four places in a window that `route` can name, or for the only one without pooling.
 #[inline(always)]
 fn starts(shape: &ConvolutionShape, start: impl Fn(usize, usize) -> usize) -> [u32; 4] {
-    std::array::from_fn(|place| if shape.pool { start(place / 2, place % 2) as u32 } else { start(0, 0) as u32 })
+    std::array::from_fn(
+        |place| if shape.pool { start(place / 2, place % 2) as u32 } else { start(0, 0) as u32 },
+    )
 }
 
 struct WeightGradient<'a> {
@@ -128,7 +144,8 @@ impl WithSimd for WeightGradient<'_> {
                 for place in 0..kernel * kernel {
                     let (row, column) = (place / kernel, place % kernel);
                     let from = (output * kernel + row) * stride + column * channels + channel;
-                    self.weight_gradient[(output * channels + channel) * kernel * kernel + place] += sums[from];
+                    self.weight_gradient[(output * channels + channel) * kernel * kernel + place] +=
+                        sums[from];
                 }
             }
         }

@@ -191,15 +191,21 @@ impl Cpu {
         let part = self.part_len(parameters.len());
         let parts = parameters.chunks_mut(part).zip(gradients.chunks(part));
         if step.momentum == 0.0 {
-            return self
-                .sum_over(parts, |(parameters, gradients)| self.plain_sgd((step, update), parameters, gradients));
+            return self.sum_over(parts, |(parameters, gradients)| {
+                self.plain_sgd((step, update), parameters, gradients)
+            });
         }
         self.sum_over(parts.zip(momentum.chunks_mut(part)), |((parameters, gradients), momentum)| {
             self.momentum_sgd((step, update), parameters, gradients, momentum)
         })
     }
 
-    fn plain_sgd(&self, (step, update): (&SgdStep, &[f32]), parameters: &mut [f32], gradients: &[f32]) -> f64 {
+    fn plain_sgd(
+        &self,
+        (step, update): (&SgdStep, &[f32]),
+        parameters: &mut [f32],
+        gradients: &[f32],
+    ) -> f64 {
         let weight_decay = step.weight_decay;
         let (learning_rate, gradient_scale) = (update[update::LEARNING_RATE], update[update::GRADIENT_SCALE]);
         let mut squares = 0.0;
@@ -274,8 +280,11 @@ impl Cpu {
         let (share1, share2) = ((1.0 - step.beta1) as f32, (1.0 - step.beta2) as f32);
         let step_size = learning_rate / update[update::BIAS_CORRECTION1];
         let root = 1.0 / update[update::BIAS_CORRECTION2].sqrt();
-        let (shrink, pull) =
-            if step.decoupled { (1.0 - learning_rate * step.weight_decay, 0.0) } else { (1.0, step.weight_decay) };
+        let (shrink, pull) = if step.decoupled {
+            (1.0 - learning_rate * step.weight_decay, 0.0)
+        } else {
+            (1.0, step.weight_decay)
+        };
         let mut squares = 0.0;
         self.vectorised(
             #[inline(always)]
@@ -299,7 +308,11 @@ impl Cpu {
 
     /// The length of the parts that an array of `len` is worked on in: one for each thread, in whole chunks.
     fn part_len(&self, len: usize) -> usize {
-        if self.threads == 1 { len.max(1) } else { len.div_ceil(self.threads).next_multiple_of(CHUNK).max(CHUNK) }
+        if self.threads == 1 {
+            len.max(1)
+        } else {
+            len.div_ceil(self.threads).next_multiple_of(CHUNK).max(CHUNK)
+        }
     }
 
     /// The sum of what `work` returns for each part, added in their order.

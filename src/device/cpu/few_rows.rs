@@ -60,7 +60,8 @@ impl WithSimd for FewRows<'_> {
             stripe.fill(0.0);
             let mut at = 0;
             while at + DEPTH <= depth {
-                let matrix: [&[f32]; DEPTH] = std::array::from_fn(|i| &right[(at + i) * columns + first..][..width]);
+                let matrix: [&[f32]; DEPTH] =
+                    std::array::from_fn(|i| &right[(at + i) * columns + first..][..width]);
                 add(simd, matrix, (left, depth, at), stripe, width);
                 at += DEPTH;
             }
@@ -131,7 +132,8 @@ fn add_rows<S: Simd, const N: usize, const R: usize>(
     for (row, (_, line)) in lines.iter_mut().enumerate() {
         for column in 0..rest {
             for i in 0..N {
-                line[column] = factors[row][i].mul_add(matrix[i][whole * S::F32_LANES + column], line[column]);
+                line[column] =
+                    factors[row][i].mul_add(matrix[i][whole * S::F32_LANES + column], line[column]);
             }
         }
     }

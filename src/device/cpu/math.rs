@@ -20,7 +20,8 @@ pub(super) fn erf(x: f32) -> f32 {
 /// tanh(x), within 4·10⁻⁷ of its value: a rational minimax fit on |x| ≤ 9, beyond which it is 1 to 3·10⁻⁸.
 #[inline(always)]
 pub(super) fn tanh(x: f32) -> f32 {
-    const P: [f32; 6] = [0.999_999_94, 0.129_193_29, 2.920_867e-3, 9.268_314e-6, -1.278_285_1e-8, 1.826_067_3e-11];
+    const P: [f32; 6] =
+        [0.999_999_94, 0.129_193_29, 2.920_867e-3, 9.268_314e-6, -1.278_285_1e-8, 1.826_067_3e-11];
     const Q: [f32; 4] = [1.0, 0.462_526_13, 2.376_360_8e-2, 2.281_143e-4];
     odd_rational(x.clamp(-9.0, 9.0), &P, &Q)
 }
@@ -67,7 +68,8 @@ mod tests {
         (-200_000..=200_000)
             .map(|i| i as f32 / 200_000.0 * range)
             .map(|x| {
-                (f64::from(function(x)) - reference(f64::from(x))).abs() / reference(f64::from(x)).abs().max(1e-30)
+                (f64::from(function(x)) - reference(f64::from(x))).abs()
+                    / reference(f64::from(x)).abs().max(1e-30)
             })
             .fold(0.0, f64::max)
     }
@@ -87,7 +89,10 @@ mod tests {
             let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
             let (value, derivative) = gelu(x as f32);
             assert!((f64::from(value) - x * distribution).abs() < 2e-6, "gelu({x}) = {value}");
-            assert!((f64::from(derivative) - distribution - x * density).abs() < 2e-6, "gelu'({x}) = {derivative}");
+            assert!(
+                (f64::from(derivative) - distribution - x * density).abs() < 2e-6,
+                "gelu'({x}) = {derivative}"
+            );
         }
     }
 

@@ -52,7 +52,13 @@ impl Cpu {
     /// A product of few rows with a transposed matrix, as in the backward pass of `x · W`, has the small operand turned, is
     /// formed column-major and turned back: 64 × 1024 × 1024 runs at 64 GFLOP/s the straight way, at 230 this way. A product of
     /// very few rows reads the large operand once, in order.
-    pub(super) fn multiply(&self, left: Matrix<'_>, right: Matrix<'_>, product: &mut [f32], accumulate: bool) {
+    pub(super) fn multiply(
+        &self,
+        left: Matrix<'_>,
+        right: Matrix<'_>,
+        product: &mut [f32],
+        accumulate: bool,
+    ) {
         let (m, n) = (left.rows, right.columns);
         assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
         assert_eq!(left.columns, right.rows, "inner lengths of a product");
@@ -63,7 +69,13 @@ impl Cpu {
                 turned_left.resize(turned_left.len().max(m * k), 0.0);
                 turned_product.resize(turned_product.len().max(m * n), 0.0);
                 self.transpose_matrix(m, k, left.values, turned_left);
-                self.gemm(Matrix::transposed(turned_left, m, k), right, turned_product, (m as isize, 1), false);
+                self.gemm(
+                    Matrix::transposed(turned_left, m, k),
+                    right,
+                    turned_product,
+                    (m as isize, 1),
+                    false,
+                );
                 self.transpose_matrix(n, m, turned_product, product);
             });
         } else if self.threads == 1
@@ -81,7 +93,14 @@ impl Cpu {
 
     /// `strides` are those of the product, column then row.
     #[allow(unsafe_code)]
-    fn gemm(&self, left: Matrix<'_>, right: Matrix<'_>, product: &mut [f32], strides: (isize, isize), add: bool) {
+    fn gemm(
+        &self,
+        left: Matrix<'_>,
+        right: Matrix<'_>,
+        product: &mut [f32],
+        strides: (isize, isize),
+        add: bool,
+    ) {
         let (m, n, k) = (left.rows, right.columns, left.columns);
         assert_eq!(k, right.rows, "inner lengths of a product");
         let (left_strides, right_strides) = (left.strides(), right.strides());

@@ -20,8 +20,8 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
-    WeightLayout, totals,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
+    SgdStep, WeightLayout, totals,
 };
 use crate::memory::Memory;
 use crate::{Error, Result};
@@ -220,7 +220,13 @@ impl Device for Cpu {
         }
     }
 
-    fn activation_forward(&self, activation: Activation, input: &[f32], saved: &mut [f32], output: &mut [f32]) {
+    fn activation_forward(
+        &self,
+        activation: Activation,
+        input: &[f32],
+        saved: &mut [f32],
+        output: &mut [f32],
+    ) {
         output.copy_from_slice(input);
         self.activate(activation, output, saved);
     }
@@ -276,7 +282,13 @@ impl Device for Cpu {
         pool::forward(shape, input, route, output);
     }
 
-    fn max_pool_backward(&self, shape: &PoolShape, route: &[f32], gradient: &[f32], input_gradient: &mut [f32]) {
+    fn max_pool_backward(
+        &self,
+        shape: &PoolShape,
+        route: &[f32],
+        gradient: &[f32],
+        input_gradient: &mut [f32],
+    ) {
         pool::backward(shape, route, gradient, input_gradient);
     }
 

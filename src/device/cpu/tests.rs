@@ -40,7 +40,9 @@ fn plain_convolution(shape: &ConvolutionShape, input: &[f32], weight: &[f32], bi
             for x in 0..width {
                 for (o, bias) in bias.iter().enumerate() {
                     let mut sum = f64::from(*bias);
-                    for_each_tap(shape, row, (y, x), o, |i, w| sum += f64::from(input[i]) * f64::from(weight[w]));
+                    for_each_tap(shape, row, (y, x), o, |i, w| {
+                        sum += f64::from(input[i]) * f64::from(weight[w])
+                    });
                     output.push(sum);
                 }
             }
@@ -78,7 +80,8 @@ fn plain_pool(shape: &ConvolutionShape, full: &[f64]) -> (Vec<f64>, Vec<(usize, 
             for x in 0..shape.output_width() {
                 for o in 0..shape.outputs {
                     let window = shape.window();
-                    let at = |y: usize, x: usize| full[row * full_len + (y * full_width + x) * shape.outputs + o];
+                    let at =
+                        |y: usize, x: usize| full[row * full_len + (y * full_width + x) * shape.outputs + o];
                     let mut best = (y * window, x * window);
                     for place in 0..window * window {
                         let candidate = (y * window + place / window, x * window + place % window);

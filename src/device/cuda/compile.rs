@@ -88,7 +88,10 @@ fn known_capabilities() -> std::result::Result<Vec<i32>, NvrtcError> {
 ///
 /// # Safety
 /// `program` has been compiled.
-unsafe fn code(program: sys::nvrtcProgram, is_machine_code: bool) -> std::result::Result<Vec<u8>, NvrtcError> {
+unsafe fn code(
+    program: sys::nvrtcProgram,
+    is_machine_code: bool,
+) -> std::result::Result<Vec<u8>, NvrtcError> {
     type Size = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
     type Get = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
     let (size, get): (Size, Get) = if is_machine_code {

@@ -62,7 +62,8 @@ fn staged(blocks: (usize, usize), items: usize, floats: usize) -> (Launch, i32) 
     let rounds = items.div_ceil(512).max(1);
     let threads = items.div_ceil(rounds).next_multiple_of(32).max(32);
     let shared_bytes = if fits { 4 * floats as u32 } else { 0 };
-    let launch = Launch { blocks: (blocks.0 as u32, blocks.1 as u32), threads: (threads as u32, 1), shared_bytes };
+    let launch =
+        Launch { blocks: (blocks.0 as u32, blocks.1 as u32), threads: (threads as u32, 1), shared_bytes };
     (launch, i32::from(fits))
 }
 
@@ -137,7 +138,8 @@ impl Cuda {
         assert!(route.len == gradient.len && weight.len == weights);
         // a few blocks for each image where there are few images
         let shares = (self.shared.most_blocks() / 4 / shape.rows.max(1)).clamp(1, 4);
-        let (launch, fits) = staged((shape.rows, shares), image_len.div_ceil(shares), weights + 2 * output_len);
+        let (launch, fits) =
+            staged((shape.rows, shares), image_len.div_ceil(shares), weights + 2 * output_len);
         let kernel = self.shared.kernels.convolution_backward_input.of(gradient.format);
         launch!(
             self.shared,

@@ -89,28 +89,63 @@ impl Cuda {
         if rows * columns == 0 {
             return;
         }
-        assert!((rows - 1) * from_stride + columns <= from.len && (rows - 1) * into_stride + columns <= into.len);
+        assert!(
+            (rows - 1) * from_stride + columns <= from.len && (rows - 1) * into_stride + columns <= into.len
+        );
         assert!(from.format == into.format && into.copy == 0, "blocks of activations are moved as they are");
         let kernel = self.shared.kernels.copy_block.of(from.format);
         let launch = self.shared.over(rows * columns, 1);
         let [rows, columns, from_stride, into_stride] =
             [rows, columns, from_stride, into_stride].map(|size| size as u32);
-        launch!(self.shared, kernel, launch, rows, columns, from_stride, into_stride, from.pointer, into.pointer);
+        launch!(
+            self.shared,
+            kernel,
+            launch,
+            rows,
+            columns,
+            from_stride,
+            into_stride,
+            from.pointer,
+            into.pointer
+        );
     }
 
-    pub(super) fn gather(&self, columns: usize, table: CudaView<'_>, numbers: CudaView<'_>, into: &CudaViewMut<'_>) {
+    pub(super) fn gather(
+        &self,
+        columns: usize,
+        table: CudaView<'_>,
+        numbers: CudaView<'_>,
+        into: &CudaViewMut<'_>,
+    ) {
         if into.len == 0 {
             return;
         }
         assert!(
-            into.len == numbers.len * columns && table.format == Format::F32 && table.len.is_multiple_of(columns)
+            into.len == numbers.len * columns
+                && table.format == Format::F32
+                && table.len.is_multiple_of(columns)
         );
         let kernel = self.shared.kernels.gather_rows.of(into.format);
         let (launch, len) = (self.shared.over(into.len, 1), into.len as u64);
-        launch!(self.shared, kernel, launch, len, columns as u32, table.pointer, numbers.pointer, into.pointer);
+        launch!(
+            self.shared,
+            kernel,
+            launch,
+            len,
+            columns as u32,
+            table.pointer,
+            numbers.pointer,
+            into.pointer
+        );
     }
 
-    pub(super) fn transpose(&self, rows: usize, columns: usize, input: CudaView<'_>, output: &CudaViewMut<'_>) {
+    pub(super) fn transpose(
+        &self,
+        rows: usize,
+        columns: usize,
+        input: CudaView<'_>,
+        output: &CudaViewMut<'_>,
+    ) {
         assert!(input.len == output.len && input.format == output.format);
         let kernel = self.shared.kernels.transpose_each.of(input.format);
         let launch = self.shared.over(input.len, 1);
@@ -157,7 +192,10 @@ impl Cuda {
         bias_gradient: Option<CudaViewMut<'_>>,
         accumulate: bool,
     ) {
-        assert!(activation == Activation::Identity || saved.len == gradient.len && saved.format == gradient.format);
+        assert!(
+            activation == Activation::Identity
+                || saved.len == gradient.len && saved.format == gradient.format
+        );
         let (number, kernels) = (number(activation), &self.shared.kernels);
         let Some(sums) = bias_gradient else {
             if activation != Activation::Identity {
@@ -177,11 +215,23 @@ impl Cuda {
         let num_parts = wanted.clamp(1, MOST_PARTS);
         let parts = if num_parts == 1 { Some(sums.pointer) } else { self.scratch(num_parts * columns) };
         let Some(parts) = parts else { return };
-        let launch = Launch { blocks: (blocks as u32, num_parts as u32), threads: (BLOCK, 1), shared_bytes: 0 };
+        let launch =
+            Launch { blocks: (blocks as u32, num_parts as u32), threads: (BLOCK, 1), shared_bytes: 0 };
         let (rows, width) = (rows as u32, columns as u32);
         let adds = i32::from(accumulate && num_parts == 1);
         let kernel = kernels.unactivate_sum.of(gradient.format);
-        launch!(self.shared, kernel, launch, number, rows, width, saved.pointer, gradient.pointer, parts, adds);
+        launch!(
+            self.shared,
+            kernel,
+            launch,
+            number,
+            rows,
+            width,
+            saved.pointer,
+            gradient.pointer,
+            parts,
+            adds
+        );
         if num_parts > 1 {
             self.add_parts(num_parts, parts, &sums, accumulate);
         }

@@ -102,7 +102,8 @@ impl Kernels {
         let mut modules = Vec::new();
         for (code, source) in codes.into_iter().zip(SOURCES) {
             let module = context.load_module(Ptx::from_binary(code?));
-            let failed = |error| Error::failed(format!("loading the kernels of {}", source.name), explain(error));
+            let failed =
+                |error| Error::failed(format!("loading the kernels of {}", source.name), explain(error));
             modules.push(module.map_err(failed)?);
         }
         Kernels::find(&Modules(modules))

@@ -33,7 +33,9 @@ impl Cuda {
         let epilogue = match activation {
             Activation::Identity => Some(Follow::Nothing),
             Activation::Relu => Some(Follow::Relu),
-            Activation::Gelu if output.format == Format::Bf16 && outputs.is_multiple_of(AUXILIARY_MULTIPLE) => {
+            Activation::Gelu
+                if output.format == Format::Bf16 && outputs.is_multiple_of(AUXILIARY_MULTIPLE) =>
+            {
                 Some(Follow::Gelu { saves: saved.pointer })
             }
             Activation::Gelu | Activation::Tanh => None,

@@ -60,14 +60,25 @@ pub(super) fn open(local_rank: usize) -> Result<Machine> {
 /// Checks that the libraries can be loaded, since cudarc panics where one cannot.
 fn check_libraries() -> Result<()> {
     let missing = |name: &str, what: &str, way_out: &str| {
-        Err(Error::input(DOING, format!("{name}, {what}, cannot be loaded; {way_out}, or choose --device cpu")))
+        Err(Error::input(
+            DOING,
+            format!("{name}, {what}, cannot be loaded; {way_out}, or choose --device cpu"),
+        ))
     };
     // SAFETY: loading a library runs its initialisers; these libraries are made to be loaded so.
     let [driver, compiler, products] = unsafe {
-        [sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present(), cudarc::cublaslt::sys::is_culib_present()]
+        [
+            sys::is_culib_present(),
+            cudarc::nvrtc::sys::is_culib_present(),
+            cudarc::cublaslt::sys::is_culib_present(),
+        ]
     };
     if !driver {
-        return missing("libcuda.so.1", "the NVIDIA driver's library", "run on a node with a GPU and its driver");
+        return missing(
+            "libcuda.so.1",
+            "the NVIDIA driver's library",
+            "run on a node with a GPU and its driver",
+        );
     }
     let driver_version = check_driver()?;
     let toolkit = "put the CUDA toolkit's lib64 into LD_LIBRARY_PATH (often `module load cuda`)";
@@ -109,7 +120,10 @@ fn check_driver() -> Result<i32> {
     // SAFETY: the driver's library is there, and the pointer is to an integer of ours.
     let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
     if answer != CUresult::CUDA_SUCCESS {
-        return Err(Error::failed("asking for the version of the NVIDIA driver", explain(DriverError(answer))));
+        return Err(Error::failed(
+            "asking for the version of the NVIDIA driver",
+            explain(DriverError(answer)),
+        ));
     }
     if version < OLDEST_DRIVER {
         let (major, minor) = (version / 1000, version % 1000 / 10);

@@ -223,15 +223,27 @@ impl Products {
         // SAFETY: all descriptions were made here; each attribute is given as a value of its type.
         unsafe {
             let transposition = |transposed: bool| i32::from(transposed);
-            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposition(product.left.transposed))?;
-            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposition(product.right.transposed))?;
+            set_desc(
+                desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA,
+                &transposition(product.left.transposed),
+            )?;
+            set_desc(
+                desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB,
+                &transposition(product.right.transposed),
+            )?;
             set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &key.epilogue)?;
             product.epilogue.set_pointers(desc)?;
             if product.epilogue.auxiliary() != 0 {
                 set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(m as i64))?;
             }
             let workspace = WORKSPACE_BYTES as u64;
-            set_preference(preference, PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace)?;
+            set_preference(
+                preference,
+                PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                &workspace,
+            )?;
             let [a, b, c, _] = key.alignments;
             for (attribute, alignment) in [
                 (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a),
@@ -314,7 +326,9 @@ unsafe fn set_desc<T>(
     value: &T,
 ) -> std::result::Result<(), CublasError> {
     // SAFETY: the caller's promise; the value is copied.
-    unsafe { result::set_matmul_desc_attribute(desc, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+    unsafe {
+        result::set_matmul_desc_attribute(desc, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+    }
 }
 
 /// # Safety
@@ -326,6 +340,11 @@ unsafe fn set_preference<T>(
 ) -> std::result::Result<(), CublasError> {
     // SAFETY: the caller's promise; the value is copied.
     unsafe {
-        result::set_matmul_pref_attribute(preference, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+        result::set_matmul_pref_attribute(
+            preference,
+            attribute,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>(),
+        )
     }
 }

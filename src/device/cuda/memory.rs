@@ -118,10 +118,12 @@ impl Pinned {
             let mebibytes = len as f64 * 4.0 / f64::from(1 << 20);
             Error::failed(format!("allocating {mebibytes:.1} MiB of pinned host memory"), why)
         };
-        let bytes = len.checked_mul(4).ok_or_else(|| failed("that is more than can be addressed".to_owned()))?;
+        let bytes =
+            len.checked_mul(4).ok_or_else(|| failed("that is more than can be addressed".to_owned()))?;
         // SAFETY: the memory is freed once, and zeroed before anything reads it.
         unsafe {
-            let pointer = result::malloc_host(bytes, 0).map_err(|error| failed(explain(error)))?.cast::<f32>();
+            let pointer =
+                result::malloc_host(bytes, 0).map_err(|error| failed(explain(error)))?.cast::<f32>();
             pointer.write_bytes(0, len);
             Ok(Pinned { pointer, len, shared })
         }

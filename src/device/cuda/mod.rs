@@ -30,8 +30,8 @@ use std::rc::Rc;
 use cudarc::driver::result;
 
 use super::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role, SgdStep,
-    totals,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
+    SgdStep, totals,
 };
 use crate::Result;
 pub use compile::{SOURCES, Source, compile};
@@ -159,7 +159,15 @@ impl Device for Cuda {
         let has_copy = self.precision == Precision::Bf16 && role == Role::Parameters;
         let copy = has_copy.then(|| DeviceMemory::zeroed(&self.shared, len, Format::Bf16)).transpose()?;
         let memory = DeviceMemory::zeroed(&self.shared, len, format)?;
-        Ok(CudaBuffer { shared: Rc::clone(&self.shared), memory, len, format, copy, staging: None, direct: None })
+        Ok(CudaBuffer {
+            shared: Rc::clone(&self.shared),
+            memory,
+            len,
+            format,
+            copy,
+            staging: None,
+            direct: None,
+        })
     }
 
     fn view<'a>(&self, buffer: &'a CudaBuffer, range: Range<usize>) -> CudaView<'a> {

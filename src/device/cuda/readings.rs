@@ -41,7 +41,8 @@ impl Readings {
         let place = self.next.replace((self.next.get() + 1) % MOST);
         let (pinned, event) = &mut *self.places[place].borrow_mut();
         // SAFETY: both hold that many values, and nobody looks at the host's before the event is complete.
-        let outcome = unsafe { result::memcpy_dtoh_async(pinned.as_mut(), sums.pointer, shared.compute.cu_stream()) };
+        let outcome =
+            unsafe { result::memcpy_dtoh_async(pinned.as_mut(), sums.pointer, shared.compute.cu_stream()) };
         shared.note("copying from the device", outcome);
         shared.note("copying from the device", event.record(&shared.compute));
         shared.check()?;
@@ -58,7 +59,11 @@ impl Readings {
 
 impl Cuda {
     /// See [`Device::read`].
-    pub(super) fn read_values(&self, from: CudaView<'_>, look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+    pub(super) fn read_values(
+        &self,
+        from: CudaView<'_>,
+        look: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
         if from.format == Format::Bf16 {
             let mut wide = self.allocate(from.len, Role::Exact)?;
             self.copy(from, wide.view_mut(0..from.len));
@@ -77,7 +82,8 @@ impl Cuda {
         let values = &mut mailbox.as_mut()[..from.len];
         if !values.is_empty() {
             // SAFETY: as above; the stream is waited for before anyone looks.
-            let outcome = unsafe { result::memcpy_dtoh_async(values, from.pointer, self.shared.compute.cu_stream()) };
+            let outcome =
+                unsafe { result::memcpy_dtoh_async(values, from.pointer, self.shared.compute.cu_stream()) };
             self.shared.note("copying from the device", outcome);
             self.shared.synchronise();
         }

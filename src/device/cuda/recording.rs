@@ -46,7 +46,9 @@ impl Recording {
         }
         shared.count(|counters| counters.replays += 1);
         match &self.graph {
-            Some(graph) => graph.launch().map_err(|error| Error::failed("starting a recorded step", explain(error))),
+            Some(graph) => {
+                graph.launch().map_err(|error| Error::failed("starting a recorded step", explain(error)))
+            }
             None => Err(Error::failed("recording a step as a CUDA graph", "nothing was recorded")),
         }
     }

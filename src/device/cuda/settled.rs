@@ -81,7 +81,8 @@ unsafe impl Settled for SettledBuffer {
         let (shared, format) = (&self.buffer.shared, self.buffer.format);
         let Addition { into, first, terms, stride, own } = addition;
         let end = first + terms * stride;
-        let fits = into.end <= self.buffer.len && into.len() <= *stride && end <= self.direct.room && own <= terms;
+        let fits =
+            into.end <= self.buffer.len && into.len() <= *stride && end <= self.direct.room && own <= terms;
         assert!(fits, "{addition:?}");
         if !into.is_empty() {
             let values = self.buffer.memory.pointer() + (into.start * format.bytes()) as u64;

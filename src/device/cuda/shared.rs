@@ -95,7 +95,8 @@ pub(super) use launch_in;
 impl Shared {
     pub(super) fn new(machine: Machine) -> Result<Shared> {
         let Machine { context, capability, num_multiprocessors, ordinal, name, .. } = machine;
-        let failed = |error| Error::failed(format!("starting CUDA device {ordinal} ({name})"), explain(error));
+        let failed =
+            |error| Error::failed(format!("starting CUDA device {ordinal} ({name})"), explain(error));
         // SAFETY: no memory here is tracked by cudarc's events; all ordering is by ours.
         unsafe { context.disable_event_tracking() };
         let stream = || context.new_stream().map_err(failed);

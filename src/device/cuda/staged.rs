@@ -50,7 +50,10 @@ impl StagedBuffer {
         let mut staging = match buffer.staging.take() {
             Some(staging) => staging,
             None => Staging {
-                mirror: Pinned::new(&shared, (buffer.len * buffer.format.bytes()).div_ceil(size_of::<f32>()))?,
+                mirror: Pinned::new(
+                    &shared,
+                    (buffer.len * buffer.format.bytes()).div_ceil(size_of::<f32>()),
+                )?,
                 computed: shared.new_event()?,
                 fetched: Vec::new(),
                 delivered: shared.new_event()?,

@@ -109,7 +109,9 @@ impl Uploads {
                 slots.push_back(Slot::new(shared, capacity)?);
             }
         }
-        let slot = oldest(&slots).and_then(|oldest| slots.remove(oldest)).expect("some were made if there were none");
+        let slot = oldest(&slots)
+            .and_then(|oldest| slots.remove(oldest))
+            .expect("some were made if there were none");
         shared.wait_for(&slot.uploaded);
         Ok(slot)
     }

@@ -177,7 +177,12 @@ impl<D: Device> GradSync<D> {
     ///
     /// # Errors
     /// There is no memory for the messages.
-    pub fn start(&mut self, device: &D, parameters: &mut FlatBuffer<D>, gradients: &mut FlatBuffer<D>) -> Result<()> {
+    pub fn start(
+        &mut self,
+        device: &D,
+        parameters: &mut FlatBuffer<D>,
+        gradients: &mut FlatBuffer<D>,
+    ) -> Result<()> {
         if self.reductions.size() > 1 {
             for segment in 0..parameters.num_segments() {
                 let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
@@ -232,7 +237,10 @@ impl<D: Device> GradSync<D> {
         while self.reduced < self.started && self.buckets[self.reduced].state.test() {
             self.finish_reduction(device, parameters, gradients, sums)?;
         }
-        while self.gathered < self.reduced && self.clip_norm.is_none() && self.buckets[self.gathered].state.test() {
+        while self.gathered < self.reduced
+            && self.clip_norm.is_none()
+            && self.buckets[self.gathered].state.test()
+        {
             self.finish_gather(parameters);
         }
         Ok(())

@@ -49,7 +49,12 @@ impl<D: Device> GradSync<D> {
     ///
     /// # Errors
     /// The transfer from the device failed.
-    pub fn look_at_slots(&self, device: &D, parameters: &FlatBuffer<D>, look: &mut dyn FnMut(&[f32])) -> Result<()> {
+    pub fn look_at_slots(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        look: &mut dyn FnMut(&[f32]),
+    ) -> Result<()> {
         for slot in 0..self.slot_names().len() {
             for tensor in 0..parameters.num_tensors() {
                 let Part { segment, kept, .. } = self.part(parameters, tensor);
@@ -91,9 +96,11 @@ impl<D: Device> GradSync<D> {
         let bucket = self.buckets.iter().find(|bucket| bucket.segment == segment);
         let first = bucket.map_or(0, |bucket| bucket.owned.start);
         match bucket.map(|bucket| bucket.owned_of(&place)) {
-            Some(Range { start, end }) if start < end => {
-                Part { segment, kept: start - first..end - first, block: start - place.start..end - place.start }
-            }
+            Some(Range { start, end }) if start < end => Part {
+                segment,
+                kept: start - first..end - first,
+                block: start - place.start..end - place.start,
+            },
             _ => Part { segment, kept: 0..0, block: 0..0 },
         }
     }

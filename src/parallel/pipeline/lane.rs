@@ -47,7 +47,11 @@ impl<D: Device> Lane<D> {
         recompute: bool,
     ) -> Result<Lane<D>> {
         let slot = |_| -> Result<Slot<D>> {
-            Ok(Slot { activations: stage.activations(exchanger, rows, recompute)?, input: None, output: None })
+            Ok(Slot {
+                activations: stage.activations(exchanger, rows, recompute)?,
+                input: None,
+                output: None,
+            })
         };
         let set = |_| -> Result<Set<D>> {
             Ok(Set { gradients: stage.gradients(exchanger, rows)?, output: None, input: None })

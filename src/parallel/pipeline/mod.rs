@@ -107,7 +107,14 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let mut lanes = Vec::new();
         for (lane, stage) in layout.stages.iter().enumerate() {
             let num_slots = training.num_slots[lane].max(evaluation.num_slots[lane]);
-            lanes.push(Lane::new(&exchanger, stage, num_slots, training.num_sets[lane].max(1), rows, recompute)?);
+            lanes.push(Lane::new(
+                &exchanger,
+                stage,
+                num_slots,
+                training.num_sets[lane].max(1),
+                rows,
+                recompute,
+            )?);
         }
         let num_micro_batches = schedule.num_micro_batches;
         Ok(Pipeline {
@@ -152,7 +159,9 @@ impl<'a, D: Device> Pipeline<'a, D> {
             lane.collect();
             if !lane.has_gradients.weights {
                 for tensor in lane.stage.tensors.clone() {
-                    self.exchanger.device.fill(weights.gradients.tensor_mut(self.exchanger.device, tensor), 0.0);
+                    self.exchanger
+                        .device
+                        .fill(weights.gradients.tensor_mut(self.exchanger.device, tensor), 0.0);
                 }
             }
         }
@@ -197,7 +206,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 self.forward(&instruction, &weights.parameters, rows, source)?;
                 let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
                 if stage.head.is_some() && rows > 0 {
-                    let (activations, gradients) = (&slots[instruction.slot].activations, &mut sets[0].gradients);
+                    let (activations, gradients) =
+                        (&slots[instruction.slot].activations, &mut sets[0].gradients);
                     stage.loss(&mut self.exchanger, rows, 0.0, activations, gradients, &mut weights.sums);
                 }
             } else {
@@ -259,8 +269,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
             }
             (None, None) => slot.collect(),
         }
-        let _span =
-            observe::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
+        let _span = observe::work(Name::Forward)
+            .micro_batch(instruction.action.stage, instruction.action.micro_batch);
         let Lane { stage, slots, inner, .. } = &mut self.lanes[instruction.lane];
         let activations = &mut slots[instruction.slot].activations;
         if !self.is_loaded {

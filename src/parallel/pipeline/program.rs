@@ -83,7 +83,8 @@ impl RankProgram {
         let owners = schedule.owners();
         let stages = schedule.stages_of(rank);
         let most_lanes = most_lanes(schedule);
-        let lane = |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
+        let lane =
+            |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
         let (mut values, mut gradients) = (Lives::default(), Lives::default());
         for (at, action) in actions.iter().enumerate() {
             let Action { stage, work, micro_batch } = *action;
@@ -108,8 +109,9 @@ impl RankProgram {
         }
         let (slots, num_slots) = values.places(owners.len());
         let (sets, num_sets) = gradients.places(owners.len());
-        let place =
-            |places: &Places, stage, micro_batch| places.get(&(stage, micro_batch)).copied().unwrap_or_default();
+        let place = |places: &Places, stage, micro_batch| {
+            places.get(&(stage, micro_batch)).copied().unwrap_or_default()
+        };
         let mut last_of: HashMap<usize, usize> = HashMap::new();
         for (at, action) in actions.iter().enumerate() {
             if matches!(action.work, Work::Backward | Work::WeightGradient) {
@@ -135,7 +137,15 @@ impl RankProgram {
                 Some((owners[partner.stage]?, tag((schedule, most_lanes), &owners, sender)))
             });
             let lane = lane(stage);
-            instructions.push(Instruction { action: *action, lane, slot, set, neighbour, message, completes });
+            instructions.push(Instruction {
+                action: *action,
+                lane,
+                slot,
+                set,
+                neighbour,
+                message,
+                completes,
+            });
         }
         let own = |numbers: &[usize]| stages.iter().map(|stage| numbers[*stage]).collect();
         RankProgram { instructions, num_slots: own(&num_slots), num_sets: own(&num_sets) }
@@ -228,10 +238,15 @@ mod tests {
                                 (first, program.instructions.iter().rposition(own).unwrap())
                             })
                             .collect();
-                        let overlap = |at: usize| lives.iter().filter(|life| life.0 <= at && at <= life.1).count();
+                        let overlap =
+                            |at: usize| lives.iter().filter(|life| life.0 <= at && at <= life.1).count();
                         let most = (0..program.instructions.len()).map(overlap).max();
                         let most = most.unwrap();
-                        assert!((most..=most + 1).contains(num_slots), "{} {ranks} {micro_batches}", kind.name());
+                        assert!(
+                            (most..=most + 1).contains(num_slots),
+                            "{} {ranks} {micro_batches}",
+                            kind.name()
+                        );
                     }
                 }
             }

@@ -14,8 +14,13 @@ pub trait Source<D: Device> {
     ///
     /// # Errors
     /// They cannot be read.
-    fn load(&mut self, device: &D, micro_batch: usize, inputs: D::ViewMut<'_>, targets: D::ViewMut<'_>)
-    -> Result<()>;
+    fn load(
+        &mut self,
+        device: &D,
+        micro_batch: usize,
+        inputs: D::ViewMut<'_>,
+        targets: D::ViewMut<'_>,
+    ) -> Result<()>;
 }
 
 /// Puts the samples of a micro-batch where the first and the last stage want them.

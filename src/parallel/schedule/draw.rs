@@ -51,7 +51,8 @@ impl Schedule {
     pub fn headline(&self, name: &str, report: &Report) -> String {
         let most = report.peak_live.iter().max().copied().unwrap_or_default();
         let (ranks, stages, micro_batches) = (self.ranks.len(), self.num_stages, self.num_micro_batches);
-        let plural = |number, what: &str, s: &str| format!("{number} {what}{}", if number == 1 { "" } else { s });
+        let plural =
+            |number, what: &str, s: &str| format!("{number} {what}{}", if number == 1 { "" } else { s });
         format!(
             "{name}: {} on {}, {}; bubble {:.1} %, at most {most} live micro-batches on a rank",
             plural(stages, "stage", "s"),
@@ -146,7 +147,9 @@ const MOST_CELLS: u64 = 100_000;
 fn check_length(report: &Report) -> Result<()> {
     let cells = report.timeline.length.saturating_mul(report.timeline.ranks.len() as u64);
     if cells > MOST_CELLS {
-        let why = format!("it would have {cells} cells, and {MOST_CELLS} is the limit; ask for fewer micro-batches");
+        let why = format!(
+            "it would have {cells} cells, and {MOST_CELLS} is the limit; ask for fewer micro-batches"
+        );
         return Err(Error::input("drawing the schedule", why));
     }
     Ok(())

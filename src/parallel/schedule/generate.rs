@@ -50,7 +50,12 @@ impl ScheduleKind {
     ///
     /// # Errors
     /// A number is 0, or the schedule would have more than 262,144 forward passes.
-    pub fn generate(self, num_ranks: usize, stages_per_rank: usize, num_micro_batches: usize) -> Result<Schedule> {
+    pub fn generate(
+        self,
+        num_ranks: usize,
+        stages_per_rank: usize,
+        num_micro_batches: usize,
+    ) -> Result<Schedule> {
         if num_ranks == 0 || stages_per_rank == 0 || num_micro_batches == 0 {
             let why = format!(
                 "{num_ranks} ranks, {stages_per_rank} stages a rank, {num_micro_batches} micro-batches; each must be at least 1"
@@ -71,7 +76,9 @@ impl ScheduleKind {
         let passes = |rank| match self {
             ScheduleKind::Sequential => pipeline.one_forward_one_backward(rank, 0),
             ScheduleKind::GPipe => pipeline.one_forward_one_backward(rank, num_micro_batches),
-            ScheduleKind::OneForwardOneBackward => pipeline.one_forward_one_backward(rank, num_ranks - 1 - rank),
+            ScheduleKind::OneForwardOneBackward => {
+                pipeline.one_forward_one_backward(rank, num_ranks - 1 - rank)
+            }
             ScheduleKind::Interleaved => pipeline.one_forward_one_backward(rank, 0),
             ScheduleKind::ZeroBubble => pipeline.zero_bubble(rank),
         };
@@ -98,11 +105,14 @@ impl Generator {
         let group = self.num_ranks.min(self.num_micro_batches);
         let all = stages_per_rank * self.num_micro_batches;
         let passes = |rank: usize, more: usize| {
-            let stages: Vec<usize> = (0..stages_per_rank).map(|chunk| chunk * self.num_ranks + rank).collect();
+            let stages: Vec<usize> =
+                (0..stages_per_rank).map(|chunk| chunk * self.num_ranks + rank).collect();
             let ahead = 2 * (self.num_ranks - 1 - rank) + (stages_per_rank - 1) * group + more;
             in_turn(ahead, &self.order(&stages, true), &self.order(&stages, false))
         };
-        let with = |more| Schedule::new((0..self.num_ranks).map(|rank| passes(rank, more)).collect()).with_messages();
+        let with = |more| {
+            Schedule::new((0..self.num_ranks).map(|rank| passes(rank, more)).collect()).with_messages()
+        };
         (0..all).map(with).find(Result::is_ok).unwrap_or_else(|| with(all))
     }
 

@@ -64,7 +64,8 @@ impl Schedule {
     /// The forward passes and their messages alone: what an evaluation does.
     pub fn forward_only(&self) -> Schedule {
         let keep = |action: &Action| {
-            matches!(action.work, Work::Forward | Work::SendActivation | Work::ReceiveActivation).then_some(*action)
+            matches!(action.work, Work::Forward | Work::SendActivation | Work::ReceiveActivation)
+                .then_some(*action)
         };
         let ranks = self.ranks.iter().map(|actions| actions.iter().filter_map(keep).collect()).collect();
         Schedule { ranks, ..*self }

@@ -11,7 +11,8 @@ impl Schedule {
     /// It is no CSV, a cell is no action, or the passes cannot be ordered.
     pub fn from_csv(text: &str, source: &str) -> Result<Schedule> {
         let doing = || format!("reading the schedule {source}");
-        let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_bytes());
+        let mut reader =
+            csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_bytes());
         let mut ranks = Vec::new();
         for row in reader.records() {
             let row = row.map_err(|error| Error::input(doing(), error))?;

@@ -36,7 +36,8 @@ fn all_kinds_are_sound_for_one_to_eight_ranks_and_one_to_sixteen_micro_batches()
                     ScheduleKind::Interleaved => 2 * micro_batches,
                 };
                 if kind == ScheduleKind::OneForwardOneBackward {
-                    let expected: Vec<usize> = (0..ranks).map(|rank| micro_batches.min(ranks - rank)).collect();
+                    let expected: Vec<usize> =
+                        (0..ranks).map(|rank| micro_batches.min(ranks - rank)).collect();
                     assert_eq!(report.peak_live, expected);
                 }
                 if kind == ScheduleKind::ZeroBubble {
@@ -45,7 +46,8 @@ fn all_kinds_are_sound_for_one_to_eight_ranks_and_one_to_sixteen_micro_batches()
                 let most = *report.peak_live.iter().max().unwrap();
                 assert!(most <= limit, "{} {ranks} {micro_batches}: {most} live", kind.name());
                 if kind == ScheduleKind::Interleaved {
-                    (3..=4).for_each(|stages| drop(check(kind.generate(ranks, stages, micro_batches).unwrap())));
+                    (3..=4)
+                        .for_each(|stages| drop(check(kind.generate(ranks, stages, micro_batches).unwrap())));
                 }
             }
         }
@@ -56,8 +58,9 @@ fn all_kinds_are_sound_for_one_to_eight_ranks_and_one_to_sixteen_micro_batches()
 fn bubbles_are_those_of_the_papers() {
     for (p, m) in [(1, 4), (2, 2), (2, 8), (3, 7), (4, 4), (4, 8), (8, 16)] {
         let bubble = |kind| generate(kind, p, m).check().unwrap().bubble;
-        let close =
-            |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{p} {m}: {found} {expected}");
+        let close = |found: f64, expected: f64| {
+            assert!((found - expected).abs() < 1e-12, "{p} {m}: {found} {expected}")
+        };
         let (ranks, micro_batches) = (p as f64, m as f64);
         let classic = (ranks - 1.0) / (micro_batches + ranks - 1.0);
         close(bubble(ScheduleKind::Sequential), (ranks - 1.0) / ranks);
@@ -67,7 +70,8 @@ fn bubbles_are_those_of_the_papers() {
             close(
                 bubble(ScheduleKind::Interleaved),
                 (ranks - 1.0)
-                    / (2.0 * micro_batches * f64::from(p > 1) + micro_batches * f64::from(p == 1) + ranks - 1.0),
+                    / (2.0 * micro_batches * f64::from(p > 1) + micro_batches * f64::from(p == 1) + ranks
+                        - 1.0),
             );
         }
         if m >= p {
@@ -91,13 +95,15 @@ fn one_forward_one_backward_looks_as_in_the_paper() {
     assert_eq!(schedule.stages_of(1), [1]);
     let table = schedule.table("1f1b", &schedule.check().unwrap()).unwrap();
     assert!(table.contains("rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 .  B2 B2\n"), "{table}");
-    assert!(table.contains("3 micro-batches; bubble 25.0 %, at most 2 live micro-batches on a rank"), "{table}");
+    assert!(
+        table.contains("3 micro-batches; bubble 25.0 %, at most 2 live micro-batches on a rank"),
+        "{table}"
+    );
 }
 
 #[test]
 fn broken_schedules_are_refused_by_the_name_of_the_action() {
-    let sound =
-        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
+    let sound = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
     Schedule::from_csv(sound, "a test").unwrap().check().unwrap();
     for (from, into, expected) in [
         ("1RECV_F1,", "", "0SEND_F1 on rank 0 has no 1RECV_F1"),
@@ -133,8 +139,12 @@ fn broken_schedules_are_refused_by_the_name_of_the_action() {
         assert!(found.contains(expected), "{into}: {found} is not {expected}");
     }
     let error = Schedule::from_csv("0F0,0X1\n", "plan.csv").unwrap_err().to_string();
-    assert!(error.contains("plan.csv") && error.contains("line 1, column 2: \"0X1\" is no action"), "{error}");
-    let error = Schedule::from_csv("0F0,0SEND_F0\n\n,1RECV_F0, 1F0,1Q7\n", "plan.csv").unwrap_err().to_string();
+    assert!(
+        error.contains("plan.csv") && error.contains("line 1, column 2: \"0X1\" is no action"),
+        "{error}"
+    );
+    let error =
+        Schedule::from_csv("0F0,0SEND_F0\n\n,1RECV_F0, 1F0,1Q7\n", "plan.csv").unwrap_err().to_string();
     assert!(error.contains("plan.csv: line 3, column 4: \"1Q7\" is no action"), "{error}");
     let error = Schedule::from_csv("0B0,0F0\n", "plan.csv").unwrap_err().to_string();
     assert!(error.contains("0B0 on rank 0 waits"), "{error}");
@@ -182,7 +192,10 @@ fn no_schedule_that_is_accepted_hangs_under_rendezvous_sends() {
             }
         }
     }
-    assert!(sound > 1000 && changed > 400 && refused > 1500, "{sound} sound, {changed} changed, {refused} refused");
+    assert!(
+        sound > 1000 && changed > 400 && refused > 1500,
+        "{sound} sound, {changed} changed, {refused} refused"
+    );
 }
 
 fn mutate(schedule: &mut Schedule, below: &mut impl FnMut(usize) -> usize) {
@@ -246,8 +259,11 @@ fn execute(schedule: Schedule) {
                     }
                     Work::WeightGradient => has(stage, Work::InputGradient),
                     Work::Backward | Work::InputGradient => {
-                        let next = [Work::Backward, Work::InputGradient].into_iter().any(|work| has(stage + 1, work));
-                        has(stage, Work::Forward) && (stage == last || has(stage, Work::ReceiveGradient) || next)
+                        let next = [Work::Backward, Work::InputGradient]
+                            .into_iter()
+                            .any(|work| has(stage + 1, work));
+                        has(stage, Work::Forward)
+                            && (stage == last || has(stage, Work::ReceiveGradient) || next)
                     }
                 };
                 if !fine {
@@ -270,7 +286,9 @@ fn execute(schedule: Schedule) {
 #[test]
 fn what_no_memory_can_hold_is_refused_with_the_numbers() {
     let huge = usize::MAX;
-    for (ranks, stages, micro_batches) in [(huge, 1, 8), (100_000, 1, 200_000), (2, huge, 8), (2, 1, 100_000_000)] {
+    for (ranks, stages, micro_batches) in
+        [(huge, 1, 8), (100_000, 1, 200_000), (2, huge, 8), (2, 1, 100_000_000)]
+    {
         let error = ScheduleKind::Interleaved.generate(ranks, stages, micro_batches).unwrap_err();
         assert!(error.to_string().contains("262144 is the limit") && error.exit_code() == 2, "{error}");
     }

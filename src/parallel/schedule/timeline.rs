@@ -81,7 +81,8 @@ impl Timeline {
 /// What must be done before `action`: all of these, each of them as one of the passes given.
 fn needs(action: Action, num_stages: usize) -> Vec<Vec<Action>> {
     let Action { stage, work, micro_batch } = action;
-    let at = |stage, works: &[Work]| works.iter().map(|work| Action::new(stage, *work, micro_batch)).collect();
+    let at =
+        |stage, works: &[Work]| works.iter().map(|work| Action::new(stage, *work, micro_batch)).collect();
     match work {
         Work::Forward if stage > 0 => vec![at(stage - 1, &[Work::Forward])],
         Work::Backward | Work::InputGradient => {

@@ -64,8 +64,9 @@ impl Schedule {
 
     fn check_passes(&self, places: &Places) -> std::result::Result<(), String> {
         for stage in 0..self.num_stages {
-            let owner =
-                self.rank_of(stage).ok_or_else(|| format!("{stage}F0 is missing: no rank has stage {stage}"))?;
+            let owner = self
+                .rank_of(stage)
+                .ok_or_else(|| format!("{stage}F0 is missing: no rank has stage {stage}"))?;
             for micro_batch in 0..self.num_micro_batches {
                 let action = |work| Action::new(stage, work, micro_batch);
                 let has = |work| places.contains_key(&action(work));
@@ -104,12 +105,17 @@ impl Schedule {
 
     fn check_messages(&self, places: &Places) -> std::result::Result<(), String> {
         let owners = self.owners();
-        let all = self.ranks.iter().enumerate().flat_map(|(rank, actions)| actions.iter().map(move |a| (a, rank)));
+        let all =
+            self.ranks.iter().enumerate().flat_map(|(rank, actions)| actions.iter().map(move |a| (a, rank)));
         for (action, rank) in all.filter(|(action, _)| action.work.is_message()) {
             let partner = action.partner().filter(|partner| partner.stage < self.num_stages);
-            let partner = partner.ok_or_else(|| format!("{action} on rank {rank} has no stage at its other end"))?;
+            let partner =
+                partner.ok_or_else(|| format!("{action} on rank {rank} has no stage at its other end"))?;
             if owners[action.stage] != Some(rank) {
-                return Err(format!("{action} is on rank {rank}, which does not have stage {}", action.stage));
+                return Err(format!(
+                    "{action} is on rank {rank}, which does not have stage {}",
+                    action.stage
+                ));
             }
             if owners[partner.stage] == Some(rank) {
                 return Err(format!("{action} is a message from rank {rank} to itself; leave it out"));
@@ -125,7 +131,8 @@ impl Schedule {
                     let whole = action(stage, Work::Backward);
                     if places.contains_key(&whole) { whole } else { action(stage, Work::InputGradient) }
                 };
-                let (forward, next_forward) = (action(stage - 1, Work::Forward), action(stage, Work::Forward));
+                let (forward, next_forward) =
+                    (action(stage - 1, Work::Forward), action(stage, Work::Forward));
                 if owners[stage - 1] == owners[stage] {
                     in_order(places, forward, next_forward)?;
                     in_order(places, backward(stage), backward(stage - 1))?;
@@ -137,7 +144,9 @@ impl Schedule {
                     (backward(stage), action(stage, Work::SendGradient)),
                     (action(stage - 1, Work::ReceiveGradient), backward(stage - 1)),
                 ] {
-                    if let Some(message) = [first, second].into_iter().find(|action| !places.contains_key(action)) {
+                    if let Some(message) =
+                        [first, second].into_iter().find(|action| !places.contains_key(action))
+                    {
                         return Err(format!("{message} is missing"));
                     }
                     in_order(places, first, second)?;

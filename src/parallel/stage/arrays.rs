@@ -74,8 +74,10 @@ impl Stage {
         rows: usize,
         only_ends: bool,
     ) -> Result<Activations<D>> {
-        let Inner { values: inner, saved } = self.inner(exchanger, if only_ends { None } else { Some(rows) })?;
-        let end = |position| exchanger.device.allocate(rows * self.widths[position], Role::Activations).map(Some);
+        let Inner { values: inner, saved } =
+            self.inner(exchanger, if only_ends { None } else { Some(rows) })?;
+        let end =
+            |position| exchanger.device.allocate(rows * self.widths[position], Role::Activations).map(Some);
         let mut values = vec![end(0)?];
         values.extend(inner);
         if self.value[self.pieces.len()] > 0 {
@@ -90,12 +92,15 @@ impl Stage {
     /// # Errors
     /// The device has not that much memory.
     pub fn inner<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: Option<usize>) -> Result<Inner<D>> {
-        let allocate = |width: usize| rows.map(|rows| exchanger.device.allocate(rows * width, Role::Activations));
+        let allocate =
+            |width: usize| rows.map(|rows| exchanger.device.allocate(rows * width, Role::Activations));
         let last = self.value[self.pieces.len()];
         let (mut values, mut saved) = (Vec::new(), Vec::new());
         for number in 1..last {
             let position = self.value.iter().position(|value| *value == number);
-            values.push(allocate(self.widths[position.expect("arrays are numbered without gaps")]).transpose()?);
+            values.push(
+                allocate(self.widths[position.expect("arrays are numbered without gaps")]).transpose()?,
+            );
         }
         for piece in &self.pieces {
             let width = match piece {

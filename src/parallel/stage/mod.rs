@@ -95,7 +95,13 @@ pub struct BackwardContext<'a, 'd, D: Device> {
 impl Stage {
     /// Stage `index`, of `parts`, after which comes `head` or another stage; `width` values a row come in. Its tensors are
     /// numbered from `first_tensor` on.
-    pub fn new(index: usize, parts: &[LayerPart], width: usize, first_tensor: usize, head: Option<Head>) -> Stage {
+    pub fn new(
+        index: usize,
+        parts: &[LayerPart],
+        width: usize,
+        first_tensor: usize,
+        head: Option<Head>,
+    ) -> Stage {
         let (mut pieces, mut numbers, mut tensor) = (Vec::new(), Vec::new(), first_tensor);
         let (mut widths, mut value, mut gradient) = (vec![width], vec![0], vec![0]);
         for part in parts {
@@ -274,14 +280,22 @@ impl Stage {
                     let input = device.view_mut(here_mut(&mut before[into]), 0..rows * self.widths[at]);
                     layer.backward_input(device, context.parameters, rows, &tape, gradient, input, turned);
                 }
-                if let Some(Piece::Exchange(exchange)) = at.checked_sub(1).map(|before| &self.pieces[before]) {
+                if let Some(Piece::Exchange(exchange)) = at.checked_sub(1).map(|before| &self.pieces[before])
+                {
                     started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
                 }
             }
         }
         if pass != Pass::Inputs {
             let gradient = device.view(here(&gradients.values[from]), 0..len);
-            layer.backward_weight(device, rows, &tape, gradient, context.gradients, context.accumulate.weights);
+            layer.backward_weight(
+                device,
+                rows,
+                &tape,
+                gradient,
+                context.gradients,
+                context.accumulate.weights,
+            );
         }
         settle(device);
         if let Some((exchange, started)) = started {

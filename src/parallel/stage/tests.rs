@@ -122,13 +122,25 @@ fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
     };
     let mut cases = vec![
         ("linear", vec![linear(4)], Features::Flat(7)),
-        ("linear without bias", vec![Module::Linear { outputs: 4, bias: false }, linear(4)], Features::Flat(7)),
+        (
+            "linear without bias",
+            vec![Module::Linear { outputs: 4, bias: false }, linear(4)],
+            Features::Flat(7),
+        ),
         ("product", vec![Module::Product { outputs: 5 }, linear(4)], Features::Flat(7)),
         ("convolution", behind(vec![convolution(3, 3)]), IMAGE),
         ("convolution, ReLU", behind(vec![convolution(3, 3), activation(Activation::Relu)]), IMAGE),
         ("convolution, pool", behind(vec![convolution(3, 3), pool(2)]), IMAGE),
-        ("convolution, pool, ReLU", behind(vec![convolution(3, 2), pool(2), activation(Activation::Relu)]), IMAGE),
-        ("convolution, ReLU, pool", behind(vec![convolution(17, 3), activation(Activation::Relu), pool(2)]), IMAGE),
+        (
+            "convolution, pool, ReLU",
+            behind(vec![convolution(3, 2), pool(2), activation(Activation::Relu)]),
+            IMAGE,
+        ),
+        (
+            "convolution, ReLU, pool",
+            behind(vec![convolution(17, 3), activation(Activation::Relu), pool(2)]),
+            IMAGE,
+        ),
         ("two convolutions", behind(vec![convolution(3, 3), pool(2), convolution(5, 2)]), IMAGE),
         ("pool alone", behind(vec![convolution(3, 2), pool(3)]), IMAGE),
         ("GELU of an image", behind(vec![convolution(3, 3), activation(Activation::Gelu), pool(2)]), IMAGE),

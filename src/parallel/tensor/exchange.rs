@@ -70,9 +70,18 @@ impl<'a, D: Device> Exchanger<'a, D> {
     ///
     /// # Errors
     /// The device has not enough memory.
-    pub fn new(device: &'a D, tensor: DeviceCommunicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
+    pub fn new(
+        device: &'a D,
+        tensor: DeviceCommunicator,
+        rows: usize,
+        width: usize,
+    ) -> Result<Exchanger<'a, D>> {
         let len = tensor.size() * rows * width.div_ceil(tensor.size());
-        Ok(Exchanger { device, scratch: Some(device.allocate(len, Role::Activations)?), tensor: Some(tensor) })
+        Ok(Exchanger {
+            device,
+            scratch: Some(device.allocate(len, Role::Activations)?),
+            tensor: Some(tensor),
+        })
     }
 
     /// True if there is nobody to exchange anything with.
@@ -136,8 +145,12 @@ impl<'a, D: Device> Exchanger<'a, D> {
                 let (part, size) = (self.part_len(width, rows), self.size());
                 for rank in 0..size {
                     let columns = shard(width, rank, size);
-                    let shape =
-                        BlockShape { rows, columns: columns.len(), from_stride: width, into_stride: columns.len() };
+                    let shape = BlockShape {
+                        rows,
+                        columns: columns.len(),
+                        from_stride: width,
+                        into_stride: columns.len(),
+                    };
                     let block = self.device.view(from, columns.start..rows * width);
                     let into = self.device.view_mut(&mut parts, rank * part..(rank + 1) * part);
                     self.device.copy_block(&shape, block, into);
@@ -174,7 +187,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
     /// This rank's columns of `all`, `[rows, width]`, into `own`. Not collective.
     pub fn own_columns(&self, width: usize, rows: usize, all: &D::Buffer, own: &mut D::Buffer) {
         let columns = shard(width, self.rank(), self.size());
-        let shape = BlockShape { rows, columns: columns.len(), from_stride: width, into_stride: columns.len() };
+        let shape =
+            BlockShape { rows, columns: columns.len(), from_stride: width, into_stride: columns.len() };
         let from = self.device.view(all, columns.start..rows * width);
         self.device.copy_block(&shape, from, self.device.view_mut(own, 0..rows * columns.len()));
     }
@@ -199,7 +213,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
         let parts = self.peers().start_all_gather_in_place(parts, size * part)?.wait();
         for rank in 0..size {
             let columns = shard(width, rank, size);
-            let shape = BlockShape { rows, columns: columns.len(), from_stride: columns.len(), into_stride: width };
+            let shape =
+                BlockShape { rows, columns: columns.len(), from_stride: columns.len(), into_stride: width };
             let from = device.view(&parts, rank * part..(rank + 1) * part);
             device.copy_block(&shape, from, device.view_mut(here_mut(all), columns.start..rows * width));
         }

@@ -51,18 +51,23 @@ pub struct LayerPart {
 /// # Errors
 /// With several ranks, every layer that has parameters must be linear.
 pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Vec<LayerPart>> {
-    let linear: Vec<usize> = (0..model.layers.len()).filter(|&at| !model.layers[at].tensors().is_empty()).collect();
+    let linear: Vec<usize> =
+        (0..model.layers.len()).filter(|&at| !model.layers[at].tensors().is_empty()).collect();
     let divider = Divider { model, rank, size };
     let mut parts = Vec::new();
     for (at, layer) in model.layers.iter().enumerate() {
         let number = linear.iter().position(|index| *index == at);
         let part = match (number, layer) {
             _ if size == 1 => divider.whole(layer),
-            (None, Layer::Flatten { .. }) if at < linear.first().copied().unwrap_or_default() => divider.whole(layer),
+            (None, Layer::Flatten { .. }) if at < linear.first().copied().unwrap_or_default() => {
+                divider.whole(layer)
+            }
             (Some(number), Layer::Linear { .. }) => {
                 let last = number + 1 == linear.len();
                 match split {
-                    Split::Gather if last => divider.by_outputs(layer, None, Some(ExchangeKind::GatherOutput)),
+                    Split::Gather if last => {
+                        divider.by_outputs(layer, None, Some(ExchangeKind::GatherOutput))
+                    }
                     Split::Gather => divider.by_outputs(layer, None, Some(ExchangeKind::Gather)),
                     Split::Pairs => {
                         let before = (number > 0).then_some(ExchangeKind::SumGradient);
@@ -75,7 +80,10 @@ pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Ve
                 }
             }
             _ => {
-                let why = format!("{} has layers that are not linear; only linear layers can be shared", model.name);
+                let why = format!(
+                    "{} has layers that are not linear; only linear layers can be shared",
+                    model.name
+                );
                 let way_out = "use --model mlp or deep-mlp, or another strategy";
                 return Err(Error::input("splitting the model", format!("{why}: {way_out}")));
             }
@@ -98,7 +106,12 @@ impl Divider<'_> {
         LayerPart { number: 0, pieces, tensors: tensors.collect() }
     }
 
-    fn by_outputs(&self, layer: &Layer, before: Option<ExchangeKind>, after: Option<ExchangeKind>) -> LayerPart {
+    fn by_outputs(
+        &self,
+        layer: &Layer,
+        before: Option<ExchangeKind>,
+        after: Option<ExchangeKind>,
+    ) -> LayerPart {
         let Layer::Linear { inputs, outputs, layout, activation, weight, bias } = *layer else {
             unreachable!("the caller has looked");
         };
@@ -106,7 +119,8 @@ impl Divider<'_> {
         let mut part = LayerPart::default();
         part.pieces.extend(before.map(|kind| Piece::Exchange(Exchange { kind, width: inputs })));
         let bias_number = bias.map(|_| 1);
-        let local = Layer::Linear { inputs, outputs: own.len(), layout, activation, weight: 0, bias: bias_number };
+        let local =
+            Layer::Linear { inputs, outputs: own.len(), layout, activation, weight: 0, bias: bias_number };
         part.pieces.push(Piece::Layer(local));
         part.pieces.extend(after.map(|kind| Piece::Exchange(Exchange { kind, width: outputs })));
         part.tensors.push((weight, self.block(weight, layout, 0..inputs, own.clone())));
@@ -143,7 +157,13 @@ impl Divider<'_> {
     }
 
     /// The block of a weight for some of its inputs and outputs.
-    fn block(&self, weight: usize, layout: WeightLayout, inputs: Range<usize>, outputs: Range<usize>) -> TensorShard {
+    fn block(
+        &self,
+        weight: usize,
+        layout: WeightLayout,
+        inputs: Range<usize>,
+        outputs: Range<usize>,
+    ) -> TensorShard {
         let (rows, columns) = match layout {
             WeightLayout::OutputsByInputs => (outputs, inputs),
             WeightLayout::InputsByOutputs => (inputs, outputs),
