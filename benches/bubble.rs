@@ -20,11 +20,11 @@ use phalanx::device::{
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
-use phalanx::observe::{self, Name};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::Plan;
 use phalanx::parallel::schedule::ScheduleKind;
+use phalanx::trace::{self, Name};
 use phalanx::train::{Trainer, TrainerSettings};
 use support::mpiexec;
 
@@ -78,9 +78,9 @@ fn measure(kind: ScheduleKind) -> Result<()> {
     trainer.step(0, 0.0, &mut batches)?;
     let file = tempfile::NamedTempFile::new().expect("there is room for a small file");
     let trace = Trace::start(&world, file.path(), "bubble")?;
-    observe::expect_bubble(expected);
+    trace::expect_bubble(expected);
     for step in 1..=STEPS {
-        let _span = observe::work(Name::Step).step(step);
+        let _span = trace::work(Name::Step).step(step);
         trainer.step(step, 0.0, &mut batches)?;
     }
     if let Some(summary) = trace.finish(&world)? {

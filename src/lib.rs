@@ -4,16 +4,16 @@
 //!
 //! | module | what is in it | may use |
 //! |---|---|---|
-//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `device` (in one place), `memory`, `observe` |
+//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `device` (in one place), `memory`, `trace` |
 //! | [`device`] | arithmetic: the trait [`Device`](device::Device), the processor and NVIDIA GPUs; the only place that names `gemm` and CUDA | `memory` |
 //! | [`memory`] | large arrays on huge pages | |
-//! | [`observe`] | what a rank did when, for traces | |
+//! | [`trace`] | what a rank did when, for traces | |
 //! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | where samples come from and in which order | `memory`, `nn` |
 //! | [`checkpoint`] | files from which a run goes on | `memory`, `nn` |
-//! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `observe`, `optim` |
-//! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `observe` |
+//! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `trace`, `optim` |
+//! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | what communication costs: operations, times, bandwidths, overlap | `comm`, `device`, `memory` |
 //! | [`probe`] | what this MPI can do, by trying | `comm`, `device`, `measure` |
 //! | [`train`] | the loop that every training program runs, its options and results | all of these |
@@ -49,10 +49,10 @@ pub mod device;
 pub mod measure;
 pub mod memory;
 pub mod nn;
-pub mod observe;
 pub mod optim;
 pub mod parallel;
 pub mod probe;
+pub mod trace;
 pub mod train;
 
 pub use error::{Error, Result};

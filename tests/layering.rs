@@ -32,31 +32,20 @@ fn code(text: &str) -> String {
 fn modules_use_only_what_is_below_them() {
     let allowed: &[(&str, &[&str])] = &[
         ("memory", &[]),
-        ("observe", &[]),
-        ("comm", &["memory", "observe"]),
+        ("trace", &[]),
+        ("comm", &["memory", "trace"]),
         ("device", &["memory"]),
         ("nn", &["device"]),
         ("optim", &["device"]),
         ("dataset", &["memory", "nn"]),
-        ("parallel", &["comm", "device", "nn", "observe", "optim"]),
+        ("parallel", &["comm", "device", "nn", "trace", "optim"]),
         ("checkpoint", &["memory", "nn"]),
-        ("app", &["comm", "device", "observe"]),
+        ("app", &["comm", "device", "trace"]),
         ("measure", &["comm", "device", "memory"]),
         ("probe", &["comm", "device", "measure"]),
         (
             "train",
-            &[
-                "app",
-                "checkpoint",
-                "comm",
-                "dataset",
-                "device",
-                "nn",
-                "observe",
-                "optim",
-                "parallel",
-                "probe",
-            ],
+            &["app", "checkpoint", "comm", "dataset", "device", "nn", "trace", "optim", "parallel", "probe"],
         ),
     ];
     let all = sources("src");

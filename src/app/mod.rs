@@ -6,7 +6,7 @@ mod launcher;
 mod log_lines;
 mod options;
 mod progress;
-mod trace;
+mod trace_file;
 mod watchdog;
 
 use std::io::{ErrorKind, Write};
@@ -16,7 +16,7 @@ use clap::Parser;
 
 use crate::comm::{World, abort};
 use crate::device::flush_subnormals;
-use crate::observe::{self, Name};
+use crate::trace::{self, Name};
 use crate::{Error, Result};
 use command_line::CommandLine;
 
@@ -24,7 +24,7 @@ pub use files::{FileOption, check as check_files};
 pub use log_lines::set_step;
 pub use options::{CommonOptions, Program, parse_time};
 pub use progress::{Progress, ProgressMode};
-pub use trace::{Summary, Trace};
+pub use trace_file::{Summary, Trace};
 
 /// Prints a line on stderr in one piece, so that those of several ranks do not mix.
 fn say(line: &str) {
@@ -69,7 +69,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
     if let Some(limit) = line.options().and_then(|options| options.common().watchdog) {
         watchdog::watch(limit);
     }
-    let starting = observe::work(Name::Start);
+    let starting = trace::work(Name::Start);
     let world = match World::start() {
         Ok(world) => world,
         Err(error) => {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::log_lines::clock;
 use super::{launcher, say};
 use crate::comm::{abort, rank_for_messages};
-use crate::observe;
+use crate::trace;
 
 /// Looks a limit.
 const LOOKS: u32 = 50;
@@ -22,17 +22,17 @@ const LONGEST_GRACE: Duration = Duration::from_secs(60);
 /// Watches the thread that calls this: if it neither begins nor ends any operation for `limit`, this rank prints which it is in,
 /// with step, peer and bytes, and ends with exit code 1. Not collective, but all ranks had better do it.
 pub(super) fn watch(limit: Duration) {
-    observe::watch();
+    trace::watch();
     thread::spawn(move || {
         let pause = (limit / LOOKS).min(Duration::from_secs(1));
-        let mut progress = observe::place().progress;
+        let mut progress = trace::place().progress;
         let (mut still, mut since) = (Duration::ZERO, SystemTime::now());
         loop {
             let look = Instant::now();
             thread::sleep(pause);
             // a job that was suspended stood still as a whole, so a long look counts as two
             still += look.elapsed().min(2 * pause);
-            let place = observe::place();
+            let place = trace::place();
             if place.progress != progress {
                 (progress, still, since) = (place.progress, Duration::ZERO, SystemTime::now());
             } else if still >= limit {

@@ -11,7 +11,7 @@ use super::choice::{self, Choice};
 use super::links::Links;
 use super::raw::Raw;
 use super::{Element, Operation, Transfers};
-use crate::observe::{self, Name, Span};
+use crate::trace::{self, Name, Span};
 use crate::{Error, Result};
 
 /// The largest tag: what every MPI has (MPI-4.1 §9.1.2).
@@ -134,13 +134,13 @@ impl Communicator {
 
     /// A span of the next collective operation, of `len` elements on this rank.
     fn collective_span<T>(&self, name: Name, len: usize) -> Span {
-        observe::communication(name, len * size_of::<T>(), self.raw.links.collective(), None)
+        trace::communication(name, len * size_of::<T>(), self.raw.links.collective(), None)
     }
 
     /// A span of the next message between two ranks, of `len` elements.
     fn message_span<T>(&self, name: Name, len: usize, (from, to): (usize, usize), tag: i32) -> Span {
         let peer = if name == Name::Send { to } else { from };
-        observe::communication(
+        trace::communication(
             name,
             len * size_of::<T>(),
             self.raw.links.message(from, to, tag),

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::observe;
+use crate::trace;
 
 /// The counters of one communicator.
 pub(super) struct Links {
@@ -37,7 +37,7 @@ impl Links {
 
     /// The name of the next collective operation; 0 while nothing is recorded. Collective.
     pub(super) fn collective(&self) -> i64 {
-        if !observe::is_on() {
+        if !trace::is_on() {
             return 0;
         }
         self.num_collectives.set(self.num_collectives.get() + 1);
@@ -46,7 +46,7 @@ impl Links {
 
     /// The name of the next message with `tag` that goes `from` one rank `to` another; 0 while nothing is recorded.
     pub(super) fn message(&self, from: usize, to: usize, tag: i32) -> i64 {
-        if !observe::is_on() {
+        if !trace::is_on() {
             return 0;
         }
         let key = [from as u64, to as u64, tag as u64];

@@ -11,7 +11,7 @@ use super::progress::{Arena, Progress, num_lanes};
 use super::raw::{Channel, Raw};
 use super::waiting::{Requests, test_all};
 use super::{Communicator, Operation};
-use crate::observe::{Flight, Name, Span};
+use crate::trace::{Flight, Name, Span};
 
 /// A collective operation that has been laid out: what there must be room for is known before there is memory.
 pub(super) struct Layout {

@@ -15,7 +15,7 @@ use super::waiting::{Requests, test_all};
 use super::{Communicator, Element, Operation};
 use crate::Result;
 use crate::memory::HostBuffer;
-use crate::observe::{Flight, Name};
+use crate::trace::{Flight, Name};
 
 /// The first elements of a buffer, to be sent or received without the rest.
 pub struct Front<B> {

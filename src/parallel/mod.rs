@@ -16,11 +16,11 @@ pub mod tensor;
 pub use crate::comm::shard;
 
 use crate::device::Device;
-use crate::observe;
+use crate::trace;
 
 /// Waits for the device if what it does is being recorded: only then the time of an operation is that of its start and its end.
 fn settle<D: Device>(device: &D) {
-    if observe::is_on() {
+    if trace::is_on() {
         device.wait();
     }
 }

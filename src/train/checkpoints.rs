@@ -13,8 +13,8 @@ use crate::comm::Communicator;
 use crate::dataset::Sampler;
 use crate::device::Device;
 use crate::nn::Model;
-use crate::observe::{self, Name};
 use crate::parallel::layout::Assembly;
+use crate::trace::{self, Name};
 use crate::{Error, Result};
 
 /// The checkpoints of a run that is under way.
@@ -134,7 +134,7 @@ impl<'a> Checkpoints<'a> {
         if self.options.checkpoint_dir.is_none() || self.last == Some(done) {
             return Ok(());
         }
-        let _span = observe::work(Name::Checkpoint);
+        let _span = trace::work(Name::Checkpoint);
         if self.compares {
             self.check_replicas(trainer, done)?;
         }
@@ -224,7 +224,7 @@ impl<'a> Checkpoints<'a> {
     /// # Errors
     /// It could not be written: the same error on every rank.
     pub(super) fn finish(&mut self) -> Result<()> {
-        let _span = observe::work(Name::Checkpoint);
+        let _span = trace::work(Name::Checkpoint);
         if let Some(written) = self.wait()? {
             self.outcome = Some(written);
         }

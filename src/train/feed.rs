@@ -5,9 +5,9 @@ use std::ops::Range;
 use crate::Result;
 use crate::dataset::Batches;
 use crate::device::{Device, Role};
-use crate::observe::{self, Name};
 use crate::parallel::pipeline::Source;
 use crate::parallel::shard;
+use crate::trace::{self, Name};
 
 /// Samples that are read at a time to be kept on the device, in values.
 const CHUNK: usize = 1 << 20;
@@ -56,7 +56,7 @@ impl<D: Device> Resident<D> {
         };
         let chunk = (CHUNK / len).max(1);
         for start in (0..num_samples).step_by(chunk) {
-            let _span = observe::work(Name::Read);
+            let _span = trace::work(Name::Read);
             let samples = start..num_samples.min(start + chunk);
             let range = |len: usize| samples.start * len..samples.end * len;
             device.write(device.view_mut(&mut inputs, range(input_len)), &mut |inputs| {
@@ -118,7 +118,7 @@ impl<D: Device> Source<D> for Rows<'_, D> {
         targets: D::ViewMut<'_>,
     ) -> Result<()> {
         let part = self.part(micro_batch);
-        let _span = observe::work(Name::Read);
+        let _span = trace::work(Name::Read);
         let (batches, step) = (&mut *self.batches, self.step);
         let Some(resident) = &mut self.resident else {
             let mut targets = Some(targets);

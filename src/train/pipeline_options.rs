@@ -11,9 +11,9 @@ use super::model_options::SizeList;
 use crate::app::{self, FileOption};
 use crate::comm::{Communicator, World};
 use crate::nn::Model;
-use crate::observe;
 use crate::parallel::layout::Plan;
 use crate::parallel::schedule::{Report, Schedule, ScheduleKind};
+use crate::trace;
 use crate::{Error, Result};
 
 /// A schedule by name, or a file with one.
@@ -221,7 +221,7 @@ impl PipelineOptions {
         }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
         let plan = Plan { recompute: self.recompute, ..Plan::pipeline(model, schedule, sizes)? };
-        observe::expect_bubble(report.bubble);
+        trace::expect_bubble(report.bubble);
         log::info!("{}", plan.schedule.headline(&self.name(), &report));
         let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
         log::info!("layers of the stages: {}", sizes.join(", "));

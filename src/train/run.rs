@@ -21,9 +21,9 @@ use crate::checkpoint::Description;
 use crate::comm::{Grid, GridShape, World, library_version};
 use crate::device::Device;
 use crate::nn::Model;
-use crate::observe::{self, Name};
 use crate::parallel::data::Reduction;
 use crate::parallel::layout::Plan;
+use crate::trace::{self, Name};
 use crate::{Error, Result};
 
 /// A program that trains.
@@ -156,7 +156,7 @@ impl Run<'_> {
             if behind.is_none() {
                 lap = start;
             }
-            let span = observe::work(Name::Step).step(done);
+            let span = trace::work(Name::Step).step(done);
             let started = trainer.start_step(step, learning_rate, &mut samples.train)?;
             // what came of the step before, while the device works on this one
             let mut requests = Requests::default();
@@ -260,7 +260,7 @@ impl Run<'_> {
             || Start::find(options, self.model, slots, (&description.config, &description.options)).map(Some);
         let start = all.agree_with_root(if all.is_root() { find() } else { Ok(None) })?;
         let sampler = samples.train.sampler();
-        let span = observe::work(Name::Checkpoint);
+        let span = trace::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);
         let what = (self.model, slots, compares);
@@ -324,7 +324,7 @@ impl Run<'_> {
         let Some(test) = &mut samples.test else {
             return Ok(None);
         };
-        let span = observe::work(Name::Evaluation);
+        let span = trace::work(Name::Evaluation);
         let outcome = trainer.evaluate(test)?;
         drop(span);
         if !outcome.loss.is_finite() {

@@ -17,8 +17,8 @@ use crate::dataset::{
     Subset, Synthetic, Targets, num_channels,
 };
 use crate::nn::{Features, hash_values};
-use crate::observe::{self, Name};
 use crate::parallel::shard;
+use crate::trace::{self, Name};
 use crate::{Error, Result};
 
 /// The most that the ranks of a node keep of a file between them.
@@ -48,7 +48,7 @@ pub struct Samples {
 /// The data is missing, damaged, or not what the options say; the same error on every rank.
 pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     let all = world.communicator();
-    let opening = observe::work(Name::Read);
+    let opening = trace::work(Name::Read);
     let (mut data, hdf5) = all.agree(open_source(options, world.num_local_ranks()))?;
     let fingerprint = fingerprint(&mut data);
     drop(opening);
@@ -146,12 +146,12 @@ fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool
             bytes as f64 / 1e9
         );
     }
-    let (mut num_seen, mut last_line, mut span) = (0, Instant::now(), Some(observe::work(Name::Read)));
+    let (mut num_seen, mut last_line, mut span) = (0, Instant::now(), Some(trace::work(Name::Read)));
     let mut told = || {
         num_seen += 1;
         // whoever watches sees that it gets on
         span = None;
-        span = Some(observe::work(Name::Read));
+        span = Some(trace::work(Name::Read));
         if last_line.elapsed() > BETWEEN_LINES {
             last_line = Instant::now();
             log::info!("looked through {} % of them", 100 * num_seen / num_leaves.max(1));

@@ -23,7 +23,7 @@ use std::ops::Range;
 
 pub(super) use cut::Cut;
 
-use crate::observe::Name;
+use crate::trace::Name;
 
 /// How a collective operation moves and combines values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

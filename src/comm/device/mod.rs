@@ -28,7 +28,7 @@ use super::ongoing::{self, Ongoing};
 use super::{Algorithm, Choice, Communicator, Front, Operation, Pending, Transfers};
 use crate::Result;
 use crate::device::{Portable, Settling};
-use crate::observe::Span;
+use crate::trace::Span;
 
 /// A communicator for the buffers of a device. They travel in the format that they are kept in, which is the same on all ranks.
 pub struct DeviceCommunicator {

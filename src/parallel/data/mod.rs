@@ -24,8 +24,8 @@ use crate::Result;
 use crate::comm::{Communicator, DeviceCommunicator, Grid, Operation};
 use crate::device::{Device, Portable, Role, totals};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
-use crate::observe::{self, Name};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
+use crate::trace::{self, Name};
 
 /// How a bucket's sum reaches the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -321,7 +321,7 @@ impl<D: Device> GradSync<D> {
         let values = device.view_mut(parameters.segment_mut(segment), owned.clone());
         let gradient = device.view(gradients.segment(segment), owned);
         let sums = device.view_mut(sums, 0..totals::LEN);
-        let span = observe::work(Name::Optimizer);
+        let span = trace::work(Name::Optimizer);
         self.optimizer.step(device, segment, values, gradient, sums);
         settle(device);
         drop(span);

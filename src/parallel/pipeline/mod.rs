@@ -27,7 +27,7 @@ use super::tensor::exchange::{Exchanger, here, here_mut};
 use crate::comm::{Communicator, DeviceCommunicator, Grid, LARGEST_TAG};
 use crate::device::Device;
 use crate::nn::FlatBuffer;
-use crate::observe::{self, Name};
+use crate::trace::{self, Name};
 use crate::{Error, Result};
 
 /// This rank's parameters and what a step does to them.
@@ -172,7 +172,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
     /// rank, in one stage.
     pub fn repeats(&self) -> bool {
         let alone = self.channel.size() == 1 && self.exchanger.is_alone();
-        alone && self.num_micro_batches == 1 && self.lanes.len() == 1 && !observe::is_on()
+        alone && self.num_micro_batches == 1 && self.lanes.len() == 1 && !trace::is_on()
     }
 
     /// Brings the samples of a step that [repeats](Pipeline::repeats) to their places, so that [`Pipeline::train`] finds them there
@@ -269,8 +269,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
             }
             (None, None) => slot.collect(),
         }
-        let _span = observe::work(Name::Forward)
-            .micro_batch(instruction.action.stage, instruction.action.micro_batch);
+        let _span =
+            trace::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
         let Lane { stage, slots, inner, .. } = &mut self.lanes[instruction.lane];
         let activations = &mut slots[instruction.slot].activations;
         if !self.is_loaded {
@@ -308,7 +308,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         if pass != Pass::Weights {
             self.take_output_gradient(instruction, rows);
         }
-        let _span = observe::work(name).micro_batch(instruction.action.stage, instruction.action.micro_batch);
+        let _span = trace::work(name).micro_batch(instruction.action.stage, instruction.action.micro_batch);
         if pass != Pass::Weights {
             self.begin_backward(instruction, weights, rows, scale)?;
         }

@@ -20,8 +20,8 @@ use super::tensor::{LayerPart, Piece};
 use crate::Result;
 use crate::device::{Activation, Device, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
-use crate::observe::{self, Name};
 use crate::parallel::settle;
+use crate::trace::{self, Name};
 
 /// What ends the last stage.
 #[derive(Debug, Clone, Copy)]
@@ -174,7 +174,7 @@ impl Stage {
         let (mut input, mut output) = (values[from].take(), values[into].take());
         match &self.pieces[at] {
             Piece::Layer(layer) => {
-                let _span = observe::work(Name::Layer).layer(self.numbers[at]);
+                let _span = trace::work(Name::Layer).layer(self.numbers[at]);
                 let device = exchanger.device;
                 let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
                 let output = device.view_mut(here_mut(&mut output), 0..rows * self.widths[at + 1]);
@@ -257,7 +257,7 @@ impl Stage {
         activations: &Activations<D>,
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
-        let _span = observe::work(Name::Layer).layer(self.numbers[at]);
+        let _span = trace::work(Name::Layer).layer(self.numbers[at]);
         let (device, rows) = (context.exchanger.device, context.rows);
         let view = |position: usize| {
             device.view(here(&activations.values[self.value[position]]), 0..rows * self.widths[position])

@@ -10,7 +10,7 @@ use std::io::BufWriter;
 use std::path::Path;
 
 use crate::comm::{Communicator, World};
-use crate::observe::{self, Event, Record};
+use crate::trace::{self, Event, Record};
 use crate::{Error, Result};
 
 /// Round trips by which two clocks are compared; the fastest counts.
@@ -44,7 +44,7 @@ impl Trace {
         let all = world.communicator();
         let file = all.agree_with_root(if world.is_root() { create().map(Some) } else { Ok(None) })?;
         let clock = compare_clocks(all)?;
-        observe::start(world.size());
+        trace::start(world.size());
         Ok(Trace { path: name, program: program.to_owned(), file, clock })
     }
 
@@ -54,7 +54,7 @@ impl Trace {
     /// # Errors
     /// None at present.
     pub fn finish(self, world: &World) -> Result<Option<Summary>> {
-        let Record { mut events, num_lost, expected_bubble } = observe::finish();
+        let Record { mut events, num_lost, expected_bubble } = trace::finish();
         let all = world.communicator();
         let (before, after) = (self.clock, compare_clocks(all)?);
         for event in &mut events {
@@ -86,23 +86,23 @@ fn compare_clocks(all: &Communicator) -> Result<Comparison> {
     if !all.is_root() {
         for _ in 0..NUM_ROUND_TRIPS {
             all.receive(&mut [0_i64], 0, 0)?;
-            all.send(&[observe::now()], 0, 0)?;
+            all.send(&[trace::now()], 0, 0)?;
         }
         all.receive(&mut ahead, 0, 0)?;
     }
     for rank in (1..all.size()).filter(|_| all.is_root()) {
         let mut best = (i64::MAX, 0);
         for _ in 0..NUM_ROUND_TRIPS {
-            let start = observe::now();
+            let start = trace::now();
             all.send(&[0_i64], rank, 0)?;
             let mut other = [0_i64];
             all.receive(&mut other, rank, 0)?;
-            let end = observe::now();
+            let end = trace::now();
             best = best.min((end - start, (start + end) / 2 - other[0]));
         }
         all.send(&[best.1], rank, 0)?;
     }
-    Ok(Comparison { own: observe::now(), ahead: ahead[0] })
+    Ok(Comparison { own: trace::now(), ahead: ahead[0] })
 }
 
 /// The most that two clocks drift apart, as a share of the time: more is noise of the comparisons.

@@ -92,7 +92,7 @@ impl std::fmt::Display for Place {
 
 #[cfg(test)]
 mod tests {
-    use crate::observe::{self, Flight, Name, place, watch, work};
+    use crate::trace::{self, Flight, Name, place, watch, work};
 
     #[test]
     fn another_thread_sees_where_this_one_is() {
@@ -114,6 +114,6 @@ mod tests {
         drop((pass, step));
         assert_eq!(place().to_string(), "between operations");
         // nothing is recorded for a trace
-        assert!(observe::finish().events.is_empty());
+        assert!(trace::finish().events.is_empty());
     }
 }

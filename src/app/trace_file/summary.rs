@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::observe::{Event, Kind, Name};
+use crate::trace::{Event, Kind, Name};
 
 /// Nanoseconds of one rank's steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -142,13 +142,13 @@ fn span_around<'a>(spans: &'a [Event], event: &Event) -> Option<&'a Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe;
+    use crate::trace;
 
     /// Records what `work` does and gives it times of its own, in the order of the spans' ends.
     fn events(times: &[(i64, i64)], work: impl FnOnce()) -> Vec<Event> {
-        observe::start(1);
+        trace::start(1);
         work();
-        let mut events = observe::finish().events;
+        let mut events = trace::finish().events;
         assert_eq!(events.len(), times.len());
         for (event, (start, end)) in events.iter_mut().zip(times) {
             (event.start, event.end) = (*start, *end);
@@ -157,21 +157,21 @@ mod tests {
     }
 
     fn pass(name: Name) {
-        drop(observe::work(name).micro_batch(0, 0));
+        drop(trace::work(name).micro_batch(0, 0));
     }
 
     #[test]
     fn waiting_for_one_who_comes_late_is_idle_and_the_rest_is_communication() {
-        let step = || observe::work(Name::Step).step(1);
+        let step = || trace::work(Name::Step).step(1);
         let first = events(&[(0, 40), (40, 90), (0, 100)], || {
             let _step = step();
             pass(Name::Forward);
-            drop(observe::communication(Name::AllReduce, 8, 77, None));
+            drop(trace::communication(Name::AllReduce, 8, 77, None));
         });
         let second = events(&[(0, 80), (80, 95), (0, 100)], || {
             let _step = step();
             pass(Name::Backward);
-            drop(observe::communication(Name::AllReduce, 8, 77, None));
+            drop(trace::communication(Name::AllReduce, 8, 77, None));
         });
         let summary = Summary::new(&[first, second], Some(0.25)).unwrap();
         assert_eq!((summary.idle, summary.communication), (40.0 / 200.0, 25.0 / 200.0));

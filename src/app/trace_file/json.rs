@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::observe::{Event, Kind, Name};
+use crate::trace::{Event, Kind, Name};
 
 /// One event; times in microseconds.
 #[derive(Serialize)]
