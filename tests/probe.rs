@@ -172,5 +172,5 @@ fn collectives_show_and_measure_right_values() {
         .args(["--algorithm", "best"])
         .run()
         .expect(2)
-        .says_once("[possible values: mpi, mpi-blocking, direct, ");
+        .says_once("[possible values: mpi, direct, ");
 }

@@ -4,26 +4,22 @@
 use std::io::{self, Write};
 use std::panic;
 use std::process;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use mpi::collective::{CommunicatorCollectives as _, Root as _, SystemOperation};
-use mpi::environment::Universe;
-use mpi::topology::Communicator as _;
-use mpi::{Threading, ffi};
+use ::mpi::collective::{CommunicatorCollectives as _, Root as _, SystemOperation};
+use ::mpi::environment::Universe;
+use ::mpi::topology::Communicator as _;
+use ::mpi::{Threading, ffi};
 
 use super::Communicator;
-use super::links::Links;
-use super::waiting::{yield_while_waiting, yields};
+use super::mpi::{yield_while_waiting, yields};
+use super::nodes::{node_of, set_nodes};
 use crate::{Error, Result};
 
 /// This process's rank for messages from places that have no communicator, `usize::MAX` while MPI is not up.
 static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
-
-/// The first rank on the node of each rank of the job, which names the node.
-static NODES: OnceLock<Vec<usize>> = OnceLock::new();
 
 /// The job: all ranks that the launcher started together. A program started without a launcher is a job of one.
 pub struct World {
@@ -46,7 +42,7 @@ impl World {
     /// MPI is up already, or offers less than `MPI_THREAD_FUNNELED`.
     pub fn start() -> Result<World> {
         let doing = "starting MPI";
-        let (universe, provided) = mpi::initialize_with_threading(Threading::Funneled)
+        let (universe, provided) = ::mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| Error::failed(doing, "it has been started before in this process"))?;
         if provided < Threading::Funneled {
             let why = format!("it offers {provided:?}, but a program with a loader thread needs Funneled");
@@ -61,9 +57,9 @@ impl World {
         let mut leader = world.rank();
         node.process_at_rank(0).broadcast_into(&mut leader);
         world.all_gather_into(&leader, &mut nodes[..]);
-        NODES.get_or_init(|| nodes.into_iter().map(|leader| leader as usize).collect());
-        let communicator = Communicator::new(world, Links::new(1));
-        let node = Communicator::new(node, Links::new(2));
+        set_nodes(nodes.into_iter().map(|leader| leader as usize).collect());
+        let communicator = Communicator::new(world, 1);
+        let node = Communicator::new(node, 2);
         let local_rank = node.rank();
         let mut masks = vec![0_i64; node.size()];
         let own_mask = [allowed_cores()];
@@ -150,26 +146,21 @@ impl World {
 
     /// The name of this rank's node. Not collective.
     pub fn host_name(&self) -> String {
-        mpi::environment::processor_name().unwrap_or_default()
+        ::mpi::environment::processor_name().unwrap_or_default()
     }
 
     /// What MPI grants threads. Not collective.
     pub fn thread_level(&self) -> String {
-        format!("{:?}", mpi::environment::threading_support()).to_lowercase()
+        format!("{:?}", ::mpi::environment::threading_support()).to_lowercase()
     }
 }
 
 /// MPI's own name and version, for logs. Not collective.
 pub fn library_version() -> String {
-    let version = mpi::environment::library_version().unwrap_or_default();
+    let version = ::mpi::environment::library_version().unwrap_or_default();
     // "Open MPI v4.1.4, package: …" and "MPICH Version:\t4.0.2\n…"
     let first = version.split([',', '\n', '\0']).next().unwrap_or_default();
     first.replace("Version:", "").split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// The node of a rank of the job, by the number of its first rank.
-pub(super) fn node_of(rank: usize) -> usize {
-    NODES.get().and_then(|nodes| nodes.get(rank)).copied().unwrap_or_default()
 }
 
 /// `rank r` of the job, or nothing before MPI is up: how messages from anywhere name their origin.

@@ -2,22 +2,24 @@
 
 use super::{Form, Meanwhile, Measured, Subject, expected, value};
 use crate::Result;
-use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfer};
+use crate::comm::{Algorithm, Choice, Communicator, Operation, Pending};
 use crate::device::{Device, Role};
+use crate::memory::{Buffer as _, ElementType};
 
-type Started<B> = (Transfer<B>, Option<Transfer<B>>);
+type Started<B> = (Pending<B>, Option<Pending<B>>);
 
 /// An operation on a buffer of a device, in place.
 pub struct DeviceSubject<'a, D: Device> {
     device: &'a D,
-    communicator: &'a DeviceCommunicator,
+    communicator: &'a Communicator,
     operation: Measured,
     form: Form,
     len: usize,
     /// What is sent and, where that is not another, received.
     values: Option<D::Buffer>,
     received: Option<D::Buffer>,
-    algorithm: Algorithm,
+    choice: Option<Choice>,
+    is_inside_mpi: bool,
 }
 
 impl<'a, D: Device> DeviceSubject<'a, D> {
@@ -27,7 +29,7 @@ impl<'a, D: Device> DeviceSubject<'a, D> {
     /// There is no memory for the buffer.
     pub fn new(
         device: &'a D,
-        communicator: &'a DeviceCommunicator,
+        communicator: &'a Communicator,
         operation: Measured,
         form: Form,
         len: usize,
@@ -45,24 +47,39 @@ impl<'a, D: Device> DeviceSubject<'a, D> {
         }
         let values = Some(device.allocate(len, Role::Activations)?);
         let received = if needs_two { Some(device.allocate(len, Role::Activations)?) } else { None };
-        let algorithm = Algorithm::Mpi;
-        Ok(Some(DeviceSubject { device, communicator, operation, form, len, values, received, algorithm }))
+        Ok(Some(DeviceSubject {
+            device,
+            communicator,
+            operation,
+            form,
+            len,
+            values,
+            received,
+            choice: None,
+            is_inside_mpi: false,
+        }))
+    }
+
+    /// Runs MPI's own blocking call from now on, where there is one, whether MPI can read the buffer or not.
+    pub fn run_inside_mpi(&mut self) {
+        self.is_inside_mpi = true;
     }
 
     /// The transfer of the values, and that of what is received in another buffer.
     fn start(&mut self) -> Result<Started<D::Buffer>> {
-        let (all, len) = (self.communicator, self.len);
+        let chosen = self.choice.map(|choice| self.communicator.using(choice));
+        let all = chosen.as_ref().unwrap_or(self.communicator);
         let (rank, size) = (all.rank(), all.size());
         let values = self.values.take().expect("a run gives the buffer back");
         let one = match self.operation {
-            Measured::AllGather => all.start_all_gather_in_place(values, len)?,
-            Measured::AllReduce => all.start_all_reduce_in_place(values, len, Operation::Sum)?,
-            Measured::ReduceScatter => all.start_reduce_scatter(values, len, Operation::Sum)?,
+            Measured::AllGather => all.start_all_gather_in_place(values)?,
+            Measured::AllReduce => all.start_all_reduce_in_place(values, Operation::Sum)?,
+            Measured::ReduceScatter => all.start_reduce_scatter(values, Operation::Sum)?,
             Measured::Broadcast => all.start_broadcast(values, 0)?,
             _ => {
                 let into = self.received.take().expect("a run gives the buffer back");
-                let receiving = all.start_receive(into, len, (rank + size - 1) % size, 0)?;
-                return Ok((all.start_send(values, len, (rank + 1) % size, 0)?, Some(receiving)));
+                let receiving = all.start_receive(into, (rank + size - 1) % size, 0)?;
+                return Ok((all.start_send(values, (rank + 1) % size, 0)?, Some(receiving)));
             }
         };
         Ok((one, None))
@@ -80,25 +97,33 @@ impl<D: Device> Subject for DeviceSubject<'_, D> {
     }
 
     fn choose(&mut self, choice: Option<Choice>) {
-        self.communicator.set_choice(choice);
+        self.choice = choice;
     }
 
     fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        let Some(collective) = self.operation.collective() else { return Algorithm::Mpi };
+        let chosen = self.choice.map(|choice| self.communicator.using(choice));
+        let all = chosen.as_ref().unwrap_or(self.communicator);
+        let element = self.values.as_ref().map_or(ElementType::F32, |values| values.element_type());
+        all.choice(collective, all.call_on::<D::Buffer>(), self.len, element).algorithm
     }
 
     fn run(&mut self, meanwhile: Meanwhile<'_>) -> Result<()> {
+        if let (true, Some(collective)) = (self.is_inside_mpi, self.operation.collective()) {
+            let values = self.values.take().expect("a run gives the buffer back");
+            self.values = Some(self.communicator.run_inside_mpi(collective, values)?);
+            return Ok(());
+        }
         let (mut one, mut other) = self.start()?;
         if !self.form.is_blocking {
             meanwhile(&mut || {
                 one.test();
-                other.as_mut().map(Transfer::test);
+                other.as_mut().map(Pending::test);
                 Ok(())
             })?;
         }
-        self.algorithm = self.communicator.last_algorithm();
         self.values = Some(one.wait());
-        self.received = other.map(Transfer::wait);
+        self.received = other.map(Pending::wait);
         Ok(())
     }
 

@@ -2,8 +2,8 @@
 
 use super::{Form, Meanwhile, Measured, Subject, expected, value};
 use crate::Result;
-use crate::comm::{Algorithm, Choice, Communicator, Operation, Pending};
-use crate::memory::Memory;
+use crate::comm::{Algorithm, Call, Choice, Communicator, Operation, Pending};
+use crate::memory::{ElementType, Memory};
 
 /// An operation on buffers in host memory, of `f32`.
 pub struct HostSubject<'a> {
@@ -14,7 +14,6 @@ pub struct HostSubject<'a> {
     send: Option<Memory<f32>>,
     receive: Option<Memory<f32>>,
     choice: Option<Choice>,
-    algorithm: Algorithm,
 }
 
 impl<'a> HostSubject<'a> {
@@ -40,16 +39,7 @@ impl<'a> HostSubject<'a> {
         }
         let receive = if form.is_in_place { 0 } else { len };
         let (send, receive) = (Some(Memory::zeroed(len)?), Some(Memory::zeroed(receive)?));
-        Ok(Some(HostSubject {
-            communicator,
-            operation,
-            form,
-            len,
-            send,
-            receive,
-            choice: None,
-            algorithm: Algorithm::Mpi,
-        }))
+        Ok(Some(HostSubject { communicator, operation, form, len, send, receive, choice: None }))
     }
 
     /// Puts these values into the buffer, and none where the result will be.
@@ -74,7 +64,9 @@ impl<'a> HostSubject<'a> {
     }
 
     fn run_blocking(&mut self) -> Result<()> {
-        let (all, own) = (self.communicator, self.own());
+        let own = self.own();
+        let chosen = self.choice.map(|choice| self.communicator.using(choice));
+        let all = chosen.as_ref().unwrap_or(self.communicator);
         let (Some(send), Some(receive)) = (&mut self.send, &mut self.receive) else { return Ok(()) };
         let (rank, size) = (all.rank(), all.size());
         match self.operation {
@@ -93,7 +85,8 @@ impl<'a> HostSubject<'a> {
     }
 
     fn run_started(&mut self, meanwhile: Meanwhile<'_>) -> Result<()> {
-        let all = self.communicator;
+        let chosen = self.choice.map(|choice| self.communicator.using(choice));
+        let all = chosen.as_ref().unwrap_or(self.communicator);
         let (rank, size) = (all.rank(), all.size());
         let (Some(send), Some(receive)) = (self.send.take(), self.receive.take()) else { return Ok(()) };
         let part = |memory: Memory<f32>| Part { memory, range: self.own() };
@@ -174,7 +167,9 @@ impl AsMut<[f32]> for Part {
 
 // SAFETY: the elements are in the memory, which stays where it is; the range does not change.
 #[allow(unsafe_code)]
-unsafe impl crate::memory::HostBuffer<f32> for Part {}
+unsafe impl crate::memory::HostBuffer for Part {
+    type Element = f32;
+}
 
 impl Subject for HostSubject<'_> {
     fn fill(&mut self) -> Result<()> {
@@ -189,15 +184,19 @@ impl Subject for HostSubject<'_> {
     }
 
     fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        let is_chosen =
+            if self.form.is_blocking { self.operation != Measured::AllGather } else { self.form.is_in_place };
+        let Some(collective) = self.operation.collective().filter(|_| is_chosen) else {
+            return Algorithm::Mpi;
+        };
+        let call = if self.form.is_blocking { Call::Blocking } else { Call::Started };
+        let chosen = self.choice.map(|choice| self.communicator.using(choice));
+        let all = chosen.as_ref().unwrap_or(self.communicator);
+        all.choice(collective, call, self.len, ElementType::F32).algorithm
     }
 
     fn run(&mut self, meanwhile: Meanwhile<'_>) -> Result<()> {
-        self.communicator.set_choice(self.choice);
-        let outcome = self.run_once(meanwhile);
-        self.algorithm = self.communicator.last_algorithm();
-        self.communicator.set_choice(None);
-        outcome
+        self.run_once(meanwhile)
     }
 
     fn wrong(&mut self) -> Result<u64> {

@@ -28,7 +28,7 @@ pub use report::{Other, Row, header};
 pub use timing::Times;
 
 use crate::Result;
-use crate::comm::{Algorithm, Choice};
+use crate::comm::{Algorithm, Choice, Collective};
 
 /// An operation that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,6 +87,17 @@ impl Measured {
     fn has_parts(self) -> bool {
         use Measured::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         matches!(self, Scatter | Gather | AllGather | AllToAll | ReduceScatter)
+    }
+
+    /// Returns the operation that has plans, if it is one.
+    pub fn collective(self) -> Option<Collective> {
+        match self {
+            Measured::Broadcast => Some(Collective::Broadcast { root: 0 }),
+            Measured::AllGather => Some(Collective::AllGather),
+            Measured::AllReduce => Some(Collective::AllReduce),
+            Measured::ReduceScatter => Some(Collective::ReduceScatter),
+            _ => None,
+        }
     }
 
     /// What it does, in a few words.

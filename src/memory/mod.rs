@@ -3,6 +3,10 @@
 //! A training step streams through gigabytes, and MPI copies between processes page by page, so the size of a page shows.
 //! Both `comm` and `device` use this; it knows neither.
 
+mod arena;
+mod element;
+pub mod scratch;
+
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -12,6 +16,8 @@ use bytemuck::Pod;
 use memmap2::{Advice, MmapMut};
 
 use crate::{Error, Result};
+pub use arena::{Arena, Buffer, Front, HostArena, HostBuffer, Loan, Needs, Places, Terms};
+pub use element::{Element, ElementType, Operation};
 
 /// The size of a huge page on the machines that have them.
 const HUGE_PAGE: usize = 2 << 20;
@@ -110,20 +116,6 @@ impl<T: Pod> AsMut<[T]> for Memory<T> {
         self
     }
 }
-
-/// Host memory whose elements stay where they are when the value itself is moved: what MPI can be given.
-///
-/// # Safety
-/// `as_ref` and `as_mut` give the same memory each time, and moving or leaking the value neither moves nor frees it.
-#[allow(unsafe_code)]
-pub unsafe trait HostBuffer<T>: AsRef<[T]> + AsMut<[T]> + 'static {}
-
-// SAFETY: the elements are on the heap.
-#[allow(unsafe_code)]
-unsafe impl<T: 'static> HostBuffer<T> for Vec<T> {}
-// SAFETY: the elements are in a memory map of their own.
-#[allow(unsafe_code)]
-unsafe impl<T: Pod> HostBuffer<T> for Memory<T> {}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Memory, Trial};
-use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfers, World};
+use crate::comm::{Algorithm, Choice, Operation, Transfers, World};
 use crate::device::{Cuda, Precision};
 use crate::measure::{DeviceSubject, Form, HostSubject, Subject};
 use crate::{Error, Result};
@@ -39,12 +39,14 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
             Memory::Device => {
                 all.set_transfers(Transfers::Aware);
                 let device = Cuda::open(world.local_rank(), Precision::F32)?;
-                let communicator = DeviceCommunicator::new(all.duplicate());
-                let algorithm = if trial.is_blocking { Algorithm::MpiBlocking } else { Algorithm::Mpi };
+                let communicator = all.duplicate();
                 if let Some(mut subject) =
                     DeviceSubject::new(&device, &communicator, trial.operation, form, len)?
                 {
-                    subject.choose(Some(Choice::whole(algorithm)));
+                    subject.choose(Some(Choice::whole(Algorithm::Mpi)));
+                    if trial.is_blocking {
+                        subject.run_inside_mpi();
+                    }
                     return once(world, &mut subject);
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Round;
+use super::plan::Round;
 
 /// The rank of a number among as many as the power of two.
 type RankOf<'a> = &'a dyn Fn(usize) -> usize;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Combine, Members, Ranks, Receive, Round, Send};
+use super::plan::{Combine, Members, Ranks, Receive, Round, Send};
 
 /// Steps of an exchange with everyone: in each, to whom and from whom, such that nobody is everybody's first.
 fn partners(me: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {

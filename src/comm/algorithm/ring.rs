@@ -1,6 +1,6 @@
 //! Round the ring: a part of every rank is on its way at any time, and every rank talks to its two neighbours only.
 
-use super::{Members, Round};
+use super::plan::{Members, Round};
 
 /// After these rounds every member has the sum of the parts it owns: a part starts at the member after its owner, and each on the
 /// way adds its own.

@@ -1,6 +1,6 @@
 //! Broadcasts from rank to rank.
 
-use super::Round;
+use super::plan::Round;
 
 /// In round k, the ranks that have the values hand them to those 2ᵏ further, counted from the root.
 pub(super) fn binomial(rank: usize, size: usize, root: usize) -> Vec<Round> {
