@@ -13,8 +13,8 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Parser, ValueEnum as _};
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
 use phalanx::measure::{
@@ -75,9 +75,10 @@ struct Arguments {
 }
 
 fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
-    let find = |name: String| Algorithm::ALL.into_iter().find(|(_, known)| *known == name);
-    PossibleValuesParser::new(Algorithm::ALL.map(|(_, name)| name))
-        .try_map(move |name| find(name).map(|(algorithm, _)| algorithm).ok_or("there is no such algorithm"))
+    // names alone: the library's docs are long for a help text
+    let names = Algorithm::value_variants().iter().filter_map(Algorithm::to_possible_value);
+    PossibleValuesParser::new(names.map(|value| value.help(None::<&'static str>)))
+        .try_map(|name| Algorithm::from_str(&name, false))
 }
 
 impl Arguments {

@@ -62,7 +62,8 @@ impl Group {
         Rc::clone(entry.or_insert_with(|| Rc::new(plan(collective, algorithm, ranks))))
     }
 
-    /// Reserves tags for the chunks of a collective operation, which every rank starts in the same order.
+    /// Reserves tags for the chunks of a collective operation, which every rank starts in the same
+    /// order.
     pub(super) fn take_tags(&self, count: usize) -> usize {
         self.next_tag.replace((self.next_tag.get() + count) % NUM_TAGS)
     }

@@ -9,8 +9,8 @@ thread_local! {
     static UNUSED: RefCell<Vec<Memory<u64>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns memory of at least `bytes`, with anything in it: the smallest unused piece that fits, for operations
-/// of a kind come again with the same sizes, or new memory.
+/// Returns memory of at least `bytes`, with anything in it: the smallest unused piece that fits,
+/// for operations of a kind come again with the same sizes, or new memory.
 ///
 /// # Errors
 /// The system has not that much memory.

@@ -1,5 +1,6 @@
 //! Collective operations by every algorithm.
 
+use clap::ValueEnum as _;
 use phalanx::comm::{Algorithm, Call, Choice, Collective, Communicator, Operation, World};
 use phalanx::memory::ElementType;
 
@@ -14,7 +15,7 @@ pub fn every_algorithm(world: &World) {
         [vec![0; size], (0..size).map(|rank| rank % 2).collect(), (0..size).map(|rank| rank / 2).collect()]
     {
         all.set_nodes(nodes);
-        for (algorithm, _) in Algorithm::ALL {
+        for &algorithm in Algorithm::value_variants() {
             for len in [0, 1, 7, page - 1, page, page + 1, 3 * page + 5] {
                 for chunk in [usize::MAX, 4096, 1000] {
                     check_algorithm(&all.using(Choice { algorithm, chunk }), algorithm, len);
@@ -94,7 +95,7 @@ pub fn large_buffers(world: &World) {
     // whole numbers, one after the other: right to the bit whatever the order
     let mine = |rank: usize| -> Vec<f32> { (0..len).map(|at| ((at + rank) % 1009) as f32).collect() };
     let sum = |at: usize| (0..size).map(|rank| ((at + rank) % 1009) as f32).sum::<f32>();
-    for (algorithm, _) in Algorithm::ALL {
+    for &algorithm in Algorithm::value_variants() {
         let all = all.using(Choice { algorithm, chunk: 3 << 20 });
         let mut values = mine(all.rank());
         all.all_reduce(&mut values, Operation::Sum).unwrap();

@@ -1,6 +1,7 @@
 //! Every operation on buffers of a device, through the host and straight from its memory, by every algorithm: with work of the device
 //! just before, which messages must wait for, and just after, which must wait for them.
 
+use clap::ValueEnum as _;
 use phalanx::comm::{
     Algorithm, Awareness, Choice, Communicator, Front, Grid, GridShape, Operation, Transfers, World,
     awareness,
@@ -71,11 +72,10 @@ pub fn every_operation(world: &World) {
         }
         all.set_transfers(transfers);
         // MPI's own may crash on a device's memory
-        let is_sound = |(algorithm, _): &(Algorithm, &str)| {
-            *algorithm != Algorithm::Mpi || transfers == Transfers::Staged
-        };
-        let plans = Algorithm::ALL.into_iter().filter(is_sound);
-        let choices = plans.map(|(algorithm, _)| Some(Choice { algorithm, chunk: 1000 }));
+        let is_sound =
+            |algorithm: &&Algorithm| **algorithm != Algorithm::Mpi || transfers == Transfers::Staged;
+        let plans = Algorithm::value_variants().iter().filter(is_sound);
+        let choices = plans.map(|&algorithm| Some(Choice { algorithm, chunk: 1000 }));
         for choice in std::iter::once(None).chain(choices) {
             let messages = all.duplicate();
             messages.set_nodes((0..all.size()).map(|rank| rank / 2).collect());

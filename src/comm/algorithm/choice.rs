@@ -1,8 +1,9 @@
 //! The choice of an algorithm: for device memory by reasoning, for host memory by measurement with
-//! `collectives --compare`, 2 to 4 ranks on two cores with 2 MiB of cache each, Open MPI 4.1.4 (times for 2 ranks).
-//! In cells without a number MPI's own operation is as fast as anything here.
+//! `collectives --compare`, 2 to 4 ranks on two cores with 2 MiB of cache each, Open MPI 4.1.4
+//! (times for 2 ranks). In cells without a number MPI's own operation is as fast as anything here.
 //!
-//! Where ranks are more than cores, MPI's blocking calls become started ones, whose sums may have another order.
+//! Where ranks are more than cores, MPI's blocking calls become started ones, whose sums may have
+//! another order.
 //!
 //! | all-reduce of | MPI's own, blocking | chunks of 1 MiB | MPI's own, started | direct | chunks of 1 MiB |
 //! |---|---|---|---|---|---|
@@ -13,9 +14,9 @@
 //! | 64 MiB | 33 ms | 10 ms | 79 ms | 18 ms | 11 ms |
 //! | 256 MiB | 127 ms | 42 ms | | | |
 //!
-//! Open MPI's reductions allocate their scratch memory afresh for each call and pay for its page faults; chunks that
-//! stay in the caches need little, and need it once. MPI's own reduce-scatter takes two to eight times as long as
-//! the pairwise exchange, but for the shortest buffers.
+//! Open MPI's reductions allocate their scratch memory afresh for each call and pay for its page
+//! faults; chunks that stay in the caches need little, and need it once. MPI's own reduce-scatter
+//! takes two to eight times as long as the pairwise exchange, but for the shortest buffers.
 
 use super::plan::{Algorithm, Collective};
 use crate::comm::mpi::yields;
@@ -66,21 +67,23 @@ pub(in crate::comm) fn choose(collective: Collective, call: Call, bytes: usize, 
         }
         // one round, which needs no attention
         (Call::Started, _) => Choice::whole(Algorithm::Pairwise),
-        // one round while a message costs more than its bytes, then part by part, in chunks large enough that their number does not
-        // show and small enough that one is added up while the next travels
+        // one round while a message costs more than its bytes, then part by part, in chunks large
+        // enough that their number does not show and small enough that one is added up while the
+        // next travels
         (Call::CudaAware, _) => chunked(collective, bytes, size, 256 << 10, (bytes / 8).max(4 << 20)),
-        // in chunks, of which one is copied while another travels, with parts that are worth a copy of their own
+        // in chunks, of which one is copied while another travels, with parts that are worth a copy
+        // of their own
         (Call::Staged, _) => chunked(collective, bytes, size, 32 << 10, (4 << 20).max(size << 18)),
     }
 }
 
-/// The most ranks of which each sends to each in an all-reduce. Beyond, the number of messages counts for more than
-/// how often each value travels. Chosen by reasoning; nobody has measured it.
+/// The most ranks of which each sends to each in an all-reduce. Beyond, the number of messages
+/// counts for more than how often each value travels. Chosen by reasoning; nobody has measured it.
 const MOST_DIRECT: usize = 64;
 
-/// Chooses for an all-reduce of `bytes` in rank order, up to [`MOST_DIRECT`] ranks: direct if a rank receives at most
-/// `most_direct_bytes`, else in chunks. The algorithms beyond round bfloat16 in every round, but only tensor ranks
-/// form such sums, and they are few.
+/// Chooses for an all-reduce of `bytes` in rank order, up to [`MOST_DIRECT`] ranks: direct if a
+/// rank receives at most `most_direct_bytes`, else in chunks. The algorithms beyond round bfloat16
+/// in every round, but only tensor ranks form such sums, and they are few.
 fn all_reduce_in_order(bytes: usize, size: usize, most_direct_bytes: usize, chunk: usize) -> Choice {
     match (bytes, size > MOST_DIRECT) {
         (..=65_536, true) => Choice::whole(Algorithm::Doubling),
@@ -105,7 +108,8 @@ fn reduce_scatter(bytes: usize, size: usize) -> Choice {
 }
 
 fn broadcast(bytes: usize) -> Choice {
-    // above, code that counts bytes in a C int fails, and a datatype of pieces takes a path that few have tried
+    // above, code that counts bytes in a C int fails, and a datatype of pieces takes a path that
+    // few have tried
     if bytes < 1 << 31 {
         Choice::whole(Algorithm::Mpi)
     } else {

@@ -1,15 +1,17 @@
-//! Collective operations as data: the messages and sums of one rank, round by round, without a word of MPI.
+//! Collective operations as data: the messages and sums of one rank, round by round, without a word
+//! of MPI.
 //!
-//! A buffer is cut into *parts*. A [`Plan`] lists for one rank, in terms of parts, the messages of each round and
-//! what is combined when they have come. It knows neither the length of the buffer nor its place, so one plan
-//! serves host and device memory, and every chunk of a long buffer. The lengths come from a [`Cut`], the memory
-//! from an [`Arena`](crate::memory::Arena), and `engine/rounds.rs` runs the two together.
+//! A buffer is cut into *parts*. A [`Plan`] lists for one rank, in terms of parts, the messages of
+//! each round and what is combined when they have come. It knows neither the length of the buffer
+//! nor its place, so one plan serves host and device memory, and every chunk of a long buffer. The
+//! lengths come from a [`Cut`], the memory from an [`Arena`](crate::memory::Arena), and
+//! `engine/rounds.rs` runs the two together.
 //!
-//! Invariants, which the tests check for every algorithm on 1 to 17 ranks by running the plans of all ranks
-//! against each other: every message that one rank sends in a round, another receives, in the order of their
-//! rounds; within a round no part that is received is also sent; and the order in which the terms of a sum are
-//! combined depends on the algorithm, the number of ranks and the cut alone, so a sum has the same bits on every
-//! rank and in every run.
+//! Invariants, which the tests check for every algorithm on 1 to 17 ranks by running the plans of
+//! all ranks against each other: every message that one rank sends in a round, another receives, in
+//! the order of their rounds; within a round no part that is received is also sent; and the order
+//! in which the terms of a sum are combined depends on the algorithm, the number of ranks and the
+//! cut alone, so a sum has the same bits on every rank and in every run.
 
 mod choice;
 mod cut;

@@ -1,5 +1,5 @@
-//! Collective operations that move values (MPI-4.1 §6.3 to §6.8), each blocking and started. All of them are
-//! collective: every rank calls them in the same order, with the same lengths and root.
+//! Collective operations that move values (MPI-4.1 §6.3 to §6.8), each blocking and started. All of
+//! them are collective: every rank calls them in the same order, with the same lengths and root.
 #![allow(unsafe_code)]
 
 use super::Communicator;
@@ -55,7 +55,8 @@ impl Communicator {
         self.start(values, request)
     }
 
-    /// Hands part r of the root's `send` to rank r's `receive` (`MPI_Scatter`). `send` is read on the root only.
+    /// Hands part r of the root's `send` to rank r's `receive` (`MPI_Scatter`). `send` is read on
+    /// the root only.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `send` does not hold a part for each rank.
@@ -63,13 +64,14 @@ impl Communicator {
         self.check_scatter(send.len(), receive.len(), root)?;
         let _span = self.collective_span(Name::Scatter, size_of_val(receive));
         let (send, receive) = (Values::of(send), Values::of_mut(receive));
-        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were checked.
+        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were
+        // checked.
         self.block_on(|mpi, mode| unsafe { mpi.scatter(mode, send, receive, root) });
         Ok(())
     }
 
-    /// Starts handing part r of the root's `send` to rank r's `receive` (`MPI_Iscatter`). `send` is read on the root
-    /// only.
+    /// Starts handing part r of the root's `send` to rank r's `receive` (`MPI_Iscatter`). `send` is
+    /// read on the root only.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `send` does not hold a part for each rank.
@@ -87,8 +89,8 @@ impl Communicator {
         if self.rank() == root { self.check_parts("scattering", send, receive) } else { Ok(()) }
     }
 
-    /// Collects every rank's `send`, in rank order, in the root's `receive` (`MPI_Gather`). `receive` is written on
-    /// the root only.
+    /// Collects every rank's `send`, in rank order, in the root's `receive` (`MPI_Gather`).
+    /// `receive` is written on the root only.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `receive` does not hold a part for each rank.
@@ -96,13 +98,14 @@ impl Communicator {
         self.check_gather(send.len(), receive.len(), root)?;
         let _span = self.collective_span(Name::Gather, size_of_val(send));
         let (send, receive) = (Values::of(send), Values::of_mut(receive));
-        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were checked.
+        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were
+        // checked.
         self.block_on(|mpi, mode| unsafe { mpi.gather(mode, send, receive, root) });
         Ok(())
     }
 
-    /// Starts collecting every rank's `send` in the root's `receive` (`MPI_Igather`). `receive` is written on the
-    /// root only.
+    /// Starts collecting every rank's `send` in the root's `receive` (`MPI_Igather`). `receive` is
+    /// written on the root only.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `receive` does not hold a part for each rank.
@@ -128,12 +131,14 @@ impl Communicator {
         self.check_parts("all-gathering", receive.len(), send.len())?;
         let _span = self.collective_span(Name::AllGather, size_of_val(receive));
         let (send, receive) = (Values::of(send), Values::of_mut(receive));
-        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were checked.
+        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were
+        // checked.
         self.block_on(|mpi, mode| unsafe { mpi.all_gather(mode, Some(send), receive) });
         Ok(())
     }
 
-    /// Starts collecting every rank's `send`, in rank order, in every rank's `receive` (`MPI_Iallgather`).
+    /// Starts collecting every rank's `send`, in rank order, in every rank's `receive`
+    /// (`MPI_Iallgather`).
     ///
     /// # Errors
     /// `receive` does not hold a part for each rank.
@@ -146,7 +151,8 @@ impl Communicator {
         }))
     }
 
-    /// Starts an all-gather in place: part r of `values` on every rank becomes what it is on rank r.
+    /// Starts an all-gather in place: part r of `values` on every rank becomes what it is on rank
+    /// r.
     ///
     /// # Errors
     /// The length is no multiple of the number of ranks, or there is no memory for staging.
@@ -164,12 +170,14 @@ impl Communicator {
         self.check_all_to_all(send.len(), receive.len())?;
         let _span = self.collective_span(Name::AllToAll, size_of_val(send));
         let (send, receive) = (Values::of(send), Values::of_mut(receive));
-        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were checked.
+        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were
+        // checked.
         self.block_on(|mpi, mode| unsafe { mpi.all_to_all(mode, send, receive) });
         Ok(())
     }
 
-    /// Starts sending part s of `send` to rank s, whose part r of `receive` it becomes (`MPI_Ialltoall`).
+    /// Starts sending part s of `send` to rank s, whose part r of `receive` it becomes
+    /// (`MPI_Ialltoall`).
     ///
     /// # Errors
     /// The two lengths differ, or are no multiple of the number of ranks.

@@ -23,10 +23,10 @@ pub use pending::Pending;
 
 /// A group of ranks, numbered from 0 to `size − 1`.
 ///
-/// Operations are blocking unless their name begins with `start_`. "Collective" means that every rank of the
-/// group calls it, in the same order relative to the group's other collective operations, with the same root,
-/// operation and lengths. Lengths and ranks are checked before MPI is called; an error that MPI itself finds ends
-/// the job.
+/// Operations are blocking unless their name begins with `start_`. "Collective" means that every
+/// rank of the group calls it, in the same order relative to the group's other collective
+/// operations, with the same root, operation and lengths. Lengths and ranks are checked before MPI
+/// is called; an error that MPI itself finds ends the job.
 pub struct Communicator {
     group: Rc<Group>,
     /// The choice for all operations that have a plan of it, instead of the fastest.
@@ -36,8 +36,8 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Wraps a communicator that is no part of another; in traces its operations are named under `name`.
-    /// Collective.
+    /// Wraps a communicator that is no part of another; in traces its operations are named under
+    /// `name`. Collective.
     pub(super) fn new(communicator: SimpleCommunicator, name: u64) -> Communicator {
         let transfers = Rc::new(Cell::new(Transfers::Staged));
         Communicator::of(Group::new(Handle::new(communicator), Links::new(name), transfers))
@@ -90,21 +90,22 @@ impl Communicator {
         Communicator::of(Group::new(self.group.mpi.duplicate(), links, transfers))
     }
 
-    /// Returns the same communicator with `choice` for every operation that has a plan of it, or that MPI has itself:
-    /// for benchmarks and tests. Not collective, but operations on it are, with the same choice.
+    /// Returns the same communicator with `choice` for every operation that has a plan of it, or
+    /// that MPI has itself: for benchmarks and tests. Not collective, but operations on it are,
+    /// with the same choice.
     pub fn using(&self, choice: Choice) -> Communicator {
         Communicator { group: Rc::clone(&self.group), choice: Some(choice), ..*self }
     }
 
-    /// Returns the same communicator with device buffers staged through the host: for benchmarks and tests. Not
-    /// collective.
+    /// Returns the same communicator with device buffers staged through the host: for benchmarks
+    /// and tests. Not collective.
     pub fn through_host(&self) -> Communicator {
         let transfers = Some(Transfers::Staged);
         Communicator { group: Rc::clone(&self.group), transfers, ..*self }
     }
 
-    /// Returns the algorithm and chunk size by which `collective` is done on `len` elements of type `element`. Not
-    /// collective.
+    /// Returns the algorithm and chunk size by which `collective` is done on `len` elements of type
+    /// `element`. Not collective.
     pub fn choice(&self, collective: Collective, call: Call, len: usize, element: ElementType) -> Choice {
         let is_on_host = matches!(call, Call::Blocking | Call::Started);
         let has_mpi = match collective {
@@ -132,8 +133,8 @@ impl Communicator {
         }
     }
 
-    /// Sets the route of device buffers for all communicators of the job, which is through the host at first.
-    /// Collective over the job, while no operation is under way.
+    /// Sets the route of device buffers for all communicators of the job, which is through the host
+    /// at first. Collective over the job, while no operation is under way.
     pub fn set_transfers(&self, transfers: Transfers) {
         self.group.transfers.set(transfers);
     }
@@ -155,8 +156,8 @@ impl Communicator {
         self.group.set_nodes(nodes);
     }
 
-    /// Broadcasts the root's `bytes`, of any length, and returns them on every rank. Collective; on other ranks
-    /// `bytes` is ignored.
+    /// Broadcasts the root's `bytes`, of any length, and returns them on every rank. Collective; on
+    /// other ranks `bytes` is ignored.
     ///
     /// # Errors
     /// `root` is out of range.
@@ -168,8 +169,8 @@ impl Communicator {
         Ok(bytes)
     }
 
-    /// Makes a blocking call of MPI's, or starts it and waits for it where ranks are more than cores: inside a call
-    /// that blocks some MPIs only spin.
+    /// Makes a blocking call of MPI's, or starts it and waits for it where ranks are more than
+    /// cores: inside a call that blocks some MPIs only spin.
     fn block_on(&self, call: impl FnOnce(&Handle, Mode<'_>)) {
         let mpi = &self.group.mpi;
         if yields() {

@@ -1,19 +1,22 @@
 //! Operations under way: started now, finished later, with the caller's work in between.
 //!
-//! A [`Pending`] owns the buffers that MPI reads and writes until [`Pending::wait`] gives them back, so nothing can
-//! touch them too early and nothing can free them too soon. MPI moves data only inside MPI calls: a program that
-//! computes for long calls [`Pending::test`] now and then, as the backward pass does between layers.
+//! A [`Pending`] owns the buffers that MPI reads and writes until [`Pending::wait`] gives them
+//! back, so nothing can touch them too early and nothing can free them too soon. MPI moves data
+//! only inside MPI calls: a program that computes for long calls [`Pending::test`] now and then, as
+//! the backward pass does between layers.
 //!
-//! Buffers of a device go the same way. They are lent to the operation (see [`memory`](crate::memory)) when the
-//! device has finished the work on them that came before, and given back when it may go on. So the race between
-//! MPI and a CUDA stream does not compile: a buffer that is away cannot be computed with.
+//! Buffers of a device go the same way. They are lent to the operation (see
+//! [`memory`](crate::memory)) when the device has finished the work on them that came before, and
+//! given back when it may go on. So the race between MPI and a CUDA stream does not compile: a
+//! buffer that is away cannot be computed with.
 //!
 //! ```no_run
 //! use phalanx::comm::Communicator;
 //! use phalanx::device::{Cuda, CudaBuffer, Device};
 //!
-//! fn send_and_clear(communicator: &Communicator, device: &Cuda, gradients: CudaBuffer) -> phalanx::Result<()> {
-//!     let pending = communicator.start_send(gradients, 1, 0)?;
+//! # use phalanx::Result;
+//! fn send_and_clear(all: &Communicator, device: &Cuda, gradients: CudaBuffer) -> Result<()> {
+//!     let pending = all.start_send(gradients, 1, 0)?;
 //!     let mut gradients = pending.wait();
 //!     device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
 //!     Ok(())
@@ -23,8 +26,9 @@
 //! ```compile_fail,E0382
 //! # use phalanx::comm::Communicator;
 //! # use phalanx::device::{Cuda, CudaBuffer, Device};
-//! # fn send_and_clear(communicator: &Communicator, device: &Cuda, mut gradients: CudaBuffer) -> phalanx::Result<()> {
-//! let pending = communicator.start_send(gradients, 1, 0)?;
+//! # use phalanx::Result;
+//! # fn run(all: &Communicator, device: &Cuda, mut gradients: CudaBuffer) -> Result<()> {
+//! let pending = all.start_send(gradients, 1, 0)?;
 //! device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
 //! drop(pending.wait());
 //! # Ok(())
@@ -56,8 +60,8 @@ use crate::trace::Flight;
 
 /// An operation under way on the buffers `B`.
 ///
-/// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is sound and
-/// wasteful, so only the path of a fatal error does it.
+/// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is
+/// sound and wasteful, so only the path of a fatal error does it.
 #[must_use = "an operation that is not waited for never ends"]
 pub struct Pending<B> {
     buffers: Option<B>,
@@ -74,8 +78,8 @@ enum Work {
 }
 
 impl<B> Pending<B> {
-    /// Lets MPI, and all other operations under way, make progress; returns true when [`Pending::wait`] will return
-    /// at once. Not collective.
+    /// Lets MPI, and all other operations under way, make progress; returns true when
+    /// [`Pending::wait`] will return at once. Not collective.
     pub fn test(&mut self) -> bool {
         if self.is_done() {
             return true;
@@ -94,7 +98,8 @@ impl<B> Pending<B> {
         self.is_done()
     }
 
-    /// Returns true once the operation is known to be done: MPI need not be asked again. Not collective.
+    /// Returns true once the operation is known to be done: MPI need not be asked again. Not
+    /// collective.
     pub fn is_done(&self) -> bool {
         match &self.work {
             Some(Work::Requests(.., is_done)) => *is_done,
@@ -103,10 +108,10 @@ impl<B> Pending<B> {
         }
     }
 
-    /// Blocks until the operation is done and gives the buffers back; advances all other operations under way
-    /// meanwhile. Not collective in itself, but it returns only when the other ranks have done their part: in an
-    /// operation of several rounds (all-reduces and gathers in place, reduce-scatters, device buffers) they test or
-    /// wait for something that was started too.
+    /// Blocks until the operation is done and gives the buffers back; advances all other operations
+    /// under way meanwhile. Not collective in itself, but it returns only when the other ranks have
+    /// done their part: in an operation of several rounds (all-reduces and gathers in place,
+    /// reduce-scatters, device buffers) they test or wait for something that was started too.
     pub fn wait(mut self) -> B {
         let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
         match self.work.take() {
@@ -159,8 +164,8 @@ impl Communicator {
         Pending { buffers: Some(buffers), work, restore: |_, _| {} }
     }
 
-    /// Starts `request` on `buffer`. What is one call on host memory is left to MPI; everything else is driven by
-    /// the engine.
+    /// Starts `request` on `buffer`. What is one call on host memory is left to MPI; everything
+    /// else is driven by the engine.
     pub(super) fn start<B: Buffer>(&self, mut buffer: B, request: Request) -> Result<Pending<B>> {
         let group = &self.group;
         let is_cuda_aware = self.call_on::<B>() == Call::CudaAware;

@@ -1,5 +1,5 @@
-//! Messages between two ranks. None of them is collective: one rank sends, another receives, both name the same
-//! tag.
+//! Messages between two ranks. None of them is collective: one rank sends, another receives, both
+//! name the same tag.
 #![allow(unsafe_code)]
 
 use super::Communicator;
@@ -11,7 +11,8 @@ use crate::trace::{self, Name, Span};
 use crate::{Error, Result};
 
 impl Communicator {
-    /// Sends `values` to rank `to` (`MPI_Send`, MPI-4.1 §3.2); may block until the receiver has come.
+    /// Sends `values` to rank `to` (`MPI_Send`, MPI-4.1 §3.2); may block until the receiver has
+    /// come.
     ///
     /// # Errors
     /// `to` or `tag` is out of range.
@@ -31,11 +32,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Blocks until a message from rank `from` has come and returns its number of elements, which may be fewer than
-    /// `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8).
+    /// Blocks until a message from rank `from` has come and returns its number of elements, which
+    /// may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8).
     ///
     /// # Errors
-    /// `from` or `tag` is out of range, or the message is longer than `values`, and then it is lost.
+    /// `from` or `tag` is out of range, or the message is longer than `values`, and then it is
+    /// lost.
     pub fn receive<T: Element>(&self, values: &mut [T], from: usize, tag: i32) -> Result<usize> {
         self.check_peer("receiving", from, tag)?;
         let _span = self.message_span(Name::Receive, size_of_val(values), from, tag);
@@ -52,8 +54,8 @@ impl Communicator {
             self.take_message(&mut message, &mut values[..len]);
             return Ok(len);
         }
-        // matched is matched: a message that does not fit is received and thrown away, or its sender would wait
-        // for ever
+        // matched is matched: a message that does not fit is received and thrown away, or its
+        // sender would wait for ever
         let len = message.len.unwrap_or(message.bytes.div_ceil(size_of::<T>()));
         match (message.len, message.bytes) {
             (Some(len), _) => self.take_message(&mut message, &mut vec![T::default(); len]),
@@ -71,8 +73,8 @@ impl Communicator {
         });
     }
 
-    /// Sends `values` to rank `to` and meanwhile receives as many from rank `from` (`MPI_Sendrecv`, MPI-4.1 §3.10), so
-    /// that ranks in a ring need not take turns.
+    /// Sends `values` to rank `to` and meanwhile receives as many from rank `from` (`MPI_Sendrecv`,
+    /// MPI-4.1 §3.10), so that ranks in a ring need not take turns.
     ///
     /// # Errors
     /// A rank or the tag is out of range.
@@ -89,8 +91,8 @@ impl Communicator {
         self.group.links.message(self.rank(), to, tag);
         let _span = self.message_span(Name::SendReceive, size_of_val(receive), from, tag);
         let (mpi, send, receive) = (&self.group.mpi, Values::of(send), Values::of_mut(receive));
-        // SAFETY: both slices stay borrowed until both messages are complete, and do not overlap, being borrowed
-        // so.
+        // SAFETY: both slices stay borrowed until both messages are complete, and do not overlap,
+        // being borrowed so.
         unsafe {
             if is_busy() {
                 self.complete(|requests| {
@@ -104,8 +106,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Starts sending `values` to rank `to` (`MPI_Isend`). A buffer of a device is sent when the device has finished
-    /// the work on it that came before.
+    /// Starts sending `values` to rank `to` (`MPI_Isend`). A buffer of a device is sent when the
+    /// device has finished the work on it that came before.
     ///
     /// # Errors
     /// `to` or `tag` is out of range, or there is no memory for staging.
@@ -116,8 +118,8 @@ impl Communicator {
         self.start(values, Request { task, operation: None, send_range, receive_range: 0..0 })
     }
 
-    /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds; a longer message
-    /// ends the job with MPI's own error.
+    /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds;
+    /// a longer message ends the job with MPI's own error.
     ///
     /// # Errors
     /// `from` or `tag` is out of range, or there is no memory for staging.

@@ -1,9 +1,9 @@
-//! Collective operations that combine values (MPI-4.1 §6.9), each blocking and started, and the layout of those
-//! that are done in place by a plan. All of them are collective.
+//! Collective operations that combine values (MPI-4.1 §6.9), each blocking and started, and the
+//! layout of those that are done in place by a plan. All of them are collective.
 //!
-//! Sums in place are formed here and not by MPI, in an order that depends on nothing but the number of ranks and
-//! the length; long ones are formed chunk by chunk, which stay in the caches and need no memory that grows with
-//! them.
+//! Sums in place are formed here and not by MPI, in an order that depends on nothing but the number
+//! of ranks and the length; long ones are formed chunk by chunk, which stay in the caches and need
+//! no memory that grows with them.
 #![allow(unsafe_code)]
 
 use super::Communicator;
@@ -16,7 +16,8 @@ use crate::memory::{Buffer, Element, ElementType, HostArena, HostBuffer, Operati
 use crate::trace::Name;
 
 impl Communicator {
-    /// Combines every rank's `send` in the root's `receive` (`MPI_Reduce`). `receive` is written on the root only.
+    /// Combines every rank's `send` in the root's `receive` (`MPI_Reduce`). `receive` is written on
+    /// the root only.
     ///
     /// # Errors
     /// `root` is out of range, or the root's lengths differ.
@@ -30,13 +31,14 @@ impl Communicator {
         self.check_reduce(send.len(), receive.len(), root)?;
         let _span = self.collective_span(Name::Reduce, size_of_val(send));
         let (send, receive) = (Values::of(send), Values::of_mut(receive));
-        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were checked.
+        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were
+        // checked.
         self.block_on(|mpi, mode| unsafe { mpi.reduce(mode, send, receive, operation, root) });
         Ok(())
     }
 
-    /// Starts combining every rank's `send` in the root's `receive` (`MPI_Ireduce`). `receive` is written on the
-    /// root only.
+    /// Starts combining every rank's `send` in the root's `receive` (`MPI_Ireduce`). `receive` is
+    /// written on the root only.
     ///
     /// # Errors
     /// `root` is out of range, or at the root the lengths differ.
@@ -61,8 +63,8 @@ impl Communicator {
         if self.rank() == root { self.check_equal("reducing", send, receive) } else { Ok(()) }
     }
 
-    /// Replaces `values` by their combination over all ranks, the same bits on each: short ones by `MPI_Allreduce`,
-    /// long ones chunk by chunk ([`Algorithm::Pairwise`]), which is faster.
+    /// Replaces `values` by their combination over all ranks, the same bits on each: short ones by
+    /// `MPI_Allreduce`, long ones chunk by chunk ([`Algorithm::Pairwise`]), which is faster.
     ///
     /// # Errors
     /// There is no memory for values that arrive.
@@ -97,14 +99,15 @@ impl Communicator {
         }))
     }
 
-    /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, the same bits on each
-    /// and in every run. Up to 64 ranks it is summed in rank order, to the result of
-    /// [`Communicator::start_reduce_scatter`]: short buffers go to everyone at once ([`Algorithm::Direct`]), long ones
-    /// part by part ([`Algorithm::Pairwise`]). More ranks use [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose
-    /// orders are fixed too.
+    /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, the
+    /// same bits on each and in every run. Up to 64 ranks it is summed in rank order, to the result
+    /// of [`Communicator::start_reduce_scatter`]: short buffers go to everyone at once
+    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks use
+    /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too.
     ///
     /// # Errors
-    /// There is no memory for values that arrive, or the buffer is a device's and `operation` is not a sum.
+    /// There is no memory for values that arrive, or the buffer is a device's and `operation` is
+    /// not a sum.
     pub fn start_all_reduce_in_place<B: Buffer>(
         &self,
         values: B,
@@ -114,8 +117,8 @@ impl Communicator {
         self.start(values, request)
     }
 
-    /// Combines every rank's `send` and leaves part r on rank r (the operation of `MPI_Reduce_scatter_block`), with the
-    /// bits of [`Communicator::start_reduce_scatter`].
+    /// Combines every rank's `send` and leaves part r on rank r (the operation of
+    /// `MPI_Reduce_scatter_block`), with the bits of [`Communicator::start_reduce_scatter`].
     ///
     /// # Errors
     /// `send` does not hold as many elements as `receive` for each rank.
@@ -132,7 +135,8 @@ impl Communicator {
         match choice.algorithm {
             Algorithm::Mpi => {
                 let (send, receive) = (Values::of(send), Values::of_mut(receive));
-                // SAFETY: both slices stay borrowed until the call returns, and the lengths were checked.
+                // SAFETY: both slices stay borrowed until the call returns, and the lengths were
+                // checked.
                 unsafe { self.group.mpi.reduce_scatter(Mode::Blocking, send, receive, operation) };
                 Ok(())
             }
@@ -140,8 +144,9 @@ impl Communicator {
                 receive.copy_from_slice(&send[start..][..receive.len()]);
                 let sums = receive.as_mut_ptr().wrapping_sub(start).cast();
                 let places = Places { values: send.as_ptr().cast_mut().cast(), sums };
-                // SAFETY: both slices stay borrowed until the operation is done; the pairwise exchange writes nothing
-                // into what it sends, and combines this rank's own part only.
+                // SAFETY: both slices stay borrowed until the operation is done; the pairwise
+                // exchange writes nothing into what it sends, and combines this rank's own part
+                // only.
                 unsafe { self.run(collective, choice, places, send.len(), T::TYPE, operation) }
             }
             _ => {
@@ -154,25 +159,26 @@ impl Communicator {
         }
     }
 
-    /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination of that part over all
-    /// ranks, summed in rank order, hence the same bits whatever MPI does. On the host the other parts keep their
-    /// values.
+    /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination
+    /// of that part over all ranks, summed in rank order, hence the same bits whatever MPI does. On
+    /// the host the other parts keep their values.
     ///
-    /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in one round that needs
-    /// no attention from the sender, so it overlaps with computation better than a ring, and it took 1.0 ms for 16 MiB
-    /// on two ranks where `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
+    /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in
+    /// one round that needs no attention from the sender, so it overlaps with computation better
+    /// than a ring, and it took 1.0 ms for 16 MiB on two ranks where `MPI_Ireduce_scatter_block` of
+    /// Open MPI 4.1.4 took 9.7 ms.
     ///
     /// # Errors
-    /// The length is no multiple of the number of ranks, there is no memory for values that arrive, or the buffer is a
-    /// device's and `operation` is not a sum.
+    /// The length is no multiple of the number of ranks, there is no memory for values that arrive,
+    /// or the buffer is a device's and `operation` is not a sum.
     pub fn start_reduce_scatter<B: Buffer>(&self, values: B, operation: Operation) -> Result<Pending<B>> {
         self.check_divisible("reduce-scattering", values.len())?;
         let request = self.in_place(&values, Collective::ReduceScatter, Some(operation));
         self.start(values, request)
     }
 
-    /// Runs MPI's own blocking operation, with sums where it has any, on a buffer where it lies, whether MPI can read
-    /// that memory or not: for tools that try what MPI does.
+    /// Runs MPI's own blocking operation, with sums where it has any, on a buffer where it lies,
+    /// whether MPI can read that memory or not: for tools that try what MPI does.
     ///
     /// # Errors
     /// The buffer cannot be lent.
@@ -261,7 +267,8 @@ impl Communicator {
     /// Runs `collective` on `len` elements at `places` to its end.
     ///
     /// # Safety
-    /// The elements are valid, and nobody else's: at `values` all, at `sums` those that the plan combines.
+    /// The elements are valid, and nobody else's: at `values` all, at `sums` those that the plan
+    /// combines.
     unsafe fn run(
         &self,
         collective: Collective,

@@ -17,7 +17,8 @@ use crate::trace::{Flight, Span};
 
 thread_local! {
     /// Entries that are used again and again. Never dropped, like those that did not complete.
-    static UNUSED: ManuallyDrop<RefCell<Vec<Rc<Entry>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+    static UNUSED: ManuallyDrop<RefCell<Vec<Rc<Entry>>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
 /// An operation that its [`Pending`](crate::comm::Pending) shares with the engine.
@@ -37,7 +38,8 @@ struct Underway {
     /// The name in traces.
     link: i64,
     first_tag: usize,
-    /// The destination of MPI's own reduce-scatter, which in place would put the part where the buffer begins.
+    /// The destination of MPI's own reduce-scatter, which in place would put the part where the
+    /// buffer begins.
     sums: Option<Memory<u64>>,
     progress: Progress,
 }
@@ -51,8 +53,8 @@ enum Progress {
 }
 
 impl Entry {
-    /// Makes an entry of `request` on `buffer`, which the caller keeps until the operation is done. Collective if
-    /// the operation is: the ranks name it alike.
+    /// Makes an entry of `request` on `buffer`, which the caller keeps until the operation is done.
+    /// Collective if the operation is: the ranks name it alike.
     ///
     /// # Errors
     /// There is no memory for values that arrive.
@@ -87,7 +89,8 @@ impl Entry {
         Ok(entry)
     }
 
-    /// Posts the operation if its values are where MPI can read them; returns true once it is posted.
+    /// Posts the operation if its values are where MPI can read them; returns true once it is
+    /// posted.
     pub(super) fn post(&self) -> bool {
         let mut operation = self.operation.borrow_mut();
         let Some(operation) = operation.as_mut() else { return true };
@@ -140,7 +143,8 @@ impl Underway {
                 .sums
                 .as_mut()
                 .map_or(values, |sums| Values::new(sums.as_mut_ptr().cast(), own, self.element));
-            // SAFETY: the loan and the sums are kept until the operation is done, and nobody else touches them.
+            // SAFETY: the loan and the sums are kept until the operation is done, and nobody else
+            // touches them.
             Progress::Requests(flight, unsafe { self.request.post(&self.group.mpi, values, sums) })
         };
         drop(span);
@@ -175,8 +179,8 @@ impl Underway {
         let changed = self.request.receive_range.clone();
         if let Some(sums) = self.sums.take() {
             let into = self.loan.arena().values().wrapping_add(changed.start * self.element.bytes());
-            // SAFETY: the arena holds the values in `changed`, the sums are as many in memory of their own, and MPI is
-            // done with both.
+            // SAFETY: the arena holds the values in `changed`, the sums are as many in memory of
+            // their own, and MPI is done with both.
             unsafe {
                 into.copy_from_nonoverlapping(sums.as_ptr().cast(), changed.len() * self.element.bytes());
             }

@@ -1,14 +1,15 @@
 //! The progress engine: multi-round operations advance in every wait and test.
 //!
-//! MPI moves all messages on inside any of its calls (MPI-4.1 §2.9), but not what is made of messages here: the
-//! next round of a plan, or a device buffer that was on its way to where MPI can read it. Every operation of that
-//! kind is entered in the engine's queue when it is started, and every wait for anything that was started, and
-//! every test that finds it incomplete, advances them all. So ranks may wait in any order, for each helps the
-//! others with whatever they wait for.
+//! MPI moves all messages on inside any of its calls (MPI-4.1 §2.9), but not what is made of
+//! messages here: the next round of a plan, or a device buffer that was on its way to where MPI can
+//! read it. Every operation of that kind is entered in the engine's queue when it is started, and
+//! every wait for anything that was started, and every test that finds it incomplete, advances them
+//! all. So ranks may wait in any order, for each helps the others with whatever they wait for.
 //!
-//! Invariants: operations are posted in the order in which they were entered, whichever is ready first, for that
-//! is the order that all ranks share. MPI's own blocking collective operations advance nothing here: an operation
-//! that was started before one, and that another rank needs to get there, is waited for first.
+//! Invariants: operations are posted in the order in which they were entered, whichever is ready
+//! first, for that is the order that all ranks share. MPI's own blocking collective operations
+//! advance nothing here: an operation that was started before one, and that another rank needs to
+//! get there, is waited for first.
 
 mod entry;
 mod request;
@@ -24,8 +25,10 @@ pub(super) use request::{Request, Task};
 pub(super) use rounds::{Ground, Rounds};
 
 thread_local! {
-    /// Operations under way. Never dropped: MPI may still write to the memory of those that did not complete.
-    static QUEUE: ManuallyDrop<RefCell<Vec<Rc<Entry>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+    /// Operations under way. Never dropped: MPI may still write to the memory of those that did not
+    /// complete.
+    static QUEUE: ManuallyDrop<RefCell<Vec<Rc<Entry>>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
 /// Enters `entry`, and posts it if its turn has come and its values are where MPI can read them.
@@ -48,7 +51,8 @@ pub(super) fn advance() {
     });
 }
 
-/// Returns true where a wait must not be left to MPI: there is something to advance, or others need the core.
+/// Returns true where a wait must not be left to MPI: there is something to advance, or others need
+/// the core.
 pub(super) fn is_busy() -> bool {
     yields() || QUEUE.with(|queue| !queue.borrow().is_empty())
 }

@@ -1,10 +1,11 @@
 //! Plans under way: the messages of their rounds, chunk after chunk, a few chunks at a time.
 //!
-//! A chunk travels in this order: its values come to where MPI can read them; the messages of a round are posted;
-//! when all are complete, what came is combined by the [`Arena`], while other chunks' messages travel; then comes
-//! the next round; after the last one the arena delivers the values. A chunk's messages bear its own tag on the
-//! communicator's private twin, so they meet the right ones in whatever order ranks finish chunks. A rank that
-//! waits advances all chunks under way, so the globally oldest chunk always advances: no deadlock.
+//! A chunk travels in this order: its values come to where MPI can read them; the messages of a
+//! round are posted; when all are complete, what came is combined by the [`Arena`], while other
+//! chunks' messages travel; then comes the next round; after the last one the arena delivers the
+//! values. A chunk's messages bear its own tag on the communicator's private twin, so they meet the
+//! right ones in whatever order ranks finish chunks. A rank that waits advances all chunks under
+//! way, so the globally oldest chunk always advances: no deadlock.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -69,7 +70,8 @@ pub(super) fn common(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
 }
 
 impl Rounds {
-    /// Posts the first messages. Collective: every rank has the plan of the same algorithm, the same cut and tag.
+    /// Posts the first messages. Collective: every rank has the plan of the same algorithm, the
+    /// same cut and tag.
     pub(in crate::comm) fn start(
         plan: Rc<Plan>,
         cut: Cut,
@@ -122,16 +124,16 @@ impl Rounds {
                     None => place(values, piece.start, piece.len()),
                 };
                 at += piece.len();
-                // SAFETY: the arena holds these elements until the operation is done, and nothing else touches
-                // memory that a round receives into before the round is over.
+                // SAFETY: the arena holds these elements until the operation is done, and nothing
+                // else touches memory that a round receives into before the round is over.
                 unsafe { ground.mpi.receive(requests, Channel::Private, into, receive.from, tag) };
             }
         }
         for send in &round.sends {
             for piece in cut.pieces(chunk, &send.parts) {
                 let from = place(values, piece.start, piece.len());
-                // SAFETY: the arena holds these elements until the operation is done, and a round receives nothing
-                // into what it sends.
+                // SAFETY: the arena holds these elements until the operation is done, and a round
+                // receives nothing into what it sends.
                 unsafe {
                     ground.mpi.send(requests, Channel::Private, from, send.to, tag);
                 }

@@ -1,12 +1,13 @@
 //! Collective operations of MPI's (MPI-4.1 §6), each blocking and started.
 //!
-//! In place of the values that a rank sends, `None` means that they are where it receives (`MPI_IN_PLACE`).
-//! Where the values on the ranks other than the root do not matter, they may be empty.
+//! In place of the values that a rank sends, `None` means that they are where it receives
+//! (`MPI_IN_PLACE`). Where the values on the ranks other than the root do not matter, they may be
+//! empty.
 //!
 //! # Safety
-//! For all operations: the values are valid until the call returns or its requests are complete, nobody touches
-//! what is received into and nobody writes what is sent before then, and lengths, roots and operations agree
-//! between the ranks as MPI demands.
+//! For all operations: the values are valid until the call returns or its requests are complete,
+//! nobody touches what is received into and nobody writes what is sent before then, and lengths,
+//! roots and operations agree between the ranks as MPI demands.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -149,8 +150,8 @@ impl Handle {
         }
     }
 
-    /// Combines every rank's `send` and leaves part r in rank r's `receive` (`MPI_Reduce_scatter_block`). The
-    /// length of a part is at most [`Handle::limit`].
+    /// Combines every rank's `send` and leaves part r in rank r's `receive`
+    /// (`MPI_Reduce_scatter_block`). The length of a part is at most [`Handle::limit`].
     pub(in crate::comm) unsafe fn reduce_scatter(
         &self,
         mut mode: Mode<'_>,
@@ -175,8 +176,8 @@ fn source(send: Option<Values>) -> *const c_void {
     send.map_or_else(in_place, |send| send.pointer.cast_const())
 }
 
-/// Returns `MPI_IN_PLACE`, which the binding does not know: a constant of the library's binary interface. MPICH
-/// and its kin have numbers for handles, Open MPI has pointers.
+/// Returns `MPI_IN_PLACE`, which the binding does not know: a constant of the library's binary
+/// interface. MPICH and its kin have numbers for handles, Open MPI has pointers.
 fn in_place() -> *const c_void {
     const MPICH: usize = usize::MAX;
     const OPEN_MPI: usize = 1;

@@ -1,5 +1,5 @@
-//! Counts above the largest C `int`: a longer message travels as *one* message of a derived datatype, so that
-//! matching, ordering and short receives stay MPI's.
+//! Counts above the largest C `int`: a longer message travels as *one* message of a derived
+//! datatype, so that matching, ordering and short receives stay MPI's.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,7 +16,8 @@ use crate::memory::ElementType;
 pub(super) struct Extent {
     pub(super) datatype: ffi::MPI_Datatype,
     pub(super) count: c_int,
-    /// Freed on drop, which MPI delays until pending operations on it are complete (MPI-4.1 §5.1.9).
+    /// Freed on drop, which MPI delays until pending operations on it are complete (MPI-4.1
+    /// §5.1.9).
     _derived: Option<UserDatatype>,
 }
 

@@ -7,8 +7,8 @@ use ::mpi::traits::AsRaw as _;
 
 use crate::memory::{ElementType, Operation};
 
-/// Returns MPI's predefined datatype for `element`. MPI has none for bfloat16, which travels as integers of two
-/// bytes.
+/// Returns MPI's predefined datatype for `element`. MPI has none for bfloat16, which travels as
+/// integers of two bytes.
 pub(super) fn datatype(element: ElementType) -> ffi::MPI_Datatype {
     match element {
         ElementType::F32 => f32::equivalent_datatype().as_raw(),

@@ -1,33 +1,34 @@
-//! Whether MPI reads and writes the memory of devices.
+//! MPI's support of device memory.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
 
-/// How buffers of a device become messages.
+/// The route of device buffers through MPI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfers {
-    /// MPI is given the device's memory.
+    /// CUDA-aware: MPI reads and writes the device's memory.
     Aware,
-    /// They go through pinned host memory.
+    /// Staged: values are copied through pinned host memory.
     Staged,
 }
 
-/// What is known of this MPI and CUDA.
+/// The answer to whether this MPI is CUDA-aware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Awareness {
-    /// It takes the memory of devices: who says so.
+    /// It is; the source of the answer.
     Yes(&'static str),
-    /// It does not, and says so. Given a device's pointer it would die of it.
+    /// It is not, and given a device's pointer it would crash; the source of the answer.
     No(&'static str),
-    /// It does not say.
+    /// Nothing says so.
     Unknown,
 }
 
-/// Asks MPI, or the environment where MPI has no word for it. Not collective.
+/// Asks MPI, or the environment where MPI has no query for it. Not collective.
 pub fn awareness() -> Awareness {
     const QUERY: &str = "MPIX_Query_cuda_support";
     let program = libloading::os::unix::Library::this();
-    // SAFETY: where the function exists it is declared so, by Open MPI, MPICH and their kin, and may be called once MPI is up.
+    // SAFETY: Open MPI, MPICH and their kin declare the function so where it exists, and it may be
+    // called once MPI is initialised.
     let answer = unsafe {
         let query = program.get::<unsafe extern "C" fn() -> c_int>(QUERY.as_bytes());
         query.ok().map(|query| query())

@@ -17,12 +17,12 @@ use crate::memory::{Element, ElementType};
 /// The largest count that one MPI call takes.
 const LARGEST_COUNT: usize = c_int::MAX as usize;
 
-/// One MPI communicator with a twin for the library's own point-to-point traffic, so that it never meets the
-/// user's tags.
+/// One MPI communicator with a twin for the library's own point-to-point traffic, so that it never
+/// meets the user's tags.
 ///
-/// MPI's communicators are never freed: `MPI_Comm_free` is collective (MPI-4.1 §7.4.3), and a rank that leaves
-/// because of an error of its own must not wait for the others. Programs make a handful of them, which last as
-/// long as the job.
+/// MPI's communicators are never freed: `MPI_Comm_free` is collective (MPI-4.1 §7.4.3), and a rank
+/// that leaves because of an error of its own must not wait for the others. Programs make a handful
+/// of them, which last as long as the job.
 pub(in crate::comm) struct Handle {
     public: ManuallyDrop<SimpleCommunicator>,
     private: ManuallyDrop<SimpleCommunicator>,
@@ -51,8 +51,9 @@ pub(in crate::comm) struct Values {
 impl Values {
     /// Names `len` elements at `pointer`.
     ///
-    /// MPI is told null for the pointer of an empty Rust slice: it points nowhere, to 1 for bytes, and 1 is what
-    /// Open MPI takes for `MPI_IN_PLACE`. All such pointers are on the first page of memory.
+    /// MPI is told null for the pointer of an empty Rust slice: it points nowhere, to 1 for bytes,
+    /// and 1 is what Open MPI takes for `MPI_IN_PLACE`. All such pointers are on the first page of
+    /// memory.
     pub(in crate::comm) fn new(pointer: *mut u8, len: usize, element: ElementType) -> Values {
         let pointer = if pointer.addr() < 4096 { std::ptr::null_mut() } else { pointer.cast() };
         Values { pointer, len, element }
@@ -144,15 +145,16 @@ impl Handle {
     }
 }
 
-/// Duplicates a communicator. Where ranks are more than cores it is started and polled, for MPICH spins inside
-/// `MPI_Comm_dup`.
+/// Duplicates a communicator. Where ranks are more than cores it is started and polled, for MPICH
+/// spins inside `MPI_Comm_dup`.
 fn duplicate(communicator: &SimpleCommunicator) -> SimpleCommunicator {
     if !yields() {
         return communicator.duplicate();
     }
     let mut twin = MaybeUninit::uninit();
     let mut requests = Requests::with_capacity(1);
-    // SAFETY: the handle stays where it is until MPI has filled it, which it has when the request is complete.
+    // SAFETY: the handle stays where it is until MPI has filled it, which it has when the request
+    // is complete.
     unsafe {
         requests.post(|r| ffi::MPI_Comm_idup(communicator.as_raw(), twin.as_mut_ptr(), r));
         while !requests.test() {

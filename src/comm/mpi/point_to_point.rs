@@ -132,8 +132,8 @@ impl Handle {
     /// Starts receiving a matched message into `values` (`MPI_Imrecv`).
     ///
     /// # Safety
-    /// The values are as many as the message has, valid, and nobody else touches them, until the request is
-    /// complete.
+    /// The values are as many as the message has, valid, and nobody else touches them, until the
+    /// request is complete.
     pub(in crate::comm) unsafe fn receive_matched(
         &self,
         requests: &mut Requests,

@@ -27,7 +27,8 @@ impl Requests {
     /// Runs a call that writes a request handle, and keeps the handle.
     ///
     /// # Safety
-    /// `start` writes the handle, and the memory that it names stays valid until the requests are complete.
+    /// `start` writes the handle, and the memory that it names stays valid until the requests are
+    /// complete.
     pub(super) unsafe fn post(&mut self, start: impl FnOnce(*mut ffi::MPI_Request) -> c_int) {
         let mut handle = MaybeUninit::uninit();
         start(handle.as_mut_ptr());
@@ -35,11 +36,13 @@ impl Requests {
         self.0.push(unsafe { handle.assume_init() });
     }
 
-    /// Returns true when all requests are complete; gives MPI the occasion to move their data along.
+    /// Returns true when all requests are complete; gives MPI the occasion to move their data
+    /// along.
     pub(in crate::comm) fn test(&mut self) -> bool {
         if !self.0.is_empty() {
             let (len, mut flag) = (self.0.len() as c_int, 0);
-            // SAFETY: the handles are this process's own, and MPI writes null over those that it completes.
+            // SAFETY: the handles are this process's own, and MPI writes null over those that it
+            // completes.
             unsafe { ffi::MPI_Testall(len, self.0.as_mut_ptr(), &mut flag, ffi::RSMPI_STATUSES_IGNORE) };
             if flag != 0 {
                 self.0.clear();
@@ -50,7 +53,8 @@ impl Requests {
 
     /// Blocks until all requests are complete; only MPI itself makes progress meanwhile.
     pub(in crate::comm) fn wait(&mut self) {
-        // SAFETY: the handles are this process's own, and MPI writes null over those that it completes.
+        // SAFETY: the handles are this process's own, and MPI writes null over those that it
+        // completes.
         unsafe {
             ffi::MPI_Waitall(self.0.len() as c_int, self.0.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE);
         }
@@ -79,8 +83,8 @@ impl Mode<'_> {
     /// Makes one of the two calls of an operation.
     ///
     /// # Safety
-    /// Both are sound to call; `started` writes the request handle, and the memory that it names stays valid until
-    /// the request is complete.
+    /// Both are sound to call; `started` writes the request handle, and the memory that it names
+    /// stays valid until the request is complete.
     pub(super) unsafe fn call(
         &mut self,
         blocking: impl FnOnce() -> c_int,
@@ -96,11 +100,12 @@ impl Mode<'_> {
     }
 }
 
-/// True where ranks are more than cores, so that one that waits must let the others work: some MPIs only spin.
+/// True where ranks are more than cores, so that one that waits must let the others work: some MPIs
+/// only spin.
 static YIELDS: AtomicBool = AtomicBool::new(false);
 
-/// Says whether there are more ranks than cores somewhere in the job. Blocking calls are then started and waited
-/// for, and the two kinds do not match each other (MPI-4.1 §6.12). Collective.
+/// Says whether there are more ranks than cores somewhere in the job. Blocking calls are then
+/// started and waited for, and the two kinds do not match each other (MPI-4.1 §6.12). Collective.
 pub(in crate::comm) fn yield_while_waiting(yields: bool) {
     YIELDS.store(yields, Ordering::Relaxed);
 }
