@@ -277,7 +277,8 @@ impl Column {
             ([], true) => Ok(Targets::Values(1)),
             ([len], true) if *len > 0 => Ok(Targets::Values(*len)),
             (shape, _) => Err(format!(
-                "{} has rows of shape {shape:?}, expected one class number (integers) or a list of real values",
+                "{} has rows of shape {shape:?}, expected one class number (integers) or a list of real \
+                 values",
                 self.name
             )),
         }
