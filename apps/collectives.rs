@@ -1,15 +1,16 @@
 //! Collective operations, shown and measured.
 //!
 //! ```text
-//! mpiexec -n 4 collectives --demo                 what every rank has before and after each operation
-//! mpiexec -n 2 collectives                        time and bandwidth of every operation, size by size
-//! mpiexec -n 2 collectives --compare              the same beside MPI's own, in turns
-//! mpiexec -n 2 collectives --device cuda --compare    on the memory of GPUs, beside messages through the host
-//! mpiexec -n 2 collectives --operation all-reduce --from 1MiB --to 256MiB --algorithm ring --chunk 1MiB
+//! mpiexec -n 4 collectives --demo             every rank's values before and after each operation
+//! mpiexec -n 2 collectives                    time and bandwidth of every operation, size by size
+//! mpiexec -n 2 collectives --compare          beside MPI's own operations, in turns
+//! mpiexec -n 2 collectives --device cuda      on the memory of GPUs
+//! mpiexec -n 2 collectives --operation all-reduce --from 1MiB --algorithm ring --chunk 1MiB
 //! ```
 //!
-//! The algorithm bandwidth is the size of the buffer over the time; the bus bandwidth what the busiest link carries over the time,
-//! as nccl-tests define them, so it compares with the hardware's.
+//! The algorithm bandwidth is the size of the buffer over the time. The bus bandwidth is the bytes
+//! that the busiest link carries over the time, as nccl-tests define it, so it can be compared with
+//! that of the hardware.
 
 use std::process::ExitCode;
 
@@ -27,7 +28,7 @@ use phalanx::{Error, Result};
 #[derive(Parser)]
 #[command(name = "collectives", version, args_override_self = true)]
 struct Arguments {
-    /// Print what every rank has before and after each operation, instead
+    /// Print the values of every rank before and after each operation, instead
     #[arg(long)]
     demo: bool,
 
@@ -39,27 +40,28 @@ struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "8", value_parser = parse_bytes)]
     from: usize,
 
-    /// Largest buffer
+    /// Largest buffer, in bytes
     #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = parse_bytes)]
     to: usize,
 
-    /// From one size to the next
+    /// Factor from one size to the next
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
 
-    /// How long each is measured
+    /// Seconds that each operation is measured
     #[arg(long, default_value_t = 0.1)]
     seconds: f64,
 
-    /// Measure MPI's own beside it, in turns
+    /// Measure MPI's own operations beside ours, in turns
     #[arg(long)]
     compare: bool,
 
-    /// Where an operation has it, instead of what was measured to be fast
+    /// Use this algorithm where the operation has it, instead of the one that was measured to be
+    /// fast
     #[arg(long, value_parser = algorithms())]
     algorithm: Option<Algorithm>,
 
-    /// With --algorithm: in chunks of so many bytes
+    /// With --algorithm: cut buffers into chunks of this many bytes
     #[arg(long, value_name = "BYTES", requires = "algorithm", value_parser = parse_bytes)]
     chunk: Option<usize>,
 
@@ -107,7 +109,8 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     log::info!("{} ranks on {} nodes; {}", world.size(), world.num_nodes(), library_version());
     if world.is_crowded() {
         log::warn!(
-            "ranks are more than cores: blocking calls are started and polled, and times are the scheduler's too"
+            "there are more ranks than cores: blocking calls are started and polled, and times include \
+             the scheduler's"
         );
     }
     let settings = arguments.settings();
@@ -117,7 +120,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Prints the rows of every operation, size and form that there is.
+/// Prints a row for every operation, size and form that exists.
 fn print_rows(all: &Communicator, arguments: &Arguments, bench: &dyn Bench) -> Result<()> {
     if all.is_root() && !arguments.json {
         print_line(&header())?;
