@@ -15,11 +15,12 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
 use phalanx::measure::{
-    Bench, DeviceBench, Form, HostBench, Measured, Settings, demonstrate, header, parse_bytes,
+    Bench, BenchSettings, DeviceBench, Form, HostBench, Measured, OPERATIONS, demonstrate, header,
+    operation_named, parse_bytes,
 };
 use phalanx::train::{AnyDevice, DeviceOptions};
 use phalanx::{Error, Result};
@@ -33,7 +34,7 @@ struct Arguments {
     demo: bool,
 
     /// Operations to measure; all if none is named
-    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = operations())]
     operation: Vec<Measured>,
 
     /// Smallest buffer, in bytes
@@ -76,6 +77,12 @@ struct Arguments {
     common: CommonOptions,
 }
 
+fn operations() -> impl TypedValueParser<Value = Measured> {
+    let value = |operation: Measured| PossibleValue::new(operation.name).help(operation.description);
+    PossibleValuesParser::new(OPERATIONS.map(value))
+        .try_map(|name| operation_named(&name).ok_or("there is no such operation"))
+}
+
 fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
     let find = |name: String| Algorithm::ALL.into_iter().find(|(_, known)| *known == name);
     PossibleValuesParser::new(Algorithm::ALL.map(|(_, name)| name))
@@ -83,9 +90,9 @@ fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
 }
 
 impl Arguments {
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> BenchSettings {
         let choice = |algorithm| Choice { algorithm, chunk: self.chunk.unwrap_or(usize::MAX) };
-        Settings { seconds: self.seconds, choice: self.algorithm.map(choice), compare: self.compare }
+        BenchSettings { seconds: self.seconds, choice: self.algorithm.map(choice), compare: self.compare }
     }
 
     fn sizes(&self) -> impl Iterator<Item = usize> {
@@ -94,7 +101,7 @@ impl Arguments {
     }
 
     fn operations(&self) -> &[Measured] {
-        if self.operation.is_empty() { &Measured::ALL } else { &self.operation }
+        if self.operation.is_empty() { &OPERATIONS } else { &self.operation }
     }
 }
 

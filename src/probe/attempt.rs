@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{MemoryKind, Trial};
 use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfers, World};
 use crate::device::{Cuda, Precision};
-use crate::measure::{DeviceSubject, Form, HostSubject, Subject};
+use crate::measure::{DeviceSubject, Form, HostSubject, Subject, mpi_on_device};
 use crate::{Error, Result};
 
 /// The line that rank 0 prints after a success.
@@ -33,20 +33,17 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
         match trial.memory {
             MemoryKind::Host => {
                 if let Some(mut subject) = HostSubject::new(all, trial.operation, form, len)? {
-                    subject.choose(Some(Choice::whole(Algorithm::Mpi)));
-                    return once(world, &mut subject);
+                    return once(world, &mut subject, Choice::whole(Algorithm::Mpi));
                 }
             }
             MemoryKind::Device => {
                 all.set_transfers(Transfers::Aware);
                 let device = Cuda::open(world.local_rank(), Precision::F32)?;
                 let communicator = DeviceCommunicator::new(all.duplicate());
-                let algorithm = if trial.is_blocking { Algorithm::MpiBlocking } else { Algorithm::Mpi };
                 if let Some(mut subject) =
                     DeviceSubject::new(&device, &communicator, trial.operation, form, len)?
                 {
-                    subject.choose(Some(Choice::whole(algorithm)));
-                    return once(world, &mut subject);
+                    return once(world, &mut subject, mpi_on_device(trial.is_blocking));
                 }
             }
         }
@@ -54,9 +51,9 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
     Err(Error::failed(trial, "there is no such form of the operation"))
 }
 
-fn once(world: &World, subject: &mut dyn Subject) -> Result<String> {
+fn once(world: &World, subject: &mut dyn Subject, choice: Choice) -> Result<String> {
     subject.fill()?;
-    subject.run(&mut |test| test())?;
+    subject.run(Some(choice), &mut |test| test())?;
     let mut wrong = [subject.wrong()? as i64];
     world.communicator().all_reduce(&mut wrong, Operation::Sum)?;
     match wrong {

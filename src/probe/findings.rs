@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{JobDescription, Trial};
-use crate::measure::Measured;
+use crate::measure::OPERATIONS;
 use crate::{Error, Result};
 
 /// The outcome of a trial.
@@ -68,9 +68,7 @@ impl Findings {
     /// tried.
     pub fn takes_device_memory(&self) -> Option<bool> {
         let is_message = |tried: &&TrialReport| {
-            tried.memory == "device"
-                && tried.operation == Measured::SendReceive.name()
-                && tried.size == "small"
+            tried.memory == "device" && tried.operation == "send-receive" && tried.size == "small"
         };
         self.trials.iter().find(is_message).map(|tried| tried.outcome == TrialOutcome::Works)
     }
@@ -92,12 +90,11 @@ impl Findings {
             columns.iter().for_each(|column| text += &format!("{:<10}", column[line]));
             text = text.trim_end().to_owned() + "\n";
         }
-        for operation in Measured::ALL {
-            text += &format!("{:<16}", operation.name());
+        for operation in OPERATIONS {
+            text += &format!("{:<16}", operation.name);
             for column in &columns {
                 let found = self.trials.iter().find(|tried| {
-                    tried.operation == operation.name()
-                        && [&tried.memory, &tried.call, &tried.size] == *column
+                    tried.operation == operation.name && [&tried.memory, &tried.call, &tried.size] == *column
                 });
                 let word = match found.map(|tried| &tried.outcome) {
                     None => "-",
@@ -123,6 +120,6 @@ impl TrialReport {
     /// Creates the report of a trial.
     pub(super) fn new(trial: Trial, outcome: TrialOutcome, note: String, seconds: f64) -> TrialReport {
         let [memory, call, size] = trial.column().map(str::to_owned);
-        TrialReport { operation: trial.operation.name(), memory, call, size, outcome, note, seconds }
+        TrialReport { operation: trial.operation.name.to_owned(), memory, call, size, outcome, note, seconds }
     }
 }

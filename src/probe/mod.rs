@@ -13,7 +13,7 @@ mod placement;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::measure::Measured;
+use crate::measure::{Measured, OPERATIONS};
 
 pub use attempt::attempt;
 pub use findings::{Findings, TrialOutcome, TrialReport};
@@ -50,7 +50,7 @@ impl Trial {
         let mut all = Vec::new();
         for memory in [MemoryKind::Host, MemoryKind::Device] {
             for is_large in [false, true] {
-                for operation in Measured::ALL {
+                for operation in OPERATIONS {
                     for is_blocking in [true, false] {
                         let trial = Trial { operation, memory, is_blocking, is_large };
                         let is_wanted =
@@ -67,12 +67,7 @@ impl Trial {
 
     /// Returns true unless the trial is one on a device that no program would use.
     fn exists(self) -> bool {
-        let on_device = match self.operation {
-            Measured::SendReceive => !self.is_blocking,
-            Measured::Broadcast | Measured::AllGather | Measured::AllReduce => true,
-            _ => false,
-        };
-        self.memory == MemoryKind::Host || on_device
+        self.memory == MemoryKind::Host || self.operation.is_tried_on_device(self.is_blocking)
     }
 
     /// Returns the size of the buffer in bytes.
@@ -92,7 +87,7 @@ impl Trial {
 
 impl fmt::Display for Trial {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}:{}", self.operation.name(), self.column().join(":"))
+        write!(formatter, "{}:{}", self.operation.name, self.column().join(":"))
     }
 }
 
