@@ -19,7 +19,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
 use phalanx::measure::{
-    Bench, BenchSettings, DeviceBench, Form, HostBench, Measured, OPERATIONS, demonstrate, header,
+    Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, demonstrate, header,
     operation_named, parse_bytes,
 };
 use phalanx::train::{AnyDevice, DeviceOptions};
@@ -136,7 +136,7 @@ fn print_rows(all: &Communicator, arguments: &Arguments, bench: &dyn Bench) -> R
     for &operation in arguments.operations() {
         for bytes in arguments.sizes() {
             let len = operation.round_up(bytes.div_ceil(bench.value_bytes()), all.size());
-            for form in Form::ALL {
+            for form in CallForm::ALL {
                 let Some(row) = bench.measure(operation, form, len)? else { continue };
                 wrong += row.wrong;
                 if all.is_root() {

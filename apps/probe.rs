@@ -8,7 +8,7 @@
 //! probe --launcher 'srun -N 2 -n 8' --topology        the placement of a job's ranks
 //! ```
 //!
-//! It is started as a single process, without a launcher, because it starts its own jobs.
+//! `probe` is started as a single process, without a launcher, because it starts its own jobs.
 
 use std::fs::File;
 use std::io::Write;

@@ -16,13 +16,13 @@ use crate::{Error, Result};
 /// A step in the writing of a file that has just been completed. Tests kill the process at each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Boundary {
-    /// The temporary file exists.
+    /// The temporary file has been created.
     Created,
-    /// Some of it has been written.
+    /// Another block of the file has been written.
     Wrote,
-    /// All of it is on the disk.
+    /// The whole file is on the disk.
     Synced,
-    /// It has its final name.
+    /// The file has its final name.
     Renamed,
     /// The directory is on the disk too.
     DirectorySynced,

@@ -3,7 +3,7 @@
 use super::contender::Contender;
 use super::contest::{Conditions, contest};
 use super::overlap::{Computation, DeviceComputation, HostComputation};
-use super::{DeviceSubject, Form, HostSubject, Measured, Row, Subject, mpi_on_device};
+use super::{CallForm, DeviceSubject, HostSubject, Measured, Row, Subject, mpi_on_device};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, DeviceCommunicator, Transfers};
 use crate::device::{Cuda, Device, Role};
@@ -29,7 +29,7 @@ pub trait Bench {
     ///
     /// # Errors
     /// There is no memory for the buffers, or for messages.
-    fn measure(&self, operation: Measured, form: Form, len: usize) -> Result<Option<Row>>;
+    fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>>;
 }
 
 /// The contenders of a measurement; the row is about the first.
@@ -79,7 +79,7 @@ impl Bench for HostBench<'_> {
         size_of::<f32>()
     }
 
-    fn measure(&self, operation: Measured, form: Form, len: usize) -> Result<Option<Row>> {
+    fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>> {
         let BenchSettings { seconds, choice, compare } = self.settings;
         let subject = || HostSubject::new(self.all, operation, form, len);
         let mut contenders = Contenders { all: self.all, list: Vec::new() };
@@ -125,7 +125,7 @@ impl Bench for DeviceBench<'_> {
         self.value_bytes
     }
 
-    fn measure(&self, operation: Measured, form: Form, len: usize) -> Result<Option<Row>> {
+    fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>> {
         let BenchSettings { seconds, choice, compare } = self.settings;
         let subject = |communicator| DeviceSubject::new(self.device, communicator, operation, form, len);
         let mut contenders = Contenders { all: self.all, list: Vec::new() };

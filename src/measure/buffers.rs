@@ -82,7 +82,8 @@ impl HostBuffers {
     }
 
     /// Returns the buffers of the two ranges.
-    pub fn of_ranges((send, receive): (HostRange, HostRange)) -> HostBuffers {
+    pub fn of_ranges(ranges: (HostRange, HostRange)) -> HostBuffers {
+        let (send, receive) = ranges;
         HostBuffers { send: send.memory, receive: receive.memory }
     }
 }

@@ -3,8 +3,8 @@
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, DeviceCommunicator};
 
-/// Calls `run`, whose operations on `all` are done by `choice` if there is one, and returns its result
-/// with the algorithm that the last of them used. Collective.
+/// Calls `run`, whose operations on `all` are done by `choice` if there is one, and returns its
+/// result with the algorithm that the last of them used. Collective.
 ///
 /// # Errors
 /// Those of `run`.

@@ -3,7 +3,7 @@
 use super::contender::Contender;
 use super::overlap::{Computation, overlap};
 use super::timing::time;
-use super::{Form, Meanwhile, Measured, Other, Row, Subject};
+use super::{CallForm, Meanwhile, Measured, Other, Row, Subject};
 use crate::Result;
 use crate::comm::{Communicator, Operation, library_version};
 
@@ -12,7 +12,7 @@ pub(super) struct Conditions {
     /// The operation.
     pub operation: Measured,
     /// The form of the operation.
-    pub form: Form,
+    pub form: CallForm,
     /// The size of the buffer.
     pub bytes: usize,
     /// `host` or `device`.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::buffers::Geometry;
-use super::{Form, HostSubject, OPERATIONS, Subject};
+use super::{CallForm, HostSubject, OPERATIONS, Subject};
 use crate::Result;
 use crate::comm::Communicator;
 
@@ -16,7 +16,7 @@ pub fn demonstrate(all: &Communicator, print: &dyn Fn(&str) -> Result<()>) -> Re
     let size = all.size();
     let geometry = Geometry::of_host(all, size);
     for operation in OPERATIONS {
-        let mut forms = Form::ALL.into_iter().filter(|form| form.is_blocking);
+        let mut forms = CallForm::ALL.into_iter().filter(|form| form.is_blocking);
         let Some(form) = forms.find(|form| (operation.exists)(*form)) else { continue };
         let Some(mut subject) = HostSubject::new(all, operation, form, size)? else { continue };
         let before: Vec<f32> = (0..size).map(|at| (10 * all.rank() + at) as f32).collect();

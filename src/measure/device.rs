@@ -2,7 +2,7 @@
 
 use super::buffers::{DeviceBuffers, DeviceTransfers, Geometry};
 use super::operations::OnDevice;
-use super::{Form, Meanwhile, Measured, Subject, choosing, value};
+use super::{CallForm, Meanwhile, Measured, Subject, choosing, value};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, DeviceCommunicator, Transfer};
 use crate::device::{Cuda, Device, Role};
@@ -13,15 +13,15 @@ pub struct DeviceSubject<'a> {
     communicator: &'a DeviceCommunicator,
     operation: Measured,
     on_device: &'static OnDevice,
-    form: Form,
+    form: CallForm,
     geometry: Geometry,
     /// `None` while a run has them.
     buffers: Option<DeviceBuffers>,
 }
 
 impl<'a> DeviceSubject<'a> {
-    /// Allocates buffers for `operation` on `len` elements, kept as activations are; `None` if it does
-    /// not have this form. Collective.
+    /// Allocates buffers for `operation` on `len` elements, kept as activations are; `None` if it
+    /// does not have this form. Collective.
     ///
     /// # Errors
     /// There is no memory for the buffers.
@@ -29,7 +29,7 @@ impl<'a> DeviceSubject<'a> {
         device: &'a Cuda,
         communicator: &'a DeviceCommunicator,
         operation: Measured,
-        form: Form,
+        form: CallForm,
         len: usize,
     ) -> Result<Option<DeviceSubject<'a>>> {
         let has_form = |on_device: &&OnDevice| on_device.is_in_place == form.is_in_place;

@@ -1,7 +1,7 @@
 //! Operations on host memory.
 
 use super::buffers::{Geometry, HostBuffers};
-use super::{Form, Meanwhile, Measured, Subject, choosing, value};
+use super::{CallForm, Meanwhile, Measured, Subject, choosing, value};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator};
 use crate::memory::Memory;
@@ -10,7 +10,7 @@ use crate::memory::Memory;
 pub struct HostSubject<'a> {
     communicator: &'a Communicator,
     operation: Measured,
-    form: Form,
+    form: CallForm,
     geometry: Geometry,
     /// `None` while a run has them.
     buffers: Option<HostBuffers>,
@@ -25,7 +25,7 @@ impl<'a> HostSubject<'a> {
     pub fn new(
         communicator: &'a Communicator,
         operation: Measured,
-        form: Form,
+        form: CallForm,
         len: usize,
     ) -> Result<Option<HostSubject<'a>>> {
         if !(operation.exists)(form) {

@@ -2,8 +2,8 @@
 //! part of its time that computation hides, and whether its values are right.
 //!
 //! A [`Subject`] is an operation on buffers of its own. A contest runs several of them in turns, so
-//! that a machine that is slow for a while is slow for all, and takes of each sample the time of the
-//! slowest rank. The samples become a [`Row`]. `operations/` has one file per operation, with
+//! that a machine that is slow for a while is slow for all, and takes of each sample the time of
+//! the slowest rank. The samples become a [`Row`]. `operations/` has one file per operation, with
 //! everything that is particular to it.
 
 mod bench;
@@ -32,7 +32,7 @@ use crate::comm::{Algorithm, Choice};
 
 /// The way in which an operation is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
+pub struct CallForm {
     /// True if the call returns when the operation is complete; otherwise it is started, and waited
     /// for later.
     pub is_blocking: bool,
@@ -40,13 +40,13 @@ pub struct Form {
     pub is_in_place: bool,
 }
 
-impl Form {
+impl CallForm {
     /// All forms.
-    pub const ALL: [Form; 4] = [
-        Form { is_blocking: true, is_in_place: false },
-        Form { is_blocking: true, is_in_place: true },
-        Form { is_blocking: false, is_in_place: false },
-        Form { is_blocking: false, is_in_place: true },
+    pub const ALL: [CallForm; 4] = [
+        CallForm { is_blocking: true, is_in_place: false },
+        CallForm { is_blocking: true, is_in_place: true },
+        CallForm { is_blocking: false, is_in_place: false },
+        CallForm { is_blocking: false, is_in_place: true },
     ];
 
     /// Returns the call and the place of the result in words.
@@ -56,8 +56,8 @@ impl Form {
     }
 }
 
-/// Work to be done while an operation is under way. Its argument tests the operation, which advances
-/// it.
+/// Work to be done while an operation is under way. Its argument tests the operation, which
+/// advances it.
 pub type Meanwhile<'a> = &'a mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>;
 
 /// An operation on buffers of its own. All methods are collective.

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{MemoryKind, Trial};
 use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfers, World};
 use crate::device::{Cuda, Precision};
-use crate::measure::{DeviceSubject, Form, HostSubject, Subject, mpi_on_device};
+use crate::measure::{CallForm, DeviceSubject, HostSubject, Subject, mpi_on_device};
 use crate::{Error, Result};
 
 /// The line that rank 0 prints after a success.
@@ -28,7 +28,7 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
         return Ok(format!("{LEFT_OUT}it needs {} GiB of free memory on a node", needed >> 30));
     }
     let len = trial.operation.round_up(trial.bytes() / size_of::<f32>(), all.size());
-    let forms = Form::ALL.into_iter().filter(|form| form.is_blocking == trial.is_blocking);
+    let forms = CallForm::ALL.into_iter().filter(|form| form.is_blocking == trial.is_blocking);
     for form in forms {
         match trial.memory {
             MemoryKind::Host => {

@@ -16,7 +16,7 @@ pub struct JobDescription {
     pub mpi: String,
     /// The thread level that MPI grants.
     pub thread_level: String,
-    /// Whether MPI is CUDA-aware, and the source of that information.
+    /// The CUDA-awareness of MPI, and the source of that information.
     pub cuda: String,
     /// The placement of every rank, in order.
     pub places: Vec<Placement>,

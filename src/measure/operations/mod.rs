@@ -14,7 +14,7 @@ mod send_receive;
 use std::ops::Range;
 
 use super::buffers::{DeviceBuffers, DeviceTransfers, Geometry, HostBuffers};
-use super::{Form, Meanwhile};
+use super::{CallForm, Meanwhile};
 use crate::Result;
 use crate::comm::{Communicator, DeviceCommunicator, Transfers};
 
@@ -39,17 +39,17 @@ pub fn operation_named(name: &str) -> Option<Measured> {
     OPERATIONS.into_iter().find(|operation| operation.name == name)
 }
 
-/// An operation that can be measured. Its functions that communicate are collective and fail if there
-/// is no memory for messages.
+/// An operation that can be measured. Its functions that communicate are collective and fail if
+/// there is no memory for messages.
 #[derive(Debug)]
 pub struct MeasuredOperation {
     /// The name on the command line and in results.
     pub name: &'static str,
     /// The purpose in a few words.
     pub description: &'static str,
-    /// Returns, for a number of ranks, the bus bandwidth over the algorithm bandwidth, as nccl-tests
-    /// define them (doc/PERFORMANCE.md there): the bytes that the busiest link must carry, over the
-    /// size of the buffer.
+    /// Returns, for a number of ranks, the bus bandwidth over the algorithm bandwidth, as
+    /// nccl-tests define them (doc/PERFORMANCE.md there): the bytes that the busiest link must
+    /// carry, over the size of the buffer.
     pub(super) bus_factor: fn(usize) -> f64,
     /// True if the buffer consists of a part for each rank.
     pub(super) has_parts: bool,
@@ -60,7 +60,7 @@ pub struct MeasuredOperation {
     /// Returns the expected value of an element of the result.
     pub(super) expected: fn(&Geometry, usize) -> f32,
     /// Returns true if the operation has this form on host memory.
-    pub(super) exists: fn(Form) -> bool,
+    pub(super) exists: fn(CallForm) -> bool,
     /// Runs the operation with the blocking call.
     pub(super) run: fn(&Communicator, &Geometry, &mut HostBuffers) -> Result<()>,
     /// Starts the operation, does other work meanwhile, and waits for it.
@@ -69,7 +69,7 @@ pub struct MeasuredOperation {
     pub(super) on_device: Option<OnDevice>,
 }
 
-type StartOnHost = fn(&Communicator, &Geometry, Form, HostBuffers, Meanwhile<'_>) -> Result<HostBuffers>;
+type StartOnHost = fn(&Communicator, &Geometry, CallForm, HostBuffers, Meanwhile<'_>) -> Result<HostBuffers>;
 
 type StartOnDevice = fn(&DeviceCommunicator, &Geometry, DeviceBuffers) -> Result<DeviceTransfers>;
 
@@ -89,8 +89,8 @@ pub(super) struct OnDevice {
 }
 
 impl MeasuredOperation {
-    /// Returns the least number of elements that is at least `len` and can be divided as the operation
-    /// demands on `size` ranks.
+    /// Returns the least number of elements that is at least `len` and can be divided as the
+    /// operation demands on `size` ranks.
     pub fn round_up(&self, len: usize, size: usize) -> usize {
         if self.has_parts { len.next_multiple_of(size) } else { len }
     }
@@ -109,8 +109,8 @@ impl PartialEq for MeasuredOperation {
 
 impl Eq for MeasuredOperation {}
 
-/// Returns the fraction of the ranks that are not this one: the bus factor where each rank sends all
-/// but its own part.
+/// Returns the fraction of the ranks that are not this one: the bus factor where each rank sends
+/// all but its own part.
 fn others(size: usize) -> f64 {
     (size as f64 - 1.0) / size as f64
 }
