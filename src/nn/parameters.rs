@@ -201,7 +201,7 @@ impl<D: Device> FlatBuffer<D> {
     /// # Panics
     /// The segment has already been taken.
     pub fn take(&mut self, segment: usize) -> D::Buffer {
-        self.segments[segment].buffer.take().expect("a segment travels once at a time")
+        self.segments[segment].buffer.take().expect("a segment is in one message at a time")
     }
 
     /// Puts a segment back.
@@ -214,7 +214,7 @@ impl<D: Device> FlatBuffer<D> {
     /// # Panics
     /// The segment has been taken for a message.
     pub fn segment(&self, segment: usize) -> &D::Buffer {
-        self.segments[segment].buffer.as_ref().expect("a segment is viewed only while it is here")
+        self.segments[segment].buffer.as_ref().expect("a segment in a message cannot be viewed")
     }
 
     /// Returns a segment, to write.
@@ -222,7 +222,7 @@ impl<D: Device> FlatBuffer<D> {
     /// # Panics
     /// The segment has been taken for a message.
     pub fn segment_mut(&mut self, segment: usize) -> &mut D::Buffer {
-        self.segments[segment].buffer.as_mut().expect("a segment is viewed only while it is here")
+        self.segments[segment].buffer.as_mut().expect("a segment in a message cannot be viewed")
     }
 
     /// Returns the indices of the tensors of a segment, each with its range in the segment.

@@ -63,7 +63,7 @@ impl Trace {
             event.end = aligned(event.end, before, after);
         }
         if num_lost > 0 {
-            log::warn!("--trace {}: {num_lost} records were too many and are left out", self.path);
+            log::warn!("--trace {}: there were too many records, and {num_lost} are left out", self.path);
         }
         let ranks = gather(all, &events)?;
         let Some(file) = self.file else {
