@@ -6,7 +6,7 @@ use super::overlap::{Computation, DeviceComputation, HostComputation};
 use super::{CallForm, DeviceSubject, HostSubject, Measured, Row, Subject, mpi_on_device};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, DeviceCommunicator, Transfers};
-use crate::device::{Cuda, Device, Role};
+use crate::device::{Cuda, Device, Portable, Role};
 
 /// The settings of all measurements.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,7 @@
 use super::contender::Contender;
 use super::overlap::{Computation, overlap};
 use super::timing::time;
-use super::{CallForm, Meanwhile, Measured, Other, Row, Subject};
+use super::{CallForm, Measured, Other, Row};
 use crate::Result;
 use crate::comm::{Communicator, Operation, library_version};
 

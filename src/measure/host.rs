@@ -39,7 +39,7 @@ impl<'a> HostSubject<'a> {
 
     /// Writes these values to the buffer, and NaN where the result will be.
     pub(super) fn fill_with(&mut self, values: &[f32]) {
-        for HostBuffers { send, receive } in &mut self.buffers {
+        if let Some(HostBuffers { send, receive }) = &mut self.buffers {
             receive.fill(f32::NAN);
             send.copy_from_slice(values);
         }
