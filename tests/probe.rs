@@ -106,7 +106,7 @@ fn programs_go_by_what_was_found() {
     std::fs::write(&json, other).unwrap();
     run(&["--probe", &json]).expect(2).says_once("run probe again");
     std::fs::write(&json, "{}").unwrap();
-    run(&["--probe", &json]).expect(2).says_once("reading what probe found out");
+    run(&["--probe", &json]).expect(2).says_once("reading the findings of probe");
 }
 
 #[test]

@@ -203,7 +203,7 @@ impl Layout {
                     continue;
                 }
                 // a block of whole rows lies in one piece, and goes where it belongs at once
-                let mut pieces = shard.pieces();
+                let mut pieces = shard.ranges();
                 let first = pieces.next().filter(|_| pieces.next().is_none());
                 let target = match first.clone() {
                     Some(piece) => &mut whole.tensor(number)[piece],

@@ -1,18 +1,20 @@
-//! Where in its spans the thread that communicates is, for another thread to see: a watchdog.
+//! The spans that the communicating thread is in, for another thread to read: the watchdog's.
 
 use std::cell::Cell;
 use std::sync::Mutex;
 
-use super::{Event, Kind, Name};
+use super::{Event, EventKind, Name};
 
 thread_local! {
     static WATCHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The spans that the watched thread is in, outermost first, and how many have begun or ended.
+/// The spans that the watched thread is in, outermost first, and the number of spans begun or ended
+/// so far.
 static SPANS: Mutex<(Vec<Event>, u64)> = Mutex::new((Vec::new(), 0));
 
-/// Lets other threads see from now on where this one is; one thread of a process at most.
+/// Makes the spans of the calling thread visible to other threads. At most one thread of a process
+/// may be watched.
 pub fn watch() {
     WATCHED.set(true);
 }
@@ -32,7 +34,7 @@ pub(super) fn enter(event: &Event) {
     change(|spans| spans.push(*event));
 }
 
-/// The innermost span has become `event`.
+/// Records that the innermost span has become `event`.
 pub(super) fn update(event: &Event) {
     change(|spans| {
         if let Some(last) = spans.last_mut() {
@@ -47,22 +49,22 @@ pub(super) fn leave() {
     });
 }
 
-/// Where the watched thread is.
+/// The spans that the watched thread is in.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Place {
-    /// A number that has changed if the thread has done anything since the last look.
+pub struct SpanStack {
+    /// A number that changes with everything the thread does.
     pub progress: u64,
     spans: Vec<Event>,
 }
 
-/// Where the watched thread is now.
-pub fn place() -> Place {
+/// Returns the spans that the watched thread is in now.
+pub fn current_spans() -> SpanStack {
     let spans = SPANS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    Place { progress: spans.1, spans: spans.0.clone() }
+    SpanStack { progress: spans.1, spans: spans.0.clone() }
 }
 
-/// `step 17, backward of micro-batch 2 in stage 1, receive of 65536 bytes from rank 3`.
-impl std::fmt::Display for Place {
+/// Formats as `step 17, backward of micro-batch 2 in stage 1, receive of 65536 bytes from rank 3`.
+impl std::fmt::Display for SpanStack {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.spans.is_empty() {
             return write!(f, "between operations");
@@ -71,13 +73,13 @@ impl std::fmt::Display for Place {
             let separator = if number > 0 { ", " } else { "" };
             write!(f, "{separator}{}", span.name().text())?;
             match (span.kind(), span.name()) {
-                (Kind::Work, Name::Step) => write!(f, " {}", span.step)?,
-                (Kind::Work, Name::Layer) => write!(f, " {}", span.layer)?,
-                (Kind::Work, _) if span.micro_batch >= 0 => {
+                (EventKind::Work, Name::Step) => write!(f, " {}", span.step)?,
+                (EventKind::Work, Name::Layer) => write!(f, " {}", span.layer)?,
+                (EventKind::Work, _) if span.micro_batch >= 0 => {
                     write!(f, " of micro-batch {} in stage {}", span.micro_batch, span.stage)?;
                 }
-                (Kind::Work, _) => {}
-                (Kind::Communication | Kind::Flight, name) => {
+                (EventKind::Work, _) => {}
+                (EventKind::Communication | EventKind::Flight, name) => {
                     write!(f, " of {} bytes", span.bytes)?;
                     let direction = if name == Name::Send { "to" } else { "from" };
                     if span.peer >= 0 {
@@ -92,27 +94,27 @@ impl std::fmt::Display for Place {
 
 #[cfg(test)]
 mod tests {
-    use crate::trace::{self, Flight, Name, place, watch, work};
+    use crate::trace::{self, Flight, Name, current_spans, watch, work};
 
     #[test]
-    fn another_thread_sees_where_this_one_is() {
+    fn another_thread_sees_the_spans_of_this_one() {
         watch();
-        assert_eq!(place().to_string(), "between operations");
+        assert_eq!(current_spans().to_string(), "between operations");
         let step = work(Name::Step).step(17);
         let pass = work(Name::Backward).micro_batch(1, 2);
-        let before = place();
+        let before = current_spans();
         let mut flight = Flight::start(Name::Receive, 64, 0, Some(3));
         flight.wait(|| {
-            let seen = std::thread::spawn(place).join().unwrap();
+            let seen = std::thread::spawn(current_spans).join().unwrap();
             assert_eq!(
                 seen.to_string(),
                 "step 17, backward of micro-batch 2 in stage 1, receive of 64 bytes from rank 3"
             );
             assert_ne!(seen.progress, before.progress);
         });
-        assert_eq!(place().to_string(), "step 17, backward of micro-batch 2 in stage 1");
+        assert_eq!(current_spans().to_string(), "step 17, backward of micro-batch 2 in stage 1");
         drop((pass, step));
-        assert_eq!(place().to_string(), "between operations");
+        assert_eq!(current_spans().to_string(), "between operations");
         // nothing is recorded for a trace
         assert!(trace::finish().events.is_empty());
     }
