@@ -8,7 +8,6 @@
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::log_lines::clock;
 use super::{launcher, say};
 use crate::comm::{abort, rank_for_messages};
 use crate::trace;
@@ -37,7 +36,8 @@ pub(super) fn watch(limit: Duration) {
                 (progress, still, since) = (place.progress, Duration::ZERO, SystemTime::now());
             } else if still >= limit {
                 let rank = rank_for_messages().or_else(launcher::announced_rank).unwrap_or_default();
-                let (limit_words, since) = (humantime::format_duration(limit), clock(since));
+                let (limit_words, since) =
+                    (humantime::format_duration(limit), humantime::format_rfc3339_seconds(since));
                 say(&format!(
                     "rank {rank}: no progress for {limit_words} (--watchdog), since {since}: {place}"
                 ));
