@@ -16,7 +16,7 @@
 //! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | what communication costs: operations, times, bandwidths, overlap | `comm`, `device`, `memory` |
 //! | [`probe`] | what this MPI can do, by trying | `comm`, `device`, `measure` |
-//! | [`train`] | the loop that every training program runs, its options and results | all of these |
+//! | [`train`] | the loop that every training program runs, its options and results | all of these but `measure` and `probe` |
 //!
 //! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs` holds the last column.
 //!

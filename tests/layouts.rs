@@ -3,11 +3,12 @@
 mod equivalence_support;
 mod support;
 
+use clap::ValueEnum;
 use equivalence_support::{Rig, layouts};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::device::Cpu;
 use phalanx::nn::{Features, Network};
-use phalanx::parallel::schedule::ScheduleKind;
+use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::parallel::tensor::Split;
 use support::cases::{self, Case};
 
@@ -45,7 +46,7 @@ fn no_allocation(world: &World) {
         let found = rig.foreign_allocations(&tensor, 8);
         assert!(found.is_empty(), "{split:?}: {} allocations, the first:\n{}", found.len(), found[0]);
     }
-    for kind in ScheduleKind::ALL {
+    for &kind in PipelineScheduleKind::value_variants() {
         rig.plan = layouts::pipeline_plan(&model, kind, world.size(), 4);
         let found = rig.foreign_allocations(&layouts::pipeline_grid(world), 8);
         assert!(found.is_empty(), "{kind:?}: {} allocations, the first:\n{}", found.len(), found[0]);

@@ -21,6 +21,7 @@ mod algorithm;
 mod aware;
 mod bf16;
 mod blocking;
+mod capabilities;
 mod choice;
 mod communicator;
 mod device;
@@ -41,6 +42,7 @@ mod world;
 
 pub use algorithm::{Algorithm, Collective};
 pub use aware::{Awareness, Transfers, awareness};
+pub use capabilities::Capabilities;
 pub use choice::Choice;
 pub use communicator::{Communicator, LARGEST_TAG};
 pub use device::{DeviceCommunicator, Transfer};

@@ -1,15 +1,12 @@
 //! What was found, as a table and as a file.
 
-use std::path::Path;
-
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{Description, Trial};
 use crate::measure::Measured;
-use crate::{Error, Result};
 
 /// How a trial ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The values were right.
@@ -25,7 +22,7 @@ pub enum Outcome {
 }
 
 /// A trial and its end.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Tried {
     /// The operation, as `collectives` calls it.
     pub operation: String,
@@ -43,8 +40,8 @@ pub struct Tried {
     pub seconds: f64,
 }
 
-/// All that was found.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// All that was found. [`Capabilities`](crate::comm::Capabilities) reads it back from its file.
+#[derive(Debug, Clone, Serialize)]
 pub struct Findings {
     /// What MPI says.
     #[serde(flatten)]
@@ -54,26 +51,6 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Reads a file that `probe --json` wrote.
-    ///
-    /// # Errors
-    /// It cannot be read, or is none.
-    pub fn read(path: &Path) -> Result<Findings> {
-        let doing = || format!("reading what probe found out from {}", path.display());
-        let text = std::fs::read(path).map_err(|error| Error::input(doing(), error))?;
-        serde_json::from_slice(&text).map_err(|error| Error::input(doing(), error))
-    }
-
-    /// True if messages from and to the memory of GPUs work here; nothing if it was not tried.
-    pub fn takes_device_memory(&self) -> Option<bool> {
-        let is_message = |tried: &&Tried| {
-            tried.memory == "device"
-                && tried.operation == Measured::SendReceive.name()
-                && tried.size == "small"
-        };
-        self.trials.iter().find(is_message).map(|tried| tried.outcome == Outcome::Works)
-    }
-
     /// A row for every operation, a column for every way to call it.
     pub fn table(&self) -> String {
         let mut columns: Vec<[&str; 3]> = Vec::new();

@@ -184,8 +184,6 @@ pub struct Record {
     pub events: Vec<Event>,
     /// How many more there would have been.
     pub num_lost: usize,
-    /// The share of the ranks' time that a pipeline's schedule leaves idle, if one was run.
-    pub expected_bubble: Option<f64>,
 }
 
 thread_local! {
@@ -217,11 +215,6 @@ pub fn is_on() -> bool {
 pub fn finish() -> Record {
     ON.set(false);
     RECORD.take()
-}
-
-/// Says which share of the ranks' time the schedule at work leaves idle.
-pub fn expect_bubble(share: f64) {
-    RECORD.with_borrow_mut(|record| record.expected_bubble = Some(share));
 }
 
 fn record(event: Event) {
@@ -346,7 +339,7 @@ mod tests {
             flight.wait(|| std::hint::black_box(()));
             flight.end();
         }
-        let Record { events, num_lost, .. } = finish();
+        let Record { events, num_lost } = finish();
         drop(work(Name::Step));
         assert_eq!(num_lost, 0);
         let names: Vec<_> = events.iter().map(|event| (event.name(), event.kind())).collect();
