@@ -17,7 +17,7 @@ pub struct ParallelPlan {
     pub schedule: Schedule,
     /// The layers of each stage.
     pub layers: Vec<Range<usize>>,
-    /// How layers are divided among the ranks of the tensor axis.
+    /// The division of layers among the ranks of the tensor axis.
     pub split: Split,
     /// Discard the activations inside a stage after the forward pass, and recompute them in the
     /// backward pass.

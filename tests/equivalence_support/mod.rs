@@ -211,9 +211,9 @@ impl<'a, D: TestDevice> Rig<'a, D> {
     }
 
     /// Calls `work` with a trainer.
-    pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, D>, &D)) {
+    pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, D>)) {
         let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
-        work(&mut trainer, self.device);
+        work(&mut trainer);
     }
 
     /// Where the allocations of the step after `num_steps` others come from, but those of `gemm`.

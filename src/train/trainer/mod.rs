@@ -27,7 +27,7 @@ use crate::{Error, Result};
 pub struct TrainerSettings {
     /// The largest global batch, in samples.
     pub batch_size: usize,
-    /// How gradients are summed over the replicas.
+    /// The settings of the sum of gradients over the replicas.
     pub sync: SyncSettings,
     /// The optimizer's rule and constants.
     pub optimizer: OptimizerSettings,

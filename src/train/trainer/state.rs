@@ -6,18 +6,13 @@ use super::{Trainer, diverged};
 use crate::Result;
 use crate::comm::Operation;
 use crate::device::Device;
-use crate::nn::{FlatBuffer, hash_values};
+use crate::nn::hash_values;
 use crate::parallel::data::Reduction;
 use crate::parallel::gather::Assembly;
 use crate::parallel::pipeline::Weights;
 use crate::parallel::replica;
 
 impl<D: Device> Trainer<'_, D> {
-    /// Returns this rank's parameters.
-    pub fn parameters_mut(&mut self) -> &mut FlatBuffer<D> {
-        &mut self.weights.parameters
-    }
-
     /// Overwrites tensor `number` of the model with `values`, on the ranks that hold a part of it.
     /// Not collective.
     ///
