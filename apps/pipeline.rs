@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use phalanx::Result;
-use phalanx::app::{CommonOptions, Program};
+use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::train::{self, PipelineOptions, Strategy, TrainOptions};
 
@@ -32,11 +32,11 @@ struct Arguments {
 
 const STRATEGY: Strategy = Strategy { program: "pipeline", has_replicas: false };
 
-fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
+fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let Arguments { pipeline, train } = arguments;
     if let Some(file) = &pipeline.show_schedule {
         pipeline.show(world, file, train)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ExitCode::SUCCESS.into());
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
     train::run(world, &grid, STRATEGY, train, pipeline.planner(world, train)?)

@@ -14,9 +14,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use phalanx::Result;
-use phalanx::app::{CommonOptions, Program};
+use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
-use phalanx::parallel::layout::Plan;
+use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
 use phalanx::train::{self, Strategy, TrainOptions};
 
@@ -30,11 +30,11 @@ struct Arguments {
 
 const STRATEGY: Strategy = Strategy { program: "sync_sgd", has_replicas: true };
 
-fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
+fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let grid = Grid::new(world, GridShape::data(world.size()))?;
     let options = &arguments.train;
     train::run(world, &grid, STRATEGY, options, |model| {
-        Plan::single_stage(model, options.micro_batches(), Split::Pairs)
+        ParallelPlan::single_stage(model, options.micro_batches(), Split::Pairs)
     })
 }
 

@@ -11,23 +11,13 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use phalanx::Result;
-use phalanx::app::{CommonOptions, Program};
+use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
-use phalanx::parallel::layout::Plan;
+use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
 use phalanx::train::{self, ModelName, Strategy, TrainOptions};
-
-/// The division of layers among the ranks.
-#[derive(Clone, Copy, ValueEnum)]
-enum SplitName {
-    /// In pairs, the first by its outputs, the second by its inputs: one sum forward and one
-    /// backward per pair
-    Pairs,
-    /// Each by its outputs: values are gathered after each layer, gradients scattered before it
-    Gather,
-}
 
 /// Train a multilayer perceptron with every layer divided among all ranks.
 #[derive(Parser)]
@@ -35,7 +25,7 @@ enum SplitName {
 struct Arguments {
     /// Division of layers among the ranks
     #[arg(long, value_enum, default_value = "pairs", help_heading = "Tensor parallelism")]
-    split: SplitName,
+    split: Split,
 
     #[command(flatten)]
     train: TrainOptions,
@@ -43,15 +33,11 @@ struct Arguments {
 
 const STRATEGY: Strategy = Strategy { program: "tensor_mlp", has_replicas: false };
 
-fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
+fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() })?;
-    let split = match arguments.split {
-        SplitName::Pairs => Split::Pairs,
-        SplitName::Gather => Split::Gather,
-    };
     let options = arguments.train.clone().with_model(ModelName::Mlp);
     train::run(world, &grid, STRATEGY, &options, |model| {
-        Plan::single_stage(model, options.micro_batches(), split)
+        ParallelPlan::single_stage(model, options.micro_batches(), arguments.split)
     })
 }
 

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use phalanx::Result;
 use phalanx::app::Trace;
 use phalanx::comm::{Grid, GridShape, World};
@@ -21,12 +22,12 @@ use phalanx::device::{
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
-use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
-use phalanx::parallel::layout::Plan;
-use phalanx::parallel::schedule::ScheduleKind;
+use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::trace::{self, Name};
-use phalanx::train::{Trainer, TrainerSettings};
+use phalanx::train::{RunRequests, Trainer, TrainerSettings, name_of};
 use support::mpiexec;
 
 const RANKS: usize = 4;
@@ -46,15 +47,15 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some("--rank-side") {
         let name = arguments.next().expect("a schedule follows");
-        let kind = ScheduleKind::ALL.into_iter().find(|kind| kind.name() == name).expect("it is one of them");
+        let kind = PipelineScheduleKind::from_str(&name, false).expect("it is one of them");
         measure(kind).expect("nothing can fail here");
         return ExitCode::SUCCESS;
     }
     println!("{RANKS} ranks, {MICRO_BATCHES} micro-batches, passes that sleep {UNIT:?} a layer");
     println!("{:<14} {:>10} {:>10} {:>10} {:>12}", "schedule", "measured", "theory", "off by", "longer by");
     let program = std::env::current_exe().expect("this program has a path");
-    for kind in ScheduleKind::ALL {
-        let done = mpiexec(RANKS, program.clone()).args(["--rank-side", kind.name()]).run().expect(0);
+    for kind in PipelineScheduleKind::value_variants() {
+        let done = mpiexec(RANKS, program.clone()).args(["--rank-side", &name_of(kind)]).run().expect(0);
         print!("{}", done.stdout);
     }
     println!(
@@ -64,40 +65,41 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn measure(kind: ScheduleKind) -> Result<()> {
+fn measure(kind: PipelineScheduleKind) -> Result<()> {
     let world = World::start()?;
     let grid = Grid::new(&world, GridShape { data: 1, stage: RANKS, tensor: 1 })?;
     let model = Network::deep_mlp(WIDTH, LAYERS).build(Features::Flat(WIDTH))?;
-    let plan = Plan::pipeline(&model, kind.generate(RANKS, 2, MICRO_BATCHES)?, Some(&sizes(kind)))?;
+    let plan = ParallelPlan::pipeline(&model, kind.generate(RANKS, 2, MICRO_BATCHES)?, Some(&sizes(kind)))?;
     let expected = plan.schedule.check()?.bubble;
     let sync = SyncSettings { bucket_bytes: 1 << 20, reduction: None, overlap: true, clip_norm: None };
     let batch_size = ROWS * MICRO_BATCHES;
-    let settings =
-        TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 1 };
+    let (optimizer, learning_rate) = (OptimizerSettings::new(Rule::Sgd), LearningRateSchedule::constant(0.0));
+    let settings = TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 1 };
     let mut trainer = Trainer::new(&Sleeper, &grid, &model, &plan, settings)?;
     let set = Synthetic::open(Features::Flat(WIDTH), Targets::Nothing, 0, batch_size, 1)?;
     let mut batches = Batches::new(set, Sampler::new(batch_size, batch_size, Order::Sequential, 1), None);
-    trainer.step(0, 0.0, &mut batches)?;
+    trainer.step(0, &mut batches, RunRequests::default)?;
+    trainer.flush(RunRequests::default())?;
     let file = tempfile::NamedTempFile::new().expect("there is room for a small file");
     let trace = Trace::start(&world, file.path(), "bubble")?;
-    trace::expect_bubble(expected);
     for step in 1..=STEPS {
         let _span = trace::work(Name::Step).step(step);
-        trainer.step(step, 0.0, &mut batches)?;
+        trainer.step(step, &mut batches, RunRequests::default)?;
+        trainer.flush(RunRequests::default())?;
     }
-    if let Some(summary) = trace.finish(&world)? {
+    if let Some(summary) = trace.finish(&world, Some(expected))? {
         let longer = (1.0 - expected) / (1.0 - summary.bubble) - 1.0;
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let (measured, theory, off) =
             (percent(summary.bubble), percent(expected), percent(summary.bubble / expected - 1.0));
-        println!("{:<14} {measured:>10} {theory:>10} {off:>10} {:>12}", kind.name(), percent(longer));
+        println!("{:<14} {measured:>10} {theory:>10} {off:>10} {:>12}", name_of(&kind), percent(longer));
     }
     Ok(())
 }
 
 /// Returns the sizes of equal stages.
-fn sizes(kind: ScheduleKind) -> Vec<usize> {
-    let num_stages = if kind == ScheduleKind::Interleaved { 2 * RANKS } else { RANKS };
+fn sizes(kind: PipelineScheduleKind) -> Vec<usize> {
+    let num_stages = if kind == PipelineScheduleKind::Interleaved { 2 * RANKS } else { RANKS };
     vec![LAYERS / num_stages; num_stages]
 }
 

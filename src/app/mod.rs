@@ -11,7 +11,7 @@ mod trace_file;
 mod watchdog;
 
 use std::io::{ErrorKind, Write};
-use std::process::{ExitCode, Termination};
+use std::process::ExitCode;
 
 use clap::Parser;
 
@@ -53,6 +53,29 @@ pub fn print_line(line: &str) -> Result<()> {
 /// `EX_TEMPFAIL` of sysexits.h, which batch scripts take as "start me again".
 pub const STOPPED: u8 = 75;
 
+/// The end of a program's run. A program without a pipeline returns an exit code or nothing, which
+/// converts to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Finished {
+    /// The exit code of the program.
+    pub exit_code: ExitCode,
+    /// The share of the ranks' time that a pipeline's schedule leaves idle, with which a trace
+    /// compares the measured one.
+    pub expected_bubble: Option<f64>,
+}
+
+impl From<ExitCode> for Finished {
+    fn from(exit_code: ExitCode) -> Finished {
+        Finished { exit_code, expected_bubble: None }
+    }
+}
+
+impl From<()> for Finished {
+    fn from((): ()) -> Finished {
+        ExitCode::SUCCESS.into()
+    }
+}
+
 /// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the
 /// ranks, starts logging, checks the files that options name, calls `run`, writes the trace if one
 /// is wanted, and returns the exit code of the process: that of the result of `run` if it succeeds.
@@ -61,7 +84,7 @@ pub const STOPPED: u8 = 75;
 /// that all ranks agree on ([`Error::Agreed`]) is printed once and ends the job in good order. Any
 /// other error belongs to one rank, which prints it and aborts the whole job at once, because the
 /// others may be waiting for it. Subnormal numbers are flushed to zero while `run` runs.
-pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
+pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
     let line = CommandLine::<A>::read();
     // --help and --version need no MPI, which does not start on the login nodes of some clusters,
     // unless other ranks wait in it
@@ -98,7 +121,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
         Err(error) => Err(error),
     };
     match outcome {
-        Ok(done) => done.report(),
+        Ok(exit_code) => exit_code,
         Err(error @ Error::Agreed { .. }) => {
             if world.is_root() {
                 say(&format!("error: {error}"));
@@ -143,21 +166,27 @@ fn refuse_several<A: Parser>() -> ExitCode {
     }
 }
 
-fn observed<A: Program, T>(
+fn observed<A: Program, T: Into<Finished>>(
     world: &World,
     arguments: &A,
     run: impl FnOnce(&World, &A) -> Result<T>,
-) -> Result<T> {
+) -> Result<ExitCode> {
     let checked = if world.is_root() { arguments.check_files().map(Some) } else { Ok(None) };
     world.communicator().agree_with_root(checked)?;
     let Some(path) = &arguments.common().trace else {
-        return run(world, arguments);
+        return run(world, arguments).map(|done| done.into().exit_code);
     };
     let trace = Trace::start(world, path, A::command().get_name())?;
-    let outcome = run(world, arguments);
-    // where all ranks agree on an error, they can still merge their records
-    if matches!(outcome, Ok(_) | Err(Error::Agreed { .. })) {
-        trace.finish(world)?;
+    match run(world, arguments).map(Into::into) {
+        Ok(Finished { exit_code, expected_bubble }) => {
+            trace.finish(world, expected_bubble)?;
+            Ok(exit_code)
+        }
+        // where all ranks agree on an error, they can still gather their records
+        Err(error @ Error::Agreed { .. }) => {
+            trace.finish(world, None)?;
+            Err(error)
+        }
+        Err(error) => Err(error),
     }
-    outcome
 }

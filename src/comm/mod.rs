@@ -26,6 +26,7 @@
 
 mod agree;
 mod algorithm;
+mod capabilities;
 mod communicator;
 mod engine;
 mod grid;
@@ -38,6 +39,7 @@ mod world;
 
 pub use crate::memory::{Element, Front, Operation};
 pub use algorithm::{Algorithm, Call, Choice, Collective};
+pub use capabilities::Capabilities;
 pub use communicator::{Communicator, Pending};
 pub use grid::{Grid, GridShape};
 pub use group::LARGEST_TAG;

@@ -1,27 +1,39 @@
-//! Optimizers over flat slices, learning-rate schedules and gradient clipping. Knows neither layers nor ranks: it is told
-//! which elements are its own.
+//! Optimizers over flat slices, learning-rate schedules and gradient clipping, without layers or
+//! ranks.
 
 mod learning_rate;
 
-pub use learning_rate::{LearningRate, ScheduleKind};
+pub use learning_rate::{LearningRateSchedule, LearningRateScheduleKind};
 
 use std::ops::Range;
+
+use clap::ValueEnum;
 
 use crate::Result;
 use crate::device::{AdamStep, Device, Role, SgdStep, update};
 
-/// Which rule turns gradients into updates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The rule that turns gradients into updates. Checkpoints hold its name on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Rule {
+    /// Stochastic gradient descent, with momentum.
+    ///
     /// `torch.optim.SGD`.
+    #[value(name = "sgd")]
     Sgd,
+    /// Adam.
+    ///
     /// `torch.optim.Adam`: weight decay is added to the gradient.
+    #[value(name = "adam")]
     Adam,
-    /// `torch.optim.AdamW`: weight decay shrinks the weights on its own.
+    /// Adam with decoupled weight decay.
+    ///
+    /// `torch.optim.AdamW`: weight decay shrinks the weights directly.
+    #[value(name = "adamw")]
     AdamW,
 }
 
-/// A rule and its constants. Everything but the learning rate, which a [`LearningRate`] gives for each step.
+/// A rule and its constants, without the learning rate, which a [`LearningRateSchedule`] gives for
+/// each step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OptimizerSettings {
     /// The rule.
@@ -39,7 +51,7 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// `rule` with PyTorch's default constants, but no weight decay.
+    /// Returns `rule` with PyTorch's default constants, but without weight decay.
     pub fn new(rule: Rule) -> OptimizerSettings {
         OptimizerSettings {
             rule,
@@ -51,7 +63,7 @@ impl OptimizerSettings {
         }
     }
 
-    /// Values that the optimizer keeps for each parameter, by PyTorch's names.
+    /// Returns PyTorch's names of the values that the optimizer keeps for each parameter.
     pub fn slot_names(&self) -> &'static [&'static str] {
         match self.rule {
             Rule::Sgd if self.momentum == 0.0 => &[],
@@ -60,13 +72,13 @@ impl OptimizerSettings {
         }
     }
 
-    /// How many they are.
+    /// Returns the number of values that the optimizer keeps for each parameter.
     pub fn num_slots(&self) -> usize {
         self.slot_names().len()
     }
 }
 
-/// What one step needs besides the arrays.
+/// The arguments of one optimizer step besides the arrays.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
     /// The number of this update, from 1: Adam's t.
@@ -82,16 +94,17 @@ pub struct Optimizer<D: Device> {
     settings: OptimizerSettings,
     /// `[segment][slot]`; both slots always there, empty where the rule has no use for them.
     slots: Vec<[D::Buffer; 2]>,
-    /// What changes from step to step: see [`update`].
+    /// The values that change from step to step: see [`update`].
     update: D::Buffer,
     lengths: Vec<usize>,
 }
 
 impl<D: Device> Optimizer<D> {
-    /// Slots of zeros for segments of which this rank owns `lengths` elements each. Not collective.
+    /// Allocates slots of zeros for segments of which this rank owns `lengths` elements each. Not
+    /// collective.
     ///
     /// # Errors
-    /// The device has not that much memory.
+    /// The device does not have enough memory.
     pub fn new(device: &D, settings: OptimizerSettings, lengths: Vec<usize>) -> Result<Optimizer<D>> {
         let slot = |number: usize, len| {
             device.allocate(if number < settings.num_slots() { len } else { 0 }, Role::Exact)
@@ -100,17 +113,17 @@ impl<D: Device> Optimizer<D> {
         Ok(Optimizer { settings, slots, update: device.allocate(update::LEN, Role::Exact)?, lengths })
     }
 
-    /// The constants.
+    /// Returns the rule and its constants.
     pub fn settings(&self) -> &OptimizerSettings {
         &self.settings
     }
 
-    /// Elements `range` of what this rank owns of slot `slot` of a segment.
+    /// Returns elements `range` of this rank's part of slot `slot` of a segment.
     pub fn slot(&self, device: &D, segment: usize, slot: usize, range: Range<usize>) -> D::View<'_> {
         device.view(&self.slots[segment][slot], range)
     }
 
-    /// The same, to write.
+    /// Returns elements `range` of this rank's part of slot `slot` of a segment, to write.
     pub fn slot_mut(
         &mut self,
         device: &D,
@@ -121,7 +134,8 @@ impl<D: Device> Optimizer<D> {
         device.view_mut(&mut self.slots[segment][slot], range)
     }
 
-    /// Sets what changes from step to step, for the calls of [`Optimizer::step`] that follow.
+    /// Sets the values that change from step to step, for the calls of [`Optimizer::step`] that
+    /// follow.
     ///
     /// # Errors
     /// The transfer to the device failed.
@@ -138,8 +152,8 @@ impl<D: Device> Optimizer<D> {
         })
     }
 
-    /// Updates the owned elements of one segment in one pass, and adds the squares of the (unscaled) gradient to `sums`
-    /// (see [`crate::device::totals`]).
+    /// Updates the owned elements of one segment in one pass, and adds the squares of the
+    /// (unscaled) gradient to `sums` (see [`crate::device::totals`]).
     pub fn step(
         &mut self,
         device: &D,
@@ -171,7 +185,8 @@ impl<D: Device> Optimizer<D> {
     }
 }
 
-/// The factor that brings a gradient of norm `norm` to at most `largest`, as `torch.nn.utils.clip_grad_norm_`.
+/// Returns the factor that scales a gradient of norm `norm` to a norm of at most `largest`, as
+/// `torch.nn.utils.clip_grad_norm_`.
 pub fn clip_factor(norm: f64, largest: f64) -> f64 {
     (largest / (norm + 1e-6)).min(1.0)
 }

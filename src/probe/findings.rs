@@ -1,15 +1,12 @@
 //! The results of all trials, as a table and as a file.
 
-use std::path::Path;
-
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{JobDescription, Trial};
 use crate::measure::OPERATIONS;
-use crate::{Error, Result};
 
 /// The outcome of a trial.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrialOutcome {
     /// The values were right.
@@ -25,7 +22,7 @@ pub enum TrialOutcome {
 }
 
 /// A trial and its outcome.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct TrialReport {
     /// The operation, by its name in `collectives`.
     pub operation: String,
@@ -43,8 +40,8 @@ pub struct TrialReport {
     pub seconds: f64,
 }
 
-/// The results of a run of `probe`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// The results of a run of `probe`, whose file [`Capabilities`](crate::comm::Capabilities) reads.
+#[derive(Debug, Clone, Serialize)]
 pub struct Findings {
     /// MPI's description of itself and of the job.
     #[serde(flatten)]
@@ -54,25 +51,6 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Reads a file that `probe --json` wrote.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not such a file.
-    pub fn read(path: &Path) -> Result<Findings> {
-        let doing = || format!("reading the findings of probe from {}", path.display());
-        let text = std::fs::read(path).map_err(|error| Error::input(doing(), error))?;
-        serde_json::from_slice(&text).map_err(|error| Error::input(doing(), error))
-    }
-
-    /// Returns true if sending and receiving the memory of GPUs works here; `None` if it was not
-    /// tried.
-    pub fn takes_device_memory(&self) -> Option<bool> {
-        let is_message = |tried: &&TrialReport| {
-            tried.memory == "device" && tried.operation == "send-receive" && tried.size == "small"
-        };
-        self.trials.iter().find(is_message).map(|tried| tried.outcome == TrialOutcome::Works)
-    }
-
     /// Formats a table with a row for every operation and a column for every form.
     pub fn table(&self) -> String {
         let mut columns: Vec<[&str; 3]> = Vec::new();

@@ -187,8 +187,6 @@ pub struct Record {
     pub events: Vec<Event>,
     /// The number of events that were discarded because there were too many.
     pub num_lost: usize,
-    /// The fraction of the ranks' time that a pipeline's schedule leaves idle, if one was run.
-    pub expected_bubble: Option<f64>,
 }
 
 thread_local! {
@@ -220,11 +218,6 @@ pub fn is_on() -> bool {
 pub fn finish() -> Record {
     ON.set(false);
     RECORD.take()
-}
-
-/// Sets the fraction of the ranks' time that the running schedule leaves idle.
-pub fn expect_bubble(fraction: f64) {
-    RECORD.with_borrow_mut(|record| record.expected_bubble = Some(fraction));
 }
 
 fn record(event: Event) {
@@ -349,7 +342,7 @@ mod tests {
             flight.wait(|| std::hint::black_box(()));
             flight.end();
         }
-        let Record { events, num_lost, .. } = finish();
+        let Record { events, num_lost } = finish();
         drop(work(Name::Step));
         assert_eq!(num_lost, 0);
         let names: Vec<_> = events.iter().map(|event| (event.name(), event.kind())).collect();

@@ -48,14 +48,14 @@ impl Trace {
         Ok(Trace { path: name, program: program.to_owned(), file, clock })
     }
 
-    /// Stops recording, gathers the records on rank 0, converted to its clock, writes the file
-    /// there, logs a summary, and returns it. A file that cannot be written is only a warning.
-    /// Collective.
+    /// Ends recording and gathers the records on rank 0, on its clock. Rank 0 writes the file, logs a
+    /// summary and returns it; the bubble of a pipeline is compared with `expected_bubble`. A file
+    /// that cannot be written is a warning. Collective.
     ///
     /// # Errors
-    /// There is no memory for messages.
-    pub fn finish(self, world: &World) -> Result<Option<Summary>> {
-        let Record { mut events, num_lost, expected_bubble } = trace::finish();
+    /// A message to another rank fails.
+    pub fn finish(self, world: &World, expected_bubble: Option<f64>) -> Result<Option<Summary>> {
+        let Record { mut events, num_lost } = trace::finish();
         let all = world.communicator();
         let (before, after) = (self.clock, compare_clocks(all)?);
         for event in &mut events {

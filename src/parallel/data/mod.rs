@@ -17,6 +17,8 @@
 mod flight;
 mod slots;
 
+use clap::ValueEnum;
+
 use self::flight::{Bucket, State};
 use super::bucket::buckets;
 use super::settle;
@@ -27,12 +29,14 @@ use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
 use crate::trace::{self, Name};
 
-/// How a bucket's sum reaches the parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The way from a bucket of gradients to new parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Reduction {
-    /// Sum everywhere, update everywhere.
+    /// Sum on every rank, update on every rank.
+    #[value(name = "all-reduce")]
     AllReduce,
-    /// Sum, update and optimizer state in parts.
+    /// Sum and update each part on one rank, then gather.
+    #[value(name = "reduce-scatter")]
     ReduceScatter,
 }
 

@@ -1,4 +1,4 @@
-//! Options about checkpoints and about stopping in time.
+//! The options of checkpoints and of stopping in time.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -9,12 +9,12 @@ use clap::Args;
 use crate::app::parse_time;
 use crate::{Error, Result};
 
-/// When a checkpoint is due.
+/// The interval between checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Every {
-    /// After so many steps, and their multiples.
+    /// A number of steps.
     Steps(u64),
-    /// After so much time.
+    /// A time.
     Time(Duration),
 }
 
@@ -31,14 +31,14 @@ impl FromStr for Every {
     }
 }
 
-/// What to go on from.
+/// The checkpoint that a run resumes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
     /// The newest sound checkpoint of the directory, if there is one.
     Auto,
-    /// Nothing.
+    /// No checkpoint.
     Never,
-    /// This file, or the newest sound one of this directory.
+    /// A file, or the newest sound checkpoint of a directory.
     From(PathBuf),
 }
 
@@ -54,11 +54,11 @@ impl FromStr for Resume {
     }
 }
 
-/// Options about checkpoints and about stopping in time.
+/// The options of checkpoints and of stopping in time.
 #[derive(Debug, Clone, Args)]
 pub struct CheckpointOptions {
-    /// Directory for checkpoints, made if it is missing; with it SIGTERM, SIGINT and SIGUSR1 at any rank stop all ranks after
-    /// their step, with a checkpoint and exit code 75
+    /// Directory for checkpoints, made if it is missing; with it SIGTERM, SIGINT and SIGUSR1 at any
+    /// rank stop all ranks after their step, with a checkpoint and exit code 75
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub checkpoint_dir: Option<PathBuf>,
 
@@ -82,13 +82,13 @@ pub struct CheckpointOptions {
     )]
     pub keep: usize,
 
-    /// Go on from the newest sound checkpoint in --checkpoint-dir if there is one (auto), from nothing (never), or from this
-    /// file or directory
+    /// Go on from the newest sound checkpoint in --checkpoint-dir if there is one (auto), from
+    /// nothing (never), or from this file or directory
     #[arg(long, value_name = "auto|never|PATH", default_value = "auto", help_heading = "Checkpoints")]
     pub resume: Resume,
 
-    /// Start with the weights of this file (of --export, a checkpoint, or any HDF5 file with /model/NAME), unless a run is
-    /// resumed
+    /// Start with the weights of this file (of --export, a checkpoint, or any HDF5 file with
+    /// /model/NAME), unless a run is resumed
     #[arg(long, value_name = "FILE", help_heading = "Checkpoints")]
     pub init: Option<PathBuf>,
 
@@ -97,25 +97,38 @@ pub struct CheckpointOptions {
     pub export: Option<PathBuf>,
 
     /// Stop this long (55m) after the start as a signal would
-    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = parse_time,
+        requires = "checkpoint_dir",
+        help_heading = "Checkpoints"
+    )]
     pub time_limit: Option<Duration>,
 
     /// The same this long (2m) before Slurm ends the job
-    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir", help_heading = "Checkpoints")]
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = parse_time,
+        requires = "checkpoint_dir",
+        help_heading = "Checkpoints"
+    )]
     pub stop_before: Option<Duration>,
 
-    /// Let no step take less than this (20ms): a job that tries out signals and limits then lasts as long on every machine
+    /// Let no step take less than this (20ms): a job that tries out signals and limits then lasts
+    /// as long on every machine
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Machine")]
     pub pace: Option<Duration>,
 }
 
 impl CheckpointOptions {
-    /// True if the run may write checkpoints or go on from one.
+    /// Returns true if the run may write checkpoints or resume from one.
     pub fn are_wanted(&self) -> bool {
         self.checkpoint_dir.is_some() || matches!(self.resume, Resume::From(_))
     }
 
-    /// The files and directories that have to be there, with the options that name them.
+    /// Returns the files and directories that must exist, each with the option that names it.
     pub fn inputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let resume = match &self.resume {
             Resume::From(path) => Some(("--resume", path.as_path())),
@@ -124,11 +137,11 @@ impl CheckpointOptions {
         resume.into_iter().chain(self.init.as_deref().map(|path| ("--init", path)))
     }
 
-    /// When a run that began at `start` is to stop: the sooner of --time-limit and of the end that Slurm has set, less
-    /// --stop-before. Not collective.
+    /// Returns the time at which a run that began at `start` must stop: the earlier of --time-limit
+    /// and of --stop-before the end that Slurm has set. Not collective.
     ///
     /// # Errors
-    /// There is a --stop-before, but Slurm does not say how long the job has, or less than that.
+    /// There is a --stop-before, but Slurm does not say how much time is left, or less is left.
     pub fn deadline(&self, start: Instant) -> Result<Option<Instant>> {
         let limit = self.time_limit.and_then(|limit| start.checked_add(limit));
         let Some(before) = self.stop_before else { return Ok(limit) };
@@ -148,7 +161,8 @@ impl CheckpointOptions {
     }
 }
 
-/// What Slurm leaves this job; `Some(None)` if that is without limit, `None` if it does not say.
+/// Returns the time that Slurm leaves this job; `Some(None)` if there is no limit, `None` if Slurm
+/// does not say.
 fn slurm_time_left() -> Option<Option<Duration>> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
     // set from Slurm 23.02 on
@@ -161,7 +175,7 @@ fn slurm_time_left() -> Option<Option<Duration>> {
     if text == "UNLIMITED" { Some(None) } else { slurm_time(&text).map(Some) }
 }
 
-/// `[days-][[hours:]minutes:]seconds`, as `squeue` writes it.
+/// Parses `[days-][[hours:]minutes:]seconds`, as `squeue` writes times.
 fn slurm_time(text: &str) -> Option<Duration> {
     let (days, clock) = text.split_once('-').unwrap_or(("0", text));
     let parts: Option<Vec<u64>> = clock.split(':').map(|part| part.parse().ok()).collect();

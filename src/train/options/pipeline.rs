@@ -1,27 +1,27 @@
-//! The options of pipelines: which schedule, which layers in which stage.
+//! The options of pipelines: the schedule, and the layers of each stage.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::TrainOptions;
 use super::given::Given;
-use super::model_options::SizeList;
+use super::model::SizeList;
+use super::names::name_of;
 use crate::app::{self, FileOption};
 use crate::comm::{Communicator, World};
 use crate::nn::Model;
-use crate::parallel::layout::Plan;
-use crate::parallel::schedule::{Report, Schedule, ScheduleKind};
-use crate::trace;
+use crate::parallel::layout::ParallelPlan;
+use crate::parallel::schedule::{PipelineScheduleKind, Report, Schedule};
 use crate::{Error, Result};
 
-/// A schedule by name, or a file with one.
+/// A pipeline schedule by its name, or a file with one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScheduleChoice {
-    /// One of those that are known.
-    Named(ScheduleKind),
-    /// A CSV file.
+    /// A schedule that is generated.
+    Named(PipelineScheduleKind),
+    /// A CSV file with a schedule.
     File(PathBuf),
 }
 
@@ -29,17 +29,18 @@ impl FromStr for ScheduleChoice {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<ScheduleChoice, String> {
-        if let Some(kind) = ScheduleKind::ALL.into_iter().find(|kind| kind.name() == text) {
+        if let Ok(kind) = <PipelineScheduleKind as ValueEnum>::from_str(text, false) {
             return Ok(ScheduleChoice::Named(kind));
         }
-        let names = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
+        let names: Vec<String> = PipelineScheduleKind::value_variants().iter().map(name_of).collect();
+        let names = names.join(", ");
         let is_csv = Path::new(text).extension().is_some_and(|extension| extension == "csv");
         let file = || ScheduleChoice::File(text.into());
         is_csv.then(file).ok_or_else(|| format!("expected {names}, or a file that ends in .csv"))
     }
 }
 
-/// Numbers of layers, separated by commas.
+/// Parses the numbers of layers of the stages, separated by commas.
 fn parse_stages(text: &str) -> std::result::Result<SizeList, String> {
     let size = |part: &str| match part.trim().parse() {
         Ok(0) => Err("a stage of 0 layers has nothing to do".to_owned()),
@@ -51,15 +52,16 @@ fn parse_stages(text: &str) -> std::result::Result<SizeList, String> {
     text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
 }
 
-/// Options about stages and their schedule.
+/// The options of the stages and their schedule.
 #[derive(Debug, Clone, Args)]
 pub struct PipelineOptions {
     #[command(flatten)]
-    /// What was given; first, see there.
+    /// The options given, as the first field.
     pub given: Given,
 
-    /// In which order micro-batches go through the stages: sequential (one at a time), gpipe, 1f1b, interleaved (several stages
-    /// a rank), zero-bubble (ZB-H1), or a CSV file in the notation of PyTorch's pipelining (0F0, 1B2, …), a row for each rank
+    /// In which order micro-batches go through the stages: sequential (one at a time), gpipe, 1f1b,
+    /// interleaved (several stages a rank), zero-bubble (ZB-H1), or a CSV file in the notation of
+    /// PyTorch's pipelining (0F0, 1B2, …), a row for each rank
     #[arg(long, value_name = "NAME|FILE", default_value = "1f1b", help_heading = "Pipeline")]
     pub schedule: ScheduleChoice,
 
@@ -71,12 +73,20 @@ pub struct PipelineOptions {
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Pipeline")]
     pub stages_per_rank: usize,
 
-    /// Keep only what comes into a stage and what leaves it, and run its forward pass again in the backward pass
+    /// Keep only what comes into a stage and what leaves it, and run its forward pass again in the
+    /// backward pass
     #[arg(long, help_heading = "Pipeline")]
     pub recompute: bool,
 
-    /// Draw the schedule instead of training: as a table, or into FILE as a picture (.svg) or as CSV (.csv)
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", help_heading = "Pipeline")]
+    /// Draw the schedule instead of training: as a table, or into FILE as a picture (.svg) or as
+    /// CSV (.csv)
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        default_missing_value = "-",
+        help_heading = "Pipeline"
+    )]
     pub show_schedule: Option<String>,
 
     /// Ranks of the schedule that is drawn, unless it is from a file [default: those of the job]
@@ -85,7 +95,7 @@ pub struct PipelineOptions {
 }
 
 impl PipelineOptions {
-    /// The files that these options name. Not collective.
+    /// Returns the files that these options name. Not collective.
     pub fn files(&self) -> Vec<FileOption<'_>> {
         let schedule = match &self.schedule {
             ScheduleChoice::File(path) => Some(FileOption::input("--schedule", path)),
@@ -96,35 +106,28 @@ impl PipelineOptions {
         schedule.into_iter().chain(drawn).collect()
     }
 
-    /// Refuses options that say nothing about this run. Not collective.
+    /// Refuses options that have no effect in this run. Not collective.
     fn check_used(&self) -> Result<()> {
-        let is_interleaved = self.schedule == ScheduleChoice::Named(ScheduleKind::Interleaved);
-        if self.given.has("stages-per-rank") && !is_interleaved {
-            let why = format!(
-                "this run has no use for it: it is for --schedule interleaved, and {} is chosen",
-                self.name()
-            );
-            return Err(Error::input("--stages-per-rank", why));
-        }
-        if self.given.has("show-ranks") && matches!(self.schedule, ScheduleChoice::File(_)) {
-            return Err(Error::input(
-                "--show-ranks",
-                "this run has no use for it: the file of the schedule has a row for each rank",
-            ));
-        }
-        Ok(())
+        let is_interleaved = self.schedule == ScheduleChoice::Named(PipelineScheduleKind::Interleaved);
+        let for_interleaved = (!is_interleaved)
+            .then(|| format!("it is for --schedule interleaved, and {} is chosen", self.name()));
+        let has_rows = matches!(self.schedule, ScheduleChoice::File(_))
+            .then_some("the file of the schedule has a row for each rank");
+        self.given.refuse("stages-per-rank", for_interleaved.as_deref())?;
+        self.given.refuse("show-ranks", has_rows)
     }
 
-    /// The name of the schedule.
+    /// Returns the name of the schedule.
     fn name(&self) -> String {
         match &self.schedule {
-            ScheduleChoice::Named(kind) => kind.name().to_owned(),
+            ScheduleChoice::Named(kind) => name_of(kind),
             ScheduleChoice::File(path) => path.display().to_string(),
         }
     }
 
-    /// The schedule for `num_ranks` ranks, with what its check found: with as many micro-batches as the file or `train` says, else with two to
-    /// four for each rank, if the batch divides by that, or fewer. `file` is what is in --schedule, if that is one. Not
+    /// Returns the schedule for `num_ranks` ranks and the report of its check. It has as many
+    /// micro-batches as the file or `train` says, else two to four for each rank if that divides
+    /// the batch, or fewer. `file` is the text of the file of --schedule, if there is one. Not
     /// collective.
     fn schedule(
         &self,
@@ -134,7 +137,7 @@ impl PipelineOptions {
     ) -> Result<(Schedule, Report)> {
         self.check_used()?;
         self.make_schedule(num_ranks, train, file).map_err(|error| match (&self.schedule, error) {
-            // whatever is wrong with a schedule that was read is wrong with its file
+            // an unsound schedule from a file is an error of the file
             (ScheduleChoice::File(path), Error::Input(why)) if !why.contains(&self.name()) => {
                 Error::input(format!("reading the schedule {}", path.display()), why)
             }
@@ -156,8 +159,8 @@ impl PipelineOptions {
                     let more = (two..=two.saturating_mul(2).min(train.batch_size)).find(fits);
                     more.or_else(|| (1..two.min(train.batch_size)).rev().find(fits)).unwrap_or(1)
                 };
-                let stages_per_rank =
-                    if *kind == ScheduleKind::Interleaved { self.stages_per_rank } else { 1 };
+                let is_interleaved = *kind == PipelineScheduleKind::Interleaved;
+                let stages_per_rank = if is_interleaved { self.stages_per_rank } else { 1 };
                 kind.generate(num_ranks, stages_per_rank, train.micro_batches.unwrap_or_else(usual))?
             }
             (ScheduleChoice::File(_), text) => {
@@ -174,7 +177,8 @@ impl PipelineOptions {
         Ok((schedule, report))
     }
 
-    /// What is in --schedule, if that is a file: as rank 0 reads it, so that all ranks run the same. Collective.
+    /// Returns the text of the file of --schedule, if there is one. Rank 0 reads it for all ranks,
+    /// so that all run the same schedule. Collective.
     fn read_file(&self, all: &Communicator) -> Result<Option<String>> {
         let ScheduleChoice::File(path) = &self.schedule else {
             return Ok(None);
@@ -188,13 +192,17 @@ impl PipelineOptions {
         Ok(Some(String::from_utf8_lossy(&text).into_owned()))
     }
 
-    /// The plan of a model for the ranks of `world`, to be made when the model is there: see [`Plan::pipeline`]. Rank 0 says
-    /// what it is like, and traces will compare the bubble with that of the schedule. Collective.
+    /// Returns a function that plans how a model is spread over the ranks of `world`: see
+    /// [`ParallelPlan::pipeline`]. The function logs the schedule. Collective.
     ///
     /// # Errors
-    /// The file of the schedule cannot be read: the same error on every rank. The plan itself fails if the schedule is not sound
-    /// or does not fit the ranks or the model.
-    pub fn planner(&self, world: &World, train: &TrainOptions) -> Result<impl Fn(&Model) -> Result<Plan>> {
+    /// The file of the schedule cannot be read: the same error on every rank. The function fails if
+    /// the schedule is not sound or does not fit the ranks or the model.
+    pub fn planner(
+        &self,
+        world: &World,
+        train: &TrainOptions,
+    ) -> Result<impl Fn(&Model) -> Result<ParallelPlan>> {
         let file = self.read_file(world.communicator())?;
         Ok(move |model: &Model| self.plan(model, world.size(), train, file.as_deref()))
     }
@@ -205,7 +213,7 @@ impl PipelineOptions {
         num_ranks: usize,
         train: &TrainOptions,
         file: Option<&str>,
-    ) -> Result<Plan> {
+    ) -> Result<ParallelPlan> {
         let (schedule, report) = self.schedule(num_ranks, train, file)?;
         if schedule.ranks.len() != num_ranks {
             let (name, found) = (self.name(), schedule.ranks.len());
@@ -220,15 +228,18 @@ impl PipelineOptions {
             return Err(Error::input("spreading the layers", why));
         }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
-        let plan = Plan { recompute: self.recompute, ..Plan::pipeline(model, schedule, sizes)? };
-        trace::expect_bubble(report.bubble);
+        let plan = ParallelPlan {
+            recompute: self.recompute,
+            expected_bubble: Some(report.bubble),
+            ..ParallelPlan::pipeline(model, schedule, sizes)?
+        };
         log::info!("{}", plan.schedule.headline(&self.name(), &report));
         let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
         log::info!("layers of the stages: {}", sizes.join(", "));
         Ok(plan)
     }
 
-    /// Does what --show-schedule asks for, on rank 0. Collective.
+    /// Draws the schedule as --show-schedule asks, on rank 0. Collective.
     ///
     /// # Errors
     /// The schedule is not sound, or the file cannot be written.

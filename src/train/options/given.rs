@@ -1,17 +1,31 @@
-//! What was given on the command line, as opposed to what is there by default.
+//! The options given on the command line, as opposed to those that have their default values.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-/// The options that were given on the command line, defaults left out. To be the first field of a struct of options, for a field
-/// takes its option out of what was matched.
+use crate::Error;
+
+/// The names of the options given on the command line. It must be the first field of a struct of
+/// options, because every other field removes its own option from the matches.
 #[derive(Debug, Clone, Default)]
 pub struct Given(Vec<String>);
 
 impl Given {
-    /// True if the option of this long name was given.
+    /// Returns true if the option with the long name `name` was given.
     pub fn has(&self, name: &str) -> bool {
         self.0.iter().any(|given| given == name)
+    }
+
+    /// Refuses the option with the long name `name` if it was given and has no effect in this run,
+    /// for the `reason`.
+    ///
+    /// # Errors
+    /// The option was given, and there is a reason.
+    pub(super) fn refuse(&self, name: &str, reason: Option<&str>) -> crate::Result<()> {
+        match reason.filter(|_| self.has(name)) {
+            Some(why) => Err(Error::input(format!("--{name}"), format!("this run has no use for it: {why}"))),
+            None => Ok(()),
+        }
     }
 }
 
