@@ -13,7 +13,8 @@
 //!
 //! ```no_run
 //! use phalanx::comm::DeviceCommunicator;
-//! use phalanx::device::{Cuda, CudaBuffer, Device};
+//! use phalanx::device::prelude::*;
+//! use phalanx::device::{Cuda, CudaBuffer};
 //!
 //! fn send_and_clear(communicator: &DeviceCommunicator, device: &Cuda, gradients: CudaBuffer) -> phalanx::Result<()> {
 //!     let transfer = communicator.start_send(gradients, 10, 1, 0)?;
@@ -50,7 +51,8 @@
 //!
 //! ```compile_fail,E0382
 //! # use phalanx::comm::DeviceCommunicator;
-//! # use phalanx::device::{Cuda, CudaBuffer, Device};
+//! # use phalanx::device::prelude::*;
+//! # use phalanx::device::{Cuda, CudaBuffer};
 //! fn send(communicator: &DeviceCommunicator, device: &Cuda, mut gradients: CudaBuffer) -> phalanx::Result<()> {
 //!     let transfer = communicator.start_send(gradients, 10, 1, 0)?;
 //!     device.fill(device.view_mut(&mut gradients, 0..10), 0.0);

@@ -2,7 +2,9 @@
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
-use crate::device::{Activation, ConvolutionShape, Device, LinearShape, PoolShape, WeightLayout};
+use crate::device::{
+    Activation, ConvolutionShape, Device, FusedActivation, LinearShape, PoolShape, WeightLayout,
+};
 
 /// A layer, with the numbers of its tensors in the model's logical order.
 #[derive(Debug, Clone)]
@@ -195,7 +197,7 @@ impl Layer {
         let activation = if is_turned { Activation::Identity } else { activation };
         let saved = if activation.saves() { tape.saved } else { tape.output };
         let bias = bias.map(|bias| gradients.tensor_mut(device, bias));
-        device.backward_activation(activation, columns, saved, gradient, bias, accumulate);
+        device.activation_backward(activation, columns, saved, gradient, bias, accumulate);
     }
 
     /// Second part: the gradient of the weight, where there is one.
@@ -232,7 +234,8 @@ impl Layer {
     }
 
     /// Third part, independent of the second: the gradient of the input. Not for layers that are
-    /// [elementwise](Layer::is_elementwise). With `before` (see [`Layer::turns_with`]), that before the layer before.
+    /// [elementwise](Layer::is_elementwise). With `previous` (see [`Layer::turns_with`]),
+    /// also back through the previous layer's activation.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn backward_input<D: Device>(
         &self,
@@ -242,7 +245,7 @@ impl Layer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        before: Option<(Activation, D::View<'_>)>,
+        previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         match self {
             Layer::Linear { outputs: 0, .. } => device.fill(input_gradient, 0.0),
@@ -250,7 +253,7 @@ impl Layer {
             Layer::Linear { weight, .. } => {
                 let weight = parameters.tensor(device, *weight);
                 let shape = self.linear_shape(rows);
-                device.linear_backward_input(&shape, gradient, weight, input_gradient, before);
+                device.linear_backward_input(&shape, gradient, weight, input_gradient, previous);
             }
             Layer::Convolution { shape, weight } => {
                 let shape = ConvolutionShape { rows, ..*shape };
@@ -272,7 +275,7 @@ impl Layer {
         match (self, after) {
             (Layer::Linear { activation, outputs: 1.., .. }, Layer::Linear { outputs: 1.., .. }) => {
                 Some(*activation)
-                    .filter(|activation| activation.saves() && device.fuses_backward(*activation))
+                    .filter(|activation| activation.saves() && device.fuses_activation_backward(*activation))
             }
             _ => None,
         }

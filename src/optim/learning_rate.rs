@@ -1,45 +1,46 @@
 //! The learning rate of each step.
 
-/// How the learning rate goes on after the warm-up.
+/// The shape of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScheduleKind {
-    /// The same all the time.
+    /// Constant.
     Constant,
-    /// Times `decay` every `interval` steps (PyTorch's `StepLR`).
+    /// Multiplied by `decay` every `interval` steps (PyTorch's `StepLR`).
     Step,
-    /// Down to `last` along half a cosine (PyTorch's `CosineAnnealingLR`; Loshchilov and Hutter, 2017, without restarts).
+    /// Falls to `last` along half a cosine (PyTorch's `CosineAnnealingLR`; Loshchilov and Hutter, 2017,
+    /// without restarts).
     Cosine,
-    /// Down to `last` along a line.
+    /// Falls to `last` linearly.
     Linear,
 }
 
 /// A learning-rate schedule as a pure function of the step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearningRate {
-    /// How it goes on after the warm-up.
+    /// The shape after the warm-up.
     pub kind: ScheduleKind,
     /// The rate at the end of the warm-up.
     pub base: f64,
     /// The rate at the end of `Cosine` and `Linear`.
     pub last: f64,
-    /// Over this many steps the rate rises in equal parts to `base`.
+    /// Number of steps over which the rate rises linearly to `base`.
     pub warmup_steps: u64,
-    /// The length of the whole, warm-up included, in steps.
+    /// Number of steps of the whole schedule, warm-up included.
     pub num_steps: u64,
-    /// Steps between two decays of `Step`.
+    /// Number of steps between two decays of `Step`.
     pub interval: u64,
     /// The factor of each decay of `Step`.
     pub decay: f64,
 }
 
 impl LearningRate {
-    /// `base` at every step.
+    /// Returns the schedule that is `base` at every step.
     pub fn constant(base: f64) -> LearningRate {
         let kind = ScheduleKind::Constant;
         LearningRate { kind, base, last: 0.0, warmup_steps: 0, num_steps: 1, interval: 1, decay: 1.0 }
     }
 
-    /// The rate of step `step`, from 0.
+    /// Returns the rate of step `step`, counted from 0.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.base * (step + 1) as f64 / self.warmup_steps as f64;

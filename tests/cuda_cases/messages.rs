@@ -4,7 +4,8 @@
 use phalanx::comm::{
     Algorithm, Awareness, Choice, Communicator, DeviceCommunicator, Operation, Transfers, World, awareness,
 };
-use phalanx::device::{Cuda, CudaBuffer, Device, Portable as _, Precision, Role};
+use phalanx::device::prelude::*;
+use phalanx::device::{Cuda, CudaBuffer, Portable as _, Precision, Role};
 
 use crate::equivalence_support::TestDevice;
 

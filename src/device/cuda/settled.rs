@@ -9,13 +9,14 @@ use std::rc::Rc;
 
 use cudarc::driver::CudaEvent;
 
-use super::memory::{CudaBuffer, DeviceMemory};
-use super::shared::launch_in;
+use super::runtime::buffer::CudaBuffer;
+use super::runtime::launch::launch_in;
+use super::runtime::memory::DeviceMemory;
 use crate::Result;
 use crate::device::portable::{self, Addition, Settled};
 
 /// What messages straight from and to a buffer need.
-pub(super) struct Direct {
+pub(crate) struct Direct {
     inbox: DeviceMemory,
     /// Of how many values.
     room: usize,
@@ -39,7 +40,7 @@ pub struct SettledBuffer {
 
 impl Settling {
     pub(super) fn new(mut buffer: CudaBuffer, inbox: usize) -> Result<Settling> {
-        let shared = Rc::clone(&buffer.shared);
+        let shared = Rc::clone(&buffer.streams);
         let direct = match buffer.direct.take() {
             Some(direct) if direct.room >= inbox => direct,
             _ => Direct {
@@ -58,11 +59,11 @@ impl portable::Settling for Settling {
     type Settled = SettledBuffer;
 
     fn is_complete(&mut self) -> bool {
-        self.buffer.shared.is_complete(&self.direct.computed)
+        self.buffer.streams.is_complete(&self.direct.computed)
     }
 
     fn wait(self) -> SettledBuffer {
-        self.buffer.shared.wait_for(&self.direct.computed);
+        self.buffer.streams.wait_for(&self.direct.computed);
         SettledBuffer { buffer: self.buffer, direct: self.direct }
     }
 }
@@ -78,7 +79,7 @@ unsafe impl Settled for SettledBuffer {
     }
 
     fn add(&mut self, slot: usize, addition: &Addition) {
-        let (shared, format) = (&self.buffer.shared, self.buffer.format);
+        let (shared, format) = (&self.buffer.streams, self.buffer.format);
         let Addition { into, first, terms, stride, own } = addition;
         let end = first + terms * stride;
         let fits =
@@ -89,13 +90,13 @@ unsafe impl Settled for SettledBuffer {
             let inbox = self.direct.inbox.pointer() + (first * format.bytes()) as u64;
             let (kernel, launch) = (shared.kernels.add_terms.of(format), shared.over(into.len(), 4));
             let (len, stride, terms, own) = (into.len() as u64, *stride as u64, *terms as u32, *own as u32);
-            launch_in!(shared, shared.arrivals, kernel, launch, len, values, inbox, stride, terms, own);
+            launch_in!(shared, shared.h2d, kernel, launch, len, values, inbox, stride, terms, own);
         }
-        shared.note("adding what arrived", self.direct.added[slot].record(&shared.arrivals));
+        shared.note("adding what arrived", self.direct.added[slot].record(&shared.h2d));
     }
 
     fn is_added(&mut self, slot: usize) -> bool {
-        self.buffer.shared.is_complete(&self.direct.added[slot])
+        self.buffer.streams.is_complete(&self.direct.added[slot])
     }
 }
 

@@ -11,14 +11,15 @@ use std::rc::Rc;
 
 use cudarc::driver::{CudaEvent, result};
 
-use super::memory::{CudaBuffer, Pinned};
+use super::runtime::buffer::CudaBuffer;
+use super::runtime::launch::launch;
+use super::runtime::memory::Pinned;
 use super::settled::{SettledBuffer, Settling};
-use super::shared::launch;
 use crate::Result;
 use crate::device::portable::{Never, Portable, Staged};
 
 /// What the messages of a buffer need.
-pub(super) struct Staging {
+pub(crate) struct Staging {
     /// As long as the buffer, with values in its format.
     mirror: Pinned,
     /// The computation with the buffer before it left.
@@ -46,7 +47,7 @@ pub struct StagedBuffer {
 
 impl StagedBuffer {
     fn new(mut buffer: CudaBuffer, pieces: usize) -> Result<StagedBuffer> {
-        let shared = Rc::clone(&buffer.shared);
+        let shared = Rc::clone(&buffer.streams);
         let mut staging = match buffer.staging.take() {
             Some(staging) => staging,
             None => Staging {
@@ -81,8 +82,8 @@ unsafe impl Staged for StagedBuffer {
     }
 
     fn fetch(&mut self, piece: usize, ranges: &mut dyn Iterator<Item = Range<usize>>) {
-        let (shared, doing) = (Rc::clone(&self.buffer.shared), "copying a message to the host");
-        let departures = &shared.departures;
+        let (shared, doing) = (Rc::clone(&self.buffer.streams), "copying a message to the host");
+        let departures = &shared.d2h;
         let mut is_copied = false;
         for range in ranges.filter(|range| !range.is_empty()) {
             if !is_copied {
@@ -106,7 +107,7 @@ unsafe impl Staged for StagedBuffer {
     }
 
     fn is_here(&mut self, piece: usize) -> bool {
-        let (shared, fetched) = (&self.buffer.shared, &self.staging.fetched[piece]);
+        let (shared, fetched) = (&self.buffer.streams, &self.staging.fetched[piece]);
         let is_here = match fetched.is_copied {
             true => shared.is_complete(&fetched.event),
             false => self.is_free || shared.is_complete(&self.staging.delivered),
@@ -116,8 +117,8 @@ unsafe impl Staged for StagedBuffer {
     }
 
     fn deliver(&mut self, ranges: &mut dyn Iterator<Item = Range<usize>>) {
-        let (shared, doing) = (Rc::clone(&self.buffer.shared), "copying a message to the device");
-        let arrivals = &shared.arrivals;
+        let (shared, doing) = (Rc::clone(&self.buffer.streams), "copying a message to the device");
+        let arrivals = &shared.h2d;
         let mut is_copied = false;
         for range in ranges.filter(|range| !range.is_empty()) {
             if !is_copied {
@@ -176,7 +177,7 @@ impl Portable for CudaBuffer {
 
     fn unstage(staged: StagedBuffer, range: Range<usize>) -> CudaBuffer {
         let StagedBuffer { mut buffer, staging, .. } = staged;
-        let shared = Rc::clone(&buffer.shared);
+        let shared = Rc::clone(&buffer.streams);
         shared.note("going on after a message", shared.compute.wait(&staging.delivered));
         buffer.staging = Some(staging);
         buffer.refresh_copy(range);
@@ -190,8 +191,8 @@ impl CudaBuffer {
         if let (Some(copy), false) = (&self.copy, range.is_empty()) {
             let into = copy.pointer() + 2 * range.start as u64;
             let from = self.memory.pointer() + 4 * range.start as u64;
-            let launch = self.shared.over(range.len(), 1);
-            launch!(self.shared, &self.shared.kernels.cast_to_bf16, launch, range.len() as u64, from, into);
+            let launch = self.streams.over(range.len(), 1);
+            launch!(self.streams, &self.streams.kernels.cast_to_bf16, launch, range.len() as u64, from, into);
         }
     }
 }
