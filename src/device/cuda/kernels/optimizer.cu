@@ -36,39 +36,29 @@ struct AdamConstants {
     int decoupled;
 };
 
-// Applies `rule` to all elements: `rule.step(parameter, gradient, slots)` returns the new parameter
-// and updates the element's slots.
-template <int SLOTS, class Rule>
+// Applies `rule` to all elements: `rule.step(parameter, gradient, slot)` returns the new parameter
+// and updates the element's slots, of which `slot(i)` is a reference. Rules must write sums of two
+// products with `fmaf`: the compiler would choose which product to round, differently in different
+// places.
+template <class Rule>
 __device__ __forceinline__ void optimizer_step(const Rule& rule, const OptimizerArrays& arrays) {
     float sum = 0;
     uint64 fours = arrays.len / 4;
     for (uint64 four = thread_index(); four < fours; four += num_threads()) {
         Four<float> p = ((Four<float>*)arrays.parameters)[four];
         Four<float> g = ((const Four<float>*)arrays.gradients)[four];
-        Four<float> s[SLOTS + 1];
+        Four<float> s[Rule::SLOTS + 1];
         Four<bf16> c;
-#pragma unroll
-        for (int slot = 0; slot < SLOTS; slot++) {
+        for (int slot = 0; slot < Rule::SLOTS; slot++) {
             s[slot] = ((Four<float>*)arrays.slots[slot])[four];
         }
-#pragma unroll
         for (int i = 0; i < 4; i++) {
-            float slots[SLOTS + 1];
-#pragma unroll
-            for (int slot = 0; slot < SLOTS; slot++) {
-                slots[slot] = s[slot].at[i];
-            }
             sum += g.at[i] * g.at[i] + 0.0f * p.at[i];
-            p.at[i] = rule.step(p.at[i], g.at[i], slots);
+            p.at[i] = rule.step(p.at[i], g.at[i], [&](int slot) -> float& { return s[slot].at[i]; });
             c.at[i] = from_float<bf16>(p.at[i]);
-#pragma unroll
-            for (int slot = 0; slot < SLOTS; slot++) {
-                s[slot].at[i] = slots[slot];
-            }
         }
         ((Four<float>*)arrays.parameters)[four] = p;
-#pragma unroll
-        for (int slot = 0; slot < SLOTS; slot++) {
+        for (int slot = 0; slot < Rule::SLOTS; slot++) {
             ((Four<float>*)arrays.slots[slot])[four] = s[slot];
         }
         if (arrays.copy) {
@@ -77,17 +67,15 @@ __device__ __forceinline__ void optimizer_step(const Rule& rule, const Optimizer
     }
     uint64 at = fours * 4 + thread_index();
     if (at < arrays.len) {
-        float slots[SLOTS + 1], p = arrays.parameters[at], g = arrays.gradients[at];
-#pragma unroll
-        for (int slot = 0; slot < SLOTS; slot++) {
-            slots[slot] = arrays.slots[slot][at];
+        float p = arrays.parameters[at], g = arrays.gradients[at], s[Rule::SLOTS + 1];
+        for (int slot = 0; slot < Rule::SLOTS; slot++) {
+            s[slot] = arrays.slots[slot][at];
         }
         sum += g * g + 0.0f * p;
-        p = rule.step(p, g, slots);
+        p = rule.step(p, g, [&](int slot) -> float& { return s[slot]; });
         arrays.parameters[at] = p;
-#pragma unroll
-        for (int slot = 0; slot < SLOTS; slot++) {
-            arrays.slots[slot][at] = slots[slot];
+        for (int slot = 0; slot < Rule::SLOTS; slot++) {
+            arrays.slots[slot][at] = s[slot];
         }
         if (arrays.copy) {
             arrays.copy[at] = from_float<bf16>(p);
@@ -98,6 +86,7 @@ __device__ __forceinline__ void optimizer_step(const Rule& rule, const Optimizer
 
 template <bool MOMENTUM>
 struct Sgd {
+    enum { SLOTS = MOMENTUM };
     float momentum, weight_decay, learning_rate, gradient_scale;
     bool nesterov;
 
@@ -109,11 +98,12 @@ struct Sgd {
         nesterov = constants.nesterov;
     }
 
-    __device__ __forceinline__ float step(float parameter, float gradient, float* slots) const {
-        float g = weight_decay * parameter + gradient * gradient_scale;
+    template <class Slots>
+    __device__ __forceinline__ float step(float parameter, float gradient, Slots slot) const {
+        float g = fmaf(weight_decay, parameter, gradient * gradient_scale);
         if (MOMENTUM) {
-            float v = momentum * slots[0] + g;
-            slots[0] = v;
+            float v = momentum * slot(0) + g;
+            slot(0) = v;
             g = nesterov ? momentum * v + g : v;
         }
         return parameter - learning_rate * g;
@@ -121,6 +111,7 @@ struct Sgd {
 };
 
 struct Adam {
+    enum { SLOTS = 2 };
     float beta1, beta2, one_minus_beta1, one_minus_beta2, epsilon;
     float step_size;
     float inverse_root_correction2;
@@ -142,27 +133,28 @@ struct Adam {
         gradient_scale = update[GRADIENT_SCALE];
     }
 
-    __device__ __forceinline__ float step(float parameter, float gradient, float* slots) const {
-        float g = l2 * parameter + gradient * gradient_scale;
-        float m = beta1 * slots[0] + one_minus_beta1 * g;
-        float v = beta2 * slots[1] + one_minus_beta2 * g * g;
-        slots[0] = m;
-        slots[1] = v;
+    template <class Slots>
+    __device__ __forceinline__ float step(float parameter, float gradient, Slots slot) const {
+        float g = fmaf(l2, parameter, gradient * gradient_scale);
+        float m = fmaf(beta1, slot(0), one_minus_beta1 * g);
+        float v = fmaf(beta2, slot(1), one_minus_beta2 * g * g);
+        slot(0) = m;
+        slot(1) = v;
         return decay * parameter - step_size * m / (sqrtf(v) * inverse_root_correction2 + epsilon);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(256) sgd_step(SgdConstants constants, OptimizerArrays arrays) {
-    optimizer_step<0>(Sgd<false>(constants, arrays.update), arrays);
+    optimizer_step(Sgd<false>(constants, arrays.update), arrays);
 }
 
 extern "C" __global__ void __launch_bounds__(256) sgd_momentum_step(
     SgdConstants constants, OptimizerArrays arrays) {
-    optimizer_step<1>(Sgd<true>(constants, arrays.update), arrays);
+    optimizer_step(Sgd<true>(constants, arrays.update), arrays);
 }
 
 extern "C" __global__ void __launch_bounds__(256) adam_step(AdamConstants constants, OptimizerArrays arrays) {
-    optimizer_step<2>(Adam(constants, arrays.update), arrays);
+    optimizer_step(Adam(constants, arrays.update), arrays);
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_squares(
