@@ -16,8 +16,8 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Returns true if the backward pass needs more than the outputs: the forward pass then saves the
-    /// derivatives, or the inputs, as the device prefers.
+    /// Returns true if the backward pass needs more than the outputs: the forward pass then saves
+    /// the derivatives, or the inputs, as the device prefers.
     pub fn saves(self) -> bool {
         self == Activation::Gelu
     }
@@ -27,8 +27,8 @@ impl Activation {
 pub trait ActivationOperations: MemoryOperations {
     /// Computes `output = activation(input)`, elementwise.
     ///
-    /// `saved`, of the same length, receives what [`ActivationOperations::activation_backward`] needs
-    /// if [`Activation::saves`]; otherwise it may be empty.
+    /// `saved`, of the same length, receives what [`ActivationOperations::activation_backward`]
+    /// needs if [`Activation::saves`]; otherwise it may be empty.
     fn activation_forward(
         &self,
         activation: Activation,
@@ -37,9 +37,9 @@ pub trait ActivationOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Turns `gradient`, `[rows, columns]`, from the gradient of the outputs into that of the inputs,
-    /// in place, and sums it over the rows into `bias_gradient` if there is one (added to what is
-    /// there if `accumulate`).
+    /// Turns `gradient`, `[rows, columns]`, from the gradient of the outputs into that of the
+    /// inputs, in place, and sums it over the rows into `bias_gradient` if there is one (added to
+    /// what is there if `accumulate`).
     ///
     /// `saved` is what the forward pass saved if [`Activation::saves`], otherwise its output.
     fn activation_backward(

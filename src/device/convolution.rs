@@ -60,8 +60,8 @@ impl ConvolutionShape {
 pub trait ConvolutionOperations: MemoryOperations {
     /// Computes the convolution with bias, then, as `shape` says, 2 × 2 max-pooling and ReLU.
     ///
-    /// `argmax`, of the shape of `output`, receives the place of the maximum in each pooling window,
-    /// 0 to 3 in reading order.
+    /// `argmax`, of the shape of `output`, receives the place of the maximum in each pooling
+    /// window, 0 to 3 in reading order.
     fn convolution_forward(
         &self,
         shape: &ConvolutionShape,

@@ -24,8 +24,8 @@ pub struct LinearShape {
     pub layout: WeightLayout,
 }
 
-/// The activation between the previous layer and this one, whose backward pass is fused into that of
-/// this layer's product.
+/// The activation between the previous layer and this one, whose backward pass is fused into that
+/// of this layer's product.
 #[derive(Debug, Clone, Copy)]
 pub struct FusedActivation<V> {
     /// The activation.
@@ -75,8 +75,8 @@ pub trait LinearOperations: MemoryOperations {
         previous: Option<FusedActivation<Self::View<'_>>>,
     );
 
-    /// Returns true if [`LinearOperations::linear_backward_input`] is faster with `activation` fused
-    /// into it than followed by its backward pass.
+    /// Returns true if [`LinearOperations::linear_backward_input`] is faster with `activation`
+    /// fused into it than followed by its backward pass.
     fn fuses_activation_backward(&self, _activation: Activation) -> bool {
         false
     }

@@ -68,7 +68,8 @@ pub trait MemoryOperations {
     /// `inspect`, the transfer or an earlier operation failed.
     fn read(&self, from: Self::View<'_>, inspect: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()>;
 
-    /// Starts to read a step's totals (see [`totals`]), as all operations started so far leave them.
+    /// Starts to read a step's totals (see [`totals`]), as all operations started so far leave
+    /// them.
     ///
     /// # Errors
     /// The transfer or an earlier operation failed.
@@ -89,7 +90,8 @@ pub trait MemoryOperations {
         false
     }
 
-    /// Returns the number of bytes that training samples may occupy on the device for the whole run.
+    /// Returns the number of bytes that training samples may occupy on the device for the whole
+    /// run.
     fn sample_budget(&self) -> usize {
         0
     }

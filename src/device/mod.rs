@@ -1,8 +1,8 @@
 //! Arithmetic: the complete list of operations that training needs, and the devices that run them.
 //!
-//! [`Device`] is the sum of eight families of operations. The file of a family holds its contract and
-//! its shapes; the file of the same name in `cpu/` and in `cuda/` is its implementation, and the one
-//! in `cuda/kernels/` its CUDA kernels.
+//! [`Device`] is the sum of eight families of operations. The file of a family holds its contract
+//! and its shapes; the file of the same name in `cpu/` and in `cuda/` is its implementation, and
+//! the one in `cuda/kernels/` its CUDA kernels.
 //!
 //! | family | trait | operations |
 //! |---|---|---|
@@ -15,15 +15,16 @@
 //! | `loss` | [`LossOperations`] | cross-entropy, mean squared error |
 //! | `optimizer` | [`OptimizerOperations`] | optimizer steps, the gradient's norm |
 //!
-//! Operations are as coarse as a fused kernel and write into buffers that the caller allocated once;
-//! at steady state they allocate nothing except what starting several threads takes. Arrays are dense
-//! and row-major. Images are *channels last*, `[rows, height, width, channels]`, between layers, so
-//! that the innermost loop of a convolution runs over consecutive memory whatever the width;
-//! [`CopyOperations::transpose_each`] makes them channels first where a `Linear` layer with PyTorch's
-//! order of weights follows.
+//! Operations are as coarse as a fused kernel and write into buffers that the caller allocated
+//! once; at steady state they allocate nothing except what starting several threads takes. Arrays
+//! are dense and row-major. Images are *channels last*, `[rows, height, width, channels]`, between
+//! layers, so that the innermost loop of a convolution runs over consecutive memory whatever the
+//! width; [`CopyOperations::transpose_each`] makes them channels first where a `Linear` layer with
+//! PyTorch's order of weights follows.
 //!
-//! The CPU is the reference that the GPU is tested against. Operations of a GPU only start when they
-//! are called, so they return nothing; the next transfer to or from the host returns the first error.
+//! The CPU is the reference that the GPU is tested against. Operations of a GPU only start when
+//! they are called, so they return nothing; the next transfer to or from the host returns the first
+//! error.
 //!
 //! No operation is collective, and nothing here knows layers, parameter names or ranks.
 //! `cpu/matmul.rs` is the only file that names `gemm`, `cuda/` the only folder that names CUDA.

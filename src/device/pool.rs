@@ -19,8 +19,8 @@ pub struct PoolShape {
 
 /// Max-pooling, forward and backward.
 pub trait PoolOperations: MemoryOperations {
-    /// Computes the maximum over windows of `size × size`; incomplete windows at the right and bottom
-    /// edges are left out. `argmax` receives the place of the maximum in its window.
+    /// Computes the maximum over windows of `size × size`; incomplete windows at the right and
+    /// bottom edges are left out. `argmax` receives the place of the maximum in its window.
     fn max_pool_forward(
         &self,
         shape: &PoolShape,

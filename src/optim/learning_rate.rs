@@ -7,8 +7,8 @@ pub enum ScheduleKind {
     Constant,
     /// Multiplied by `decay` every `interval` steps (PyTorch's `StepLR`).
     Step,
-    /// Falls to `last` along half a cosine (PyTorch's `CosineAnnealingLR`; Loshchilov and Hutter, 2017,
-    /// without restarts).
+    /// Falls to `last` along half a cosine (PyTorch's `CosineAnnealingLR`; Loshchilov and Hutter,
+    /// 2017, without restarts).
     Cosine,
     /// Falls to `last` linearly.
     Linear,

@@ -47,8 +47,8 @@ impl ActivationOperations for Cpu {
 }
 
 impl Cpu {
-    /// Computes `values = activation(values + bias)` for every row, with the derivative in `saved` if
-    /// the activation saves it.
+    /// Computes `values = activation(values + bias)` for every row, with the derivative in `saved`
+    /// if the activation saves it.
     pub(super) fn bias_and_activation(
         &self,
         activation: Activation,

@@ -1,8 +1,9 @@
 //! The product of few rows with a wide matrix, as a pipeline's micro-batches have it.
 //!
 //! `gemm` walks down the matrix in panels a few columns wide: with rows a power of two apart, each
-//! step hits the same few sets of the caches, and few rows do not hide that. Here the matrix is read
-//! once and in order, in stripes 1 KiB wide, while the stripe of the product stays in the L1 cache.
+//! step hits the same few sets of the caches, and few rows do not hide that. Here the matrix is
+//! read once and in order, in stripes 1 KiB wide, while the stripe of the product stays in the L1
+//! cache.
 
 use std::cell::RefCell;
 

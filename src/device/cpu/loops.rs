@@ -2,8 +2,8 @@
 
 use super::Cpu;
 
-/// Elements over which a sum stays in `f32` lanes before it is continued in `f64`; threads take whole
-/// chunks.
+/// Elements over which a sum stays in `f32` lanes before it is continued in `f64`; threads take
+/// whole chunks.
 pub(super) const CHUNK: usize = 4096;
 
 impl Cpu {
@@ -40,8 +40,8 @@ impl Cpu {
         rayon::in_place_scope(|scope| items.for_each(|item| scope.spawn(move |_| work(item))));
     }
 
-    /// Returns the length of the parts that an array of `len` is split into: one for each thread, in
-    /// whole chunks.
+    /// Returns the length of the parts that an array of `len` is split into: one for each thread,
+    /// in whole chunks.
     pub(super) fn part_len(&self, len: usize) -> usize {
         if self.threads == 1 {
             len.max(1)
@@ -99,8 +99,8 @@ impl Cpu {
     }
 }
 
-/// Returns the sum of squares of a chunk short enough for `f32`, in lanes, so that it vectorises and
-/// has one fixed order.
+/// Returns the sum of squares of a chunk short enough for `f32`, in lanes, so that it vectorises
+/// and has one fixed order.
 #[inline(always)]
 pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     const LANES: usize = 64;

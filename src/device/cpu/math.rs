@@ -1,5 +1,5 @@
-//! Functions that the compiler turns into vector code, unlike those of the C library. Each is inlined
-//! into the loop of an operation, which runs with the widest vectors of the processor.
+//! Functions that the compiler turns into vector code, unlike those of the C library. Each is
+//! inlined into the loop of an operation, which runs with the widest vectors of the processor.
 
 /// Returns erf(x) with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 3.92, beyond
 /// which erf is ±1 to 3·10⁻⁸.
@@ -18,8 +18,8 @@ pub(super) fn erf(x: f32) -> f32 {
     odd_rational(x.clamp(-3.92, 3.92), &P, &Q)
 }
 
-/// Returns tanh(x) with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 9, beyond which
-/// tanh is ±1 to 3·10⁻⁸.
+/// Returns tanh(x) with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 9, beyond
+/// which tanh is ±1 to 3·10⁻⁸.
 #[inline(always)]
 pub(super) fn tanh(x: f32) -> f32 {
     const P: [f32; 6] =
@@ -42,8 +42,8 @@ pub(super) fn exp(x: f32) -> f32 {
     polynomial(r, &TAYLOR) * power
 }
 
-/// Returns x · Φ(x) and its derivative Φ(x) + x · φ(x), with Φ and φ the distribution function and the
-/// density of the normal distribution.
+/// Returns x · Φ(x) and its derivative Φ(x) + x · φ(x), with Φ and φ the distribution function and
+/// the density of the normal distribution.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> (f32, f32) {
     const DENSITY: f32 = 0.398_942_3; // 1 / √(2π)

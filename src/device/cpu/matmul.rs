@@ -41,7 +41,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Returns true if `values` are enough for a matrix of `rows × columns`, whose product may overflow.
+/// Returns true if `values` are enough for a matrix of `rows × columns`, whose product may
+/// overflow.
 fn holds(values: &[f32], rows: usize, columns: usize) -> bool {
     rows.checked_mul(columns).is_some_and(|len| values.len() >= len)
 }
@@ -66,9 +67,9 @@ impl Cpu {
     /// `accumulate`.
     ///
     /// For few rows and a transposed right-hand side, as in the backward pass of `x · W`, the small
-    /// operand is transposed, and the product is formed column-major and transposed back: 64 × 1024 ×
-    /// 1024 runs at 230 GFLOP/s instead of 64. For very few rows the large operand is read once, in
-    /// order.
+    /// operand is transposed, and the product is formed column-major and transposed back: 64 × 1024
+    /// × 1024 runs at 230 GFLOP/s instead of 64. For very few rows the large operand is read once,
+    /// in order.
     pub(super) fn multiply(
         &self,
         left: Matrix<'_>,
@@ -115,8 +116,8 @@ impl Cpu {
             threads => gemm::Parallelism::Rayon(threads),
         };
         // SAFETY: the three slices hold the matrices that their sizes and strides describe, which
-        // `Matrix::new` and `multiply` have checked: both layouts of the product cover m · n elements.
-        // `product` is borrowed exclusively.
+        // `Matrix::new` and `multiply` have checked: both layouts of the product cover m · n
+        // elements. `product` is borrowed exclusively.
         unsafe {
             gemm::gemm(
                 m,

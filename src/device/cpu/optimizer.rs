@@ -1,5 +1,5 @@
-//! The optimizers' steps: one pass over parameters, gradients and slots, which also forms the squares
-//! of the unscaled gradient.
+//! The optimizers' steps: one pass over parameters, gradients and slots, which also forms the
+//! squares of the unscaled gradient.
 
 use super::Cpu;
 use super::loops::{CHUNK, sum_of_squares};

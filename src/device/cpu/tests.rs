@@ -1,5 +1,5 @@
-//! Each operation against its formula, in `f64`, on random inputs of odd shapes, with outputs set to NaN
-//! first.
+//! Each operation against its formula, in `f64`, on random inputs of odd shapes, with outputs set
+//! to NaN first.
 
 use proptest::prelude::*;
 

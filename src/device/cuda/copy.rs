@@ -1,4 +1,5 @@
-//! Fills and copies within device memory. A buffer's copy in bf16 is written together with its values.
+//! Fills and copies within device memory. A buffer's copy in bf16 is written together with its
+//! values.
 
 use super::Cuda;
 use super::runtime::buffer::{CudaView, CudaViewMut};

@@ -14,8 +14,8 @@ use super::runtime::readings::TotalsReading;
 use crate::Result;
 use crate::device::{CopyOperations, MemoryOperations, Role, totals};
 
-/// Samples stay on the device only if they occupy at most this many bytes: every rank reads them all
-/// before the first step.
+/// Samples stay on the device only if they occupy at most this many bytes: every rank reads them
+/// all before the first step.
 const MAX_SAMPLE_BYTES: usize = 2 << 30;
 
 impl MemoryOperations for Cuda {
@@ -76,7 +76,8 @@ impl MemoryOperations for Cuda {
     }
 
     fn sample_budget(&self) -> usize {
-        // an eighth of the free memory: other ranks may share the device, and evaluation needs some too
+        // an eighth of the free memory: other ranks may share the device, and evaluation needs some
+        // too
         result::mem_get_info().map_or(0, |(free, _)| MAX_SAMPLE_BYTES.min(free / 8))
     }
 

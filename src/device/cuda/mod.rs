@@ -1,17 +1,17 @@
 //! NVIDIA GPUs: kernels compiled at start for the device found, matrix products by cuBLASLt, all
 //! computation in one stream.
 //!
-//! Nothing of CUDA is needed to build, nor to run without it: the driver and its libraries are loaded
-//! when [`Cuda::open`] is called. Operations only start work on the device and return;
-//! [`MemoryOperations::read`](super::MemoryOperations::read) waits for it. An error in between is kept
-//! and returned by the next transfer to or from the host.
+//! Nothing of CUDA is needed to build, nor to run without it: the driver and its libraries are
+//! loaded when [`Cuda::open`] is called. Operations only start work on the device and return;
+//! [`MemoryOperations::read`](super::MemoryOperations::read) waits for it. An error in between is
+//! kept and returned by the next transfer to or from the host.
 //!
-//! With [`Precision::Bf16`], activations and their gradients are kept in bf16, and parameters in `f32`
-//! with a copy in bf16 that the optimizer renews; sums, losses, gradients of parameters and the
-//! optimizer's slots are `f32`.
+//! With [`Precision::Bf16`], activations and their gradients are kept in bf16, and parameters in
+//! `f32` with a copy in bf16 that the optimizer renews; sums, losses, gradients of parameters and
+//! the optimizer's slots are `f32`.
 //!
-//! `runtime/` is what the operations are built on: device, streams, memory, kernels. The other files
-//! implement a family of operations each, with its kernels in `kernels/`.
+//! `runtime/` is what the operations are built on: device, streams, memory, kernels. The other
+//! files implement a family of operations each, with its kernels in `kernels/`.
 #![allow(unsafe_code)]
 
 mod activation;
@@ -86,8 +86,8 @@ struct Kernels {
 impl Device for Cuda {}
 
 impl Cuda {
-    /// Opens device `local_rank` modulo the number of devices, so ranks of a node may share a device.
-    /// Not collective.
+    /// Opens device `local_rank` modulo the number of devices, so ranks of a node may share a
+    /// device. Not collective.
     ///
     /// # Errors
     /// The driver, a library or a device is missing or too old, or the device is out of memory.

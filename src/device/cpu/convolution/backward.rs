@@ -1,16 +1,16 @@
 //! Convolution, backward: the gradients of the weights and of the inputs.
 //!
-//! Max-pooling passes a gradient to one of four outputs and ReLU to about half of those, so seven in
-//! eight of the products of the textbook formula are with zero. Both functions here go through the
-//! *pooled* gradients that are not zero and look up in `argmax` which output each belongs to: an
-//! eighth of the work of the dense form.
+//! Max-pooling passes a gradient to one of four outputs and ReLU to about half of those, so seven
+//! in eight of the products of the textbook formula are with zero. Both functions here go through
+//! the *pooled* gradients that are not zero and look up in `argmax` which output each belongs to:
+//! an eighth of the work of the dense form.
 //!
-//! Both use one loop, [`add_blocks`]: a block of the result stays in registers while blocks of another
-//! array, each times one gradient, are added to it. For the weights of one output channel the other
-//! array is the image, at the places that the gradients belong to; for the patch of the image under
-//! one pooled output it is the weights of each channel, shifted as `argmax` says. Rows of a block are
-//! runs of consecutive elements, channels last, rounded up to whole vectors; the excess is multiplied
-//! by zero or not read back.
+//! Both use one loop, [`add_blocks`]: a block of the result stays in registers while blocks of
+//! another array, each times one gradient, are added to it. For the weights of one output channel
+//! the other array is the image, at the places that the gradients belong to; for the patch of the
+//! image under one pooled output it is the weights of each channel, shifted as `argmax` says. Rows
+//! of a block are runs of consecutive elements, channels last, rounded up to whole vectors; the
+//! excess is multiplied by zero or not read back.
 
 use std::mem::take;
 
@@ -55,7 +55,8 @@ pub(super) struct WeightGradient<'a> {
 impl WithSimd for WeightGradient<'_> {
     type Output = ();
 
-    /// Keeps sums as `[output, kernel row, run of the row]` and reorders them as the weights at the end.
+    /// Keeps sums as `[output, kernel row, run of the row]` and reorders them as the weights at the
+    /// end.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let ConvolutionShape { channels, width, outputs, kernel, .. } = *self.shape;
@@ -97,8 +98,8 @@ impl WithSimd for WeightGradient<'_> {
 }
 
 impl WeightGradient<'_> {
-    /// Lists, for each output channel, the gradients that are not zero with their places in the image.
-    /// No branch depends on a gradient: half of them are zero, at random.
+    /// Lists, for each output channel, the gradients that are not zero with their places in the
+    /// image. No branch depends on a gradient: half of them are zero, at random.
     #[inline(always)]
     fn gather(
         &self,
@@ -181,8 +182,8 @@ impl WithSimd for InputGradient<'_> {
 }
 
 impl InputGradient<'_> {
-    /// Packs the weights as `[output, kernel row, run of the row]`, with `shift` rows of zeros above and
-    /// below, `shift` columns of zeros before, and zeros up to `stride` after.
+    /// Packs the weights as `[output, kernel row, run of the row]`, with `shift` rows of zeros
+    /// above and below, `shift` columns of zeros before, and zeros up to `stride` after.
     fn pack(&self, packed: &mut Vec<f32>, padded_rows: usize, stride: usize, shift: usize) {
         let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
         packed.clear();

@@ -1,17 +1,18 @@
-//! Convolution, forward: direct, with the bias, 2 × 2 max-pooling and ReLU before anything is written.
+//! Convolution, forward: direct, with the bias, 2 × 2 max-pooling and ReLU before anything is
+//! written.
 //!
-//! Images are channels last, so the `kernel` inputs that a row of the kernel covers, all channels, are
-//! consecutive in memory. Lanes of a vector are output channels. A tile of `ROWS × COLUMNS`
-//! neighbouring outputs (two rows where they are pooled) stays in registers while the loop runs over
-//! the taps of the kernel: each step loads `GROUP` vectors of weights and multiplies them by one
-//! broadcast input for each output of the tile.
+//! Images are channels last, so the `kernel` inputs that a row of the kernel covers, all channels,
+//! are consecutive in memory. Lanes of a vector are output channels. A tile of `ROWS × COLUMNS`
+//! neighbouring outputs (two rows where they are pooled) stays in registers while the loop runs
+//! over the taps of the kernel: each step loads `GROUP` vectors of weights and multiplies them by
+//! one broadcast input for each output of the tile.
 
 use pulp::{Simd, WithSimd};
 
 use crate::device::ConvolutionShape;
 
-/// The arrays of one call. `packed` is scratch for the weights as `[kernel row, tap, output channel]`,
-/// padded to whole vectors.
+/// The arrays of one call. `packed` is scratch for the weights as `[kernel row, tap, output
+/// channel]`, padded to whole vectors.
 pub(super) struct Forward<'a> {
     pub(super) shape: &'a ConvolutionShape,
     pub(super) input: &'a [f32],
@@ -22,8 +23,8 @@ pub(super) struct Forward<'a> {
     pub(super) packed: &'a mut Vec<f32>,
 }
 
-/// Stands for a number of channels that is not a compile-time constant, unlike those of grey and colour
-/// images.
+/// Stands for a number of channels that is not a compile-time constant, unlike those of grey and
+/// colour images.
 const ANY: usize = 0;
 
 /// The first place of a tile and its output channels.
@@ -73,8 +74,8 @@ impl WithSimd for Forward<'_> {
 }
 
 impl Forward<'_> {
-    /// Packs the weights as `[kernel row, kernel column, channel, output]`, then the bias, with outputs
-    /// padded with zeros to `padded`.
+    /// Packs the weights as `[kernel row, kernel column, channel, output]`, then the bias, with
+    /// outputs padded with zeros to `padded`.
     fn pack(&mut self, padded: usize) {
         let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
         let taps = kernel * kernel * channels;

@@ -1,7 +1,7 @@
 //! Convolution: images are split among the threads; `forward.rs` and `backward.rs` are the loops.
 //!
-//! `argmax` holds the place of the maximum in its window, 0 to 3 in reading order, as the bits of the
-//! `f32`.
+//! `argmax` holds the place of the maximum in its window, 0 to 3 in reading order, as the bits of
+//! the `f32`.
 
 mod backward;
 mod forward;

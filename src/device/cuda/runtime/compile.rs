@@ -20,8 +20,8 @@ const COMMON: &str = include_str!("../kernels/common.cuh");
 
 /// Compiles `source` for devices of capability `capability` (80 for 8.0).
 ///
-/// Returns machine code, or, where NVRTC is older than the device, intermediate code (PTX) for an older
-/// device, which the driver compiles further.
+/// Returns machine code, or, where NVRTC is older than the device, intermediate code (PTX) for an
+/// older device, which the driver compiles further.
 ///
 /// # Errors
 /// NVRTC's own messages.
@@ -39,7 +39,8 @@ pub fn compile(source: KernelSource, capability: i32) -> Result<Vec<u8>> {
     };
     let is_known = nearest == capability;
     let architecture = if is_known { format!("sm_{capability}") } else { format!("compute_{nearest}") };
-    // NVRTC finds no headers: the shared declarations go before the file, whose lines keep their numbers
+    // NVRTC finds no headers: the shared declarations go before the file, whose lines keep their
+    // numbers
     let text = CString::new(format!("#line 1 \"common.cuh\"\n{COMMON}\n#line 1 \"{name}\"\n{text}"));
     let (Ok(text), Ok(name)) = (text, CString::new(name)) else {
         return Err(Error::failed(doing(), "there is a zero byte in the source"));
@@ -50,8 +51,8 @@ pub fn compile(source: KernelSource, capability: i32) -> Result<Vec<u8>> {
         "--std=c++17".to_owned(),
         "--extra-device-vectorization".into(),
     ];
-    // SAFETY: the program was created just now and is destroyed once, at the end of the block; its text
-    // and name outlive it.
+    // SAFETY: the program was created just now and is destroyed once, at the end of the block; its
+    // text and name outlive it.
     unsafe {
         let compiled = compile_program(program, &options);
         let code = match compiled {
@@ -95,8 +96,8 @@ unsafe fn code(
         (sys::nvrtcGetPTXSize, sys::nvrtcGetPTX)
     };
     let mut len = 0;
-    // SAFETY: this function's caller guarantees that the program has been compiled; the buffer is as
-    // long as NVRTC says.
+    // SAFETY: this function's caller guarantees that the program has been compiled; the buffer is
+    // as long as NVRTC says.
     unsafe {
         size(program, &raw mut len).result()?;
         let mut bytes = vec![0; len];

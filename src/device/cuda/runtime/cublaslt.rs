@@ -1,8 +1,9 @@
-//! Matrix products by cuBLASLt, with the bias and activation of a layer in the same pass where it can.
+//! Matrix products by cuBLASLt, with the bias and activation of a layer in the same pass where it
+//! can.
 //!
-//! cuBLASLt's matrices are column-major: a row-major `[rows, columns]` is `columns × rows` there, so a
-//! layer's y = x · Wᵀ is computed as yᵀ = W · xᵀ. The algorithm for a product is asked for once for
-//! each shape and kept.
+//! cuBLASLt's matrices are column-major: a row-major `[rows, columns]` is `columns × rows` there,
+//! so a layer's y = x · Wᵀ is computed as yᵀ = W · xᵀ. The algorithm for a product is asked for
+//! once for each shape and kept.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -89,7 +90,8 @@ impl Epilogue {
             (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, self.auxiliary()),
         ];
         pointers.iter().filter(|(_, pointer)| *pointer != 0).try_for_each(|(attribute, pointer)| {
-            // SAFETY: this function's caller guarantees that `desc` exists; both attributes are pointers.
+            // SAFETY: this function's caller guarantees that `desc` exists; both attributes are
+            // pointers.
             unsafe { set_desc(desc, *attribute, pointer) }
         })
     }
@@ -183,8 +185,8 @@ impl CublasLt {
         let device = |pointer: u64| pointer as *mut c_void;
         streams.count(|counters| counters.launches += 1);
         // SAFETY: the plan's descriptions are of matrices like these, whose memory the callers have
-        // checked to be long enough; freeing device memory waits for all work of the device. The address
-        // of the bias is read when the product is started.
+        // checked to be long enough; freeing device memory waits for all work of the device. The
+        // address of the bias is read when the product is started.
         unsafe {
             product.epilogue.set_pointers(plan.desc)?;
             result::matmul(
@@ -232,7 +234,8 @@ impl CublasLt {
         ];
         let desc = result::create_matmul_desc(compute, cudaDataType_t::CUDA_R_32F)?;
         let preference = result::create_matmul_pref()?;
-        // SAFETY: all descriptions were created above; each attribute is set to a value of its type.
+        // SAFETY: all descriptions were created above; each attribute is set to a value of its
+        // type.
         unsafe {
             let transposition = |transposed: bool| i32::from(transposed);
             set_desc(
@@ -275,8 +278,8 @@ impl CublasLt {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        // SAFETY: each object was created by `new` or `plan` and is destroyed once, here. Errors cannot be
-        // returned from `drop`.
+        // SAFETY: each object was created by `new` or `plan` and is destroyed once, here. Errors
+        // cannot be returned from `drop`.
         unsafe {
             for plan in self.plans.borrow().values().flatten() {
                 let _ = result::destroy_matmul_desc(plan.desc);
@@ -292,8 +295,8 @@ impl Drop for CublasLt {
 impl ProductKey {
     fn of(product: &Product) -> ProductKey {
         let Product { size, left, right, output, accumulate, epilogue } = *product;
-        // alignments above 16 bytes make no difference, so they must not select another algorithm, which
-        // might sum in another order
+        // alignments above 16 bytes make no difference, so they must not select another algorithm,
+        // which might sum in another order
         let alignment = |pointer: u64| 1 << pointer.trailing_zeros().min(4);
         ProductKey {
             size,
@@ -313,7 +316,8 @@ fn data_type(format: Format) -> cudaDataType_t {
     }
 }
 
-/// Returns true if an error says that cuBLASLt does not support a product, or not with its epilogue.
+/// Returns true if an error says that cuBLASLt does not support a product, or not with its
+/// epilogue.
 fn is_refusal(product: &Product, error: CublasError) -> bool {
     let has_epilogue = product.epilogue.kind() != cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
     match error.0 {

@@ -7,8 +7,8 @@ use super::machine::explain;
 use super::streams::Streams;
 use crate::{Error, Result};
 
-/// Runs before the recording: until then operations choose algorithms for products and grow the memory
-/// for partial sums.
+/// Runs before the recording: until then operations choose algorithms for products and grow the
+/// memory for partial sums.
 const WARM_UP_RUNS: u32 = 2;
 
 /// The operations of a step, once they have been recorded.
@@ -16,8 +16,8 @@ const WARM_UP_RUNS: u32 = 2;
 pub struct Recording {
     runs: u32,
     graph: Option<CudaGraph>,
-    /// The length of the memory for partial sums when the graph was recorded: the graph is out of date
-    /// when that has grown.
+    /// The length of the memory for partial sums when the graph was recorded: the graph is out of
+    /// date when that has grown.
     partial_sums_len: usize,
 }
 

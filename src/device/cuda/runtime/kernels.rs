@@ -1,5 +1,5 @@
-//! Kernels by name. All are loaded at start: a name that is not in its source fails then, not at step
-//! 900.
+//! Kernels by name. All are loaded at start: a name that is not in its source fails then, not at
+//! step 900.
 
 use std::sync::Arc;
 
@@ -58,7 +58,8 @@ pub(crate) trait KernelTable: Sized {
     fn load(module: &KernelModule) -> Result<Self>;
 }
 
-/// Defines a `KernelTable` with fields `NAME: Kernel` and `NAME: KernelPair`, named as in the source.
+/// Defines a `KernelTable` with fields `NAME: Kernel` and `NAME: KernelPair`, named as in the
+/// source.
 macro_rules! kernel_table {
     ($table:ident in $file:literal { $($name:ident: $kind:ident,)* }) => {
         pub(crate) struct $table {

@@ -30,8 +30,8 @@ pub(crate) fn address<T: KernelArgument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Starts a kernel in the compute stream: `launch!(streams, kernel, launch, arguments…)`. The arguments
-/// have the types that the kernel declares.
+/// Starts a kernel in the compute stream: `launch!(streams, kernel, launch, arguments…)`. The
+/// arguments have the types that the kernel declares.
 macro_rules! launch {
     ($streams:expr, $kernel:expr, $launch:expr, $($argument:expr),+ $(,)?) => {
         $crate::device::cuda::runtime::launch::launch_in!(
@@ -44,9 +44,9 @@ pub(crate) use launch;
 /// Starts a kernel in any stream: `launch_in!(streams, stream, kernel, launch, arguments…)`.
 macro_rules! launch_in {
     ($streams:expr, $stream:expr, $kernel:expr, $launch:expr, $($argument:expr),+ $(,)?) => {
-        // SAFETY: the arguments have the number and the types that the kernel declares. Its pointers
-        // are to memory of the lengths that the callers have checked, and freeing device memory waits
-        // for all work of the device.
+        // SAFETY: the arguments have the number and the types that the kernel declares. Its
+        // pointers are to memory of the lengths that the callers have checked, and freeing device
+        // memory waits for all work of the device.
         unsafe {
             $streams.launch(
                 &$stream,

@@ -40,7 +40,8 @@ impl DeviceMemory {
         }
         streams.count(|counters| counters.allocations += 1);
         let bytes = len.checked_mul(format.bytes());
-        // SAFETY: kernels and copies check lengths before they use the memory, and `drop` frees it once.
+        // SAFETY: kernels and copies check lengths before they use the memory, and `drop` frees it
+        // once.
         let outcome = bytes.map(|bytes| unsafe { result::malloc_sync(bytes) });
         match outcome {
             Some(Ok(pointer)) => Ok(DeviceMemory { pointer, streams }),
@@ -101,7 +102,8 @@ impl Pinned {
         };
         let bytes =
             len.checked_mul(4).ok_or_else(|| failed("that is more than can be addressed".to_owned()))?;
-        // SAFETY: all `len` values are zeroed before anything reads them, and `drop` frees them once.
+        // SAFETY: all `len` values are zeroed before anything reads them, and `drop` frees them
+        // once.
         unsafe {
             let pointer =
                 result::malloc_host(bytes, 0).map_err(|error| failed(explain(error)))?.cast::<f32>();
@@ -126,8 +128,8 @@ impl AsRef<[f32]> for Pinned {
 
 impl AsMut<[f32]> for Pinned {
     fn as_mut(&mut self) -> &mut [f32] {
-        // SAFETY: the pointer is to `len` initialised values, which are borrowed exclusively, and which
-        // nobody borrows while the device copies from or to them.
+        // SAFETY: the pointer is to `len` initialised values, which are borrowed exclusively, and
+        // which nobody borrows while the device copies from or to them.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.len) }
     }
 }

@@ -1,9 +1,10 @@
 //! The CUDA runtime under the operations: the device, its streams and memory, and its kernels.
 //!
-//! Each file uses only files that stand above it in this list: `format` (of values), `machine` (driver
-//! and device), `compile` (NVRTC), `kernels` (loading), `launch`, `streams`, `memory`, `buffer`; then,
-//! independent of each other, `upload` (host to device), `readings` (device to host), `partial_sums`
-//! (memory of reductions), `graph` (recorded steps) and `cublaslt` (matrix products).
+//! Each file uses only files that stand above it in this list: `format` (of values), `machine`
+//! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `streams`, `memory`,
+//! `buffer`; then, independent of each other, `upload` (host to device), `readings` (device to
+//! host), `partial_sums` (memory of reductions), `graph` (recorded steps) and `cublaslt` (matrix
+//! products).
 
 pub(crate) mod buffer;
 pub(crate) mod compile;

@@ -1,5 +1,5 @@
-//! Transfers from the device to the host: values that the host waits for, and a step's totals, which
-//! arrive while the device runs the next step.
+//! Transfers from the device to the host: values that the host waits for, and a step's totals,
+//! which arrive while the device runs the next step.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -61,7 +61,8 @@ impl Readings {
             streams.synchronise();
             streams.check()?;
             let mut values = vec![0.0; from.len];
-            // SAFETY: both hold `from.len` values of 4 bytes; the call returns when the copy is done.
+            // SAFETY: both hold `from.len` values of 4 bytes; the call returns when the copy is
+            // done.
             let outcome = unsafe { result::memcpy_dtoh_sync(&mut values, from.pointer) };
             outcome.map_err(|error| Error::failed("copying from the device", explain(error)))?;
             return inspect(&values);
@@ -85,8 +86,8 @@ impl Readings {
         let index = self.next.replace((self.next.get() + 1) % MAX_READINGS);
         let PendingTotals { pinned, copied } = &mut *self.totals[index].borrow_mut();
         let stream = streams.compute.cu_stream();
-        // SAFETY: both hold `totals::LEN` values of 4 bytes, and nothing reads the host's before the
-        // event is complete.
+        // SAFETY: both hold `totals::LEN` values of 4 bytes, and nothing reads the host's before
+        // the event is complete.
         let outcome = unsafe { result::memcpy_dtoh_async(pinned.as_mut(), sums.pointer, stream) };
         streams.note("copying from the device", outcome);
         streams.note("copying from the device", copied.record(&streams.compute));

@@ -1,9 +1,9 @@
 //! The streams of a device, the events that order them, and the first failure of its operations.
 //!
-//! All computation is in one stream, in order. Copies for messages, each way, and uploads of samples
-//! have a stream each, and events order them with the computation. Operations return nothing, as those
-//! of the CPU do: the first failure is kept, and the next transfer to or from the host, which every
-//! step has, returns it.
+//! All computation is in one stream, in order. Copies for messages, each way, and uploads of
+//! samples have a stream each, and events order them with the computation. Operations return
+//! nothing, as those of the CPU do: the first failure is kept, and the next transfer to or from the
+//! host, which every step has, returns it.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -173,8 +173,8 @@ impl Streams {
     /// Starts a kernel: use `launch!`.
     ///
     /// # Safety
-    /// The arguments have the number and the types that the kernel declares, and its pointers are to
-    /// memory that it may use until the stream has run it.
+    /// The arguments have the number and the types that the kernel declares, and its pointers are
+    /// to memory that it may use until the stream has run it.
     pub(crate) unsafe fn launch(
         &self,
         stream: &CudaStream,
@@ -206,8 +206,8 @@ impl Streams {
     pub(crate) unsafe fn copy(&self, from: CUdeviceptr, into: CUdeviceptr, bytes: usize) {
         if bytes > 0 {
             self.count(|counters| counters.launches += 1);
-            // SAFETY: this function's caller guarantees the lengths; freeing device memory waits for
-            // the copy.
+            // SAFETY: this function's caller guarantees the lengths; freeing device memory waits
+            // for the copy.
             let outcome = unsafe { result::memcpy_dtod_async(into, from, bytes, self.compute.cu_stream()) };
             self.note("copying", outcome);
         }

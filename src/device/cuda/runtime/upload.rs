@@ -1,11 +1,11 @@
 //! Transfers from the host to the device.
 //!
 //! A few values travel as arguments of a kernel. More are written into pinned memory, copied in a
-//! stream of their own while the device computes, and copied to their destination when the computation
-//! gets there. An upload slot is pinned memory and device memory of the same size, for one write at a
-//! time. There are a few of each size, created when the first is needed, so that the host can run ahead
-//! of the device; when all are in use, it waits for the oldest. More values than the largest slot holds
-//! are sent in pieces.
+//! stream of their own while the device computes, and copied to their destination when the
+//! computation gets there. An upload slot is pinned memory and device memory of the same size, for
+//! one write at a time. There are a few of each size, created when the first is needed, so that the
+//! host can run ahead of the device; when all are in use, it waits for the oldest. More values than
+//! the largest slot holds are sent in pieces.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,8 +28,8 @@ const NUM_SLOTS: usize = 3;
 /// Largest number of values of a slot.
 const LARGEST_SLOT: usize = 1 << 20;
 
-/// Number of values that travel as arguments of a kernel: a few, such as an optimizer's constants, or as
-/// many as arguments may have, such as the numbers of samples.
+/// Number of values that travel as arguments of a kernel: a few, such as an optimizer's constants,
+/// or as many as arguments may have, such as the numbers of samples.
 const FEW: usize = 16;
 const SOME: usize = 960;
 
@@ -151,8 +151,8 @@ impl UploadSlot {
     fn send(&mut self, streams: &Streams, into: &CudaViewMut<'_>, piece: Range<usize>) {
         let from = &self.pinned.as_ref()[..piece.len()];
         let outcome = streams.upload.wait(&self.used).and_then(|()| {
-            // SAFETY: both hold that many values. The host writes the pinned memory again only after
-            // `uploaded`, and the upload stream the device memory only after `used`.
+            // SAFETY: both hold that many values. The host writes the pinned memory again only
+            // after `uploaded`, and the upload stream the device memory only after `used`.
             unsafe { result::memcpy_htod_async(self.memory.pointer(), from, streams.upload.cu_stream()) }
         });
         streams.count(|counters| counters.launches += 1);
