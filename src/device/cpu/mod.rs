@@ -44,7 +44,7 @@ impl Cpu {
     pub fn new(threads: usize) -> Result<Cpu> {
         let doing = "starting the threads of a rank";
         if threads == 0 {
-            return Err(Error::input(doing, "it takes at least one"));
+            return Err(Error::input(doing, "at least one is needed"));
         }
         if threads > 1 {
             static POOL: OnceLock<std::result::Result<(), String>> = OnceLock::new();

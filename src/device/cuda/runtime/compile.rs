@@ -34,7 +34,7 @@ pub fn compile(source: KernelSource, capability: i32) -> Result<Vec<u8>> {
         let oldest = known.into_iter().min().unwrap_or_default();
         return Err(Error::input(
             doing(),
-            format!("this NVRTC knows only sm_{oldest} and later: take an older CUDA toolkit"),
+            format!("this NVRTC compiles only for sm_{oldest} and later: load an older CUDA toolkit"),
         ));
     };
     let is_known = nearest == capability;

@@ -165,7 +165,7 @@ impl CublasLt {
     /// Starts a product that cuBLASLt must support.
     pub(crate) fn must_multiply(&self, streams: &Streams, product: &Product) {
         if !self.multiply(streams, product) {
-            fail(streams, product, "cuBLASLt knows no way");
+            fail(streams, product, "cuBLASLt does not support it");
         }
     }
 

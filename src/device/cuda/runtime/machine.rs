@@ -41,7 +41,7 @@ pub(crate) fn open(local_rank: usize) -> Result<Machine> {
     let context = CudaContext::new(ordinal).map_err(|error| match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
             let why =
-                "the device has not even memory for another rank; start fewer on each, or choose another device";
+                "it has no memory left for another rank; start fewer ranks per device, or choose another";
             Error::input(format!("opening CUDA device {ordinal}"), why)
         }
         _ => failed(error),

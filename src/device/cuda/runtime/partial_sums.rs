@@ -48,7 +48,7 @@ impl PartialSums {
                     self.len.set(len);
                 }
                 Err(error) => {
-                    self.streams.fail("making room for sums", error);
+                    self.streams.fail("allocating memory for partial sums", error);
                     return None;
                 }
             }
