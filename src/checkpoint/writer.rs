@@ -134,7 +134,7 @@ impl Drop for Writer {
     /// Blocks until the last snapshot is written, so that it is whole however the run ends.
     fn drop(&mut self) {
         if let Some(thread) = self.busy.take() {
-            // a panic has been printed, and an error has nobody to go to
+            // a panic has been printed, and there is no caller to return an error to
             let _ = thread.join();
         }
     }
