@@ -1,4 +1,5 @@
-//! Pipeline-parallel training: every rank some of the layers, every batch in micro-batches on their way through them.
+//! Pipeline-parallel training: every rank runs some of the layers, and every batch passes through
+//! them in micro-batches.
 //!
 //! ```text
 //! mpiexec -n 4 pipeline --model deep-mlp --data synthetic --micro-batches 8
@@ -6,8 +7,9 @@
 //! pipeline --show-schedule --show-ranks 4 --schedule zero-bubble --micro-batches 8
 //! ```
 //!
-//! The parameters at the end are, bit for bit, those of one rank with the same micro-batches and threads. The strategy itself
-//! is in `src/parallel/pipeline/`, the schedules in `src/parallel/schedule/generate.rs`.
+//! The final parameters are bit for bit those of one rank with equal micro-batches and threads. The
+//! strategy itself is in `src/parallel/pipeline/`, the schedules in
+//! `src/parallel/schedule/generate.rs`.
 
 use std::process::ExitCode;
 
@@ -17,7 +19,7 @@ use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::train::{self, PipelineOptions, Strategy, TrainOptions};
 
-/// Train a network with its layers spread over the ranks, and micro-batches on their way through them.
+/// Train a network with its layers spread over the ranks and every batch in micro-batches.
 #[derive(Parser)]
 #[command(name = "pipeline", version, args_override_self = true)]
 struct Arguments {

@@ -1,12 +1,13 @@
-//! Tensor-parallel training of multilayer perceptrons: every rank a part of every layer, all of them the whole batch.
+//! Tensor-parallel training of multilayer perceptrons: every rank holds a shard of every layer, and
+//! all ranks see the whole batch.
 //!
 //! ```text
 //! mpiexec -n 4 tensor_mlp                             an mlp on the embedded digits
 //! mpiexec -n 4 tensor_mlp --model deep-mlp --width 1024 --data synthetic --split gather
 //! ```
 //!
-//! N ranks take the step of one rank with the whole model, to the rounding of sums. The strategy itself is in
-//! `src/parallel/tensor/`.
+//! N ranks take the step of one rank with the whole model, to the rounding of sums. The strategy
+//! itself is in `src/parallel/tensor/`.
 
 use std::process::ExitCode;
 
@@ -18,11 +19,11 @@ use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
 use phalanx::train::{self, ModelName, Strategy, TrainOptions};
 
-/// Train a multilayer perceptron with every layer shared by all ranks.
+/// Train a multilayer perceptron with every layer divided among all ranks.
 #[derive(Parser)]
 #[command(name = "tensor_mlp", version, args_override_self = true)]
 struct Arguments {
-    /// How layers are shared
+    /// Division of layers among the ranks
     #[arg(long, value_enum, default_value = "pairs", help_heading = "Tensor parallelism")]
     split: Split,
 

@@ -1,4 +1,5 @@
-//! Log lines on stderr: time, level, step, message. Rank 0 speaks; other ranks only to warn, with their number in front.
+//! Log lines on stderr: time, level, step, message. Rank 0 logs; other ranks log only warnings and
+//! errors, prefixed with their rank.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,12 +14,13 @@ use crate::comm::{World, rank_for_messages};
 /// The step that log lines name; `u64::MAX` before training.
 static STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Says which step is being done.
+/// Sets the step that log lines name.
 pub fn set_step(step: u64) {
     STEP.store(step, Ordering::Relaxed);
 }
 
-/// Starts logging. On rank 0 `RUST_LOG` overrides `options`; the others only warn. Not collective; once per process.
+/// Starts logging. On rank 0 `RUST_LOG` overrides `options`; other ranks log from level warn. Not
+/// collective; once per process.
 pub fn start(world: &World, options: &CommonOptions) {
     let level = match options {
         _ if !world.is_root() => LevelFilter::Warn,
@@ -51,7 +53,7 @@ pub fn start(world: &World, options: &CommonOptions) {
     let _ = builder.try_init();
 }
 
-/// Stderr, or the lines above the progress bar while there is one.
+/// A writer to stderr, above the progress bar while there is one.
 struct AboveTheBar;
 
 impl Write for AboveTheBar {

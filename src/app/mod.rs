@@ -1,4 +1,5 @@
-//! What every program shares: MPI up, arguments read, log lines set up, one exit code for the job.
+//! The frame of every program: starts MPI, reads the arguments, sets up logging, and returns one
+//! exit code for the job.
 
 mod command_line;
 mod files;
@@ -26,16 +27,17 @@ pub use options::{CommonOptions, Program, parse_time};
 pub use progress::{Progress, ProgressMode};
 pub use trace_file::{Summary, Trace};
 
-/// Prints a line on stderr in one piece, so that those of several ranks do not mix.
+/// Prints a line on stderr in one write, so that the lines of several ranks do not mix.
 fn say(line: &str) {
-    // there is nobody left to tell that stderr is gone
+    // if stderr is gone, there is nobody left to tell
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// The version of the suite.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Prints a line on stdout. A reader that has gone away is no failure; a full disk is. Not collective.
+/// Prints a line on stdout. A reader that has gone away is not an error; a full disk is. Not
+/// collective.
 ///
 /// # Errors
 /// The line cannot be written.
@@ -47,8 +49,8 @@ pub fn print_line(line: &str) -> Result<()> {
     }
 }
 
-/// The exit code of a job that stopped before its end, with a checkpoint to go on from: `EX_TEMPFAIL` of sysexits.h, which
-/// batch scripts take as "start me again".
+/// The exit code of a job that stopped before its end with a checkpoint to continue from:
+/// `EX_TEMPFAIL` of sysexits.h, which batch scripts take as "start me again".
 pub const STOPPED: u8 = 75;
 
 /// The end of a program's run. A program without a pipeline returns an exit code or nothing, which
@@ -74,17 +76,18 @@ impl From<()> for Finished {
     }
 }
 
-/// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the ranks, starts the log, looks at
-/// the files that options name, calls `run`, writes the trace if one is wanted, and returns the exit code of the process: that of what
-/// `run` returns if it succeeds.
+/// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the
+/// ranks, starts logging, checks the files that options name, calls `run`, writes the trace if one
+/// is wanted, and returns the exit code of the process: that of the result of `run` if it succeeds.
 ///
-/// A command line that is wrong, on whichever ranks, is explained once, with exit code 2 on all. An error that all ranks agree on
-/// ([`Error::Agreed`]) is printed once and ends the job in good order; any other error is one rank's alone, so that rank
-/// prints it and takes the whole job down at once, for the others may be waiting for it. Subnormal numbers are flushed to
-/// zero while `run` runs.
+/// A wrong command line, on whichever ranks, is explained once, with exit code 2 on all. An error
+/// that all ranks agree on ([`Error::Agreed`]) is printed once and ends the job in good order. Any
+/// other error belongs to one rank, which prints it and aborts the whole job at once, because the
+/// others may be waiting for it. Subnormal numbers are flushed to zero while `run` runs.
 pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
     let line = CommandLine::<A>::read();
-    // --help and --version need no MPI, unless others wait in it: on some clusters it does not start on the nodes for logging in
+    // --help and --version need no MPI, which does not start on the login nodes of some clusters,
+    // unless other ranks wait in it
     if line.shows_text() && !launcher::announces_several() {
         line.show();
         return ExitCode::SUCCESS;
@@ -136,7 +139,8 @@ pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Resul
     }
 }
 
-/// Runs a program that needs no MPI and is started by itself, and returns the exit code of the process.
+/// Runs a program that uses no MPI and is a single process, and returns the exit code of the
+/// process.
 pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
     if launcher::announces_several() {
         return refuse_several::<A>();
@@ -147,8 +151,8 @@ pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Refuses to be one of several processes, for a program that has no ranks. Others beside it may wait for it in MPI, so it joins them to
-/// say no.
+/// Refuses to be one of several processes, for a program that has no ranks. Other programs in the
+/// job may wait for it in MPI, so it joins them to refuse.
 fn refuse_several<A: Parser>() -> ExitCode {
     let line =
         CommandLine::<A>::refused("this program runs as a single process; start it without mpiexec or srun");

@@ -14,15 +14,14 @@
 use std::ops::Range;
 
 use crate::Result;
+use crate::memory::Buffer;
 
 mod cpu;
 pub mod cuda;
-pub mod portable;
 mod shapes;
 
 pub use cpu::{Cpu, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
-pub use portable::{Addition, Portable, Settled, Settling, Staged};
 pub use shapes::{
     Activation, AdamStep, BlockShape, ConvolutionShape, LinearShape, LossShape, PoolShape, SgdStep,
     WeightLayout,
@@ -70,7 +69,7 @@ pub enum Role {
 /// they are told to.
 pub trait Device {
     /// Memory for values on the device.
-    type Buffer: Portable;
+    type Buffer: Buffer;
     /// A range of a buffer, to read.
     type View<'a>: Copy;
     /// A range of a buffer, to write.

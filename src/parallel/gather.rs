@@ -72,7 +72,7 @@ impl Layout {
                     continue;
                 }
                 // a block of whole rows is contiguous, and is received into its place directly
-                let mut pieces = shard.pieces();
+                let mut pieces = shard.ranges();
                 let first = pieces.next().filter(|_| pieces.next().is_none());
                 let target = match first.clone() {
                     Some(piece) => &mut whole.tensor(number)[piece],

@@ -210,7 +210,7 @@ impl<'a> Checkpoints<'a> {
         }
         let mut gets_on = [1_u8];
         while gets_on[0] == 1 {
-            gets_on[0] = u8::from(self.writer.as_ref().is_some_and(Writer::gets_on));
+            gets_on[0] = u8::from(self.writer.as_ref().is_some_and(Writer::wait_for_progress));
             self.all.broadcast(&mut gets_on, 0)?;
         }
         Ok(self.writer.as_mut().and_then(Writer::wait))

@@ -11,9 +11,8 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 
 use super::machine::explain;
-use super::settled::Direct;
+use super::message::MessageMemory;
 use super::shared::Shared;
-use super::staged::Staging;
 use crate::{Error, Result};
 
 /// How values are kept.
@@ -169,10 +168,7 @@ pub struct CudaBuffer {
     pub(super) format: Format,
     /// The same values in bf16, of parameters where products want them so.
     pub(super) copy: Option<DeviceMemory>,
-    /// What messages need, from the first on.
-    pub(super) staging: Option<Staging>,
-    /// The same where MPI takes them from the device.
-    pub(super) direct: Option<Direct>,
+    pub(super) messages: MessageMemory,
 }
 
 /// A range of a buffer, to read.

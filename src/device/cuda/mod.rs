@@ -16,11 +16,10 @@ mod linear;
 mod machine;
 mod matmul;
 mod memory;
+mod message;
 mod readings;
 mod recording;
-mod settled;
 mod shared;
-mod staged;
 mod upload;
 
 use std::cell::{Cell, RefCell};
@@ -38,6 +37,7 @@ pub use compile::{SOURCES, Source, compile};
 use matmul::Products;
 pub use memory::{CudaBuffer, CudaView, CudaViewMut};
 use memory::{DeviceMemory, Format, Pinned};
+use message::MessageMemory;
 pub use readings::TotalsReading;
 use readings::{MAILBOX_LEN, Readings};
 pub use recording::Recording;
@@ -165,8 +165,7 @@ impl Device for Cuda {
             len,
             format,
             copy,
-            staging: None,
-            direct: None,
+            messages: MessageMemory::default(),
         })
     }
 

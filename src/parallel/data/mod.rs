@@ -23,8 +23,8 @@ use self::flight::{Bucket, State};
 use super::bucket::buckets;
 use super::settle;
 use crate::Result;
-use crate::comm::{Communicator, DeviceCommunicator, Grid, Operation};
-use crate::device::{Device, Portable, Role, totals};
+use crate::comm::{Communicator, Grid, Operation};
+use crate::device::{Device, Role, totals};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
 use crate::trace::{self, Name};
@@ -62,8 +62,8 @@ const SHARD_MULTIPLE: usize = 32;
 
 /// The communicators of a [`GradSync`], made before anything that can fail on one rank alone.
 pub struct SyncChannels {
-    reductions: DeviceCommunicator,
-    gathers: DeviceCommunicator,
+    reductions: Communicator,
+    gathers: Communicator,
     norms: Communicator,
 }
 
@@ -71,15 +71,15 @@ impl SyncChannels {
     /// For the replicas along the data axis of `grid`. Collective over the grid.
     pub fn new(grid: &Grid) -> SyncChannels {
         let Grid { data, all, .. } = grid;
-        let own = || DeviceCommunicator::new(data.duplicate());
+        let own = || data.duplicate();
         SyncChannels { reductions: own(), gathers: own(), norms: all.duplicate() }
     }
 }
 
 /// The gradients of this rank's parameters over the data axis, from the backward pass to the update.
 pub struct GradSync<D: Device> {
-    reductions: DeviceCommunicator,
-    gathers: DeviceCommunicator,
+    reductions: Communicator,
+    gathers: Communicator,
     norms: Communicator,
     reduction: Reduction,
     overlap: bool,
@@ -287,10 +287,9 @@ impl<D: Device> GradSync<D> {
             return Ok(());
         }
         let values = gradients.take(bucket.segment);
-        let len = values.len();
         bucket.state = State::Reducing(match self.reduction {
-            Reduction::ReduceScatter => self.reductions.start_reduce_scatter(values, len, Operation::Sum)?,
-            Reduction::AllReduce => self.reductions.start_all_reduce_in_place(values, len, Operation::Sum)?,
+            Reduction::ReduceScatter => self.reductions.start_reduce_scatter(values, Operation::Sum)?,
+            Reduction::AllReduce => self.reductions.start_all_reduce_in_place(values, Operation::Sum)?,
         });
         Ok(())
     }
@@ -336,8 +335,7 @@ impl<D: Device> GradSync<D> {
         if self.reduction == Reduction::ReduceScatter && self.reductions.size() > 1 {
             let bucket = &mut self.buckets[index];
             let values = parameters.take(bucket.segment);
-            let len = values.len();
-            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values, len)?);
+            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values)?);
         }
         Ok(())
     }
@@ -345,8 +343,8 @@ impl<D: Device> GradSync<D> {
     fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) {
         let bucket = &mut self.buckets[self.gathered];
         self.gathered += 1;
-        if let State::Gathering(transfer) = std::mem::replace(&mut bucket.state, State::Idle) {
-            parameters.put(bucket.segment, transfer.wait());
+        if let State::Gathering(pending) = std::mem::replace(&mut bucket.state, State::Idle) {
+            parameters.put(bucket.segment, pending.wait());
         }
     }
 

@@ -287,8 +287,16 @@ impl Stage {
         let mut started = None;
         if pass != Pass::Weights {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-            let how = (context.accumulate.biases, std::mem::take(&mut gradients.is_turned[from]));
-            layer.backward_activation(device, &tape, gradient, context.gradients, how);
+            let is_backpropagated = std::mem::take(&mut gradients.is_turned[from]);
+            let accumulate = context.accumulate.biases;
+            layer.backward_activation(
+                device,
+                &tape,
+                gradient,
+                context.gradients,
+                accumulate,
+                is_backpropagated,
+            );
             if self.needs_gradient(at) {
                 if !layer.is_elementwise() {
                     let into = before.gradient;
@@ -338,7 +346,7 @@ impl Stage {
         else {
             return None;
         };
-        let activation = first.turns_with(device, second)?;
+        let activation = first.activation_fused_with(device, second)?;
         Some((activation, device.view(here(&activations.saved[before]), 0..rows * first.saved_len())))
     }
 

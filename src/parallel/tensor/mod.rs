@@ -20,8 +20,8 @@ use crate::{Error, Result};
 /// The way in which linear layers are divided among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Split {
-    /// Two by two, the first by its outputs, the second by its inputs: one sum forward and one
-    /// backward for each pair
+    /// In pairs, the first by its outputs, the second by its inputs: one sum forward and one
+    /// backward per pair
     ///
     /// The values between the two layers stay where they are (Shoeybi et al., "Megatron-LM", 2019,
     /// §3). A last layer without a partner is split by its outputs.
