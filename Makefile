@@ -1,18 +1,21 @@
-# make demo    build and train LeNet on the embedded digits with two ranks
-# make test    every test
-# make test-mpich  the tests that are about MPI, built with MPICH and run by its mpiexec
-# make soak    200 interruptions, and every program going on from every other's checkpoint; about ten minutes
-# make fuzz    1,000 tries with options and files made up at random; about ten minutes
-# make slurm-starts  500 starts of a template on a Slurm cluster whose cores are all busy; needs PHALANX_SLURM_UP, see tests/slurm.rs
-# make bench   steps per second beside the machine's rate of matrix products, bubbles of pipelines, what checkpoints cost
-# make bench-gpu  a step on a GPU beside PyTorch's on the same card, and what the card can do
-# make setup   install what is missing: Open MPI, HDF5, libclang; done by all of the above
+# make demo          builds everything and trains LeNet on the embedded digits on two ranks
+# make test          runs every test
+# make test-mpich    builds the tests that start MPI jobs with MPICH and runs them under its mpiexec
+# make soak          interrupts runs 200 times and resumes every program from every other's
+#                    checkpoint; takes about ten minutes
+# make fuzz          tries 1,000 random combinations of options and files; takes about ten minutes
+# make slurm-starts  submits 500 jobs to a Slurm cluster whose cores are all busy; needs
+#                    PHALANX_SLURM_UP, see tests/cluster/main.rs
+# make bench         measures training steps beside the machine's rate of matrix products, the
+#                    bubbles of pipelines, and the cost of checkpoints
+# make bench-gpu     measures training steps on a GPU beside PyTorch's and the card's own limits
+# make setup         installs what is missing (Open MPI, HDF5, libclang); every target does it first
 
 MPIEXEC ?= mpiexec
 RANKS ?= 2
 PACKAGES = openmpi-bin libopenmpi-dev libhdf5-dev libclang-dev pkg-config g++ libc6-dev
 
-# more ranks than cores is fine here, waiting ranks yield, and containers run as root
+# Allows more ranks than cores, lets waiting ranks yield, and allows root, as in containers.
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 export OMPI_MCA_mpi_yield_when_idle = 1
 export OMPI_MCA_hwloc_base_binding_policy = none
@@ -32,9 +35,8 @@ demo: all
 test: setup
 	cargo test --release
 
-# those that start jobs; the rest is the same whatever the MPI
-MPI_TESTS = --test collectives --test equivalence --test layouts --test programs --test strategies --test stopping \
-  --test devices --test probe --test agreement
+# the tests whose result may depend on which MPI is used
+MPI_TESTS = --test comm --test probe --test devices --test training --test programs
 
 test-mpich: setup
 	@command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null \
@@ -42,13 +44,13 @@ test-mpich: setup
 	CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich cargo test --release $(MPI_TESTS)
 
 soak: setup
-	PHALANX_SOAK=200 cargo test --release --test restart -- --nocapture
+	PHALANX_SOAK=200 cargo test --release --test files -- restart:: --nocapture
 
 fuzz: setup
 	PHALANX_FUZZ=1000 cargo test --release --test fuzz -- --nocapture
 
 slurm-starts: setup
-	PHALANX_SLURM_STARTS=500 cargo test --release --test slurm -- --ignored --nocapture
+	PHALANX_SLURM_STARTS=500 cargo test --release --test cluster -- --ignored --nocapture
 
 bench: all
 	cargo bench --bench training --bench bubble --bench checkpoints
@@ -56,7 +58,7 @@ bench: all
 bench-gpu: all
 	cargo bench --bench gpu
 
-# one line of packages, and only where something is missing
+# installs packages only if something is missing
 setup:
 	@command -v mpicc >/dev/null && command -v $(MPIEXEC) >/dev/null && pkg-config --exists hdf5 2>/dev/null \
 	  && { [ -n "$$LIBCLANG_PATH" ] || ls /usr/lib/llvm-*/lib /usr/lib*/ /usr/lib/*-linux-gnu 2>/dev/null | grep -q '^libclang.*\.so'; } \

@@ -124,7 +124,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings();
     match arguments.device.open(world, 1)? {
         AnyDevice::Cpu(_) => print_rows(all, arguments, &HostBench { all, settings }),
-        AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&*device, all, settings)?),
+        AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&device, all, settings)?),
     }
 }
 

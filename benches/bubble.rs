@@ -1,7 +1,8 @@
-//! The bubble of each pipeline schedule, measured beside its theory: `make bench`, or `cargo bench --bench bubble`.
+//! The bubble of each pipeline schedule, measured beside its theory: `make bench`, or `cargo bench
+//! --bench bubble`.
 //!
-//! Four ranks run the real engine with real messages on a device that sleeps instead of computing, so that every pass takes
-//! what it should, whatever else the machine does and however few cores it has.
+//! Four ranks run the real engine with real messages on a device that sleeps instead of computing,
+//! so that every pass takes its nominal time, whatever the load and the number of cores.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -34,12 +35,12 @@ const MICRO_BATCHES: usize = 8;
 const LAYERS: usize = 8;
 const STEPS: u64 = 6;
 
-/// Rows of a micro-batch and width of the layers: messages of 64 KiB, which MPI does not copy away but hands over when both sides
-/// are there.
+/// Rows of a micro-batch and width of the layers, for messages of 64 KiB, which MPI sends by
+/// rendezvous instead of copying them.
 const ROWS: usize = 256;
 const WIDTH: usize = 64;
 
-/// What a forward pass, a gradient of inputs, or one of weights takes in one layer.
+/// The time of a forward pass, of a gradient of inputs, and of one of weights, in one layer.
 const UNIT: Duration = Duration::from_millis(4);
 
 fn main() -> ExitCode {
@@ -58,7 +59,8 @@ fn main() -> ExitCode {
         print!("{}", done.stdout);
     }
     println!(
-        "off by: the measured bubble over that of the theory, less 1; longer by: a step over one with that of the theory, less 1"
+        "off by: the measured bubble over that of the theory, less 1; \
+         longer by: a step over one with that of the theory, less 1"
     );
     ExitCode::SUCCESS
 }
@@ -95,14 +97,14 @@ fn measure(kind: PipelineScheduleKind) -> Result<()> {
     Ok(())
 }
 
-/// Equal stages: as many layers in each.
+/// Returns the sizes of equal stages.
 fn sizes(kind: PipelineScheduleKind) -> Vec<usize> {
     let num_stages = if kind == PipelineScheduleKind::Interleaved { 2 * RANKS } else { RANKS };
     vec![LAYERS / num_stages; num_stages]
 }
 
-/// A device on which passes take their time and come to nothing. The gradient of a layer's inputs is counted where its
-/// activation is turned back, which the first layer does too.
+/// A device on which passes take time and compute nothing. The gradient of a layer's inputs takes
+/// its time in the backward pass of its activation, which the first layer has too.
 struct Sleeper;
 
 impl Device for Sleeper {

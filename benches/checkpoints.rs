@@ -1,19 +1,21 @@
-//! What checkpoints cost: `cargo bench --bench checkpoints`.
+//! The cost of checkpoints: `cargo bench --bench checkpoints`.
 //!
-//! `deep-mlp` 1024 × 4 with AdamW, a state of 50 MB, with a checkpoint every 50 steps and without, in turns, because on a shared
-//! machine only runs of the same minutes can be compared. The floor: rank 0 copies the state once (50 MB at memory speed, some
-//! 10 ms; on two ranks half of it comes as messages), and while the thread beside it writes, hashes twice and waits for the disk,
-//! it takes its share of memory bandwidth, and of a core where there is none to spare.
+//! Trains `deep-mlp` 1024 × 4 with AdamW, a state of 50 MB, with a checkpoint every 50 steps and
+//! without, in turns, because on a shared machine only runs of the same minutes are comparable. The
+//! lower bound: rank 0 copies the state once (50 MB at memory speed, about 10 ms; on two ranks half
+//! of it comes as messages). While the thread writes, hashes twice and waits for the disk, it takes
+//! its share of memory bandwidth, and of a core if none is idle.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use support::mpiexec;
 
-const TRAINING: &str = "--model deep-mlp --width 1024 --layers 4 --data synthetic --synthetic-samples 2560 --batch-size 128 \
+const TRAINING: &str = "--model deep-mlp --width 1024 --layers 4 --data synthetic \
+    --synthetic-samples 2560 --batch-size 128 \
     --optimizer adamw --steps 201 --eval-every 0 --threads 1 --quiet";
 
-/// Runs of each kind.
+/// The number of runs of each kind.
 const ROUNDS: usize = 5;
 
 /// The size of the state: parameters and two slots.
@@ -21,7 +23,8 @@ const STATE_MB: f64 = 3.0 * 4.0 * 4.0 * 1024.0 * 1024.0 / 1e6;
 
 fn main() {
     println!(
-        "deep-mlp 1024 x 4, AdamW, batch 128; a checkpoint of {STATE_MB:.0} MB every 50 steps; best of {ROUNDS} runs each, in turns"
+        "deep-mlp 1024 x 4, AdamW, batch 128; a checkpoint of {STATE_MB:.0} MB every 50 steps; \
+         best of {ROUNDS} runs each, in turns"
     );
     println!(
         "{:>5} {:>14} {:>14} {:>8} {:>22}",

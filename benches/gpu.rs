@@ -1,7 +1,9 @@
-//! How fast a step is on a GPU, beside PyTorch on the same card and what the card can do: `cargo bench --bench gpu`.
+//! A training step on a GPU, beside PyTorch on the same card and the card's own limits: `cargo
+//! bench --bench gpu`.
 //!
-//! Everything is measured in one run, a minute or two long. PyTorch's figures come from `benches/pytorch.py`, the better of its usual
-//! way and a CUDA graph, and are left out where there is no PyTorch that sees the GPU.
+//! Everything is measured in one run of one or two minutes. PyTorch's figures come from
+//! `benches/pytorch.py`, the better of eager mode and a CUDA graph; they are left out if there is
+//! no PyTorch that sees the GPU.
 
 use std::error::Error;
 use std::path::Path;
@@ -19,19 +21,19 @@ use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
 use phalanx::train::{RunRequests, Trainer, TrainerSettings};
 
-/// Seconds that each thing is measured for.
+/// The duration of each measurement in seconds.
 const SECONDS: f64 = 2.0;
 
-/// Steps before the measurement: products find out how they are best done, and the step is recorded.
+/// Steps before the measurement, in which products are tuned and the step is recorded.
 const WARM_UP: u64 = 5;
 
 struct Case {
-    /// As `pytorch.py` knows it.
+    /// The name in `pytorch.py`.
     name: &'static str,
     model: Kind,
     batch_size: usize,
     precision: Precision,
-    /// How much faster than PyTorch's best it is meant to be.
+    /// The intended ratio to PyTorch's best time.
     goal: f64,
 }
 
@@ -65,11 +67,11 @@ const CASES: [Case; 4] = [
     Case { name: "lenet 128", model: Kind::LeNet, batch_size: 128, precision: Precision::F32, goal: 4.0 },
 ];
 
-/// What the card does at best.
+/// The card's own limits.
 struct Limits {
-    /// Products in bf16, operations a second.
+    /// Products in bf16, operations per second.
     products: f64,
-    /// Bytes read and written a second.
+    /// Bytes read and written per second.
     memory: f64,
 }
 
@@ -98,10 +100,12 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         report(&world, case, &limits)?;
     }
     println!(
-        "PyTorch: ms a step, the better of its usual way and a CUDA graph; products, memory: the share of the step that these"
+        "PyTorch: ms per step, the better of eager mode and a CUDA graph; products, memory: \
+         the share of the step that these"
     );
     println!(
-        "would take alone at the rates above, counting the operations of products and the bytes of parameters and activations"
+        "would take alone at the rates above, counting the operations of products and the bytes of \
+         parameters and activations"
     );
     Ok(ExitCode::SUCCESS)
 }
@@ -141,15 +145,17 @@ impl Case {
         }
     }
 
-    /// Operations of a step's products, and bytes that it has to read and write at least.
+    /// Returns the operations of a step's products, and the bytes that it must read and write at
+    /// least.
     fn work(&self) -> (f64, f64) {
         match self.model {
             // forward, weights, and inputs of all layers but the first
             Kind::DeepMlp { width, layers } => {
                 let (rows, width, layers) = (self.batch_size as f64, width as f64, layers as f64);
                 let operations = 2.0 * rows * width * width * (3.0 * layers - 1.0);
-                // AdamW reads four f32 and writes three and a bf16 for each parameter, whose gradient is written before; a layer
-                // writes its output and what it saves, and reads both again with the gradient, in bf16
+                // AdamW reads four f32 per parameter and writes three and a bf16; its gradient is
+                // written before. A layer writes its output and what it saves, and reads both again
+                // with the gradient, in bf16
                 let bytes = layers * (34.0 * width * width + 14.0 * rows * width);
                 (operations, bytes)
             }
@@ -158,7 +164,7 @@ impl Case {
     }
 }
 
-/// The seconds of a step, and what the host did in each.
+/// Returns the seconds of a step, and the host's launches, waits and allocations in each.
 fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>> {
     let device = Cuda::open(0, case.precision)?;
     let grid = Grid::new(world, GridShape::data(1))?;
@@ -198,7 +204,7 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
     ))
 }
 
-/// PyTorch's seconds for a step, if there is a PyTorch that sees the GPU.
+/// Returns PyTorch's seconds per step, if there is a PyTorch that sees the GPU.
 fn pytorch(name: &str) -> Option<f64> {
     let here = Path::new("benches/pytorch.py");
     let there = Path::new(env!("CARGO_MANIFEST_DIR")).join(here);
@@ -218,7 +224,7 @@ fn pytorch(name: &str) -> Option<f64> {
         .map(|ms| ms / 1e3)
 }
 
-/// The seconds of what `start` starts, many times over.
+/// Returns the seconds per call of `start`, from many calls.
 fn time(device: &Cuda, mut start: impl FnMut(&Cuda)) -> phalanx::Result<f64> {
     let end = device.allocate(1, Role::Exact)?;
     let wait = || device.read(device.view(&end, 0..1), &mut |_| Ok(()));
@@ -234,7 +240,7 @@ fn time(device: &Cuda, mut start: impl FnMut(&Cuda)) -> phalanx::Result<f64> {
     run((SECONDS / once).clamp(10.0, 1e5) as u64)
 }
 
-/// Products of random numbers, operations a second.
+/// Measures products of random numbers, in operations per second.
 fn product_rate(device: &Cuda) -> phalanx::Result<f64> {
     const SIZE: usize = 8192;
     let len = SIZE * SIZE;
@@ -260,7 +266,7 @@ fn product_rate(device: &Cuda) -> phalanx::Result<f64> {
     Ok(2.0 * (SIZE as f64).powi(3) / seconds)
 }
 
-/// Bytes read and written a second.
+/// Measures copies, in bytes read and written per second.
 fn copy_rate(device: &Cuda) -> phalanx::Result<f64> {
     const LEN: usize = 1 << 28;
     let (from, mut into) = (device.allocate(LEN, Role::Exact)?, device.allocate(LEN, Role::Exact)?);

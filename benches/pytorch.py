@@ -1,5 +1,7 @@
-"""PyTorch's time for a training step on a GPU: `pytorch.py CASE` prints the milliseconds of a step in PyTorch's usual way
-("eager") and as a CUDA graph, on one line. Cases are named as in gpu.rs, which calls this."""
+"""PyTorch's time for a training step on a GPU.
+
+`pytorch.py CASE` prints the milliseconds of a step in eager mode and as a CUDA graph, on one line.
+gpu.rs calls this, and names the cases."""
 
 import sys
 import time

@@ -1,7 +1,8 @@
-//! How fast a step is, beside what the machine can do: `make bench`, or `cargo bench --bench training`.
+//! A training step beside the machine's own rate: `make bench`, or `cargo bench --bench training`.
 //!
-//! Each case is a program under `mpiexec`; between the cases the rate of a large matrix product is measured on as
-//! many cores as the case has ranks, because on a shared machine only ratios taken in the same minutes mean anything.
+//! Each case is a program under `mpiexec`. Between the cases, the rate of a large matrix product is
+//! measured on as many cores as the case has ranks, because on a shared machine only ratios taken
+//! in the same minutes are comparable.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -20,7 +21,7 @@ struct Case {
     program: Program,
     ranks: usize,
     arguments: &'static str,
-    /// Floating-point operations of one step over all ranks: products only.
+    /// Floating-point operations of one step over all ranks, products only.
     operations: f64,
 }
 
@@ -33,7 +34,7 @@ enum Program {
 }
 
 impl Program {
-    /// Its name, path and options.
+    /// Returns the name, path and options.
     fn parts(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Program::SyncSgd => ("sync_sgd", env!("CARGO_BIN_EXE_sync_sgd"), ""),
@@ -43,14 +44,17 @@ impl Program {
     }
 }
 
-/// `deep-mlp`: two operations for each weight and row, forward, for its gradient, and (but in the first layer) for the inputs'.
+/// `deep-mlp`: two operations for each weight and row, forward, for the weight's gradient, and for
+/// the inputs' gradient in all layers but the first.
 const DEEP_OPERATIONS: f64 = 2.0 * 128.0 * 1024.0 * 1024.0 * (4.0 + 4.0 + 3.0);
 
-/// LeNet, dense: 961 thousand forward, the same for gradients of weights, all but the first layer's 288 for those of inputs.
+/// LeNet, dense: 961 thousand forward, as many for gradients of weights, and all but the first
+/// layer's 288 thousand for gradients of inputs.
 const LENET_OPERATIONS: f64 = 128.0 * (961e3 + 961e3 + 673e3);
 
 const LENET: &str = "--model lenet --data digits --batch-size 128 --epochs 30 --eval-every 0";
-const DEEP: &str = "--model deep-mlp --width 1024 --layers 4 --data synthetic --synthetic-samples 2560 --batch-size 128 \
+const DEEP: &str = "--model deep-mlp --width 1024 --layers 4 --data synthetic \
+    --synthetic-samples 2560 --batch-size 128 \
     --optimizer adamw --steps 200 --eval-every 0";
 
 const LENET_NAME: &str = "lenet";
@@ -96,7 +100,7 @@ fn main() -> ExitCode {
         let before = products(case.ranks);
         let (program, path, options) = case.program.parts();
         let job = mpiexec(case.ranks, path).args(["--threads", "1", "--quiet"]);
-        // the others have one replica
+        // the other programs have one replica
         let job = if program == "sync_sgd" { job.args(["--check-replicas", "0"]) } else { job };
         let job = job.args(options.split_whitespace()).args(case.arguments.split_whitespace());
         let result = job.run().expect(0).result();
@@ -112,7 +116,8 @@ fn main() -> ExitCode {
         );
     }
     println!(
-        "GFLOP/s: products of 1024 x 1024 x 1024 in f32, on as many cores at once as there are ranks; of which: the share of"
+        "GFLOP/s: products of 1024 x 1024 x 1024 in f32, on as many cores at once as there are ranks; \
+         of which: the share of"
     );
     println!(
         "that rate that a step reaches, counting the operations of its dense products and convolutions only"
@@ -120,7 +125,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The rate of products on `ranks` cores at once, in GFLOP/s.
+/// Returns the rate of products on `ranks` cores at once, in GFLOP/s.
 fn products(ranks: usize) -> f64 {
     let program = std::env::current_exe().expect("this program has a path");
     let done = mpiexec(ranks, program).args([PRODUCTS]).run().expect(0);

@@ -12,7 +12,7 @@ with gzip.open(f"{source}/t10k-images-idx3-ubyte.gz") as file:
 with gzip.open(f"{source}/t10k-labels-idx1-ubyte.gz") as file:
     labels = np.frombuffer(file.read(), np.uint8, offset=8)
 
-# every tenth image is for testing: the first half of t10k is easier than the second
+# Every tenth image is for testing, because the first half of t10k is easier than the second.
 is_test = np.arange(10000) % 10 == 9
 with h5py.File(target, "w", libver="earliest") as file:
     for name, chosen in ("train", ~is_test), ("test", is_test):

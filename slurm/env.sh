@@ -1,24 +1,26 @@
-# What the compute nodes need: the only file here that has to be edited. Sourced by every template, by bash.
+# The environment of the compute nodes, sourced by every template: the only file here that needs editing.
 
-# EDIT: whatever makes MPI and HDF5 available, such as
+# EDIT: load MPI and HDF5, for example:
 # module load openmpi hdf5
-# and, for --device cuda, the toolkit with NVRTC and cuBLASLt, such as
+# and, for --device cuda, the toolkit with NVRTC and cuBLASLt, for example:
 # module load cuda
 
-# checkpoints need none of HDF5's locks, which some parallel file systems do not have
+# checkpoints do not need HDF5's file locks, which some parallel file systems lack
 export HDF5_USE_FILE_LOCKING=${HDF5_USE_FILE_LOCKING:-FALSE}
 
-# EDIT: where the programs are; here, where `cargo build --release` in the checkout leaves them
+# EDIT: the directory of the programs; the default is where `cargo build --release` puts them
 PROGRAMS=${PROGRAMS:-$SLURM_SUBMIT_DIR/target/release}
 
-# EDIT: where checkpoints go: a directory that all nodes share, and that outlives the job. One for each job; jobs that are to go
-# on from each other name one directory: CHECKPOINTS=/scratch/me/run7 sbatch …
+# EDIT: the directory of checkpoints, on a file system that all nodes share and that outlives the job.
+# By default each job has its own; jobs that resume each other's runs name one directory:
+# CHECKPOINTS=/scratch/me/run7 sbatch …
 CHECKPOINTS=${CHECKPOINTS:-$SLURM_SUBMIT_DIR/checkpoints/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 
-# EDIT: how ranks are started: srun, or mpiexec. `srun --mpi=list` shows what srun can talk to: pmix for Open MPI, pmi2 for
-# MPICH; if that is not the cluster's default, put it here: LAUNCH="srun --mpi=pmix"
+# EDIT: the launcher: srun or mpiexec. `srun --mpi=list` lists what srun supports; Open MPI needs pmix,
+# MPICH pmi2. If that is not the cluster's default, write it here: LAUNCH="srun --mpi=pmix"
 LAUNCH=${LAUNCH:-srun}
 
-# Enable this where ranks die in MPI_Init on busy nodes (a crash in mca_btl_tcp before the program has said anything): Slurm's PMIx plugin
-# lets some ranks out of a fence early, and "ring" does not. README.md has figures.
+# Enable this if ranks die in MPI_Init on busy nodes (a crash in mca_btl_tcp before any output of the
+# program): Slurm's PMIx plugin releases some ranks from a fence too early, except with "ring". README.md
+# has figures.
 # export SLURM_PMIX_FENCE=ring

@@ -17,7 +17,7 @@
 //! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | the cost of communication | `comm`, `device`, `memory` |
 //! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure` |
-//! | [`train`] | the loop of every training program, its options | all but `measure`, `memory`, `probe` |
+//! | [`train`] | the loop of every training program, its options | all but `measure`, `probe` |
 //!
 //! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs`
 //! enforces the last column.

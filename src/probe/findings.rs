@@ -40,7 +40,7 @@ pub struct TrialReport {
     pub seconds: f64,
 }
 
-/// The results of a run of `probe`. [`Capabilities`](crate::comm::Capabilities) reads their file.
+/// The results of a run of `probe`, whose file [`Capabilities`](crate::comm::Capabilities) reads.
 #[derive(Debug, Clone, Serialize)]
 pub struct Findings {
     /// MPI's description of itself and of the job.

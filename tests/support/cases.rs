@@ -1,5 +1,6 @@
-//! Library cases under real `mpiexec`: a test target without libtest lists its cases, starts itself again for each of them
-//! on each number of ranks, and counts what the ranks report. An exit code alone proves nothing.
+//! Library cases under a real `mpiexec`. A target without libtest lists its cases, starts itself
+//! again under `mpiexec` for each case and number of ranks, and requires a completion line from
+//! every rank, because an exit code alone proves nothing.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,20 +10,21 @@ use phalanx::comm::World;
 
 use super::mpiexec;
 
-/// A case, and the numbers of ranks it runs on.
+/// A case and the numbers of ranks that it runs on.
 pub struct Case {
-    /// Its name.
+    /// The name, unique within the target.
     pub name: &'static str,
-    /// Numbers of ranks.
+    /// The numbers of ranks.
     pub ranks: &'static [usize],
-    /// What every rank does; it panics if something is wrong.
+    /// The body, which runs on every rank and panics on an error.
     pub run: fn(&World),
 }
 
 /// The argument that makes the program one rank of a case.
 const RANK_SIDE: &str = "--rank-side";
 
-/// The `main` of a target with these cases, and others that must end the job, soon, with a text on stderr.
+/// Runs `cases`, and `failing` cases that must end their job soon with a text on stderr: the `main`
+/// of a target.
 pub fn main(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCode {
     if let Some(code) = rank_side(cases, failing) {
         return code;
@@ -30,7 +32,8 @@ pub fn main(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCod
     run(cases, failing, None)
 }
 
-/// The same for cases that need CUDA: on a GPU if there is one, else on an emulated one.
+/// Runs `cases` on a GPU if there is one, else on the emulated one: the `main` of a target that
+/// needs CUDA.
 pub fn main_on_cuda(cases: &'static [Case]) -> ExitCode {
     if let Some(code) = rank_side(cases, &[]) {
         return code;
@@ -44,7 +47,7 @@ pub fn main_on_cuda(cases: &'static [Case]) -> ExitCode {
     }
 }
 
-/// One rank of a case, if that is what this process is.
+/// Runs one rank of a case if this process was started as one.
 fn rank_side(cases: &'static [Case], failing: &'static [(Case, &str)]) -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some(RANK_SIDE) {

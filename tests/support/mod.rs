@@ -4,6 +4,7 @@
 pub mod cases;
 pub mod cuda;
 pub mod data;
+pub mod equivalence;
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -14,12 +15,12 @@ use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Says that a test was left out, also where the output of tests that pass is captured.
+/// Prints that a test is skipped, to the real stderr, which libtest does not capture.
 pub fn say_skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
-/// The processes that process `parent` has started.
+/// Returns the processes that process `parent` has started.
 pub fn children(parent: u32) -> Vec<u32> {
     let parent = format!("PPid:\t{parent}");
     let processes = std::fs::read_dir("/proc").expect("Linux has /proc");
@@ -32,26 +33,27 @@ pub fn children(parent: u32) -> Vec<u32> {
     found
 }
 
-/// The ranks that a launcher has started, by itself or through a helper: of all that came of it, those that started nothing.
+/// Returns the ranks that a launcher has started, directly or through daemons: its descendants
+/// without children.
 pub fn rank_processes(launcher: u32) -> Vec<u32> {
     let below =
         |process: u32| if children(process).is_empty() { vec![process] } else { rank_processes(process) };
     children(launcher).into_iter().flat_map(below).collect()
 }
 
-/// Sends a signal by the shell's own `kill`; a number with a minus in front names a process group.
+/// Sends a signal with the shell's own `kill`; a number after a minus sign names a process group.
 pub fn kill(signal: &str, process: &str) {
     let _ = Command::new("bash").args(["-c", &format!("kill -{signal} -- {process}")]).status();
 }
 
-/// A directory that is removed again, and its name.
+/// Creates a temporary directory; returns it and its path.
 pub fn directory() -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().expect("a directory can be made");
     let path = directory.path().display().to_string();
     (directory, path)
 }
 
-/// The path of a program.
+/// Returns the path of a program.
 pub fn program(name: &str) -> &'static str {
     match name {
         "sync_sgd" => env!("CARGO_BIN_EXE_sync_sgd"),
@@ -64,7 +66,7 @@ pub fn program(name: &str) -> &'static str {
     }
 }
 
-/// Waits until `condition` is true, for a minute at most.
+/// Blocks until `condition` is true; fails after a minute.
 pub fn until(condition: impl Fn() -> bool) {
     for _ in 0..60_000 {
         if condition() {
@@ -75,76 +77,76 @@ pub fn until(condition: impl Fn() -> bool) {
     panic!("it did not come to that");
 }
 
-/// Where libraries are looked for: in `directory` first.
+/// Returns a library search path that begins with `directory`.
 pub fn library_path(directory: &str) -> String {
     let others = std::env::var("LD_LIBRARY_PATH").map(|others| format!(":{others}")).unwrap_or_default();
     format!("{directory}{others}")
 }
 
-/// One job at a time: the tests' machines have few cores.
+/// Held while a job runs: one job at a time, because the tests' machines have few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// More ranks than cores is the normal case here: allow it, let waiting ranks yield, pin nobody.
+/// Variables that allow more ranks than cores, let waiting ranks yield, and pin no rank.
 pub const SETTINGS: [(&str, &str); 7] = [
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
     ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
     ("OMPI_MCA_mpi_yield_when_idle", "1"),
     ("OMPI_MCA_hwloc_base_binding_policy", "none"),
     ("PRTE_MCA_hwloc_default_binding_policy", "none"),
-    // containers run tests as root; for anyone else these change nothing
+    // allow root, as which containers run tests
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
 ];
 
 /// A job to be started.
 pub struct Job {
-    /// Ranks, their program and its arguments; several of these are started side by side as one job.
+    /// Numbers of ranks with a program and its arguments; several entries start as one job.
     parts: Vec<(usize, PathBuf, Vec<OsString>)>,
     variables: Vec<(String, Box<dyn Fn() -> String>)>,
     directory: Option<PathBuf>,
     limit: Duration,
 }
 
-/// What a job did.
+/// The outcome of a job.
 pub struct Done {
-    /// Exit code; `None` if a signal ended it.
+    /// The exit code; `None` if a signal ended the job.
     pub code: Option<i32>,
-    /// Everything on stdout.
+    /// All output on stdout.
     pub stdout: String,
-    /// Everything on stderr.
+    /// All output on stderr.
     pub stderr: String,
-    /// How long it took.
+    /// The duration of the job.
     pub elapsed: Duration,
     command: String,
 }
 
-/// A job of `ranks` ranks of `program` under `mpiexec`; `$MPIEXEC` names another launcher.
+/// Returns a job of `ranks` ranks of `program` under `mpiexec`; `$MPIEXEC` names another launcher.
 pub fn mpiexec(ranks: usize, program: impl Into<PathBuf>) -> Job {
     let parts = vec![(ranks, program.into(), Vec::new())];
     Job { parts, variables: Vec::new(), directory: None, limit: Duration::from_secs(120) }
 }
 
 impl Job {
-    /// Adds arguments for the ranks that were named last.
+    /// Adds arguments for the ranks added last.
     pub fn args<A: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = A>) -> Job {
         let (_, _, all) = self.parts.last_mut().expect("a job has a program");
         all.extend(arguments.into_iter().map(Into::into));
         self
     }
 
-    /// Adds `ranks` more to the job, of `program`, with the arguments that follow.
+    /// Adds `ranks` more ranks, of `program`; later arguments are for them.
     pub fn and(mut self, ranks: usize, program: impl Into<PathBuf>) -> Job {
         self.parts.push((ranks, program.into(), Vec::new()));
         self
     }
 
-    /// Adds an environment variable, whose value is asked for when the job starts.
+    /// Adds an environment variable, whose value is computed when the job starts.
     pub fn env(mut self, name: &str, value: impl Fn() -> String + 'static) -> Job {
         self.variables.push((name.into(), Box::new(value)));
         self
     }
 
-    /// Looks for libraries in this directory first.
+    /// Makes the job search `directory` first for libraries.
     pub fn libraries(self, directory: Option<&'static str>) -> Job {
         match directory {
             None => self,
@@ -152,12 +154,12 @@ impl Job {
         }
     }
 
-    /// Starts the job in this directory.
+    /// Sets the job's working directory.
     pub fn directory(self, directory: impl Into<PathBuf>) -> Job {
         Job { directory: Some(directory.into()), ..self }
     }
 
-    /// Kills the job and fails after this time.
+    /// Sets the time after which the job is killed and the test fails.
     pub fn limit(mut self, limit: Duration) -> Job {
         self.limit = limit;
         self
@@ -179,7 +181,7 @@ impl Job {
         command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
         command.envs(self.variables.iter().map(|(name, value)| (name, value())));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // a group of its own, so that all of the job can be killed
+        // a process group of its own, so that the whole job can be killed
         command.process_group(0);
         command
     }
@@ -189,7 +191,7 @@ impl Job {
         self.run_with(|_| {})
     }
 
-    /// Runs the job, calling `meanwhile` with its launcher's process number once it is started.
+    /// Runs the job, and calls `meanwhile` with its launcher's process number once it has started.
     pub fn run_with(self, meanwhile: impl FnOnce(u32)) -> Done {
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut command = self.command();
@@ -208,7 +210,7 @@ impl Job {
     }
 }
 
-/// A launcher in a process group of its own, which does not outlive a test that panics.
+/// A launcher in a process group of its own, which is killed if the test panics.
 struct Group(Child);
 
 impl Drop for Group {
@@ -230,7 +232,7 @@ fn collect(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     })
 }
 
-/// The exit code, or `None` if the job had to be killed.
+/// Returns the exit code, or `None` if the job had to be killed.
 fn wait(child: &mut Child, start: Instant, limit: Duration) -> Option<Option<i32>> {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
@@ -247,7 +249,7 @@ fn wait(child: &mut Child, start: Instant, limit: Duration) -> Option<Option<i32
 }
 
 impl Done {
-    /// Command, outcome and both streams.
+    /// Returns the command, its outcome and both streams as text.
     pub fn describe(&self) -> String {
         let Done { code, stdout, stderr, elapsed, command } = self;
         format!("$ {command}\nexit {code:?} after {elapsed:.1?}\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
@@ -260,20 +262,20 @@ impl Done {
         self
     }
 
-    /// The digest of the parameters in the result line.
+    /// Returns the digest of the parameters in the result line.
     #[track_caller]
     pub fn digest(&self) -> String {
         self.result()["parameters_digest"].as_str().expect("a digest is a string").to_owned()
     }
 
-    /// The last line on stdout as JSON.
+    /// Parses the last line on stdout as JSON.
     #[track_caller]
     pub fn result(&self) -> serde_json::Value {
         let line = self.stdout.trim_end().lines().last().unwrap_or_default();
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}\n{}", self.describe()))
     }
 
-    /// Fails unless stderr says `text` exactly once.
+    /// Fails unless stderr contains `text` exactly once.
     #[track_caller]
     pub fn says_once(&self, text: &str) -> &Done {
         let times = self.stderr.matches(text).count();

@@ -48,12 +48,12 @@ impl Trace {
         Ok(Trace { path: name, program: program.to_owned(), file, clock })
     }
 
-    /// Stops recording, gathers the records on rank 0, converted to its clock, writes the file
-    /// there, logs a summary, and returns it. The summary compares the bubble of a pipeline with
-    /// `expected_bubble`. A file that cannot be written is only a warning. Collective.
+    /// Ends recording and gathers the records on rank 0, on its clock. Rank 0 writes the file, logs a
+    /// summary and returns it; the bubble of a pipeline is compared with `expected_bubble`. A file
+    /// that cannot be written is a warning. Collective.
     ///
     /// # Errors
-    /// There is no memory for messages.
+    /// A message to another rank fails.
     pub fn finish(self, world: &World, expected_bubble: Option<f64>) -> Result<Option<Summary>> {
         let Record { mut events, num_lost } = trace::finish();
         let all = world.communicator();

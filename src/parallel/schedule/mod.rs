@@ -6,6 +6,23 @@
 //!
 //! Sending and receiving are actions of their own. A `Receive` says from where on the message may arrive (the engine posts
 //! the receive there and waits where the value is used), a `Send` where it leaves.
+//!
+//! # In the program `pipeline`
+//!
+//! `--schedule` takes `sequential`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble` (ZB-H1), or a CSV
+//! file in the notation of PyTorch's pipelining. Before anything runs, the schedule is proved to run
+//! every pass and send every message exactly once, in a possible order, and to end even if every send
+//! waits for its receive. An error names the action at fault. `--show-schedule` draws the schedule as
+//! a table, or into a file as a picture (`.svg`) or as CSV:
+//!
+//! ```text
+//! $ pipeline --show-schedule --show-ranks 4 --micro-batches 4 --schedule zero-bubble
+//! zero-bubble: 4 stages on 4 ranks, 4 micro-batches; bubble 20.0 %, at most 4 live micro-batches on a rank
+//! rank 0   F0 F1 F2 F3 .  .  .  I0 W0 I1 W1 I2 W2 I3 W3
+//! rank 1   .  F0 F1 F2 .  .  I0 F3 I1 W0 I2 W1 I3 W2 W3
+//! rank 2   .  .  F0 F1 .  I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
+//! rank 3   .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
+//! ```
 
 mod action;
 mod draw;

@@ -1,3 +1,0 @@
-//! Cases of the target `collectives`.
-
-pub mod algorithms;

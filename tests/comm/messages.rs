@@ -1,0 +1,57 @@
+//! Point-to-point messages, and messages of more elements than a C `int` counts.
+
+use phalanx::comm::{Operation, World};
+
+pub fn point_to_point(world: &World) {
+    let c = world.communicator();
+    match c.rank() {
+        0 => {
+            c.send(&[43523], 1, 7).unwrap();
+            c.start_send(vec![43523, 1], 1, 8).unwrap().wait();
+            c.send(&[1_u8; 9], 1, 9).unwrap();
+        }
+        1 => {
+            let mut number = [0; 4];
+            assert_eq!(c.receive(&mut number, 0, 7).unwrap(), 1, "fewer than the buffer holds is fine");
+            assert_eq!(number, [43523, 0, 0, 0]);
+            assert_eq!(c.start_receive(vec![0; 3], 0, 8).unwrap().wait(), [43523, 1, 0]);
+            let error = c.receive(&mut [0_u8; 8], 0, 9).unwrap_err().to_string();
+            assert!(error.contains("the message has 9 elements, the buffer room for 8"), "{error}");
+        }
+        _ => {}
+    }
+    assert!(c.send(&[1], c.size(), 0).unwrap_err().to_string().contains("there is no rank"));
+    assert!(c.send(&[1], 0, -1).unwrap_err().to_string().contains("tag -1"));
+}
+
+pub fn more_than_a_c_int_counts(world: &World) {
+    let len = (1_usize << 31) + 9;
+    let needed = 2 * world.size() * len;
+    let available = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = available.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes =
+        available.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<usize>().ok()).unwrap_or(0);
+    let mut enough = [i32::from(kibibytes * 1024 > needed)];
+    world.communicator().all_reduce(&mut enough, Operation::Min).unwrap();
+    if enough[0] == 0 {
+        println!("SKIPPED: messages above 2^31 bytes need {needed} bytes of free memory here");
+        return;
+    }
+    let mut values = vec![0_u8; len];
+    if world.is_root() {
+        for i in [0, 1, len / 2, len - 2, len - 1] {
+            values[i] = (i % 251 + 1) as u8;
+        }
+        world.communicator().send(&values, 1, 0).unwrap();
+    } else {
+        assert_eq!(world.communicator().receive(&mut values, 0, 0).unwrap(), len);
+        let found: Vec<usize> = (0..len).filter(|&i| values[i] != 0).collect();
+        assert_eq!(found, [0, 1, len / 2, len - 2, len - 1]);
+        assert!(found.iter().all(|&i| values[i] == (i % 251 + 1) as u8));
+    }
+    // a broadcast as one message, a reduction in chunks
+    world.communicator().broadcast(&mut values, 1).unwrap();
+    assert_eq!((values[1], values[len - 1]), (2, ((len - 1) % 251 + 1) as u8));
+    world.communicator().all_reduce(&mut values, Operation::Max).unwrap();
+    assert_eq!((values[1], values[len - 2]), (2, ((len - 2) % 251 + 1) as u8));
+}

@@ -1,0 +1,62 @@
+//! The ranks of a job: its grid, its nodes, and how they agree on an error or end the job.
+
+use phalanx::Error;
+use phalanx::comm::{Grid, GridShape, Operation, World};
+
+pub fn agree(world: &World) {
+    let c = world.communicator();
+    assert_eq!(c.agree(Ok(c.rank())).unwrap(), c.rank());
+    let last = c.size() - 1;
+    let one = if c.rank() == last { Err(Error::input("reading x", "it is broken")) } else { Ok(()) };
+    let error = c.agree(one).unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    let expected = if last == 0 {
+        "reading x: it is broken".into()
+    } else {
+        format!("reading x: it is broken (on rank {last} only)")
+    };
+    assert_eq!(error.to_string(), expected);
+    let all = c.agree::<()>(Err(Error::failed("writing y", c.rank()))).unwrap_err();
+    assert_eq!((all.exit_code(), all.to_string()), (1, "writing y: 0".into()));
+}
+
+pub fn grid(world: &World) {
+    let size = world.size();
+    let shapes = match size {
+        1 => vec![[1, 1, 1]],
+        4 => vec![[4, 1, 1], [2, 2, 1], [2, 1, 2], [1, 2, 2], [1, 1, 4]],
+        6 => vec![[1, 2, 3], [3, 2, 1], [6, 1, 1]],
+        _ => vec![[2, 2, 2], [8, 1, 1]],
+    };
+    for [data, stage, tensor] in shapes {
+        let shape = GridShape { data, stage, tensor };
+        let grid = Grid::new(world, shape).unwrap();
+        assert_eq!((grid.data.size(), grid.stage.size(), grid.tensor.size()), (data, stage, tensor));
+        assert_eq!(
+            (grid.data.rank(), grid.stage.rank(), grid.tensor.rank()),
+            shape.coordinates(world.rank())
+        );
+        // the sum of the world's ranks along an axis
+        let mut along = [world.rank() as i64];
+        grid.tensor.all_reduce(&mut along, Operation::Sum).unwrap();
+        let first = world.rank() / tensor * tensor;
+        assert_eq!(along[0], (first..first + tensor).sum::<usize>() as i64);
+    }
+    let shape = GridShape { data: size, stage: 2, tensor: 1 };
+    assert_eq!(Grid::new(world, shape).map(drop).unwrap_err().exit_code(), 2);
+}
+
+pub fn node(world: &World) {
+    assert_eq!(
+        (world.num_nodes(), world.local_rank(), world.num_local_ranks()),
+        (1, world.rank(), world.size())
+    );
+    assert!(!phalanx::comm::library_version().is_empty());
+}
+
+pub fn panic_on_the_last(world: &World) {
+    if world.rank() + 1 == world.size() {
+        panic!("rank {} has had enough", world.rank());
+    }
+    world.communicator().barrier();
+}

@@ -1,0 +1,86 @@
+//! CUDA gives the CPU's numbers: for every operation, for PyTorch's trajectories, and for every
+//! layout over MPI.
+//!
+//! On a machine without a GPU the emulator in `tests/cuda/emulator` takes its place. It runs the
+//! same kernels on the CPU, as late and as far out of order as CUDA allows.
+
+mod messages;
+mod operations;
+#[path = "../support/mod.rs"]
+mod support;
+mod twins;
+
+use phalanx::device::{Cuda, Precision};
+use support::cases::{self, Case};
+use support::equivalence::{layouts, replicas};
+
+static CASES: &[Case] = &[
+    Case { name: "operations_f32", ranks: &[1], run: |world| twins::all(world, Precision::F32, 1e-5) },
+    Case { name: "operations_tf32", ranks: &[1], run: |world| twins::all(world, Precision::Tf32, 1e-3) },
+    Case { name: "operations_bf16", ranks: &[1], run: |world| twins::all(world, Precision::Bf16, 1e-2) },
+    Case {
+        name: "oracle_classifier_relu_sgd",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "classifier_relu_sgd"),
+    },
+    Case {
+        name: "oracle_regressor_tanh_adam_cosine",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "regressor_tanh_adam_cosine"),
+    },
+    Case {
+        name: "oracle_deep_mlp_gelu_adamw",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw"),
+    },
+    Case {
+        name: "oracle_lenet_sgd",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "lenet_sgd"),
+    },
+    Case {
+        name: "oracle_cifar_net_adam",
+        ranks: &[1, 2],
+        run: |world| replicas::oracle::<Cuda>(world, "cifar_net_adam"),
+    },
+    Case { name: "clipping_counts_every_parameter_once", ranks: &[1, 3], run: replicas::clipping::<Cuda> },
+    Case { name: "ranks_without_samples", ranks: &[3], run: replicas::ranks_without_samples::<Cuda> },
+    Case { name: "worked_example_gradient_descent", ranks: &[2], run: replicas::gradient_descent::<Cuda> },
+    Case { name: "shared_batches_equal_whole_ones", ranks: &[2], run: replicas::shared_batches::<Cuda> },
+    Case { name: "the_same_twice", ranks: &[2], run: replicas::the_same_twice::<Cuda> },
+    Case { name: "stages_that_share_a_rank", ranks: &[2], run: layouts::stages_that_share_a_rank::<Cuda> },
+    Case { name: "grids_clipped", ranks: &[8], run: layouts::grids_clipped::<Cuda> },
+    Case { name: "tensor_oracles", ranks: &[2, 3], run: layouts::tensor_oracles::<Cuda> },
+    Case { name: "pipeline_oracles", ranks: &[2, 3], run: layouts::pipeline_oracles::<Cuda> },
+    Case { name: "pipeline_images", ranks: &[2], run: layouts::pipeline_images::<Cuda> },
+    Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
+    Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
+    Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
+    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda> },
+    Case { name: "messages", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation },
+    Case {
+        name: "oracle_lenet_sgd_straight_from_memory",
+        ranks: &[2, 3],
+        run: |world| messages::aware(world, |world| replicas::oracle::<Cuda>(world, "lenet_sgd")),
+    },
+    Case {
+        name: "grids_straight_from_memory",
+        ranks: &[4, 8],
+        run: |world| messages::aware(world, layouts::grids::<Cuda>),
+    },
+    Case {
+        name: "odd_widths_straight_from_memory",
+        ranks: &[2, 3],
+        run: |world| messages::aware(world, layouts::odd_widths::<Cuda>),
+    },
+    Case {
+        name: "pipelines_straight_from_memory",
+        ranks: &[3],
+        run: |world| messages::aware(world, layouts::pipeline_same_bits::<Cuda>),
+    },
+    Case { name: "initial_weights", ranks: &[3], run: layouts::initial_weights::<Cuda> },
+];
+
+fn main() -> std::process::ExitCode {
+    cases::main_on_cuda(CASES)
+}

@@ -1,0 +1,224 @@
+//! Every operation on device buffers, staged and CUDA-aware, by every algorithm. The device has
+//! pending work on the buffers before, which messages must wait for, and gets work after, which
+//! must wait for the messages.
+
+use clap::ValueEnum as _;
+use phalanx::comm::{
+    Algorithm, Awareness, Choice, Communicator, Front, Grid, GridShape, Operation, Transfers, World,
+    awareness,
+};
+use phalanx::device::{Cuda, CudaBuffer, Device, Precision, Role};
+use phalanx::memory::{Buffer as _, ElementType};
+
+use crate::support::equivalence::TestDevice;
+
+/// Runs `check` with CUDA-aware messages if MPI supports them, which every MPI does on the
+/// emulator, whose device memory is host memory.
+pub fn aware(world: &World, check: fn(&World)) {
+    if can_be_aware() {
+        world.communicator().set_transfers(Transfers::Aware);
+        check(world);
+    }
+}
+
+fn can_be_aware() -> bool {
+    let can = Cuda::shared().name().starts_with("Emulated") || matches!(awareness(), Awareness::Yes(_));
+    if !can {
+        println!("SKIPPED: this MPI does not take the memory of a GPU");
+    }
+    can
+}
+
+/// Returns element `at` of rank `rank`: a small whole number; sums of these are exact in bfloat16
+/// too.
+fn value(rank: usize, at: usize) -> f32 {
+    ((rank * 3 + at * 5) % 7 + 1) as f32
+}
+
+/// Returns a buffer with this rank's values, which the device has still to write.
+fn filled(device: &Cuda, role: Role, rank: usize, len: usize) -> CudaBuffer {
+    let mut from = device.allocate(len, role).unwrap();
+    let mut into = device.allocate(len, role).unwrap();
+    let write = |values: &mut [f32]| {
+        values.iter_mut().enumerate().for_each(|(at, into)| *into = value(rank, at));
+        Ok(())
+    };
+    device.write(device.view_mut(&mut from, 0..len), &mut { write }).unwrap();
+    device.fill(device.view_mut(&mut into, 0..len), f32::NAN);
+    device.copy(device.view(&from, 0..len), device.view_mut(&mut into, 0..len));
+    // freeing it would wait for the copy
+    std::mem::forget(from);
+    into
+}
+
+/// Returns the values that work started now finds in a buffer.
+fn found(device: &Cuda, role: Role, buffer: &CudaBuffer, len: usize) -> Vec<f32> {
+    let mut copy = device.allocate(len, role).unwrap();
+    device.copy(device.view(buffer, 0..len), device.view_mut(&mut copy, 0..len));
+    let mut found = Vec::new();
+    let mut look = |values: &[f32]| {
+        found.extend_from_slice(values);
+        Ok(())
+    };
+    device.read(device.view(&copy, 0..len), &mut look).unwrap();
+    found
+}
+
+/// Checks all operations, for values kept in `f32` and in bfloat16.
+pub fn every_operation(world: &World) {
+    let all = world.communicator();
+    let bf16 = Cuda::open(0, Precision::Bf16).unwrap();
+    let aware = can_be_aware();
+    for transfers in [Transfers::Staged, Transfers::Aware] {
+        if transfers == Transfers::Aware && !aware {
+            continue;
+        }
+        all.set_transfers(transfers);
+        // MPI's own may crash on device memory
+        let is_sound =
+            |algorithm: &&Algorithm| **algorithm != Algorithm::Mpi || transfers == Transfers::Staged;
+        let plans = Algorithm::value_variants().iter().filter(is_sound);
+        let choices = plans.map(|&algorithm| Some(Choice { algorithm, chunk: 1000 }));
+        for choice in std::iter::once(None).chain(choices) {
+            let messages = all.duplicate();
+            messages.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
+            let device = choice.map(|choice| messages.using(choice)).unwrap_or(messages);
+            for len in [0, 1, 7, 1023, 1024, 1025, 3000] {
+                operations(Cuda::shared(), Role::Exact, &device, len);
+                operations(&bf16, Role::Activations, &device, len);
+            }
+        }
+    }
+    same_bits(Cuda::shared(), Role::Exact, all, aware);
+    same_bits(&bf16, Role::Activations, all, aware);
+    // a grid that was made before the route was decided takes it too
+    let grid = Grid::new(world, GridShape::data(all.size())).unwrap();
+    for transfers in [Transfers::Aware, Transfers::Staged] {
+        all.set_transfers(transfers);
+        assert_eq!(grid.data.transfers(), transfers);
+        assert_eq!(grid.data.through_host().transfers(), Transfers::Staged);
+    }
+    let messages = all.duplicate();
+    large(Cuda::shared(), &messages, (6 << 20) / all.size() * all.size());
+    refused(Cuda::shared(), &messages, all);
+}
+
+/// The first `len` values of a buffer.
+fn front(buffer: CudaBuffer, len: usize) -> Front<CudaBuffer> {
+    Front { buffer, len }
+}
+
+fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
+    let (rank, size) = (all.rank(), all.size());
+    let mine = |len: usize| filled(device, role, rank, len);
+    let look = |buffer: &CudaBuffer, len: usize| found(device, role, buffer, len);
+    let sums =
+        |len: usize| -> Vec<f32> { (0..len).map(|at| (0..size).map(|rank| value(rank, at)).sum()).collect() };
+    let of = |rank: usize, len: usize| -> Vec<f32> { (0..len).map(|at| value(rank, at)).collect() };
+
+    // three at once, and each rank waits first for a different one
+    let several = [len, len + 5, len / 2];
+    let mut started =
+        several.map(|len| Some((len, all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap())));
+    for turn in 0..several.len() {
+        let (len, transfer) = started[(turn + rank) % several.len()].take().expect("each is waited for once");
+        assert_eq!(look(&transfer.wait(), len), sums(len), "all-reduce of {len}");
+    }
+    let whole = len * size;
+    let own = rank * len..(rank + 1) * len;
+    let scattered = all.start_reduce_scatter(mine(whole), Operation::Sum).unwrap();
+    let gathered = all.start_all_gather_in_place(mine(whole)).unwrap();
+    let owned: Vec<f32> = (0..whole).map(|at| value(at / len.max(1), at)).collect();
+    assert_eq!(look(&gathered.wait(), whole), owned, "all-gather of {len}");
+    let scattered = look(&scattered.wait(), whole);
+    assert_eq!(scattered[own.clone()], sums(whole)[own], "reduce-scatter of {len}");
+
+    for root in [0, size - 1] {
+        let sent = all.start_broadcast(mine(len), root).unwrap().wait();
+        assert_eq!(look(&sent, len), of(root, len), "broadcast of {len}");
+    }
+    if size > 1 {
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        // the first part of a longer buffer; the rest stays unchanged
+        let receiving = all.start_receive(front(mine(len + 3), len), previous, 7).unwrap();
+        let sending = all.start_send(front(mine(len + 3), len), next, 7).unwrap();
+        let mut expected = of(previous, len);
+        expected.extend(&of(rank, len + 3)[len..]);
+        assert_eq!(look(&receiving.wait().buffer, len + 3), expected, "received {len}");
+        assert_eq!(look(&sending.wait().buffer, len + 3), of(rank, len + 3), "sent {len}");
+
+        // two in turn into one buffer, which the device writes before the first and reads between
+        // the two
+        let first = all.start_send(filled(device, role, rank, len), next, 8).unwrap();
+        let second = all.start_send(filled(device, role, rank + 1, len / 2), next, 8).unwrap();
+        let received = all.start_receive(mine(len), previous, 8).unwrap().wait();
+        let mut between = device.allocate(len, role).unwrap();
+        device.copy(device.view(&received, 0..len), device.view_mut(&mut between, 0..len));
+        let received = all.start_receive(front(received, len / 2), previous, 8).unwrap().wait().buffer;
+        assert_eq!(look(&between, len), of(previous, len), "the first of two messages, {len}");
+        let mut both = of(previous, len);
+        both[..len / 2].copy_from_slice(&of(previous + 1, len / 2));
+        assert_eq!(look(&received, len), both, "both messages, {len}");
+        drop((first.wait(), second.wait()));
+    }
+}
+
+/// Checks sums that are rounded: the host's and the device's have the same bits, those of adding up
+/// in `f32` in rank order. Subnormal numbers are the exception, which the programs let the CPU take
+/// for zero.
+fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
+    let term = |rank: usize, at: usize| {
+        (1000.0 / (rank + 3 * at + 1) as f32) * if at.is_multiple_of(2) { 1.0 } else { -1.0 }
+    };
+    // several chunks of the default size
+    let len = if all.size() == 3 { 3_000_001 } else { 1001 };
+    let terms = |rank: usize| {
+        let mut buffer = device.allocate(len, role).unwrap();
+        let mut write = |values: &mut [f32]| {
+            values.iter_mut().enumerate().for_each(|(at, into)| *into = term(rank, at));
+            Ok(())
+        };
+        device.write(device.view_mut(&mut buffer, 0..len), &mut write).unwrap();
+        buffer
+    };
+    let look = |buffer: &CudaBuffer| found(device, role, buffer, len);
+    let kept: Vec<Vec<f32>> = (0..all.size()).map(|rank| look(&terms(rank))).collect();
+    let sums: Vec<f32> = (0..len).map(|at| kept.iter().map(|terms| terms[at]).sum()).collect();
+    let is_wide = terms(0).element_type() == ElementType::F32;
+    let rounded = |exact: &f32| {
+        let up = exact.to_bits() + 0x7fff + (exact.to_bits() >> 16 & 1);
+        if is_wide { exact.to_bits() } else { up & 0xffff_0000 }
+    };
+    for transfers in [Transfers::Staged, Transfers::Aware] {
+        if transfers == Transfers::Staged || aware {
+            all.set_transfers(transfers);
+            let messages = all.duplicate();
+            let sum = messages.start_all_reduce_in_place(terms(all.rank()), Operation::Sum).unwrap().wait();
+            let is_right = |(found, exact): (&f32, &f32)| found.to_bits() == rounded(exact);
+            assert!(look(&sum).iter().zip(&sums).all(is_right), "{transfers:?}, {role:?}");
+        }
+    }
+}
+
+/// Checks chunks of the default size: both forms of the sum give the same bits.
+fn large(device: &Cuda, all: &Communicator, len: usize) {
+    let mine = || filled(device, Role::Exact, all.rank(), len);
+    let reduced = all.start_all_reduce_in_place(mine(), Operation::Sum).unwrap().wait();
+    let scattered = all.start_reduce_scatter(mine(), Operation::Sum).unwrap().wait();
+    let gathered = all.start_all_gather_in_place(scattered).unwrap().wait();
+    let [reduced, gathered] = [reduced, gathered].map(|buffer| found(device, Role::Exact, &buffer, len));
+    let sum = |at: usize| (0..all.size()).map(|rank| value(rank, at)).sum::<f32>();
+    assert!(reduced.iter().enumerate().all(|(at, found)| *found == sum(at)));
+    assert!(reduced == gathered);
+}
+
+fn refused(device: &Cuda, messages: &Communicator, all: &Communicator) {
+    let size = all.size();
+    let buffer = || filled(device, Role::Exact, 0, size + 1);
+    assert!(messages.start_send(buffer(), size, 0).is_err(), "there is no such rank");
+    assert!(messages.start_broadcast(buffer(), size).is_err(), "there is no such root");
+    let outcome = messages.start_all_reduce_in_place(buffer(), Operation::Max);
+    assert!(outcome.is_err(), "there are sums only");
+    let outcome = messages.start_all_gather_in_place(buffer());
+    assert!(size == 1 || outcome.is_err(), "there is no part for each rank");
+}

@@ -1,0 +1,163 @@
+//! Every operation of a device as a value, on arrays by number.
+
+use phalanx::device::{
+    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
+    SgdStep,
+};
+
+/// An operation on arrays by number, which must not write those that it reads.
+pub trait Operation {
+    fn run<D: Device>(&self, device: &D, buffers: &mut [D::Buffer], lengths: &[usize]);
+}
+
+/// Defines an operation with views of the arrays in `$views`, then of those that it writes in
+/// `$outs`, in the order in which they are given.
+macro_rules! operation {
+    (
+        $name:ident { $($field:ident: $type:ty),* },
+        |$this:ident, $device:ident, $views:ident, $outs:ident| $body:expr
+    ) => {
+        pub struct $name { pub num_read: usize, $(pub $field: $type),* }
+
+        impl Operation for $name {
+            fn run<D: Device>(&self, $device: &D, buffers: &mut [D::Buffer], lengths: &[usize]) {
+                let $this = self;
+                let (read, write) = buffers.split_at_mut(self.num_read);
+                let (read_lengths, write_lengths) = lengths.split_at(self.num_read);
+                let $views: Vec<D::View<'_>> = read
+                    .iter()
+                    .zip(read_lengths)
+                    .map(|(buffer, len)| $device.view(buffer, 0..*len))
+                    .collect();
+                let mut $outs: Vec<Option<D::ViewMut<'_>>> = write
+                    .iter_mut()
+                    .zip(write_lengths)
+                    .map(|(buffer, len)| Some($device.view_mut(buffer, 0..*len)))
+                    .collect();
+                $body
+            }
+        }
+    };
+}
+
+// the device chooses what it saves for the backward pass: only the results are compared
+
+operation!(
+    LinearForward { shape: LinearShape, activation: Activation, bias: bool },
+    |this, device, views, outs| {
+        let LinearShape { rows, outputs, .. } = this.shape;
+        let len = if this.activation.saves() { rows * outputs } else { 0 };
+        let mut saved = device.allocate(len, Role::Activations).unwrap();
+        let (bias, saved) = (this.bias.then(|| views[2]), device.view_mut(&mut saved, 0..len));
+        device.linear_forward(
+            &this.shape,
+            views[0],
+            views[1],
+            bias,
+            this.activation,
+            saved,
+            outs[0].take().unwrap(),
+        )
+    }
+);
+operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this, device, views, outs| {
+    device.linear_backward_weight(&this.shape, views[0], views[1], outs[0].take().unwrap(), this.accumulate)
+});
+operation!(LinearBackwardInput { shape: LinearShape, before: bool }, |this, device, views, outs| {
+    // the previous layer ends with GELU of the third array
+    let LinearShape { rows, inputs, .. } = this.shape;
+    let [mut saved, mut output] = [0; 2].map(|_| device.allocate(rows * inputs, Role::Activations).unwrap());
+    let output = device.view_mut(&mut output, 0..rows * inputs);
+    device.activation_forward(
+        Activation::Gelu,
+        views[2],
+        device.view_mut(&mut saved, 0..rows * inputs),
+        output,
+    );
+    let before = this.before.then(|| (Activation::Gelu, device.view(&saved, 0..rows * inputs)));
+    device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap(), before)
+});
+operation!(
+    ActivationBothWays { activation: Activation, columns: usize, len: usize, accumulate: bool },
+    |this, device, views, outs| {
+        let len = if this.activation.saves() { this.len } else { 0 };
+        let mut saved = device.allocate(len, Role::Activations).unwrap();
+        let mut output = device.allocate(this.len, Role::Activations).unwrap();
+        let places = device.view_mut(&mut saved, 0..len);
+        device.activation_forward(
+            this.activation,
+            views[0],
+            places,
+            device.view_mut(&mut output, 0..this.len),
+        );
+        let (gradient, copy) = (outs[0].take().unwrap(), outs[1].take().unwrap());
+        let bias = outs.get_mut(2).and_then(Option::take);
+        let output = device.view(&output, 0..this.len);
+        let saved = if this.activation.saves() { device.view(&saved, 0..len) } else { output };
+        device.backward_activation(this.activation, this.columns, saved, gradient, bias, this.accumulate);
+        device.copy(output, copy)
+    }
+);
+operation!(ConvolutionForward { shape: ConvolutionShape }, |this, device, views, outs| {
+    let (route, output) = (outs[0].take().unwrap(), outs[1].take().unwrap());
+    device.convolution_forward(&this.shape, views[0], views[1], views[2], route, output)
+});
+operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |this, device, views, outs| {
+    let (shape, input, weight, bias, gradient) = (&this.shape, views[0], views[1], views[2], views[3]);
+    let mut route = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
+    let mut output = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
+    let len = shape.rows * shape.output_len();
+    let at = device.view_mut(&mut route, 0..len);
+    device.convolution_forward(shape, input, weight, bias, at, device.view_mut(&mut output, 0..len));
+    let route = device.view(&route, 0..len);
+    let (weight_gradient, input_gradient) = (outs[0].take().unwrap(), outs[1].take().unwrap());
+    device.convolution_backward_weight(shape, input, route, gradient, weight_gradient, this.accumulate);
+    device.convolution_backward_input(shape, weight, route, gradient, input_gradient);
+});
+operation!(Pool { shape: PoolShape }, |this, device, views, outs| {
+    let shape = &this.shape;
+    let len = shape.rows * (shape.height / shape.size) * (shape.width / shape.size) * shape.channels;
+    let mut route = device.allocate(len, Role::Activations).unwrap();
+    device.max_pool_forward(shape, views[0], device.view_mut(&mut route, 0..len), outs[0].take().unwrap());
+    device.max_pool_backward(shape, device.view(&route, 0..len), views[1], outs[1].take().unwrap());
+});
+operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, outs| {
+    device.transpose_each(this.rows, this.columns, views[0], outs[0].take().unwrap())
+});
+operation!(CopyBlock { shape: BlockShape }, |this, device, views, outs| {
+    device.copy_block(&this.shape, views[0], outs[0].take().unwrap())
+});
+operation!(CrossEntropy { shape: LossShape }, |this, device, views, outs| {
+    device.cross_entropy(&this.shape, views[0], views[1], outs[0].take().unwrap(), outs[1].take().unwrap())
+});
+operation!(SquaredError { shape: LossShape, targets: bool }, |this, device, views, outs| {
+    let targets = this.targets.then(|| views[1]);
+    device.mean_squared_error(
+        &this.shape,
+        views[0],
+        targets,
+        outs[0].take().unwrap(),
+        outs[1].take().unwrap(),
+    )
+});
+operation!(Sgd { step: SgdStep }, |this, device, views, outs| {
+    let mut out = || outs.remove(0).unwrap();
+    let (parameters, momentum, sums) = (out(), out(), out());
+    device.sgd_step(&this.step, views[0], parameters, views[1], momentum, sums)
+});
+operation!(Adam { step: AdamStep }, |this, device, views, outs| {
+    let mut out = || outs.remove(0).unwrap();
+    let (parameters, first, second, sums) = (out(), out(), out(), out());
+    device.adam_step(&this.step, views[0], parameters, views[1], [first, second], sums)
+});
+operation!(GatherRows { columns: usize }, |this, device, views, outs| {
+    device.gather_rows(this.columns, views[0], views[1], outs[0].take().unwrap())
+});
+operation!(Squares {}, |this, device, views, outs| {
+    let _ = this;
+    device.sum_squares(views[0], outs[0].take().unwrap())
+});
+operation!(FillAndCopy { value: f32 }, |this, device, views, outs| {
+    device.fill(outs[0].take().unwrap(), this.value);
+    device.copy(views[0], outs[1].take().unwrap())
+});

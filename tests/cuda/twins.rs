@@ -1,0 +1,321 @@
+//! Every operation of the GPU against the CPU's, on random inputs of odd sizes, with outputs
+//! poisoned first.
+
+use phalanx::comm::World;
+use phalanx::device::{
+    Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LossShape, PoolShape,
+    Precision, Role, SgdStep, WeightLayout, totals, update,
+};
+
+use super::operations::*;
+
+/// Returns reproducible numbers in −1..1.
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 23) as f32) - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// An array of an operation, with its initial content and its role.
+#[derive(Clone)]
+struct Array(Vec<f32>, Role);
+
+fn given(values: Vec<f32>) -> Array {
+    Array(values, Role::Activations)
+}
+
+fn weights(values: Vec<f32>) -> Array {
+    Array(values, Role::Parameters)
+}
+
+fn exact(values: Vec<f32>) -> Array {
+    Array(values, Role::Exact)
+}
+
+/// Returns poisoned memory for activations.
+fn output(len: usize) -> Array {
+    given(vec![f32::NAN; len])
+}
+
+/// Buffers on a device, and the views that operations take.
+struct Bench<'d, D: Device> {
+    device: &'d D,
+    buffers: Vec<D::Buffer>,
+    lengths: Vec<usize>,
+}
+
+impl<'d, D: Device> Bench<'d, D> {
+    fn new(device: &'d D, arrays: &[Array]) -> Bench<'d, D> {
+        let mut buffers = Vec::new();
+        for Array(values, role) in arrays {
+            let mut buffer = device.allocate(values.len(), *role).unwrap();
+            let into = device.view_mut(&mut buffer, 0..values.len());
+            device
+                .write(into, &mut |memory| {
+                    memory.copy_from_slice(values);
+                    Ok(())
+                })
+                .unwrap();
+            buffers.push(buffer);
+        }
+        Bench { device, buffers, lengths: arrays.iter().map(|Array(values, _)| values.len()).collect() }
+    }
+
+    fn values(&self) -> Vec<Vec<f32>> {
+        let mut all = Vec::new();
+        for (buffer, len) in self.buffers.iter().zip(&self.lengths) {
+            self.device
+                .read(self.device.view(buffer, 0..*len), &mut |values| {
+                    all.push(values.to_vec());
+                    Ok(())
+                })
+                .unwrap();
+        }
+        all
+    }
+}
+
+/// Runs `operation` on both devices and compares every array, relative to its largest value.
+fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation: &impl Operation) {
+    fn on<D: Device>(device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
+        let mut bench = Bench::new(device, arrays);
+        // twice, because an operation must not depend on what another has left in memory
+        for _ in 0..2 {
+            bench = Bench::new(device, arrays);
+            operation.run(device, &mut bench.buffers, &bench.lengths);
+        }
+        bench.values()
+    }
+    // inputs have no more digits than the GPU keeps, so that the operations are compared, not the
+    // inputs
+    let keep = |role| if tolerance > 5e-3 && role != Role::Exact { 0xffff_0000 } else { u32::MAX };
+    let cut = |Array(values, role): &Array| {
+        let values = values.iter().map(|value| f32::from_bits(value.to_bits() & keep(*role))).collect();
+        Array(values, *role)
+    };
+    let arrays = &arrays.iter().map(cut).collect::<Vec<_>>();
+    let expected = on(&Cpu::new(1).unwrap(), arrays, operation);
+    let found = on(cuda, arrays, operation);
+    for (array, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let largest = expected.iter().fold(1e-3_f32, |largest, value| largest.max(value.abs()));
+        for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+            let is_same = f.is_nan() && e.is_nan() || (f - e).abs() <= tolerance * largest;
+            assert!(is_same, "{what}: array {array}, element {i} is {f}, not {e} (largest {largest})");
+        }
+    }
+}
+
+const ACTIVATIONS: [Activation; 4] =
+    [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Tanh];
+
+/// Compares all operations, with products in `precision`.
+pub fn all(_: &World, precision: Precision, tolerance: f32) {
+    let cuda = Cuda::open(0, precision).unwrap();
+    linear(&cuda, tolerance);
+    activations(&cuda, tolerance);
+    convolutions(&cuda, tolerance);
+    losses(&cuda, tolerance);
+    optimizers(&cuda, tolerance);
+    moves(&cuda, tolerance);
+}
+
+fn linear(cuda: &Cuda, tolerance: f32) {
+    let sizes =
+        [(1, 1, 1), (3, 5, 7), (33, 65, 17), (64, 784, 128), (128, 64, 10), (130, 259, 131), (96, 72, 136)];
+    for (rows, inputs, outputs) in sizes {
+        for layout in [WeightLayout::OutputsByInputs, WeightLayout::InputsByOutputs] {
+            let shape = LinearShape { rows, inputs, outputs, layout };
+            // weights of the initial size, so that sums are as large as their terms
+            let scale = (inputs as f32).sqrt().recip();
+            let w = weights(random(inputs * outputs, 2).into_iter().map(|w| scale * w).collect());
+            let x = given(random(rows * inputs, 1));
+            let (b, g) = (weights(random(outputs, 3)), given(random(rows * outputs, 4)));
+            for activation in ACTIVATIONS {
+                for bias in [true, false] {
+                    let arrays = [x.clone(), w.clone(), b.clone(), output(rows * outputs)];
+                    let operation = LinearForward { num_read: 3, shape, activation, bias };
+                    compare(
+                        &format!("forward {shape:?} {activation:?}"),
+                        cuda,
+                        tolerance,
+                        &arrays,
+                        &operation,
+                    );
+                }
+            }
+            for accumulate in [false, true] {
+                let before =
+                    if accumulate { random(inputs * outputs, 5) } else { vec![f32::NAN; inputs * outputs] };
+                let operation = LinearBackwardWeight { num_read: 2, shape, accumulate };
+                let arrays = [x.clone(), g.clone(), exact(before)];
+                compare(&format!("backward weight {shape:?}"), cuda, tolerance, &arrays, &operation);
+            }
+            for before in [false, true] {
+                let operation = LinearBackwardInput { num_read: 3, shape, before };
+                let arrays = [g.clone(), w.clone(), x.clone(), output(rows * inputs)];
+                compare(&format!("backward input {shape:?}"), cuda, tolerance, &arrays, &operation);
+            }
+        }
+    }
+}
+
+fn activations(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (3, 1), (1, 1023), (7, 33), (300, 10), (2311, 20), (513, 129)] {
+        let len = rows * columns;
+        // a single value where tanh is flat has few digits left
+        let width = if len < 8 { 0.5 } else { 6.0 };
+        let wide = random(len, 7).into_iter().map(|x| width * x).collect();
+        for activation in ACTIVATIONS {
+            let what = format!("{activation:?} of {rows} × {columns}");
+            for accumulate in [false, true] {
+                let bias = exact(if accumulate { random(columns, 9) } else { vec![f32::NAN; columns] });
+                let operation = ActivationBothWays { num_read: 1, activation, columns, len, accumulate };
+                let arrays = [given(Vec::clone(&wide)), given(random(len, 10)), output(len), bias];
+                compare(&what, cuda, tolerance, &arrays, &operation);
+                compare(&what, cuda, tolerance, &arrays[..3], &operation);
+            }
+        }
+    }
+}
+
+fn convolutions(cuda: &Cuda, tolerance: f32) {
+    // rows, channels, height, width, outputs, kernel; the first are LeNet's and the CIFAR net's,
+    // the last does not fit shared memory
+    let shapes = [
+        (3, 1, 28, 28, 10, 5),
+        (5, 10, 12, 12, 20, 5),
+        (2, 3, 32, 32, 6, 5),
+        (2, 6, 14, 14, 16, 5),
+        (1, 1, 1, 1, 1, 1),
+        (4, 2, 7, 9, 3, 3),
+        (3, 5, 6, 11, 33, 2),
+        (130, 1, 5, 5, 2, 3),
+        (2, 40, 12, 12, 40, 5),
+    ];
+    for (rows, channels, height, width, outputs, kernel) in shapes {
+        for (pool, relu) in [(true, true), (true, false), (false, true), (false, false)] {
+            let shape = ConvolutionShape { rows, channels, height, width, outputs, kernel, pool, relu };
+            if pool && (height < kernel + 1 || width < kernel + 1) {
+                continue;
+            }
+            let scale = ((channels * kernel * kernel) as f32).sqrt().recip();
+            let (len, what) = (rows * shape.output_len(), format!("{shape:?}"));
+            let read = [
+                given(random(rows * shape.image_len(), 1)),
+                weights(random(shape.weight_len(), 2).into_iter().map(|w| scale * w).collect()),
+                weights(random(outputs, 3)),
+            ];
+            // the device chooses the format of the route: only its positions are compared
+            let mut arrays = read.to_vec();
+            arrays.extend([given(vec![0.0; len]), output(len)]);
+            compare(&what, cuda, tolerance, &arrays, &ConvolutionForward { num_read: 3, shape });
+            for accumulate in [false, true] {
+                let before = if accumulate {
+                    random(shape.weight_len(), 5)
+                } else {
+                    vec![f32::NAN; shape.weight_len()]
+                };
+                let mut arrays = read.to_vec();
+                arrays.extend([given(random(len, 4)), exact(before), output(rows * shape.image_len())]);
+                compare(
+                    &what,
+                    cuda,
+                    tolerance,
+                    &arrays,
+                    &ConvolutionBackward { num_read: 4, shape, accumulate },
+                );
+            }
+        }
+    }
+    for (rows, height, width, channels, size) in
+        [(2, 9, 7, 3, 2), (3, 10, 10, 5, 3), (1, 4, 4, 1, 4), (5, 6, 6, 33, 2)]
+    {
+        let shape = PoolShape { rows, height, width, channels, size };
+        let (len, pooled) =
+            (rows * height * width * channels, rows * (height / size) * (width / size) * channels);
+        let arrays = [given(random(len, 1)), given(random(pooled, 2)), output(pooled), output(len)];
+        compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });
+    }
+}
+
+fn losses(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (1, 2), (5, 10), (128, 10), (129, 3), (37, 100)] {
+        let shape = LossShape { rows, columns, scale: 1.0 / rows as f32 };
+        let mut logits: Vec<f32> = random(rows * columns, 1).into_iter().map(|x| 8.0 * x).collect();
+        // of two equal maxima the first counts
+        if columns > 2 {
+            (logits[1], logits[2]) = (9.0, 9.0);
+        }
+        let labels = (0..rows).map(|row| if row == 0 { 0 } else { row % columns } as f32).collect();
+        let sums = exact(vec![0.25; totals::LEN]);
+        let arrays = [given(logits), exact(labels), output(rows * columns), sums.clone()];
+        compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &CrossEntropy { num_read: 2, shape });
+        for targets in [true, false] {
+            let [outputs, goals] = [2, 3].map(|seed| random(rows * columns, seed));
+            let arrays = [given(outputs), exact(goals), output(rows * columns), sums.clone()];
+            compare(
+                &format!("{shape:?}"),
+                cuda,
+                tolerance,
+                &arrays,
+                &SquaredError { num_read: 2, shape, targets },
+            );
+        }
+    }
+}
+
+fn optimizers(cuda: &Cuda, tolerance: f32) {
+    let mut constants = vec![0.0; update::LEN];
+    (constants[update::LEARNING_RATE], constants[update::GRADIENT_SCALE]) = (0.1, 0.5);
+    (constants[update::BIAS_CORRECTION1], constants[update::BIAS_CORRECTION2]) = (0.19, 0.002);
+    for len in [1, 3, 4, 33, 1023, 100_003] {
+        let read = [exact(constants.clone()), exact(random(len, 1))];
+        let sums = exact(vec![0.5; totals::LEN]);
+        for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
+            for weight_decay in [0.0, 0.1] {
+                let step = SgdStep { momentum, nesterov, weight_decay };
+                let slot = exact(if momentum == 0.0 { Vec::new() } else { random(len, 3) });
+                let mut arrays = read.to_vec();
+                arrays.extend([weights(random(len, 2)), slot, sums.clone()]);
+                compare(
+                    &format!("{len} values {step:?}"),
+                    cuda,
+                    tolerance,
+                    &arrays,
+                    &Sgd { num_read: 2, step },
+                );
+            }
+        }
+        for decoupled in [false, true] {
+            let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
+            let step = AdamStep { beta1, beta2, epsilon, weight_decay: 0.1, decoupled };
+            let second = random(len, 4).into_iter().map(f32::abs).collect();
+            let mut arrays = read.to_vec();
+            arrays.extend([weights(random(len, 2)), exact(random(len, 3)), exact(second), sums.clone()]);
+            compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Adam { num_read: 2, step });
+        }
+        compare("squares", cuda, tolerance, &[exact(random(len, 6)), sums], &Squares { num_read: 1 });
+    }
+}
+
+fn moves(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (5, 3), (16, 20), (33, 65)] {
+        let len = 3 * rows * columns;
+        let arrays = [given(random(len, 1)), output(len)];
+        compare("transposition", cuda, tolerance, &arrays, &TransposeEach { num_read: 1, rows, columns });
+        let shape = BlockShape { rows, columns, from_stride: columns + 2, into_stride: columns + 5 };
+        let arrays = [given(random(rows * (columns + 2), 1)), given(random(rows * (columns + 5), 2))];
+        compare("a block", cuda, tolerance, &arrays, &CopyBlock { num_read: 1, shape });
+        let numbers = (0..rows).map(|row| f32::from_bits((7 * row as u32 + 2) % (3 * rows as u32))).collect();
+        let arrays = [exact(random(len, 1)), exact(numbers), output(rows * columns)];
+        compare("rows", cuda, tolerance, &arrays, &GatherRows { num_read: 2, columns });
+        for role in [Role::Activations, Role::Parameters, Role::Exact] {
+            let arrays =
+                [exact(random(len, 1)), Array(vec![f32::NAN; len], role), Array(vec![f32::NAN; len], role)];
+            compare("fill and copy", cuda, tolerance, &arrays, &FillAndCopy { num_read: 1, value: 0.375 });
+        }
+    }
+}

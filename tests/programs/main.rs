@@ -1,0 +1,9 @@
+//! The programs under `mpiexec`, as a user starts them: results, options, agreement between ranks,
+//! and how a run is stopped.
+
+mod agreement;
+mod results;
+mod stopping;
+mod strategies;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,226 @@
+//! Runs interrupted by signals and by SIGKILL end with the bits of an undisturbed run, and every
+//! program resumes from every other's checkpoint.
+//!
+//! `$PHALANX_SOAK` is the number of interruptions (`make soak`: 200); with it, all pairs of
+//! programs and ranks are tried.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::support::{self, Done, Job, kill, mpiexec, rank_processes};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// The number of steps between checkpoints.
+const EVERY: u64 = 20;
+
+fn job(program: &str, ranks: usize, arguments: &str) -> Job {
+    mpiexec(ranks, support::program(program)).args(["--threads", "1"]).args(arguments.split_whitespace())
+}
+
+fn digest(done: Done) -> String {
+    done.expect(0).digest()
+}
+
+fn soak() -> Option<usize> {
+    std::env::var("PHALANX_SOAK").ok()?.parse().ok()
+}
+
+/// Returns the last step in a metrics file, 0 if there is none.
+fn steps_done(metrics: &Path) -> u64 {
+    let text = fs::read_to_string(metrics).unwrap_or_default();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().last().and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Returns the step after which a run resumed.
+fn resumed_after(done: &Done) -> Option<u64> {
+    let (_, rest) = done.stderr.split_once("going on after step ")?;
+    rest.split(',').next()?.parse().ok()
+}
+
+/// Runs `arguments`, of `num_steps` steps, to the end, with at most `wanted` interruptions, which
+/// it counts down; returns the digest.
+fn interrupted(
+    (program, ranks): (&str, usize),
+    (arguments, num_steps): (&str, u64),
+    random: &mut ChaCha8Rng,
+    wanted: &mut usize,
+) -> String {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let metrics = directory.path().join("metrics.csv");
+    let more = format!(
+        "--checkpoint-every {EVERY} --checkpoint-dir {}/checkpoints --metrics {}",
+        directory.path().display(),
+        metrics.display()
+    );
+    // the steps done when it was interrupted, and how many of them the restart must find
+    let mut before: Option<(u64, u64)> = None;
+    loop {
+        let from = steps_done(&metrics);
+        let target = from + 1 + random.next_u64() % (num_steps / 4);
+        let victim = random.next_u64() as usize % ranks;
+        let signal = ["USR1", "TERM", "INT", "KILL", "KILL", "KILL"][random.next_u64() as usize % 6];
+        let interrupts = *wanted > 0;
+        let mut was_sent = false;
+        let done = job(program, ranks, &format!("{arguments} {more}")).run_with(|launcher| {
+            let start = Instant::now();
+            while interrupts && start.elapsed() < Duration::from_secs(60) {
+                if steps_done(&metrics) >= target.min(num_steps) {
+                    if let Some(rank) = rank_processes(launcher).get(victim) {
+                        kill(signal, &rank.to_string());
+                        was_sent = true;
+                    }
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        });
+        if let Some((step, least)) = before {
+            let found = resumed_after(&done).unwrap_or(0);
+            assert!((least..=step).contains(&found), "{least} to {step}, not {found}\n{}", done.describe());
+            println!("{program}: {} of {step} steps lost", step - found);
+        }
+        match done.code {
+            Some(0) => {
+                let rows = fs::read_to_string(&metrics).expect("there are metrics");
+                let steps =
+                    rows.lines().skip(1).map(|row| row.split(',').next().and_then(|step| step.parse().ok()));
+                assert!(steps.eq((1..=num_steps).map(Some)), "{rows}");
+                return digest(done);
+            }
+            Some(75) => {
+                assert!(was_sent && signal != "KILL", "{}", done.describe());
+                done.says_once("the same command goes on from the checkpoint");
+                let step = steps_done(&metrics);
+                before = Some((step, step));
+            }
+            code => {
+                assert!(was_sent && signal == "KILL" && code != Some(2), "{}", done.describe());
+                // SIGKILL may come while the last checkpoint is written, because training does not
+                // wait for that
+                let step = steps_done(&metrics);
+                let due = step / EVERY * EVERY;
+                let is_written = done.stderr.contains(&format!("checkpoint of step {due}: "));
+                before = Some((step, if is_written { due } else { due.saturating_sub(EVERY) }));
+            }
+        }
+        *wanted -= 1;
+    }
+}
+
+/// A file from before checkpoints had a loss, and from before means and deviations were computed as
+/// they are now.
+#[test]
+fn files_of_earlier_versions_go_on() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints/step-00000010.h5");
+    for (program, ranks) in [("sync_sgd", 3), ("tensor_mlp", 2), ("pipeline", 2)] {
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        fs::copy(&fixture, directory.path().join("step-00000010.h5")).expect("it can be copied");
+        let run = format!(
+            "--optimizer adam --standardise features --model mlp --hidden 3 --checkpoint-dir {}",
+            directory.path().display()
+        );
+        // nothing is left to do, and the file does not contain the loss
+        let done = job(program, ranks, &format!("{run} --steps 10")).run().expect(0);
+        assert!(done.result()["loss"].is_null(), "{}", done.describe());
+        let done = job(program, ranks, &format!("{run} --steps 14")).run().expect(0);
+        assert_eq!(resumed_after(&done), Some(10), "{}", done.describe());
+        assert!(done.result()["loss"].as_f64().is_some_and(|loss| loss < 2.3), "{}", done.describe());
+    }
+}
+
+#[test]
+fn interrupted_runs_end_with_the_same_bits() {
+    let runs = [
+        ("sync_sgd", 2, "--epochs 3 --eval-every 0", 213),
+        (
+            "sync_sgd",
+            3,
+            "--epochs 3 --eval-every 0 --optimizer adamw --reduction reduce-scatter --bucket-mb 0.02",
+            213,
+        ),
+        ("tensor_mlp", 2, "--steps 400 --optimizer adam --batch-size 64 --eval-every 0", 400),
+        (
+            "pipeline",
+            3,
+            "--model mlp --hidden 64,32 --steps 300 --schedule 1f1b --clip-norm 1 --eval-every 0",
+            300,
+        ),
+    ];
+    let each = soak().map_or(6, |total| total.div_ceil(runs.len()));
+    let mut random = ChaCha8Rng::seed_from_u64(soak().unwrap_or(11) as u64);
+    let mut num_interruptions = 0;
+    for (program, ranks, arguments, num_steps) in runs {
+        let undisturbed = digest(job(program, ranks, arguments).run());
+        let mut wanted = each;
+        while wanted > 0 {
+            // a run may end before all interruptions have happened
+            let found = interrupted((program, ranks), (arguments, num_steps), &mut random, &mut wanted);
+            assert_eq!(found, undisturbed, "{program} {arguments}");
+        }
+        num_interruptions += each;
+    }
+    println!("{num_interruptions} interruptions");
+    assert!(num_interruptions >= 20);
+}
+
+/// Reads all tensors of an exported file, in the order of their names.
+fn weights(path: &Path) -> Vec<(String, Vec<f32>)> {
+    let file = hdf5::File::open(path).expect("an export is an HDF5 file");
+    let group = file.group("model").expect("it has a model");
+    let read = |name: String| {
+        let values =
+            group.dataset(&name).and_then(|dataset| dataset.read_raw()).expect("a tensor can be read");
+        (name, values)
+    };
+    group.member_names().expect("a group has members").into_iter().map(read).collect()
+}
+
+#[test]
+fn any_program_goes_on_from_any_other_s_checkpoint() {
+    const MODEL: &str = "--model mlp --hidden 24,20,16 --optimizer adamw --learning-rate-schedule constant \
+                         --batch-size 48 --micro-batches 4 --eval-every 0 --quiet";
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let at = |name: &str| directory.path().join(name);
+    let programs = ["sync_sgd --reduction reduce-scatter", "tensor_mlp", "pipeline --schedule zero-bubble"];
+    let run = |program: &str, ranks: usize, arguments: &str| {
+        let (program, more) = program.split_once(' ').unwrap_or((program, ""));
+        job(program, ranks, &format!("{MODEL} {more} {arguments}")).run()
+    };
+    let whole = at("whole.h5");
+    let undisturbed = digest(run("sync_sgd", 1, &format!("--steps 40 --export {}", whole.display())));
+    let expected = weights(&whole);
+    for writer in programs {
+        for ranks in 1..=4 {
+            let checkpoints = at(&format!("{}{ranks}", &writer[..4]));
+            run(writer, ranks, &format!("--steps 20 --checkpoint-dir {}", checkpoints.display())).expect(0);
+        }
+    }
+    let pairs = programs.iter().flat_map(|writer| programs.iter().map(move |reader| (writer, reader)));
+    for (number, (writer, reader)) in pairs.enumerate() {
+        for (before, after) in (1..=4).flat_map(|before| (1..=4).map(move |after| (before, after))) {
+            if soak().is_none() && (before + after + number) % 4 != 0 {
+                continue;
+            }
+            let words = format!("{writer} on {before} ranks, then {reader} on {after}");
+            let (from, export) = (at(&format!("{}{before}/step-00000020.h5", &writer[..4])), at("end.h5"));
+            let arguments = format!("--steps 40 --resume {} --export {}", from.display(), export.display());
+            let found = digest(run(reader, after, &arguments));
+            // one rank, and a pipeline on any number of ranks, add in the same order
+            let keeps_order = |program: &str, ranks| ranks == 1 || program.starts_with("pipeline");
+            if keeps_order(writer, before) && keeps_order(reader, after) {
+                assert_eq!(found, undisturbed, "{words}");
+            }
+            let found = weights(&export);
+            assert!(found.iter().map(|(name, _)| name).eq(expected.iter().map(|(name, _)| name)), "{words}");
+            for ((name, expected), (_, found)) in expected.iter().zip(found) {
+                assert_eq!(expected.len(), found.len(), "{words}: {name}");
+                let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+                let off = expected.iter().zip(&found).fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+                assert!(off <= 1e-5 * largest, "{words}: {name} is off by {off:e} of {largest}");
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! PyTorch's trajectories.
+
+use std::path::PathBuf;
+
+use phalanx::comm::Grid;
+use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
+use phalanx::device::Activation;
+use phalanx::nn::{Features, Loss, Model, Network};
+use phalanx::optim::{LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
+use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::parallel::layout::ParallelPlan;
+use phalanx::train::{Trainer, TrainerSettings};
+
+use super::{TestDevice, assert_close, everywhere, set_parameters, settings, take_step};
+
+/// A trajectory that PyTorch computed in `f64`.
+pub struct Oracle {
+    file: hdf5::File,
+    network: Network,
+    features: Features,
+    targets: Targets,
+    optimizer: OptimizerSettings,
+    schedule: LearningRateSchedule,
+}
+
+impl Oracle {
+    /// Opens the trajectory `name`, with the network and optimizer that its note describes.
+    pub fn open(name: &str) -> Oracle {
+        let path =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/oracles/{name}.h5"));
+        let file = hdf5::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let image = |size, channels| Features::Image { height: size, width: size, channels };
+        let sgd = OptimizerSettings::new(Rule::Sgd);
+        let adam = OptimizerSettings::new(Rule::Adam);
+        let (network, features, targets, optimizer, rate) = match name {
+            "classifier_relu_sgd" => (
+                Network::mlp(&[16, 12], Activation::Relu, true, 5, Loss::CrossEntropy),
+                Features::Flat(20),
+                Targets::Classes(5),
+                OptimizerSettings { momentum: 0.9, nesterov: true, weight_decay: 1e-4, ..sgd },
+                0.05,
+            ),
+            "regressor_tanh_adam_cosine" => (
+                Network::mlp(&[24, 24], Activation::Tanh, true, 3, Loss::MeanSquaredError),
+                Features::Flat(6),
+                Targets::Values(3),
+                adam,
+                3e-3,
+            ),
+            "deep_mlp_gelu_adamw" => (
+                Network::deep_mlp(32, 4),
+                Features::Flat(32),
+                Targets::Nothing,
+                OptimizerSettings { rule: Rule::AdamW, weight_decay: 1e-2, ..adam },
+                1e-3,
+            ),
+            "lenet_sgd" => (
+                Network::lenet(10),
+                image(28, 1),
+                Targets::Classes(10),
+                OptimizerSettings { momentum: 0.5, ..sgd },
+                0.01,
+            ),
+            "cifar_net_adam" => (Network::cifar(10), image(32, 3), Targets::Classes(10), adam, 1e-3),
+            other => panic!("there is no oracle {other}"),
+        };
+        let schedule = if name.contains("cosine") {
+            LearningRateSchedule {
+                kind: LearningRateScheduleKind::Cosine,
+                last: 1e-4,
+                num_steps: 12,
+                ..LearningRateSchedule::constant(rate)
+            }
+        } else {
+            LearningRateSchedule::constant(rate)
+        };
+        Oracle { file, network, features, targets, optimizer, schedule }
+    }
+
+    fn read(&self, name: &str) -> Vec<f64> {
+        let dataset = self.file.dataset(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        dataset.read_raw().unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// Reads all tensors under `group`, in the order of `model`.
+    fn tensors(&self, model: &Model, group: &str) -> Vec<f64> {
+        model.tensors.iter().flat_map(|tensor| self.read(&format!("{group}/{}", tensor.name))).collect()
+    }
+
+    /// Reads the inputs of all steps into one array, images converted to channels last.
+    fn inputs(&self, num_steps: usize) -> Vec<f32> {
+        let step = |step| self.read(&format!("input/{step}/x"));
+        let mut values: Vec<f32> = (0..num_steps).flat_map(step).map(|value| value as f32).collect();
+        if let Features::Image { height, width, channels } = self.features {
+            for image in values.chunks_exact_mut(self.features.len()) {
+                let planes = image.to_vec();
+                for (i, value) in image.iter_mut().enumerate() {
+                    *value = planes[i % channels * height * width + i / channels];
+                }
+            }
+        }
+        values
+    }
+
+    /// Returns the model of the trajectory.
+    pub fn model(&self) -> Model {
+        self.network.build(self.features).unwrap()
+    }
+
+    /// Takes PyTorch's steps on `grid`, with the model divided by `plan`, and compares every
+    /// intermediate result within 10⁻⁵ of the largest value. Returns the digest of the final
+    /// parameters.
+    pub fn check<D: TestDevice>(&self, grid: &Grid, sync: SyncSettings, plan: &ParallelPlan) -> u128 {
+        const TOLERANCE: f64 = 1e-5;
+        let losses = self.read("f64/loss");
+        let inputs = self.inputs(losses.len());
+        let batch_size = inputs.len() / self.features.len() / losses.len();
+        let has_targets = self.targets != Targets::Nothing;
+        let targets =
+            (0..losses.len()).filter(|_| has_targets).flat_map(|step| self.read(&format!("input/{step}/y")));
+        let target_values = targets.map(|value| value as f32).collect();
+        let (features, targets) = (self.features, self.targets);
+        let table = Table { source: "an oracle".into(), features, targets, inputs, target_values };
+        let sampler = Sampler::new(batch_size * losses.len(), batch_size, Order::Sequential, 0);
+        let mut batches = Batches::new(Box::new(table), sampler, None);
+
+        let model = self.model();
+        let (optimizer, learning_rate) = (self.optimizer, self.schedule);
+        let settings = TrainerSettings { optimizer, learning_rate, ..settings(batch_size, sync) };
+        let mut trainer = Trainer::new(D::shared(), grid, &model, plan, settings).unwrap();
+        let initial: Vec<f32> =
+            self.tensors(&model, "initial").into_iter().map(|value| value as f32).collect();
+        set_parameters(&mut trainer, &model, &initial);
+
+        let rates: Vec<f64> = (0..losses.len() as u64).map(|step| self.schedule.at(step)).collect();
+        assert_close("learning rates", &rates, &self.read("f64/learning_rate"), 1e-12);
+        let (mut found_losses, mut found_norms) = (Vec::new(), Vec::new());
+        for (step, rate) in rates.iter().enumerate() {
+            let outcome = take_step(&mut trainer, step as u64, &mut batches).unwrap();
+            assert_eq!(outcome.learning_rate, *rate);
+            found_losses.push(outcome.loss);
+            found_norms.push(outcome.gradient_norm);
+            if step == 0 && sync.reduction == Some(Reduction::AllReduce) {
+                let found = everywhere(grid, |look| trainer.gather_gradients(look));
+                let mut start = 0;
+                for tensor in &model.tensors {
+                    let expected = self.read(&format!("f64/first_grad/{}", tensor.name));
+                    let range = start..start + expected.len();
+                    start = range.end;
+                    assert_close(&tensor.name, &found[range], &expected, TOLERANCE);
+                }
+            }
+        }
+        assert_close("losses", &found_losses, &losses, TOLERANCE);
+        assert_close("gradient norms", &found_norms, &self.read("f64/grad_norm"), TOLERANCE);
+        let found = everywhere(grid, |look| trainer.gather_parameters(look));
+        self.check_parameters(&model, &found, TOLERANCE);
+        trainer.digest().unwrap()
+    }
+
+    /// Compares the final parameters. Adam divides a gradient by its own size, so an element whose
+    /// gradient is lost in the rounding of `f32` takes steps of any size up to the learning rate:
+    /// PyTorch's own `f32` run is off by 1.2·10⁻⁵ and 1.8·10⁻⁵ of the largest weight of the tensor
+    /// at one such element in each of the two trajectories that have them. Elements whose first
+    /// gradient is below 2·10⁻⁶ of the largest have ten times the tolerance, and may be no more
+    /// than one in a thousand.
+    fn check_parameters(&self, model: &Model, found: &[f64], tolerance: f64) {
+        let gradients = self.tensors(model, "f64/first_grad");
+        let largest = gradients.iter().fold(0.0_f64, |largest, g| largest.max(g.abs()));
+        let adaptive = self.optimizer.rule != Rule::Sgd;
+        let mut start = 0;
+        let mut num_lost = 0;
+        for tensor in &model.tensors {
+            let expected = self.read(&format!("f64/final/{}", tensor.name));
+            let range = start..start + expected.len();
+            start = range.end;
+            let (mut found, gradients) = (found[range.clone()].to_vec(), &gradients[range]);
+            let scale = expected.iter().fold(0.0_f64, |scale, value| scale.max(value.abs()));
+            for ((found, expected), g) in found.iter_mut().zip(&expected).zip(gradients) {
+                let off = (*found - expected).abs() / scale;
+                if adaptive && g.abs() < 2e-6 * largest && (tolerance..10.0 * tolerance).contains(&off) {
+                    num_lost += 1;
+                    *found = *expected;
+                }
+            }
+            assert_close(&tensor.name, &found, &expected, tolerance);
+        }
+        assert!(num_lost * 1000 <= model.num_parameters(), "{num_lost} elements are off");
+    }
+}

@@ -1,0 +1,179 @@
+//! Replicas on any device: they give PyTorch's numbers, the serial run's, and the same bits again.
+
+use phalanx::comm::{Grid, GridShape, World};
+use phalanx::device::Activation;
+use phalanx::nn::{Features, Loss, Network};
+use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::tensor::Split;
+use phalanx::train::TrainerSettings;
+
+use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings, small_table};
+
+/// Returns ways to reduce gradients that must not change the result: large, tensor-sized and odd
+/// buckets, with and without overlap.
+pub fn ways() -> Vec<(SyncSettings, usize)> {
+    let way = |bucket_bytes, reduction, overlap| SyncSettings {
+        bucket_bytes,
+        reduction: Some(reduction),
+        overlap,
+        clip_norm: None,
+    };
+    vec![
+        (way(25_000_000, Reduction::AllReduce, true), 1),
+        (way(25_000_000, Reduction::ReduceScatter, true), 2),
+        (way(1, Reduction::AllReduce, true), 3),
+        (way(1, Reduction::ReduceScatter, false), 1),
+        (way(1234, Reduction::ReduceScatter, true), 3),
+        (way(1234, Reduction::AllReduce, false), 2),
+    ]
+}
+
+pub fn oracle<D: TestDevice>(world: &World, name: &str) {
+    let oracle = Oracle::open(name);
+    let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
+    for (sync, num_micro_batches) in ways() {
+        let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs).unwrap();
+        oracle.check::<D>(&grid, sync, &plan);
+    }
+}
+
+/// Compares N ranks that share a batch of 96 with one rank that has all of it: the parameters agree
+/// after 50 steps to 10⁻⁵ of the largest. LeNet's learning rate is small here: some of its millions
+/// of ReLUs and maxima are so close to their kink that the order of a sum decides, which shifts one
+/// sample's gradient; with a large learning rate, 50 steps make 3·10⁻⁵ of it.
+pub fn shared_batches<D: TestDevice>(world: &World) {
+    let lenet = Network::lenet(10);
+    let mlp = Network::mlp(&[33, 17], Activation::Gelu, true, 10, Loss::CrossEntropy);
+    let image = Features::Image { height: 28, width: 28, channels: 1 };
+    let momentum =
+        OptimizerSettings { momentum: 0.9, weight_decay: 1e-4, ..OptimizerSettings::new(Rule::Sgd) };
+    let gentle = OptimizerSettings { momentum: 0.5, ..OptimizerSettings::new(Rule::Sgd) };
+    for (network, features, optimizer, rate) in [
+        (lenet, image, gentle, 1e-3),
+        (mlp, Features::Flat(50), OptimizerSettings::new(Rule::AdamW), 1e-3),
+        (Network::deep_mlp(40, 3), Features::Flat(40), momentum, 0.05),
+    ] {
+        let run = |grid: &Grid, sync, num_micro_batches| {
+            let settings = TrainerSettings { optimizer, ..settings(96, sync) };
+            let rig = Rig::<D>::new(&network, features, num_micro_batches, settings);
+            if network.name == "lenet" { rig.train_digits(grid, 50, rate) } else { rig.train(grid, 50, rate) }
+        };
+        let (sync, _) = ways()[0];
+        let serial = run(&serial_grid(world), sync, 1);
+        let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
+        for (sync, num_micro_batches) in [ways()[0], ways()[1], ways()[4]] {
+            let shared = run(&grid, sync, num_micro_batches);
+            assert_close("parameters", &shared.parameters, &serial.parameters, 1e-5);
+            assert_close("losses", &shared.losses, &serial.losses, 1e-5);
+            assert_close("norms", &shared.norms, &serial.norms, 1e-4);
+        }
+    }
+}
+
+pub fn clipping<D: TestDevice>(world: &World) {
+    let network = Network::mlp(&[19], Activation::Relu, true, 10, Loss::CrossEntropy);
+    let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(Rule::Sgd) };
+    let run = |grid: &Grid, sync: SyncSettings, clip_norm| {
+        let settings = TrainerSettings { optimizer, ..settings(24, SyncSettings { clip_norm, ..sync }) };
+        Rig::<D>::new(&network, Features::Flat(50), 1, settings).train(grid, 10, 0.1)
+    };
+    let serial = run(&serial_grid(world), ways()[0].0, Some(0.2));
+    let free = run(&serial_grid(world), ways()[0].0, None);
+    assert!(serial.norms[0] > 0.2, "the example must need clipping");
+    assert_eq!(serial.norms[0], free.norms[0], "the norm is the one before clipping");
+    assert_ne!(serial.losses[1], free.losses[1]);
+    let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
+    for (sync, _) in ways() {
+        let shared = run(&grid, sync, Some(0.2));
+        assert_close("parameters", &shared.parameters, &serial.parameters, 1e-5);
+        assert_close("norms", &shared.norms, &serial.norms, 1e-5);
+    }
+}
+
+/// Trains on 50 samples in batches of 16. The last batch has 2, so with 3 and 4 ranks some have
+/// none; there may also be more micro-batches than samples.
+pub fn ranks_without_samples<D: TestDevice>(world: &World) {
+    let network = Network::mlp(&[19], Activation::Relu, true, 10, Loss::CrossEntropy);
+    let run = |grid: &Grid, sync, num_micro_batches| {
+        let mut rig = Rig::<D>::new(&network, Features::Flat(50), num_micro_batches, settings(16, sync));
+        rig.num_samples = 50;
+        rig.train(grid, 12, 0.05)
+    };
+    let serial = run(&serial_grid(world), ways()[0].0, 1);
+    let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
+    for (sync, _) in ways() {
+        for num_micro_batches in [1, 3, 16] {
+            let shared = run(&grid, sync, num_micro_batches);
+            assert_close("losses", &shared.losses, &serial.losses, 1e-5);
+            assert_close("parameters", &shared.parameters, &serial.parameters, 1e-5);
+        }
+    }
+}
+
+pub fn the_same_twice<D: TestDevice>(world: &World) {
+    let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
+    let image = Features::Image { height: 28, width: 28, channels: 1 };
+    for (sync, num_micro_batches) in ways() {
+        let settings = settings(32, sync);
+        let digests = [0, 1].map(|_| {
+            Rig::<D>::new(&Network::lenet(10), image, num_micro_batches, settings)
+                .train(&grid, 5, 0.05)
+                .digest
+        });
+        assert_eq!(digests[0], digests[1]);
+    }
+}
+
+/// Fits y = x₁w₁ + x₂w₂ + b, item by item and with both items at once. The gradient is the mean, so
+/// twice the learning rate gives the textbook's step with the sum.
+pub fn gradient_descent<D: TestDevice>(world: &World) {
+    let network = Network::mlp(&[], Activation::Relu, true, 1, Loss::MeanSquaredError);
+    let start = [0.773, 0.321, 0.067];
+    let mut table = small_table(Features::Flat(2), &[6.0, 2.0, 5.0, 2.0], &[15.0, 12.0]);
+    let grids = [serial_grid(world), Grid::new(world, GridShape::data(world.size())).unwrap()];
+    let (sync, _) = ways()[0];
+    let check = |rig: &Rig<'_, D>, grid: &Grid, rate, expected: &[[f64; 4]], table: &mut Option<_>| {
+        let run = rig.train_table(grid, expected.len() as u64, rate, &start, table.take().unwrap());
+        for (step, [loss, parameters @ ..]) in expected.iter().enumerate() {
+            assert!((run.losses[step] - loss).abs() < 2e-3, "loss {} is not {loss}", run.losses[step]);
+            if step + 1 == expected.len() {
+                for (found, expected) in run.parameters.iter().zip(parameters) {
+                    assert!((found - expected).abs() < 1e-4, "{found} is not {expected}");
+                }
+            }
+        }
+    };
+    let single = Rig::<D>::new(&network, Features::Flat(2), 1, settings(1, sync));
+    let items = [[93.180, 0.8888, 0.3596, 0.0863], [45.5664, 0.9563, 0.3866, 0.0998]];
+    let mut next = || {
+        Some(std::mem::replace(
+            &mut table,
+            small_table(Features::Flat(2), &[6.0, 2.0, 5.0, 2.0], &[15.0, 12.0]),
+        ))
+    };
+    check(&single, &grids[0], 1e-3, &items, &mut next());
+    // the gradients of both items together, as means
+    let rig = Rig::<D>::new(&network, Features::Flat(2), 1, settings(2, sync));
+    for grid in &grids {
+        let run = rig.train_table(grid, 1, 0.0, &start, next().unwrap());
+        for (found, expected) in run.gradients.iter().zip([-190.096, -68.316, -34.158]) {
+            assert!((2.0 * found - expected).abs() < 2e-3, "{found} is not half of {expected}");
+        }
+    }
+    let first = single.train_table(&grids[0], 1, 1e-3, &start, next().unwrap());
+    for (found, expected) in first.gradients.iter().zip([-115.836, -38.612, -19.306]) {
+        assert!((found - expected).abs() < 2e-3, "{found} is not {expected}");
+    }
+    for (found, expected) in first.parameters.iter().zip([0.8888, 0.3596, 0.0863]) {
+        assert!((found - expected).abs() < 1e-4, "{found} is not {expected}");
+    }
+    let both = [[0.5 * (93.180 + 55.1455), 0.9631, 0.3893, 0.1012]];
+    for num_micro_batches in [1, 2] {
+        let rig = Rig::<D>::new(&network, Features::Flat(2), num_micro_batches, settings(2, sync));
+        for grid in &grids {
+            check(&rig, grid, 2e-3, &both, &mut next());
+        }
+    }
+}
