@@ -6,6 +6,7 @@
 //! allocated once, for the largest number of rows that will come. Between passes, the arrays at both ends may be away in
 //! messages.
 
+mod allocate;
 mod arrays;
 
 #[cfg(test)]
