@@ -68,8 +68,8 @@ impl<D: Device> Pipeline<'_, D> {
         }
     }
 
-    /// Lets MPI and the engine make progress, which they do only inside calls: called between layers.
-    /// One test of an unfinished operation advances all operations.
+    /// Lets MPI and the engine make progress, which they do only inside calls: called between
+    /// layers. One test of an unfinished operation advances all operations.
     pub(super) fn progress(&mut self) {
         for local in &mut self.stages {
             let slots = local.slots.iter_mut().flat_map(|slot| [&mut slot.output, &mut slot.input]);

@@ -51,7 +51,8 @@ pub struct PipelineChannels {
 }
 
 impl PipelineChannels {
-    /// Duplicates the communicators of the stage and tensor axes of `grid`. Collective over the grid.
+    /// Duplicates the communicators of the stage and tensor axes of `grid`. Collective over the
+    /// grid.
     pub fn new(grid: &Grid) -> PipelineChannels {
         let own = |axis: &Communicator| axis.duplicate();
         PipelineChannels { stage: own(&grid.stage), tensor: own(&grid.tensor) }
@@ -72,10 +73,10 @@ pub struct Pipeline<'a, D: Device> {
 }
 
 impl<'a, D: Device> Pipeline<'a, D> {
-    /// Prepares to run the stages of `layout` in the order of `schedule`, which has been checked, for
-    /// micro-batches of at most `rows` rows. With `recompute` a slot keeps only the input and the
-    /// output of the stage, and the backward pass begins with another forward pass (Chen et al.,
-    /// "Training deep nets with sublinear memory cost", 2016). Not collective.
+    /// Prepares to run the stages of `layout` in the order of `schedule`, which has been checked,
+    /// for micro-batches of at most `rows` rows. With `recompute` a slot keeps only the input and
+    /// the output of the stage, and the backward pass begins with another forward pass (Chen et
+    /// al., "Training deep nets with sublinear memory cost", 2016). Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory, or a step has more messages than MPI has tags.
@@ -138,8 +139,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         self.num_micro_batches
     }
 
-    /// Runs the forward and backward passes of all micro-batches of a step. The gradients of the loss,
-    /// times `scale`, of this rank's parameters are handed to [`Weights::sync`] as they are
+    /// Runs the forward and backward passes of all micro-batches of a step. The gradients of the
+    /// loss, times `scale`, of this rank's parameters are handed to [`Weights::sync`] as they are
     /// completed; the losses are added to [`Weights::sums`] of the last stage. Collective over the
     /// grid.
     ///
@@ -185,8 +186,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         alone && self.num_micro_batches == 1 && self.stages.len() == 1 && !trace::is_on()
     }
 
-    /// Loads the samples of a step that [repeats](Pipeline::repeats), so that [`Pipeline::train`] does
-    /// not load them until [`Pipeline::unload`]. Not collective.
+    /// Loads the samples of a step that [repeats](Pipeline::repeats), so that [`Pipeline::train`]
+    /// does not load them until [`Pipeline::unload`]. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.

@@ -1,8 +1,8 @@
 //! A schedule as one rank runs it: every action with the arrays it works on.
 //!
-//! An *activation slot* holds the activations of one micro-batch in one stage, from the first action
-//! that touches them to the last; a *gradient set* holds their gradients. This file assigns them to
-//! actions, once, so that as few as possible are needed.
+//! An *activation slot* holds the activations of one micro-batch in one stage, from the first
+//! action that touches them to the last; a *gradient set* holds their gradients. This file assigns
+//! them to actions, once, so that as few as possible are needed.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,8 @@ pub struct Instruction {
     pub neighbour: Option<NeighbourArrays>,
     /// The other end of a message.
     pub message: Option<MessageEnd>,
-    /// After this action, the gradients of this stage and of all later ones of this rank are complete.
+    /// After this action, the gradients of this stage and of all later ones of this rank are
+    /// complete.
     pub completes: bool,
 }
 
@@ -33,7 +34,8 @@ pub struct Instruction {
 pub struct NeighbourArrays {
     /// The stage's number among those of this rank.
     pub local: usize,
-    /// The number of its activation slot (for a forward pass) or gradient set (for a backward pass).
+    /// The number of its activation slot (for a forward pass) or gradient set (for a backward
+    /// pass).
     pub number: usize,
 }
 

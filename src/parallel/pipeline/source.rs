@@ -10,8 +10,8 @@ pub trait MicroBatchSource<D: Device> {
     /// Returns the number of rows of micro-batch `micro_batch`.
     fn rows(&self, micro_batch: usize) -> usize;
 
-    /// Writes the inputs and targets of the rows of micro-batch `micro_batch`. Either of them is left
-    /// out where its view is empty.
+    /// Writes the inputs and targets of the rows of micro-batch `micro_batch`. Either of them is
+    /// left out where its view is empty.
     ///
     /// # Errors
     /// A sample cannot be read.

@@ -8,10 +8,11 @@ use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::Exchanger;
 
 impl Stage {
-    /// Arrays for micro-batches of at most `rows` rows; only the ends if something else is to be swapped in. Not collective.
+    /// Allocates the arrays of micro-batches of at most `rows` rows; only those at the ends if the
+    /// others are swapped in. Not collective.
     ///
     /// # Errors
-    /// The device has not that much memory.
+    /// The device does not have enough memory.
     pub fn activations<D: Device>(
         &self,
         exchanger: &Exchanger<'_, D>,
@@ -32,10 +33,11 @@ impl Stage {
         Ok(Activations { targets: exchanger.device.allocate(rows * targets, Role::Exact)?, values, saved })
     }
 
-    /// What [`Activations::swap_inner`] exchanges: arrays for `rows` rows, or places for them. Not collective.
+    /// Allocates the arrays that [`Activations::swap_inner`] exchanges, for `rows` rows, or makes
+    /// empty places for them. Not collective.
     ///
     /// # Errors
-    /// The device has not that much memory.
+    /// The device does not have enough memory.
     pub fn inner<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: Option<usize>) -> Result<Inner<D>> {
         let allocate =
             |width: usize| rows.map(|rows| exchanger.device.allocate(rows * width, Role::Activations));
@@ -56,10 +58,10 @@ impl Stage {
         Ok(Inner { values, saved })
     }
 
-    /// Arrays for the gradients of at most `rows` rows. Not collective.
+    /// Allocates the arrays of the gradients of at most `rows` rows. Not collective.
     ///
     /// # Errors
-    /// The device has not that much memory.
+    /// The device does not have enough memory.
     pub fn gradients<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: usize) -> Result<Gradients<D>> {
         let mut values = Vec::new();
         for number in 0..=self.positions[self.pieces.len()].gradient {
@@ -68,7 +70,7 @@ impl Stage {
             let width = position.expect("arrays are numbered without gaps").width;
             values.push(Some(exchanger.device.allocate(rows * width, Role::Activations)?));
         }
-        let is_turned = vec![false; values.len()];
-        Ok(Gradients { values, is_turned })
+        let is_backpropagated = vec![false; values.len()];
+        Ok(Gradients { values, is_backpropagated })
     }
 }

@@ -2,39 +2,40 @@
 
 use crate::device::Device;
 
-/// The arrays of one micro-batch on its way through a stage.
+/// The arrays of one micro-batch in a stage.
 pub struct Activations<D: Device> {
-    /// `[rows, targets_per_row]`, in the last stage.
+    /// The targets in the last stage, `[rows, targets_per_row]`.
     pub(super) targets: D::Buffer,
     pub(super) values: Vec<Option<D::Buffer>>,
     pub(super) saved: Vec<Option<D::Buffer>>,
 }
 
-/// All arrays of [`Activations`] but the values at both ends: what recomputation makes again.
+/// All arrays of [`Activations`] except the values at both ends, which recomputation computes
+/// again.
 pub struct Inner<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
     pub(super) saved: Vec<Option<D::Buffer>>,
 }
 
-/// The gradients of one micro-batch's values.
+/// The gradients of the values of one micro-batch in a stage.
 pub struct Gradients<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
-    /// Which of them have been turned back through the activation before them.
-    pub(super) is_turned: Vec<bool>,
+    /// True for the gradients that have been backpropagated through the activation before them.
+    pub(super) is_backpropagated: Vec<bool>,
 }
 
 impl<D: Device> Activations<D> {
-    /// Where the values that come into the stage are, unless they are away.
+    /// Returns the place of the inputs of the stage, which is empty while they are in a message.
     pub fn input(&mut self) -> &mut Option<D::Buffer> {
         self.values.first_mut().expect("there is an array for position 0")
     }
 
-    /// Where the values that leave the stage are, unless they are away.
+    /// Returns the place of the outputs of the stage, which is empty while they are in a message.
     pub fn output(&mut self) -> &mut Option<D::Buffer> {
         self.values.last_mut().expect("there is an array for position 0")
     }
 
-    /// Where samples go in the stages that take them: inputs and targets.
+    /// Returns the places of samples in the stages that load them: inputs and targets.
     pub fn samples(&mut self) -> (&mut Option<D::Buffer>, &mut D::Buffer) {
         (self.values.first_mut().expect("there is an array for position 0"), &mut self.targets)
     }
@@ -48,12 +49,12 @@ impl<D: Device> Activations<D> {
 }
 
 impl<D: Device> Gradients<D> {
-    /// Where the gradient of what comes into the stage is, unless it is away.
+    /// Returns the place of the gradient of the inputs, which is empty while it is in a message.
     pub fn input(&mut self) -> &mut Option<D::Buffer> {
         self.values.first_mut().expect("there is an array for position 0")
     }
 
-    /// Where the gradient of what leaves the stage is, unless it is away.
+    /// Returns the place of the gradient of the outputs, which is empty while it is in a message.
     pub fn output(&mut self) -> &mut Option<D::Buffer> {
         self.values.last_mut().expect("there is an array for position 0")
     }
