@@ -16,9 +16,10 @@ use phalanx::Result;
 use phalanx::app::Trace;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
+use phalanx::device::prelude::*;
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
-    SgdStep, totals,
+    Activation, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape, OptimizerStep,
+    PoolShape, Role, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -107,11 +108,13 @@ fn sizes(kind: PipelineScheduleKind) -> Vec<usize> {
 /// its time in the backward pass of its activation, which the first layer has too.
 struct Sleeper;
 
-impl Device for Sleeper {
+impl Device for Sleeper {}
+
+impl MemoryOperations for Sleeper {
     type Buffer = Memory<f32>;
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
-    type Totals = [f32; totals::LEN];
+    type Totals = ();
     type Recording = ();
 
     fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
@@ -130,110 +133,65 @@ impl Device for Sleeper {
         fill(into)
     }
 
-    fn read(&self, from: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        look(from)
+    fn read(&self, from: &[f32], inspect: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        inspect(from)
     }
 
-    fn start_totals(&self, sums: &[f32]) -> Result<[f32; totals::LEN]> {
-        Ok(std::array::from_fn(|total| sums[total]))
+    fn start_totals(&self, _: &[f32]) -> Result<()> {
+        Ok(())
     }
 
-    fn finish_totals(&self, reading: [f32; totals::LEN]) -> Result<[f32; totals::LEN]> {
-        Ok(reading)
+    fn finish_totals(&self, _: ()) -> Result<[f32; totals::LEN]> {
+        Ok([0.0; totals::LEN])
     }
-
-    fn gather_rows(&self, _: usize, _: &[f32], _: &[f32], _: &mut [f32]) {}
-
-    fn fill(&self, into: &mut [f32], value: f32) {
-        into.fill(value);
-    }
-
-    fn linear_forward(
-        &self,
-        _: &LinearShape,
-        _: &[f32],
-        _: &[f32],
-        _: Option<&[f32]>,
-        _: Activation,
-        _: &mut [f32],
-        _: &mut [f32],
-    ) {
-        std::thread::sleep(UNIT);
-    }
-
-    fn backward_activation(
-        &self,
-        _: Activation,
-        _: usize,
-        _: &[f32],
-        _: &mut [f32],
-        _: Option<&mut [f32]>,
-        _: bool,
-    ) {
-        std::thread::sleep(UNIT);
-    }
-
-    fn linear_backward_weight(&self, _: &LinearShape, _: &[f32], _: &[f32], _: &mut [f32], _: bool) {
-        std::thread::sleep(UNIT);
-    }
-
-    fn copy(&self, _: &[f32], _: &mut [f32]) {}
-    fn copy_block(&self, _: &BlockShape, _: &[f32], _: &mut [f32]) {}
-    fn linear_backward_input(
-        &self,
-        _: &LinearShape,
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-        _: Option<(Activation, &[f32])>,
-    ) {
-    }
-
-    fn activation_forward(&self, _: Activation, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn convolution_forward(
-        &self,
-        _: &ConvolutionShape,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-        _: &mut [f32],
-    ) {
-    }
-    fn convolution_backward_weight(
-        &self,
-        _: &ConvolutionShape,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-        _: bool,
-    ) {
-    }
-    fn convolution_backward_input(
-        &self,
-        _: &ConvolutionShape,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-    ) {
-    }
-    fn max_pool_forward(&self, _: &PoolShape, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn max_pool_backward(&self, _: &PoolShape, _: &[f32], _: &[f32], _: &mut [f32]) {}
-    fn transpose_each(&self, _: usize, _: usize, _: &[f32], _: &mut [f32]) {}
-    fn cross_entropy(&self, _: &LossShape, _: &[f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn mean_squared_error(&self, _: &LossShape, _: &[f32], _: Option<&[f32]>, _: &mut [f32], _: &mut [f32]) {}
-    fn sgd_step(&self, _: &SgdStep, _: &[f32], _: &mut [f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn adam_step(
-        &self,
-        _: &AdamStep,
-        _: &[f32],
-        _: &mut [f32],
-        _: &[f32],
-        _: [&mut [f32]; 2],
-        _: &mut [f32],
-    ) {
-    }
-    fn sum_squares(&self, _: &[f32], _: &mut [f32]) {}
 }
+
+/// Implements the operations of a family, which all take `$time` units.
+macro_rules! operations {
+    ($family:ident: $($name:ident($($argument:ty),*) $time:literal;)*) => {
+        impl $family for Sleeper {
+            $(fn $name(&self, $(_: $argument),*) {
+                if $time > 0 {
+                    std::thread::sleep($time * UNIT);
+                }
+            })*
+        }
+    };
+}
+
+type In<'a> = &'a [f32];
+type Out<'a> = &'a mut [f32];
+
+operations!(CopyOperations:
+    fill(Out<'_>, f32) 0;
+    copy(In<'_>, Out<'_>) 0;
+    copy_block(&BlockShape, In<'_>, Out<'_>) 0;
+    transpose_each(usize, usize, In<'_>, Out<'_>) 0;
+    gather_rows(usize, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(ActivationOperations:
+    activation_forward(Activation, In<'_>, Out<'_>, Out<'_>) 0;
+    activation_backward(Activation, usize, In<'_>, Out<'_>, Option<Out<'_>>, bool) 1;
+);
+operations!(LinearOperations:
+    linear_forward(&LinearShape, In<'_>, In<'_>, Option<In<'_>>, Activation, Out<'_>, Out<'_>) 1;
+    linear_backward_weight(&LinearShape, In<'_>, In<'_>, Out<'_>, bool) 1;
+    linear_backward_input(&LinearShape, In<'_>, In<'_>, Out<'_>, Option<FusedActivation<In<'_>>>) 0;
+);
+operations!(ConvolutionOperations:
+    convolution_forward(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
+    convolution_backward_weight(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, bool) 0;
+    convolution_backward_input(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(PoolOperations:
+    max_pool_forward(&PoolShape, In<'_>, Out<'_>, Out<'_>) 0;
+    max_pool_backward(&PoolShape, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(LossOperations:
+    cross_entropy(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
+    mean_squared_error(&LossShape, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
+);
+operations!(OptimizerOperations:
+    optimizer_step(&OptimizerStep, In<'_>, Out<'_>, In<'_>, &mut [Memory<f32>], Out<'_>) 0;
+    sum_squares(In<'_>, Out<'_>) 0;
+);

@@ -6,7 +6,7 @@ use super::overlap::{Computation, DeviceComputation, HostComputation};
 use super::{CallForm, DeviceSubject, HostSubject, Measured, Row, Subject};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, Transfers};
-use crate::device::{Cuda, Device, Role};
+use crate::device::{Cuda, MemoryOperations as _, Role};
 use crate::memory::Buffer as _;
 
 /// The settings of all measurements.

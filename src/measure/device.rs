@@ -5,7 +5,7 @@ use super::operations::OnDevice;
 use super::{CallForm, Meanwhile, Measured, Subject, value};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, Pending};
-use crate::device::{Cuda, CudaBuffer, Device, Role};
+use crate::device::{Cuda, CudaBuffer, MemoryOperations as _, Role};
 use crate::memory::Buffer as _;
 
 /// An operation on buffers of a device.

@@ -3,7 +3,9 @@
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
-use crate::device::{Activation, ConvolutionShape, Device, LinearShape, PoolShape, WeightLayout};
+use crate::device::{
+    Activation, ConvolutionShape, Device, FusedActivation, LinearShape, PoolShape, WeightLayout,
+};
 
 /// A layer, with the indices of its tensors in the model's logical order.
 #[derive(Debug, Clone)]
@@ -201,7 +203,7 @@ impl Layer {
         let activation = if is_backpropagated { Activation::Identity } else { activation };
         let saved = if activation.saves() { tape.saved } else { tape.output };
         let bias = bias.map(|bias| gradients.tensor_mut(device, bias));
-        device.backward_activation(activation, columns, saved, gradient, bias, accumulate);
+        device.activation_backward(activation, columns, saved, gradient, bias, accumulate);
     }
 
     /// Runs the second part of the backward pass: computes the gradient of the weight, if the layer
@@ -240,7 +242,7 @@ impl Layer {
 
     /// Runs the third part of the backward pass, which is independent of the second: computes the
     /// gradient of the input. Must not be called on [elementwise](Layer::is_elementwise) layers.
-    /// With `before` (see [`Layer::activation_fused_with`]), also backpropagates through the
+    /// With `previous` (see [`Layer::activation_fused_with`]), also backpropagates through the
     /// previous layer's activation.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn backward_input<D: Device>(
@@ -251,7 +253,7 @@ impl Layer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        before: Option<(Activation, D::View<'_>)>,
+        previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         match self {
             Layer::Linear { outputs: 0, .. } => device.fill(input_gradient, 0.0),
@@ -259,7 +261,7 @@ impl Layer {
             Layer::Linear { weight, .. } => {
                 let weight = parameters.tensor(device, *weight);
                 let shape = self.linear_shape(rows);
-                device.linear_backward_input(&shape, gradient, weight, input_gradient, before);
+                device.linear_backward_input(&shape, gradient, weight, input_gradient, previous);
             }
             Layer::Convolution { shape, weight } => {
                 let shape = ConvolutionShape { rows, ..*shape };
@@ -284,7 +286,7 @@ impl Layer {
         match (self, after) {
             (Layer::Linear { activation, outputs: 1.., .. }, Layer::Linear { outputs: 1.., .. }) => {
                 Some(*activation)
-                    .filter(|activation| activation.saves() && device.fuses_backward(*activation))
+                    .filter(|activation| activation.saves() && device.fuses_activation_backward(*activation))
             }
             _ => None,
         }

@@ -47,7 +47,7 @@ impl<D: Device> Resident<D> {
         let target_len = if needs_targets { dataset.targets().len() } else { 0 };
         let (num_samples, len) = (dataset.num_samples(), input_len + target_len);
         let bytes = num_samples.saturating_mul(len).saturating_mul(size_of::<f32>());
-        if len == 0 || bytes > device.room_for_samples() || num_samples > MOST_SAMPLES {
+        if len == 0 || bytes > device.sample_budget() || num_samples > MOST_SAMPLES {
             return Ok(None);
         }
         let allocate = |len| device.allocate(len, Role::Exact);

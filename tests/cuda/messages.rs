@@ -7,7 +7,8 @@ use phalanx::comm::{
     Algorithm, Awareness, Choice, Communicator, Front, Grid, GridShape, Operation, Transfers, World,
     awareness,
 };
-use phalanx::device::{Cuda, CudaBuffer, Device, Precision, Role};
+use phalanx::device::prelude::*;
+use phalanx::device::{Cuda, CudaBuffer, Precision, Role};
 use phalanx::memory::{Buffer as _, ElementType};
 
 use crate::support::equivalence::TestDevice;

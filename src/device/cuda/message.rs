@@ -11,55 +11,23 @@
 //! copies when the buffer is given back.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
+use cudarc::driver::result;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaEvent, result};
 
-use super::memory::{CudaBuffer, DeviceMemory, Format, Pinned};
-use super::shared::{Shared, launch, launch_in};
+use super::runtime::buffer::CudaBuffer;
+use super::runtime::format::Format;
+use super::runtime::launch::{launch, launch_in};
+use super::runtime::message_memory::{AwareMemory, StagedMemory};
+use super::runtime::streams::Streams;
 use crate::memory::{Arena, Buffer, ElementType, HostArena, Loan, Needs, Operation, Places, Terms};
 use crate::{Error, Result};
 
-/// The memory and events that messages of a buffer need, made for the first one and kept with the buffer.
-#[derive(Default)]
-pub(super) struct MessageMemory {
-    aware: Option<Rc<AwareMemory>>,
-    staged: Option<Rc<StagedMemory>>,
-}
-
-struct AwareMemory {
-    inbox: DeviceMemory,
-    inbox_len: usize,
-    /// Recorded after the computation with the buffer before it was lent.
-    computed: CudaEvent,
-    /// Recorded after the last addition of each lane.
-    added: [CudaEvent; 2],
-}
-
-struct StagedMemory {
-    /// As long as the buffer, with values in its format.
-    mirror: Pinned,
-    /// Recorded after the computation with the buffer before it was lent.
-    computed: CudaEvent,
-    /// The copies of each chunk to the mirror.
-    fetched: RefCell<Vec<Fetched>>,
-    /// Recorded after the last copy from the mirror.
-    delivered: CudaEvent,
-}
-
-/// The copies of one chunk to the mirror.
-struct Fetched {
-    event: CudaEvent,
-    /// False where nothing is to be sent.
-    is_copied: bool,
-}
-
 /// A buffer on loan.
 struct Lent {
-    shared: Rc<Shared>,
+    streams: Rc<Streams>,
     pointer: CUdeviceptr,
     len: usize,
     format: Format,
@@ -92,27 +60,27 @@ unsafe impl Arena for AwareArena {
     }
 
     fn is_here(&mut self, _chunk: usize) -> bool {
-        self.is_here = self.is_here || self.lent.shared.is_complete(&self.memory.computed);
+        self.is_here = self.is_here || self.lent.streams.is_complete(&self.memory.computed);
         self.is_here
     }
 
     fn combine(&mut self, lane: usize, terms: &Terms) {
-        let (shared, format) = (&self.lent.shared, self.lent.format);
+        let (streams, format) = (&self.lent.streams, self.lent.format);
         let Terms { range, first, count, stride, own } = terms;
         let end = first + count * stride;
         assert!(range.len() <= *stride && end <= self.memory.inbox_len && own <= count, "{terms:?}");
         if !range.is_empty() {
             let (values, _) = self.lent.place(range);
             let inbox = self.memory.inbox.pointer() + (first * format.bytes()) as u64;
-            let (kernel, launch) = (shared.kernels.add_terms.of(format), shared.over(range.len(), 4));
+            let (kernel, launch) = (streams.kernels.add_terms.of(format), streams.over(range.len(), 4));
             let (len, stride, count, own) = (range.len() as u64, *stride as u64, *count as u32, *own as u32);
-            launch_in!(shared, shared.arrivals, kernel, launch, len, values, inbox, stride, count, own);
+            launch_in!(streams, streams.h2d, kernel, launch, len, values, inbox, stride, count, own);
         }
-        shared.note("adding what arrived", self.memory.added[lane].record(&shared.arrivals));
+        streams.note("adding what arrived", self.memory.added[lane].record(&streams.h2d));
     }
 
     fn is_combined(&mut self, lane: usize) -> bool {
-        self.lent.shared.is_complete(&self.memory.added[lane])
+        self.lent.streams.is_complete(&self.memory.added[lane])
     }
 }
 
@@ -137,12 +105,12 @@ unsafe impl Arena for StagedArena {
     }
 
     fn fetch(&mut self, chunk: usize, ranges: &mut dyn Iterator<Item = Range<usize>>) {
-        let (shared, doing) = (&self.lent.shared, "copying a message to the host");
+        let (streams, doing) = (&self.lent.streams, "copying a message to the host");
         let mut is_copied = false;
         for range in ranges.filter(|range| !range.is_empty()) {
             if !is_copied {
                 // then earlier contents of the mirror are back as well, for the computing stream waited for them
-                shared.note(doing, shared.departures.wait(&self.memory.computed));
+                streams.note(doing, streams.d2h.wait(&self.memory.computed));
                 is_copied = true;
             }
             let (from, bytes) = self.lent.place(&range);
@@ -151,22 +119,22 @@ unsafe impl Arena for StagedArena {
             // here.
             let outcome = unsafe {
                 let into = std::slice::from_raw_parts_mut(into, bytes);
-                result::memcpy_dtoh_async(into, from, shared.departures.cu_stream())
+                result::memcpy_dtoh_async(into, from, streams.d2h.cu_stream())
             };
-            shared.note(doing, outcome);
+            streams.note(doing, outcome);
         }
         let fetched = &mut self.memory.fetched.borrow_mut()[chunk];
         fetched.is_copied = is_copied;
         if is_copied {
-            shared.note(doing, fetched.event.record(&shared.departures));
+            streams.note(doing, fetched.event.record(&streams.d2h));
         }
     }
 
     fn is_here(&mut self, chunk: usize) -> bool {
-        let (shared, fetched) = (&self.lent.shared, &self.memory.fetched.borrow()[chunk]);
+        let (streams, fetched) = (&self.lent.streams, &self.memory.fetched.borrow()[chunk]);
         let is_here = match fetched.is_copied {
-            true => shared.is_complete(&fetched.event),
-            false => self.is_free || shared.is_complete(&self.memory.delivered),
+            true => streams.is_complete(&fetched.event),
+            false => self.is_free || streams.is_complete(&self.memory.delivered),
         };
         self.is_free |= is_here;
         is_here
@@ -177,12 +145,12 @@ unsafe impl Arena for StagedArena {
     }
 
     fn deliver(&mut self, ranges: &mut dyn Iterator<Item = Range<usize>>) {
-        let (shared, doing) = (&self.lent.shared, "copying a message to the device");
+        let (streams, doing) = (&self.lent.streams, "copying a message to the device");
         let mut is_copied = false;
         for range in ranges.filter(|range| !range.is_empty()) {
             if !is_copied {
                 // the device may still read the old values
-                shared.note(doing, shared.arrivals.wait(&self.memory.computed));
+                streams.note(doing, streams.h2d.wait(&self.memory.computed));
                 is_copied = true;
             }
             let (into, bytes) = self.lent.place(&range);
@@ -191,12 +159,12 @@ unsafe impl Arena for StagedArena {
             // there before the copy is over, which the next operation's chunks wait for.
             let outcome = unsafe {
                 let from = std::slice::from_raw_parts(from, bytes);
-                result::memcpy_htod_async(into, from, shared.arrivals.cu_stream())
+                result::memcpy_htod_async(into, from, streams.h2d.cu_stream())
             };
-            shared.note(doing, outcome);
+            streams.note(doing, outcome);
         }
         if is_copied {
-            shared.note(doing, self.memory.delivered.record(&shared.arrivals));
+            streams.note(doing, self.memory.delivered.record(&streams.h2d));
         }
     }
 }
@@ -222,16 +190,17 @@ unsafe impl Buffer for CudaBuffer {
             let why = "on a device there are sums only";
             return Err(Error::failed(format!("reducing by {operation:?}"), why));
         }
-        let (shared, pointer) = (Rc::clone(&self.shared), self.memory.pointer());
-        let lent = Lent { shared, pointer, len: self.len, format: self.format };
+        let (streams, pointer) = (Rc::clone(&self.streams), self.memory.pointer());
+        let lent = Lent { streams, pointer, len: self.len, format: self.format };
         let doing = "computing what is to be sent";
         let arena: Box<dyn Arena> = if needs.is_cuda_aware {
-            let memory = self.aware_memory(needs.inbox_len)?;
-            self.shared.note(doing, memory.computed.record(&self.shared.compute));
+            let memory = self.messages.aware(&self.streams, self.format, needs.inbox_len)?;
+            self.streams.note(doing, memory.computed.record(&self.streams.compute));
             Box::new(AwareArena { lent, memory, is_here: false })
         } else {
-            let memory = self.staged_memory(needs.num_chunks)?;
-            self.shared.note(doing, memory.computed.record(&self.shared.compute));
+            let memory =
+                self.messages.staged(&self.streams, self.len * self.format.bytes(), needs.num_chunks)?;
+            self.streams.note(doing, memory.computed.record(&self.streams.compute));
             let values = memory.mirror.pointer().cast();
             let places = Places { values, sums: values };
             // SAFETY: the mirror holds all values, is kept with the arena, and nobody else touches it meanwhile.
@@ -243,57 +212,22 @@ unsafe impl Buffer for CudaBuffer {
     }
 
     fn restore(&mut self, changed: Range<usize>) {
-        if let Some(memory) = &self.messages.staged {
+        if let Some(memory) = self.messages.last_staged() {
             // an event that was never recorded, or is long complete, costs nothing
-            self.shared.note("going on after a message", self.shared.compute.wait(&memory.delivered));
+            self.streams.note("going on after a message", self.streams.compute.wait(&memory.delivered));
         }
         self.refresh_copy(changed);
     }
 }
 
 impl CudaBuffer {
-    fn aware_memory(&mut self, inbox_len: usize) -> Result<Rc<AwareMemory>> {
-        let fitting = self.messages.aware.take().filter(|memory| memory.inbox_len >= inbox_len);
-        let memory = match fitting {
-            Some(memory) => memory,
-            None => Rc::new(AwareMemory {
-                inbox: DeviceMemory::new(&self.shared, inbox_len, self.format)?,
-                inbox_len,
-                computed: self.shared.new_event()?,
-                added: [self.shared.new_event()?, self.shared.new_event()?],
-            }),
-        };
-        Ok(Rc::clone(self.messages.aware.insert(memory)))
-    }
-
-    fn staged_memory(&mut self, num_chunks: usize) -> Result<Rc<StagedMemory>> {
-        let shared = &self.shared;
-        let memory = match self.messages.staged.take() {
-            Some(memory) => memory,
-            None => {
-                let floats = (self.len * self.format.bytes()).div_ceil(size_of::<f32>());
-                Rc::new(StagedMemory {
-                    mirror: Pinned::new(shared, floats)?,
-                    computed: shared.new_event()?,
-                    fetched: RefCell::default(),
-                    delivered: shared.new_event()?,
-                })
-            }
-        };
-        while memory.fetched.borrow().len() < num_chunks {
-            let fetched = Fetched { event: shared.new_event()?, is_copied: false };
-            memory.fetched.borrow_mut().push(fetched);
-        }
-        Ok(Rc::clone(self.messages.staged.insert(memory)))
-    }
-
     /// Renews the copy in bf16 of the values in `range`.
     pub(super) fn refresh_copy(&self, range: Range<usize>) {
         if let (Some(copy), false) = (&self.copy, range.is_empty()) {
             let into = copy.pointer() + 2 * range.start as u64;
             let from = self.memory.pointer() + 4 * range.start as u64;
-            let launch = self.shared.over(range.len(), 1);
-            launch!(self.shared, &self.shared.kernels.cast_to_bf16, launch, range.len() as u64, from, into);
+            let launch = self.streams.over(range.len(), 1);
+            launch!(self.streams, &self.streams.kernels.cast_to_bf16, launch, range.len() as u64, from, into);
         }
     }
 }

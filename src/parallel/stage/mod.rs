@@ -20,7 +20,7 @@ pub use arrays::{Activations, Gradients, Inner};
 use super::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
-use crate::device::{Activation, Device, LossShape, totals};
+use crate::device::{Device, FusedActivation, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
 use crate::parallel::settle;
 use crate::trace::{self, Name};
@@ -343,7 +343,7 @@ impl Stage {
         at: usize,
         rows: usize,
         activations: &'v Activations<D>,
-    ) -> Option<(Activation, D::View<'v>)> {
+    ) -> Option<FusedActivation<D::View<'v>>> {
         let before = at.checked_sub(1)?;
         let (Piece::Layer(first), Piece::Layer(second)) =
             (&self.pieces[before].piece, &self.pieces[at].piece)
@@ -351,7 +351,8 @@ impl Stage {
             return None;
         };
         let activation = first.activation_fused_with(device, second)?;
-        Some((activation, device.view(here(&activations.saved[before]), 0..rows * first.saved_len())))
+        let saved = device.view(here(&activations.saved[before]), 0..rows * first.saved_len());
+        Some(FusedActivation { activation, saved })
     }
 
     fn is_layer(&self, at: usize) -> bool {

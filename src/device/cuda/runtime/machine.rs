@@ -1,5 +1,5 @@
-//! What of CUDA is there: the driver, its devices and the libraries that this suite loads at run time. Each thing that is missing is
-//! named, for a program may well start on a node without them.
+//! The CUDA driver, its devices, and the libraries that are loaded at run time. Errors name what is
+//! missing, because programs also start on nodes without CUDA.
 
 use std::sync::Arc;
 
@@ -8,32 +8,32 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::{Error, Result};
 
-/// The driver that this suite needs, as CUDA numbers it: 12.0.
+/// The oldest driver that is supported, as CUDA numbers it: 12.0.
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// The oldest devices that the kernels are compiled for: Volta.
 const OLDEST_CAPABILITY: i32 = 70;
 
-/// What all messages begin with.
-pub(super) const DOING: &str = "using CUDA";
+/// The beginning of error messages.
+pub(crate) const DOING: &str = "using CUDA";
 
-/// A device that can be used.
-pub(super) struct Machine {
-    pub(super) context: Arc<CudaContext>,
+/// A device that meets all requirements.
+pub(crate) struct Machine {
+    pub(crate) context: Arc<CudaContext>,
     /// Major version times ten plus minor.
-    pub(super) capability: i32,
-    pub(super) num_multiprocessors: u32,
-    /// Where this device stands among how many.
-    pub(super) ordinal: usize,
-    pub(super) num_devices: usize,
-    pub(super) name: String,
+    pub(crate) capability: i32,
+    pub(crate) num_multiprocessors: u32,
+    /// Number of the device, below `num_devices`.
+    pub(crate) ordinal: usize,
+    pub(crate) num_devices: usize,
+    pub(crate) name: String,
 }
 
-/// Opens the device of the rank that is number `local_rank` on its node: ranks take turns, so several may share a device.
+/// Opens device `local_rank` modulo the number of devices, so ranks of a node may share a device.
 ///
 /// # Errors
-/// A library or a device is missing or too old, named with what to do about it.
-pub(super) fn open(local_rank: usize) -> Result<Machine> {
+/// A library or a device is missing or too old; the message says what to do about it.
+pub(crate) fn open(local_rank: usize) -> Result<Machine> {
     check_libraries()?;
     let num_devices = count_devices()?;
     let ordinal = local_rank % num_devices;
@@ -57,7 +57,7 @@ pub(super) fn open(local_rank: usize) -> Result<Machine> {
     Ok(Machine { context, capability, num_multiprocessors, ordinal, num_devices, name })
 }
 
-/// Checks that the libraries can be loaded, since cudarc panics where one cannot.
+/// Checks that the libraries can be loaded: cudarc panics where one cannot.
 fn check_libraries() -> Result<()> {
     let missing = |name: &str, what: &str, way_out: &str| {
         Err(Error::input(
@@ -65,7 +65,7 @@ fn check_libraries() -> Result<()> {
             format!("{name}, {what}, cannot be loaded; {way_out}, or choose --device cpu"),
         ))
     };
-    // SAFETY: loading a library runs its initialisers; these libraries are made to be loaded so.
+    // SAFETY: loading a library runs its initialisers; NVIDIA supports loading these at run time.
     let [driver, compiler, products] = unsafe {
         [
             sys::is_culib_present(),
@@ -91,10 +91,10 @@ fn check_libraries() -> Result<()> {
     check_toolkit(driver_version)
 }
 
-/// Checks that the libraries are not of a later generation than the driver.
+/// Checks that the libraries are not of a later major version than the driver.
 fn check_toolkit(driver: i32) -> Result<()> {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: both libraries are there, and the pointers are to integers of ours.
+    // SAFETY: both libraries have been loaded, and the pointers are to local integers.
     let products = unsafe {
         let answer = cudarc::nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor);
         answer.result().map_err(|error| Error::failed("asking for the version of NVRTC", error))?;
@@ -104,8 +104,8 @@ fn check_toolkit(driver: i32) -> Result<()> {
     let products = products as i32 / 10_000;
     if major.max(products) > driver / 1000 {
         let why = format!(
-            "NVRTC is of CUDA {major}.{minor} and cuBLASLt of CUDA {products}, but the NVIDIA driver of this node is for CUDA \
-             {}.{} only; load an older CUDA toolkit",
+            "NVRTC is of CUDA {major}.{minor} and cuBLASLt of CUDA {products}, but the NVIDIA driver of \
+             this node is for CUDA {}.{} only; load an older CUDA toolkit",
             driver / 1000,
             driver % 1000 / 10
         );
@@ -114,10 +114,10 @@ fn check_toolkit(driver: i32) -> Result<()> {
     Ok(())
 }
 
-/// Checks the driver's version before anything that an older one has not, and returns it.
+/// Returns the driver's version, after checking that it has all functions that are used.
 fn check_driver() -> Result<i32> {
     let mut version = 0;
-    // SAFETY: the driver's library is there, and the pointer is to an integer of ours.
+    // SAFETY: the driver's library has been loaded, and the pointer is to a local integer.
     let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
     if answer != CUresult::CUDA_SUCCESS {
         return Err(Error::failed(
@@ -151,8 +151,8 @@ fn count_devices() -> Result<usize> {
     }
 }
 
-/// The driver's words for an error.
-pub(super) fn explain(error: DriverError) -> String {
+/// Returns the driver's description of an error.
+pub(crate) fn explain(error: DriverError) -> String {
     let words = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
         text.map_or_else(|_| "unknown".to_owned(), |text| text.to_string_lossy().into_owned())
     };

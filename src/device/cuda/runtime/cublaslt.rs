@@ -1,7 +1,9 @@
-//! Matrix products, by cuBLASLt, with the bias and ReLU of a layer in the same pass where there are some.
+//! Matrix products by cuBLASLt, with the bias and activation of a layer in the same pass where it
+//! can.
 //!
-//! cuBLASLt's matrices are column-major: what is `[rows, columns]` here is `columns × rows` there, so a layer's y = x · Wᵀ is computed as
-//! yᵀ = W · xᵀ. How a product is best done is asked once for each shape and kept.
+//! cuBLASLt's matrices are column-major: a row-major `[rows, columns]` is `columns × rows` there,
+//! so a layer's y = x · Wᵀ is computed as yᵀ = W · xᵀ. The algorithm for a product is asked for
+//! once for each shape and kept.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,168 +16,177 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute, cudaDataType_t,
 };
 
-use super::Precision;
-use super::memory::{DeviceMemory, Format};
-use super::shared::Shared;
+use super::format::{Format, Precision};
+use super::memory::DeviceMemory;
+use super::streams::Streams;
 use crate::{Error, Result};
 
-/// What NVIDIA recommends for Hopper; smaller devices need less.
+/// NVIDIA's recommendation for Hopper; smaller devices need less.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A matrix, or its transpose.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Operand {
-    pub(super) pointer: u64,
-    pub(super) format: Format,
-    pub(super) transposed: bool,
+pub(crate) struct Operand {
+    pub(crate) pointer: u64,
+    pub(crate) format: Format,
+    pub(crate) transposed: bool,
 }
 
-/// What follows a product in the same pass.
+/// Addition and function that are applied to a product in the same pass.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Epilogue {
-    /// Added to every column; 0 for none.
-    pub(super) bias: u64,
-    pub(super) follow: Follow,
+pub(crate) struct Epilogue {
+    /// Vector that is added to every column; 0 for none.
+    pub(crate) bias: u64,
+    pub(crate) function: EpilogueFunction,
 }
 
-/// What an epilogue saves has rows of a multiple of this many values: `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
-pub(super) const AUXILIARY_MULTIPLE: usize = 8;
+/// The array that an epilogue saves must have rows of a multiple of this many values:
+/// `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
+pub(crate) const AUXILIARY_MULTIPLE: usize = 8;
 
 /// The function at the end of a product.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Follow {
-    Nothing,
+pub(crate) enum EpilogueFunction {
+    Identity,
     Relu,
-    /// GELU, with its argument left in `saves`.
+    /// GELU, which saves its arguments.
     Gelu {
-        saves: u64,
+        saved: u64,
     },
-    /// Times the derivative of GELU where its argument is in `saved`.
+    /// Multiplication with the derivative of GELU, whose arguments are saved.
     GeluBackward {
         saved: u64,
     },
 }
 
 impl Epilogue {
-    /// Nothing.
-    pub(super) const NONE: Epilogue = Epilogue { bias: 0, follow: Follow::Nothing };
+    pub(crate) const NONE: Epilogue = Epilogue { bias: 0, function: EpilogueFunction::Identity };
 
-    /// The library's name for it.
     fn kind(self) -> cublasLtEpilogue_t {
-        match (self.follow, self.bias != 0) {
-            (Follow::Nothing, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-            (Follow::Nothing, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            (Follow::Relu, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU,
-            (Follow::Relu, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
-            (Follow::Gelu { .. }, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
-            (Follow::Gelu { .. }, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            (Follow::GeluBackward { .. }, _) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
+        match (self.function, self.bias != 0) {
+            (EpilogueFunction::Identity, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            (EpilogueFunction::Identity, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            (EpilogueFunction::Relu, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU,
+            (EpilogueFunction::Relu, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
+            (EpilogueFunction::Gelu { .. }, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
+            (EpilogueFunction::Gelu { .. }, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            (EpilogueFunction::GeluBackward { .. }, _) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
         }
     }
 
-    /// What it saves or has saved; 0 for nothing.
+    /// Returns the address of the saved array; 0 if there is none.
     fn auxiliary(self) -> u64 {
-        match self.follow {
-            Follow::Nothing | Follow::Relu => 0,
-            Follow::Gelu { saves: pointer } | Follow::GeluBackward { saved: pointer } => pointer,
+        match self.function {
+            EpilogueFunction::Identity | EpilogueFunction::Relu => 0,
+            EpilogueFunction::Gelu { saved } | EpilogueFunction::GeluBackward { saved } => saved,
         }
     }
 
     /// # Safety
-    /// `desc` is there.
+    /// `desc` has been created and not destroyed.
     unsafe fn set_pointers(self, desc: sys::cublasLtMatmulDesc_t) -> std::result::Result<(), CublasError> {
         let pointers = [
             (DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.bias),
             (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, self.auxiliary()),
         ];
         pointers.iter().filter(|(_, pointer)| *pointer != 0).try_for_each(|(attribute, pointer)| {
-            // SAFETY: the caller's promise; both attributes are pointers.
+            // SAFETY: this function's caller guarantees that `desc` exists; both attributes are
+            // pointers.
             unsafe { set_desc(desc, *attribute, pointer) }
         })
     }
 }
 
-/// result = (result +) left · right, all column-major, followed by the epilogue; `left` is `m × k`, `right` `k × n`.
+/// The matrix that a product is written to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Product {
-    pub(super) size: [usize; 3],
-    pub(super) left: Operand,
-    pub(super) right: Operand,
-    pub(super) result: (u64, Format),
-    pub(super) accumulate: bool,
-    pub(super) epilogue: Epilogue,
+pub(crate) struct ProductOutput {
+    pub(crate) pointer: u64,
+    pub(crate) format: Format,
 }
 
-/// Products that are computed in the same way.
+/// `output = left · right`, added to what is there if `accumulate`, followed by the epilogue. All
+/// matrices are column-major; `size` is `[m, n, k]`, `left` is `m × k`, `right` is `k × n`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product {
+    pub(crate) size: [usize; 3],
+    pub(crate) left: Operand,
+    pub(crate) right: Operand,
+    pub(crate) output: ProductOutput,
+    pub(crate) accumulate: bool,
+    pub(crate) epilogue: Epilogue,
+}
+
+/// Properties of a product on which its algorithm depends.
 #[derive(PartialEq, Eq, Hash)]
-struct Key {
+struct ProductKey {
     size: [usize; 3],
     formats: [Format; 3],
     transposed: [bool; 2],
     epilogue: cublasLtEpilogue_t,
     accumulate: bool,
-    /// Of the operands, the result and what the epilogue reads or saves.
+    /// Of the operands, the output and the array that the epilogue reads or saves.
     alignments: [u32; 4],
 }
 
-/// How.
-struct Plan {
+/// Descriptions and algorithm of a product.
+struct ProductPlan {
     desc: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// The library and what it has been asked so far.
-pub(super) struct Products {
+/// cuBLASLt, with the algorithms that it has chosen so far.
+pub(crate) struct CublasLt {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceMemory,
     precision: Precision,
-    /// Nothing for those that the library cannot do.
-    plans: RefCell<HashMap<Key, Option<Plan>>>,
+    /// `None` for products that cuBLASLt does not support.
+    plans: RefCell<HashMap<ProductKey, Option<ProductPlan>>>,
 }
 
-impl Products {
-    pub(super) fn new(shared: &Rc<Shared>, precision: Precision) -> Result<Products> {
-        let workspace = DeviceMemory::new(shared, WORKSPACE_BYTES / 4, Format::F32)?;
+impl CublasLt {
+    pub(crate) fn new(streams: &Rc<Streams>, precision: Precision) -> Result<CublasLt> {
+        let workspace = DeviceMemory::new(streams, WORKSPACE_BYTES / 4, Format::F32)?;
         let handle = result::create_handle().map_err(|error| failed("starting cuBLASLt", error))?;
-        Ok(Products { handle, workspace, precision, plans: RefCell::default() })
+        Ok(CublasLt { handle, workspace, precision, plans: RefCell::default() })
     }
 
-    /// Starts a product in the computing stream; false if the library cannot do it in one pass.
-    pub(super) fn multiply(&self, shared: &Shared, product: &Product) -> bool {
-        match self.try_multiply(shared, product) {
+    /// Starts a product in the compute stream. Returns false if cuBLASLt does not support it.
+    pub(crate) fn multiply(&self, streams: &Streams, product: &Product) -> bool {
+        match self.try_multiply(streams, product) {
             Ok(done) => done,
             Err(error) => {
-                fail(shared, product, &format!("cuBLASLt says {error}"));
+                fail(streams, product, &format!("cuBLASLt says {error}"));
                 true
             }
         }
     }
 
-    /// Starts a product that the library can do.
-    pub(super) fn must_multiply(&self, shared: &Shared, product: &Product) {
-        if !self.multiply(shared, product) {
-            fail(shared, product, "cuBLASLt knows no way");
+    /// Starts a product that cuBLASLt must support.
+    pub(crate) fn must_multiply(&self, streams: &Streams, product: &Product) {
+        if !self.multiply(streams, product) {
+            fail(streams, product, "cuBLASLt knows no way");
         }
     }
 
-    fn try_multiply(&self, shared: &Shared, product: &Product) -> std::result::Result<bool, CublasError> {
+    fn try_multiply(&self, streams: &Streams, product: &Product) -> std::result::Result<bool, CublasError> {
         let mut plans = self.plans.borrow_mut();
-        let key = Key::of(product);
+        let key = ProductKey::of(product);
         if !plans.contains_key(&key) {
             let plan = match self.plan(product, &key) {
                 Err(error) if is_refusal(product, error) => None,
                 found => Some(found?),
             };
-            plans.insert(Key::of(product), plan);
+            plans.insert(ProductKey::of(product), plan);
         }
         let Some(plan) = &plans[&key] else { return Ok(false) };
         let (one, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
         let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let device = |pointer: u64| pointer as *mut c_void;
-        shared.count(|counters| counters.launches += 1);
-        // SAFETY: the plan's descriptions are of these operands; the pointers are to memory of their lengths, which is freed only
-        // after the stream has been waited for; the bias's address is read when the product is started.
+        streams.count(|counters| counters.launches += 1);
+        // SAFETY: the plan's descriptions are of matrices like these, whose memory the callers have
+        // checked to be long enough; freeing device memory waits for all work of the device. The
+        // address of the bias is read when the product is started.
         unsafe {
             product.epilogue.set_pointers(plan.desc)?;
             result::matmul(
@@ -187,20 +198,20 @@ impl Products {
                 plan.layouts[0],
                 device(product.right.pointer),
                 plan.layouts[1],
-                device(product.result.0),
+                device(product.output.pointer),
                 plan.layouts[2],
-                device(product.result.0),
+                device(product.output.pointer),
                 plan.layouts[2],
                 &raw const plan.algorithm,
                 device(self.workspace.pointer()),
                 WORKSPACE_BYTES,
-                shared.compute.cu_stream().cast(),
+                streams.compute.cu_stream().cast(),
             )?;
         }
         Ok(true)
     }
 
-    fn plan(&self, product: &Product, key: &Key) -> std::result::Result<Plan, CublasError> {
+    fn plan(&self, product: &Product, key: &ProductKey) -> std::result::Result<ProductPlan, CublasError> {
         let [m, n, k] = product.size;
         let compute = match self.precision {
             Precision::Tf32 => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
@@ -216,11 +227,15 @@ impl Products {
                 layout(operand.format, rows, columns)
             }
         };
-        let layouts =
-            [operand(&product.left, m, k)?, operand(&product.right, k, n)?, layout(product.result.1, m, n)?];
+        let layouts = [
+            operand(&product.left, m, k)?,
+            operand(&product.right, k, n)?,
+            layout(product.output.format, m, n)?,
+        ];
         let desc = result::create_matmul_desc(compute, cudaDataType_t::CUDA_R_32F)?;
         let preference = result::create_matmul_pref()?;
-        // SAFETY: all descriptions were made here; each attribute is given as a value of its type.
+        // SAFETY: all descriptions were created above; each attribute is set to a value of its
+        // type.
         unsafe {
             let transposition = |transposed: bool| i32::from(transposed);
             set_desc(
@@ -256,14 +271,15 @@ impl Products {
             let [a, b, c] = layouts;
             let found = result::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, preference);
             result::destroy_matmul_pref(preference)?;
-            Ok(Plan { desc, layouts, algorithm: found?.algo })
+            Ok(ProductPlan { desc, layouts, algorithm: found?.algo })
         }
     }
 }
 
-impl Drop for Products {
+impl Drop for CublasLt {
     fn drop(&mut self) {
-        // SAFETY: each was made here and is destroyed once; an error here has nobody to go to.
+        // SAFETY: each object was created by `new` or `plan` and is destroyed once, here. Errors
+        // cannot be returned from `drop`.
         unsafe {
             for plan in self.plans.borrow().values().flatten() {
                 let _ = result::destroy_matmul_desc(plan.desc);
@@ -276,18 +292,19 @@ impl Drop for Products {
     }
 }
 
-impl Key {
-    fn of(product: &Product) -> Key {
-        let Product { size, left, right, result, accumulate, epilogue } = *product;
-        // more than 16 bytes make no difference, and what makes none must not make another way of adding up
+impl ProductKey {
+    fn of(product: &Product) -> ProductKey {
+        let Product { size, left, right, output, accumulate, epilogue } = *product;
+        // alignments above 16 bytes make no difference, so they must not select another algorithm,
+        // which might sum in another order
         let alignment = |pointer: u64| 1 << pointer.trailing_zeros().min(4);
-        Key {
+        ProductKey {
             size,
-            formats: [left.format, right.format, result.1],
+            formats: [left.format, right.format, output.format],
             transposed: [left.transposed, right.transposed],
             epilogue: epilogue.kind(),
             accumulate,
-            alignments: [left.pointer, right.pointer, result.0, epilogue.auxiliary()].map(alignment),
+            alignments: [left.pointer, right.pointer, output.pointer, epilogue.auxiliary()].map(alignment),
         }
     }
 }
@@ -299,19 +316,20 @@ fn data_type(format: Format) -> cudaDataType_t {
     }
 }
 
-/// True if an error says that the library cannot do a product, or not together with what follows it.
+/// Returns true if an error says that cuBLASLt does not support a product, or not with its
+/// epilogue.
 fn is_refusal(product: &Product, error: CublasError) -> bool {
-    let follows = product.epilogue.kind() != cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
+    let has_epilogue = product.epilogue.kind() != cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
     match error.0 {
         sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => true,
-        sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE => follows,
+        sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE => has_epilogue,
         _ => false,
     }
 }
 
-fn fail(shared: &Shared, product: &Product, why: &str) {
+fn fail(streams: &Streams, product: &Product, why: &str) {
     let [m, n, k] = product.size;
-    shared.fail(&format!("multiplying {m} × {k} by {k} × {n}"), why);
+    streams.fail(&format!("multiplying {m} × {k} by {k} × {n}"), why);
 }
 
 fn failed(doing: &str, error: CublasError) -> Error {
@@ -319,26 +337,26 @@ fn failed(doing: &str, error: CublasError) -> Error {
 }
 
 /// # Safety
-/// The attribute is of type `T`.
+/// `desc` exists, and the attribute is of type `T`.
 unsafe fn set_desc<T>(
     desc: sys::cublasLtMatmulDesc_t,
     attribute: DescAttribute,
     value: &T,
 ) -> std::result::Result<(), CublasError> {
-    // SAFETY: the caller's promise; the value is copied.
+    // SAFETY: this function's caller guarantees the description and the type; the value is copied.
     unsafe {
         result::set_matmul_desc_attribute(desc, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
     }
 }
 
 /// # Safety
-/// The attribute is of type `T`.
+/// `preference` exists, and the attribute is of type `T`.
 unsafe fn set_preference<T>(
     preference: sys::cublasLtMatmulPreference_t,
     attribute: PreferenceAttribute,
     value: &T,
 ) -> std::result::Result<(), CublasError> {
-    // SAFETY: the caller's promise; the value is copied.
+    // SAFETY: this function's caller guarantees the preference and the type; the value is copied.
     unsafe {
         result::set_matmul_pref_attribute(
             preference,

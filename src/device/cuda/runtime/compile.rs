@@ -1,4 +1,4 @@
-//! From the sources in `kernels/` to machine code, by NVRTC, for one kind of device.
+//! Compilation of the sources in `kernels/` by NVRTC, for the device found.
 
 use std::ffi::{CString, c_char};
 
@@ -7,32 +7,26 @@ use cudarc::nvrtc::sys;
 
 use crate::{Error, Result};
 
-/// A file of kernels.
+/// A source file of kernels.
 #[derive(Debug, Clone, Copy)]
-pub struct Source {
-    /// Its name.
+pub struct KernelSource {
+    /// File name.
     pub name: &'static str,
-    text: &'static str,
+    pub(crate) text: &'static str,
 }
 
-const COMMON: &str = include_str!("kernels/common.cuh");
+/// Declarations that all source files share.
+const COMMON: &str = include_str!("../kernels/common.cuh");
 
-/// All files of kernels.
-pub const SOURCES: [Source; 5] = [
-    Source { name: "convolution.cu", text: include_str!("kernels/convolution.cu") },
-    Source { name: "elementwise.cu", text: include_str!("kernels/elementwise.cu") },
-    Source { name: "loss.cu", text: include_str!("kernels/loss.cu") },
-    Source { name: "optimizer.cu", text: include_str!("kernels/optimizer.cu") },
-    Source { name: "pool.cu", text: include_str!("kernels/pool.cu") },
-];
-
-/// Machine code of `source` for devices of capability `capability` (80 for 8.0), or, where the compiler does not know the
-/// device, intermediate code for an older one that the driver goes on with.
+/// Compiles `source` for devices of capability `capability` (80 for 8.0).
+///
+/// Returns machine code, or, where NVRTC is older than the device, intermediate code (PTX) for an
+/// older device, which the driver compiles further.
 ///
 /// # Errors
-/// The compiler's own words.
-pub fn compile(source: Source, capability: i32) -> Result<Vec<u8>> {
-    let Source { name, text } = source;
+/// NVRTC's own messages.
+pub fn compile(source: KernelSource, capability: i32) -> Result<Vec<u8>> {
+    let KernelSource { name, text } = source;
     let doing = || format!("compiling {name} for sm_{capability}");
     let failed = |error: NvrtcError| Error::failed(doing(), format!("NVRTC says {error}"));
     let known = known_capabilities().map_err(failed)?;
@@ -45,7 +39,8 @@ pub fn compile(source: Source, capability: i32) -> Result<Vec<u8>> {
     };
     let is_known = nearest == capability;
     let architecture = if is_known { format!("sm_{capability}") } else { format!("compute_{nearest}") };
-    // NVRTC has no headers: what is shared goes before the file, whose lines keep their numbers
+    // NVRTC finds no headers: the shared declarations go before the file, whose lines keep their
+    // numbers
     let text = CString::new(format!("#line 1 \"common.cuh\"\n{COMMON}\n#line 1 \"{name}\"\n{text}"));
     let (Ok(text), Ok(name)) = (text, CString::new(name)) else {
         return Err(Error::failed(doing(), "there is a zero byte in the source"));
@@ -56,7 +51,8 @@ pub fn compile(source: Source, capability: i32) -> Result<Vec<u8>> {
         "--std=c++17".to_owned(),
         "--extra-device-vectorization".into(),
     ];
-    // SAFETY: the program was made just now and is destroyed at the end; its text and name outlive it.
+    // SAFETY: the program was created just now and is destroyed once, at the end of the block; its
+    // text and name outlive it.
     unsafe {
         let compiled = compile_program(program, &options);
         let code = match compiled {
@@ -72,10 +68,10 @@ pub fn compile(source: Source, capability: i32) -> Result<Vec<u8>> {
     }
 }
 
-/// The architectures that this NVRTC knows.
+/// Returns the capabilities that this NVRTC compiles for.
 fn known_capabilities() -> std::result::Result<Vec<i32>, NvrtcError> {
     let mut count = 0;
-    // SAFETY: NVRTC writes one number, then as many as it said.
+    // SAFETY: NVRTC writes one number, then as many numbers as the first said.
     unsafe {
         sys::nvrtcGetNumSupportedArchs(&raw mut count).result()?;
         let mut all = vec![0; count.unsigned_abs() as usize];
@@ -84,7 +80,7 @@ fn known_capabilities() -> std::result::Result<Vec<i32>, NvrtcError> {
     }
 }
 
-/// What a program was compiled to.
+/// Returns what a program was compiled to: machine code or PTX.
 ///
 /// # Safety
 /// `program` has been compiled.
@@ -100,7 +96,8 @@ unsafe fn code(
         (sys::nvrtcGetPTXSize, sys::nvrtcGetPTX)
     };
     let mut len = 0;
-    // SAFETY: the caller's promise; the buffer is as long as NVRTC says.
+    // SAFETY: this function's caller guarantees that the program has been compiled; the buffer is
+    // as long as NVRTC says.
     unsafe {
         size(program, &raw mut len).result()?;
         let mut bytes = vec![0; len];

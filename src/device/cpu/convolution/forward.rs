@@ -1,54 +1,33 @@
-//! Convolution, forward: direct, with the bias, 2 × 2 max-pooling and ReLU before anything is written.
+//! Convolution, forward: direct, with the bias, 2 × 2 max-pooling and ReLU before anything is
+//! written.
 //!
-//! Images are channels last, so the `kernel` inputs that a row of the kernel covers, all channels, are one run of memory.
-//! Lanes of a vector are output channels. A tile of `ROWS × COLUMNS` neighbouring outputs (two rows where they are pooled)
-//! stays in registers while the loop runs over the taps of the kernel: each step loads `GROUP` vectors of weights and
-//! multiplies them by one broadcast input for each output of the tile.
-//!
-//! `route` holds the place of the maximum in its window, 0 to 3 in reading order, as the bits of the `f32`.
+//! Images are channels last, so the `kernel` inputs that a row of the kernel covers, all channels,
+//! are consecutive in memory. Lanes of a vector are output channels. A tile of `ROWS × COLUMNS`
+//! neighbouring outputs (two rows where they are pooled) stays in registers while the loop runs
+//! over the taps of the kernel: each step loads `GROUP` vectors of weights and multiplies them by
+//! one broadcast input for each output of the tile.
 
 use pulp::{Simd, WithSimd};
 
-use super::Cpu;
 use crate::device::ConvolutionShape;
 
-/// One call's arrays. `packed` is scratch for the weights as `[kernel row, tap, output channel]`, padded to whole vectors.
-struct Forward<'a> {
-    shape: &'a ConvolutionShape,
-    input: &'a [f32],
-    weight: &'a [f32],
-    bias: &'a [f32],
-    route: &'a mut [f32],
-    output: &'a mut [f32],
-    packed: &'a mut Vec<f32>,
+/// The arrays of one call. `packed` is scratch for the weights as `[kernel row, tap, output
+/// channel]`, padded to whole vectors.
+pub(super) struct Forward<'a> {
+    pub(super) shape: &'a ConvolutionShape,
+    pub(super) input: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) bias: &'a [f32],
+    pub(super) argmax: &'a mut [f32],
+    pub(super) output: &'a mut [f32],
+    pub(super) packed: &'a mut Vec<f32>,
 }
 
-impl Cpu {
-    /// See [`crate::device::Device::convolution_forward`].
-    pub(super) fn convolve(
-        &self,
-        shape: &ConvolutionShape,
-        input: &[f32],
-        [weight, bias]: [&[f32]; 2],
-        route: &mut [f32],
-        output: &mut [f32],
-    ) {
-        let (image_len, output_len) = (shape.image_len(), shape.output_len());
-        let part = self.rows_per_thread(shape.rows);
-        let parts = input.chunks(image_len * part).zip(route.chunks_mut(output_len * part));
-        self.for_each(parts.zip(output.chunks_mut(output_len * part)), |((input, route), output)| {
-            super::with_scratch(|scratch| {
-                let packed = &mut scratch.first;
-                self.arch.dispatch(Forward { shape, input, weight, bias, route, output, packed });
-            });
-        });
-    }
-}
-
-/// A number of channels that is not known when compiling; those of grey and colour images are.
+/// Stands for a number of channels that is not a compile-time constant, unlike those of grey and
+/// colour images.
 const ANY: usize = 0;
 
-/// Where a tile begins and which output channels it forms.
+/// The first place of a tile and its output channels.
 #[derive(Clone, Copy)]
 struct Tile {
     /// Row and column in the convolution's output, before pooling.
@@ -72,19 +51,19 @@ impl WithSimd for Forward<'_> {
 
         let (image_len, output_len) = (shape.image_len(), shape.output_len());
         let images = self.input.chunks_exact(image_len);
-        let outputs = self.output.chunks_exact_mut(output_len).zip(self.route.chunks_exact_mut(output_len));
-        for (image, (output, route)) in images.zip(outputs) {
-            let mut kernel = Kernel { simd, shape: &shape, image, taps, biases, vectors, output, route };
+        let outputs = self.output.chunks_exact_mut(output_len).zip(self.argmax.chunks_exact_mut(output_len));
+        for (image, (output, argmax)) in images.zip(outputs) {
+            let mut work = ImageForward { simd, shape: &shape, image, taps, biases, vectors, output, argmax };
             let window = shape.window();
             for row in (0..shape.output_height() * window).step_by(window) {
                 let mut group = 0;
                 while group < vectors {
                     let size = if vectors - group >= 2 { 2 } else { 1 };
                     match (shape.pool, shape.channels) {
-                        (true, 1) => kernel.pooled_row::<1>(row, group, size),
-                        (true, 3) => kernel.pooled_row::<3>(row, group, size),
-                        (true, _) => kernel.pooled_row::<ANY>(row, group, size),
-                        (false, _) => kernel.plain_row::<ANY>(row, group, size),
+                        (true, 1) => work.pooled_row::<1>(row, group, size),
+                        (true, 3) => work.pooled_row::<3>(row, group, size),
+                        (true, _) => work.pooled_row::<ANY>(row, group, size),
+                        (false, _) => work.plain_row::<ANY>(row, group, size),
                     }
                     group += size;
                 }
@@ -95,7 +74,8 @@ impl WithSimd for Forward<'_> {
 }
 
 impl Forward<'_> {
-    /// Weights as `[kernel row, kernel column, channel, output]`, then the bias, outputs padded with zeros to `padded`.
+    /// Packs the weights as `[kernel row, kernel column, channel, output]`, then the bias, with
+    /// outputs padded with zeros to `padded`.
     fn pack(&mut self, padded: usize) {
         let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
         let taps = kernel * kernel * channels;
@@ -113,8 +93,8 @@ impl Forward<'_> {
     }
 }
 
-/// The work on one image.
-struct Kernel<'a, S: Simd> {
+/// One image, with the weights in vectors.
+struct ImageForward<'a, S: Simd> {
     simd: S,
     shape: &'a ConvolutionShape,
     image: &'a [f32],
@@ -123,10 +103,10 @@ struct Kernel<'a, S: Simd> {
     /// Vectors that hold all output channels.
     vectors: usize,
     output: &'a mut [f32],
-    route: &'a mut [f32],
+    argmax: &'a mut [f32],
 }
 
-impl<S: Simd> Kernel<'_, S> {
+impl<S: Simd> ImageForward<'_, S> {
     #[inline(always)]
     fn pooled_row<const CHANNELS: usize>(&mut self, row: usize, group: usize, size: usize) {
         let width = self.shape.output_width() * 2;
@@ -161,7 +141,7 @@ impl<S: Simd> Kernel<'_, S> {
         }
     }
 
-    /// The sums of a tile, `[row][column][vector of output channels]`, bias included.
+    /// Returns the sums of a tile, `[row][column][vector of output channels]`, bias included.
     #[inline(always)]
     fn tile<const ROWS: usize, const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(
         &self,
@@ -194,7 +174,7 @@ impl<S: Simd> Kernel<'_, S> {
         sums
     }
 
-    /// Two rows of `COLUMNS` outputs, pooled to one row of half as many. Returns `COLUMNS`.
+    /// Forms two rows of `COLUMNS` outputs and pools them. Returns `COLUMNS`.
     #[inline(always)]
     fn pooled<const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(&mut self, at: Tile) -> usize {
         let sums = self.tile::<2, COLUMNS, GROUP, CHANNELS>(at);
@@ -202,22 +182,22 @@ impl<S: Simd> Kernel<'_, S> {
         for pair in 0..COLUMNS / 2 {
             for (g, first) in sums[0][2 * pair].iter().enumerate() {
                 let mut best = *first;
-                let mut route = simd.splat_f32s(f32::from_bits(0));
+                let mut argmax = simd.splat_f32s(f32::from_bits(0));
                 for place in 1..4 {
                     let next = sums[place / 2][2 * pair + place % 2][g];
-                    // a NaN is larger than everything, as in PyTorch
+                    // NaN propagates, as in PyTorch
                     let not_a_number = simd.not_m32s(simd.equal_f32s(next, next));
                     let greater = simd.or_m32s(simd.greater_than_f32s(next, best), not_a_number);
                     best = simd.select_f32s(greater, next, best);
-                    route = simd.select_f32s(greater, simd.splat_f32s(f32::from_bits(place as u32)), route);
+                    argmax = simd.select_f32s(greater, simd.splat_f32s(f32::from_bits(place as u32)), argmax);
                 }
-                self.store(at.row / 2, at.column / 2 + pair, at.group + g, best, Some(route));
+                self.store(at.row / 2, at.column / 2 + pair, at.group + g, best, Some(argmax));
             }
         }
         COLUMNS
     }
 
-    /// One row of `COLUMNS` outputs. Returns `COLUMNS`.
+    /// Forms one row of `COLUMNS` outputs. Returns `COLUMNS`.
     #[inline(always)]
     fn plain<const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(&mut self, at: Tile) -> usize {
         let sums = self.tile::<1, COLUMNS, GROUP, CHANNELS>(at);
@@ -230,18 +210,18 @@ impl<S: Simd> Kernel<'_, S> {
     }
 
     #[inline(always)]
-    fn store(&mut self, row: usize, column: usize, vector: usize, value: S::f32s, route: Option<S::f32s>) {
+    fn store(&mut self, row: usize, column: usize, vector: usize, value: S::f32s, argmax: Option<S::f32s>) {
         let ConvolutionShape { outputs, relu, .. } = *self.shape;
         let first = vector * S::F32_LANES;
         let start = (row * self.shape.output_width() + column) * outputs + first;
         let range = start..start + S::F32_LANES.min(outputs - first);
         let zero = self.simd.splat_f32s(0.0);
-        // written so that a NaN stays one
+        // NaN stays NaN: it is not less than zero
         let negative = self.simd.less_than_f32s(value, zero);
         let value = if relu { self.simd.select_f32s(negative, zero, value) } else { value };
         self.simd.partial_store_f32s(&mut self.output[range.clone()], value);
-        if let Some(route) = route {
-            self.simd.partial_store_f32s(&mut self.route[range], route);
+        if let Some(argmax) = argmax {
+            self.simd.partial_store_f32s(&mut self.argmax[range], argmax);
         }
     }
 }
