@@ -29,7 +29,7 @@ impl Capabilities {
     /// # Errors
     /// The file cannot be read, or was not written by `probe`.
     pub fn read(path: &Path) -> Result<Capabilities> {
-        let doing = || format!("reading what probe found out from {}", path.display());
+        let doing = || format!("reading the findings of probe from {}", path.display());
         let text = std::fs::read(path).map_err(|error| Error::input(doing(), error))?;
         serde_json::from_slice(&text).map_err(|error| Error::input(doing(), error))
     }

@@ -1,9 +1,10 @@
-//! How many layers each stage gets.
+//! The distribution of layers over stages.
 
 use std::ops::Range;
 
-/// Cuts layers of these `costs` into `num_stages` runs of consecutive layers, so that the most expensive run is as cheap as
-/// can be. Where there are more stages than layers, the last stages are empty.
+/// Cuts layers of these `costs` into `num_stages` runs of consecutive layers, so that the most
+/// expensive run is as cheap as possible. If there are more stages than layers, the last stages are
+/// empty.
 pub fn balance(costs: &[u64], num_stages: usize) -> Vec<Range<usize>> {
     let num_layers = costs.len();
     let full = num_stages.min(num_layers);
@@ -11,8 +12,8 @@ pub fn balance(costs: &[u64], num_stages: usize) -> Vec<Range<usize>> {
     for (at, cost) in costs.iter().enumerate() {
         sums[at + 1] = sums[at] + u128::from(*cost);
     }
-    // best[k][n]: the largest run, then as a tie-break the last run's distance from it, for the first n layers in k runs, and
-    // where the last run begins
+    // best[k][n], for the first n layers in k runs: the largest run, as a tie-break the last run's
+    // distance from it, and the start of the last run
     let worst = (u128::MAX, u128::MAX, 0);
     let mut best = vec![vec![worst; num_layers + 1]; full + 1];
     best[0][0] = (0, 0, 0);
@@ -72,7 +73,7 @@ mod tests {
         }
     }
 
-    /// All ways of cutting `len` layers into `num` runs of at least one.
+    /// Returns all ways of cutting `len` layers into `num` runs of at least one.
     fn cuts(len: usize, num: usize) -> Vec<Vec<usize>> {
         if num == 1 {
             return vec![vec![0, len]];

@@ -1,10 +1,11 @@
-//! Which gradients travel together.
+//! The division of gradients into buckets.
 
 use std::ops::Range;
 
-/// Cuts tensors of `lengths` elements, in logical order, into buckets of at most `most` elements, or of one tensor if that is
-/// longer. The buckets are filled from the last tensor on, as the backward pass fills them, so an incomplete one is at the
-/// front; they are returned in logical order. Following Li et al., "PyTorch Distributed", VLDB 2020, §3.2.
+/// Cuts tensors of `lengths` elements, in logical order, into buckets of at most `most` elements,
+/// or of one tensor if that is longer. The buckets are filled from the last tensor on, as the
+/// backward pass completes them, so the first bucket may be smaller; they are returned in logical
+/// order. Follows Li et al., "PyTorch Distributed", VLDB 2020, §3.2.
 pub fn buckets(lengths: &[usize], most: usize) -> Vec<Range<usize>> {
     let mut buckets = Vec::new();
     let (mut end, mut sum) = (lengths.len(), 0);

@@ -1,7 +1,10 @@
-//! The strategies: where networks meet ranks. [`shard()`], [`bucket`], [`balance`] and [`schedule`] are pure logic; [`data`] is
-//! data parallelism, [`tensor`] tensor parallelism, [`pipeline`] pipeline parallelism. A [`layout::Layout`] says what of a
-//! model a rank holds, as [stages](stage::Stage); a pipeline runs them in the order of a schedule, and one stage with one
-//! micro-batch is the trivial one.
+//! The strategies: where networks meet ranks.
+//!
+//! [`shard()`], [`bucket`], [`balance`] and [`schedule`] are pure logic; [`data`] is data
+//! parallelism, [`tensor`] tensor parallelism, [`pipeline`] pipeline parallelism. A
+//! [`ParallelPlan`](layout::ParallelPlan) says how a model is spread over a grid, and a
+//! [`Layout`](layout::Layout) which [stages](stage::Stage) and tensors a rank holds. A pipeline
+//! runs the stages in the order of a schedule; one stage with one micro-batch is the trivial case.
 
 pub mod balance;
 pub mod bucket;
@@ -19,7 +22,7 @@ pub use crate::comm::shard;
 use crate::device::Device;
 use crate::trace;
 
-/// Waits for the device if what it does is being recorded: only then the time of an operation is that of its start and its end.
+/// Waits for the device while a trace is recorded, so that a span ends when its operations do.
 fn settle<D: Device>(device: &D) {
     if trace::is_on() {
         device.wait();

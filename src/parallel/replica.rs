@@ -1,4 +1,4 @@
-//! The check that replicas are replicas: bit for bit, and if not, whose differ.
+//! The check that all replicas hold the same bits.
 
 use crate::comm::Communicator;
 use crate::{Error, Result};
@@ -6,7 +6,7 @@ use crate::{Error, Result};
 /// Compares `digest`, a hash of this rank's parameters at step `step`, over the ranks. Collective.
 ///
 /// # Errors
-/// Some rank has another digest than most: the same error on every rank, which names it.
+/// The digest of a rank differs from that of most: the same error on every rank, which names it.
 pub fn check(data: &Communicator, digest: u128, step: u64) -> Result<()> {
     let mut halves = vec![0_i64; 2 * data.size()];
     data.all_gather(&[digest as i64, (digest >> 64) as i64], &mut halves)?;
@@ -21,10 +21,10 @@ pub fn check(data: &Communicator, digest: u128, step: u64) -> Result<()> {
     }
 }
 
-/// Who differs from the majority, or nothing if no one does.
+/// Describes the ranks that differ from the majority, if there are any.
 fn odd_ones(digests: &[[i64; 2]]) -> Option<String> {
     let votes = |digest: &[i64; 2]| digests.iter().filter(|other| *other == digest).count();
-    // of several that are equally common, the first rank's counts
+    // among equally common digests, the first rank's counts as right
     let common = digests.iter().rev().max_by_key(|digest| votes(digest))?;
     let odd: Vec<String> =
         (0..digests.len()).filter(|rank| digests[*rank] != *common).map(|rank| rank.to_string()).collect();

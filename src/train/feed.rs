@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::Result;
 use crate::dataset::Batches;
 use crate::device::{Device, Role};
-use crate::parallel::pipeline::Source;
+use crate::parallel::pipeline::MicroBatchSource;
 use crate::parallel::shard;
 use crate::trace::{self, Name};
 
@@ -108,7 +108,7 @@ impl<D: Device> Rows<'_, D> {
     }
 }
 
-impl<D: Device> Source<D> for Rows<'_, D> {
+impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
     fn rows(&self, micro_batch: usize) -> usize {
         self.part(micro_batch).len()
     }

@@ -1,4 +1,4 @@
-//! A bucket on its way from gradients to new parameters.
+//! The state of a bucket between gradients and new parameters.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::comm::Pending;
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 
-/// One bucket: a segment of the flat buffers.
+/// A bucket: a segment of the flat buffers.
 pub(super) struct Bucket<D: Device> {
     pub(super) segment: usize,
     pub(super) first_tensor: usize,
@@ -15,7 +15,7 @@ pub(super) struct Bucket<D: Device> {
     pub(super) state: State<D::Buffer>,
 }
 
-/// Which operation is under way, if any.
+/// The operation on a bucket that is under way, if there is one.
 pub(super) enum State<B> {
     Idle,
     Reducing(Pending<B>),
@@ -23,21 +23,22 @@ pub(super) enum State<B> {
 }
 
 impl<D: Device> Bucket<D> {
-    /// Waits for the sum, if it is under way, and puts it where the gradient was.
+    /// Waits for the sum, if it is under way, and puts it in the place of the gradient.
     pub(super) fn put_sum(&mut self, gradients: &mut FlatBuffer<D>) {
         if let State::Reducing(pending) = std::mem::replace(&mut self.state, State::Idle) {
             gradients.put(self.segment, pending.wait());
         }
     }
 
-    /// What this rank updates of elements `range` of the segment; empty, perhaps with its end before its start, if nothing.
+    /// Returns the part of `range` that this rank updates; an empty range, perhaps with its end
+    /// before its start, if there is none.
     pub(super) fn owned_of(&self, range: &Range<usize>) -> Range<usize> {
         range.start.max(self.owned.start)..range.end.min(self.owned.end)
     }
 }
 
 impl<B> State<B> {
-    /// Moves the operation on; true when waiting would return at once.
+    /// Advances the operation; returns true when waiting would return at once.
     pub(super) fn test(&mut self) -> bool {
         match self {
             State::Idle => true,

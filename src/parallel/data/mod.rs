@@ -1,18 +1,20 @@
-//! Data parallelism: every rank holds the whole model and works on its share of each batch; before the update the
-//! gradients are summed over the ranks. (Each rank's gradients are already divided by the number of rows of the *global*
-//! batch, so the sum is the mean, whatever the shares.)
+//! Data parallelism: every rank holds the whole model and works on its shard of each batch; before
+//! the update the gradients are summed over the ranks. (Each rank's gradients are already divided
+//! by the number of rows of the *global* batch, so the sum is the mean, whatever the shards.)
 //!
-//! Gradients travel in buckets, in the order that the backward pass completes them, while it goes on with earlier layers.
-//! Two ways lead from a complete bucket to new parameters:
+//! Gradients are sent in buckets, in the order in which the backward pass completes them, while it
+//! continues with earlier layers. A complete bucket becomes new parameters in one of two ways:
 //!
 //! * *all-reduce*: the bucket is summed on every rank, and every rank updates all of it;
-//! * *reduce-scatter*: rank r gets the sum of part r only, updates that part with the optimizer state that it alone keeps,
-//!   and an all-gather brings the new parameters to all. The traffic is the same, the update's work and the optimizer's
-//!   memory are divided by the number of ranks (Rajbhandari et al., "ZeRO", SC 2020, stage 1).
+//! * *reduce-scatter*: rank r gets the sum of part r only and updates that part with optimizer slots
+//!   that it alone keeps, and an all-gather distributes the new parameters. The traffic is the same;
+//!   the work of the update and the optimizer's memory are divided by the number of ranks
+//!   (Rajbhandari et al., "ZeRO", SC 2020, stage 1).
 //!
-//! Invariants: buckets are started and finished in the same order on every rank, reductions and gathers each on a
-//! communicator of their own, so that no timing can pair the wrong messages; a bucket's parameters change only after the
-//! backward pass has left all its layers; the sums have a fixed order, so every rank gets the same bits in every run.
+//! Invariants: buckets are started and finished in the same order on every rank, reductions and
+//! gathers each on a communicator of their own, so that no timing can pair the wrong messages; a
+//! bucket's parameters change only after the backward pass has left all its layers; the sums have a
+//! fixed order, so every rank gets the same bits in every run.
 
 mod flight;
 mod slots;
@@ -40,27 +42,27 @@ pub enum Reduction {
     ReduceScatter,
 }
 
-/// How gradients are brought together.
+/// The settings of a [`GradSync`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyncSettings {
-    /// The largest bucket, in bytes.
+    /// The size of the largest bucket, in bytes.
     pub bucket_bytes: usize,
-    /// The way from a bucket to new parameters; `None` for the faster.
+    /// The way from a bucket to new parameters; `None` for the faster one.
     pub reduction: Option<Reduction>,
-    /// Communicate while the backward pass goes on.
+    /// Communicate during the backward pass.
     pub overlap: bool,
     /// Clip the gradient to this norm.
     pub clip_norm: Option<f64>,
 }
 
-/// Below this many parameters a rank, the latency of a message outweighs its bytes, and one operation beats two with the update between
-/// them.
+/// Below this many parameters per rank the latency of a message outweighs its bytes, and one
+/// operation is faster than two with the update in between.
 const SMALL_PART: usize = 1 << 16;
 
 /// Shards begin on a cache line.
 const SHARD_MULTIPLE: usize = 32;
 
-/// The communicators of a [`GradSync`], made before anything that can fail on one rank alone.
+/// The communicators of a [`GradSync`], created before anything that can fail on one rank alone.
 pub struct SyncChannels {
     reductions: Communicator,
     gathers: Communicator,
@@ -68,7 +70,8 @@ pub struct SyncChannels {
 }
 
 impl SyncChannels {
-    /// For the replicas along the data axis of `grid`. Collective over the grid.
+    /// Duplicates the communicators of the data axis and of all of `grid`. Collective over the
+    /// grid.
     pub fn new(grid: &Grid) -> SyncChannels {
         let Grid { data, all, .. } = grid;
         let own = || data.duplicate();
@@ -76,7 +79,7 @@ impl SyncChannels {
     }
 }
 
-/// The gradients of this rank's parameters over the data axis, from the backward pass to the update.
+/// The reduction of this rank's gradients over the data axis, and the update of its parameters.
 pub struct GradSync<D: Device> {
     reductions: Communicator,
     gathers: Communicator,
@@ -85,9 +88,10 @@ pub struct GradSync<D: Device> {
     overlap: bool,
     clip_norm: Option<f64>,
     optimizer: Optimizer<D>,
-    /// In the order in which the backward pass completes them.
+    /// The buckets in the order in which the backward pass completes them.
     buckets: Vec<Bucket<D>>,
-    /// How many buckets have been started, reduced (and updated unless clipping), and gathered.
+    /// The numbers of buckets that have been started, reduced (and updated unless clipping), and
+    /// gathered.
     started: usize,
     reduced: usize,
     gathered: usize,
@@ -100,11 +104,11 @@ pub struct GradSync<D: Device> {
 }
 
 impl<D: Device> GradSync<D> {
-    /// Prepares to train `tensors`, this rank's, each with its number in a model of `num_tensors`. Returns also how parameters
-    /// and gradients must be segmented. Not collective.
+    /// Prepares to train this rank's `tensors`, each with its number in a model of `num_tensors`.
+    /// Returns also the segmentation of parameters and gradients. Not collective.
     ///
     /// # Errors
-    /// The device has not enough memory.
+    /// The device does not have enough memory.
     pub fn new(
         device: &D,
         tensors: &[(usize, TensorShard)],
@@ -160,24 +164,26 @@ impl<D: Device> GradSync<D> {
         Ok((sync, Segmentation { segments, multiple }))
     }
 
-    /// True if a step starts the same operations each time: one rank, and no norm that the host looks at in between.
+    /// Returns true if every step starts the same operations: on one rank, without a norm that the
+    /// host reads in between.
     pub fn repeats(&self) -> bool {
         self.reductions.size() == 1 && self.clip_norm.is_none()
     }
 
-    /// The way from a bucket to new parameters that was chosen.
+    /// Returns the way from a bucket to new parameters that was chosen.
     pub fn reduction(&self) -> Reduction {
         self.reduction
     }
 
-    /// True if this rank's share of the squares that the optimizer adds up is to be counted: with an all-reduce every rank
-    /// sees all gradients, and one must speak for them.
+    /// Returns true if the squares that this rank's optimizer sums count towards the norm: with an
+    /// all-reduce every rank sums all of them, and only one may count.
     pub fn counts_squares(&self) -> bool {
         self.reduction == Reduction::ReduceScatter || self.reductions.is_root()
     }
 
-    /// Gives every rank the parameters of rank 0, and sends a step's messages once, all of them at the same time: whatever
-    /// memory and connections they ever need are there from now on. Collective.
+    /// Gives every rank the parameters of rank 0, and sends all messages of a step once, at the
+    /// same time, so that MPI allocates all memory and opens all connections that they need.
+    /// Collective.
     ///
     /// # Errors
     /// There is no memory for the messages.
@@ -212,15 +218,16 @@ impl<D: Device> GradSync<D> {
     /// Begins a step. Not collective.
     ///
     /// # Errors
-    /// The pending to the device failed.
+    /// The transfer to the device failed.
     pub fn begin(&mut self, device: &D, number: u64, learning_rate: f64) -> Result<()> {
         self.update = Update { number, learning_rate, gradient_scale: 1.0 };
         (self.started, self.reduced, self.gathered) = (0, 0, 0);
         self.optimizer.begin(device, &self.update)
     }
 
-    /// The gradients of all tensors from `first_tensor` on are complete: sends what can go, lets what is under way move on,
-    /// and updates what has arrived. Collective, but without waiting for anyone.
+    /// Accepts that the gradients of all tensors from `first_tensor` on are complete: starts the
+    /// buckets that are complete, advances those under way, and updates the parameters of those
+    /// that have arrived. Collective, but waits for no other rank.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -250,7 +257,8 @@ impl<D: Device> GradSync<D> {
         Ok(())
     }
 
-    /// Ends a step: waits for every bucket; parameters are new on every rank. Collective.
+    /// Ends a step: waits for every bucket, after which every rank has the new parameters.
+    /// Collective.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -310,7 +318,7 @@ impl<D: Device> GradSync<D> {
         Ok(())
     }
 
-    /// The optimizer's step on this rank's part of a bucket, and the start of the gather that spreads it.
+    /// Updates this rank's part of a bucket, and starts the gather that distributes it.
     fn update_bucket(
         &mut self,
         device: &D,
@@ -348,8 +356,9 @@ impl<D: Device> GradSync<D> {
         }
     }
 
-    /// The norm of the whole gradient, every logical parameter counted once: tensor by tensor, in logical order, so that it has
-    /// the same bits whichever stages the tensors are on. Collective over the grid.
+    /// Returns the norm of the whole gradient, every logical parameter counted once: summed tensor
+    /// by tensor, in logical order, so that its bits do not depend on the stages of the tensors.
+    /// Collective over the grid.
     fn norm(&mut self, device: &D, gradients: &FlatBuffer<D>) -> Result<f64> {
         let len = totals::LEN * self.numbers.len();
         device.fill(device.view_mut(&mut self.clip_sums, 0..len), 0.0);

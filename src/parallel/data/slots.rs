@@ -1,7 +1,8 @@
-//! What the optimizer keeps for each parameter, tensor by tensor, for checkpoints.
+//! The optimizer's slots, tensor by tensor, for checkpoints.
 //!
-//! With a reduce-scatter every replica keeps what belongs to its part of each bucket, so a tensor's values lie on one
-//! replica or on several that follow each other; with an all-reduce every replica keeps them all, and the first speaks.
+//! With a reduce-scatter every replica keeps the slots of its part of each bucket, so a tensor's
+//! slots lie on one replica or on several consecutive ones. With an all-reduce every replica keeps
+//! all slots, and the first one provides them.
 
 use std::ops::Range;
 
@@ -13,23 +14,23 @@ use crate::nn::FlatBuffer;
 /// The elements of a tensor's slot that this rank keeps.
 struct KeptPart {
     segment: usize,
-    /// Their range in this rank's memory for the segment.
+    /// The range of the elements in this rank's memory for the segment.
     kept: Range<usize>,
-    /// Their range in the block of the tensor that this rank and its replicas hold.
+    /// The range of the elements in the block of the tensor that this rank and its replicas hold.
     block: Range<usize>,
 }
 
 impl<D: Device> GradSync<D> {
-    /// The names of the slots.
+    /// Returns the names of the slots.
     pub fn slot_names(&self) -> &'static [&'static str] {
         self.optimizer.settings().slot_names()
     }
 
-    /// Shows the part of tensor `tensor` of slot `slot` that this rank speaks for; over the data axis, in rank order, the
-    /// parts make up the block of the tensor. Not collective.
+    /// Calls `show` with the part of tensor `tensor` of slot `slot` that this rank provides. Over
+    /// the data axis, in rank order, the parts make up the block of the tensor. Not collective.
     ///
     /// # Errors
-    /// What `show` returns, or the transfer from the device failed.
+    /// `show` failed, or the transfer from the device did.
     pub fn read_slot(
         &self,
         device: &D,
@@ -45,7 +46,7 @@ impl<D: Device> GradSync<D> {
         device.read(self.optimizer.slot(device, segment, slot, kept), show)
     }
 
-    /// Shows all that this rank keeps, slot by slot and tensor by tensor: where every replica keeps all of it, the same on each. Not
+    /// Calls `look` with all values that this rank keeps, slot by slot and tensor by tensor. Not
     /// collective.
     ///
     /// # Errors
@@ -70,7 +71,8 @@ impl<D: Device> GradSync<D> {
         Ok(())
     }
 
-    /// Overwrites what this rank keeps of tensor `tensor` of slot `slot`, of which `block` is the whole block. Not collective.
+    /// Overwrites this rank's part of tensor `tensor` of slot `slot` with values of the whole
+    /// `block`. Not collective.
     ///
     /// # Errors
     /// The transfer to the device failed.
@@ -92,7 +94,7 @@ impl<D: Device> GradSync<D> {
         })
     }
 
-    /// What this rank keeps of tensor `tensor`.
+    /// Returns the elements that this rank keeps of tensor `tensor`.
     fn part(&self, parameters: &FlatBuffer<D>, tensor: usize) -> KeptPart {
         let (segment, place) = parameters.place(tensor);
         let bucket = self.buckets.iter().find(|bucket| bucket.segment == segment);

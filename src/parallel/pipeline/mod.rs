@@ -1,81 +1,85 @@
-//! Pipeline parallelism: the stages of a rank, run in the order of a schedule, with messages to the ranks of the stages before
-//! and after.
+//! Pipeline parallelism: the stages of a rank, run in the order of a schedule, with messages to the
+//! ranks of the previous and the next stages.
 //!
-//! The way of a micro-batch through a stage: a receive is posted into the input of a free slot; the forward pass waits for it and
-//! fills the slot; the output leaves in a send that owns it. On the way back a receive is posted into the last array of a free
-//! set of gradients, the backward pass waits for it, fills the set and adds to the gradients of the parameters, and the first
-//! array of the set leaves in a send. An array comes back from its send when it is wanted next, a pass or more later. Nothing else
-//! blocks.
+//! A micro-batch passes through a stage as follows. A receive is posted into the input of a free
+//! activation slot. The forward pass waits for it and fills the slot, and the output is sent, owned
+//! by its send. For the backward pass, a receive is posted into the last array of a free gradient
+//! set; the pass waits for it, fills the set and adds to the gradients of the parameters, and the
+//! first array of the set is sent. An array is taken back from its send when it is used next, one
+//! pass or more later. Nothing else blocks.
 //!
-//! Invariants: a slot or a set serves one micro-batch at a time ([`program`]); the messages of a step are named by direction,
-//! stage and micro-batch; every rank adds the micro-batches up in the order of its schedule, so a schedule that keeps that order
-//! gives the bits of a single stage.
+//! Invariants: a slot or a set serves one micro-batch at a time ([`program`]); the messages of a
+//! step are tagged by direction, stage and micro-batch; every rank sums the micro-batches in the
+//! order of its schedule, so a schedule that keeps that order gives the bits of a single stage.
 
-mod lane;
+mod local_stage;
+mod messages;
 pub mod program;
 mod source;
 
-use self::lane::Lane;
-use self::program::{Instruction, RankProgram};
-pub use self::source::Source;
+use self::local_stage::LocalStage;
+use self::program::{Instruction, NeighbourArrays, RankProgram};
+pub use self::source::MicroBatchSource;
 use self::source::load;
 use super::data::GradSync;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
 use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
-use crate::comm::{Communicator, Front, Grid, LARGEST_TAG};
+use crate::comm::{Communicator, Grid, LARGEST_TAG};
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
 
-/// This rank's parameters and what a step does to them.
+/// This rank's parameters with everything that a step needs to update them.
 pub struct Weights<D: Device> {
     /// The parameters.
     pub parameters: FlatBuffer<D>,
-    /// Their gradients.
+    /// The gradients of the parameters.
     pub gradients: FlatBuffer<D>,
-    /// What brings gradients together and parameters up to date.
+    /// The reduction of the gradients and the update of the parameters.
     pub sync: GradSync<D>,
-    /// The step's sums: see [`totals`](crate::device::totals).
+    /// The sums of the step: see [`totals`](crate::device::totals).
     pub sums: D::Buffer,
 }
 
-/// The communicators of a [`Pipeline`], made before anything that can fail on one rank alone.
+/// The communicators of a [`Pipeline`], created before anything that can fail on one rank alone.
 pub struct PipelineChannels {
     stage: Communicator,
     tensor: Communicator,
 }
 
 impl PipelineChannels {
-    /// For the stage and tensor axes of `grid`. Collective over the grid.
+    /// Duplicates the communicators of the stage and tensor axes of `grid`. Collective over the
+    /// grid.
     pub fn new(grid: &Grid) -> PipelineChannels {
         let own = |axis: &Communicator| axis.duplicate();
         PipelineChannels { stage: own(&grid.stage), tensor: own(&grid.tensor) }
     }
 }
 
-/// A rank's stages at work.
+/// The stages of one rank, with all that it takes to run them.
 pub struct Pipeline<'a, D: Device> {
     exchanger: Exchanger<'a, D>,
     channel: Communicator,
     num_micro_batches: usize,
     training: RankProgram,
     evaluation: RankProgram,
-    lanes: Vec<Lane<D>>,
+    stages: Vec<LocalStage<D>>,
     recompute: bool,
-    /// The samples of the next step are in their places.
+    /// The samples of the next step are in their arrays already.
     is_loaded: bool,
 }
 
 impl<'a, D: Device> Pipeline<'a, D> {
-    /// The stages of `layout` in the order of `schedule`, which has been checked, for micro-batches of at most `rows` rows. With
-    /// `recompute` a slot keeps only what comes into the stage and what leaves it, and the backward pass begins with another
-    /// forward pass (Chen et al., "Training deep nets with sublinear memory cost", 2016). Not collective.
+    /// Prepares to run the stages of `layout` in the order of `schedule`, which has been checked,
+    /// for micro-batches of at most `rows` rows. With `recompute` a slot keeps only the input and
+    /// the output of the stage, and the backward pass begins with another forward pass (Chen et
+    /// al., "Training deep nets with sublinear memory cost", 2016). Not collective.
     ///
     /// # Errors
-    /// The device has not enough memory, or a step has more messages than MPI has tags.
+    /// The device does not have enough memory, or a step has more messages than MPI has tags.
     pub fn new(
         device: &'a D,
         channels: PipelineChannels,
@@ -85,12 +89,13 @@ impl<'a, D: Device> Pipeline<'a, D> {
         recompute: bool,
     ) -> Result<Pipeline<'a, D>> {
         let PipelineChannels { stage: channel, tensor } = channels;
-        let (lanes, limit) = (program::most_lanes(schedule), LARGEST_TAG as usize + 1);
-        let num_tags = lanes.saturating_mul(schedule.num_micro_batches).saturating_mul(2);
+        let (most, limit) = (program::most_local_stages(schedule), LARGEST_TAG as usize + 1);
+        let num_tags = most.saturating_mul(schedule.num_micro_batches).saturating_mul(2);
         if schedule.num_stages > 1 && num_tags > limit {
             let micro_batches = schedule.num_micro_batches;
             let why = format!(
-                "{lanes} stages of a rank and {micro_batches} micro-batches make {num_tags} messages between two ranks in a step"
+                "{most} stages of a rank and {micro_batches} micro-batches make {num_tags} messages \
+                 between two ranks in a step"
             );
             return Err(Error::input(
                 "numbering messages",
@@ -104,14 +109,14 @@ impl<'a, D: Device> Pipeline<'a, D> {
         };
         let training = RankProgram::new(schedule, channel.rank());
         let evaluation = RankProgram::new(&schedule.forward_only(), channel.rank());
-        let mut lanes = Vec::new();
-        for (lane, stage) in layout.stages.iter().enumerate() {
-            let num_slots = training.num_slots[lane].max(evaluation.num_slots[lane]);
-            lanes.push(Lane::new(
+        let mut stages = Vec::new();
+        for (local, stage) in layout.stages.iter().enumerate() {
+            let num_slots = training.num_slots[local].max(evaluation.num_slots[local]);
+            stages.push(LocalStage::new(
                 &exchanger,
                 stage,
                 num_slots,
-                training.num_sets[lane].max(1),
+                training.num_sets[local].max(1),
                 rows,
                 recompute,
             )?);
@@ -123,26 +128,32 @@ impl<'a, D: Device> Pipeline<'a, D> {
             num_micro_batches,
             training,
             evaluation,
-            lanes,
+            stages,
             recompute,
             is_loaded: false,
         })
     }
 
-    /// The number of micro-batches of a step.
+    /// Returns the number of micro-batches of a step.
     pub fn num_micro_batches(&self) -> usize {
         self.num_micro_batches
     }
 
-    /// Forward and backward passes of all micro-batches of a step: the gradients of the loss, times `scale`, of this rank's
-    /// parameters, handed to [`Weights::sync`] as they are complete; the losses are in [`Weights::sums`] of the last stage.
-    /// Collective over the grid.
+    /// Runs the forward and backward passes of all micro-batches of a step. The gradients of the
+    /// loss, times `scale`, of this rank's parameters are handed to [`Weights::sync`] as they are
+    /// completed; the losses are added to [`Weights::sums`] of the last stage. Collective over the
+    /// grid.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or there is no memory for messages.
-    pub fn train(&mut self, weights: &mut Weights<D>, source: &mut dyn Source<D>, scale: f32) -> Result<()> {
-        for lane in &mut self.lanes {
-            lane.has_gradients = Accumulate::default();
+    pub fn train(
+        &mut self,
+        weights: &mut Weights<D>,
+        source: &mut dyn MicroBatchSource<D>,
+        scale: f32,
+    ) -> Result<()> {
+        for local in &mut self.stages {
+            local.has_gradients = Accumulate::default();
         }
         for at in 0..self.training.instructions.len() {
             let instruction = self.training.instructions[at];
@@ -155,10 +166,10 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 _ => self.message(&instruction, rows)?,
             }
         }
-        for lane in &mut self.lanes {
-            lane.collect();
-            if !lane.has_gradients.weights {
-                for tensor in lane.stage.tensors.clone() {
+        for local in &mut self.stages {
+            local.collect();
+            if !local.has_gradients.weights {
+                for tensor in local.stage.tensors.clone() {
                     self.exchanger
                         .device
                         .fill(weights.gradients.tensor_mut(self.exchanger.device, tensor), 0.0);
@@ -168,43 +179,43 @@ impl<'a, D: Device> Pipeline<'a, D> {
         Ok(())
     }
 
-    /// True if a step starts the same operations whenever it has as many rows, and nobody looks in between: one micro-batch on one
-    /// rank, in one stage.
+    /// Returns true if every step with the same number of rows starts the same operations, without
+    /// communication in between: one micro-batch on one rank, in one stage.
     pub fn repeats(&self) -> bool {
         let alone = self.channel.size() == 1 && self.exchanger.is_alone();
-        alone && self.num_micro_batches == 1 && self.lanes.len() == 1 && !trace::is_on()
+        alone && self.num_micro_batches == 1 && self.stages.len() == 1 && !trace::is_on()
     }
 
-    /// Brings the samples of a step that [repeats](Pipeline::repeats) to their places, so that [`Pipeline::train`] finds them there
-    /// until [`Pipeline::unload`]. Not collective.
+    /// Loads the samples of a step that [repeats](Pipeline::repeats), so that [`Pipeline::train`]
+    /// does not load them until [`Pipeline::unload`]. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.
-    pub fn load(&mut self, source: &mut dyn Source<D>) -> Result<()> {
-        let Lane { stage, slots, .. } = &mut self.lanes[0];
+    pub fn load(&mut self, source: &mut dyn MicroBatchSource<D>) -> Result<()> {
+        let LocalStage { stage, slots, .. } = &mut self.stages[0];
         let rows = source.rows(0);
         load(self.exchanger.device, stage, 0, rows, &mut slots[0].activations, source)?;
         self.is_loaded = true;
         Ok(())
     }
 
-    /// From now on passes load their samples themselves. Not collective.
+    /// Makes passes load their samples themselves again. Not collective.
     pub fn unload(&mut self) {
         self.is_loaded = false;
     }
 
-    /// Forward passes of as many micro-batches as a step has; the losses are in [`Weights::sums`] of the last stage. Collective
-    /// over the grid.
+    /// Runs the forward passes of as many micro-batches as a step has; the losses are added to
+    /// [`Weights::sums`] of the last stage. Collective over the grid.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or there is no memory for messages.
-    pub fn evaluate(&mut self, weights: &mut Weights<D>, source: &mut dyn Source<D>) -> Result<()> {
+    pub fn evaluate(&mut self, weights: &mut Weights<D>, source: &mut dyn MicroBatchSource<D>) -> Result<()> {
         for at in 0..self.evaluation.instructions.len() {
             let instruction = self.evaluation.instructions[at];
             let rows = source.rows(instruction.action.micro_batch);
             if instruction.action.work == Work::Forward {
                 self.forward(&instruction, &weights.parameters, rows, source)?;
-                let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
+                let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
                 if stage.head.is_some() && rows > 0 {
                     let (activations, gradients) =
                         (&slots[instruction.slot].activations, &mut sets[0].gradients);
@@ -214,43 +225,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 self.message(&instruction, rows)?;
             }
         }
-        self.lanes.iter_mut().for_each(Lane::collect);
-        Ok(())
-    }
-
-    /// Posts a receive or a send.
-    fn message(&mut self, instruction: &Instruction, rows: usize) -> Result<()> {
-        let (peer, tag) = instruction.message.expect("a checked schedule has both ends of a message");
-        let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
-        let (slot, set) = (&mut slots[instruction.slot], &mut sets[instruction.set]);
-        let (input_width, output_width) = stage.ends();
-        match instruction.action.work {
-            Work::ReceiveActivation => {
-                slot.collect();
-                let buffer = slot.activations.input().take().expect("a free slot has its arrays");
-                slot.input =
-                    Some(self.channel.start_receive(Front { buffer, len: rows * input_width }, peer, tag)?);
-            }
-            Work::ReceiveGradient => {
-                set.collect();
-                let buffer = set.gradients.output().take().expect("a free set has its arrays");
-                set.output = Some(self.channel.start_receive(
-                    Front { buffer, len: rows * output_width },
-                    peer,
-                    tag,
-                )?);
-            }
-            Work::SendActivation => {
-                let buffer = slot.activations.output().take().expect("an output is sent once");
-                slot.output =
-                    Some(self.channel.start_send(Front { buffer, len: rows * output_width }, peer, tag)?);
-            }
-            _ => {
-                let buffer = set.gradients.input().take().expect("a gradient is sent once");
-                set.input =
-                    Some(self.channel.start_send(Front { buffer, len: rows * input_width }, peer, tag)?);
-            }
-        }
+        self.stages.iter_mut().for_each(LocalStage::collect);
         Ok(())
     }
 
@@ -259,26 +234,26 @@ impl<'a, D: Device> Pipeline<'a, D> {
         instruction: &Instruction,
         parameters: &FlatBuffer<D>,
         rows: usize,
-        source: &mut dyn Source<D>,
+        source: &mut dyn MicroBatchSource<D>,
     ) -> Result<()> {
         let device = self.exchanger.device;
-        let slot = &mut self.lanes[instruction.lane].slots[instruction.slot];
+        let slot = &mut self.stages[instruction.local].slots[instruction.slot];
         match (slot.input.take(), instruction.neighbour) {
             (Some(pending), _) => *slot.activations.input() = Some(pending.wait().buffer),
-            (None, Some((lane, from))) => {
+            (None, Some(NeighbourArrays { local, number: from })) => {
                 slot.collect();
                 let mut input = slot.activations.input().take();
-                let Lane { stage, slots, .. } = &mut self.lanes[lane];
+                let LocalStage { stage, slots, .. } = &mut self.stages[local];
                 let len = rows * stage.ends().1;
                 let from = device.view(here(slots[from].activations.output()), 0..len);
                 device.copy(from, device.view_mut(here_mut(&mut input), 0..len));
-                *self.lanes[instruction.lane].slots[instruction.slot].activations.input() = input;
+                *self.stages[instruction.local].slots[instruction.slot].activations.input() = input;
             }
             (None, None) => slot.collect(),
         }
         let _span =
             trace::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
-        let Lane { stage, slots, inner, .. } = &mut self.lanes[instruction.lane];
+        let LocalStage { stage, slots, inner, .. } = &mut self.stages[instruction.local];
         let activations = &mut slots[instruction.slot].activations;
         if !self.is_loaded {
             load(device, stage, instruction.action.micro_batch, rows, activations, source)?;
@@ -286,13 +261,13 @@ impl<'a, D: Device> Pipeline<'a, D> {
         if let Some(inner) = inner.last_mut() {
             activations.swap_inner(inner);
         }
-        for at in 0..self.lanes[instruction.lane].stage.num_pieces() {
-            let Lane { stage, slots, .. } = &mut self.lanes[instruction.lane];
+        for at in 0..self.stages[instruction.local].stage.num_pieces() {
+            let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
             let activations = &mut slots[instruction.slot].activations;
             stage.forward_piece(&mut self.exchanger, parameters, at, rows, activations)?;
-            Pipeline::progress(&mut self.lanes);
+            self.progress();
         }
-        let Lane { slots, inner, .. } = &mut self.lanes[instruction.lane];
+        let LocalStage { slots, inner, .. } = &mut self.stages[instruction.local];
         if let Some(inner) = inner.last_mut() {
             slots[instruction.slot].activations.swap_inner(inner);
         }
@@ -319,10 +294,10 @@ impl<'a, D: Device> Pipeline<'a, D> {
         if pass != Pass::Weights {
             self.begin_backward(instruction, weights, rows, scale)?;
         }
-        let has = self.lanes[instruction.lane].has_gradients;
+        let has = self.stages[instruction.local].has_gradients;
         let completes = instruction.completes && (has.weights || rows > 0);
-        for at in (0..self.lanes[instruction.lane].stage.num_pieces()).rev() {
-            let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
+        for at in (0..self.stages[instruction.local].stage.num_pieces()).rev() {
+            let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
             let mut context = BackwardContext {
                 exchanger: &mut self.exchanger,
                 parameters: &weights.parameters,
@@ -336,9 +311,9 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 let Weights { parameters, gradients, sync, sums } = weights;
                 sync.completed(self.exchanger.device, first, parameters, gradients, sums)?;
             }
-            Pipeline::progress(&mut self.lanes);
+            self.progress();
         }
-        let Lane { slots, inner, has_gradients, .. } = &mut self.lanes[instruction.lane];
+        let LocalStage { slots, inner, has_gradients, .. } = &mut self.stages[instruction.local];
         has_gradients.biases |= rows > 0 && pass != Pass::Weights;
         has_gradients.weights |= rows > 0 && pass != Pass::Inputs;
         if self.recompute && pass != Pass::Inputs {
@@ -347,28 +322,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         Ok(())
     }
 
-    /// Brings the gradient of the stage's output, if it comes from another stage, to where the backward pass begins, and what is
-    /// still in a send back.
-    fn take_output_gradient(&mut self, instruction: &Instruction, rows: usize) {
-        let device = self.exchanger.device;
-        let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
-        let set = &mut sets[instruction.set];
-        slots[instruction.slot].collect();
-        if let Some(pending) = set.output.take() {
-            *set.gradients.output() = Some(pending.wait().buffer);
-            return;
-        }
-        set.collect();
-        if let Some((lane, from)) = instruction.neighbour {
-            let mut output = set.gradients.output().take();
-            let len = rows * stage.ends().1;
-            let from = device.view(here(self.lanes[lane].sets[from].gradients.input()), 0..len);
-            device.copy(from, device.view_mut(here_mut(&mut output), 0..len));
-            *self.lanes[instruction.lane].sets[instruction.set].gradients.output() = output;
-        }
-    }
-
-    /// What comes before the first layer of a backward pass: the forward pass again, if it is to be recomputed, and the loss.
+    /// Does what precedes the first layer of a backward pass: the forward pass once more, if it is
+    /// recomputed, and the loss.
     fn begin_backward(
         &mut self,
         instruction: &Instruction,
@@ -376,7 +331,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         rows: usize,
         scale: f32,
     ) -> Result<()> {
-        let Lane { stage, slots, sets, inner, .. } = &mut self.lanes[instruction.lane];
+        let LocalStage { stage, slots, sets, inner, .. } = &mut self.stages[instruction.local];
         let (activations, gradients) =
             (&mut slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
         if self.recompute {
@@ -389,19 +344,5 @@ impl<'a, D: Device> Pipeline<'a, D> {
             stage.loss(&mut self.exchanger, rows, scale, activations, gradients, &mut weights.sums);
         }
         Ok(())
-    }
-
-    /// Lets MPI move messages, which it does inside MPI calls only: called between layers. One call that finds something
-    /// unfinished has moved all.
-    fn progress(lanes: &mut [Lane<D>]) {
-        for lane in lanes {
-            let slots = lane.slots.iter_mut().flat_map(|slot| [&mut slot.output, &mut slot.input]);
-            let sets = lane.sets.iter_mut().flat_map(|set| [&mut set.output, &mut set.input]);
-            for transfer in slots.chain(sets).flatten().filter(|transfer| !transfer.is_done()) {
-                if !transfer.test() {
-                    return;
-                }
-            }
-        }
     }
 }

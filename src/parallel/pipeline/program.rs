@@ -1,7 +1,8 @@
 //! A schedule as one rank runs it: every action with the arrays it works on.
 //!
-//! A *slot* holds the values of one micro-batch in one stage, from the first action that touches them to the last; a *set* its
-//! gradients. Which of them each action gets is decided here, once, so that as few as possible do.
+//! An *activation slot* holds the activations of one micro-batch in one stage, from the first
+//! action that touches them to the last; a *gradient set* holds their gradients. This file assigns
+//! them to actions, once, so that as few as possible are needed.
 
 use std::collections::HashMap;
 
@@ -10,21 +11,41 @@ use crate::parallel::schedule::{Action, Schedule, Work};
 /// An action with its arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Instruction {
-    /// What to do.
+    /// The action.
     pub action: Action,
     /// The stage's number among those of this rank.
-    pub lane: usize,
-    /// The arrays of its values; 0 where the action touches none.
+    pub local: usize,
+    /// The activation slot; 0 where the action touches none.
     pub slot: usize,
-    /// The arrays of its gradients; 0 where the action touches none.
+    /// The gradient set; 0 where the action touches none.
     pub set: usize,
-    /// Where to find what comes from another stage of the same rank, without a message: its lane, and its slot (forward) or set
-    /// (backward).
-    pub neighbour: Option<(usize, usize)>,
-    /// Of a message, the rank at the other end and the tag: direction, stage of the sender and micro-batch as one number.
-    pub message: Option<(usize, i32)>,
-    /// After this action, the gradients of this stage and of all later ones of this rank are complete.
+    /// The arrays of another stage of the same rank from which a pass copies its input, without a
+    /// message.
+    pub neighbour: Option<NeighbourArrays>,
+    /// The other end of a message.
+    pub message: Option<MessageEnd>,
+    /// After this action, the gradients of this stage and of all later ones of this rank are
+    /// complete.
     pub completes: bool,
+}
+
+/// The arrays of a neighbouring stage on the same rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeighbourArrays {
+    /// The stage's number among those of this rank.
+    pub local: usize,
+    /// The number of its activation slot (for a forward pass) or gradient set (for a backward
+    /// pass).
+    pub number: usize,
+}
+
+/// The other end of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MessageEnd {
+    /// The rank at the other end.
+    pub peer: usize,
+    /// The tag: direction, stage of the sender and micro-batch as one number.
+    pub tag: i32,
 }
 
 /// The actions of one rank.
@@ -32,13 +53,13 @@ pub struct Instruction {
 pub struct RankProgram {
     /// The actions, in order.
     pub instructions: Vec<Instruction>,
-    /// Slots of each stage of the rank.
+    /// The number of activation slots of each stage of the rank.
     pub num_slots: Vec<usize>,
-    /// Sets of each stage of the rank.
+    /// The number of gradient sets of each stage of the rank.
     pub num_sets: Vec<usize>,
 }
 
-/// From which to which action each stage needs arrays for each micro-batch.
+/// For each stage and micro-batch, the first and the last action that needs arrays for it.
 #[derive(Default)]
 struct Lives(HashMap<(usize, usize), (usize, usize)>);
 
@@ -46,17 +67,18 @@ struct Lives(HashMap<(usize, usize), (usize, usize)>);
 type ArrayPlaces = HashMap<(usize, usize), usize>;
 
 impl Lives {
-    /// `action`, the number of one, needs the arrays of `micro_batch` in `stage`.
+    /// Records that action number `action` needs the arrays of `micro_batch` in `stage`.
     fn touch(&mut self, action: usize, stage: usize, micro_batch: usize) {
         let life = self.0.entry((stage, micro_batch)).or_insert((action, action));
         life.1 = life.1.max(action);
     }
 
-    /// As few arrays as the lives that overlap, each life those that have been free longest; and how many each stage has.
+    /// Assigns as few arrays as possible, each time those that have been free longest, and returns
+    /// them with the number of arrays of each stage.
     fn places(&self, num_stages: usize) -> (ArrayPlaces, Vec<usize>) {
         let mut lives: Vec<_> = self.0.iter().map(|(key, life)| (*life, *key)).collect();
         lives.sort_unstable();
-        // for each stage, when each of its arrays is free again
+        // for each stage, the last action that needs each of its arrays
         let mut ends: Vec<Vec<usize>> = vec![Vec::new(); num_stages];
         let mut places = ArrayPlaces::new();
         for ((first, last), (stage, micro_batch)) in lives {
@@ -74,16 +96,17 @@ impl Lives {
 }
 
 impl RankProgram {
-    /// The actions of `rank` in `schedule`, which has been checked. Receives of gradients are posted one pass ahead of where the
-    /// schedule has them. An array that leaves in a send is not wanted again before the pass after it is done, so that the message
-    /// has had time; if it is under way still, waiting for it is safe, for it was sent before in an order that has been proved to
-    /// come to its end.
+    /// Assigns arrays to the actions of `rank` in `schedule`, which has been checked. Receives of
+    /// gradients are posted one pass ahead of their place in the schedule. An array that is sent is
+    /// not used again before the next pass is done, so that the message has had time. Waiting for a
+    /// message that is still under way is safe, because the order of the schedule has been proved
+    /// free of deadlock.
     pub fn new(schedule: &Schedule, rank: usize) -> RankProgram {
         let actions = posted_ahead(&schedule.ranks[rank]);
         let owners = schedule.owners();
         let stages = schedule.stages_of(rank);
-        let most_lanes = most_lanes(schedule);
-        let lane =
+        let most_local_stages = most_local_stages(schedule);
+        let local =
             |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
         let (mut values, mut gradients) = (Lives::default(), Lives::default());
         for (at, action) in actions.iter().enumerate() {
@@ -124,8 +147,12 @@ impl RankProgram {
             let slot = if work.touches_values() { place(&slots, stage, micro_batch) } else { 0 };
             let set = if work.touches_gradients() { place(&sets, stage, micro_batch) } else { 0 };
             let neighbour = neighbour(&owners, *action).map(|neighbour| match neighbour {
-                Neighbour::Before(stage) => (lane(stage), place(&slots, stage, micro_batch)),
-                Neighbour::After(stage) => (lane(stage), place(&sets, stage, micro_batch)),
+                Neighbour::Before(stage) => {
+                    NeighbourArrays { local: local(stage), number: place(&slots, stage, micro_batch) }
+                }
+                Neighbour::After(stage) => {
+                    NeighbourArrays { local: local(stage), number: place(&sets, stage, micro_batch) }
+                }
             });
             let mut from_here_on =
                 stages.iter().filter(|other| **other >= stage).filter_map(|other| last_of.get(other));
@@ -134,12 +161,13 @@ impl RankProgram {
             let message = action.partner().and_then(|partner| {
                 let sender =
                     if matches!(work, Work::SendActivation | Work::SendGradient) { *action } else { partner };
-                Some((owners[partner.stage]?, tag(schedule, most_lanes, &owners, sender)))
+                let tag = tag(schedule, most_local_stages, &owners, sender);
+                Some(MessageEnd { peer: owners[partner.stage]?, tag })
             });
-            let lane = lane(stage);
+            let local = local(stage);
             instructions.push(Instruction {
                 action: *action,
-                lane,
+                local,
                 slot,
                 set,
                 neighbour,
@@ -152,22 +180,22 @@ impl RankProgram {
     }
 }
 
-/// The most stages of a rank.
-pub(super) fn most_lanes(schedule: &Schedule) -> usize {
+/// Returns the largest number of stages of a rank.
+pub(super) fn most_local_stages(schedule: &Schedule) -> usize {
     let owners = schedule.owners();
     let stages_of = |rank: usize| owners.iter().filter(|owner| **owner == Some(rank)).count();
     (0..schedule.ranks.len()).map(stages_of).max().unwrap_or_default()
 }
 
-/// The number of the message that `send` is, among those between the same two ranks: by direction, the sender's stages, and
-/// micro-batch.
-fn tag(schedule: &Schedule, most_lanes: usize, owners: &[Option<usize>], send: Action) -> i32 {
+/// Returns the tag of the message `send`, unique among those between the same two ranks: direction,
+/// number of the sender's stage on its rank, and micro-batch as one number.
+fn tag(schedule: &Schedule, most_local_stages: usize, owners: &[Option<usize>], send: Action) -> i32 {
     let direction = usize::from(send.work == Work::SendGradient);
-    let lane = owners[..send.stage].iter().filter(|owner| **owner == owners[send.stage]).count();
-    ((direction * most_lanes + lane) * schedule.num_micro_batches + send.micro_batch) as i32
+    let local = owners[..send.stage].iter().filter(|owner| **owner == owners[send.stage]).count();
+    ((direction * most_local_stages + local) * schedule.num_micro_batches + send.micro_batch) as i32
 }
 
-/// The same actions with each receive of a gradient before the pass that it follows.
+/// Moves each receive of a gradient before the pass that it follows.
 fn posted_ahead(actions: &[Action]) -> Vec<Action> {
     let mut ahead: Vec<Action> = Vec::new();
     for action in actions {
@@ -180,11 +208,11 @@ fn posted_ahead(actions: &[Action]) -> Vec<Action> {
     ahead
 }
 
-/// Where a pass finds what it needs on its own rank, without a message.
+/// The stage on the same rank from which a pass takes its input, without a message.
 enum Neighbour {
-    /// In the values of the stage before.
+    /// The previous stage, with its activations.
     Before(usize),
-    /// In the gradients of the next stage.
+    /// The next stage, with its gradients.
     After(usize),
 }
 
@@ -216,23 +244,23 @@ mod tests {
                     assert_eq!(program.instructions.len(), schedule.ranks[rank].len());
                     let mut owner: HashMap<(usize, usize), usize> = HashMap::new();
                     for instruction in &program.instructions {
-                        let Instruction { action, lane, slot, .. } = *instruction;
+                        let Instruction { action, local, slot, .. } = *instruction;
                         match action.work {
                             Work::Forward => {
-                                let before = owner.insert((lane, slot), action.micro_batch);
+                                let before = owner.insert((local, slot), action.micro_batch);
                                 assert!(before.is_none(), "{kind:?} slot {slot} is taken twice");
                             }
                             Work::Backward | Work::WeightGradient => {
-                                assert_eq!(owner.remove(&(lane, slot)), Some(action.micro_batch));
+                                assert_eq!(owner.remove(&(local, slot)), Some(action.micro_batch));
                             }
                             _ => {}
                         }
                     }
                     let all_complete = program.instructions.iter().rfind(|i| i.completes).unwrap();
-                    assert_eq!(all_complete.lane, 0, "the first stage is the last to be complete");
+                    assert_eq!(all_complete.local, 0, "the first stage is the last to be complete");
                     // no more slots than lives that overlap, and one for an output on its way
-                    for (lane, num_slots) in program.num_slots.iter().enumerate() {
-                        let at = |i: &Instruction| i.lane == lane && i.action.work.touches_values();
+                    for (local, num_slots) in program.num_slots.iter().enumerate() {
+                        let at = |i: &Instruction| i.local == local && i.action.work.touches_values();
                         let lives: Vec<(usize, usize)> = (0..micro_batches)
                             .map(|m| {
                                 let own = |i: &Instruction| at(i) && i.action.micro_batch == m;

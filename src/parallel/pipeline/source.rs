@@ -1,19 +1,20 @@
-//! Where samples come from, and where they go.
+//! The way of samples into the arrays of a stage.
 
 use crate::Result;
 use crate::device::Device;
 use crate::parallel::stage::{Activations, Stage};
 use crate::parallel::tensor::exchange::here_mut;
 
-/// Where the rows of micro-batches come from.
-pub trait Source<D: Device> {
-    /// The number of rows of micro-batch `micro_batch`.
+/// The source of the rows of micro-batches.
+pub trait MicroBatchSource<D: Device> {
+    /// Returns the number of rows of micro-batch `micro_batch`.
     fn rows(&self, micro_batch: usize) -> usize;
 
-    /// Puts the inputs and targets of these rows in their places; either is left out where it is empty.
+    /// Writes the inputs and targets of the rows of micro-batch `micro_batch`. Either of them is
+    /// left out where its view is empty.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// A sample cannot be read.
     fn load(
         &mut self,
         device: &D,
@@ -23,14 +24,14 @@ pub trait Source<D: Device> {
     ) -> Result<()>;
 }
 
-/// Puts the samples of a micro-batch where the first and the last stage want them.
+/// Loads the samples of a micro-batch: its inputs in the first stage, its targets in the last.
 pub(super) fn load<D: Device>(
     device: &D,
     stage: &Stage,
     micro_batch: usize,
     rows: usize,
     activations: &mut Activations<D>,
-    source: &mut dyn Source<D>,
+    source: &mut dyn MicroBatchSource<D>,
 ) -> Result<()> {
     let inputs = if stage.index == 0 { rows * stage.ends().0 } else { 0 };
     let targets = stage.head.as_ref().map_or(0, |head| rows * head.targets_per_row());

@@ -1,31 +1,33 @@
-//! One thing that a rank does with one micro-batch, and its name.
+//! The actions of a schedule and their notation.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What is done.
+/// The kind of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Work {
     /// The forward pass.
     Forward,
     /// The whole backward pass.
     Backward,
-    /// Its first half: the gradients of the values, which earlier stages wait for.
+    /// The first half of the backward pass: the gradients of the activations, for which earlier
+    /// stages wait.
     InputGradient,
-    /// Its second half: the gradients of the weights, which nobody waits for.
+    /// The second half of the backward pass: the gradients of the weights, for which no stage
+    /// waits.
     WeightGradient,
     /// Sending the output of the stage to the next.
     SendActivation,
-    /// Receiving the input of the stage from the one before.
+    /// Receiving the input of the stage from the previous one.
     ReceiveActivation,
-    /// Sending the gradient of the input to the stage before.
+    /// Sending the gradient of the input to the previous stage.
     SendGradient,
     /// Receiving the gradient of the output from the next stage.
     ReceiveGradient,
 }
 
 impl Work {
-    /// The name in the notation of PyTorch's `torch.distributed.pipelining`.
+    /// Returns the name in the notation of PyTorch's `torch.distributed.pipelining`.
     pub fn name(self) -> &'static str {
         match self {
             Work::Forward => "F",
@@ -39,23 +41,23 @@ impl Work {
         }
     }
 
-    /// True for messages, false for passes.
+    /// Returns true for messages, false for passes.
     pub fn is_message(self) -> bool {
         !matches!(self, Work::Forward | Work::Backward | Work::InputGradient | Work::WeightGradient)
     }
 
-    /// True for what reads or writes the values of a micro-batch.
+    /// Returns true for actions that read or write the activations of a micro-batch.
     pub fn touches_values(self) -> bool {
         !matches!(self, Work::SendGradient | Work::ReceiveGradient)
     }
 
-    /// True for what reads or writes the gradients of a micro-batch's values.
+    /// Returns true for actions that read or write the gradients of a micro-batch's activations.
     pub fn touches_gradients(self) -> bool {
         !matches!(self, Work::Forward | Work::SendActivation | Work::ReceiveActivation)
     }
 
-    /// What a pass costs in units of a forward pass: a gradient of inputs and one of weights take as many operations each.
-    /// Messages cost nothing.
+    /// Returns the cost of a pass in units of a forward pass: the gradients of the inputs and those
+    /// of the weights take as many operations each. Messages cost nothing.
     pub fn cost(self) -> u64 {
         match self {
             Work::Forward | Work::InputGradient | Work::WeightGradient => 1,
@@ -76,24 +78,25 @@ impl Work {
     ];
 }
 
-/// One thing to do with one micro-batch in one stage.
+/// An action of a schedule: a pass or a message of one micro-batch in one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// The stage; of a message, the one that does it.
+    /// The stage; of a message, the one at this end.
     pub stage: usize,
-    /// What.
+    /// The kind of the action.
     pub work: Work,
     /// The micro-batch.
     pub micro_batch: usize,
 }
 
 impl Action {
-    /// `work` on `micro_batch` in `stage`.
+    /// Returns the action `work` on `micro_batch` in `stage`.
     pub fn new(stage: usize, work: Work, micro_batch: usize) -> Action {
         Action { stage, work, micro_batch }
     }
 
-    /// The other end of a message; nothing for passes, and for messages to and from where there is no stage.
+    /// Returns the other end of a message; `None` for passes, and for messages to or from a stage
+    /// before the first.
     pub fn partner(self) -> Option<Action> {
         let Action { stage, work, micro_batch } = self;
         let at = |stage: Option<usize>, work| stage.map(|stage| Action { stage, work, micro_batch });
@@ -107,7 +110,7 @@ impl Action {
     }
 }
 
-/// `2F0`: stage 2, forward, micro-batch 0.
+/// Writes `2F0` for stage 2, forward, micro-batch 0.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{}{}{}", self.stage, self.work.name(), self.micro_batch))
@@ -120,7 +123,8 @@ impl FromStr for Action {
     fn from_str(text: &str) -> Result<Action, String> {
         let fail = || {
             format!(
-                "{text:?} is no action; expected a stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, and a micro-batch, such as 0F2"
+                "{text:?} is no action; expected a stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, \
+                 and a micro-batch, such as 0F2"
             )
         };
         let name = text.trim().trim_start_matches(|c: char| c.is_ascii_digit());

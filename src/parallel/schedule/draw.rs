@@ -1,4 +1,4 @@
-//! Schedules for the eye: a table for the terminal, and the familiar picture.
+//! Drawings of schedules: a table for the terminal, and a picture.
 
 use std::path::Path;
 
@@ -9,20 +9,21 @@ use plotters::style::{IntoFont, TextStyle};
 use super::{Report, Schedule, TimedPass, Work};
 use crate::{Error, Result};
 
-/// Pixels of a unit of time, and of a rank.
+/// The width of a unit of time, in pixels.
 const UNIT: i32 = 34;
+/// The height of a rank, in pixels.
 const ROW: i32 = 34;
 const LEFT: i32 = 70;
 const TOP: i32 = 44;
 const BOTTOM: i32 = 44;
 
 impl Schedule {
-    /// One line that says what there is to know of a schedule called `name`, then a row for each rank with a cell for each unit
-    /// of time. A pass is named by its letter and its micro-batch, with its stage in front where ranks have several; it fills
-    /// as many cells as it takes units.
+    /// Returns a table of the schedule `name`: its headline, then a row for each rank with a cell
+    /// for each unit of time. A pass is shown by its letter and its micro-batch, after its stage
+    /// where ranks have several, in all cells that it takes.
     ///
     /// # Errors
-    /// It is too long to draw.
+    /// The schedule is too long to draw.
     pub fn table(&self, name: &str, report: &Report) -> Result<String> {
         check_length(report)?;
         let cells: Vec<Vec<String>> = report
@@ -47,7 +48,7 @@ impl Schedule {
         Ok(text)
     }
 
-    /// What there is to know of a schedule in one line.
+    /// Returns one line with the sizes, the bubble and the memory of the schedule `name`.
     pub fn headline(&self, name: &str, report: &Report) -> String {
         let most = report.peak_live.iter().max().copied().unwrap_or_default();
         let (ranks, stages, micro_batches) = (self.ranks.len(), self.num_stages, self.num_micro_batches);
@@ -71,7 +72,7 @@ impl Schedule {
     /// Draws the schedule into the SVG file `path`. Not collective.
     ///
     /// # Errors
-    /// It is too long to draw, or the file cannot be written.
+    /// The schedule is too long to draw, or the file cannot be written.
     pub fn draw(&self, name: &str, report: &Report, path: &Path) -> Result<()> {
         check_length(report)?;
         let mut svg = String::new();
@@ -113,7 +114,7 @@ impl Schedule {
         self.draw_legend(report, (LEFT, TOP + ROW * num_ranks + BOTTOM / 2), &boxed, &text)
     }
 
-    /// What the colours mean, for those that occur.
+    /// Draws the legend of the colours that occur.
     fn draw_legend(
         &self,
         report: &Report,
@@ -141,7 +142,7 @@ impl Schedule {
     }
 }
 
-/// The longest schedule that is drawn, in cells.
+/// The size of the largest schedule that is drawn, in cells.
 const MOST_CELLS: u64 = 100_000;
 
 fn check_length(report: &Report) -> Result<()> {
@@ -159,7 +160,8 @@ const DARK: RGBColor = RGBColor(40, 40, 50);
 const IDLE: ShapeStyle =
     ShapeStyle { color: plotters::style::RGBAColor(234, 235, 239, 1.0), filled: true, stroke_width: 0 };
 
-/// Blue for forward, green for backward, its halves green and violet; lighter for a rank's later stages.
+/// Returns the colour of a pass: blue for forward, green for backward, green and violet for its
+/// halves; lighter for a rank's later stages.
 fn color(work: Work, shade: u8) -> RGBColor {
     let (red, green, blue) = match work {
         Work::Forward => (52, 101, 164),

@@ -1,16 +1,17 @@
-//! Where messages go between passes.
+//! The messages between passes.
 
 use super::{Action, Schedule, Timeline, Work};
 use crate::{Error, Result};
 
 impl Schedule {
-    /// Puts the messages into a schedule of passes: sent as soon as the value is there, and received on the other side where
-    /// that is when every pass takes what it costs. Taking the passes in the order of their ends, each followed by its
-    /// message on both sides, is then an order in which everything can happen one by one, so the whole cannot deadlock even
-    /// if every send waits for its receive. Stages that follow each other on one rank need no message.
+    /// Adds the messages to a schedule of passes. A value is sent as soon as it is computed, and
+    /// the receive is placed at that time on the other rank, if every pass takes as long as it
+    /// costs. The passes in the order of their ends, each followed by both ends of its message, are
+    /// then an order in which all actions can happen one by one, so the schedule cannot deadlock
+    /// even if every send waits for its receive. Consecutive stages on one rank need no message.
     ///
     /// # Errors
-    /// The passes wait for each other in a circle, or for something that nobody does.
+    /// Passes wait for each other in a circle, or for a pass that is missing.
     pub fn with_messages(&self) -> Result<Schedule> {
         let timeline = Timeline::new(self).map_err(|stuck| {
             let (rank, action) = stuck[0];

@@ -1,19 +1,21 @@
-//! Pipeline schedules as data: for every rank of the stage axis, what it does in one step, in order.
+//! Pipeline schedules as data: for every rank of the stage axis, its actions of one step, in order.
 //!
-//! A schedule is [generated](PipelineScheduleKind), or [read](Schedule::from_csv) from a file, in the order of the passes; messages
-//! are [put in](Schedule::with_messages), the whole is [checked](Schedule::check), and only then does anything run. Pure
-//! logic: nothing here communicates or computes.
+//! A schedule is [generated](PipelineScheduleKind), or [read](Schedule::from_csv) from a file, in
+//! the order of the passes; messages are [put in](Schedule::with_messages), the whole is
+//! [checked](Schedule::check), and only then does anything run. Pure logic: nothing here
+//! communicates or computes.
 //!
-//! Sending and receiving are actions of their own. A `Receive` says from where on the message may arrive (the engine posts
-//! the receive there and waits where the value is used), a `Send` where it leaves.
+//! Sending and receiving are actions of their own. A `Receive` says from where on the message may
+//! arrive (the engine posts the receive there and waits where the value is used), a `Send` where it
+//! leaves.
 //!
 //! # In the program `pipeline`
 //!
 //! `--schedule` takes `sequential`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble` (ZB-H1), or a CSV
-//! file in the notation of PyTorch's pipelining. Before anything runs, the schedule is proved to run
-//! every pass and send every message exactly once, in a possible order, and to end even if every send
-//! waits for its receive. An error names the action at fault. `--show-schedule` draws the schedule as
-//! a table, or into a file as a picture (`.svg`) or as CSV:
+//! file in the notation of PyTorch's pipelining. Before anything runs, the schedule is proved to
+//! run every pass and send every message exactly once, in a possible order, and to end even if
+//! every send waits for its receive. An error names the action at fault. `--show-schedule` draws
+//! the schedule as a table, or into a file as a picture (`.svg`) or as CSV:
 //!
 //! ```text
 //! $ pipeline --show-schedule --show-ranks 4 --micro-batches 4 --schedule zero-bubble
@@ -40,7 +42,7 @@ pub use generate::PipelineScheduleKind;
 pub use timeline::{TimedPass, Timeline};
 pub use validate::Report;
 
-/// What every rank of the stage axis does in one step.
+/// The actions of every rank of the stage axis in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     /// The actions of each rank, in order.
@@ -52,7 +54,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The passes of every rank, in order; stages and micro-batches are as many as are named.
+    /// Returns the schedule with these actions, whose numbers of stages and micro-batches are the
+    /// largest that occur.
     pub fn new(ranks: Vec<Vec<Action>>) -> Schedule {
         let all = || ranks.iter().flatten();
         Schedule {
@@ -62,23 +65,23 @@ impl Schedule {
         }
     }
 
-    /// The rank that runs stage `stage`: the one with its forward passes; nothing if no rank has any.
+    /// Returns the rank that runs stage `stage`: the one with its forward passes, if there is one.
     pub fn rank_of(&self, stage: usize) -> Option<usize> {
         let forward = |action: &Action| action.work == Work::Forward && action.stage == stage;
         self.ranks.iter().position(|actions| actions.iter().any(forward))
     }
 
-    /// The rank of every stage: see [`Schedule::rank_of`].
+    /// Returns the rank of every stage: see [`Schedule::rank_of`].
     pub fn owners(&self) -> Vec<Option<usize>> {
         (0..self.num_stages).map(|stage| self.rank_of(stage)).collect()
     }
 
-    /// The stages of rank `rank`, in order.
+    /// Returns the stages of rank `rank`, in order.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
         (0..self.num_stages).filter(|stage| self.rank_of(*stage) == Some(rank)).collect()
     }
 
-    /// The forward passes and their messages alone: what an evaluation does.
+    /// Returns the forward passes and their messages alone, as an evaluation needs them.
     pub fn forward_only(&self) -> Schedule {
         let keep = |action: &Action| {
             matches!(action.work, Work::Forward | Work::SendActivation | Work::ReceiveActivation)

@@ -5,10 +5,10 @@ use super::{Action, Schedule};
 use crate::{Error, Result};
 
 impl Schedule {
-    /// Reads a schedule; `source` is named in errors. Messages are put in if it has none.
+    /// Parses a schedule and adds messages if it has none. Errors name `source`.
     ///
     /// # Errors
-    /// It is no CSV, a cell is no action, or the passes cannot be ordered.
+    /// The text is not CSV, a cell is not an action, or the passes cannot be ordered.
     pub fn from_csv(text: &str, source: &str) -> Result<Schedule> {
         let doing = || format!("reading the schedule {source}");
         let mut reader =
@@ -16,7 +16,7 @@ impl Schedule {
         let mut ranks = Vec::new();
         for row in reader.records() {
             let row = row.map_err(|error| Error::input(doing(), error))?;
-            // empty lines are no rows; the reader's own count stops before those in front of a row
+            // the reader does not count the empty lines before a row
             let start = row.position().map_or(0, |position| position.byte() as usize);
             let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
             let line = 1 + text[..start].matches('\n').count();
@@ -37,7 +37,7 @@ impl Schedule {
         schedule.with_messages()
     }
 
-    /// The schedule as CSV, messages included.
+    /// Returns the schedule as CSV, messages included.
     pub fn to_csv(&self) -> String {
         let rows = self.ranks.iter().map(|actions| {
             let cells: Vec<String> = actions.iter().map(Action::to_string).collect();

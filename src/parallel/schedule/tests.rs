@@ -1,4 +1,5 @@
-//! Every schedule that programs can ask for, schedules broken by hand, and thousands broken at random.
+//! Tests of all generated schedules, of schedules broken by hand, and of thousands broken at
+//! random.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
@@ -109,7 +110,8 @@ fn one_forward_one_backward_looks_as_in_the_paper() {
 
 #[test]
 fn broken_schedules_are_refused_by_the_name_of_the_action() {
-    let sound = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
+    let sound = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+                 1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
     Schedule::from_csv(sound, "a test").unwrap().check().unwrap();
     for (from, into, expected) in [
         ("1RECV_F1,", "", "0SEND_F1 on rank 0 has no 1RECV_F1"),
@@ -233,8 +235,8 @@ fn mutate(schedule: &mut Schedule, below: &mut impl FnMut(usize) -> usize) {
     }
 }
 
-/// Runs a schedule with a thread for each rank and sends that wait for their receives; fails if that takes seconds, or if a
-/// pass begins without what it needs.
+/// Runs a schedule with a thread for each rank and sends that wait for their receives; fails if
+/// that takes seconds, or if a pass begins without what it needs.
 fn execute(schedule: Schedule) {
     let text = schedule.to_csv();
     let mut senders: HashMap<Action, SyncSender<()>> = HashMap::new();

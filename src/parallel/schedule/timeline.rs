@@ -1,34 +1,36 @@
-//! When everything happens if passes take what they cost and messages nothing.
+//! The times of a schedule in which passes take as long as they cost and messages take no time.
 
 use std::collections::HashMap;
 
 use super::{Action, Schedule, Work};
 
-/// One pass in time.
+/// A pass with its times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedPass {
     /// The pass.
     pub action: Action,
-    /// When it begins.
+    /// The begin of the pass.
     pub start: u64,
-    /// When it is done.
+    /// The end of the pass.
     pub end: u64,
 }
 
-/// The passes of a schedule in time, in units of a forward pass of one stage (see [`Work::cost`]).
+/// The passes of a schedule with their times, in units of a forward pass of one stage (see
+/// [`Work::cost`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeline {
     /// The passes of each rank, in order.
     pub ranks: Vec<Vec<TimedPass>>,
-    /// When the last of them is done.
+    /// The end of the last pass.
     pub length: u64,
 }
 
 impl Timeline {
-    /// Begins each pass of `schedule` as soon as its rank is free and what it needs is there. Messages are not looked at.
+    /// Begins each pass of `schedule` as soon as its rank is free and its inputs are computed,
+    /// without regard to messages.
     ///
     /// # Errors
-    /// Some passes never begin; for each rank that is stuck, the one it waits with.
+    /// Some passes never begin: for each rank that is stuck, its number and its next pass.
     pub fn new(schedule: &Schedule) -> Result<Timeline, Vec<(usize, Action)>> {
         let passes: Vec<Vec<Action>> = schedule
             .ranks
@@ -40,7 +42,8 @@ impl Timeline {
         let mut upwards = true;
         loop {
             let mut moved = false;
-            // in turn from the first rank to the last and back, as forward and backward passes go
+            // alternately from the first rank to the last and back, as forward and backward passes
+            // propagate
             for index in 0..passes.len() {
                 let rank = if upwards { index } else { passes.len() - 1 - index };
                 let (passes, spans) = (&passes[rank], &mut ranks[rank]);
@@ -70,7 +73,7 @@ impl Timeline {
         if stuck.is_empty() { Ok(Timeline { ranks, length }) } else { Err(stuck) }
     }
 
-    /// The share of all ranks' time in which they have nothing to do.
+    /// Returns the fraction of all ranks' time in which they are idle.
     pub fn bubble(&self) -> f64 {
         let busy: u64 = self.ranks.iter().flatten().map(|span| span.end - span.start).sum();
         let whole = self.length * self.ranks.len() as u64;
@@ -78,7 +81,7 @@ impl Timeline {
     }
 }
 
-/// What must be done before `action`: all of these, each of them as one of the passes given.
+/// Returns the passes on which `action` depends: of each of these lists, one must be done.
 fn needs(action: Action, num_stages: usize) -> Vec<Vec<Action>> {
     let Action { stage, work, micro_batch } = action;
     let at =

@@ -1,19 +1,20 @@
-//! The proof, before anything runs, that a schedule does its work and comes to its end.
+//! The proof, before anything runs, that a schedule is complete and free of deadlock.
 
 use std::collections::HashMap;
 
 use super::{Action, Schedule, Timeline, Work};
 use crate::{Error, Result};
 
-/// What can be said of a sound schedule.
+/// The properties of a sound schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// For each rank, the largest number of micro-batches, counted once for each of its stages, that are between their forward
-    /// pass and the end of their backward pass.
+    /// For each rank, the largest number of live micro-batches, counted once for each of its
+    /// stages: those between their forward pass and the end of their backward pass.
     pub peak_live: Vec<usize>,
-    /// The share of all ranks' time in which they have nothing to do, if passes take what they cost and messages nothing.
+    /// The fraction of all ranks' time in which they are idle, if passes take as long as they cost
+    /// and messages take no time.
     pub bubble: f64,
-    /// When the passes begin and end.
+    /// The passes with their times.
     pub timeline: Timeline,
 }
 
@@ -21,10 +22,11 @@ pub struct Report {
 type ActionPlaces = HashMap<Action, (usize, usize)>;
 
 impl Schedule {
-    /// Proves that every stage does every pass of every micro-batch exactly once, on one rank, in an order that can be; that
-    /// every message is sent once and received once, after what it brings and before what needs it; and that the ranks come to
-    /// the end even if every send waits until its receive has its turn. (The engine waits less: for a send only when its array is
-    /// wanted again, for a receive only when its value is.)
+    /// Proves that every stage does every pass of every micro-batch exactly once, on one rank, in a
+    /// possible order; that every message is sent once and received once, after its value is
+    /// computed and before it is used; and that all ranks finish even if every send blocks until
+    /// its receive is reached. (The pipeline waits less: for a send only before its array is used
+    /// again, for a receive only before its value is used.)
     ///
     /// # Errors
     /// One of these does not hold; the message names the action.
@@ -51,7 +53,8 @@ impl Schedule {
                 if action.stage >= self.num_stages || action.micro_batch >= self.num_micro_batches {
                     let (stages, micro_batches) = (self.num_stages, self.num_micro_batches);
                     return Err(format!(
-                        "{action} on rank {rank} is outside of {stages} stages and {micro_batches} micro-batches"
+                        "{action} on rank {rank} is outside of {stages} stages and {micro_batches} \
+                         micro-batches"
                     ));
                 }
                 if let Some((other, _)) = places.insert(*action, (rank, at)) {
@@ -156,7 +159,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Lets the ranks go through their lists, a send and its receive only at the same time.
+    /// Steps the ranks through their lists, a send and its receive only at the same time.
     fn check_rendezvous(&self, places: &ActionPlaces) -> std::result::Result<(), String> {
         let mut at = vec![0; self.ranks.len()];
         let mut moved = true;
@@ -179,7 +182,7 @@ impl Schedule {
         let Some(mut rank) = (0..at.len()).find(|rank| at[*rank] < self.ranks[*rank].len()) else {
             return Ok(());
         };
-        // whoever waits has a partner that has not had its turn, whose rank waits too: a circle must close
+        // a waiting rank's partner has not been reached, so its rank waits too: there is a circle
         let mut chain = Vec::new();
         while !chain.contains(&rank) {
             chain.push(rank);
@@ -215,7 +218,7 @@ impl Schedule {
     }
 }
 
-/// Fails if both are there, on the same rank, and `second` comes before `first`.
+/// Fails if both actions are on the same rank and `second` precedes `first`.
 fn in_order(places: &ActionPlaces, first: Action, second: Action) -> std::result::Result<(), String> {
     match (places.get(&first), places.get(&second)) {
         (Some((rank, before)), Some((other, after))) if rank == other && before > after => {

@@ -1,11 +1,13 @@
-//! A stage: the consecutive layers that a rank runs, each whole or its part of it, and the passes through them.
+//! A stage: the consecutive layers that a rank runs, whole or as shards, and the passes through
+//! them.
 //!
-//! The values before and after the pieces of a stage stand at *positions* 0 to n; a piece that works in place leaves two of
-//! them in the same array. A forward pass fills the [`Activations`] of a micro-batch. A backward pass reads them and fills a
-//! set of [`Gradients`], an array for each position, so that the gradients of weights can be left for later. All arrays are
-//! allocated once, for the largest number of rows that will come. Between passes, the arrays at both ends may be away in
-//! messages.
+//! The values before and after the pieces of a stage are at *positions* 0 to n; a piece that works
+//! in place leaves two positions in the same array. A forward pass fills the [`Activations`] of a
+//! micro-batch. A backward pass reads them and fills a set of [`Gradients`], an array for each
+//! position, so that the gradients of weights can be computed later. All arrays are allocated once,
+//! for the largest number of rows. Between passes, the arrays at both ends may be in messages.
 
+mod allocate;
 mod arrays;
 
 #[cfg(test)]
@@ -23,33 +25,33 @@ use crate::nn::{FlatBuffer, Layer, Loss, Tape};
 use crate::parallel::settle;
 use crate::trace::{self, Name};
 
-/// What ends the last stage.
+/// The loss after the last stage.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
-    /// What is minimised.
+    /// The loss function.
     pub loss: Loss,
-    /// Outputs of the model per row.
+    /// The number of outputs of the model per row.
     pub outputs: usize,
 }
 
 impl Head {
-    /// Target values per row.
+    /// Returns the number of target values per row.
     pub fn targets_per_row(&self) -> usize {
         self.loss.targets_per_row(self.outputs)
     }
 }
 
-/// The layers of one stage, or this rank's part of them.
+/// The layers of one stage, or this rank's shards of them.
 #[derive(Debug, Clone)]
 pub struct Stage {
-    /// Its number among all stages.
+    /// The number of the stage among all stages.
     pub index: usize,
-    /// The numbers of its tensors among those of this rank.
+    /// The numbers of the tensors among those of this rank.
     pub tensors: Range<usize>,
     /// The loss, in the last stage.
     pub head: Option<Head>,
     pieces: Vec<StagePiece>,
-    /// One more than there are pieces.
+    /// The positions before, between and after the pieces.
     positions: Vec<Position>,
 }
 
@@ -72,43 +74,43 @@ struct Position {
     gradient: usize,
 }
 
-/// Which gradients a backward pass makes.
+/// The gradients that a backward pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
-    /// Those of values and weights.
+    /// The gradients of values, biases and weights.
     Whole,
-    /// Those of values and biases.
+    /// The gradients of values and biases.
     Inputs,
-    /// Those of weights, after those of values.
+    /// The gradients of weights, after those of values.
     Weights,
 }
 
-/// Gradients that earlier micro-batches of the step have been added to.
+/// The gradients to which earlier micro-batches of the step have contributed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accumulate {
-    /// Those of biases.
+    /// The gradients of biases.
     pub biases: bool,
-    /// Those of weights.
+    /// The gradients of weights.
     pub weights: bool,
 }
 
-/// What a backward pass reads and adds to besides the arrays of its micro-batch.
+/// The arguments of a backward pass besides the arrays of its micro-batch.
 pub struct BackwardContext<'a, 'd, D: Device> {
     /// The device and the exchanges.
     pub exchanger: &'a mut Exchanger<'d, D>,
     /// This rank's parameters.
     pub parameters: &'a FlatBuffer<D>,
-    /// Their gradients.
+    /// The gradients of the parameters.
     pub gradients: &'a mut FlatBuffer<D>,
-    /// Rows of the micro-batch.
+    /// The number of rows of the micro-batch.
     pub rows: usize,
-    /// Which gradients are added to instead of overwritten.
+    /// The gradients that are added to instead of overwritten.
     pub accumulate: Accumulate,
 }
 
 impl Stage {
-    /// Stage `index`, of `parts`, after which comes `head` or another stage; `width` values a row come in. Its tensors are
-    /// numbered from `first_tensor` on.
+    /// Creates stage `index` of `parts`, followed by `head` or another stage, with inputs of
+    /// `width` values per row. Its tensors are numbered from `first_tensor` on.
     pub fn new(
         index: usize,
         parts: &[LayerPart],
@@ -143,12 +145,12 @@ impl Stage {
         Stage { index, tensors: first_tensor..tensor, head, pieces, positions }
     }
 
-    /// The number of pieces.
+    /// Returns the number of pieces.
     pub fn num_pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// The first tensor of piece `at`, if it has any.
+    /// Returns the first tensor of piece `at`, if it has any.
     pub fn first_tensor(&self, at: usize) -> Option<usize> {
         match &self.pieces[at].piece {
             Piece::Layer(layer) => (!layer.tensors().is_empty()).then(|| layer.tensors().start),
@@ -156,12 +158,12 @@ impl Stage {
         }
     }
 
-    /// The widths of the values that come in and that leave.
+    /// Returns the widths of the inputs and of the outputs.
     pub fn ends(&self) -> (usize, usize) {
         (self.positions[0].width, self.positions[self.pieces.len()].width)
     }
 
-    /// The widest exchange.
+    /// Returns the width of the widest exchange.
     pub fn widest_exchange(&self) -> usize {
         let widths = self.pieces.iter().map(|piece| match &piece.piece {
             Piece::Exchange(exchange) => exchange.width,
@@ -170,8 +172,8 @@ impl Stage {
         widths.max().unwrap_or_default()
     }
 
-    /// Forward pass of piece `at` for `rows` rows: from the values at position `at` to those at `at + 1`. With no rows nothing
-    /// happens. Collective over the tensor axis.
+    /// Runs the forward pass of piece `at` for `rows` rows: from the values at position `at` to
+    /// those at `at + 1`. Does nothing for 0 rows. Collective over the tensor axis.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -202,7 +204,7 @@ impl Stage {
             }
             Piece::Exchange(exchange) => exchanger.forward(*exchange, rows, &mut input, &mut output)?,
         }
-        // of a piece that works in place, only `input` is there
+        // a piece that works in place has only `input`
         if output.is_some() {
             values[into] = output;
         }
@@ -212,8 +214,8 @@ impl Stage {
         Ok(())
     }
 
-    /// The loss of the outputs, added to `sums`; its gradient, times `scale`, is that of the output. Not collective; for the
-    /// last stage.
+    /// Adds the loss of the outputs to `sums`, and writes its gradient, times `scale`, as that of
+    /// the outputs. For the last stage. Not collective.
     pub fn loss<D: Device>(
         &self,
         exchanger: &mut Exchanger<'_, D>,
@@ -235,9 +237,10 @@ impl Stage {
         head.loss.evaluate(device, &shape, outputs, targets, gradient, sums);
     }
 
-    /// Backward pass of piece `at`: from the gradient at position `at + 1` to that of its parameters and, if something before
-    /// it needs one, at position `at`. An exchange before a layer is under way while the layer's weights get their gradient.
-    /// With no rows nothing happens. Collective over the tensor axis, unless `pass` is for weights.
+    /// Runs the backward pass of piece `at`: from the gradient at position `at + 1` to that of its
+    /// parameters and, if it is needed, at position `at`. An exchange before a layer is under way
+    /// while the gradients of the layer's weights are computed. Does nothing for 0 rows. Collective
+    /// over the tensor axis, unless `pass` is for weights.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -287,7 +290,7 @@ impl Stage {
         let mut started = None;
         if pass != Pass::Weights {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-            let is_backpropagated = std::mem::take(&mut gradients.is_turned[from]);
+            let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
             let accumulate = context.accumulate.biases;
             layer.backward_activation(
                 device,
@@ -300,12 +303,12 @@ impl Stage {
             if self.needs_gradient(at) {
                 if !layer.is_elementwise() {
                     let into = before.gradient;
-                    let turned = self.turned_with(device, at, rows, activations);
-                    gradients.is_turned[into] = turned.is_some();
+                    let fused = self.fused_activation(device, at, rows, activations);
+                    gradients.is_backpropagated[into] = fused.is_some();
                     let (inputs, outputs) = gradients.values.split_at_mut(from);
                     let gradient = device.view(here(&outputs[0]), 0..len);
                     let input = device.view_mut(here_mut(&mut inputs[into]), 0..rows * before.width);
-                    layer.backward_input(device, context.parameters, rows, &tape, gradient, input, turned);
+                    layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
                 }
                 if let Some(Piece::Exchange(exchange)) =
                     at.checked_sub(1).map(|earlier| &self.pieces[earlier].piece)
@@ -332,8 +335,9 @@ impl Stage {
         Ok(())
     }
 
-    /// The activation of the layer before piece `at`, and what it saved, if the layer at `at` is to turn its gradient back too.
-    fn turned_with<'v, D: Device>(
+    /// Returns the activation of the layer before piece `at`, and the values that it saved, if the
+    /// layer at `at` backpropagates through that activation too.
+    fn fused_activation<'v, D: Device>(
         &self,
         device: &D,
         at: usize,
@@ -355,7 +359,8 @@ impl Stage {
         self.pieces.get(at).is_some_and(|piece| matches!(piece.piece, Piece::Layer(_)))
     }
 
-    /// True if the gradient at position `at` is wanted: by an earlier stage, or by parameters before it.
+    /// Returns true if the gradient at position `at` is needed, by an earlier stage or by
+    /// parameters before it.
     fn needs_gradient(&self, at: usize) -> bool {
         self.index > 0 || (0..at).any(|before| self.first_tensor(before).is_some())
     }

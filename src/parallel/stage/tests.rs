@@ -54,7 +54,8 @@ impl Probe {
         f64::from(sums[totals::LOSS]) / self.rows as f64
     }
 
-    /// The gradients of all parameters by the backward pass, whole or in halves, twice if it is to be accumulated.
+    /// The gradients of all parameters by the backward pass, whole or in halves, twice if it is to
+    /// be accumulated.
     fn backward(&mut self, times: usize, passes: &[Pass]) -> Vec<f32> {
         for time in 0..times {
             self.loss();

@@ -1,51 +1,53 @@
-//! What the ranks of the tensor axis tell each other between the layers that they share.
+//! The exchanges of the ranks of the tensor axis between divided layers.
 //!
-//! Each exchange is a pair of conjugate operations, one for the values on their way forward, one for the gradients on their
-//! way back: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two are called f and g.
+//! Each exchange is a pair of conjugate operations, one for the values of the forward pass, one for
+//! the gradients of the backward pass: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two
+//! are called f and g.
 //!
-//! Sums are formed in place, in an order of their own, so every rank gets the same bits; their first round is under way while the weights get
-//! their gradient.
+//! Sums are formed in place, in a fixed order, so every rank gets the same bits. Their first round
+//! is under way while the gradients of the weights are computed.
 
 use crate::Result;
 use crate::comm::{Communicator, Front, Operation, Pending};
 use crate::device::{BlockShape, Device, Role};
 use crate::parallel::shard;
 
-/// What is exchanged between two layers.
+/// The kind of an exchange between two layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExchangeKind {
-    /// f: every rank has the values and goes on with them; its gradient is one term of the sum.
+    /// f: every rank has the values and uses them; the gradient is summed over the ranks.
     SumGradient,
-    /// g: every rank's values are one term of the sum; all get its gradient.
+    /// g: the values are summed over the ranks; every rank gets the gradient of the sum.
     SumValues,
-    /// Every rank has some of the columns and gets all; its gradient is one term of the sum, of which it gets its own columns
-    /// back.
+    /// Every rank has some of the columns and gathers all; the gradient is summed over the ranks,
+    /// of which each gets its own columns.
     Gather,
-    /// The same, where every rank has the gradient of all columns, as that of the loss.
+    /// Every rank has some of the columns and gathers all; every rank has the gradient of all
+    /// columns already, as that of the loss.
     GatherOutput,
 }
 
-/// An exchange, between two layers.
+/// An exchange between two layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
-    /// What is exchanged.
+    /// The kind of the exchange.
     pub kind: ExchangeKind,
-    /// Columns of the values, of all ranks together.
+    /// The number of columns of the values, of all ranks together.
     pub width: usize,
 }
 
 impl Exchange {
-    /// True if values and gradients before and after it have the same place.
+    /// Returns true if the exchange works in place.
     pub fn is_in_place(self) -> bool {
         matches!(self.kind, ExchangeKind::SumGradient | ExchangeKind::SumValues)
     }
 }
 
-/// This rank's end of all exchanges, and the memory for messages.
+/// The exchanges of this rank, with the memory for their messages.
 pub struct Exchanger<'a, D: Device> {
-    /// Where everything is computed.
+    /// The device that computes.
     pub device: &'a D,
-    /// Nothing where layers are whole.
+    /// The communicator of the tensor axis; `None` where layers are whole.
     tensor: Option<Communicator>,
     scratch: Option<D::Buffer>,
 }
@@ -54,22 +56,23 @@ pub struct Exchanger<'a, D: Device> {
 pub enum Started<B> {
     /// Nothing had to be sent.
     Nothing,
-    /// A sum, in the place of its terms.
+    /// A sum in place.
     Sum(Pending<Front<B>>),
-    /// A sum of which this rank wants its columns.
+    /// A sum of which this rank gets its columns.
     Columns(Pending<Front<B>>),
 }
 
 impl<'a, D: Device> Exchanger<'a, D> {
-    /// For whole layers, between which nothing is exchanged. Not collective.
+    /// Prepares for whole layers, between which nothing is exchanged. Not collective.
     pub fn alone(device: &'a D) -> Exchanger<'a, D> {
         Exchanger { device, scratch: None, tensor: None }
     }
 
-    /// For exchanges of at most `rows` rows and `width` columns over `tensor`. Not collective.
+    /// Prepares for exchanges of at most `rows` rows and `width` columns over `tensor`. Not
+    /// collective.
     ///
     /// # Errors
-    /// The device has not enough memory.
+    /// The device does not have enough memory.
     pub fn new(device: &'a D, tensor: Communicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
         let len = tensor.size() * rows * width.div_ceil(tensor.size());
         Ok(Exchanger {
@@ -79,7 +82,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
         })
     }
 
-    /// True if there is nobody to exchange anything with.
+    /// Returns true if layers are whole, so that nothing is exchanged.
     pub fn is_alone(&self) -> bool {
         self.tensor.is_none()
     }
@@ -93,11 +96,11 @@ impl<'a, D: Device> Exchanger<'a, D> {
     }
 
     fn peers(&self) -> &Communicator {
-        self.tensor.as_ref().expect("only layers that are shared have exchanges")
+        self.tensor.as_ref().expect("only divided layers have exchanges")
     }
 
-    /// The exchange of values: from `own` to `all`, which is not looked at where the exchange is in place. Collective over
-    /// the tensor axis.
+    /// Exchanges values, from `own` to `all`; `all` is not used where the exchange is in place.
+    /// Collective over the tensor axis.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -119,8 +122,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
         }
     }
 
-    /// Starts the exchange of gradients that goes with it: from that of `all` to that of `own`. Collective over the tensor
-    /// axis.
+    /// Starts the exchange of gradients, from that of `all` to that of `own`. Collective over the
+    /// tensor axis.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -158,8 +161,9 @@ impl<'a, D: Device> Exchanger<'a, D> {
         }
     }
 
-    /// Ends what [`Exchanger::start_backward`] started and puts the gradient of `own` into `own`; where the exchange is in
-    /// place, that is where `all` was taken from. Collective over the tensor axis.
+    /// Finishes an exchange that [`Exchanger::start_backward`] started and puts the gradient into
+    /// `own`, which is where `all` was taken from if the exchange is in place. Collective over the
+    /// tensor axis.
     pub fn finish(
         &mut self,
         started: Started<D::Buffer>,
@@ -182,7 +186,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
         }
     }
 
-    /// This rank's columns of `all`, `[rows, width]`, into `own`. Not collective.
+    /// Copies this rank's columns of `all`, `[rows, width]`, into `own`. Not collective.
     pub fn own_columns(&self, width: usize, rows: usize, all: &D::Buffer, own: &mut D::Buffer) {
         let columns = shard(width, self.rank(), self.size());
         let shape =
@@ -221,18 +225,18 @@ impl<'a, D: Device> Exchanger<'a, D> {
         Ok(())
     }
 
-    /// The length of every rank's part of a message: that of the widest.
+    /// Returns the length of every rank's part of a message, which is that of the widest part.
     fn part_len(&self, width: usize, rows: usize) -> usize {
         rows * width.div_ceil(self.size())
     }
 }
 
-/// An array that is not under way.
+/// Returns an array, which must not be in a message.
 pub fn here<B>(buffer: &Option<B>) -> &B {
     buffer.as_ref().expect("an array is read only while it is here")
 }
 
-/// An array that is not under way, to write.
+/// Returns an array, which must not be in a message, to write.
 pub fn here_mut<B>(buffer: &mut Option<B>) -> &mut B {
     buffer.as_mut().expect("an array is written only while it is here")
 }

@@ -1,9 +1,11 @@
-//! Tensor parallelism: the ranks of the tensor axis share every linear layer. What each of them computes is a narrower layer
-//! of its own; between the layers they [`exchange`] values forward and gradients backward.
+//! Tensor parallelism: every linear layer is divided among the ranks of the tensor axis. Each rank
+//! computes a narrower layer; between the layers the ranks [`exchange`] values in the forward pass
+//! and gradients in the backward pass.
 //!
-//! Invariants: every element of every tensor lives on exactly one of the ranks (the bias of a layer that is split by rows on
-//! the first, whose term of the sum carries it), so norms and digests count it once; outside a pair, the ranks hold the same
-//! bits of the same values; widths need not divide by the number of ranks.
+//! Invariants: every element of every tensor lies on exactly one of the ranks (the bias of a layer
+//! that is split by inputs on the first, whose term of the sum contains it), so norms and digests
+//! count it once; outside a pair, all ranks hold the same bits of the same values; widths need not
+//! be divisible by the number of ranks.
 
 pub mod exchange;
 
@@ -20,8 +22,8 @@ use crate::{Error, Result};
 /// The way in which linear layers are divided among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Split {
-    /// Two by two, the first by its outputs, the second by its inputs: one sum forward and one
-    /// backward for each pair
+    /// In pairs, the first by its outputs, the second by its inputs: one sum forward and one
+    /// backward per pair
     ///
     /// The values between the two layers stay where they are (Shoeybi et al., "Megatron-LM", 2019,
     /// §3). A last layer without a partner is split by its outputs.
@@ -32,30 +34,31 @@ pub enum Split {
     Gather,
 }
 
-/// What a rank does at one place of a pass.
+/// One operation of a pass on a rank.
 #[derive(Debug, Clone)]
 pub enum Piece {
-    /// A layer, or its part of one.
+    /// A layer, or a shard of one.
     Layer(Layer),
     /// An exchange with the other ranks of the tensor axis.
     Exchange(Exchange),
 }
 
-/// A rank's part of one layer of the model.
+/// A rank's shard of one layer of the model.
 #[derive(Debug, Clone, Default)]
 pub struct LayerPart {
-    /// The layer's number in the model.
+    /// The number of the layer in the model.
     pub number: usize,
-    /// What to do, in order. A layer in here numbers its tensors from 0.
+    /// The operations, in order. A layer among them numbers its tensors from 0.
     pub pieces: Vec<Piece>,
-    /// Its tensors, each with its number in the model.
+    /// The tensors of the shard, each with its number in the model.
     pub tensors: Vec<(usize, TensorShard)>,
 }
 
-/// What rank `rank` of `size` on the tensor axis has of each layer of `model`. Not collective.
+/// Returns the shard of each layer of `model` for rank `rank` of `size` on the tensor axis. Not
+/// collective.
 ///
 /// # Errors
-/// With several ranks, every layer that has parameters must be linear.
+/// With several ranks, a layer that has parameters is not linear.
 pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Vec<LayerPart>> {
     let linear: Vec<usize> =
         (0..model.layers.len()).filter(|&at| !model.layers[at].tensors().is_empty()).collect();
@@ -119,7 +122,7 @@ impl Divider<'_> {
         after: Option<ExchangeKind>,
     ) -> LayerPart {
         let Layer::Linear { inputs, outputs, layout, activation, weight, bias } = *layer else {
-            unreachable!("the caller has looked");
+            unreachable!("only linear layers are divided");
         };
         let own = shard(outputs, self.rank, self.size);
         let mut part = LayerPart::default();
@@ -139,7 +142,7 @@ impl Divider<'_> {
 
     fn by_inputs(&self, layer: &Layer) -> LayerPart {
         let Layer::Linear { inputs, outputs, layout, activation, weight, bias } = *layer else {
-            unreachable!("the caller has looked");
+            unreachable!("only linear layers are divided");
         };
         let own = shard(inputs, self.rank, self.size);
         let bias = bias.filter(|_| self.rank == 0);
@@ -162,7 +165,7 @@ impl Divider<'_> {
         part
     }
 
-    /// The block of a weight for some of its inputs and outputs.
+    /// Returns the block of a weight for a range of its inputs and one of its outputs.
     fn block(
         &self,
         weight: usize,
