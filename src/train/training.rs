@@ -118,8 +118,21 @@ impl Run<'_> {
         Ok((checkpoints, resumed))
     }
 
-    /// Logs the steps that are about to be taken.
-    fn announce<D: Device>(&self, samples: &Samples, num_steps: u64, trainer: &Trainer<'_, D>) {
+    /// Logs the steps that are about to be taken, after those of earlier starts if the run is
+    /// `resumed`.
+    fn announce<D: Device>(
+        &self,
+        samples: &Samples,
+        length: RunLength,
+        resumed: Option<Resumed>,
+        trainer: &Trainer<'_, D>,
+    ) {
+        let RunLength { first, num_steps, .. } = length;
+        if num_steps < first && self.world.is_root() {
+            log::warn!(
+                "the checkpoint has {first} steps already, more than the {num_steps} that were asked for"
+            );
+        }
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
         let reduction = match (self.grid.shape.data, trainer.reduction()) {
@@ -127,7 +140,12 @@ impl Run<'_> {
             (_, Reduction::AllReduce) => "; gradients by all-reduce",
             (_, Reduction::ReduceScatter) => "; gradients by reduce-scatter",
         };
-        log::info!("{num_steps} steps of {} samples{reduction}", samples.train.sampler().batch_len(0));
+        let sampler = samples.train.sampler();
+        log::info!("{num_steps} steps of {} samples{reduction}", sampler.batch_len(0));
+        if resumed.is_some() {
+            let (epoch, within) = sampler.locate(first);
+            log::info!("going on after step {first}, which is step {within} of epoch {}", epoch + 1);
+        }
     }
 
     /// Evaluates the test samples after `step` steps, if there are any. Collective.
@@ -174,21 +192,12 @@ impl<'a, D: Device> Training<'a, D> {
         let length = RunLength { first: 0, num_steps, steps_per_epoch };
         let (checkpoints, resumed) = run.resume(&mut trainer, &samples, length, stop)?;
         let RunPosition { step: first, loss } = resumed.map_or_else(Default::default, |found| found.position);
-        if num_steps < first && run.world.is_root() {
-            log::warn!(
-                "the checkpoint has {first} steps already, more than the {num_steps} that were asked for"
-            );
-        }
-        run.announce(&samples, num_steps, &trainer);
-        if resumed.is_some() {
-            let (epoch, within) = samples.train.sampler().locate(first);
-            log::info!("going on after step {first}, which is step {within} of epoch {}", epoch + 1);
-        }
+        let length = RunLength { first, ..length };
+        run.announce(&samples, length, resumed, &trainer);
         let kept = trainer.keep_samples(&mut samples.train)?;
         if kept > 0 {
             log::info!("{kept} samples stay on the device");
         }
-        let length = RunLength { first, ..length };
         let journal = Journal::new(run.world, options, length, loss)?;
         Ok(Training {
             run,

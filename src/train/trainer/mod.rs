@@ -81,40 +81,28 @@ impl<'a, D: Device> Trainer<'a, D> {
         plan: &ParallelPlan,
         settings: TrainerSettings,
     ) -> Result<Trainer<'a, D>> {
-        let (sync_channels, pipeline_channels) = (SyncChannels::new(grid), PipelineChannels::new(grid));
-        let trainer =
-            Trainer::allocate(device, grid, model, plan, settings, sync_channels, pipeline_channels);
-        let mut trainer = grid.all.agree(trainer)?;
-        let Weights { parameters, gradients, sync, .. } = &mut trainer.weights;
-        sync.start(device, parameters, gradients)?;
-        Ok(trainer)
-    }
-
-    fn allocate(
-        device: &'a D,
-        grid: &'a Grid,
-        model: &'a Model,
-        plan: &ParallelPlan,
-        settings: TrainerSettings,
-        sync_channels: SyncChannels,
-        pipeline_channels: PipelineChannels,
-    ) -> Result<Trainer<'a, D>> {
         let TrainerSettings { batch_size, sync, optimizer, learning_rate, seed } = settings;
-        let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
-        let (tensors, shards) = (&layout.tensors, layout.shards());
-        let (sync, segmentation) =
-            GradSync::new(device, tensors, model.tensors.len(), sync_channels, sync, optimizer)?;
+        let (sync_channels, pipeline_channels) = (SyncChannels::new(grid), PipelineChannels::new(grid));
         let share = batch_size.div_ceil(grid.data.size());
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
-        let mut weights = Weights {
-            parameters: FlatBuffer::zeros(device, &shards, &segmentation, Role::Parameters)?,
-            gradients: FlatBuffer::zeros(device, &shards, &segmentation, Role::Exact)?,
-            sync,
-            sums: device.allocate(totals::LEN, Role::Exact)?,
+        let allocate = || {
+            let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
+            let (tensors, shards) = (&layout.tensors, layout.shards());
+            let (sync, segmentation) =
+                GradSync::new(device, tensors, model.tensors.len(), sync_channels, sync, optimizer)?;
+            let mut weights = Weights {
+                parameters: FlatBuffer::zeros(device, &shards, &segmentation, Role::Parameters)?,
+                gradients: FlatBuffer::zeros(device, &shards, &segmentation, Role::Exact)?,
+                sync,
+                sums: device.allocate(totals::LEN, Role::Exact)?,
+            };
+            weights.parameters.initialise(device, &shards, seed)?;
+            let (schedule, recompute) = (&plan.schedule, plan.recompute);
+            let pipeline = Pipeline::new(device, pipeline_channels, &layout, schedule, capacity, recompute)?;
+            Ok((layout, weights, pipeline))
         };
-        weights.parameters.initialise(device, &shards, seed)?;
-        let pipeline =
-            Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
+        let (layout, mut weights, pipeline) = grid.all.agree(allocate())?;
+        weights.sync.start(device, &mut weights.parameters, &mut weights.gradients)?;
         Ok(Trainer {
             device,
             grid,
