@@ -1,24 +1,26 @@
 //! Collective operations, shown and measured.
 //!
 //! ```text
-//! mpiexec -n 4 collectives --demo                 what every rank has before and after each operation
-//! mpiexec -n 2 collectives                        time and bandwidth of every operation, size by size
-//! mpiexec -n 2 collectives --compare              the same beside MPI's own, in turns
-//! mpiexec -n 2 collectives --device cuda --compare    on the memory of GPUs, beside messages through the host
-//! mpiexec -n 2 collectives --operation all-reduce --from 1MiB --to 256MiB --algorithm ring --chunk 1MiB
+//! mpiexec -n 4 collectives --demo             every rank's values before and after each operation
+//! mpiexec -n 2 collectives                    time and bandwidth of every operation, size by size
+//! mpiexec -n 2 collectives --compare          beside MPI's own operations, in turns
+//! mpiexec -n 2 collectives --device cuda      on the memory of GPUs
+//! mpiexec -n 2 collectives --operation all-reduce --from 1MiB --algorithm ring --chunk 1MiB
 //! ```
 //!
-//! The algorithm bandwidth is the size of the buffer over the time; the bus bandwidth what the busiest link carries over the time,
-//! as nccl-tests define them, so it compares with the hardware's.
+//! The algorithm bandwidth is the size of the buffer over the time. The bus bandwidth is the bytes
+//! that the busiest link carries over the time, as nccl-tests define it, so it can be compared with
+//! that of the hardware.
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Parser, ValueEnum as _};
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
 use phalanx::measure::{
-    Bench, DeviceBench, Form, HostBench, Measured, Settings, demonstrate, header, parse_bytes,
+    Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, demonstrate, header,
+    operation_named, parse_bytes,
 };
 use phalanx::train::{AnyDevice, DeviceOptions};
 use phalanx::{Error, Result};
@@ -27,39 +29,40 @@ use phalanx::{Error, Result};
 #[derive(Parser)]
 #[command(name = "collectives", version, args_override_self = true)]
 struct Arguments {
-    /// Print what every rank has before and after each operation, instead
+    /// Print the values of every rank before and after each operation, instead
     #[arg(long)]
     demo: bool,
 
     /// Operations to measure; all if none is named
-    #[arg(long, value_enum, value_name = "NAME,...", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = operations())]
     operation: Vec<Measured>,
 
     /// Smallest buffer, in bytes
     #[arg(long, value_name = "BYTES", default_value = "8", value_parser = parse_bytes)]
     from: usize,
 
-    /// Largest buffer
+    /// Largest buffer, in bytes
     #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = parse_bytes)]
     to: usize,
 
-    /// From one size to the next
+    /// Factor from one size to the next
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
 
-    /// How long each is measured
+    /// Seconds that each operation is measured
     #[arg(long, default_value_t = 0.1)]
     seconds: f64,
 
-    /// Measure MPI's own beside it, in turns
+    /// Measure MPI's own operations beside ours, in turns
     #[arg(long)]
     compare: bool,
 
-    /// Where an operation has it, instead of what was measured to be fast
+    /// Use this algorithm where the operation has it, instead of the one that was measured to be
+    /// fast
     #[arg(long, value_parser = algorithms())]
     algorithm: Option<Algorithm>,
 
-    /// With --algorithm: in chunks of so many bytes
+    /// With --algorithm: cut buffers into chunks of this many bytes
     #[arg(long, value_name = "BYTES", requires = "algorithm", value_parser = parse_bytes)]
     chunk: Option<usize>,
 
@@ -74,16 +77,23 @@ struct Arguments {
     common: CommonOptions,
 }
 
+fn operations() -> impl TypedValueParser<Value = Measured> {
+    let value = |operation: Measured| PossibleValue::new(operation.name).help(operation.description);
+    PossibleValuesParser::new(OPERATIONS.map(value))
+        .try_map(|name| operation_named(&name).ok_or("there is no such operation"))
+}
+
 fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
-    let find = |name: String| Algorithm::ALL.into_iter().find(|(_, known)| *known == name);
-    PossibleValuesParser::new(Algorithm::ALL.map(|(_, name)| name))
-        .try_map(move |name| find(name).map(|(algorithm, _)| algorithm).ok_or("there is no such algorithm"))
+    // names alone: the library's docs are long for a help text
+    let names = Algorithm::value_variants().iter().filter_map(Algorithm::to_possible_value);
+    PossibleValuesParser::new(names.map(|value| value.help(None::<&'static str>)))
+        .try_map(|name| Algorithm::from_str(&name, false))
 }
 
 impl Arguments {
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> BenchSettings {
         let choice = |algorithm| Choice { algorithm, chunk: self.chunk.unwrap_or(usize::MAX) };
-        Settings { seconds: self.seconds, choice: self.algorithm.map(choice), compare: self.compare }
+        BenchSettings { seconds: self.seconds, choice: self.algorithm.map(choice), compare: self.compare }
     }
 
     fn sizes(&self) -> impl Iterator<Item = usize> {
@@ -92,7 +102,7 @@ impl Arguments {
     }
 
     fn operations(&self) -> &[Measured] {
-        if self.operation.is_empty() { &Measured::ALL } else { &self.operation }
+        if self.operation.is_empty() { &OPERATIONS } else { &self.operation }
     }
 }
 
@@ -107,17 +117,18 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     log::info!("{} ranks on {} nodes; {}", world.size(), world.num_nodes(), library_version());
     if world.is_crowded() {
         log::warn!(
-            "ranks are more than cores: blocking calls are started and polled, and times are the scheduler's too"
+            "there are more ranks than cores: blocking calls are started and polled, and times include \
+             the scheduler's"
         );
     }
     let settings = arguments.settings();
     match arguments.device.open(world, 1)? {
         AnyDevice::Cpu(_) => print_rows(all, arguments, &HostBench { all, settings }),
-        AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&*device, all, settings)?),
+        AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&device, all, settings)?),
     }
 }
 
-/// Prints the rows of every operation, size and form that there is.
+/// Prints a row for every operation, size and form that exists.
 fn print_rows(all: &Communicator, arguments: &Arguments, bench: &dyn Bench) -> Result<()> {
     if all.is_root() && !arguments.json {
         print_line(&header())?;
@@ -126,7 +137,7 @@ fn print_rows(all: &Communicator, arguments: &Arguments, bench: &dyn Bench) -> R
     for &operation in arguments.operations() {
         for bytes in arguments.sizes() {
             let len = operation.round_up(bytes.div_ceil(bench.value_bytes()), all.size());
-            for form in Form::ALL {
+            for form in CallForm::ALL {
                 let Some(row) = bench.measure(operation, form, len)? else { continue };
                 wrong += row.wrong;
                 if all.is_root() {

@@ -1,9 +1,10 @@
-//! What a checkpoint holds, whether it is sound, and how far two are apart. Needs no MPI.
+//! Shows the contents of a checkpoint, verifies it, and compares two. Needs no MPI.
 //!
 //! ```text
 //! inspect checkpoints                     a line for each checkpoint of a directory
-//! inspect step-00000050.h5                all of one; every checksum is compared
-//! inspect a.h5 b.h5 --tolerance 1e-5      the largest difference in each tensor; exit code 1 if one is larger than that
+//! inspect step-00000050.h5                the contents of a checkpoint; verifies every checksum
+//! inspect a.h5 b.h5 --tolerance 1e-5      the largest difference in each tensor; exit code 1 if
+//!                                         one is larger than that
 //! ```
 
 use std::fmt::Write;
@@ -25,7 +26,8 @@ struct Arguments {
     /// Another file, to compare the first with
     other: Option<PathBuf>,
 
-    /// With two files: fail with exit code 1 if a tensor differs by more than this share of its largest value, or is missing in one
+    /// With two files: fail with exit code 1 if a tensor differs by more than this fraction of its
+    /// largest value, or is missing in one
     #[arg(long, value_name = "SHARE", requires = "other")]
     tolerance: Option<f64>,
 }
@@ -39,7 +41,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// A line for each checkpoint; exit code 1 if one is damaged.
+/// Prints a line for each checkpoint; returns exit code 1 if one is damaged.
 fn list(directory: &Path) -> Result<ExitCode> {
     let mut all_sound = true;
     let found = checkpoint::list(directory)?;
@@ -110,7 +112,7 @@ fn show(path: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The largest difference in each tensor.
+/// Prints the largest difference in each tensor.
 fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode> {
     let (first, second) = (Checkpoint::open_weights(path)?, Checkpoint::open_weights(other)?);
     for difference in Difference::between(&first.description.config, &second.description.config) {
@@ -144,7 +146,7 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
         let differing = || a.iter().zip(&b).filter(|(a, b)| a.to_bits() != b.to_bits());
         all_same &= differing().next().is_none();
         let off = differing().map(|(a, b)| f64::from((a - b).abs()));
-        // a difference that is no number is beyond any tolerance
+        // a difference that is NaN is beyond any tolerance
         let off = off.fold(0.0, |most, off| if off.is_nan() { f64::INFINITY } else { f64::max(most, off) });
         let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
         let share = if off == 0.0 { 0.0 } else { off / largest };

@@ -3,12 +3,12 @@
 //! ```text
 //! pi                                   one rank, a million terms
 //! mpiexec -n 4 pi --terms 1000000000   a quarter of the terms on each rank
-//! mpiexec -n 4 pi --terms ranks        one term a rank: 2.895238
+//! mpiexec -n 4 pi --terms ranks        one term per rank: 2.895238
 //! ```
 //!
-//! arctan 1 = 1 − 1/3 + 1/5 − …: each rank sums its share of the terms, `MPI_Reduce` adds the shares up on rank 0, and four
-//! times that is π, but for the terms left out, which make about 1/terms. A rank adds its terms from the smallest to the
-//! largest, so that rounding does not show.
+//! arctan 1 = 1 − 1/3 + 1/5 − …: each rank sums its shard of the terms, and `MPI_Reduce` adds these
+//! sums on rank 0. Four times the total is π, up to the terms left out, which make about 1/terms. A
+//! rank adds its terms from the smallest to the largest, so that rounding does not show.
 
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ use phalanx::comm::{Operation, World};
 use phalanx::parallel::shard;
 use phalanx::{Error, Result};
 
-/// Compute π, the terms of a series spread over the ranks and their sums brought together by MPI_Reduce.
+/// Compute π: spread the terms of a series over the ranks and add their sums with MPI_Reduce.
 #[derive(Parser)]
 #[command(name = "pi", version, args_override_self = true)]
 struct Arguments {

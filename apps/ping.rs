@@ -1,11 +1,12 @@
 //! Point-to-point messages, shown and measured.
 //!
 //! ```text
-//! mpiexec -n 2 ping                       a number from rank 0 to rank 1, then latency and bandwidth between them
-//! mpiexec -n 5 ping --largest 1MiB        the same, and a token around the ring of all five
+//! mpiexec -n 2 ping                   a number from rank 0 to rank 1, then latency and bandwidth
+//! mpiexec -n 5 ping --largest 1MiB    with a token around the ring of all five ranks
 //! ```
 //!
-//! Round trips in host memory: half of one's time is the latency of a message, its bytes over that the bandwidth.
+//! Round trips are between buffers in host memory. Half the time of one is the latency of a
+//! message, its bytes over that the bandwidth.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -16,16 +17,22 @@ use phalanx::comm::{Communicator, World};
 use phalanx::measure::parse_bytes;
 use phalanx::{Error, Result};
 
-/// Send messages from rank to rank: a number, a token around a ring, and round trips of growing size with their times.
+/// Send messages from rank to rank: a number, a token around a ring, and round trips of growing
+/// size with their times.
 #[derive(Parser)]
 #[command(name = "ping", version, args_override_self = true)]
 struct Arguments {
-    /// Largest message that is measured
+    /// Largest message to measure
     #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = parse_bytes)]
     largest: usize,
 
     /// Round trips of each size; the median counts
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 50,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
     repeats: u32,
 
     #[command(flatten)]
@@ -46,7 +53,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     measure(all, arguments)
 }
 
-/// `MPI_Send` and `MPI_Recv`: each returns when its buffer can be used again.
+/// Uses `MPI_Send` and `MPI_Recv`: each returns when its buffer can be used again.
 fn blocking(all: &Communicator) -> Result<()> {
     let mut received = vec![0];
     match all.rank() {
@@ -57,7 +64,8 @@ fn blocking(all: &Communicator) -> Result<()> {
     report(all, "blocking", received)
 }
 
-/// `MPI_Isend` and `MPI_Irecv`: started now, waited for later; in between the buffers are MPI's.
+/// Uses `MPI_Isend` and `MPI_Irecv`: started now, waited for later; in between the buffers are
+/// MPI's.
 fn non_blocking(all: &Communicator) -> Result<()> {
     let mut received = vec![0];
     match all.rank() {
@@ -68,7 +76,8 @@ fn non_blocking(all: &Communicator) -> Result<()> {
     report(all, "non-blocking", received)
 }
 
-/// Rank 0 says what rank 1 received: launchers do not keep the lines of different ranks in their order.
+/// Prints on rank 0 what rank 1 received: launchers do not keep the lines of different ranks in
+/// order.
 fn report(all: &Communicator, how: &str, mut received: Vec<i32>) -> Result<()> {
     all.broadcast(&mut received, 1)?;
     if all.is_root() {
@@ -77,7 +86,7 @@ fn report(all: &Communicator, how: &str, mut received: Vec<i32>) -> Result<()> {
     Ok(())
 }
 
-/// A token goes round once; every rank adds its number.
+/// Passes a token around the ring once; every rank adds its number.
 fn ring(all: &Communicator) -> Result<()> {
     let (rank, size) = (all.rank(), all.size());
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);

@@ -1,4 +1,5 @@
-//! Pipeline-parallel training: every rank some of the layers, every batch in micro-batches on their way through them.
+//! Pipeline-parallel training: every rank runs some of the layers, and every batch passes through
+//! them in micro-batches.
 //!
 //! ```text
 //! mpiexec -n 4 pipeline --model deep-mlp --data synthetic --micro-batches 8
@@ -6,18 +7,19 @@
 //! pipeline --show-schedule --show-ranks 4 --schedule zero-bubble --micro-batches 8
 //! ```
 //!
-//! The parameters at the end are, bit for bit, those of one rank with the same micro-batches and threads. The strategy itself
-//! is in `src/parallel/pipeline/`, the schedules in `src/parallel/schedule/generate.rs`.
+//! The final parameters are bit for bit those of one rank with equal micro-batches and threads. The
+//! strategy itself is in `src/parallel/pipeline/`, the schedules in
+//! `src/parallel/schedule/generate.rs`.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use phalanx::Result;
-use phalanx::app::{CommonOptions, Program};
+use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::train::{self, PipelineOptions, Strategy, TrainOptions};
 
-/// Train a network with its layers spread over the ranks, and micro-batches on their way through them.
+/// Train a network with its layers spread over the ranks and every batch in micro-batches.
 #[derive(Parser)]
 #[command(name = "pipeline", version, args_override_self = true)]
 struct Arguments {
@@ -30,11 +32,11 @@ struct Arguments {
 
 const STRATEGY: Strategy = Strategy { program: "pipeline", has_replicas: false };
 
-fn run(world: &World, arguments: &Arguments) -> Result<ExitCode> {
+fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let Arguments { pipeline, train } = arguments;
     if let Some(file) = &pipeline.show_schedule {
         pipeline.show(world, file, train)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ExitCode::SUCCESS.into());
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
     train::run(world, &grid, STRATEGY, train, pipeline.planner(world, train)?)

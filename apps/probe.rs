@@ -1,13 +1,14 @@
-//! What this MPI can do, found out by trying: each of its operations, on the processor's memory and a GPU's, blocking and not, small and
-//! above 2 GiB, in a job of its own that may die.
+//! Finds out by experiment what an MPI library supports: tries each operation, on host and GPU
+//! memory, blocking and not, small and above 2 GiB, in a job of its own that may die.
 //!
 //! ```text
 //! probe                                               jobs of two ranks by mpiexec
-//! probe --launcher 'srun -N 2 -n 4' --json mpi.json   by srun; what is found also as a file, for sync_sgd --probe mpi.json
-//! probe --launcher 'srun -N 2 -n 8' --topology        where the ranks of a job are
+//! probe --launcher 'srun -N 2 -n 4' --json mpi.json   jobs by srun; also writes the results to a
+//!                                                     file, for sync_sgd --probe mpi.json
+//! probe --launcher 'srun -N 2 -n 8' --topology        the placement of a job's ranks
 //! ```
 //!
-//! It is started by itself, without a launcher, for it starts its own jobs.
+//! `probe` is started as a single process, without a launcher, because it starts its own jobs.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,22 +19,24 @@ use std::time::Duration;
 use clap::Parser;
 use phalanx::app::{CommonOptions, FileOption, Program, check_files, print_line};
 use phalanx::comm::World;
-use phalanx::probe::{Findings, Outcome, Trial, attempt, describe, description, start, topology};
+use phalanx::probe::{
+    Findings, Trial, TrialOutcome, attempt, describe_job, request_description, start, topology,
+};
 use phalanx::{Error, Result};
 
 /// Find out what this MPI can do: try each operation in a job of its own, which may die.
 #[derive(Parser)]
 #[command(name = "probe", version, args_override_self = true)]
 struct Arguments {
-    /// What starts a job
+    /// Command that starts a job
     #[arg(long, value_name = "COMMAND", default_value = "mpiexec -n 2")]
     launcher: String,
 
-    /// Draw where the ranks of a job are, instead
+    /// Print where the ranks of a job are, instead
     #[arg(long)]
     topology: bool,
 
-    /// Leave out what is above 2 GiB
+    /// Skip buffers above 2 GiB
     #[arg(long)]
     quick: bool,
 
@@ -41,12 +44,12 @@ struct Arguments {
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = humantime::parse_duration)]
     limit: Duration,
 
-    /// Write what is found to this file too, as JSON
+    /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// The command line of the jobs that it starts.
+/// The command line of the jobs that the program starts.
 #[derive(Parser)]
 #[command(name = "probe")]
 struct Inside {
@@ -63,9 +66,9 @@ struct Inside {
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Arguments { launcher, limit, .. } = arguments;
     let mut json = arguments.json.as_deref().map(create).transpose()?;
-    let description = describe(launcher, *limit)?;
+    let description = request_description(launcher, *limit)?;
     print_line(&format!("{}, thread level {}", description.mpi, description.thread_level))?;
-    print_line(&format!("takes the memory of GPUs: {}", description.cuda))?;
+    print_line(&format!("CUDA-aware: {}", description.cuda))?;
     let (ranks, nodes) = (description.places.len(), description.num_nodes());
     print_line(&format!("{ranks} ranks on {nodes} nodes, by `{launcher}`\n"))?;
     print_line(&topology(&description))?;
@@ -80,7 +83,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     print_line(&findings.table())?;
     if let Some(file) = &mut json {
         let path = arguments.json.as_deref().unwrap_or(Path::new(""));
-        let doing = format!("writing what was found to {}", path.display());
+        let doing = format!("writing the results to {}", path.display());
         let text = serde_json::to_string_pretty(&findings).map_err(|error| Error::failed(&doing, error))?;
         // a terminal has no length
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
@@ -88,23 +91,24 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         let written = cleared.and_then(|()| file.write_all((text + "\n").as_bytes()));
         written.map_err(|error| Error::failed(doing, error))?;
     }
-    let is_sound = findings.trials.iter().all(|tried| tried.outcome != Outcome::Wrong);
+    let is_sound = findings.trials.iter().all(|tried| tried.outcome != TrialOutcome::Wrong);
     Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Opens the file for what is found before minutes are spent on finding it. What is in it stays until then.
+/// Opens the file for the results before minutes are spent on finding them. Its contents stay until
+/// then.
 fn create(path: &Path) -> Result<File> {
     check_files(&[FileOption::output("--json", path)])?;
     let opened = File::options().write(true).create(true).truncate(false).open(path);
     opened.map_err(|error| Error::input(format!("creating --json {}", path.display()), error))
 }
 
-/// A rank of a job.
+/// Runs a rank of a job.
 fn inside(world: &World, arguments: &Inside) -> Result<()> {
     let text = match arguments.attempt {
         Some(trial) => attempt(world, trial)?,
         None => {
-            let description = description(world)?;
+            let description = describe_job(world)?;
             serde_json::to_string(&description).map_err(|error| Error::failed("describing the job", error))?
         }
     };

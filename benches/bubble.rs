@@ -11,22 +11,24 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use phalanx::Result;
 use phalanx::app::Trace;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
+use phalanx::device::prelude::*;
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
-    SgdStep, totals,
+    Activation, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape, OptimizerStep,
+    PoolShape, Role, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
-use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
-use phalanx::parallel::layout::Plan;
-use phalanx::parallel::schedule::ScheduleKind;
+use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::trace::{self, Name};
-use phalanx::train::{Trainer, TrainerSettings};
+use phalanx::train::{RunRequests, Trainer, TrainerSettings, name_of};
 use support::mpiexec;
 
 const RANKS: usize = 4;
@@ -46,15 +48,15 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() == Some("--rank-side") {
         let name = arguments.next().expect("a schedule follows");
-        let kind = ScheduleKind::ALL.into_iter().find(|kind| kind.name() == name).expect("it is one of them");
+        let kind = PipelineScheduleKind::from_str(&name, false).expect("it is one of them");
         measure(kind).expect("nothing can fail here");
         return ExitCode::SUCCESS;
     }
     println!("{RANKS} ranks, {MICRO_BATCHES} micro-batches, passes that sleep {UNIT:?} a layer");
     println!("{:<14} {:>10} {:>10} {:>10} {:>12}", "schedule", "measured", "theory", "off by", "longer by");
     let program = std::env::current_exe().expect("this program has a path");
-    for kind in ScheduleKind::ALL {
-        let done = mpiexec(RANKS, program.clone()).args(["--rank-side", kind.name()]).run().expect(0);
+    for kind in PipelineScheduleKind::value_variants() {
+        let done = mpiexec(RANKS, program.clone()).args(["--rank-side", &name_of(kind)]).run().expect(0);
         print!("{}", done.stdout);
     }
     println!(
@@ -64,40 +66,41 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn measure(kind: ScheduleKind) -> Result<()> {
+fn measure(kind: PipelineScheduleKind) -> Result<()> {
     let world = World::start()?;
     let grid = Grid::new(&world, GridShape { data: 1, stage: RANKS, tensor: 1 })?;
     let model = Network::deep_mlp(WIDTH, LAYERS).build(Features::Flat(WIDTH))?;
-    let plan = Plan::pipeline(&model, kind.generate(RANKS, 2, MICRO_BATCHES)?, Some(&sizes(kind)))?;
+    let plan = ParallelPlan::pipeline(&model, kind.generate(RANKS, 2, MICRO_BATCHES)?, Some(&sizes(kind)))?;
     let expected = plan.schedule.check()?.bubble;
     let sync = SyncSettings { bucket_bytes: 1 << 20, reduction: None, overlap: true, clip_norm: None };
     let batch_size = ROWS * MICRO_BATCHES;
-    let settings =
-        TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 1 };
+    let (optimizer, learning_rate) = (OptimizerSettings::new(Rule::Sgd), LearningRateSchedule::constant(0.0));
+    let settings = TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 1 };
     let mut trainer = Trainer::new(&Sleeper, &grid, &model, &plan, settings)?;
     let set = Synthetic::open(Features::Flat(WIDTH), Targets::Nothing, 0, batch_size, 1)?;
     let mut batches = Batches::new(set, Sampler::new(batch_size, batch_size, Order::Sequential, 1), None);
-    trainer.step(0, 0.0, &mut batches)?;
+    trainer.step(0, &mut batches, RunRequests::default)?;
+    trainer.flush(RunRequests::default())?;
     let file = tempfile::NamedTempFile::new().expect("there is room for a small file");
     let trace = Trace::start(&world, file.path(), "bubble")?;
-    trace::expect_bubble(expected);
     for step in 1..=STEPS {
         let _span = trace::work(Name::Step).step(step);
-        trainer.step(step, 0.0, &mut batches)?;
+        trainer.step(step, &mut batches, RunRequests::default)?;
+        trainer.flush(RunRequests::default())?;
     }
-    if let Some(summary) = trace.finish(&world)? {
+    if let Some(summary) = trace.finish(&world, Some(expected))? {
         let longer = (1.0 - expected) / (1.0 - summary.bubble) - 1.0;
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let (measured, theory, off) =
             (percent(summary.bubble), percent(expected), percent(summary.bubble / expected - 1.0));
-        println!("{:<14} {measured:>10} {theory:>10} {off:>10} {:>12}", kind.name(), percent(longer));
+        println!("{:<14} {measured:>10} {theory:>10} {off:>10} {:>12}", name_of(&kind), percent(longer));
     }
     Ok(())
 }
 
 /// Returns the sizes of equal stages.
-fn sizes(kind: ScheduleKind) -> Vec<usize> {
-    let num_stages = if kind == ScheduleKind::Interleaved { 2 * RANKS } else { RANKS };
+fn sizes(kind: PipelineScheduleKind) -> Vec<usize> {
+    let num_stages = if kind == PipelineScheduleKind::Interleaved { 2 * RANKS } else { RANKS };
     vec![LAYERS / num_stages; num_stages]
 }
 
@@ -105,11 +108,13 @@ fn sizes(kind: ScheduleKind) -> Vec<usize> {
 /// its time in the backward pass of its activation, which the first layer has too.
 struct Sleeper;
 
-impl Device for Sleeper {
+impl Device for Sleeper {}
+
+impl MemoryOperations for Sleeper {
     type Buffer = Memory<f32>;
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
-    type Totals = [f32; totals::LEN];
+    type Totals = ();
     type Recording = ();
 
     fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
@@ -128,110 +133,65 @@ impl Device for Sleeper {
         fill(into)
     }
 
-    fn read(&self, from: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        look(from)
+    fn read(&self, from: &[f32], inspect: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        inspect(from)
     }
 
-    fn start_totals(&self, sums: &[f32]) -> Result<[f32; totals::LEN]> {
-        Ok(std::array::from_fn(|total| sums[total]))
+    fn start_totals(&self, _: &[f32]) -> Result<()> {
+        Ok(())
     }
 
-    fn finish_totals(&self, reading: [f32; totals::LEN]) -> Result<[f32; totals::LEN]> {
-        Ok(reading)
+    fn finish_totals(&self, _: ()) -> Result<[f32; totals::LEN]> {
+        Ok([0.0; totals::LEN])
     }
-
-    fn gather_rows(&self, _: usize, _: &[f32], _: &[f32], _: &mut [f32]) {}
-
-    fn fill(&self, into: &mut [f32], value: f32) {
-        into.fill(value);
-    }
-
-    fn linear_forward(
-        &self,
-        _: &LinearShape,
-        _: &[f32],
-        _: &[f32],
-        _: Option<&[f32]>,
-        _: Activation,
-        _: &mut [f32],
-        _: &mut [f32],
-    ) {
-        std::thread::sleep(UNIT);
-    }
-
-    fn backward_activation(
-        &self,
-        _: Activation,
-        _: usize,
-        _: &[f32],
-        _: &mut [f32],
-        _: Option<&mut [f32]>,
-        _: bool,
-    ) {
-        std::thread::sleep(UNIT);
-    }
-
-    fn linear_backward_weight(&self, _: &LinearShape, _: &[f32], _: &[f32], _: &mut [f32], _: bool) {
-        std::thread::sleep(UNIT);
-    }
-
-    fn copy(&self, _: &[f32], _: &mut [f32]) {}
-    fn copy_block(&self, _: &BlockShape, _: &[f32], _: &mut [f32]) {}
-    fn linear_backward_input(
-        &self,
-        _: &LinearShape,
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-        _: Option<(Activation, &[f32])>,
-    ) {
-    }
-
-    fn activation_forward(&self, _: Activation, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn convolution_forward(
-        &self,
-        _: &ConvolutionShape,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-        _: &mut [f32],
-    ) {
-    }
-    fn convolution_backward_weight(
-        &self,
-        _: &ConvolutionShape,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-        _: bool,
-    ) {
-    }
-    fn convolution_backward_input(
-        &self,
-        _: &ConvolutionShape,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-    ) {
-    }
-    fn max_pool_forward(&self, _: &PoolShape, _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn max_pool_backward(&self, _: &PoolShape, _: &[f32], _: &[f32], _: &mut [f32]) {}
-    fn transpose_each(&self, _: usize, _: usize, _: &[f32], _: &mut [f32]) {}
-    fn cross_entropy(&self, _: &LossShape, _: &[f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn mean_squared_error(&self, _: &LossShape, _: &[f32], _: Option<&[f32]>, _: &mut [f32], _: &mut [f32]) {}
-    fn sgd_step(&self, _: &SgdStep, _: &[f32], _: &mut [f32], _: &[f32], _: &mut [f32], _: &mut [f32]) {}
-    fn adam_step(
-        &self,
-        _: &AdamStep,
-        _: &[f32],
-        _: &mut [f32],
-        _: &[f32],
-        _: [&mut [f32]; 2],
-        _: &mut [f32],
-    ) {
-    }
-    fn sum_squares(&self, _: &[f32], _: &mut [f32]) {}
 }
+
+/// Implements the operations of a family, which all take `$time` units.
+macro_rules! operations {
+    ($family:ident: $($name:ident($($argument:ty),*) $time:literal;)*) => {
+        impl $family for Sleeper {
+            $(fn $name(&self, $(_: $argument),*) {
+                if $time > 0 {
+                    std::thread::sleep($time * UNIT);
+                }
+            })*
+        }
+    };
+}
+
+type In<'a> = &'a [f32];
+type Out<'a> = &'a mut [f32];
+
+operations!(CopyOperations:
+    fill(Out<'_>, f32) 0;
+    copy(In<'_>, Out<'_>) 0;
+    copy_block(&BlockShape, In<'_>, Out<'_>) 0;
+    transpose_each(usize, usize, In<'_>, Out<'_>) 0;
+    gather_rows(usize, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(ActivationOperations:
+    activation_forward(Activation, In<'_>, Out<'_>, Out<'_>) 0;
+    activation_backward(Activation, usize, In<'_>, Out<'_>, Option<Out<'_>>, bool) 1;
+);
+operations!(LinearOperations:
+    linear_forward(&LinearShape, In<'_>, In<'_>, Option<In<'_>>, Activation, Out<'_>, Out<'_>) 1;
+    linear_backward_weight(&LinearShape, In<'_>, In<'_>, Out<'_>, bool) 1;
+    linear_backward_input(&LinearShape, In<'_>, In<'_>, Out<'_>, Option<FusedActivation<In<'_>>>) 0;
+);
+operations!(ConvolutionOperations:
+    convolution_forward(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
+    convolution_backward_weight(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, bool) 0;
+    convolution_backward_input(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(PoolOperations:
+    max_pool_forward(&PoolShape, In<'_>, Out<'_>, Out<'_>) 0;
+    max_pool_backward(&PoolShape, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(LossOperations:
+    cross_entropy(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
+    mean_squared_error(&LossShape, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
+);
+operations!(OptimizerOperations:
+    optimizer_step(&OptimizerStep, In<'_>, Out<'_>, In<'_>, &mut [Memory<f32>], Out<'_>) 0;
+    sum_squares(In<'_>, Out<'_>) 0;
+);

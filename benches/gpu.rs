@@ -13,13 +13,14 @@ use std::time::Instant;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::cuda::Counters;
-use phalanx::device::{Activation, Cuda, Device, LinearShape, Precision, Role, WeightLayout};
+use phalanx::device::prelude::*;
+use phalanx::device::{Activation, Cuda, LinearShape, Precision, Role, WeightLayout};
 use phalanx::nn::{Features, Initial, Model, Network};
-use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
-use phalanx::parallel::layout::Plan;
+use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
-use phalanx::train::{Trainer, TrainerSettings};
+use phalanx::train::{RunRequests, Trainer, TrainerSettings};
 
 /// The duration of each measurement in seconds.
 const SECONDS: f64 = 2.0;
@@ -169,29 +170,24 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
     let device = Cuda::open(0, case.precision)?;
     let grid = Grid::new(world, GridShape::data(1))?;
     let (model, targets) = case.model()?;
-    let plan = Plan::single_stage(&model, 1, Split::Pairs)?;
+    let plan = ParallelPlan::single_stage(&model, 1, Split::Pairs)?;
     let rule = if targets == Targets::Nothing { Rule::AdamW } else { Rule::Sgd };
     let sync = SyncSettings { bucket_bytes: 25_000_000, reduction: None, overlap: true, clip_norm: None };
     let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(rule) };
-    let settings = TrainerSettings { batch_size: case.batch_size, sync, optimizer, seed: 1 };
+    let (batch_size, learning_rate) = (case.batch_size, LearningRateSchedule::constant(1e-4));
+    let settings = TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 1 };
     let mut trainer = Trainer::new(&device, &grid, &model, &plan, settings)?;
     let set = Synthetic::open(model.input, targets, 0, case.batch_size, 1)?;
     let sampler = Sampler::new(case.batch_size, case.batch_size, Order::Sequential, 1);
     let mut batches = Batches::new(set, sampler, None);
     trainer.keep_samples(&mut batches)?;
-    let (mut step, mut behind) = (0, None);
+    let mut step = 0;
     let mut advance = |num: u64| -> phalanx::Result<()> {
         for _ in 0..num {
-            let started = trainer.start_step(step, 1e-4, &mut batches)?;
-            if let Some(earlier) = behind.replace(started) {
-                trainer.finish_step(earlier, Default::default())?;
-            }
+            trainer.step(step, &mut batches, RunRequests::default)?;
             step += 1;
         }
-        match behind.take() {
-            Some(last) => trainer.finish_step(last, Default::default()).map(|_| ()),
-            None => Ok(()),
-        }
+        trainer.flush(RunRequests::default()).map(|_| ())
     };
     advance(WARM_UP)?;
     let start = Instant::now();

@@ -10,7 +10,7 @@ mod support;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use phalanx::device::{Activation, Cpu, Device, LinearShape, WeightLayout};
+use phalanx::device::{Activation, Cpu, LinearOperations, LinearShape, WeightLayout};
 use support::mpiexec;
 
 /// The argument that makes the program measure products and print their rate.

@@ -1,16 +1,17 @@
-//! What can go wrong, said so that the reader can act on it.
+//! Errors, phrased so that the reader can act on them.
 //!
-//! An error says what was being done to what, then why it failed, with the numbers and the way out. It becomes
-//! one line on stderr and the exit code of the job: 2 for bad arguments or input, 1 for everything else.
+//! An error names the action that failed, then the reason, with the numbers and the way out. It
+//! becomes one line on stderr and the exit code of the job: 2 for bad arguments or input, 1 for
+//! everything else.
 
 use std::fmt::Display;
 
 use thiserror::Error;
 
-/// The result of everything here that can fail.
+/// The result of every fallible function of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a run cannot go on.
+/// The reason why a run cannot continue.
 #[derive(Debug, Clone, Error)]
 pub enum Error {
     /// The command line or the input data is at fault: exit code 2.
@@ -19,7 +20,8 @@ pub enum Error {
     /// The run itself failed: exit code 1.
     #[error("{0}")]
     Failed(String),
-    /// Every rank of the job holds this same error, so one of them prints it and all leave in good order.
+    /// Every rank of the job holds this same error, so one of them prints it and all exit in good
+    /// order.
     #[error("{message}")]
     Agreed {
         /// The line to print.
@@ -30,22 +32,24 @@ pub enum Error {
 }
 
 impl Error {
-    /// Bad arguments or input: `doing` what to what, and `why` it failed.
+    /// Creates the error of bad arguments or input: `doing` is the action that failed, `why` the
+    /// reason.
     pub fn input(doing: impl Display, why: impl Display) -> Error {
         Error::Input(format!("{doing}: {why}"))
     }
 
-    /// A failure that is not the input's fault: `doing` what to what, and `why` it failed.
+    /// Creates the error of a failure that is not the input's fault: `doing` is the action that
+    /// failed, `why` the reason.
     pub fn failed(doing: impl Display, why: impl Display) -> Error {
         Error::Failed(format!("{doing}: {why}"))
     }
 
-    /// A failure that every rank sees from the same numbers at the same step.
+    /// Creates the error of a failure that every rank detects from identical numbers at one step.
     pub fn on_every_rank(doing: impl Display, why: impl Display) -> Error {
         Error::Agreed { message: format!("{doing}: {why}"), exit_code: 1 }
     }
 
-    /// The exit code that this error gives the job: 2 for bad arguments or input, else 1.
+    /// Returns the exit code that this error gives the job: 2 for bad arguments or input, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Input(_) => 2,
@@ -55,7 +59,8 @@ impl Error {
     }
 }
 
-/// The way out of what the HDF5 library says, if there is one that it does not name.
+/// Returns a hint to add to an error of the HDF5 library, if the library does not name the way out
+/// itself.
 pub(crate) fn hdf5_hint(said: &str) -> &'static str {
     if said.contains("unable to lock") || said.contains("file locking") {
         "; on a file system without locks, set HDF5_USE_FILE_LOCKING=FALSE"

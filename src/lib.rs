@@ -1,42 +1,100 @@
-//! MPI-native training of neural networks: one short SPMD program per parallel strategy, over one shared core.
+//! MPI-native training of neural networks: one short SPMD program per parallel strategy, over one
+//! shared core.
 //!
 //! # The map
 //!
-//! | module | what is in it | may use |
+//! | module | contents | may use |
 //! |---|---|---|
-//! | [`comm`] | ranks and messages: [`World`](comm::World), [`Communicator`](comm::Communicator), [`Grid`](comm::Grid), [`Pending`](comm::Pending); the only place that names MPI | `device` (in one place), `memory`, `trace` |
-//! | [`device`] | arithmetic: the trait [`Device`](device::Device), the processor and NVIDIA GPUs; the only place that names `gemm` and CUDA | `memory` |
 //! | [`memory`] | large arrays on huge pages | |
-//! | [`trace`] | what a rank did when, for traces | |
-//! | [`nn`] | networks, layers, losses, initial values, flat parameters | `device` |
+//! | [`trace`] | the recorder of spans: what a rank did when | |
+//! | [`comm`] | ranks and messages; the only place that names MPI | `memory`, `trace`, `device` (once) |
+//! | [`device`] | arithmetic; the only place that names `gemm` and CUDA | `memory` |
+//! | [`nn`] | networks, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
-//! | [`dataset`] | where samples come from and in which order | `memory`, `nn` |
-//! | [`checkpoint`] | files from which a run goes on | `memory`, `nn` |
-//! | [`parallel`] | the strategies, where networks meet ranks | `comm`, `device`, `nn`, `trace`, `optim` |
-//! | [`app`] | what every program shares: start, log, progress, traces, exit code | `comm`, `device`, `trace` |
-//! | [`measure`] | what communication costs: operations, times, bandwidths, overlap | `comm`, `device`, `memory` |
-//! | [`probe`] | what this MPI can do, by trying | `comm`, `device`, `measure` |
-//! | [`train`] | the loop that every training program runs, its options and results | all of these |
+//! | [`dataset`] | samples, their order and their statistics | `memory`, `nn` |
+//! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
+//! | [`parallel`] | the strategies: networks meet ranks | `comm`, `device`, `nn`, `optim`, `trace` |
+//! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
+//! | [`measure`] | the cost of communication | `comm`, `device`, `memory` |
+//! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure` |
+//! | [`train`] | the loop of every training program, its options | all but `measure`, `probe` |
 //!
-//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs` holds the last column.
+//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering/`
+//! enforces the last column.
 //!
 //! # Invariants
 //!
-//! * Nothing that decides a number, be it a sample's place in the order, an initial weight or a random draw, depends on a rank
-//!   or on the number of ranks. Only the order of sums does, so N ranks agree with one to the rounding, and a command
-//!   repeated gives the same bits.
-//! * Nothing starts before all ranks have compared their program, its version, their options and their data; the few options that may differ
-//!   stand in `app/command_line.rs`.
-//! * The path of an error that one rank has alone runs no collective: it ends the job at once. An error that all ranks share has
-//!   been agreed on.
-//! * A training step with one thread a rank allocates nothing of ours once it is under way; on a GPU neither, but for a small record of
-//!   each message.
-//! * MPI is given a buffer of a device only as a message, when the device is done with it; anything else does not compile.
+//! * Nothing that decides a number, be it a sample's place in the order, an initial weight or a
+//!   random draw, depends on a rank or on the number of ranks. Only the order of sums does, so N
+//!   ranks agree with one up to rounding, and a repeated command gives the same bits.
+//! * Nothing starts before all ranks have compared their program, its version, their options and
+//!   their data; the few options that may differ are listed in `app/command_line.rs`.
+//! * The path of an error that one rank has alone runs no collective operation: it ends the job at
+//!   once. An error that all ranks share has been agreed on.
+//! * A training step with one thread per rank allocates no memory once training is under way,
+//!   except, on a GPU, a small record of each message.
+//! * MPI is given a device buffer only as a message, after the device has finished with it; any
+//!   other use does not compile.
+//!
+//! # Glossary
+//!
+//! Ranks and messages:
+//!
+//! * *World*: all ranks of the job. *Communicator*: a group of ranks that exchange messages.
+//!   *Rank*: one process, or its number in a communicator. *Root*: the rank from which an operation
+//!   distributes or to which it collects; rank 0 where none is named. *Node*: the ranks that share
+//!   memory.
+//! * *Grid*: the world arranged along the axes data, stage and tensor. *Axis* always means one of
+//!   the grid, *dimension* one of a tensor.
+//! * *Pending*: an operation that has been started, and that owns its buffers until it is waited
+//!   for. *Plan*: one rank's messages and sums in a collective operation, as data. *Round*: the
+//!   messages of a plan that travel at once. *Engine*: the code that advances multi-round
+//!   operations in every wait and test.
+//! * *Part*: one of N equal sections of a buffer in an operation of N ranks; part r belongs to rank
+//!   r. *Chunk*: a section of a long buffer that a plan moves at once. *Lane*: the resources for
+//!   one chunk in flight. *Inbox*: the memory where terms of a sum arrive. *Arena*: the memory that
+//!   a plan works on, which is a buffer and an inbox per lane.
+//! * *CUDA-aware*: said of an MPI that reads and writes device memory itself. *Staged*: said of a
+//!   message that is copied through pinned host memory because MPI is not CUDA-aware.
+//!
+//! Arithmetic and models:
+//!
+//! * *Device*: a place to compute, the host's processor or a GPU. *Buffer*: an array in a device's
+//!   memory. *View*: a range of a buffer. *Role*: the use of a buffer, from which the device
+//!   chooses its precision.
+//! * *Module*: an entry of a network as it is written. *Layer*: the modules that a device runs as
+//!   one operation. *Tensor*: a named array of parameters, in PyTorch's name and shape. *Logical
+//!   order*: the order of layers, tensors and elements that no layout changes.
+//! * *Slot*: one value per parameter that the optimizer keeps, such as Adam's first moment.
+//! * *Segment*: consecutive tensors in one buffer, padded to divide evenly. *Block*: a rectangular
+//!   section of a matrix.
+//!
+//! Strategies:
+//!
+//! * *Shard*: the section of something divided among ranks that one rank holds: of a tensor, of the
+//!   rows of a batch, of a list.
+//! * *Replica*: one of several ranks, or groups of ranks, that hold equal parameters. *Bucket*: a
+//!   segment of gradients, which is reduced in one message.
+//! * *Stage*: consecutive layers that one rank runs. *Micro-batch*: the rows of a batch that pass
+//!   through a stage at once. *Schedule*: the *actions* (passes and messages) of every stage in one
+//!   step, in order. *Bubble*: the time in a step in which stages are idle.
+//! * *Batch*: the samples of one step, over all ranks. *Step*: one update of the parameters.
+//!   *Epoch*: one pass over all samples.
+//!
+//! Runs:
+//!
+//! * *Checkpoint*: a file from which a run continues. *Snapshot*: the copy of a run's state from
+//!   which a checkpoint is written. *Seal*: the checksum over all of a checkpoint.
+//! * *Digest*: a hash of all parameters' bits in logical order. *Fingerprint*: a hash by which
+//!   ranks compare their data.
+//! * *Span*: an activity of one thread, from begin to end. *Flight*: the time that a message
+//!   travels.
 //!
 //! # Deliberately absent
 //!
-//! `nn` has no rank, `comm` has no layer, no strategy has a loop of its own, there is no mock of MPI (a program started without
-//! a launcher is a job of one rank), and there are no cargo features.
+//! `nn` has no rank, `comm` has no layer, no strategy has a loop of its own, there is no mock of
+//! MPI (a program started without a launcher is a job of one rank), and there are no cargo
+//! features.
 #![warn(clippy::unwrap_used)]
 
 mod error;

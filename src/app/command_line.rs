@@ -1,9 +1,11 @@
 //! The command line, read on every rank and compared over all of them before anything starts.
 //!
-//! Ranks may be started with different arguments: by `mpiexec -n 2 a : -n 1 b`, or by a script that makes them up from the environment
-//! of a node. One that cannot begin would leave the others waiting for it in their first collective operation; ones that begin
-//! differently would train nonsense. So all ranks learn what came of reading the arguments on each (`MPI_Allgather` of 16 bytes), and then
-//! compare the values of all options (two times `MPI_Allreduce` of 32 bytes where all is well).
+//! Ranks may be started with different arguments: by `mpiexec -n 2 a : -n 1 b`, or by a script that
+//! derives them from the environment of a node. A rank that cannot begin would leave the others
+//! waiting for it in their first collective operation; ranks that begin differently would train
+//! nonsense. So all ranks exchange the outcome of reading their arguments (`MPI_Allgather` of 16
+//! bytes), and then compare the values of all options (two times `MPI_Allreduce` of 32 bytes if all
+//! are equal).
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
@@ -16,18 +18,18 @@ use super::{VERSION, say};
 use crate::Result;
 use crate::comm::World;
 
-/// The options that ranks may be given differently: how much they say, how many threads they have, and under which name they find the
-/// data, which are compared by what is in them.
+/// The options that ranks may be given differently: how much they log, how many threads they have,
+/// and the path of the data, whose contents are compared instead.
 const MAY_DIFFER: [&str; 5] = ["--data", "--pace", "--quiet", "--threads", "--verbose"];
 
 /// A command line that has been read.
 pub(super) struct CommandLine<A> {
     outcome: clap::error::Result<A>,
-    /// Names and values of what may not differ between ranks.
+    /// Names and values of the options that must be equal on all ranks.
     settings: Vec<(String, String)>,
 }
 
-/// What came of reading it, as a number: the larger, the worse.
+/// The outcome of reading a command line as a number: the larger, the worse.
 const RUNS: u8 = 0;
 const SHOWS: u8 = 1;
 const WRONG: u8 = 2;
@@ -42,26 +44,26 @@ impl<A: Parser> CommandLine<A> {
         CommandLine { outcome: outcome.map_err(|error| error.format(&mut command)), settings }
     }
 
-    /// Stands for arguments that are wrong whatever they are, for the reason `why`.
+    /// Creates a command line that is refused for the reason `why`, whatever the arguments are.
     pub(super) fn refused(why: &str) -> CommandLine<A> {
         let outcome = Err(A::command().error(ErrorKind::ArgumentConflict, why));
         CommandLine { outcome, settings: Vec::new() }
     }
 
-    /// The options, if they could be read.
+    /// Returns the options, if they could be read.
     pub(super) fn options(&self) -> Option<&A> {
         self.outcome.as_ref().ok()
     }
 
-    /// True if the arguments ask for a text, such as that of `--help`.
+    /// Returns true if the arguments ask for a text, such as that of `--help`.
     pub(super) fn shows_text(&self) -> bool {
         self.state() == SHOWS
     }
 
-    /// Prints that text.
+    /// Prints the text that the arguments ask for.
     pub(super) fn show(&self) {
         if let Err(text) = &self.outcome {
-            // a closed pipe is no reason to fail
+            // a closed pipe is not an error
             let _ = text.print();
         }
     }
@@ -74,14 +76,15 @@ impl<A: Parser> CommandLine<A> {
         }
     }
 
-    /// The options, if all ranks could read theirs and were given the same; else the exit code of all, after the lowest rank that could
-    /// not has said why. Collective.
+    /// Returns the options if all ranks could read theirs and were given equal ones; else the exit
+    /// code of all, after the lowest rank that could not has printed the reason. Collective.
     ///
     /// # Errors
-    /// Options differ that may not: the same error on every rank, with the names and values and a rank of each.
+    /// Options differ that must be equal: the same error on every rank, with the names and values
+    /// and a rank of each.
     pub(super) fn agree(self, world: &World) -> Result<std::result::Result<A, ExitCode>> {
         let all = world.communicator();
-        // a rank is named unless all say the same
+        // a rank is named unless all have the same text
         let text = self.outcome.as_ref().err().map(|text| text.render().to_string()).unwrap_or_default();
         let own = [i64::from(self.state()), xxh3_64(text.as_bytes()) as i64];
         let mut said = vec![0; 2 * all.size()];
@@ -90,7 +93,7 @@ impl<A: Parser> CommandLine<A> {
         let is_same = said.chunks_exact(2).all(|pair| pair == own);
         match self.outcome {
             Ok(options) if states.iter().all(|state| *state == RUNS) => {
-                // of different programs all options differ
+                // between different programs all options differ
                 let (program, options_given) = self.settings.split_at(2);
                 all.compare("comparing the programs of the ranks", program)?;
                 all.compare("comparing the command lines of the ranks", options_given)?;
@@ -109,11 +112,13 @@ impl<A: Parser> CommandLine<A> {
     }
 }
 
-/// Prints what came of reading the command line of `rank`, which is named unless it `is_same` on all.
+/// Prints the outcome of reading the command line of `rank`, with the rank unless it `is_same` on
+/// all.
 fn explain(text: &clap::Error, rank: usize, states: &[u8], is_same: bool) {
     match states.iter().position(|state| *state == RUNS) {
         Some(other) if states[rank] == SHOWS => say(&format!(
-            "rank {rank}: error: it was given --help or --version, and rank {other} was not; give every rank the same arguments"
+            "rank {rank}: error: it was given --help or --version, and rank {other} was not; \
+             give every rank the same arguments"
         )),
         _ if is_same || states[rank] == SHOWS => {
             let _ = text.print();
@@ -122,7 +127,8 @@ fn explain(text: &clap::Error, rank: usize, states: &[u8], is_same: bool) {
     }
 }
 
-/// The program, its version, and the values of its options that may not differ, defaults included.
+/// Returns the program, its version, and the values of the options that must be equal on all ranks,
+/// defaults included.
 fn settings(command: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
     let mut settings = Vec::from(
         [("the program", command.get_name()), ("its version", VERSION)]

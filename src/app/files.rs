@@ -1,4 +1,5 @@
-//! Files that options name, looked at before any of them is opened: what would hang, and what would destroy another.
+//! Checks of the files that options name, before any of them is opened: for files that would block,
+//! and for outputs that would overwrite another file.
 
 use std::fs::{self, File, FileType};
 use std::io;
@@ -7,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// What a program does with a file.
+/// The use that a program makes of a file.
 #[derive(Debug, Clone, Copy)]
-enum Use {
+enum Purpose {
     /// Reads it.
     Input,
-    /// Reads it, or of the files in it those with such names.
+    /// Reads it or, if it is a directory, the files in it whose names the function accepts.
     InputOrDirectory(fn(&str) -> bool),
     /// Writes it.
     Output,
@@ -20,47 +21,49 @@ enum Use {
     OutputOrPipe,
 }
 
-/// A file, the option that names it, and what it is for.
+/// A file, the option that names it, and its use.
 #[derive(Debug, Clone, Copy)]
 pub struct FileOption<'a> {
     option: &'static str,
     path: &'a Path,
-    purpose: Use,
+    purpose: Purpose,
 }
 
 impl<'a> FileOption<'a> {
-    /// A file that is read.
+    /// Describes a file that is read.
     pub fn input(option: &'static str, path: &'a Path) -> FileOption<'a> {
-        FileOption { option, path, purpose: Use::Input }
+        FileOption { option, path, purpose: Purpose::Input }
     }
 
-    /// A file that is read, or a directory, of which the files are read whose names `is_read` knows.
+    /// Describes a file that is read, or a directory in which the files are read whose names
+    /// `is_read` accepts.
     pub fn input_or_directory(
         option: &'static str,
         path: &'a Path,
         is_read: fn(&str) -> bool,
     ) -> FileOption<'a> {
-        FileOption { option, path, purpose: Use::InputOrDirectory(is_read) }
+        FileOption { option, path, purpose: Purpose::InputOrDirectory(is_read) }
     }
 
-    /// A file that is written.
+    /// Describes a file that is written.
     pub fn output(option: &'static str, path: &'a Path) -> FileOption<'a> {
-        FileOption { option, path, purpose: Use::Output }
+        FileOption { option, path, purpose: Purpose::Output }
     }
 
-    /// A file that is written line by line: a pipe with somebody at its other end will do.
+    /// Describes a file that is written line by line, which may be a pipe that another process
+    /// reads.
     pub fn output_or_pipe(option: &'static str, path: &'a Path) -> FileOption<'a> {
-        FileOption { option, path, purpose: Use::OutputOrPipe }
+        FileOption { option, path, purpose: Purpose::OutputOrPipe }
     }
 
-    /// The path.
+    /// Returns the path.
     pub fn path(&self) -> &'a Path {
         self.path
     }
 
-    /// The path by which this is the same file as `output`, if it is, or would be.
+    /// Returns the path by which this file is, or would be, the same file as `output`, if it is.
     fn same_as(&self, output: &Path) -> Option<PathBuf> {
-        let Use::InputOrDirectory(is_read) = self.purpose else {
+        let Purpose::InputOrDirectory(is_read) = self.purpose else {
             return is_same(self.path, output).then(|| self.path.to_owned());
         };
         if !self.path.is_dir() {
@@ -75,12 +78,12 @@ impl<'a> FileOption<'a> {
         found.map(|entry| entry.path())
     }
 
-    /// True if the program writes the file.
+    /// Returns true if the program writes the file.
     pub fn is_output(&self) -> bool {
-        matches!(self.purpose, Use::Output | Use::OutputOrPipe)
+        matches!(self.purpose, Purpose::Output | Purpose::OutputOrPipe)
     }
 
-    /// Refuses the file for a reason.
+    /// Returns an error that names the option and the file.
     ///
     /// # Errors
     /// Always.
@@ -89,8 +92,9 @@ impl<'a> FileOption<'a> {
     }
 }
 
-/// Refuses pipes and the like, on which reading and writing would wait for somebody else, and two options that name one file, by
-/// whatever names, if it is written. What is missing, or may not be opened, is left to whoever opens it. Not collective.
+/// Refuses pipes and other special files, on which reading and writing would block, and two options
+/// that name one file if it is written. Missing files and permissions are left to the code that
+/// opens the file. Not collective.
 ///
 /// # Errors
 /// A file cannot be used as its option says.
@@ -101,7 +105,7 @@ pub fn check(files: &[FileOption<'_>]) -> Result<()> {
             let (output, other) = if file.is_output() { (file, other) } else { (other, file) };
             if let (true, Some(path)) = (output.is_output(), other.same_as(output.path)) {
                 return output.refuse(format!(
-                    "{} {} is the same file, and what is written to it would destroy what is there; give another name",
+                    "{} {} is the same file, and writing would destroy its contents; give another name",
                     other.option,
                     path.display()
                 ));
@@ -116,28 +120,29 @@ fn check_type(file: &FileOption<'_>) -> Result<()> {
     let found = metadata.file_type();
     match file.purpose {
         _ if found.is_file() => Ok(()),
-        Use::InputOrDirectory(_) if found.is_dir() => Ok(()),
-        // /dev/null and terminals keep nobody waiting
-        Use::Output | Use::OutputOrPipe if found.is_char_device() => Ok(()),
-        Use::OutputOrPipe if found.is_fifo() => check_reader(file),
+        Purpose::InputOrDirectory(_) if found.is_dir() => Ok(()),
+        // /dev/null and terminals do not block
+        Purpose::Output | Purpose::OutputOrPipe if found.is_char_device() => Ok(()),
+        Purpose::OutputOrPipe if found.is_fifo() => check_reader(file),
         _ => file.refuse(format!("it is {}; give the name of a file", describe(found))),
     }
 }
 
-/// To open a pipe that nobody reads would be to wait for somebody who does.
+/// Refuses a pipe that no process reads: opening it would block until one does.
 fn check_reader(file: &FileOption<'_>) -> Result<()> {
     match File::options().write(true).custom_flags(O_NONBLOCK).open(file.path) {
         Err(error) if error.raw_os_error() == Some(ENXIO) => file.refuse("it is a pipe that nobody reads"),
         Err(_) => Ok(()),
         Ok(opened) => {
-            // a reader that saw it closed would take that for the end, and be gone; the process closes it at its own
+            // a reader would take a close for the end of the data, so the pipe stays open until the
+            // process exits
             std::mem::forget(opened);
             Ok(())
         }
     }
 }
 
-/// From `fcntl.h` and `errno.h` of Linux.
+/// The values in `fcntl.h` and `errno.h` of Linux.
 const O_NONBLOCK: i32 = 0o4000;
 const ENXIO: i32 = 6;
 
@@ -150,17 +155,17 @@ fn describe(found: FileType) -> &'static str {
     }
 }
 
-/// True if both are one file, or would be.
+/// Returns true if both paths are one file, or would be.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (fs::metadata(a), fs::metadata(b)) {
         (Ok(a), Ok(b)) => a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        (Err(_), Err(_)) => matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b),
+        (Err(_), Err(_)) => matches!((future_path(a), future_path(b)), (Ok(a), Ok(b)) if a == b),
         _ => false,
     }
 }
 
-/// Where a file that is not there yet would come to lie.
-fn place(path: &Path) -> io::Result<PathBuf> {
+/// Returns the path that a file that does not exist yet would have, with links resolved.
+fn future_path(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     // as many links as Linux follows
     for _ in 0..40 {
@@ -214,13 +219,13 @@ mod tests {
         ] {
             assert!(!refused(input, output), "{input} {output}");
         }
-        // neither is there yet
+        // neither exists yet
         let (new, dangling) = (at("new"), at("dangling"));
         assert!(
             check(&[FileOption::output("--metrics", &new), FileOption::output("--trace", &dangling)])
                 .is_err()
         );
-        // two that are only read may be one, and /dev/null takes everything
+        // two files that are only read may be one, and /dev/null takes everything
         let a = at("a");
         assert!(check(&[FileOption::input("--init", &a), FileOption::input("--resume", &a)]).is_ok());
         let null = Path::new("/dev/null");

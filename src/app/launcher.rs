@@ -1,18 +1,20 @@
-//! Whether the job is what the launcher meant it to be.
+//! Checks that the job has the size that the launcher gave it.
 //!
-//! Where MPI and the launcher do not know each other (`srun` with the wrong `--mpi`, the `mpiexec` of another MPI), each of the N
-//! processes is a job of one rank: N serial runs that look right. So a job of one rank asks the environment how many were started.
+//! Where MPI and the launcher do not know each other (`srun` with the wrong `--mpi`, the `mpiexec`
+//! of another MPI), each of the N processes is a job of one rank: N serial runs that look right. So
+//! a job of one rank looks up in the environment how many processes were started.
 
 use std::env;
 
 use crate::comm::{World, library_version};
 use crate::{Error, Result};
 
-/// What launchers call the number of processes. That of an `mpiexec` goes before Slurm's, which is about the whole allocation
-/// there; under `srun` it is about the step.
+/// The variables in which launchers set the number of processes. That of an `mpiexec` takes
+/// precedence over Slurm's, which counts the whole allocation there; under `srun` it counts the
+/// step.
 const NUM_TASKS: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"];
 
-/// Refuses a job of one rank that was to be one of several. Not collective.
+/// Refuses a job of one rank that the launcher started as one of several. Not collective.
 ///
 /// # Errors
 /// The launcher has started several processes, and MPI sees one.
@@ -26,7 +28,8 @@ fn check_size(size: usize, variable: impl Fn(&str) -> Option<String>, library: &
         Some((name, number)) if size == 1 && number > 1 => {
             let doing = "joining the job";
             let way_out = format!(
-                "srun --mpi=list shows what Slurm offers (pmix for Open MPI, pmi2 for MPICH), and mpiexec must be that of {library}; for a run on one rank, unset {name}"
+                "srun --mpi=list shows what Slurm offers (pmix for Open MPI, pmi2 for MPICH), and mpiexec \
+                 must be that of {library}; for a run on one rank, unset {name}"
             );
             Err(Error::input(
                 doing,
@@ -37,26 +40,30 @@ fn check_size(size: usize, variable: impl Fn(&str) -> Option<String>, library: &
     }
 }
 
-/// What launchers call the number of processes of what they have just started, which a batch script's environment does not have.
+/// The variables in which launchers set the number of the processes that they have just started. A
+/// batch script's environment does not have them.
 const STARTED: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
 
-/// True if a launcher says that this process is one of several. Not collective.
+/// Returns true if a launcher says that this process is one of several. Not collective.
 pub(super) fn announces_several() -> bool {
     let number = |name: &str| env::var(name).ok()?.parse::<usize>().ok();
     STARTED.iter().find_map(|name| number(name)).is_some_and(|number| number > 1)
 }
 
-/// The variables in which launchers say a process's rank, wrong ones among them.
+/// The variables in which launchers set a process's rank, wrong ones among them.
 const RANKS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
 
-/// This process's rank as the launcher has it, for messages from before MPI is up.
+/// Returns this process's rank according to the launcher, for messages printed before MPI has
+/// started.
 pub(super) fn announced_rank() -> Option<usize> {
     RANKS.iter().find_map(|name| env::var(name).ok()?.parse().ok())
 }
 
-/// True for the one process of those that do not see each other that may say so.
+/// Returns true on exactly one of several processes that do not see each other, the one that may
+/// print.
 pub(super) fn speaks() -> bool {
-    // some of them are wrong, depending on the launcher, but on one process only they are all 0
+    // some of the variables are wrong, depending on the launcher, but on one process only they are
+    // all 0
     RANKS.iter().filter_map(|name| env::var(name).ok()).all(|rank| rank == "0")
 }
 

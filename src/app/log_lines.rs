@@ -1,8 +1,9 @@
-//! Log lines on stderr: time, level, step, message. Rank 0 speaks; other ranks only to warn, with their number in front.
+//! Log lines on stderr: time, level, step, message. Rank 0 logs; other ranks log only warnings and
+//! errors, prefixed with their rank.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use env_logger::{Builder, Env, Target};
 use log::LevelFilter;
@@ -13,12 +14,13 @@ use crate::comm::{World, rank_for_messages};
 /// The step that log lines name; `u64::MAX` before training.
 static STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Says which step is being done.
+/// Sets the step that log lines name.
 pub fn set_step(step: u64) {
     STEP.store(step, Ordering::Relaxed);
 }
 
-/// Starts logging. On rank 0 `RUST_LOG` overrides `options`; the others only warn. Not collective; once per process.
+/// Starts logging. On rank 0 `RUST_LOG` overrides `options`; other ranks log from level warn. Not
+/// collective; once per process.
 pub fn start(world: &World, options: &CommonOptions) {
     let level = match options {
         _ if !world.is_root() => LevelFilter::Warn,
@@ -41,7 +43,7 @@ pub fn start(world: &World, options: &CommonOptions) {
         writeln!(
             buffer,
             "{} {:<5}{rank}{step}{colon} {}",
-            clock(SystemTime::now()),
+            humantime::format_rfc3339_seconds(SystemTime::now()),
             record.level(),
             record.args()
         )
@@ -51,7 +53,7 @@ pub fn start(world: &World, options: &CommonOptions) {
     let _ = builder.try_init();
 }
 
-/// Stderr, or the lines above the progress bar while there is one.
+/// A writer to stderr, above the progress bar while there is one.
 struct AboveTheBar;
 
 impl Write for AboveTheBar {
@@ -65,36 +67,5 @@ impl Write for AboveTheBar {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
-    }
-}
-
-/// `2026-01-31T12:34:56Z`.
-pub(super) fn clock(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // the calendar of H. Hinnant, "chrono-compatible low-level date algorithms", for days since 1970
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn the_clock_knows_leap_years() {
-        let at = |seconds| clock(UNIX_EPOCH + Duration::from_secs(seconds));
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_827_696), "2000-02-29T12:34:56Z");
-        assert_eq!(at(1_798_761_599), "2026-12-31T23:59:59Z");
     }
 }

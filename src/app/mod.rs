@@ -1,4 +1,5 @@
-//! What every program shares: MPI up, arguments read, log lines set up, one exit code for the job.
+//! The frame of every program: starts MPI, reads the arguments, sets up logging, and returns one
+//! exit code for the job.
 
 mod command_line;
 mod files;
@@ -10,7 +11,7 @@ mod trace_file;
 mod watchdog;
 
 use std::io::{ErrorKind, Write};
-use std::process::{ExitCode, Termination};
+use std::process::ExitCode;
 
 use clap::Parser;
 
@@ -26,16 +27,17 @@ pub use options::{CommonOptions, Program, parse_time};
 pub use progress::{Progress, ProgressMode};
 pub use trace_file::{Summary, Trace};
 
-/// Prints a line on stderr in one piece, so that those of several ranks do not mix.
+/// Prints a line on stderr in one write, so that the lines of several ranks do not mix.
 fn say(line: &str) {
-    // there is nobody left to tell that stderr is gone
+    // if stderr is gone, there is nobody left to tell
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// The version of the suite.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Prints a line on stdout. A reader that has gone away is no failure; a full disk is. Not collective.
+/// Prints a line on stdout. A reader that has gone away is not an error; a full disk is. Not
+/// collective.
 ///
 /// # Errors
 /// The line cannot be written.
@@ -47,21 +49,45 @@ pub fn print_line(line: &str) -> Result<()> {
     }
 }
 
-/// The exit code of a job that stopped before its end, with a checkpoint to go on from: `EX_TEMPFAIL` of sysexits.h, which
-/// batch scripts take as "start me again".
+/// The exit code of a job that stopped before its end with a checkpoint to continue from:
+/// `EX_TEMPFAIL` of sysexits.h, which batch scripts take as "start me again".
 pub const STOPPED: u8 = 75;
 
-/// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the ranks, starts the log, looks at
-/// the files that options name, calls `run`, writes the trace if one is wanted, and returns the exit code of the process: that of what
-/// `run` returns if it succeeds.
+/// The end of a program's run. A program without a pipeline returns an exit code or nothing, which
+/// converts to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Finished {
+    /// The exit code of the program.
+    pub exit_code: ExitCode,
+    /// The share of the ranks' time that a pipeline's schedule leaves idle, with which a trace
+    /// compares the measured one.
+    pub expected_bubble: Option<f64>,
+}
+
+impl From<ExitCode> for Finished {
+    fn from(exit_code: ExitCode) -> Finished {
+        Finished { exit_code, expected_bubble: None }
+    }
+}
+
+impl From<()> for Finished {
+    fn from((): ()) -> Finished {
+        ExitCode::SUCCESS.into()
+    }
+}
+
+/// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the
+/// ranks, starts logging, checks the files that options name, calls `run`, writes the trace if one
+/// is wanted, and returns the exit code of the process: that of the result of `run` if it succeeds.
 ///
-/// A command line that is wrong, on whichever ranks, is explained once, with exit code 2 on all. An error that all ranks agree on
-/// ([`Error::Agreed`]) is printed once and ends the job in good order; any other error is one rank's alone, so that rank
-/// prints it and takes the whole job down at once, for the others may be waiting for it. Subnormal numbers are flushed to
-/// zero while `run` runs.
-pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
+/// A wrong command line, on whichever ranks, is explained once, with exit code 2 on all. An error
+/// that all ranks agree on ([`Error::Agreed`]) is printed once and ends the job in good order. Any
+/// other error belongs to one rank, which prints it and aborts the whole job at once, because the
+/// others may be waiting for it. Subnormal numbers are flushed to zero while `run` runs.
+pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
     let line = CommandLine::<A>::read();
-    // --help and --version need no MPI, unless others wait in it: on some clusters it does not start on the nodes for logging in
+    // --help and --version need no MPI, which does not start on the login nodes of some clusters,
+    // unless other ranks wait in it
     if line.shows_text() && !launcher::announces_several() {
         line.show();
         return ExitCode::SUCCESS;
@@ -95,7 +121,7 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
         Err(error) => Err(error),
     };
     match outcome {
-        Ok(done) => done.report(),
+        Ok(exit_code) => exit_code,
         Err(error @ Error::Agreed { .. }) => {
             if world.is_root() {
                 say(&format!("error: {error}"));
@@ -113,7 +139,8 @@ pub fn main<A: Program, T: Termination>(run: impl FnOnce(&World, &A) -> Result<T
     }
 }
 
-/// Runs a program that needs no MPI and is started by itself, and returns the exit code of the process.
+/// Runs a program that uses no MPI and is a single process, and returns the exit code of the
+/// process.
 pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
     if launcher::announces_several() {
         return refuse_several::<A>();
@@ -124,8 +151,8 @@ pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Refuses to be one of several processes, for a program that has no ranks. Others beside it may wait for it in MPI, so it joins them to
-/// say no.
+/// Refuses to be one of several processes, for a program that has no ranks. Other programs in the
+/// job may wait for it in MPI, so it joins them to refuse.
 fn refuse_several<A: Parser>() -> ExitCode {
     let line =
         CommandLine::<A>::refused("this program runs as a single process; start it without mpiexec or srun");
@@ -139,21 +166,27 @@ fn refuse_several<A: Parser>() -> ExitCode {
     }
 }
 
-fn observed<A: Program, T>(
+fn observed<A: Program, T: Into<Finished>>(
     world: &World,
     arguments: &A,
     run: impl FnOnce(&World, &A) -> Result<T>,
-) -> Result<T> {
+) -> Result<ExitCode> {
     let checked = if world.is_root() { arguments.check_files().map(Some) } else { Ok(None) };
     world.communicator().agree_with_root(checked)?;
     let Some(path) = &arguments.common().trace else {
-        return run(world, arguments);
+        return run(world, arguments).map(|done| done.into().exit_code);
     };
     let trace = Trace::start(world, path, A::command().get_name())?;
-    let outcome = run(world, arguments);
-    // where all ranks agree on an error, they can still bring their records together
-    if matches!(outcome, Ok(_) | Err(Error::Agreed { .. })) {
-        trace.finish(world)?;
+    match run(world, arguments).map(Into::into) {
+        Ok(Finished { exit_code, expected_bubble }) => {
+            trace.finish(world, expected_bubble)?;
+            Ok(exit_code)
+        }
+        // where all ranks agree on an error, they can still gather their records
+        Err(error @ Error::Agreed { .. }) => {
+            trace.finish(world, None)?;
+            Err(error)
+        }
+        Err(error) => Err(error),
     }
-    outcome
 }

@@ -1,4 +1,4 @@
-//! What all programs have in common on the command line.
+//! The options that all programs have in common.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,30 +8,31 @@ use clap::Parser;
 use super::files::{self, FileOption};
 use crate::Result;
 
-/// The options of every program: how much is said, what is written down, and when a job that hangs is ended.
+/// The options of every program: verbosity, the trace, and the watchdog.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct CommonOptions {
-    /// Write what every rank did when to this file, for ui.perfetto.dev or chrome://tracing
+    /// Write a trace of what every rank did, and when, to this file, for ui.perfetto.dev or
+    /// chrome://tracing
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub trace: Option<PathBuf>,
 
-    /// End the job with exit code 1 if a rank does nothing for this long (300s), from the start of MPI on, after every rank has
-    /// said where it stands; to be longer than anything that ranks wait for in a good run, such as a checkpoint, or a
-    /// slower rank's first pass over the data
+    /// End the job with exit code 1 if a rank makes no progress for this long (300s), from the
+    /// start of MPI on, after every rank has said where it is. Choose a time longer than any wait
+    /// in a good run, such as that for a checkpoint or for a slower rank's first pass over the data
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Machine")]
     pub watchdog: Option<Duration>,
 
-    /// Say more; twice for everything
+    /// Log more; twice for everything
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
 
-    /// Say only what went wrong
+    /// Log only warnings and errors
     #[arg(short, long, conflicts_with = "verbose", global = true)]
     pub quiet: bool,
 }
 
 impl CommonOptions {
-    /// The files that these options name.
+    /// Returns the files that these options name.
     pub fn files(&self) -> Vec<FileOption<'_>> {
         self.trace.iter().map(|path| FileOption::output("--trace", path)).collect()
     }
@@ -39,22 +40,23 @@ impl CommonOptions {
 
 /// The command line of a program.
 pub trait Program: Parser {
-    /// The options that it shares with every other.
+    /// Returns the options that all programs share.
     fn common(&self) -> &CommonOptions;
 
-    /// Looks at the files that options name before any of them is opened: see [`files::check`]. Not collective; rank 0 does it.
+    /// Checks the files that options name before any of them is opened: see [`files::check`]. Not
+    /// collective; rank 0 calls it.
     ///
     /// # Errors
-    /// A file cannot be used as the option says.
+    /// A file cannot be used as its option says.
     fn check_files(&self) -> Result<()> {
         files::check(&self.common().files())
     }
 }
 
-/// Reads a time with its unit; not 0, and not months, which `10M` would be.
+/// Parses a time with its unit: not 0, and not months, which `10M` would be.
 ///
 /// # Errors
-/// It is none; what was expected.
+/// The text is not such a time; the message says what was expected.
 pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
     const MONTH: Duration = Duration::from_secs(28 * 86_400);
     match humantime::parse_duration(text) {

@@ -1,7 +1,8 @@
-//! The progress bar: on the terminal that the job was started from, and nowhere else.
+//! The progress bar, on the terminal that the job was started from.
 //!
-//! A launcher reads its ranks' stderr through a pipe, so no rank has a terminal of its own. Rank 0 therefore looks at the
-//! launcher's: if the stderr of the process that started it is a terminal of this machine, the bar is drawn there.
+//! A launcher reads its ranks' stderr through a pipe, so no rank has a terminal of its own. Rank 0
+//! therefore looks for the launcher's: if the stderr of the process that started it is a terminal
+//! of this machine, the bar is drawn there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, stderr};
@@ -11,7 +12,7 @@ use std::sync::Mutex;
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// When to draw the bar.
+/// The condition under which the bar is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ProgressMode {
     /// When the job was started from a terminal
@@ -23,7 +24,7 @@ pub enum ProgressMode {
 /// The bar on screen, for log lines to be printed above it.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Redraws a second.
+/// Redraws per second.
 const RATE: u8 = 10;
 
 /// A progress bar that may be invisible.
@@ -32,8 +33,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar over `num_steps` steps, of which `done` were done before; invisible unless `speaks`, which only one rank may pass,
-    /// and `mode` finds a terminal.
+    /// Creates a bar over `num_steps` steps, of which `done` were done before. It is invisible
+    /// unless `speaks`, which only one rank may pass, and `mode` finds a terminal.
     pub fn new(done: u64, num_steps: u64, speaks: bool, mode: ProgressMode) -> Progress {
         let target = if speaks && mode == ProgressMode::Auto { target() } else { None };
         let bar = target.map(|target| {
@@ -42,7 +43,7 @@ impl Progress {
                 ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = ProgressBar::with_draw_target(Some(num_steps), target)
                 .with_style(style.progress_chars("━╸ "));
-            // what was done before says nothing about the rate
+            // steps done before say nothing about the rate
             bar.set_position(done);
             bar.tick();
             bar.reset_eta();
@@ -54,7 +55,7 @@ impl Progress {
         Progress { bar }
     }
 
-    /// Moves the bar; `message` is made only when there is one.
+    /// Moves the bar to `step`; `message` is called only if there is a bar.
     pub fn set(&self, step: u64, message: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {
             bar.set_message(message());
@@ -74,7 +75,7 @@ impl Drop for Progress {
     }
 }
 
-/// Prints `line` above the bar; false if there is none.
+/// Prints `line` above the bar; returns false if there is none.
 pub(super) fn print_above(line: &str) -> bool {
     match BAR.lock().ok().as_deref() {
         Some(Some(bar)) => {
@@ -95,7 +96,8 @@ fn target() -> Option<ProgressDrawTarget> {
     Some(ProgressDrawTarget::term(Term::read_write_pair(read, write), RATE))
 }
 
-/// The terminal that is the stderr of the launcher: of the nearest ancestor whose name is that of one.
+/// Returns the terminal of the launcher's stderr. The launcher is the nearest ancestor process with
+/// the name of one.
 fn launcher_terminal() -> Option<PathBuf> {
     const LAUNCHERS: [&str; 7] =
         ["mpiexec", "mpirun", "orterun", "prterun", "mpiexec.hydra", "hydra_pmi_proxy", "srun"];

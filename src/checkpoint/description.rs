@@ -1,4 +1,4 @@
-//! What a checkpoint says about itself, besides the tensors.
+//! The attributes of a checkpoint: its position in the run and the run's settings.
 
 use std::collections::BTreeMap;
 
@@ -8,42 +8,42 @@ use serde_json::Value;
 /// Named settings of a run, in alphabetic order.
 pub type Settings = BTreeMap<String, Value>;
 
-/// Where a run stands and what it is. Attributes of the file's root.
+/// The position and the settings of a run. Attributes of the file's root.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Description {
     /// Steps done.
     pub step: u64,
     /// Whole epochs done.
     pub epoch: u64,
-    /// Steps done of the epoch after those.
+    /// Steps done in the current epoch.
     pub step_in_epoch: u64,
-    /// The mean loss over the batch of the last of these steps, if it is known.
+    /// The mean loss over the batch of the last step, if it is known.
     pub loss: Option<f64>,
     /// Seed of initial weights, order and synthetic data.
     pub seed: u64,
-    /// The network.
+    /// The name of the network.
     pub model: String,
-    /// What may not change when the run goes on.
+    /// The settings that must not change when the run continues.
     pub config: Settings,
-    /// What may.
+    /// The settings that may change.
     pub options: Settings,
     /// Program, ranks and versions that wrote the file.
     pub written_by: Settings,
 }
 
-/// A setting that two runs do not share.
+/// A setting in which two runs differ.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
-    /// Its name.
+    /// The name of the setting.
     pub name: String,
-    /// In the checkpoint, if it is there.
+    /// The value in the checkpoint, if it has one.
     pub before: Option<Value>,
-    /// In this run, if it is there.
+    /// The value in this run, if it has one.
     pub now: Option<Value>,
 }
 
 impl Difference {
-    /// All settings that differ.
+    /// Returns all settings that differ.
     pub fn between(before: &Settings, now: &Settings) -> Vec<Difference> {
         let mut names: Vec<&String> = before.keys().chain(now.keys()).collect();
         names.sort();

@@ -8,19 +8,20 @@ use std::time::Duration;
 use super::Checkpoint;
 use crate::{Error, Result};
 
-/// The name of the checkpoint after step `step`.
+/// Returns the file name of the checkpoint after step `step`.
 pub fn file_name(step: u64) -> String {
     format!("step-{step:08}.h5")
 }
 
-/// The step that a file name tells, if it is that of a checkpoint.
+/// Returns the step in the file name of a checkpoint, or `None` for any other name.
 pub fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?.strip_suffix(".h5")?;
     let step = digits.parse().ok()?;
     (file_name(step) == name).then_some(step)
 }
 
-/// Step and path of the checkpoints in `directory`, oldest first; none if there is no such directory. Not collective.
+/// Lists step and path of the checkpoints in `directory`, oldest first; none if the directory does
+/// not exist. Not collective.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -31,10 +32,10 @@ pub fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     })
 }
 
-/// True if the fault is the path's and not the system's: a file that is none or not of this kind, a circle of links, or a name that is
-/// too long.
+/// Returns true if the path is at fault and not the system: it does not exist, is not of the
+/// expected kind, is a circle of links, or is too long.
 pub(super) fn names_nothing(error: &io::Error) -> bool {
-    /// From `errno.h` of Linux.
+    /// The value in `errno.h` of Linux.
     const ELOOP: i32 = 40;
     use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
     matches!(error.kind(), NotFound | NotADirectory | InvalidFilename) || error.raw_os_error() == Some(ELOOP)
@@ -56,15 +57,15 @@ fn entries(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// What a directory had to offer.
+/// The result of a search for the newest sound checkpoint of a directory.
 pub struct Found {
-    /// The newest checkpoint that is sound, if there is one.
+    /// The newest sound checkpoint, if there is one.
     pub checkpoint: Option<Checkpoint>,
-    /// Why each newer one is not, or cannot be read, with its name.
+    /// For each newer checkpoint, its name and the reason why it is not sound or cannot be read.
     pub damaged: Vec<Error>,
 }
 
-/// Looks for the newest sound checkpoint in `directory`. Not collective.
+/// Finds the newest sound checkpoint in `directory`. Not collective.
 ///
 /// # Errors
 /// The directory cannot be read, or none of its checkpoints is sound and one could not be read.
@@ -72,10 +73,12 @@ pub fn newest_sound(directory: &Path) -> Result<Found> {
     newest_acceptable(directory, &|_| Ok(()))
 }
 
-/// The same for the newest sound checkpoint that `accept` does not refuse; one that it does counts as damaged. Not collective.
+/// Finds the newest sound checkpoint that `accept` does not refuse; a refused one counts as
+/// damaged. Not collective.
 ///
 /// # Errors
-/// As [`newest_sound`].
+/// The directory cannot be read, or none of its checkpoints is sound and accepted and one could not
+/// be read.
 pub fn newest_acceptable(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Found> {
     loop {
         let mut found = Found { checkpoint: None, damaged: Vec::new() };
@@ -98,9 +101,9 @@ pub fn newest_acceptable(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Resul
                         .damaged
                         .push(Error::input(format!("reading the checkpoint {}", path.display()), why));
                 }
-                // another job has removed it, and written others meanwhile
+                // another job has removed it and may have written others
                 Err(_) if has_gone(&path) => has_vanished = true,
-                // of one that cannot be read nobody knows what it holds, and the one before it will do
+                // the contents of an unreadable file are unknown, and an older one serves
                 Err(error) => found.damaged.push(error),
             }
         }
@@ -119,29 +122,35 @@ fn has_gone(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Removes all but the newest `keep` of the checkpoints up to step `step` (none if `keep` is 0); calls `told` after each. Newer
-/// ones are not counted: they are damaged, or another job's. Not collective.
+/// Removes all but the newest `keep` of the checkpoints up to step `step` (none if `keep` is 0),
+/// and calls `after_each` after each removal. Newer ones are not counted: they are damaged, or
+/// another job's. Not collective.
 ///
 /// # Errors
 /// A file cannot be removed.
-pub(super) fn prune(directory: &Path, step: u64, keep: usize, told: &mut dyn FnMut()) -> io::Result<()> {
+pub(super) fn prune(
+    directory: &Path,
+    step: u64,
+    keep: usize,
+    after_each: &mut dyn FnMut(),
+) -> io::Result<()> {
     let mut checkpoints = entries(directory)?;
     checkpoints.retain(|(other, _)| *other <= step);
     let num_old = if keep == 0 { 0 } else { checkpoints.len().saturating_sub(keep) };
     let mut outcome = Ok(());
     for (_, path) in checkpoints.into_iter().take(num_old) {
         let removed = remove(&path);
-        told();
+        after_each();
         outcome = outcome.and(removed);
     }
     outcome
 }
 
-/// Removes the oldest of the checkpoints before the newest sound one that is of step `step` or earlier, and returns which; nothing if
-/// there is none. Not collective.
+/// Removes the oldest checkpoint before the newest sound one of step `step` or earlier, and returns
+/// its path; removes nothing if there is no such checkpoint. Not collective.
 ///
 /// # Errors
-/// The directory cannot be read, or the file not removed.
+/// The directory cannot be read, or the file cannot be removed.
 pub(super) fn make_room(directory: &Path, step: u64) -> Result<Option<PathBuf>> {
     let Some(newest) = newest_sound(directory)?.checkpoint else { return Ok(None) };
     let end = newest.description.step.min(step);
@@ -151,11 +160,11 @@ pub(super) fn make_room(directory: &Path, step: u64) -> Result<Option<PathBuf>> 
     Ok(Some(oldest))
 }
 
-/// Nobody has written to a file for so long: whoever began it has died.
+/// The age after which a temporary file counts as abandoned by a job that died.
 const ABANDONED: Duration = Duration::from_secs(15 * 60);
 
-/// Removes the temporary files of jobs that died while they wrote to `directory`, but not those of one that may still be at it: another
-/// incarnation of this job, perhaps, with its last checkpoint. Not collective.
+/// Removes the temporary files of jobs that died while they wrote to `directory`. Recent ones stay:
+/// another incarnation of this job may still be writing its last checkpoint. Not collective.
 ///
 /// # Errors
 /// A file cannot be removed.
@@ -164,7 +173,7 @@ pub fn remove_temporaries(directory: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with(".step-") && name.ends_with(".tmp") {
-            // one that has just gone is nobody's either
+            // a file that has just vanished needs no removal
             let modified = entry.metadata().and_then(|file| file.modified());
             if modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED)) {
                 remove(&entry.path())?;

@@ -1,4 +1,4 @@
-//! From a file back to tensors.
+//! Reading checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use hdf5::types::VarLenUnicode;
 use hdf5::{Group, Location};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::seal::{self, Found};
+use super::seal::{self, Origin};
 use super::{Description, Settings, group_name};
 use crate::error::hdf5_hint;
 use crate::nn::hash_values;
@@ -19,19 +19,19 @@ pub struct Tensor {
     pub group: String,
     /// The tensor's name in the model.
     pub name: String,
-    /// Its shape.
+    /// The shape of the tensor.
     pub shape: Vec<usize>,
 }
 
 /// An open file that has been found sound.
 pub struct Checkpoint {
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What it says about itself.
+    /// The attributes of the file.
     pub description: Description,
-    /// The hash of all parameters' bits in logical order, in hexadecimal; empty in a file that is not ours.
+    /// The hash of all parameters' bits in logical order, in hexadecimal; empty in a foreign file.
     pub parameters_digest: String,
-    /// Its tensors, group by group; within a group in the order of their names.
+    /// The tensors of the file, group by group; within a group in the order of their names.
     pub tensors: Vec<Tensor>,
     file: hdf5::File,
     is_sealed: bool,
@@ -41,41 +41,43 @@ impl Checkpoint {
     /// Opens `path` after comparing every byte with the seal. Not collective.
     ///
     /// # Errors
-    /// It cannot be read, is damaged, or was written by something else.
+    /// The file cannot be read, is damaged, or was not written by Phalanx.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         match seal::check(path)? {
-            Found::Sealed => read(path, true),
-            Found::Foreign => Err(Error::input(
+            Origin::Sealed => read(path, true),
+            Origin::Foreign => Err(Error::input(
                 format!("reading the checkpoint {}", path.display()),
                 "it is an HDF5 file that Phalanx has not written; --init takes weights from such a file",
             )),
         }
     }
 
-    /// The same for any HDF5 file that holds tensors under `/model`: what Phalanx has not written has no checksums. Not
-    /// collective.
+    /// Opens any HDF5 file that holds tensors under `/model`; a foreign file has no checksums to
+    /// verify. Not collective.
     ///
     /// # Errors
-    /// It cannot be read or is damaged.
+    /// The file cannot be read or is damaged.
     pub fn open_weights(path: &Path) -> Result<Checkpoint> {
-        let is_sealed = seal::check(path)? == Found::Sealed;
+        let is_sealed = seal::check(path)? == Origin::Sealed;
         read(path, is_sealed)
     }
 
-    /// True if the file is sealed, and nothing in it can have changed unseen.
+    /// Returns true if the file is sealed, so that a change of any byte would have been detected.
     pub fn is_sealed(&self) -> bool {
         self.is_sealed
     }
 
-    /// True if the file has any tensor in this group.
+    /// Returns true if the file has any tensor in `group`.
     pub fn has_group(&self, group: &str) -> bool {
         self.tensors.iter().any(|tensor| tensor.group == group)
     }
 
-    /// The values of a tensor, checked against their own checksum. Not collective.
+    /// Reads the values of a tensor and verifies them against the tensor's own checksum. Not
+    /// collective.
     ///
     /// # Errors
-    /// There is no such tensor, it has not `shape`, it is damaged, or the HDF5 library cannot read it.
+    /// The tensor does not exist, does not have `shape`, is damaged, or the HDF5 library cannot
+    /// read it.
     pub fn read(&self, group: &str, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let fail =
             |why: String| Error::input(format!("reading /{group}/{name} of {}", self.path.display()), why);
@@ -101,7 +103,8 @@ impl Checkpoint {
     }
 }
 
-/// What the HDF5 library says: of a file whose every byte is right, nothing against the file.
+/// Turns an error of the HDF5 library into ours. In a sealed file, whose every byte is right, the
+/// file is not at fault.
 fn library(path: &Path, is_sealed: bool, error: &hdf5::Error) -> Error {
     let hint = hdf5_hint(&error.to_string());
     let (doing, why) = (format!("reading {}", path.display()), format!("HDF5: {error}{hint}"));
@@ -132,7 +135,7 @@ fn read(path: &Path, is_sealed: bool) -> Result<Checkpoint> {
     Ok(Checkpoint { path: path.to_owned(), description, parameters_digest, tensors, file, is_sealed })
 }
 
-/// `model` and every `optimizer/SLOT`.
+/// Returns `model` and every `optimizer/SLOT`.
 fn groups(root: &Group) -> hdf5::Result<Vec<(Group, String)>> {
     let mut found = vec![(root.group("model")?, group_name(None))];
     if let Ok(optimizer) = root.group("optimizer") {
@@ -153,7 +156,7 @@ fn describe(file: &hdf5::File) -> hdf5::Result<Description> {
         step: number("step")?,
         epoch: number("epoch")?,
         step_in_epoch: number("step_in_epoch")?,
-        // not in the files of the first versions
+        // the first versions of the format did not have it
         loss: file.attr("loss").and_then(|loss| loss.read_scalar()).ok(),
         seed: number("seed")?,
         model: text(file, "model")?,

@@ -1,6 +1,8 @@
-//! The user block in front of the HDF5 part: a line that says what the file is, its length, and a checksum of all the rest.
+//! The user block in front of the HDF5 part: a title line, the length of the file, and a checksum
+//! of the rest.
 //!
-//! HDF5 leaves the user block to the application, and its readers skip it (HDF5 File Format Specification, §II.A).
+//! HDF5 leaves the user block to the application, and its readers skip it (HDF5 File Format
+//! Specification, §II.A).
 
 use std::fs::File;
 use std::io::Read;
@@ -20,16 +22,17 @@ const HDF5_SIGNATURE: &[u8] = b"\x89HDF\r\n\x1a\n";
 /// The first line, with the version of the format.
 const TITLE: &str = "Phalanx checkpoint, format 1";
 
-/// What a file turned out to be.
+/// The program that wrote a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
-    /// One of ours, every byte as it was written.
+pub(super) enum Origin {
+    /// Phalanx; every byte is as it was written.
     Sealed,
-    /// An HDF5 file that somebody else wrote.
+    /// Another program that writes HDF5.
     Foreign,
 }
 
-/// The seal of a file of `length` bytes in all, whose bytes after the seal hash to `digest`.
+/// Returns the seal of a file of `length` bytes in all, whose bytes after the seal hash to
+/// `digest`.
 pub(super) fn make(length: u64, digest: u128) -> [u8; LEN] {
     let mut seal = [b'\n'; LEN];
     let text = format!("{TITLE}\nbytes {length}\nxxh3_128 {digest:032x}\n");
@@ -40,29 +43,30 @@ pub(super) fn make(length: u64, digest: u128) -> [u8; LEN] {
 /// Reads all of the file `path` and checks it against its seal. Not collective.
 ///
 /// # Errors
-/// It cannot be read ([`Error::Failed`]); it is missing, damaged, or no file of ours and no HDF5 file either ([`Error::Input`]).
-pub(super) fn check(path: &Path) -> Result<Found> {
+/// The file cannot be read ([`Error::Failed`]); or it is missing, damaged, or neither a checkpoint
+/// nor an HDF5 file ([`Error::Input`]).
+pub(super) fn check(path: &Path) -> Result<Origin> {
     let doing = || format!("reading the checkpoint {}", path.display());
     let fail = |why: String| Error::input(doing(), why);
     let system = |error: std::io::Error| match names_nothing(&error) {
         true => Error::input(doing(), error),
         false => Error::failed(doing(), error),
     };
-    // to open a pipe would be to wait for somebody who writes to it
+    // opening a pipe would block until another process writes to it
     if !path.metadata().map_err(system)?.is_file() {
-        return Err(fail("it is no file but a directory, a pipe or a device".into()));
+        return Err(fail("it is a directory, a pipe or a device, not a file".into()));
     }
     let mut file = File::open(path).map_err(system)?;
     let mut seal = Vec::with_capacity(LEN);
     Read::by_ref(&mut file).take(LEN as u64).read_to_end(&mut seal).map_err(system)?;
     if seal.starts_with(HDF5_SIGNATURE) {
-        return Ok(Found::Foreign);
+        return Ok(Origin::Foreign);
     }
     if seal.is_empty() {
         return Err(fail("it is empty".into()));
     }
     if !seal.starts_with(b"Phalanx checkpoint") {
-        return Err(fail("it is no checkpoint of Phalanx, or its beginning is damaged".into()));
+        return Err(fail("it is not a Phalanx checkpoint, or its beginning is damaged".into()));
     }
     let mut hash = Xxh3::new();
     let mut length = seal.len() as u64;
@@ -76,7 +80,7 @@ pub(super) fn check(path: &Path) -> Result<Found> {
         length += num_read as u64;
     }
     if seal == make(length, hash.digest128()) {
-        return Ok(Found::Sealed);
+        return Ok(Origin::Sealed);
     }
     let text = String::from_utf8_lossy(&seal);
     let mut lines = text.lines();
@@ -86,7 +90,7 @@ pub(super) fn check(path: &Path) -> Result<Found> {
         Some(wanted) if wanted != length => {
             format!("it is damaged: it has {length} bytes, and was written with {wanted}")
         }
-        _ if title != TITLE => format!("it says {title:?}, and this program reads {TITLE:?}"),
+        _ if title != TITLE => format!("its first line is {title:?}, and this program reads {TITLE:?}"),
         _ => "it is damaged: its bytes do not match its checksum".into(),
     }))
 }

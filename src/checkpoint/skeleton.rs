@@ -1,4 +1,5 @@
-//! The HDF5 file without its values: laid out by the HDF5 library in memory, so that a full disk never meets it.
+//! The HDF5 file without its values, laid out by the HDF5 library in memory, so that the library
+//! never meets a full disk.
 
 use std::fs::File;
 use std::io;
@@ -10,19 +11,20 @@ use hdf5::{Group, Location};
 use tempfile::NamedTempFile;
 
 use super::seal;
-use super::snapshot::{Entry, Snapshot};
+use super::snapshot::{Snapshot, TensorEntry};
 use crate::{Error, Result};
 
-/// A file in memory whose datasets are holes.
+/// A file in memory whose HDF5 datasets are not filled in.
 pub(super) struct Skeleton {
     pub(super) file: File,
-    /// For each entry of the snapshot where in the file its values belong.
+    /// For each tensor of the snapshot, the offset of its values in the file.
     pub(super) offsets: Vec<u64>,
     /// The length of the whole file.
     pub(super) len: u64,
 }
 
-/// Lays out the file for `snapshot`, whose tensors have these `checksums`, and whose parameters `digest`. Not collective.
+/// Lays out the file for `snapshot`, whose tensors have these `checksums` and whose parameters have
+/// this `digest`. Not collective.
 ///
 /// # Errors
 /// The HDF5 library failed.
@@ -33,7 +35,7 @@ pub(super) fn skeleton(snapshot: &Snapshot, checksums: &[u128], digest: u128) ->
 
 fn build(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> hdf5::Result<Skeleton> {
     let system = |error: io::Error| hdf5::Error::Internal(error.to_string());
-    // HDF5 opens files by name only; the name is gone again as soon as it has
+    // HDF5 opens files by name only; the name is removed as soon as the file is open
     let in_memory = NamedTempFile::new_in("/dev/shm").or_else(|_| NamedTempFile::new()).map_err(system)?;
     let options = hdf5::FileBuilder::new()
         .with_fcpl(|create| create.userblock(seal::LEN as u64).obj_track_times(false))
@@ -46,7 +48,7 @@ fn build(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> hdf5::Result<
     let mut offsets = Vec::new();
     let mut group: Option<(&str, Group)> = None;
     for (entry, checksum) in snapshot.entries().iter().zip(checksums) {
-        let Entry { group: path, name, shape, .. } = entry;
+        let TensorEntry { group: path, name, shape, .. } = entry;
         if group.as_ref().is_none_or(|(open, _)| open != path) {
             group = Some((path, create_group(&file, path)?));
         }
@@ -61,7 +63,8 @@ fn build(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> hdf5::Result<
         text(&dataset, "xxh3_128", &format!("{checksum:032x}"))?;
         let offset = dataset.offset();
         offsets.push(
-            offset.ok_or_else(|| hdf5::Error::Internal(format!("{path}/{name} has no place in the file")))?,
+            offset
+                .ok_or_else(|| hdf5::Error::Internal(format!("{path}/{name} has no offset in the file")))?,
         );
     }
     drop(group);
@@ -99,7 +102,7 @@ fn describe(file: &hdf5::File, snapshot: &Snapshot, digest: u128) -> hdf5::Resul
     Ok(())
 }
 
-/// `a/b`, with `a` made where it is missing.
+/// Opens the group `a/b`, creating groups that are missing.
 fn create_group(file: &hdf5::File, path: &str) -> hdf5::Result<Group> {
     let mut group = file.as_group()?;
     for part in path.split('/') {

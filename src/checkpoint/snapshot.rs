@@ -1,4 +1,4 @@
-//! The copy of a run's state that is written while the run goes on.
+//! The copy of a run's state that is written while training continues.
 
 use std::ops::Range;
 
@@ -10,40 +10,42 @@ use crate::nn::TensorSpec;
 /// The size of the smallest pages.
 const PAGE: usize = 4096;
 
-/// Values that are touched between two signs of life.
-const TOLD: usize = 1 << 24;
+/// The number of values that are touched between two reports of progress.
+const REPORTED: usize = 1 << 24;
 
-/// One tensor of the file.
+/// A tensor of the file and its place in the snapshot.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     /// The group: `model`, or `optimizer/SLOT`.
     pub(super) group: String,
     /// The tensor's name in the model.
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
-    /// Where its values lie in the snapshot.
+    /// The range of its values in the snapshot.
     pub(super) range: Range<usize>,
 }
 
-/// The group of the model's tensors (`slot` is `None`), or of what the optimizer keeps under the name `slot`.
+/// Returns the group of the model's tensors (`slot` is `None`), or of the optimizer's slot `slot`.
 pub fn group_name(slot: Option<&str>) -> String {
     slot.map_or_else(|| "model".to_owned(), |slot| format!("optimizer/{slot}"))
 }
 
-/// Whole tensors in the memory of rank 0: first the model's, then those of each slot of the optimizer.
+/// Whole tensors in the memory of rank 0: first the model's, then those of each slot of the
+/// optimizer.
 pub struct Snapshot {
-    /// What the file will say about itself.
+    /// The attributes of the file.
     pub description: Description,
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     values: Memory<f32>,
     num_tensors: usize,
 }
 
 impl Snapshot {
-    /// Memory for `tensors`, and for each of them in every one of `slots`. Not collective.
+    /// Allocates memory for `tensors`, and for each of them in every one of `slots`. Not
+    /// collective.
     ///
     /// # Errors
-    /// There is not that much memory.
+    /// There is not enough memory.
     pub fn new(tensors: &[TensorSpec], slots: &[&str]) -> Result<Snapshot> {
         let groups = std::iter::once(None).chain(slots.iter().copied().map(Some)).map(group_name);
         let mut entries = Vec::new();
@@ -53,36 +55,38 @@ impl Snapshot {
                 let start = end;
                 end += shape.iter().product::<usize>();
                 let (group, name, shape) = (group.clone(), name.clone(), shape.clone());
-                entries.push(Entry { group, name, shape, range: start..end });
+                entries.push(TensorEntry { group, name, shape, range: start..end });
             }
         }
         let values = Memory::zeroed(end)?;
         Ok(Snapshot { description: Description::default(), entries, values, num_tensors: tensors.len() })
     }
 
-    /// Writes to every page of the memory, so that filling it for the first time takes no longer than later: until then the system has
-    /// only promised it. Tells `told` now and then. Not collective.
-    pub(super) fn touch(&mut self, told: &mut dyn FnMut()) {
-        for block in self.values.chunks_mut(TOLD) {
+    /// Writes to every page of the memory, which the system assigns only on the first write, so
+    /// that the first snapshot takes no longer to fill than later ones. Calls `report` regularly.
+    /// Not collective.
+    pub(super) fn touch(&mut self, report: &mut dyn FnMut()) {
+        for block in self.values.chunks_mut(REPORTED) {
             block.iter_mut().step_by(PAGE / size_of::<f32>()).for_each(|value| *value = 0.0);
-            told();
+            report();
         }
     }
 
-    /// The values of tensor `number` of the model (`slot` is `None`) or of a slot, to fill in.
+    /// Returns the values of tensor `number` of the model (`slot` is `None`) or of a slot, to fill
+    /// in.
     pub fn tensor_mut(&mut self, slot: Option<usize>, number: usize) -> &mut [f32] {
         let section = slot.map_or(0, |slot| slot + 1);
         let range = self.entries[section * self.num_tensors + number].range.clone();
         &mut self.values[range]
     }
 
-    /// The tensors in the order of the file.
-    pub(super) fn entries(&self) -> &[Entry] {
+    /// Returns the tensors in the order of the file.
+    pub(super) fn entries(&self) -> &[TensorEntry] {
         &self.entries
     }
 
-    /// The values of a tensor.
-    pub(super) fn values(&self, entry: &Entry) -> &[f32] {
+    /// Returns the values of a tensor.
+    pub(super) fn values(&self, entry: &TensorEntry) -> &[f32] {
         &self.values[entry.range.clone()]
     }
 }

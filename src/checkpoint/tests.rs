@@ -92,14 +92,14 @@ fn the_name_appears_after_the_bytes_are_durable() {
 }
 
 #[test]
-fn a_value_that_is_no_number_is_not_published() {
+fn a_parameter_that_is_nan_is_not_published() {
     let directory = tempfile::tempdir().unwrap();
     let mut bad = snapshot(7);
     bad.tensor_mut(Some(1), 2)[5] = f32::INFINITY;
     write(&directory.path().join(file_name(6)), &bad, &mut |_| ()).unwrap();
     bad.tensor_mut(None, 2)[5] = f32::NAN;
     let why = write(&directory.path().join(file_name(7)), &bad, &mut |_| ()).unwrap_err().to_string();
-    assert!(why.contains("model/fc1.weight holds a value that is no finite number"), "{why}");
+    assert!(why.contains("model/fc1.weight holds a value that is NaN or infinite"), "{why}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
@@ -110,7 +110,7 @@ fn damaged_newer_files_do_not_crowd_out_sound_ones() {
         write_to(directory.path(), step);
     }
     fs::write(directory.path().join(file_name(30)), "torn").unwrap();
-    // left by a job that died, and of one that may still be at it
+    // left by a job that died, and by one that may still be writing
     for (name, age) in [(".step-00000040.h5.abc.tmp", 3600), (".step-00000041.h5.def.tmp", 60)] {
         let file = fs::File::create(directory.path().join(name)).unwrap();
         file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
@@ -121,13 +121,13 @@ fn damaged_newer_files_do_not_crowd_out_sound_ones() {
     let steps: Vec<u64> = list(directory.path()).unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!((steps, fs::read_dir(directory.path()).unwrap().count()), (vec![25, 30], 2));
     assert_eq!(newest_sound(directory.path()).unwrap().checkpoint.unwrap().description.step, 25);
-    // what cannot be read, whatever it holds, is named too
+    // unreadable files are named too, whatever they hold
     std::os::unix::fs::symlink("nowhere", directory.path().join(file_name(50))).unwrap();
     fs::create_dir(directory.path().join(file_name(60))).unwrap();
     let found = newest_sound(directory.path()).unwrap();
     assert_eq!(found.checkpoint.unwrap().description.step, 25);
     let said: Vec<String> = found.damaged.iter().map(ToString::to_string).collect();
-    assert!(said[0].contains("step-00000060.h5: it is no file but a directory"), "{said:?}");
+    assert!(said[0].contains("step-00000060.h5: it is a directory, a pipe or a device"), "{said:?}");
     assert!(said[1].contains("step-00000050.h5: No such file"), "{said:?}");
 }
 
@@ -135,14 +135,14 @@ fn damaged_newer_files_do_not_crowd_out_sound_ones() {
 fn a_writer_that_is_dropped_ends_its_work() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer = Writer::new(directory.path().to_owned(), 3, snapshot(0)).unwrap();
-    // it touches the memory first, and nothing comes of that
+    // it only touches the memory at first, without an outcome
     assert!(writer.wait().is_none() && writer.take().is_some());
     writer.start(snapshot(9)).unwrap();
     drop(writer);
     assert!(Checkpoint::open(&directory.path().join(file_name(9))).is_ok());
 }
 
-/// One of the ways in which a file goes bad.
+/// Damages a file in one of several ways, and names it.
 fn damage(random: &mut ChaCha8Rng, path: &Path, bytes: &[u8], others: &[Vec<u8>]) -> String {
     let mut below = |limit: usize| random.next_u64() as usize % limit;
     let mut bytes = bytes.to_vec();
@@ -163,7 +163,7 @@ fn damage(random: &mut ChaCha8Rng, path: &Path, bytes: &[u8], others: &[Vec<u8>]
             bytes.extend(std::iter::repeat_n(0, 1 + below(5000)));
             "longer".into()
         }
-        // the first bytes are HDF5's and ours, where most of the meaning is
+        // the first bytes are HDF5's and the seal's, where most of the meaning is
         near => {
             let at = if near < 7 { below(4096) } else { below(bytes.len()) };
             bytes[at] ^= 1 << below(8);

@@ -1,4 +1,4 @@
-//! The thread that writes while training goes on.
+//! The thread that writes checkpoints while training continues.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,48 +11,50 @@ use super::write::{self, Failure};
 use super::{Boundary, Snapshot, directory, file_name};
 use crate::{Error, Result};
 
-/// A checkpoint that has its name.
+/// A checkpoint that has been written under its final name.
 #[derive(Debug, Clone)]
 pub struct Written {
-    /// The steps done in it.
+    /// The number of steps done in it.
     pub step: u64,
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Its length.
+    /// The length of the file.
     pub num_bytes: u64,
-    /// How long it took to write.
+    /// The time it took to write.
     pub elapsed: Duration,
-    /// What was removed because there was no room for it.
+    /// Older checkpoints that were removed because the disk was full.
     pub removed: Vec<PathBuf>,
 }
 
-/// How often whoever waits for the thread is told that it gets on.
-const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
+/// The least time between two reports of progress to a rank that waits for the thread.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Writes one snapshot after the other into a directory, each on a thread that knows no MPI.
+/// Writes one snapshot after the other into a directory, each on a thread that does not use MPI.
 pub struct Writer {
     directory: PathBuf,
     keep: usize,
-    /// Memory for the next; away while it is written. Holds the last one until then.
+    /// Memory for the next snapshot, absent while a thread has it. Holds the last snapshot until
+    /// then.
     idle: Option<Snapshot>,
-    /// With what became of the snapshot, if it was written.
+    /// The thread, which returns the snapshot and, if it was written, the outcome.
     busy: Option<JoinHandle<(Snapshot, Option<Result<Written>>)>>,
-    /// What the thread has done so far, in steps that are worth telling.
+    /// The number of steps that the thread has completed, which shows its progress.
     progress: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// Writes into `directory`, of which the newest `keep` stay (all if that is 0), from memory like that of `snapshot`, which a thread
-    /// touches at once, so that the first checkpoint does not wait for the system to find it. Not collective.
+    /// Creates a writer into `directory`, where the newest `keep` checkpoints stay (all if that is
+    /// 0). A thread touches the memory of `snapshot` at once, so that the first checkpoint does not
+    /// wait for the system to assign its pages. Not collective.
     ///
     /// # Errors
-    /// The system has no thread to spare.
+    /// The system cannot start a thread.
     pub fn new(directory: PathBuf, keep: usize, mut snapshot: Snapshot) -> Result<Writer> {
         let progress = Arc::<AtomicU64>::default();
-        let told = Arc::clone(&progress);
+        let counter = Arc::clone(&progress);
         let touch = move || {
             snapshot.touch(&mut || {
-                told.fetch_add(1, Ordering::Relaxed);
+                counter.fetch_add(1, Ordering::Relaxed);
             });
             (snapshot, None)
         };
@@ -60,7 +62,7 @@ impl Writer {
         Ok(Writer { directory, keep, idle: None, busy, progress })
     }
 
-    /// Memory for the next snapshot. [`Writer::wait`] comes first.
+    /// Takes the memory for the next snapshot. [`Writer::wait`] must come first.
     pub fn take(&mut self) -> Option<Snapshot> {
         self.idle.take()
     }
@@ -68,46 +70,46 @@ impl Writer {
     /// Starts to write `snapshot`.
     ///
     /// # Errors
-    /// The system has no thread to spare.
+    /// The system cannot start a thread.
     ///
     /// # Panics
-    /// [`Writer::wait`] did not come first.
+    /// A thread is at work: [`Writer::wait`] must come first.
     pub fn start(&mut self, snapshot: Snapshot) -> Result<()> {
-        assert!(self.busy.is_none(), "whoever fills a snapshot has waited for the last");
+        assert!(self.busy.is_none(), "a snapshot is started only after the last one was waited for");
         let path = self.directory.join(file_name(snapshot.description.step));
         let keep = self.keep;
         let doing = format!("writing {}", path.display());
         let progress = Arc::clone(&self.progress);
         let work = move || {
-            let mut told = |_| {
+            let mut report = |_| {
                 progress.fetch_add(1, Ordering::Relaxed);
             };
-            let outcome = write_and_prune(&path, keep, &snapshot, &mut told);
+            let outcome = write_and_prune(&path, keep, &snapshot, &mut report);
             (snapshot, Some(outcome))
         };
         self.busy = Some(spawn(work, &doing)?);
         Ok(())
     }
 
-    /// What became of the last snapshot, once, when it is done.
+    /// Returns the outcome of the last snapshot, once, when the thread has finished.
     pub fn poll(&mut self) -> Option<Result<Written>> {
         if self.busy.as_ref()?.is_finished() { self.wait() } else { None }
     }
 
-    /// Starts to write the last snapshot, which could not be written, once more, if it is still here.
+    /// Starts to write the last snapshot again after a failure, if it has not been taken.
     ///
     /// # Errors
-    /// The system has no thread to spare.
+    /// The system cannot start a thread.
     pub fn try_again(&mut self) -> Result<()> {
         let Some(snapshot) = self.idle.take() else { return Ok(()) };
         self.start(snapshot)
     }
 
-    /// Waits until the thread has nothing to do (false) or has got on a little further (true).
-    pub fn gets_on(&self) -> bool {
+    /// Blocks until the thread has made further progress (true) or is idle (false).
+    pub fn wait_for_progress(&self) -> bool {
         let (before, start) = (self.progress.load(Ordering::Relaxed), Instant::now());
         while self.busy.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if start.elapsed() > SIGN_OF_LIFE && self.progress.load(Ordering::Relaxed) != before {
+            if start.elapsed() > REPORT_INTERVAL && self.progress.load(Ordering::Relaxed) != before {
                 return true;
             }
             thread::sleep(Duration::from_millis(1));
@@ -115,7 +117,8 @@ impl Writer {
         false
     }
 
-    /// Waits until the last snapshot is written, and says what became of it unless [`Writer::poll`] has.
+    /// Blocks until the last snapshot is written, and returns the outcome unless [`Writer::poll`]
+    /// has.
     pub fn wait(&mut self) -> Option<Result<Written>> {
         match self.busy.take()?.join() {
             Ok((snapshot, outcome)) => {
@@ -128,10 +131,10 @@ impl Writer {
 }
 
 impl Drop for Writer {
-    /// A run that ends, for whatever reason, leaves the last snapshot whole.
+    /// Blocks until the last snapshot is written, so that it is whole however the run ends.
     fn drop(&mut self) {
         if let Some(thread) = self.busy.take() {
-            // a panic has been printed, and there is nobody to tell about the rest
+            // a panic has been printed, and an error has nobody to go to
             let _ = thread.join();
         }
     }
@@ -142,40 +145,42 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static, doing: &s
     thread.map_err(|error| Error::failed(doing, error))
 }
 
-/// What the thread does: writes `snapshot` to `path`, in a directory that is made if it has gone, then removes all but the newest `keep`
-/// checkpoints beside it (none if that is 0). If there is no room, older ones are removed first, one by one, as long as a sound one
-/// stays (none if all are to be kept). Tells `told` what it has done. Not collective, and free of MPI.
+/// Writes `snapshot` to `path`, creating the directory if it is missing, then removes all but the
+/// newest `keep` checkpoints beside it (none if that is 0). If the disk is full, removes older ones
+/// first, one by one, as long as a sound one stays (none if all are to be kept). Calls `report`
+/// after each step. Not collective; does not use MPI.
 ///
 /// # Errors
-/// As [`write`](super::write()); that something cannot be removed is only a warning.
+/// A parameter is NaN or infinite, or the system reports an error (see [`write`](super::write())).
+/// A file that cannot be removed is only a warning.
 pub fn write_and_prune(
     path: &Path,
     keep: usize,
     snapshot: &Snapshot,
-    told: &mut dyn FnMut(Boundary),
+    report: &mut dyn FnMut(Boundary),
 ) -> Result<Written> {
     let start = Instant::now();
     let directory = path.parent().unwrap_or(Path::new("."));
     let step = snapshot.description.step;
-    // what is wrong with it the writing finds out too
+    // an error here shows again when the file is written
     let _ = fs::create_dir_all(directory);
     let mut removed = Vec::new();
     let num_bytes = loop {
-        match write::attempt(path, snapshot, told) {
+        match write::attempt(path, snapshot, report) {
             Ok(num_bytes) => break num_bytes,
             Err(Failure { is_full: true, .. })
                 if keep > 0
                     && let Ok(Some(oldest)) = directory::make_room(directory, step) =>
             {
-                told(Boundary::Removed);
+                report(Boundary::Removed);
                 removed.push(oldest);
             }
             Err(Failure { error, .. }) => return Err(error),
         }
     };
     let elapsed = start.elapsed();
-    let pruned = directory::prune(directory, step, keep, &mut || told(Boundary::Removed));
-    // what a job left that died while it wrote is only now old enough, perhaps
+    let pruned = directory::prune(directory, step, keep, &mut || report(Boundary::Removed));
+    // temporary files of a job that died may have become old enough only now
     if let Err(error) = pruned.and(directory::remove_temporaries(directory)) {
         log::warn!("removing old checkpoints from {}: {error}", directory.display());
     }

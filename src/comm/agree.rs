@@ -1,17 +1,19 @@
-//! An error on one rank becomes an error on all, before anyone waits for a rank that has left.
+//! Agreement: an error on one rank becomes an error on all, before anyone waits for a rank that has
+//! left.
 
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Communicator, Operation};
 use crate::{Error, Result};
 
-/// What the code of a rank without an error is.
+/// The code of a rank without an error.
 const FINE: i32 = i32::MAX;
 
 impl Communicator {
-    /// Gives `outcome` back if it is `Ok` on every rank; else every rank gets the error of the lowest rank that has one,
-    /// as [`Error::Agreed`], with the other ranks that failed named in the message. Collective; for set-up, before
-    /// training, where each rank does something that can fail for it alone.
+    /// Returns `outcome` if it is `Ok` on every rank; else returns the error of the lowest rank
+    /// that has one on every rank, as [`Error::Agreed`], with the other ranks that failed named in
+    /// the message. Collective; for set-up, before training, where each rank does something that
+    /// can fail for it alone.
     ///
     /// # Errors
     /// Some rank passed an error.
@@ -19,8 +21,8 @@ impl Communicator {
         self.agree_and_name(outcome, true)
     }
 
-    /// The same for what only rank 0 does, on behalf of all: other ranks pass what they like, and the message does not name rank
-    /// 0. Collective.
+    /// Returns rank 0's `outcome` on every rank, for work that rank 0 does on behalf of all: other
+    /// ranks may pass anything, and the message does not name rank 0. Collective.
     ///
     /// # Errors
     /// Rank 0 passed an error.
@@ -28,16 +30,18 @@ impl Communicator {
         self.agree_and_name(if self.is_root() { outcome } else { Ok(None) }, false)
     }
 
-    /// Compares `settings`, names with values, over the ranks. Collective; one `MPI_Allreduce` of 32 bytes where they are the same.
+    /// Compares `settings`, names with values, over the ranks. Collective; one `MPI_Allreduce` of
+    /// 32 bytes where they are equal.
     ///
     /// # Errors
-    /// They differ: the same error on every rank, with each name, its values on rank 0 and on the lowest rank that has others.
+    /// They differ: the same error on every rank, with each name, its value on rank 0 and that on
+    /// the lowest rank with another.
     pub fn compare(&self, doing: &str, settings: &[(String, String)]) -> Result<()> {
         let mut text = String::new();
         settings.iter().for_each(|(name, value)| text += &format!("{name}\0{value}\0"));
         let digest = xxh3_128(text.as_bytes());
         let halves = [digest as i64, (digest >> 64) as i64];
-        // the least of the opposites is the opposite of the largest
+        // the minimum of the complements is the complement of the maximum
         let mut least = [halves[0], halves[1], !halves[0], !halves[1]];
         self.all_reduce(&mut least, Operation::Min)?;
         if least[0] == !least[2] && least[1] == !least[3] {
@@ -86,7 +90,7 @@ impl Communicator {
     }
 }
 
-/// What differs between rank 0 and `rank`, four things at most.
+/// Describes the settings that differ between rank 0 and `rank`, four at most.
 fn differences(of_root: &[(&str, &str)], own: &[(&str, &str)], rank: usize) -> Vec<String> {
     let value = |settings: &[(&str, &str)], name: &str| -> Option<String> {
         settings.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned())
@@ -107,7 +111,8 @@ fn differences(of_root: &[(&str, &str)], own: &[(&str, &str)], rank: usize) -> V
         .collect()
 }
 
-/// `on rank 3`, `on ranks 1, 2`, `on 17 of 64 ranks, the first 0`.
+/// Describes the ranks that failed: `on rank 3 only`, `on ranks 1, 2`, `on 17 of 64 ranks, the
+/// first 0`.
 fn name_ranks(failed: &[u8]) -> String {
     let ranks: Vec<String> =
         failed.iter().enumerate().filter(|(_, flag)| **flag == 1).map(|(rank, _)| rank.to_string()).collect();

@@ -3,29 +3,31 @@
 use super::{Communicator, World};
 use crate::{Error, Result};
 
-/// How many ranks lie along each axis; their product is the size of the world.
+/// The numbers of ranks along each axis; their product is the size of the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GridShape {
-    /// Replicas of the model, each with its own share of every batch.
+    /// The number of replicas of the model, each with its own share of every batch.
     pub data: usize,
-    /// Stages of a pipeline, each with some of the layers.
+    /// The number of stages of a pipeline, each with some of the layers.
     pub stage: usize,
-    /// Ranks that share the layers of one stage of one replica.
+    /// The number of ranks that share the layers of one stage of one replica.
     pub tensor: usize,
 }
 
 impl GridShape {
-    /// Every rank a replica.
+    /// Makes every rank a replica.
     pub fn data(size: usize) -> GridShape {
         GridShape { data: size, stage: 1, tensor: 1 }
     }
 
-    /// Where rank `rank` of the world lies: `(data, stage, tensor)`, tensor fastest, then stage.
+    /// Returns the coordinates of rank `rank` of the world, `(data, stage, tensor)`: tensor is
+    /// fastest, then stage.
     pub fn coordinates(&self, rank: usize) -> (usize, usize, usize) {
         (rank / self.tensor / self.stage, rank / self.tensor % self.stage, rank % self.tensor)
     }
 
-    /// The rank of the world that lies there: the inverse of [`GridShape::coordinates`].
+    /// Returns the rank of the world at these coordinates: the inverse of
+    /// [`GridShape::coordinates`].
     pub fn rank(&self, data: usize, stage: usize, tensor: usize) -> usize {
         (data * self.stage + stage) * self.tensor + tensor
     }
@@ -43,7 +45,7 @@ impl GridShape {
     }
 }
 
-/// A rank's communicators: with everyone, and with the ranks that differ from it along one axis only.
+/// A rank's communicators: of everyone, and of the ranks that differ from it along one axis only.
 pub struct Grid {
     /// The shape of the whole.
     pub shape: GridShape,

@@ -1,7 +1,8 @@
-//! Names for messages and collective operations, the same on all ranks that take part, for traces.
+//! Names of messages and collective operations in traces, the same on all ranks that take part.
 //!
-//! Every rank counts: the groups that it makes, the collective operations of each group, the messages of each pair of ranks
-//! and tag. What MPI orders alike on all ranks is counted alike, so the same operation gets the same number everywhere.
+//! Every rank counts the groups that it makes, the collective operations of each group, and the
+//! messages of each pair of ranks and tag. MPI orders all of these alike on all ranks, so an
+//! operation gets the same number everywhere.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -44,7 +45,8 @@ impl Links {
         name(&[self.group, self.num_collectives.get()]) as i64
     }
 
-    /// The name of the next message with `tag` that goes `from` one rank `to` another; 0 while nothing is recorded.
+    /// The name of the next message with `tag` that goes `from` one rank `to` another; 0 while
+    /// nothing is recorded.
     pub(super) fn message(&self, from: usize, to: usize, tag: i32) -> i64 {
         if !trace::is_on() {
             return 0;

@@ -1,9 +1,10 @@
-//! Which part of `total` things belongs to one of `size` ranks.
+//! The division of things among ranks.
 
 use std::ops::Range;
 
-/// The part of `0..total` that is rank `rank`'s: consecutive, in rank order, and no longer than another's by more than one.
-/// The first `total mod size` ranks have the longer ones.
+/// Returns the part of `0..total` that belongs to rank `rank` of `size`. Parts are consecutive, in
+/// rank order, and their lengths differ by at most one; the first `total mod size` ranks have the
+/// longer ones.
 pub fn shard(total: usize, rank: usize, size: usize) -> Range<usize> {
     let (part, longer) = (total / size, total % size);
     let start = rank * part + rank.min(longer);

@@ -1,31 +1,29 @@
-//! MPI itself: started once, ended once, and brought down at once when a rank cannot go on.
+//! MPI itself: initialised once, finalised once, and aborted when a rank cannot continue.
 #![allow(unsafe_code)]
 
 use std::io::{self, Write};
 use std::panic;
 use std::process;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use mpi::collective::{CommunicatorCollectives as _, Root as _, SystemOperation};
-use mpi::environment::Universe;
-use mpi::topology::Communicator as _;
-use mpi::{Threading, ffi};
+use ::mpi::collective::{CommunicatorCollectives as _, Root as _, SystemOperation};
+use ::mpi::environment::Universe;
+use ::mpi::topology::Communicator as _;
+use ::mpi::{Threading, ffi};
 
 use super::Communicator;
-use super::links::Links;
-use super::waiting::{yield_while_waiting, yields};
+use super::mpi::{yield_while_waiting, yields};
+use super::nodes::{node_of, set_nodes};
 use crate::{Error, Result};
 
-/// This process's rank for messages from places that have no communicator, `usize::MAX` while MPI is not up.
+/// This process's rank, for messages from code without a communicator; `usize::MAX` while MPI is
+/// not up.
 static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// The first rank on the node of each rank of the job, which names the node.
-static NODES: OnceLock<Vec<usize>> = OnceLock::new();
-
-/// The job: all ranks that the launcher started together. A program started without a launcher is a job of one.
+/// The job: all ranks that the launcher started together. A program started without a launcher is a
+/// job of one rank.
 pub struct World {
     communicator: Communicator,
     local_rank: usize,
@@ -36,17 +34,17 @@ pub struct World {
 }
 
 impl World {
-    /// Starts MPI with `MPI_THREAD_FUNNELED`: only the thread that calls this may communicate. Collective; once per
-    /// process.
+    /// Initialises MPI with `MPI_THREAD_FUNNELED`: only the thread that calls this may communicate.
+    /// Collective; once per process.
     ///
-    /// From here on a panic on any rank prints `rank r: …` and ends the whole job with exit code 1, because a rank that
-    /// unwound would wait in `MPI_Finalize` for the others, and they for it.
+    /// From here on a panic on any rank prints `rank r: …` and ends the whole job with exit code 1,
+    /// because a rank that unwound would wait in `MPI_Finalize` for the others, and they for it.
     ///
     /// # Errors
     /// MPI is up already, or offers less than `MPI_THREAD_FUNNELED`.
     pub fn start() -> Result<World> {
         let doing = "starting MPI";
-        let (universe, provided) = mpi::initialize_with_threading(Threading::Funneled)
+        let (universe, provided) = ::mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| Error::failed(doing, "it has been started before in this process"))?;
         if provided < Threading::Funneled {
             let why = format!("it offers {provided:?}, but a program with a loader thread needs Funneled");
@@ -61,9 +59,9 @@ impl World {
         let mut leader = world.rank();
         node.process_at_rank(0).broadcast_into(&mut leader);
         world.all_gather_into(&leader, &mut nodes[..]);
-        NODES.get_or_init(|| nodes.into_iter().map(|leader| leader as usize).collect());
-        let communicator = Communicator::new(world, Links::new(1));
-        let node = Communicator::new(node, Links::new(2));
+        set_nodes(nodes.into_iter().map(|leader| leader as usize).collect());
+        let communicator = Communicator::new(world, 1);
+        let node = Communicator::new(node, 2);
         let local_rank = node.rank();
         let mut masks = vec![0_i64; node.size()];
         let own_mask = [allowed_cores()];
@@ -84,119 +82,122 @@ impl World {
         })
     }
 
-    /// All ranks of the job.
+    /// Returns the communicator of all ranks of the job.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
     }
 
-    /// This rank's number in the job. Not collective.
+    /// Returns this rank's number in the job. Not collective.
     pub fn rank(&self) -> usize {
         self.communicator.rank()
     }
 
-    /// The number of ranks in the job. Not collective.
+    /// Returns the number of ranks in the job. Not collective.
     pub fn size(&self) -> usize {
         self.communicator.size()
     }
 
-    /// True on rank 0, which speaks for the job. Not collective.
+    /// Returns true on rank 0, which speaks for the job. Not collective.
     pub fn is_root(&self) -> bool {
         self.communicator.is_root()
     }
 
-    /// This rank's number among those that share its node's memory; chooses its device. Not collective.
+    /// Returns this rank's number among those that share its node's memory, which chooses its
+    /// device. Not collective.
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
 
-    /// The number of ranks on this node. Not collective.
+    /// Returns the number of ranks on this node. Not collective.
     pub fn num_local_ranks(&self) -> usize {
         self.num_local_ranks
     }
 
-    /// The number of threads that gives every core that this rank may use one: the launcher's binding counts, and cores that
-    /// several ranks of a node may use are divided among them. Not collective.
+    /// Returns the number of threads that gives one to every core that this rank may use: the
+    /// launcher's binding counts, and cores that several ranks of a node may use are divided among
+    /// them. Not collective.
     pub fn default_threads(&self) -> usize {
         (num_cores() / self.num_core_sharers).max(1)
     }
 
-    /// The cores that this rank may use: the launcher's binding counts. Not collective.
+    /// Returns the number of cores that this rank may use, the launcher's binding included. Not
+    /// collective.
     pub fn num_cores(&self) -> usize {
         num_cores()
     }
 
-    /// True if ranks are more than cores somewhere in the job: then waiting ranks let the others work, and blocking calls are started and
-    /// waited for. Not collective.
+    /// Returns true if ranks are more than cores somewhere in the job: then waiting ranks yield
+    /// their core, and blocking calls are started and waited for. Not collective.
     pub fn is_crowded(&self) -> bool {
         yields()
     }
 
-    /// From now on blocking calls are MPI's own, and its way of waiting too, even where ranks are more than cores: for whoever wants to
-    /// know those. Collective.
+    /// Makes blocking calls MPI's own from now on, and its way of waiting too, even where ranks are
+    /// more than cores: for tools that try what MPI does. Collective.
     pub fn wait_inside_mpi(&self) {
         yield_while_waiting(false);
     }
 
-    /// The number of nodes that the job spans. Not collective.
+    /// Returns the number of nodes that the job spans. Not collective.
     pub fn num_nodes(&self) -> usize {
         self.num_nodes
     }
 
-    /// The number of this rank's node, from 0, in the order of their first ranks. Not collective.
+    /// Returns the number of this rank's node, from 0, in the order of the nodes' first ranks. Not
+    /// collective.
     pub fn node(&self) -> usize {
         let own = node_of(self.rank());
         (0..own).filter(|rank| node_of(*rank) == *rank).count()
     }
 
-    /// The name of this rank's node. Not collective.
+    /// Returns the name of this rank's node. Not collective.
     pub fn host_name(&self) -> String {
-        mpi::environment::processor_name().unwrap_or_default()
+        ::mpi::environment::processor_name().unwrap_or_default()
     }
 
-    /// What MPI grants threads. Not collective.
+    /// Returns the level of thread support that MPI grants. Not collective.
     pub fn thread_level(&self) -> String {
-        format!("{:?}", mpi::environment::threading_support()).to_lowercase()
+        format!("{:?}", ::mpi::environment::threading_support()).to_lowercase()
     }
 }
 
-/// MPI's own name and version, for logs. Not collective.
+/// Returns MPI's own name and version, for logs. Not collective.
 pub fn library_version() -> String {
-    let version = mpi::environment::library_version().unwrap_or_default();
+    let version = ::mpi::environment::library_version().unwrap_or_default();
     // "Open MPI v4.1.4, package: …" and "MPICH Version:\t4.0.2\n…"
     let first = version.split([',', '\n', '\0']).next().unwrap_or_default();
     first.replace("Version:", "").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The node of a rank of the job, by the number of its first rank.
-pub(super) fn node_of(rank: usize) -> usize {
-    NODES.get().and_then(|nodes| nodes.get(rank)).copied().unwrap_or_default()
-}
-
-/// `rank r` of the job, or nothing before MPI is up: how messages from anywhere name their origin.
+/// Returns this process's rank in the job, or nothing before MPI is up, for messages from anywhere.
 pub fn rank_for_messages() -> Option<usize> {
     let rank = RANK.load(Ordering::Relaxed);
     (rank != usize::MAX).then_some(rank)
 }
 
-/// The cores that this process may use.
+/// Returns the number of cores that this process may use.
 fn num_cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A hash of the set of cores that the system lets this process run on; the same for all where it does not say.
+/// Returns a hash of the set of cores that the system lets this process run on; equal for all
+/// processes where it does not say.
 fn allowed_cores() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or_default();
     xxhash_rust::xxh3::xxh3_64(list.trim().as_bytes()) as i64
 }
 
-/// Ends the whole job at once with `code`, from any thread, without waiting for anyone (`MPI_Abort`): a launcher that only saw
-/// a rank end would end the others itself, and MPICH's then returns whichever rank's code it heard of. Not collective.
+/// Ends the whole job at once with `code`, from any thread, without waiting for anyone
+/// (`MPI_Abort`). A launcher that only saw a rank end would end the others itself, and MPICH's then
+/// returns the code of any of the ranks. Not collective.
 pub fn abort(code: u8) -> ! {
-    // what was said last is still on its way through the launcher, and MPICH's drops it when the job ends
+    // the last lines are still on their way through the launcher, and MPICH's drops them when the
+    // job ends
     thread::sleep(LAST_WORDS);
     if rank_for_messages().is_none() {
-        // MPI is not up, and the launcher takes this for the end of the job; whoever cleans up may wait for MPI
+        // MPI is not up, and the launcher takes this for the end of the job; whoever cleans up may
+        // wait for MPI
         signal_hook::low_level::exit(i32::from(code));
     }
     // without such a thread it is up to MPI
@@ -204,19 +205,20 @@ pub fn abort(code: u8) -> ! {
         thread::sleep(LONGEST_ABORT);
         signal_hook::low_level::exit(i32::from(code))
     });
-    // SAFETY: called after initialisation; MPI_Abort may be called at any time from there to finalisation. A watchdog, or a thread
-    // that panics, calls it beside the thread that communicates, which MPI_THREAD_FUNNELED does not allow: the process is lost
-    // either way, and whatever becomes of the call, it ends.
+    // SAFETY: called after initialisation; MPI_Abort may be called at any time from there to
+    // finalisation. A watchdog, or a thread that panics, calls it beside the thread that
+    // communicates, which MPI_THREAD_FUNNELED does not allow: the process is lost either way, and
+    // ends whether the call returns or not.
     unsafe {
         ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, i32::from(code));
     }
     process::exit(i32::from(code))
 }
 
-/// How long a launcher may take to pass on what a rank has written.
+/// The time that a launcher gets to pass on the last lines of a rank.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// How long `MPI_Abort` may take: what hangs may be MPI itself.
+/// The time that `MPI_Abort` gets: MPI itself may hang.
 const LONGEST_ABORT: Duration = Duration::from_secs(5);
 
 fn install_panic_hook() {

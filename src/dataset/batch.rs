@@ -1,17 +1,19 @@
-//! From numbers of samples to the arrays that a model takes.
+//! Batches: the arrays that a model reads, from sample numbers.
 
 use std::ops::Range;
 
 use super::{Dataset, Sampler};
 use crate::Result;
 
-/// `(value − mean) / deviation`, with one pair for each channel or feature, or one for all.
+/// Standardisation, `(value − mean) / deviation`, with one pair for each channel or feature, or one
+/// for all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Standardise {
     scales: Vec<Scale>,
 }
 
-/// A mean in two parts, of which the second is what the first has lost to rounding, and the inverse of a deviation.
+/// A mean in two parts, of which the second is the rounding error of the first, and the inverse of
+/// a deviation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Scale {
     mean: f32,
@@ -20,14 +22,15 @@ struct Scale {
 }
 
 impl Scale {
-    /// Exact to the rounding of the result, however far from zero the mean is: next to it the first difference has no error.
+    /// Standardises `value` with no error beyond the rounding of the result, however far from zero
+    /// the mean is: near the mean, the first difference is exact.
     fn apply(self, value: &mut f32) {
         *value = ((*value - self.mean) - self.rest) * self.factor;
     }
 }
 
 impl Standardise {
-    /// With these means and deviations; deviations are not 0.
+    /// Creates the standardisation with these means and deviations; deviations must not be 0.
     pub fn new(pairs: &[[f64; 2]]) -> Standardise {
         let scale = |[mean, deviation]: &[f64; 2]| {
             let rounded = *mean as f32;
@@ -53,7 +56,7 @@ impl Standardise {
     }
 }
 
-/// A set in the order of a sampler, standardised: what a training loop draws from.
+/// The batches of a training loop: a dataset in the order of a sampler, standardised.
 pub struct Batches {
     dataset: Box<dyn Dataset>,
     sampler: Sampler,
@@ -62,22 +65,23 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Batches of `dataset` in the order of `sampler`.
+    /// Creates batches of `dataset` in the order of `sampler`.
     pub fn new(dataset: Box<dyn Dataset>, sampler: Sampler, standardise: Option<Standardise>) -> Batches {
         Batches { dataset, sampler, standardise, samples: Vec::new() }
     }
 
-    /// The order.
+    /// Returns the sampler.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
     }
 
-    /// The set.
+    /// Returns the dataset.
     pub fn dataset(&self) -> &dyn Dataset {
         &*self.dataset
     }
 
-    /// Reads the samples at `positions` of the global batch of `step`; inputs or targets are left out where they are empty.
+    /// Reads the samples at `positions` of the global batch of `step`. An empty `inputs` or
+    /// `targets` is skipped. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.
@@ -92,13 +96,14 @@ impl Batches {
         self.read_into(inputs, targets)
     }
 
-    /// The numbers of the samples at `positions` of the global batch of `step`.
+    /// Returns the numbers of the samples at `positions` of the global batch of `step`.
     pub fn samples(&mut self, step: u64, positions: Range<usize>) -> &[usize] {
         self.sampler.samples(step, positions, &mut self.samples);
         &self.samples
     }
 
-    /// Reads the samples with the numbers `samples`; inputs or targets are left out where they are empty.
+    /// Reads the samples with the numbers `samples`. An empty `inputs` or `targets` is skipped. Not
+    /// collective.
     ///
     /// # Errors
     /// A sample cannot be read.

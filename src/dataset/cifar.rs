@@ -1,4 +1,5 @@
-//! The binary files of CIFAR-10: records of a label byte and 3 × 32 × 32 bytes, one colour plane after the other.
+//! The binary files of CIFAR-10: records of a label byte and 3 × 32 × 32 bytes, one colour plane
+//! after the other.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,13 @@ const SIZE: usize = 32;
 const PLANE: usize = SIZE * SIZE;
 const RECORD: usize = 1 + 3 * PLANE;
 
-/// True if `directory` holds such a set, itself or in the folder that the published archive unpacks to.
+/// Returns true if CIFAR-10 is in `directory`, either directly or in the folder that the published
+/// archive unpacks to.
 pub fn is_cifar(directory: &Path) -> bool {
     root(directory).is_some()
 }
 
-/// Opens the set in `directory`. Not collective; each rank reads all of it.
+/// Opens the CIFAR-10 files in `directory`. Not collective; each rank reads all of them.
 ///
 /// # Errors
 /// A file is missing, is cut short, or holds a label above 9.
@@ -42,7 +44,7 @@ fn read(paths: &[PathBuf]) -> Result<ByteImages> {
             return Err(fail(format!("it has more than {LARGEST_FILE} bytes, which are the limit")));
         }
         if bytes.is_empty() || bytes.len() % RECORD != 0 {
-            return Err(fail(format!("{} bytes are no whole number of records of {RECORD}", bytes.len())));
+            return Err(fail(format!("{} bytes are not a whole number of records of {RECORD}", bytes.len())));
         }
         for (at, record) in bytes.chunks_exact(RECORD).enumerate() {
             if record[0] > 9 {

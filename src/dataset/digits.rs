@@ -1,4 +1,4 @@
-//! Ten thousand handwritten digits inside the program: `data/digits.h5`, see `data/README.md`.
+//! Ten thousand handwritten digits embedded in the program: `data/digits.h5`, see `data/README.md`.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 static FILE: &[u8] = include_bytes!("../../data/digits.h5");
 
-/// The digits: 9,000 to train with, 1,000 to test with. Not collective.
+/// Opens the embedded digits: 9,000 for training, 1,000 for testing. Not collective.
 ///
 /// # Errors
 /// The temporary file that HDF5 reads them through cannot be written.
@@ -22,7 +22,7 @@ pub fn open() -> Result<Data> {
     let mut file = tempfile::NamedTempFile::new().map_err(|error| fail(error.to_string()))?;
     file.write_all(FILE).map_err(|error| fail(error.to_string()))?;
     let opened = hdf5::File::open(file.path()).map_err(|error| fail(error.to_string()))?;
-    let part = |name: &str| -> Result<ByteImages> {
+    let subset = |name: &str| -> Result<ByteImages> {
         let bytes =
             |what: &str| -> hdf5::Result<Vec<u8>> { opened.dataset(&format!("{name}/{what}"))?.read_raw() };
         let pixels = bytes("images").map_err(|error| fail(error.to_string()))?;
@@ -40,5 +40,5 @@ pub fn open() -> Result<Data> {
         }
         .checked()
     };
-    Ok(Data { train: Box::new(part("train")?), test: Some(Box::new(part("test")?)) })
+    Ok(Data { train: Box::new(subset("train")?), test: Some(Box::new(subset("test")?)) })
 }

@@ -1,7 +1,8 @@
-//! The user's own HDF5 file: one dataset of inputs, one of targets, samples along the first dimension.
+//! The user's own HDF5 file: one HDF5 dataset of inputs, one of targets, samples along the first
+//! dimension.
 //!
-//! Only the rows asked for are read, runs of neighbours at once, so a file may be larger than memory. Rows that have been
-//! read are kept if all of them would fit in [`Hdf5Options::cache_bytes`].
+//! Only the requested rows are read, consecutive ones at once, so a file may be larger than memory.
+//! Rows that have been read are cached if all of them fit in [`Hdf5Options::cache_bytes`].
 
 use std::collections::{HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -16,22 +17,25 @@ use crate::memory::check_room;
 use crate::nn::Features;
 use crate::{Error, Result};
 
-/// What HDF5 keeps of each dataset's unpacked chunks: its own default, 1 MiB, is often less than a single one.
+/// Bytes of each HDF5 dataset's unpacked chunks that the HDF5 library caches. Its own default, 1
+/// MiB, is often less than a single chunk.
 const CHUNK_CACHE_BYTES: usize = 64 << 20;
 
-/// The names of the datasets in a file.
+/// The names of the HDF5 datasets to read, and the size of the cache.
 #[derive(Debug, Clone)]
 pub struct Hdf5Options {
-    /// Inputs: `[samples]`, `[samples, features]`, `[samples, height, width]` or `[samples, channels, height, width]`.
+    /// Inputs: `[samples]`, `[samples, features]`, `[samples, height, width]` or `[samples,
+    /// channels, height, width]`.
     pub inputs: String,
-    /// Targets: integers as class numbers, `[samples]`; or real values, `[samples]` or `[samples, values]`. `None` if the
-    /// loss needs none.
+    /// Targets: integers as class numbers, `[samples]`; or real values, `[samples]` or `[samples,
+    /// values]`. `None` if the loss needs none.
     pub targets: Option<String>,
-    /// Rows that have been read are kept if those of inputs and targets together take no more than this.
+    /// Rows that have been read are cached if the rows of inputs and targets together take at most
+    /// this many bytes.
     pub cache_bytes: usize,
 }
 
-/// An open file.
+/// An open HDF5 file.
 pub struct Hdf5File {
     path: PathBuf,
     inputs: Column,
@@ -42,26 +46,27 @@ pub struct Hdf5File {
     wanted: Vec<(usize, usize)>,
 }
 
-/// One dataset of the file, as rows of `f32`.
+/// One HDF5 dataset of the file, as rows of `f32`.
 struct Column {
     name: String,
     dataset: hdf5::Dataset,
-    /// Shape of one row.
+    /// The shape of one row.
     shape: Vec<usize>,
-    /// Channels first in the file, to be turned to channels last.
+    /// The number of channels of an image, which come first in the file and are moved last.
     channels: usize,
-    /// What a stored number is divided by: 255 for bytes of images.
+    /// The divisor of stored values: 255 for images of bytes.
     divisor: f32,
-    /// Rows that have been read, and which.
+    /// The cached rows, and for each row whether it has been read.
     cache: Option<(Vec<f32>, Vec<bool>)>,
 }
 
 impl Hdf5File {
-    /// Opens the file at `path`. Not collective. The number of classes of integer targets is not known yet: see
-    /// [`Hdf5File::set_classes`].
+    /// Opens the file at `path`. Not collective. The number of classes of integer targets is still
+    /// unknown: see [`Hdf5File::set_classes`].
     ///
     /// # Errors
-    /// The file is none, or lacks a dataset of that name, type and shape; the message says what it has.
+    /// The file is not an HDF5 file, or has no dataset of that name, type and shape; the message
+    /// says what it has.
     pub fn open(path: &Path, options: &Hdf5Options) -> Result<Hdf5File> {
         let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
         let file = open_file(path).map_err(fail)?;
@@ -105,7 +110,7 @@ impl Hdf5File {
                 if targets.num_rows() != num_samples {
                     let (rows, name) = (targets.num_rows(), &targets.name);
                     return Err(fail(format!(
-                        "{} has {num_samples} rows, {name} {rows}; they must have as many",
+                        "{} has {num_samples} rows, {name} {rows}; they must have the same number",
                         inputs.name
                     )));
                 }
@@ -137,7 +142,8 @@ impl Hdf5File {
         })
     }
 
-    /// Says how many classes the integer targets have: one more than the largest, which a pass over them found.
+    /// Sets the number of classes of integer targets: one more than the largest, which a pass over
+    /// them found.
     pub fn set_classes(&mut self, num_classes: usize) {
         if let Targets::Classes(classes) = &mut self.kind {
             *classes = num_classes;
@@ -175,7 +181,7 @@ impl Dataset for Hdf5File {
             let bad = |label: f32| label < 0.0 || (classes > 0 && label as usize >= classes);
             if let Some(at) = targets.iter().position(|label| bad(*label)) {
                 let why = format!(
-                    "{} is {} at row {}, a class number is from 0",
+                    "{} is {} at row {}, class numbers start at 0",
                     column.name, targets[at], samples[at]
                 );
                 return Err(Error::input(doing(), why));
@@ -185,7 +191,7 @@ impl Dataset for Hdf5File {
     }
 }
 
-/// The file at `path`, or why it cannot be opened.
+/// Opens the HDF5 file at `path`, or returns the reason why it cannot be opened.
 fn open_file(path: &Path) -> std::result::Result<hdf5::File, String> {
     // the system's reasons are clearer than HDF5's
     let length = super::open_file(path)?.metadata().map_err(|error| error.to_string())?.len();
@@ -200,11 +206,11 @@ fn open_file(path: &Path) -> std::result::Result<hdf5::File, String> {
         let hint = if !lock.is_empty() {
             lock
         } else if path.to_string_lossy().contains("-ubyte") {
-            "; of MNIST's files, give the directory that they are in"
+            "; for MNIST, give the directory of the files"
         } else {
             ""
         };
-        format!("it is no HDF5 file, or is damaged: {error}{hint}")
+        format!("it is not an HDF5 file, or is damaged: {error}{hint}")
     })
 }
 
@@ -230,7 +236,7 @@ impl Column {
         Ok(column)
     }
 
-    /// Keeps what is read from now on, if there is memory for it.
+    /// Caches the rows that are read from now on, if there is memory for all of them.
     fn keep_rows(&mut self) {
         let mut present = Vec::new();
         if let (Ok(rows), Ok(())) =
@@ -263,7 +269,7 @@ impl Column {
         self.shape.iter().fold(1, |len: usize, size| len.saturating_mul(*size))
     }
 
-    /// What a column of targets means.
+    /// Returns the meaning of a column of targets.
     fn kind(&self) -> std::result::Result<Targets, String> {
         let real = matches!(self.descriptor()?, TypeDescriptor::Float(_));
         match (self.shape.as_slice(), real) {
@@ -271,7 +277,8 @@ impl Column {
             ([], true) => Ok(Targets::Values(1)),
             ([len], true) if *len > 0 => Ok(Targets::Values(*len)),
             (shape, _) => Err(format!(
-                "{} has rows of shape {shape:?}, expected one class number (integers) or a list of real values",
+                "{} has rows of shape {shape:?}, expected one class number (integers) or a list of real \
+                 values",
                 self.name
             )),
         }
@@ -329,7 +336,7 @@ impl Column {
         Ok(block.into_raw_vec_and_offset().0)
     }
 
-    /// One row as it is used: channels last, divided by the divisor.
+    /// Writes one row as models read it: channels last, divided by the divisor.
     fn arrange(&self, row: &[f32], value: &mut [f32]) {
         let positions = row.len() / self.channels.max(1);
         for (channel, plane) in row.chunks_exact(positions.max(1)).enumerate() {
@@ -339,23 +346,23 @@ impl Column {
     }
 }
 
-/// Why there is no dataset `name`: it is something else, or cannot be opened, or is not there.
+/// Says why the dataset `name` cannot be used: it is something else, cannot be opened, or does not
+/// exist.
 fn missing(file: &hdf5::File, name: &str, error: &hdf5::Error) -> String {
     let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty()).collect();
     // a path exists as far as all its parts do
     let exists = !parts.is_empty() && (1..=parts.len()).all(|end| file.link_exists(&parts[..end].join("/")));
     if exists && file.group(name).is_err() {
-        return format!("{name} is in it, but what it names cannot be opened: {error}");
+        return format!("{name} exists, but cannot be opened: {error}");
     }
     let found = list(file);
     let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
-    let what =
-        if exists { format!("{name} is a group") } else { format!("there is no dataset {name} in it") };
+    let what = if exists { format!("{name} is a group") } else { format!("it has no dataset {name}") };
     format!("{what}; its datasets: {found}")
 }
 
-/// The paths of the datasets of a file, twenty at most, those of outer groups first. Groups may hold each other in a circle, so each is
-/// looked at once.
+/// Lists the paths of the datasets of a file, twenty at most, those of outer groups first. Groups
+/// may contain each other in a circle, so each is visited once.
 fn list(file: &hdf5::File) -> Vec<String> {
     const MOST: usize = 20;
     const MOST_GROUPS: usize = 10_000;

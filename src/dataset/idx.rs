@@ -1,7 +1,7 @@
 //! The IDX files of MNIST and Fashion-MNIST, plain or gzipped.
 //!
-//! A file is a magic number (0, 0, the type 8 for bytes, the number of dimensions), the dimensions as big-endian 32-bit
-//! numbers, then the bytes.
+//! A file is a magic number (0, 0, the type 8 for bytes, the number of dimensions), the dimensions
+//! as big-endian 32-bit numbers, then the bytes.
 
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -12,46 +12,20 @@ use super::{ByteImages, Data, LARGEST_FILE, open_file};
 use crate::nn::Features;
 use crate::{Error, Result};
 
-/// Which published set a directory holds: they share names and shapes and differ in their means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IdxFamily {
-    /// Handwritten digits.
-    Mnist,
-    /// Pictures of clothes.
-    FashionMnist,
-}
-
-impl IdxFamily {
-    /// Guessed from the name of `directory`.
-    pub fn of(directory: &Path) -> IdxFamily {
-        let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-        let name =
-            directory.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-        if name.contains("fashion") { IdxFamily::FashionMnist } else { IdxFamily::Mnist }
-    }
-
-    fn preset(self) -> [f32; 2] {
-        match self {
-            IdxFamily::Mnist => [0.1307, 0.3081],
-            IdxFamily::FashionMnist => [0.2860, 0.3530],
-        }
-    }
-}
-
-/// True if `directory` holds the training images of such a set.
+/// Returns true if `directory` holds the training images of MNIST or Fashion-MNIST.
 pub fn is_idx(directory: &Path) -> bool {
     find(directory, "train-images-idx3-ubyte").is_some()
 }
 
-/// Opens the set in `directory`. Not collective; each rank reads all of it.
+/// Opens the IDX files in `directory`. Not collective; each rank reads all of them.
 ///
 /// # Errors
 /// A file is missing, is not what its name says, is cut short, or does not fit its partner.
 pub fn open(directory: &Path) -> Result<Data> {
-    let part = |prefix: &str| -> Result<ByteImages> {
+    let subset = |prefix: &str| -> Result<ByteImages> {
         let images = require(directory, &format!("{prefix}-images-idx3-ubyte"))?;
         let labels = require(directory, &format!("{prefix}-labels-idx1-ubyte"))?;
-        let preset = IdxFamily::of(directory).preset();
+        let preset = preset(directory);
         let (sizes, pixels) = read(&images, 3)?;
         let label_source = labels.display().to_string();
         let (_, labels) = read(&labels, 1)?;
@@ -60,7 +34,15 @@ pub fn open(directory: &Path) -> Result<Data> {
         ByteImages { source, label_source, features, pixels, labels, num_classes: 10, preset: vec![preset] }
             .checked()
     };
-    Ok(Data { train: Box::new(part("train")?), test: Some(Box::new(part("t10k")?)) })
+    Ok(Data { train: Box::new(subset("train")?), test: Some(Box::new(subset("t10k")?)) })
+}
+
+/// Returns the published mean and deviation of the set in `directory`. MNIST and Fashion-MNIST have
+/// the same file names and shapes, so only the directory's name tells them apart.
+fn preset(directory: &Path) -> [f32; 2] {
+    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let name = directory.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    if name.contains("fashion") { [0.2860, 0.3530] } else { [0.1307, 0.3081] }
 }
 
 fn find(directory: &Path, name: &str) -> Option<PathBuf> {
@@ -80,7 +62,8 @@ fn require(directory: &Path, name: &str) -> Result<PathBuf> {
     })
 }
 
-/// The dimensions and bytes of the file at `path`, which must have `num_dimensions` of them.
+/// Reads the dimensions and bytes of the file at `path`, which must have `num_dimensions`
+/// dimensions.
 fn read(path: &Path, num_dimensions: usize) -> Result<(Vec<usize>, Vec<u8>)> {
     let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
     let file = BufReader::new(open_file(path).map_err(fail)?);
@@ -89,7 +72,8 @@ fn read(path: &Path, num_dimensions: usize) -> Result<(Vec<usize>, Vec<u8>)> {
         .map_err(fail)
 }
 
-/// Reads the header and then as many bytes as it says, and no more: what a packed file unpacks to is not held before it is known to fit.
+/// Reads the header and then exactly as many bytes as it announces: the contents of a packed file
+/// are not held before their size is known to fit.
 fn parse(mut file: impl Read, num_dimensions: usize) -> std::result::Result<(Vec<usize>, Vec<u8>), String> {
     let mut bytes = Vec::new();
     let mut next = |len: usize, bytes: &mut Vec<u8>| {
@@ -121,16 +105,16 @@ fn parse(mut file: impl Read, num_dimensions: usize) -> std::result::Result<(Vec
     let shape = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" × ");
     let expected = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
     let Some(expected) = expected.filter(|expected| *expected <= LARGEST_FILE) else {
-        return Err(format!("it says {shape} bytes, and {LARGEST_FILE} are the limit"));
+        return Err(format!("its header announces {shape} bytes, and {LARGEST_FILE} are the limit"));
     };
     next(expected, &mut bytes)?;
     if bytes.len() < expected {
-        return Err(format!("it says {shape} bytes, but {} follow the header", bytes.len()));
+        return Err(format!("its header announces {shape} bytes, but {} follow", bytes.len()));
     }
-    // at its end the checksum of a packed file is compared too
+    // reading past the last byte also compares the checksum of a packed file
     let mut rest = Vec::new();
     if next(1, &mut rest)? > 0 {
-        return Err(format!("it says {shape} bytes, but more follow the header"));
+        return Err(format!("its header announces {shape} bytes, but more follow"));
     }
     Ok((sizes, bytes))
 }
@@ -147,8 +131,8 @@ mod tests {
         assert!(error(&[], 1).contains("empty"));
         assert!(error(&good, 3).contains("[0, 0, 8, 3]"));
         assert!(error(&good[..6], 1).contains("within its header"));
-        assert!(error(&good[..9], 1).contains("says 2 bytes, but 1 follow"));
-        assert!(error(&[&good[..], &[1]].concat(), 1).contains("says 2 bytes, but more follow"));
+        assert!(error(&good[..9], 1).contains("announces 2 bytes, but 1 follow"));
+        assert!(error(&[&good[..], &[1]].concat(), 1).contains("announces 2 bytes, but more follow"));
         assert!(
             error(&[0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], 3)
                 .contains("are the limit")

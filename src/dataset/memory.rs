@@ -1,4 +1,4 @@
-//! Sets that fit in memory, and parts of a set.
+//! Datasets that fit in memory, and subsets of a dataset.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -12,27 +12,28 @@ use crate::{Error, Result};
 
 /// Images of bytes, channels last, with labels.
 pub struct ByteImages {
-    /// For messages.
+    /// The name of the images in messages.
     pub source: String,
-    /// Where the labels come from, for messages about them.
+    /// The name of the labels in messages.
     pub label_source: String,
-    /// Height, width, channels.
+    /// Height, width and channels of an image.
     pub features: Features,
     /// All images, one after the other.
     pub pixels: Vec<u8>,
-    /// A label for each.
+    /// One label per image.
     pub labels: Vec<u8>,
-    /// Labels are below this.
+    /// The number of classes; labels are below it.
     pub num_classes: usize,
     /// Mean and deviation of each channel, for pixels from 0 to 1.
     pub preset: Vec<[f32; 2]>,
 }
 
 impl ByteImages {
-    /// The same, if there are images, all labels are below the number of classes and there is one for each image.
+    /// Returns the images if there are any, each has a label, and all labels are below the number
+    /// of classes.
     ///
     /// # Errors
-    /// What was found instead, with the numbers.
+    /// One of these does not hold; the message says what was found, with the numbers.
     pub fn checked(self) -> Result<ByteImages> {
         let doing = format!("reading {}", self.source);
         let num_images = self.pixels.len() / self.features.len().max(1);
@@ -98,13 +99,13 @@ impl Dataset for ByteImages {
     }
 }
 
-/// Inputs and targets as they are, for tests and for programs that make their own.
+/// Inputs and targets as plain values, for tests and for programs that compute their own.
 pub struct Table {
-    /// For messages.
+    /// The name of the table in messages.
     pub source: String,
-    /// Shape of one input.
+    /// The shape of one input.
     pub features: Features,
-    /// What one target is.
+    /// The kind of targets.
     pub targets: Targets,
     /// All inputs, one after the other.
     pub inputs: Vec<f32>,
@@ -141,7 +142,7 @@ impl Dataset for Table {
     }
 }
 
-/// Consecutive samples of another set, which several subsets may share.
+/// Consecutive samples of another dataset, which several subsets may share.
 pub struct Subset<S> {
     whole: Rc<RefCell<S>>,
     range: Range<usize>,
@@ -149,7 +150,7 @@ pub struct Subset<S> {
 }
 
 impl<S: Dataset> Subset<S> {
-    /// Samples `range` of `whole`.
+    /// Creates the subset of the samples `range` of `whole`.
     pub fn new(whole: Rc<RefCell<S>>, range: Range<usize>) -> Subset<S> {
         Subset { whole, range, shifted: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! Where samples come from and in which order. Knows no rank: it is asked for samples by number.
+//! Datasets and the order of their samples. Knows no rank: callers ask for samples by number.
 
 mod batch;
 mod cifar;
@@ -17,7 +17,7 @@ pub use batch::{Batches, Standardise};
 pub use cifar::{is_cifar, open as open_cifar};
 pub use digits::open as open_digits;
 pub use hdf5_file::{Hdf5File, Hdf5Options};
-pub use idx::{IdxFamily, is_idx, open as open_idx};
+pub use idx::{is_idx, open as open_idx};
 pub use memory::{ByteImages, Subset, Table};
 pub use sampler::{Order, Sampler};
 pub use statistics::{MomentTree, Statistics, num_channels};
@@ -33,19 +33,19 @@ use crate::{Error, Result};
 
 pub use crate::nn::LARGEST_SIZE;
 
-/// What a sample is to be mapped to.
+/// The kind of values that a sample is mapped to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Targets {
     /// A class number below this.
     Classes(usize),
     /// This many real values.
     Values(usize),
-    /// Nothing: the loss looks at the outputs only.
+    /// None: the loss depends on the outputs only.
     Nothing,
 }
 
 impl Targets {
-    /// Values per sample.
+    /// Returns the number of target values per sample.
     pub fn len(self) -> usize {
         match self {
             Targets::Classes(_) => 1,
@@ -54,36 +54,38 @@ impl Targets {
         }
     }
 
-    /// True if samples have no target.
+    /// Returns true if samples have no target.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 }
 
-/// Samples that are looked at where all would be too many: each may cost a packed chunk.
+/// The number of samples in the fingerprint of a dataset that is not in memory: each may cost a
+/// packed chunk.
 const SEEN_SAMPLES: usize = 8;
 
-/// The most bytes of a file that is read whole, unpacked: twice what the images of EMNIST have, the largest set of this kind.
+/// The largest unpacked size in bytes of a file that is read whole: twice the images of EMNIST, the
+/// largest published set in these formats.
 const LARGEST_FILE: usize = 1 << 30;
 
-/// True for the names of the files that published sets are made of, IDX or CIFAR-10.
+/// Returns true for the file names of published sets in IDX or CIFAR-10 format.
 pub fn is_published_name(name: &str) -> bool {
     name.contains("-ubyte") || name.ends_with("_batch.bin") || name.starts_with("data_batch_")
 }
 
-/// Opens a file that is one: to open a pipe would be to wait for somebody who writes to it.
+/// Opens a regular file; opening a pipe would block until another process writes to it.
 fn open_file(path: &Path) -> std::result::Result<File, String> {
     let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
     if !metadata.is_file() {
-        return Err("it is no file but a directory, a pipe or a device".into());
+        return Err("it is a directory, a pipe or a device, not a file".into());
     }
     File::open(path).map_err(|error| error.to_string())
 }
 
-/// So many zeros on the heap.
+/// Allocates `len` zeros on the heap.
 ///
 /// # Errors
-/// The system has not that much memory.
+/// The system does not have enough memory.
 fn zeros(len: usize) -> Result<Vec<f32>> {
     let fail = |why: String| Error::failed(format!("allocating {len} values for samples"), why);
     let bytes =
@@ -95,28 +97,28 @@ fn zeros(len: usize) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// Samples with numbers.
+/// A set of numbered samples.
 pub trait Dataset {
-    /// Where the samples come from, for messages: a file, a directory, a name.
+    /// Returns the origin of the samples for messages: a file, a directory, a name.
     fn source(&self) -> String;
 
-    /// The number of samples.
+    /// Returns the number of samples.
     fn num_samples(&self) -> usize;
 
-    /// The shape of one sample's input; images are channels last.
+    /// Returns the shape of one sample's input; images are channels last.
     fn features(&self) -> Features;
 
-    /// What samples are mapped to.
+    /// Returns the kind of targets.
     fn targets(&self) -> Targets;
 
-    /// Means and deviations to standardise with, one for each channel of an image or one for all, as published for this set;
-    /// `None` to leave values as they are.
+    /// Returns the published means and deviations to standardise with, one pair for each channel of
+    /// an image or one for all; `None` to leave values unchanged.
     fn preset(&self) -> Option<Vec<[f32; 2]>> {
         None
     }
 
-    /// A hash by which ranks see whether they have the same data: of all samples where they are in memory, else of some that are spread
-    /// over the set. Not collective.
+    /// Returns a hash by which ranks detect different data: of all samples where they are in
+    /// memory, else of a few that are spread over the dataset. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.
@@ -135,18 +137,18 @@ pub trait Dataset {
         Ok(hash.digest128())
     }
 
-    /// Writes the inputs and targets of `samples`, in that order, one sample after the other; either is left out where it is
-    /// empty. Bytes of images come as 0 to 1.
+    /// Writes the inputs and targets of `samples`, in that order, one sample after the other. An
+    /// empty `inputs` or `targets` is skipped. Bytes of images are scaled to 0..1. Not collective.
     ///
     /// # Errors
-    /// The file cannot be read (any more), or a value is not a number.
+    /// The file cannot be read (any more), or a value is NaN or infinite.
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()>;
 }
 
-/// Samples to train with and samples to test with.
+/// Datasets for training and for testing.
 pub struct Data {
-    /// For training.
+    /// The training samples.
     pub train: Box<dyn Dataset>,
-    /// For testing, if there are any.
+    /// The test samples, if there are any.
     pub test: Option<Box<dyn Dataset>>,
 }

@@ -1,15 +1,16 @@
-//! Which samples make up the global batch of each step. Pure: the same for every rank and every number of ranks.
+//! The samples of each step's global batch: a pure function of the seed and the step, identical on
+//! every rank and for every number of ranks.
 
 /// The order of the samples within an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// As they are numbered.
+    /// By sample number.
     Sequential,
-    /// A permutation drawn anew for each epoch.
+    /// A new random permutation in each epoch.
     Shuffled,
 }
 
-/// Cuts epochs into global batches. The last batch of an epoch takes what is left.
+/// Cuts epochs into global batches. The last batch of an epoch takes the remaining samples.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampler {
     num_samples: usize,
@@ -19,28 +20,29 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Batches of `batch_size ≥ 1` out of `num_samples ≥ 1`.
+    /// Creates a sampler of batches of `batch_size ≥ 1` out of `num_samples ≥ 1`.
     pub fn new(num_samples: usize, batch_size: usize, order: Order, seed: u64) -> Sampler {
         Sampler { num_samples, batch_size, order, seed }
     }
 
-    /// Steps in an epoch.
+    /// Returns the number of steps in an epoch.
     pub fn steps_per_epoch(&self) -> u64 {
         self.num_samples.div_ceil(self.batch_size) as u64
     }
 
-    /// `(epoch, step within it)` of a step, both from 0.
+    /// Returns the `(epoch, step within it)` of a step, both from 0.
     pub fn locate(&self, step: u64) -> (u64, u64) {
         (step / self.steps_per_epoch(), step % self.steps_per_epoch())
     }
 
-    /// The number of samples in the global batch of a step.
+    /// Returns the number of samples in the global batch of a step.
     pub fn batch_len(&self, step: u64) -> usize {
         let (_, within) = self.locate(step);
         self.batch_size.min(self.num_samples - within as usize * self.batch_size)
     }
 
-    /// The samples at `positions` of the global batch of a step; each costs the same, wherever it is.
+    /// Writes the numbers of the samples at `positions` of the global batch of a step to `samples`.
+    /// The cost per sample does not depend on its position.
     pub fn samples(&self, step: u64, positions: std::ops::Range<usize>, samples: &mut Vec<usize>) {
         let (epoch, within) = self.locate(step);
         let start = within as usize * self.batch_size;
@@ -55,9 +57,10 @@ impl Sampler {
     }
 }
 
-/// A permutation of `0..len` of which any element can be had on its own, without a table: a Feistel network on the
-/// smallest even number of bits that holds `len`, walked until it falls below `len` (J. Black and P. Rogaway, "Ciphers with
-/// Arbitrary Finite Domains", CT-RSA 2002, §4).
+/// A permutation of `0..len` whose elements are computed one by one, without a table: a Feistel
+/// network on the smallest even number of bits that holds `len`, applied repeatedly until the
+/// result is below `len` (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
+/// 2002, §4).
 struct Permutation {
     len: u64,
     half_bits: u32,
@@ -93,7 +96,8 @@ impl Permutation {
     }
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every input bit reaches every output bit.
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every input bit reaches every
+/// output bit.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -149,7 +153,7 @@ mod tests {
         };
         assert_ne!(first(1, 0), first(1, 1));
         assert_ne!(first(1, 0), first(2, 0));
-        // where sample 0 comes to stand over 50,000 epochs: χ² with 49 degrees of freedom stays below 100
+        // sample 0 over 50,000 epochs: χ² of its position, 49 degrees of freedom, stays below 100
         let mut counts = [0_i32; 50];
         (0..50_000).for_each(|epoch| counts[first(3, epoch).iter().position(|s| *s == 0).unwrap()] += 1);
         let chi_squared: f64 = counts.iter().map(|n| f64::from(n - 1000).powi(2) / 1000.0).sum();

@@ -1,8 +1,9 @@
-//! One pass over samples: is every value a number, how are they distributed, which classes are there, and a checksum of it all.
+//! One pass over the samples: rejects NaN and infinities, and computes means and deviations, the
+//! largest class number, and a checksum.
 //!
-//! Samples are cut into leaves at fixed places, whatever the number of ranks. A rank looks at whole leaves; what it finds in them, and
-//! then the ranks between them, is put together along one binary tree over the leaves. So means and deviations have the same bits on any
-//! number of ranks.
+//! Samples are cut into leaves at fixed places, whatever the number of ranks. A rank reads whole
+//! leaves. Its results, and then the results of all ranks, are combined along one binary tree over
+//! the leaves, so means and deviations have the same bits on any number of ranks.
 
 use std::ops::Range;
 
@@ -13,16 +14,17 @@ use crate::memory::check_room;
 use crate::nn::{Features, hash_values};
 use crate::{Error, Result};
 
-/// Bytes of the samples of a leaf.
+/// The most bytes of samples in a leaf.
 const LEAF_BYTES: usize = 4 << 20;
 
-/// The most samples of a leaf.
+/// The most samples in a leaf.
 const LEAF_SAMPLES: usize = 4096;
 
-/// Values that are summed side by side, so that sums of few channels use vectors too.
+/// Values that are summed side by side, so that sums over few channels are vectorised too.
 const LANES: usize = 16;
 
-/// Count, mean and sum of the squares of the differences from it, of every channel of an image or every feature.
+/// Count, mean and sum of squared differences from the mean, for every channel of an image or every
+/// feature.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Moments {
     count: f64,
@@ -31,15 +33,15 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Those of `values`, channel after channel in turn, in two passes over their differences from the first of each channel: exact
-    /// where they never change.
+    /// Computes the moments of `values`, whose channels are interleaved, in two passes over their
+    /// differences from the first value of each channel: exact where values never change.
     fn of(values: &[f32], channels: usize) -> Moments {
         let count = (values.len() / channels) as f64;
         let first: Vec<f64> = values[..channels].iter().map(|value| f64::from(*value)).collect();
         let sums = sums(values, &first, |difference| difference);
         let shifts: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
         let means: Vec<f64> = first.iter().zip(&shifts).map(|(first, shift)| first + shift).collect();
-        // the corrected two-pass formula: what the rounding of the mean has left in the squares is taken out again
+        // the corrected two-pass formula: removes the rounding error of the mean from the squares
         let rests = self::sums(values, &means, |difference| difference);
         let squares = self::sums(values, &means, |difference| difference * difference);
         let squares = squares
@@ -50,8 +52,8 @@ impl Moments {
         Moments { count, means, squares }
     }
 
-    /// Adds those of samples that come later: T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for
-    /// Computing Sample Variances", COMPSTAT 1982.
+    /// Adds the moments of later samples: T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating
+    /// Formulae and a Pairwise Algorithm for Computing Sample Variances", COMPSTAT 1982.
     fn add(&mut self, later: &Moments) {
         let count = self.count + later.count;
         let share = later.count / count;
@@ -64,7 +66,8 @@ impl Moments {
         self.count = count;
     }
 
-    /// Mean and deviation of each channel or feature; a deviation of 0, of values that never change, counts as 1.
+    /// Returns mean and deviation of each channel or feature. A deviation of 0, where values never
+    /// change, is replaced by 1.
     pub fn pairs(&self) -> Vec<[f64; 2]> {
         let pairs = self.means.iter().zip(&self.squares);
         let deviation = |squares: &f64| (squares / self.count).sqrt();
@@ -72,7 +75,7 @@ impl Moments {
     }
 }
 
-/// For each channel the sum of `term` of the values' differences from `from`.
+/// Returns for each channel the sum of `term` of the values' differences from `from`.
 fn sums(values: &[f32], from: &[f64], term: impl Fn(f64) -> f64) -> Vec<f64> {
     let channels = from.len();
     let lanes = if channels < LANES { LANES } else { 1 };
@@ -89,7 +92,8 @@ fn sums(values: &[f32], from: &[f64], term: impl Fn(f64) -> f64) -> Vec<f64> {
     total.to_vec()
 }
 
-/// A node of the tree over all leaves: the first leaf below it, how many there are below it if all are there, and what is in them.
+/// A node of the tree over all leaves: its first leaf, the number of leaves below it, and their
+/// moments.
 #[derive(Debug, Clone, PartialEq)]
 struct Node {
     first: usize,
@@ -97,7 +101,8 @@ struct Node {
     moments: Moments,
 }
 
-/// The moments of consecutive leaves: of the nodes of the tree over all leaves the largest that are complete, in their order.
+/// The moments of consecutive leaves, as the largest complete nodes of the tree over all leaves, in
+/// order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MomentTree {
     nodes: Vec<Node>,
@@ -118,12 +123,12 @@ impl MomentTree {
         }
     }
 
-    /// Adds the leaves that follow on these.
+    /// Adds the leaves that directly follow these.
     pub fn append(&mut self, later: MomentTree) {
         later.nodes.into_iter().for_each(|node| self.push(node));
     }
 
-    /// What is in all leaves, if there is any.
+    /// Returns the moments of all leaves, if there are any.
     pub fn total(mut self) -> Option<Moments> {
         let mut total = self.nodes.pop()?.moments;
         while let Some(Node { moments, .. }) = self.nodes.pop() {
@@ -133,7 +138,7 @@ impl MomentTree {
         Some(total)
     }
 
-    /// As numbers that can be sent to another rank, `3 + 2 · channels` for each node.
+    /// Encodes the tree as numbers that can be sent to another rank, `3 + 2 · channels` per node.
     pub fn to_values(&self) -> Vec<f64> {
         let node = |Node { first, size, moments }: &Node| {
             [&[*first as f64, *size as f64, moments.count][..], &moments.means, &moments.squares].concat()
@@ -141,7 +146,7 @@ impl MomentTree {
         self.nodes.iter().flat_map(node).collect()
     }
 
-    /// From such numbers, of so many channels.
+    /// Decodes the numbers of [`MomentTree::to_values`] for this number of channels.
     pub fn from_values(values: &[f64], channels: usize) -> MomentTree {
         let node = |values: &[f64]| {
             let (means, squares) = values[3..].split_at(channels);
@@ -152,19 +157,21 @@ impl MomentTree {
     }
 }
 
-/// What was found in the samples of some leaves.
+/// The results of a pass over the samples of some leaves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statistics {
-    /// How the inputs are distributed; empty if that was not wanted.
+    /// The distribution of the inputs; empty if it was not requested.
     pub moments: MomentTree,
     /// The largest class number, −1 before the first.
     pub largest_label: f64,
-    /// Over all samples, the sum of the upper and of the lower halves of a hash of each, with its number: a checksum that does not
-    /// depend on who looks at which samples. It cannot overflow with fewer than 2³¹ of them.
+    /// The sums over all samples of the upper and of the lower halves of a hash of each sample and
+    /// its number: a checksum that does not depend on which rank reads which samples. It cannot
+    /// overflow with fewer than 2³¹ samples.
     pub checksum: [i64; 2],
 }
 
-/// Values of each sample that have a mean of their own: the features, or the channels of images.
+/// Returns the number of values of each sample that have a mean of their own: the features, or the
+/// channels of images.
 pub fn num_channels(features: Features) -> usize {
     match features {
         Features::Flat(len) => len,
@@ -172,28 +179,29 @@ pub fn num_channels(features: Features) -> usize {
     }
 }
 
-/// Samples in a leaf of `dataset`.
+/// Returns the number of samples in a leaf of `dataset`.
 fn leaf_samples(dataset: &dyn Dataset) -> usize {
     let len = dataset.features().len().saturating_add(dataset.targets().len());
     (LEAF_BYTES / size_of::<f32>() / len.max(1)).clamp(1, LEAF_SAMPLES)
 }
 
 impl Statistics {
-    /// The number of leaves of `dataset`.
+    /// Returns the number of leaves of `dataset`.
     pub fn num_leaves(dataset: &dyn Dataset) -> usize {
         dataset.num_samples().div_ceil(leaf_samples(dataset))
     }
 
-    /// Looks at the samples of `leaves` of `dataset`, for how the inputs are distributed too if `with_moments`, and tells `told` after
-    /// each leaf. Not collective: ranks share the leaves and then the sums.
+    /// Reads the samples of `leaves` of `dataset` and computes their statistics, the distribution
+    /// of the inputs only if `with_moments`. Calls `after_leaf` after each leaf. Not collective:
+    /// the caller divides the leaves among the ranks and combines the results.
     ///
     /// # Errors
-    /// A sample cannot be read or holds something that is not a number, or there is no memory for a leaf.
+    /// A sample cannot be read or holds NaN or an infinity, or there is no memory for a leaf.
     pub fn gather(
         dataset: &mut dyn Dataset,
         leaves: Range<usize>,
         with_moments: bool,
-        told: &mut dyn FnMut(),
+        after_leaf: &mut dyn FnMut(),
     ) -> Result<Statistics> {
         let channels = num_channels(dataset.features());
         let mut found = Statistics { moments: MomentTree::default(), largest_label: -1.0, checksum: [0; 2] };
@@ -202,7 +210,8 @@ impl Statistics {
         let room = in_leaf.min(num_samples);
         let (mut inputs, mut targets) = (zeros(room * len)?, zeros(room * targets_len)?);
         if with_moments {
-            // means and squares of a node for each time that the number of leaves can be halved, and of a few besides
+            // room for the means and squares of one node for each halving of the number of leaves,
+            // and of a few more
             let num_nodes = Statistics::num_leaves(dataset).ilog2() as usize + 4;
             let fail = |why: String| Error::failed("finding means and deviations", why);
             check_room(channels.saturating_mul(2 * size_of::<f64>() * num_nodes)).map_err(fail)?;
@@ -227,7 +236,7 @@ impl Statistics {
                 found.largest_label =
                     targets.iter().fold(found.largest_label, |most, t| most.max(f64::from(*t)));
             }
-            told();
+            after_leaf();
         }
         Ok(found)
     }

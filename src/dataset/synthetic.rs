@@ -1,5 +1,6 @@
-//! Samples made on the fly, of any shape and number: uniform inputs with mean 0 and deviation 1, and the targets that a
-//! random network of one hidden layer, the teacher, gives them. A sample depends on the seed and its number only.
+//! Samples of any shape and number that are generated on the fly: uniform inputs with mean 0 and
+//! deviation 1, and the targets that a random network of one hidden layer, the teacher, assigns to
+//! them. A sample depends only on the seed and its number.
 
 use rand_chacha::rand_core::Rng as _;
 
@@ -10,27 +11,28 @@ use crate::nn::{Features, Initial, generator, symmetric};
 /// Hidden units of the teacher.
 const HIDDEN: usize = 32;
 
-/// Inputs that the teacher looks at: more would only blur the classes.
+/// The most inputs that the teacher reads: more would only blur the classes.
 const SEEN: usize = 256;
 
-/// Sets up to this size are made once and kept.
+/// Datasets up to this size are generated once and kept.
 const KEPT_BYTES: usize = 1 << 28;
 
-/// A synthetic set.
+/// A dataset of generated samples.
 pub struct Synthetic {
     features: Features,
     targets: Targets,
     first: usize,
     num_samples: usize,
     seed: u64,
-    /// `[HIDDEN, seen inputs]` and `[outputs, HIDDEN]`.
+    /// The teacher's weights, `[HIDDEN, seen inputs]` and `[outputs, HIDDEN]`.
     teacher: [Vec<f32>; 2],
-    /// The input of one sample, for readers that want its target only.
+    /// Scratch for the input of one sample, for callers that read only its target.
     input: Vec<f32>,
 }
 
 impl Synthetic {
-    /// `num_samples` samples from number `first` on, in memory if they are few. Not collective.
+    /// Generates `num_samples` samples from number `first` on, and keeps them in memory if they are
+    /// small. Not collective.
     ///
     /// # Errors
     /// There is not enough memory.
@@ -52,7 +54,8 @@ impl Synthetic {
         Ok(Box::new(Table { source: set.source(), features, targets, inputs, target_values }))
     }
 
-    /// `num_samples` samples from number `first` on, made whenever they are read. Not collective.
+    /// Creates a dataset of `num_samples` samples from number `first` on, which are generated
+    /// whenever they are read. Not collective.
     pub fn new(
         features: Features,
         targets: Targets,
@@ -109,7 +112,7 @@ impl Dataset for Synthetic {
     }
 
     fn fingerprint(&mut self) -> Result<u128> {
-        // seed, shape and number say it all, and are compared as such
+        // seed, shape and number determine the samples, and ranks compare them as options
         Ok(0)
     }
 

@@ -1,4 +1,4 @@
-//! Sets in memory, made on the fly, and their statistics.
+//! Tests of datasets in memory, of generated ones, and of their statistics.
 
 use std::cell::RefCell;
 use std::rc::Rc;

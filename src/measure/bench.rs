@@ -1,17 +1,20 @@
-//! Operations measured on one kind of memory, beside the other ways to do them there.
+//! Operations measured on one kind of memory, beside other ways to do them there.
 
+use super::contender::Contender;
+use super::contest::{Conditions, contest};
 use super::overlap::{Computation, DeviceComputation, HostComputation};
-use super::{Contender, DeviceSubject, Form, HostSubject, Measured, Row, Subject, contest};
+use super::{CallForm, DeviceSubject, HostSubject, Measured, Row, Subject};
 use crate::Result;
-use crate::comm::{Algorithm, Choice, Communicator, DeviceCommunicator, Transfers};
-use crate::device::{Device, Portable, Role};
+use crate::comm::{Algorithm, Choice, Communicator, Transfers};
+use crate::device::{Cuda, MemoryOperations as _, Role};
+use crate::memory::Buffer as _;
 
-/// How operations are measured.
+/// The settings of all measurements.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
-    /// For about how long each, in seconds.
+pub struct BenchSettings {
+    /// The approximate time that each way to do an operation is measured, in seconds.
     pub seconds: f64,
-    /// How it is done, if not as was measured to be fast.
+    /// The algorithm, if not the one that was measured to be fast.
     pub choice: Option<Choice>,
     /// Measure the other ways beside it, in turns.
     pub compare: bool,
@@ -19,24 +22,28 @@ pub struct Settings {
 
 /// Memory that operations can be measured on.
 pub trait Bench {
-    /// The bytes of an element.
+    /// Returns the bytes of an element.
     fn value_bytes(&self) -> usize;
 
-    /// Measures `operation` on buffers of `len` elements; nothing if it has no such form. Collective.
+    /// Measures `operation` on buffers of `len` elements; `None` if it does not have this form.
+    /// Collective.
     ///
     /// # Errors
     /// There is no memory for the buffers, or for messages.
-    fn measure(&self, operation: Measured, form: Form, len: usize) -> Result<Option<Row>>;
+    fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>>;
 }
 
-/// What is measured, until it is.
-struct Entry<'a> {
+/// The contenders of a measurement; the row is about the first.
+struct Contenders<'a> {
     all: &'a Communicator,
-    contenders: Vec<Contender<'a>>,
+    list: Vec<Contender<'a>>,
 }
 
-impl<'a> Entry<'a> {
-    /// Another contender, if there is such an operation. Collective.
+impl<'a> Contenders<'a> {
+    /// Adds a contender, if its form of the operation exists. Collective.
+    ///
+    /// # Errors
+    /// There is no memory for the buffers on some rank.
     fn add<S: Subject + 'a>(
         &mut self,
         name: &'static str,
@@ -44,31 +51,28 @@ impl<'a> Entry<'a> {
         subject: Result<Option<S>>,
     ) -> Result<()> {
         let contender = |subject| Contender { name, choice, subject: Box::new(subject) };
-        self.contenders.extend(self.all.agree(subject)?.map(contender));
+        self.list.extend(self.all.agree(subject)?.map(contender));
         Ok(())
     }
 
-    /// The row of the first; nothing if there is none. Collective.
-    fn contest(
-        self,
-        what: (Measured, Form),
-        memory: (usize, &'static str),
-        seconds: f64,
-        computation: &dyn Computation,
-    ) -> Result<Option<Row>> {
-        if self.contenders.is_empty() {
+    /// Measures the contenders; `None` if there are none. Collective.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    fn measure(self, conditions: Conditions, computation: &dyn Computation) -> Result<Option<Row>> {
+        if self.list.is_empty() {
             return Ok(None);
         }
-        contest(self.all, what, memory, seconds, computation, self.contenders).map(Some)
+        contest(self.all, conditions, computation, self.list).map(Some)
     }
 }
 
-/// The processor's memory, where MPI's own operations are the other way.
+/// Host memory, on which MPI's own operations are the other way.
 pub struct HostBench<'a> {
     /// The ranks.
     pub all: &'a Communicator,
-    /// How.
-    pub settings: Settings,
+    /// The settings of all measurements.
+    pub settings: BenchSettings,
 }
 
 impl Bench for HostBench<'_> {
@@ -76,65 +80,72 @@ impl Bench for HostBench<'_> {
         size_of::<f32>()
     }
 
-    fn measure(&self, operation: Measured, form: Form, len: usize) -> Result<Option<Row>> {
-        let Settings { seconds, choice, compare } = self.settings;
+    fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>> {
+        let BenchSettings { seconds, choice, compare } = self.settings;
         let subject = || HostSubject::new(self.all, operation, form, len);
-        let mut entry = Entry { all: self.all, contenders: Vec::new() };
-        entry.add("ours", choice, subject())?;
+        let mut contenders = Contenders { all: self.all, list: Vec::new() };
+        contenders.add("ours", choice, subject())?;
         if compare {
-            entry.add("mpi", Some(Choice::whole(Algorithm::Mpi)), subject())?;
+            contenders.add("mpi", Some(Choice::whole(Algorithm::Mpi)), subject())?;
         }
-        entry.contest((operation, form), (len * self.value_bytes(), "host"), seconds, &HostComputation)
+        let bytes = len * self.value_bytes();
+        let conditions = Conditions { operation, form, bytes, memory: "host", seconds };
+        contenders.measure(conditions, &HostComputation)
     }
 }
 
-/// A device's memory, where messages through the host are another way, and MPI's own operations: on the host, and its all-reduce on the
-/// device where it takes that memory.
-pub struct DeviceBench<'a, D: Device> {
+/// Device memory, on which staged messages are another way, and MPI's own operations: on the staged
+/// values, and its all-reduce on the device's memory where it is CUDA-aware.
+pub struct DeviceBench<'a> {
     all: &'a Communicator,
-    settings: Settings,
-    device: &'a D,
+    settings: BenchSettings,
+    device: &'a Cuda,
     value_bytes: usize,
-    best: DeviceCommunicator,
-    staged: DeviceCommunicator,
-    computation: DeviceComputation<'a, D>,
+    best: Communicator,
+    staged: Communicator,
+    computation: DeviceComputation<'a, Cuda>,
 }
 
-impl<'a, D: Device> DeviceBench<'a, D> {
-    /// Collective.
+impl<'a> DeviceBench<'a> {
+    /// Creates a bench of the memory of `device`. Collective.
     ///
     /// # Errors
-    /// The device has no memory left on some rank.
-    pub fn new(device: &'a D, all: &'a Communicator, settings: Settings) -> Result<DeviceBench<'a, D>> {
-        let through_host = all.duplicate();
-        through_host.set_transfers(Transfers::Staged);
-        let (best, staged) =
-            (DeviceCommunicator::new(all.duplicate()), DeviceCommunicator::new(through_host));
+    /// The device does not have enough memory on some rank.
+    pub fn new(device: &'a Cuda, all: &'a Communicator, settings: BenchSettings) -> Result<DeviceBench<'a>> {
+        let best = all.duplicate();
+        let staged = best.through_host();
         let computation = all.agree(DeviceComputation::new(device))?;
-        let value_bytes = all.agree(device.allocate(1, Role::Activations))?.value_bytes();
+        let value_bytes = all.agree(device.allocate(1, Role::Activations))?.element_type().bytes();
         Ok(DeviceBench { all, settings, device, value_bytes, best, staged, computation })
     }
 }
 
-impl<D: Device> Bench for DeviceBench<'_, D> {
+impl Bench for DeviceBench<'_> {
     fn value_bytes(&self) -> usize {
         self.value_bytes
     }
 
-    fn measure(&self, operation: Measured, form: Form, len: usize) -> Result<Option<Row>> {
-        let Settings { seconds, choice, compare } = self.settings;
+    fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>> {
+        let BenchSettings { seconds, choice, compare } = self.settings;
         let subject = |communicator| DeviceSubject::new(self.device, communicator, operation, form, len);
-        let mut entry = Entry { all: self.all, contenders: Vec::new() };
-        entry.add("ours", choice, subject(&self.best))?;
-        let is_f32 = self.value_bytes == size_of::<f32>();
-        if compare && self.best.transfers() == Transfers::Aware {
-            entry.add("staged", None, subject(&self.staged))?;
-            if operation == Measured::AllReduce && is_f32 {
-                entry.add("mpi", Some(Choice::whole(Algorithm::MpiBlocking)), subject(&self.best))?;
-            }
-        } else if compare && is_f32 && !matches!(operation, Measured::SendReceive | Measured::ReduceScatter) {
-            entry.add("mpi", Some(Choice::whole(Algorithm::Mpi)), subject(&self.best))?;
+        let mut contenders = Contenders { all: self.all, list: Vec::new() };
+        contenders.add("ours", choice, subject(&self.best))?;
+        let transfers = self.best.transfers();
+        // MPI has no sums of bfloat16
+        let has_mpi = self.value_bytes == size_of::<f32>()
+            && operation.on_device.as_ref().is_some_and(|on_device| (on_device.compares_with_mpi)(transfers));
+        if compare && transfers == Transfers::Aware {
+            contenders.add("staged", None, subject(&self.staged))?;
         }
-        entry.contest((operation, form), (len * self.value_bytes, "device"), seconds, &self.computation)
+        if compare && has_mpi {
+            let mut own = subject(&self.best)?;
+            if transfers == Transfers::Aware {
+                own.iter_mut().for_each(DeviceSubject::run_inside_mpi);
+            }
+            contenders.add("mpi", Some(Choice::whole(Algorithm::Mpi)), Ok(own))?;
+        }
+        let bytes = len * self.value_bytes;
+        let conditions = Conditions { operation, form, bytes, memory: "device", seconds };
+        contenders.measure(conditions, &self.computation)
     }
 }

@@ -1,69 +1,47 @@
 //! One operation, done in several ways in turns.
 
+use super::contender::Contender;
 use super::overlap::{Computation, overlap};
 use super::timing::time;
-use super::{Form, Meanwhile, Measured, Other, Row, Subject};
+use super::{CallForm, Measured, Other, Row};
 use crate::Result;
-use crate::comm::{Algorithm, Choice, Communicator, Operation, library_version};
+use crate::comm::{Communicator, Operation, library_version};
 
-/// A way to do the operation.
-pub(super) struct Contender<'a> {
-    /// What it is called beside the others; the first is called by its algorithm.
-    pub name: &'static str,
-    /// How it is done, if not as was measured to be fast.
-    pub choice: Option<Choice>,
-    /// The operation on its buffers.
-    pub subject: Box<dyn Subject + 'a>,
+/// The conditions of a measurement.
+pub(super) struct Conditions {
+    /// The operation.
+    pub operation: Measured,
+    /// The form of the operation.
+    pub form: CallForm,
+    /// The size of the buffer.
+    pub bytes: usize,
+    /// `host` or `device`.
+    pub memory: &'static str,
+    /// The approximate time that each contender is measured, in seconds.
+    pub seconds: f64,
 }
 
-impl Subject for Contender<'_> {
-    fn fill(&mut self) -> Result<()> {
-        self.subject.fill()
-    }
-
-    fn choose(&mut self, choice: Option<Choice>) {
-        self.choice = choice;
-    }
-
-    fn algorithm(&self) -> Algorithm {
-        self.subject.algorithm()
-    }
-
-    fn run(&mut self, meanwhile: Meanwhile<'_>) -> Result<()> {
-        self.subject.choose(self.choice);
-        self.subject.run(meanwhile)
-    }
-
-    fn wrong(&mut self) -> Result<u64> {
-        self.subject.wrong()
-    }
-}
-
-/// Measures the first of `contenders`, on `bytes` in `memory`, beside the others, each for about `seconds`, and how much of it `computation`
-/// hides. Collective.
+/// Measures the first of `contenders` beside the others, and how much of it `computation` hides.
+/// Collective.
 ///
 /// # Errors
 /// There is no memory for messages.
 pub(super) fn contest(
     all: &Communicator,
-    (operation, form): (Measured, Form),
-    (bytes, memory): (usize, &'static str),
-    seconds: f64,
+    conditions: Conditions,
     computation: &dyn Computation,
     mut contenders: Vec<Contender<'_>>,
 ) -> Result<Row> {
-    let mut wrong = [0_i64];
+    let Conditions { operation, form, bytes, memory, seconds } = conditions;
+    let (mut wrong, mut algorithms) = ([0_i64], Vec::new());
     for contender in &mut contenders {
-        // memory that was never written is no memory to measure with
-        contender.fill()?;
-        contender.run(&mut |_| Ok(()))?;
-        wrong[0] += contender.wrong()? as i64;
+        // this also touches every page before anything is timed
+        contender.subject.fill()?;
+        algorithms.push(contender.run(&mut |_| Ok(()))?);
+        wrong[0] += contender.subject.wrong()? as i64;
     }
-    let algorithm = contenders[0].algorithm();
     all.all_reduce(&mut wrong, Operation::Sum)?;
-    let mut subjects: Vec<&mut dyn Subject> =
-        contenders.iter_mut().map(|one| one as &mut dyn Subject).collect();
-    let times = time(all, seconds, &mut subjects)?;
+    let times = time(all, seconds, &mut contenders)?;
     let median = times[0].median();
     let overlap_percent =
         if form.is_blocking { None } else { Some(overlap(all, &mut contenders[0], computation, median)?) };
@@ -76,7 +54,7 @@ pub(super) fn contest(
     let (call, place) = form.words();
     let chunk_bytes = contenders[0].choice.map(|choice| choice.chunk).filter(|chunk| *chunk < usize::MAX);
     Ok(Row {
-        operation: operation.name(),
+        operation: operation.name,
         ranks: all.size(),
         nodes: all.num_nodes(),
         mpi: library_version(),
@@ -84,13 +62,13 @@ pub(super) fn contest(
         memory,
         call,
         place,
-        algorithm: algorithm.to_string(),
+        algorithm: algorithms[0].to_string(),
         chunk_bytes,
         median_us: median * 1e6,
         min_us: times[0].min() * 1e6,
         p99_us: times[0].p99() * 1e6,
         algorithm_gbs: bandwidth,
-        bus_gbs: bandwidth * operation.bus_factor(all.size()),
+        bus_gbs: bandwidth * (operation.bus_factor)(all.size()),
         wrong: wrong[0] as u64,
         overlap_percent,
         others: others.collect(),

@@ -1,29 +1,31 @@
-//! What collective operations do, drawn with the values of every rank, as teaching material does.
+//! Drawings of collective operations with the values of every rank, as in teaching material.
 
-use super::{Form, HostSubject, Measured, Subject};
+use std::ops::Range;
+
+use super::buffers::Geometry;
+use super::{CallForm, HostSubject, OPERATIONS, Subject};
 use crate::Result;
 use crate::comm::Communicator;
 
-/// Prints, on rank 0, what every rank has before and after each operation: of rank r of N, `10·r + i` at place i. Collective.
+/// Prints, on rank 0, the values of every rank before and after each operation: element i of rank r
+/// of N is `10·r + i`. Collective.
 ///
 /// # Errors
 /// There is no memory for messages, or stdout cannot be written.
 pub fn demonstrate(all: &Communicator, print: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let size = all.size();
-    for operation in Measured::ALL {
-        let form = Form {
-            is_blocking: true,
-            is_in_place: matches!(operation, Measured::Broadcast | Measured::AllReduce),
-        };
+    let geometry = Geometry::new(all, size);
+    for operation in OPERATIONS {
+        let mut forms = CallForm::ALL.into_iter().filter(|form| form.is_blocking);
+        let Some(form) = forms.find(|form| (operation.exists)(*form)) else { continue };
         let Some(mut subject) = HostSubject::new(all, operation, form, size)? else { continue };
         let before: Vec<f32> = (0..size).map(|at| (10 * all.rank() + at) as f32).collect();
         subject.fill_with(&before);
-        subject.run(&mut |_| Ok(()))?;
-        let (sent, received) = operation.looked_at(all.rank(), size);
-        let before = table(all, &before, sent)?;
-        let after = table(all, subject.result(), received)?;
+        subject.run(None, &mut |_| Ok(()))?;
+        let before = table(all, &before, (operation.sent)(&geometry))?;
+        let after = table(all, subject.result(), (operation.received)(&geometry))?;
         if all.is_root() {
-            print(&format!("{}: {}", operation.name(), operation.in_words()))?;
+            print(&format!("{}: {}", operation.name, operation.description))?;
             for (rank, (before, after)) in before.iter().zip(&after).enumerate() {
                 print(&format!("  rank {rank}  {before}   ->  {after}"))?;
             }
@@ -33,8 +35,8 @@ pub fn demonstrate(all: &Communicator, print: &dyn Fn(&str) -> Result<()>) -> Re
     Ok(())
 }
 
-/// The values of every rank, on rank 0, as text: those that are not in `shown` as dots.
-fn table(all: &Communicator, values: &[f32], shown: std::ops::Range<usize>) -> Result<Vec<String>> {
+/// Formats the values of every rank, on rank 0; those that are not in `shown` become dots.
+fn table(all: &Communicator, values: &[f32], shown: Range<usize>) -> Result<Vec<String>> {
     let size = all.size();
     let mut own = values.to_vec();
     own.resize(size, f32::NAN);

@@ -1,115 +1,110 @@
 //! Operations on the memory of a device.
 
-use super::{Form, Meanwhile, Measured, Subject, expected, value};
+use super::buffers::{DeviceBuffers, DevicePending, Geometry};
+use super::operations::OnDevice;
+use super::{CallForm, Meanwhile, Measured, Subject, value};
 use crate::Result;
-use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfer};
-use crate::device::{Device, Role};
+use crate::comm::{Algorithm, Choice, Communicator, Pending};
+use crate::device::{Cuda, CudaBuffer, MemoryOperations as _, Role};
+use crate::memory::Buffer as _;
 
-type Started<B> = (Transfer<B>, Option<Transfer<B>>);
-
-/// An operation on a buffer of a device, in place.
-pub struct DeviceSubject<'a, D: Device> {
-    device: &'a D,
-    communicator: &'a DeviceCommunicator,
+/// An operation on buffers of a device.
+pub struct DeviceSubject<'a> {
+    device: &'a Cuda,
+    communicator: &'a Communicator,
     operation: Measured,
-    form: Form,
-    len: usize,
-    /// What is sent and, where that is not another, received.
-    values: Option<D::Buffer>,
-    received: Option<D::Buffer>,
-    algorithm: Algorithm,
+    on_device: &'static OnDevice,
+    form: CallForm,
+    geometry: Geometry,
+    is_inside_mpi: bool,
+    /// `None` while a run has them.
+    buffers: Option<DeviceBuffers>,
 }
 
-impl<'a, D: Device> DeviceSubject<'a, D> {
-    /// A buffer for `operation` on `len` elements, kept as activations are: nothing if it has no such form. Collective.
+impl<'a> DeviceSubject<'a> {
+    /// Allocates buffers for `operation` on `len` elements, kept as activations are; `None` if it
+    /// does not have this form. Collective.
     ///
     /// # Errors
-    /// There is no memory for the buffer.
+    /// There is no memory for the buffers.
     pub fn new(
-        device: &'a D,
-        communicator: &'a DeviceCommunicator,
+        device: &'a Cuda,
+        communicator: &'a Communicator,
         operation: Measured,
-        form: Form,
+        form: CallForm,
         len: usize,
-    ) -> Result<Option<DeviceSubject<'a, D>>> {
-        let needs_two = operation == Measured::SendReceive;
-        let exists = match operation {
-            Measured::SendReceive => !form.is_in_place,
-            Measured::Broadcast | Measured::AllGather | Measured::AllReduce | Measured::ReduceScatter => {
-                form.is_in_place
-            }
-            Measured::Scatter | Measured::Gather | Measured::AllToAll | Measured::Reduce => false,
+    ) -> Result<Option<DeviceSubject<'a>>> {
+        let has_form = |on_device: &&OnDevice| on_device.is_in_place == form.is_in_place;
+        let Some(on_device) = operation.on_device.as_ref().filter(has_form) else { return Ok(None) };
+        let values = device.allocate(len, Role::Activations)?;
+        let received = if form.is_in_place { None } else { Some(device.allocate(len, Role::Activations)?) };
+        let (buffers, geometry) =
+            (Some(DeviceBuffers { values, received }), Geometry::new(communicator, len));
+        let is_inside_mpi = false;
+        let subject = DeviceSubject {
+            device,
+            communicator,
+            operation,
+            on_device,
+            form,
+            geometry,
+            is_inside_mpi,
+            buffers,
         };
-        if !exists {
-            return Ok(None);
-        }
-        let values = Some(device.allocate(len, Role::Activations)?);
-        let received = if needs_two { Some(device.allocate(len, Role::Activations)?) } else { None };
-        let algorithm = Algorithm::Mpi;
-        Ok(Some(DeviceSubject { device, communicator, operation, form, len, values, received, algorithm }))
+        Ok(Some(subject))
     }
 
-    /// The transfer of the values, and that of what is received in another buffer.
-    fn start(&mut self) -> Result<Started<D::Buffer>> {
-        let (all, len) = (self.communicator, self.len);
-        let (rank, size) = (all.rank(), all.size());
-        let values = self.values.take().expect("a run gives the buffer back");
-        let one = match self.operation {
-            Measured::AllGather => all.start_all_gather_in_place(values, len)?,
-            Measured::AllReduce => all.start_all_reduce_in_place(values, len, Operation::Sum)?,
-            Measured::ReduceScatter => all.start_reduce_scatter(values, len, Operation::Sum)?,
-            Measured::Broadcast => all.start_broadcast(values, 0)?,
-            _ => {
-                let into = self.received.take().expect("a run gives the buffer back");
-                let receiving = all.start_receive(into, len, (rank + size - 1) % size, 0)?;
-                return Ok((all.start_send(values, len, (rank + 1) % size, 0)?, Some(receiving)));
-            }
-        };
-        Ok((one, None))
+    /// Runs MPI's own blocking call from now on, where there is one, whether MPI can read the buffer
+    /// or not: CUDA-aware MPIs may crash in their non-blocking reductions (open-mpi/ompi#9845).
+    pub fn run_inside_mpi(&mut self) {
+        self.is_inside_mpi = true;
     }
 }
 
-impl<D: Device> Subject for DeviceSubject<'_, D> {
+impl Subject for DeviceSubject<'_> {
     fn fill(&mut self) -> Result<()> {
-        let (rank, len) = (self.communicator.rank(), self.len);
-        let buffer = self.values.as_mut().expect("a run gives the buffer back");
-        self.device.write(self.device.view_mut(buffer, 0..len), &mut |values| {
+        let Geometry { rank, len, .. } = self.geometry;
+        let buffers = self.buffers.as_mut().expect("a run gives the buffers back");
+        self.device.write(self.device.view_mut(&mut buffers.values, 0..len), &mut |values| {
             values.iter_mut().enumerate().for_each(|(at, into)| *into = value(rank, at));
             Ok(())
         })
     }
 
-    fn choose(&mut self, choice: Option<Choice>) {
-        self.communicator.set_choice(choice);
-    }
-
-    fn algorithm(&self) -> Algorithm {
-        self.algorithm
-    }
-
-    fn run(&mut self, meanwhile: Meanwhile<'_>) -> Result<()> {
-        let (mut one, mut other) = self.start()?;
+    fn run(&mut self, choice: Option<Choice>, meanwhile: Meanwhile<'_>) -> Result<Algorithm> {
+        let buffers = self.buffers.take().expect("a run gives the buffers back");
+        let planned = (self.operation.planned)(self.form);
+        if let (true, Some(collective)) = (self.is_inside_mpi, planned) {
+            let values = self.communicator.run_inside_mpi(collective, buffers.values)?;
+            self.buffers = Some(DeviceBuffers { values, ..buffers });
+            return Ok(Algorithm::Mpi);
+        }
+        let chosen = choice.map(|choice| self.communicator.using(choice));
+        let all = chosen.as_ref().unwrap_or(self.communicator);
+        let (call, element) = (all.call_on::<CudaBuffer>(), buffers.values.element_type());
+        let DevicePending { mut values, mut received } =
+            (self.on_device.start)(all, &self.geometry, buffers)?;
         if !self.form.is_blocking {
             meanwhile(&mut || {
-                one.test();
-                other.as_mut().map(Transfer::test);
+                values.test();
+                received.as_mut().map(Pending::test);
                 Ok(())
             })?;
         }
-        self.algorithm = self.communicator.last_algorithm();
-        self.values = Some(one.wait());
-        self.received = other.map(Transfer::wait);
-        Ok(())
+        let (values, received) = (values.wait(), received.map(Pending::wait));
+        self.buffers = Some(DeviceBuffers { values, received });
+        let algorithm = |collective| all.choice(collective, call, self.geometry.len, element).algorithm;
+        Ok(planned.map_or(Algorithm::Mpi, algorithm))
     }
 
     fn wrong(&mut self) -> Result<u64> {
-        let (rank, size) = (self.communicator.rank(), self.communicator.size());
-        let (range, expectation) = expected(self.operation, rank, size, self.len);
-        let buffer = self.received.as_ref().or(self.values.as_ref()).expect("a run gives the buffer back");
+        let (operation, geometry) = (self.operation, &self.geometry);
+        let DeviceBuffers { values, received } = self.buffers.as_ref().expect("a run gives the buffers back");
+        let (buffer, range) = (received.as_ref().unwrap_or(values), (operation.received)(geometry));
         let mut wrong = 0;
         self.device.read(self.device.view(buffer, range.clone()), &mut |values| {
             let found = range.clone().zip(values);
-            wrong = found.filter(|(at, found)| **found != expectation.at(*at, size)).count() as u64;
+            wrong = found.filter(|(at, found)| **found != (operation.expected)(geometry, *at)).count() as u64;
             Ok(())
         })?;
         Ok(wrong)

@@ -1,24 +1,25 @@
-//! How much of an operation a computation hides.
+//! The part of an operation's time that a computation hides.
 
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::time::Instant;
 
-use super::{Meanwhile, Subject};
+use super::Meanwhile;
+use super::contender::Contender;
 use crate::Result;
 use crate::comm::{Communicator, Operation};
 use crate::device::{Device, LinearShape, Role, WeightLayout};
 
-/// A computation that can be as long as one likes.
+/// A computation of adjustable length.
 pub trait Computation {
-    /// Starts so many units of it.
+    /// Starts `units` units of the computation.
     fn start(&self, units: usize);
 
-    /// Returns when all that was started is done.
+    /// Blocks until everything that was started is done.
     fn wait(&self);
 }
 
-/// Arithmetic on the processor that needs no memory.
+/// Arithmetic on the host's processor that needs no memory.
 pub struct HostComputation;
 
 impl Computation for HostComputation {
@@ -40,14 +41,14 @@ pub struct DeviceComputation<'a, D: Device> {
     product: RefCell<D::Buffer>,
 }
 
-/// Rows and columns of the matrices: a few microseconds of a device's time.
+/// Rows and columns of the matrices, whose product takes a device a few microseconds.
 const SIDE: usize = 256;
 
 impl<'a, D: Device> DeviceComputation<'a, D> {
-    /// Not collective.
+    /// Allocates the matrices. Not collective.
     ///
     /// # Errors
-    /// The device has no memory for the matrices.
+    /// The device does not have enough memory for the matrices.
     pub fn new(device: &'a D) -> Result<DeviceComputation<'a, D>> {
         let matrix = |role| device.allocate(SIDE * SIDE, role);
         let factors = [matrix(Role::Activations)?, matrix(Role::Parameters)?];
@@ -73,13 +74,14 @@ impl<D: Device> Computation for DeviceComputation<'_, D> {
     }
 }
 
-/// A calibration takes at least this long, in seconds.
+/// The shortest time of a calibration, in seconds.
 const LONG_ENOUGH: f64 = 2e-3;
 
-/// Times that a computation looks after the operation, as a backward pass does between its layers.
+/// The number of slices of a computation. The operation is tested between them, as a backward pass
+/// does between its layers.
 const SLICES: usize = 16;
 
-/// Starts `units` of the computation in slices, with `between` after each.
+/// Starts `units` of the computation in slices, and calls `between` after each.
 fn in_slices(
     computation: &dyn Computation,
     units: usize,
@@ -92,15 +94,16 @@ fn in_slices(
     Ok(())
 }
 
-/// How much of an operation's time, about `estimate` in seconds, a computation of the same length hides, in percent: 100 if the two take no
-/// longer together than the computation alone, 0 if they take as long as one after the other. The three are measured in turns,
-/// each once after a barrier. Collective.
+/// Measures how much of an operation's time, about `estimate` in seconds, a computation of equal
+/// length hides, in percent: 100 if the two together take no longer than the computation alone, 0
+/// if they take as long as one after the other. The three are measured in turns, each once after a
+/// barrier. Collective.
 ///
 /// # Errors
 /// There is no memory for messages.
 pub fn overlap(
     all: &Communicator,
-    subject: &mut dyn Subject,
+    contender: &mut Contender<'_>,
     computation: &dyn Computation,
     estimate: f64,
 ) -> Result<f64> {
@@ -126,7 +129,7 @@ pub fn overlap(
     let mut run = |meanwhile: Meanwhile<'_>| -> Result<f64> {
         all.barrier();
         let start = Instant::now();
-        subject.run(meanwhile)?;
+        contender.run(meanwhile)?;
         computation.wait();
         Ok(start.elapsed().as_secs_f64())
     };

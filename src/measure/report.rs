@@ -4,14 +4,14 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
-/// What was measured of one operation.
+/// The measurement of one operation.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// The operation, as on the command line.
-    pub operation: String,
-    /// How many ranks took part.
+    /// The operation, by its name on the command line.
+    pub operation: &'static str,
+    /// The number of ranks that took part.
     pub ranks: usize,
-    /// On how many nodes they are.
+    /// The number of nodes that the ranks are on.
     pub nodes: usize,
     /// MPI's name and version.
     pub mpi: String,
@@ -23,43 +23,44 @@ pub struct Row {
     pub call: &'static str,
     /// `in place` or `out of place`.
     pub place: &'static str,
-    /// What did it: an algorithm's name.
+    /// The name of the algorithm.
     pub algorithm: String,
-    /// The most bytes of a chunk, where that was given.
+    /// The largest chunk in bytes, if it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk_bytes: Option<usize>,
     /// Median time in microseconds.
     pub median_us: f64,
     /// Shortest time in microseconds.
     pub min_us: f64,
-    /// What 99 in 100 stay below, in microseconds.
+    /// 99th percentile of the times, in microseconds.
     pub p99_us: f64,
     /// Bytes of the buffer over the median, in GB/s.
     pub algorithm_gbs: f64,
     /// Bytes that the busiest link carries over the median, in GB/s.
     pub bus_gbs: f64,
-    /// Elements that were not as expected, on all ranks and of all that were measured beside each other.
+    /// Number of elements that were not as expected, on all ranks and with all ways to do the
+    /// operation.
     pub wrong: u64,
-    /// How much of it computing hides, in percent, of those that do not block.
+    /// The part of a non-blocking operation's time that computation hides, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap_percent: Option<f64>,
-    /// The medians of others that did the same, in microseconds, in the same turns.
+    /// The other ways to do the operation, measured in the same turns.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Other>,
 }
 
-/// Another way to do the same.
+/// Another way to do an operation.
 #[derive(Debug, Clone, Serialize)]
 pub struct Other {
-    /// Its name.
+    /// The name of the way.
     pub algorithm: String,
     /// Median time in microseconds.
     pub median_us: f64,
-    /// Its median time over that of the row.
+    /// The median time over that of the row.
     pub ratio: f64,
 }
 
-/// The line above the rows.
+/// Returns the line above the rows of a table.
 pub fn header() -> String {
     format!(
         "{:<14} {:>11} {:<7}{:<13}{:<13}{:<10}{:>11} {:>11} {:>11} {:>8} {:>8} {:>6} {:>9}",
@@ -80,19 +81,20 @@ pub fn header() -> String {
 }
 
 impl Row {
-    /// A line of JSON.
+    /// Returns a line of JSON.
     ///
     /// # Errors
-    /// A number is none that JSON has.
+    /// A value is NaN or infinite.
     pub fn json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::failed("writing a measurement as JSON", error))
     }
 
-    /// A line of the table.
+    /// Returns a line of the table.
     pub fn line(&self) -> String {
         let overlap = self.overlap_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.0}"));
         let mut line = format!(
-            "{:<14} {:>11} {:<7}{:<13}{:<13}{:<10}{:>11.2} {:>11.2} {:>11.2} {:>8.2} {:>8.2} {:>6} {overlap:>9}",
+            "{:<14} {:>11} {:<7}{:<13}{:<13}{:<10}{:>11.2} {:>11.2} {:>11.2} {:>8.2} {:>8.2} {:>6} \
+             {overlap:>9}",
             self.operation,
             self.bytes,
             self.memory,

@@ -1,7 +1,16 @@
-//! Memory for arrays: zeroed, on page boundaries, and on huge pages where it is large and the system has them.
+//! Host memory for large arrays, and the contract between buffers and messages.
 //!
-//! A training step streams through gigabytes, and MPI copies between processes page by page, so the size of a page shows.
-//! Both `comm` and `device` use this; it knows neither.
+//! [`Memory`] is zeroed, on page boundaries, and on huge pages where it is large and the system has
+//! them: a training step streams through gigabytes, and MPI copies between processes page by page,
+//! so the size of a page shows. [`Buffer`] and [`Arena`] are what `comm` knows of the memory of a
+//! device, and `device` of messages; neither knows the other.
+
+mod arena;
+mod buffer;
+mod combine;
+mod element;
+mod host_arena;
+pub mod scratch;
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -12,20 +21,25 @@ use bytemuck::Pod;
 use memmap2::{Advice, MmapMut};
 
 use crate::{Error, Result};
+pub use arena::{Arena, Terms};
+pub use buffer::{Buffer, Front, HostBuffer, Loan, Needs};
+pub use element::{Element, ElementType, Operation};
+pub use host_arena::{HostArena, Places};
 
 /// The size of a huge page on the machines that have them.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Maps made so far: a step at steady state makes none, and a test looks.
+/// The number of maps made so far. A step at steady state makes none, which a test checks.
 static NUM_MAPS: AtomicUsize = AtomicUsize::new(0);
 
-/// The number of memory maps that this process has made here.
+/// Returns the number of memory maps that this process has made here.
 #[doc(hidden)]
 pub fn num_maps() -> usize {
     NUM_MAPS.load(Ordering::Relaxed)
 }
 
-/// Refuses what is more than all the memory of this machine: Linux promises it all the same, and kills whoever uses it.
+/// Refuses what is more than all the memory of this machine: Linux promises it all the same, and
+/// kills whoever uses it.
 ///
 /// # Errors
 /// It is; how much there is.
@@ -48,7 +62,8 @@ pub fn check_room(bytes: usize) -> std::result::Result<(), String> {
     }
 }
 
-/// A fixed number of elements, zero at first. They stay where they are when the value is moved, and mapped when it is leaked.
+/// A fixed number of elements, zero at first. They stay where they are when the value is moved, and
+/// mapped when it is leaked.
 #[derive(Debug)]
 pub struct Memory<T> {
     map: MmapMut,
@@ -110,20 +125,6 @@ impl<T: Pod> AsMut<[T]> for Memory<T> {
         self
     }
 }
-
-/// Host memory whose elements stay where they are when the value itself is moved: what MPI can be given.
-///
-/// # Safety
-/// `as_ref` and `as_mut` give the same memory each time, and moving or leaking the value neither moves nor frees it.
-#[allow(unsafe_code)]
-pub unsafe trait HostBuffer<T>: AsRef<[T]> + AsMut<[T]> + 'static {}
-
-// SAFETY: the elements are on the heap.
-#[allow(unsafe_code)]
-unsafe impl<T: 'static> HostBuffer<T> for Vec<T> {}
-// SAFETY: the elements are in a memory map of their own.
-#[allow(unsafe_code)]
-unsafe impl<T: Pod> HostBuffer<T> for Memory<T> {}
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Initial values that depend on the seed, the tensor's name and the element's index, and on nothing else.
+//! Initial values, which depend only on the seed, the tensor's name and the element's index.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
@@ -6,7 +6,8 @@ use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 /// The distribution of a tensor's initial elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Initial {
-    /// Uniform in −bound..bound: PyTorch's default for `Linear` and `Conv2d` with bound 1/√fan-in, weights and biases.
+    /// Uniform in −bound..bound: PyTorch's default for the weights and biases of `Linear` and
+    /// `Conv2d`, with bound 1/√fan-in.
     Uniform {
         /// Half the width of the interval.
         bound: f32,
@@ -19,13 +20,13 @@ pub enum Initial {
 }
 
 impl Initial {
-    /// PyTorch's default for a layer whose outputs each depend on `fan_in` inputs.
+    /// Returns PyTorch's default for a layer whose outputs each depend on `fan_in` inputs.
     pub fn torch_default(fan_in: usize) -> Initial {
         Initial::Uniform { bound: 1.0 / (fan_in as f32).sqrt() }
     }
 
-    /// Writes elements `first..first + values.len()` of the tensor called `name`: any part of a tensor can be made without
-    /// the rest.
+    /// Writes elements `first..first + values.len()` of the tensor called `name`. Any range of a
+    /// tensor can be generated without the rest.
     pub fn fill(self, seed: u64, name: &str, first: usize, values: &mut [f32]) {
         let mut random = generator(seed, name);
         match self {
@@ -44,7 +45,8 @@ impl Initial {
     }
 }
 
-/// A seekable generator (ChaCha with 8 rounds) for everything that is drawn under `name` in a run with `seed`.
+/// Returns a seekable generator (ChaCha with 8 rounds) for all random draws under `name` in a run
+/// with `seed`.
 pub fn generator(seed: u64, name: &str) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -52,13 +54,13 @@ pub fn generator(seed: u64, name: &str) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(key)
 }
 
-/// Uniform in −1..1 from 32 random bits, 24 of which an `f32` can hold.
+/// Maps 32 random bits, of which an `f32` can hold 24, to a uniform number in −1..1.
 pub fn symmetric(bits: u32) -> f32 {
     (bits >> 8) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// A standard normal number from two uniform ones (G. Box and M. Muller, 1958), with the mathematics library's own
-/// logarithm and cosine so that every machine draws the same.
+/// Maps two uniform numbers to a standard normal one (G. Box and M. Muller, 1958). The logarithm
+/// and cosine come from `libm`, so that every machine draws identical numbers.
 fn box_muller(a: u32, b: u32) -> f64 {
     const RANGE: f64 = (1_u64 << 32) as f64;
     let radius = (-2.0 * libm::log((f64::from(a) + 1.0) / RANGE)).sqrt();

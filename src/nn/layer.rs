@@ -1,59 +1,62 @@
-//! The layers that a device runs: each one or several entries of a network, fused as the device's operations are.
+//! The layers that a device runs. Each stands for one or several modules of a network, fused as the
+//! device's operations are.
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
-use crate::device::{Activation, ConvolutionShape, Device, LinearShape, PoolShape, WeightLayout};
+use crate::device::{
+    Activation, ConvolutionShape, Device, FusedActivation, LinearShape, PoolShape, WeightLayout,
+};
 
-/// A layer, with the numbers of its tensors in the model's logical order.
+/// A layer, with the indices of its tensors in the model's logical order.
 #[derive(Debug, Clone)]
 pub enum Layer {
-    /// Linear, with the activation that follows it.
+    /// A linear layer and the activation that follows it.
     Linear {
-        /// Features in.
+        /// Features per input row.
         inputs: usize,
-        /// Features out.
+        /// Features per output row.
         outputs: usize,
-        /// How the weight lies.
+        /// The memory layout of the weight.
         layout: WeightLayout,
         /// The activation that follows.
         activation: Activation,
-        /// Number of the weight tensor.
+        /// Index of the weight tensor.
         weight: usize,
-        /// Number of the bias tensor.
+        /// Index of the bias tensor.
         bias: Option<usize>,
     },
-    /// Convolution, with the pooling and ReLU that follow it.
+    /// A convolution and the pooling and ReLU that follow it.
     Convolution {
-        /// Sizes, for no rows.
+        /// The sizes of the convolution; `rows` is 0 here.
         shape: ConvolutionShape,
-        /// Number of the weight tensor; the bias is the next.
+        /// Index of the weight tensor; the bias tensor is the next one.
         weight: usize,
     },
     /// Max-pooling on its own.
     MaxPool(PoolShape),
     /// An activation on its own.
     Activation(Activation, Features),
-    /// From an image, channels last, to features in PyTorch's order, channels first.
+    /// Converts an image, channels last, to features in PyTorch's order, channels first.
     Flatten {
         /// Height times width.
         positions: usize,
-        /// Channels.
+        /// Number of channels.
         channels: usize,
     },
 }
 
 /// The arrays of one layer's forward pass that its backward pass reads.
 pub struct Tape<'a, D: Device> {
-    /// `[rows, input_len]`
+    /// The layer's input, `[rows, input_len]`.
     pub input: D::View<'a>,
-    /// `[rows, saved_len]`
+    /// The values saved by the forward pass, `[rows, saved_len]`.
     pub saved: D::View<'a>,
-    /// `[rows, output_len]`
+    /// The layer's output, `[rows, output_len]`.
     pub output: D::View<'a>,
 }
 
 impl Layer {
-    /// The number of values per row that come in.
+    /// Returns the number of input values per row.
     pub fn input_len(&self) -> usize {
         match self {
             Layer::Linear { inputs, .. } => *inputs,
@@ -64,7 +67,7 @@ impl Layer {
         }
     }
 
-    /// What goes out.
+    /// Returns the shape of one row of output.
     pub fn output(&self) -> Features {
         match self {
             Layer::Linear { outputs, .. } => Features::Flat(*outputs),
@@ -81,12 +84,13 @@ impl Layer {
         }
     }
 
-    /// The number of values per row that go out.
+    /// Returns the number of output values per row.
     pub fn output_len(&self) -> usize {
         self.output().len()
     }
 
-    /// The number of values per row that the forward pass keeps for the backward pass besides its output.
+    /// Returns the number of values per row that the forward pass saves for the backward pass
+    /// besides its output.
     pub fn saved_len(&self) -> usize {
         match self {
             Layer::Linear { activation, outputs, .. } if activation.saves() => *outputs,
@@ -96,8 +100,8 @@ impl Layer {
         }
     }
 
-    /// Multiplications and additions of one row's forward pass, about; the gradients of weights and of inputs take as many
-    /// each.
+    /// Returns the approximate number of multiplications and additions of one row's forward pass.
+    /// Computing the gradients of the weights and of the inputs takes that many again each.
     pub fn operations(&self) -> usize {
         match self {
             Layer::Linear { inputs, outputs, .. } => 2 * inputs * outputs,
@@ -109,12 +113,13 @@ impl Layer {
         }
     }
 
-    /// True for a layer whose backward pass turns the gradient of its output into that of its input in place.
+    /// Returns true for a layer whose backward pass turns the gradient of its output into that of
+    /// its input in place.
     pub fn is_elementwise(&self) -> bool {
         matches!(self, Layer::Activation(..))
     }
 
-    /// The same layer with its tensors numbered from `first` on.
+    /// Returns this layer with its tensors numbered from `first` on.
     pub fn with_tensors_from(mut self, first: usize) -> Layer {
         match &mut self {
             Layer::Linear { weight, bias, .. } => {
@@ -127,7 +132,7 @@ impl Layer {
         self
     }
 
-    /// The numbers of the layer's tensors.
+    /// Returns the indices of the layer's tensors.
     pub fn tensors(&self) -> std::ops::Range<usize> {
         match self {
             Layer::Linear { weight, bias, .. } => *weight..*weight + 1 + usize::from(bias.is_some()),
@@ -136,7 +141,7 @@ impl Layer {
         }
     }
 
-    /// Forward pass for `rows ≥ 1` rows.
+    /// Runs the forward pass for `rows ≥ 1` rows.
     pub fn forward<D: Device>(
         &self,
         device: &D,
@@ -147,7 +152,7 @@ impl Layer {
         output: D::ViewMut<'_>,
     ) {
         match self {
-            // what a rank holds of a layer may be nothing: its share of a sum is then 0
+            // a rank's shard of a layer may be empty: its contribution to a sum is then 0
             Layer::Linear { inputs: 0, .. } => device.fill(output, 0.0),
             Layer::Linear { outputs: 0, .. } => {}
             Layer::Linear { activation, weight, bias, .. } => {
@@ -172,15 +177,18 @@ impl Layer {
         }
     }
 
-    /// First part of the backward pass: `gradient`, that of the output, becomes what the other two parts want, and the
-    /// bias gets its gradient. If `is_turned`, the gradient is there already, and only the bias is left.
+    /// Runs the first part of the backward pass: turns `gradient`, that of the output, into the
+    /// gradient of the values before the activation, which the other two parts read, and computes
+    /// the gradient of the bias. If `is_backpropagated`, `gradient` has already passed through the
+    /// activation, and only the bias is left.
     pub fn backward_activation<D: Device>(
         &self,
         device: &D,
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         gradients: &mut FlatBuffer<D>,
-        (accumulate, is_turned): (bool, bool),
+        accumulate: bool,
+        is_backpropagated: bool,
     ) {
         let (activation, columns, bias) = match self {
             Layer::Linear { outputs: 0, .. } => return,
@@ -192,13 +200,14 @@ impl Layer {
             Layer::Activation(activation, features) => (*activation, features.len(), None),
             Layer::MaxPool(_) | Layer::Flatten { .. } => return,
         };
-        let activation = if is_turned { Activation::Identity } else { activation };
+        let activation = if is_backpropagated { Activation::Identity } else { activation };
         let saved = if activation.saves() { tape.saved } else { tape.output };
         let bias = bias.map(|bias| gradients.tensor_mut(device, bias));
-        device.backward_activation(activation, columns, saved, gradient, bias, accumulate);
+        device.activation_backward(activation, columns, saved, gradient, bias, accumulate);
     }
 
-    /// Second part: the gradient of the weight, where there is one.
+    /// Runs the second part of the backward pass: computes the gradient of the weight, if the layer
+    /// has one.
     pub fn backward_weight<D: Device>(
         &self,
         device: &D,
@@ -231,8 +240,10 @@ impl Layer {
         }
     }
 
-    /// Third part, independent of the second: the gradient of the input. Not for layers that are
-    /// [elementwise](Layer::is_elementwise). With `before` (see [`Layer::turns_with`]), that before the layer before.
+    /// Runs the third part of the backward pass, which is independent of the second: computes the
+    /// gradient of the input. Must not be called on [elementwise](Layer::is_elementwise) layers.
+    /// With `previous` (see [`Layer::activation_fused_with`]), also backpropagates through the
+    /// previous layer's activation.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn backward_input<D: Device>(
         &self,
@@ -242,7 +253,7 @@ impl Layer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        before: Option<(Activation, D::View<'_>)>,
+        previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         match self {
             Layer::Linear { outputs: 0, .. } => device.fill(input_gradient, 0.0),
@@ -250,7 +261,7 @@ impl Layer {
             Layer::Linear { weight, .. } => {
                 let weight = parameters.tensor(device, *weight);
                 let shape = self.linear_shape(rows);
-                device.linear_backward_input(&shape, gradient, weight, input_gradient, before);
+                device.linear_backward_input(&shape, gradient, weight, input_gradient, previous);
             }
             Layer::Convolution { shape, weight } => {
                 let shape = ConvolutionShape { rows, ..*shape };
@@ -260,19 +271,22 @@ impl Layer {
             Layer::MaxPool(shape) => {
                 device.max_pool_backward(&PoolShape { rows, ..*shape }, tape.saved, gradient, input_gradient);
             }
-            Layer::Activation(..) => unreachable!("an elementwise layer's gradient is turned in place"),
+            Layer::Activation(..) => {
+                unreachable!("the gradient of an elementwise layer is computed in place")
+            }
             Layer::Flatten { positions, channels } => {
                 device.transpose_each(*channels, *positions, gradient, input_gradient);
             }
         }
     }
 
-    /// The activation of this layer if the layer `after` it can turn its gradient back too, in one pass with that of its own inputs.
-    pub fn turns_with<D: Device>(&self, device: &D, after: &Layer) -> Option<Activation> {
+    /// Returns the activation of this layer if the layer `after` it can backpropagate through it in
+    /// the pass that computes the gradient of its own inputs.
+    pub fn activation_fused_with<D: Device>(&self, device: &D, after: &Layer) -> Option<Activation> {
         match (self, after) {
             (Layer::Linear { activation, outputs: 1.., .. }, Layer::Linear { outputs: 1.., .. }) => {
                 Some(*activation)
-                    .filter(|activation| activation.saves() && device.fuses_backward(*activation))
+                    .filter(|activation| activation.saves() && device.fuses_activation_backward(*activation))
             }
             _ => None,
         }
@@ -286,7 +300,8 @@ impl Layer {
     }
 }
 
-/// The tensors of a convolution or linear layer called `name`, with PyTorch's default initial values.
+/// Returns the tensors of a convolution or linear layer called `name`, with PyTorch's default
+/// initial values.
 pub(super) fn torch_tensors(name: &str, shape: Vec<usize>, bias: bool) -> Vec<TensorSpec> {
     let initial = Initial::torch_default(shape[1..].iter().product());
     let outputs = shape[0];

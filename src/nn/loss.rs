@@ -1,20 +1,20 @@
-//! What is minimised.
+//! Loss functions.
 
 use crate::device::{Device, LossShape};
 
-/// A loss: the mean over all rows of the global batch of what one row contributes.
+/// A loss: the mean of the rows' losses over the global batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// PyTorch's `CrossEntropyLoss` on logits; targets are class numbers, one a row.
+    /// PyTorch's `CrossEntropyLoss` on logits; the target of a row is its class number.
     CrossEntropy,
     /// PyTorch's `MSELoss`; targets have the shape of the outputs.
     MeanSquaredError,
-    /// The mean of the squares of the outputs; no targets. The loss of `deep-mlp`.
+    /// The mean of the squared outputs, without targets: the loss of `deep-mlp`.
     MeanOfSquares,
 }
 
 impl Loss {
-    /// How many target values each row has when the model has `outputs` outputs.
+    /// Returns the number of target values per row of a model with `outputs` outputs.
     pub fn targets_per_row(self, outputs: usize) -> usize {
         match self {
             Loss::CrossEntropy => 1,
@@ -23,12 +23,13 @@ impl Loss {
         }
     }
 
-    /// True if rows can be right or wrong.
+    /// Returns true if a row's output can be right or wrong.
     pub fn has_accuracy(self) -> bool {
         self == Loss::CrossEntropy
     }
 
-    /// The gradient with respect to `outputs`, and the rows' losses added to `sums` (see [`crate::device::totals`]).
+    /// Computes the gradient with respect to `outputs` and adds the rows' losses to `sums` (see
+    /// [`crate::device::totals`]).
     pub fn evaluate<D: Device>(
         self,
         device: &D,

@@ -1,5 +1,5 @@
-//! Networks: modules as they are written down, layers as a device runs them, losses, initial values, and the flat
-//! memory of all parameters. Knows no rank.
+//! Networks: the modules that a user writes, the layers that a device runs, losses, initial values,
+//! and flat memory for all parameters. Knows no rank.
 
 mod initial;
 mod layer;

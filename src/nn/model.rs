@@ -1,4 +1,4 @@
-//! A model: layers and tensors for one shape of input.
+//! A model: layers and tensors for one input shape.
 
 use super::layer::Layer;
 use super::{Loss, TensorSpec};
@@ -6,25 +6,25 @@ use super::{Loss, TensorSpec};
 /// The shape of one row of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Features {
-    /// A list.
+    /// A vector of features.
     Flat(usize),
     /// An image, channels last.
     Image {
         /// Rows of pixels.
         height: usize,
-        /// Pixels of a row.
+        /// Pixels per row.
         width: usize,
-        /// Values of a pixel.
+        /// Values per pixel.
         channels: usize,
     },
 }
 
-/// The most values that a row may have: of inputs, of targets, of a layer's outputs. They take 1 GiB, and two such sizes can be
-/// multiplied without a thought of overflow.
+/// The largest number of values in a row of inputs, of targets or of a layer's outputs. Such a row
+/// takes 1 GiB, and the product of two such sizes cannot overflow.
 pub const LARGEST_SIZE: usize = 1 << 28;
 
 impl Features {
-    /// The number of values, or the largest number there is if that is larger.
+    /// Returns the number of values, saturating at `usize::MAX`.
     #[allow(clippy::len_without_is_empty)] // emptiness is an error where a model is built
     pub fn len(self) -> usize {
         match self {
@@ -52,7 +52,7 @@ impl std::fmt::Display for Features {
     }
 }
 
-/// A network built for one shape of input. It knows no rank and holds no values.
+/// A network built for one input shape. It knows no rank and holds no values.
 #[derive(Debug, Clone)]
 pub struct Model {
     /// The network's name.
@@ -65,18 +65,18 @@ pub struct Model {
     pub input: Features,
     /// The number of outputs per row.
     pub outputs: usize,
-    /// What is minimised.
+    /// The loss that training minimises.
     pub loss: Loss,
 }
 
 impl Model {
-    /// The number of parameters.
+    /// Returns the number of parameters.
     pub fn num_parameters(&self) -> usize {
         self.tensors.iter().fold(0, |sum: usize, tensor| sum.saturating_add(tensor.num_elements()))
     }
 
-    /// What each layer costs in a forward and a backward pass, in operations a row: nothing needs the gradient of what comes
-    /// into the first layer that has parameters.
+    /// Returns the cost of each layer's forward and backward pass, in operations per row. No
+    /// gradient is computed for the input of the first layer that has parameters.
     pub fn costs(&self) -> Vec<u64> {
         let first = self.layers.iter().position(|layer| !layer.tensors().is_empty()).unwrap_or_default();
         let passes = |index| if index > first { 3 } else { 2 };
@@ -85,10 +85,5 @@ impl Model {
             .enumerate()
             .map(|(index, layer)| passes(index) * layer.operations() as u64)
             .collect()
-    }
-
-    /// The number of target values per row.
-    pub fn targets_per_row(&self) -> usize {
-        self.loss.targets_per_row(self.outputs)
     }
 }

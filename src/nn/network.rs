@@ -1,4 +1,4 @@
-//! Networks as they are written down, a module a line as in PyTorch's `Sequential`, and how they become layers.
+//! Networks as a list of modules, like PyTorch's `Sequential`, and their translation into layers.
 
 use super::layer::{Layer, torch_tensors};
 use super::{Features, Initial, LARGEST_SIZE, Loss, Model, TensorSpec};
@@ -8,49 +8,50 @@ use crate::{Error, Result};
 /// One module of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Module {
-    /// y = x · Wᵀ + b, with PyTorch's names, layout and initial values.
+    /// y = x · Wᵀ + b, with PyTorch's names, memory layout and initial values.
     Linear {
-        /// Features out.
+        /// Features per output row.
         outputs: usize,
-        /// With a bias.
+        /// True for a layer with a bias.
         bias: bool,
     },
     /// y = x · W without bias, W normal with deviation 1/√width: a layer of `deep-mlp`.
     Product {
-        /// Features out.
+        /// Features per output row.
         outputs: usize,
     },
     /// Convolution with a square kernel, valid, stride 1, with bias.
     Convolution {
-        /// Channels out.
+        /// Output channels.
         outputs: usize,
         /// Height and width of the kernel.
         kernel: usize,
     },
-    /// Maximum over square windows, stride equal to their size.
+    /// Maximum over square windows, with a stride equal to their size.
     MaxPool {
         /// Height and width of the window.
         size: usize,
     },
     /// An elementwise function.
     Activation(Activation),
-    /// From an image to features.
+    /// Converts an image to a vector of features.
     Flatten,
 }
 
-/// A network to be built for some input.
+/// A network that can be built for an input shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
-    /// Its name on the command line and in results.
+    /// The name on the command line and in results.
     pub name: String,
-    /// Its modules in order.
+    /// The modules in order.
     pub modules: Vec<Module>,
-    /// What is minimised.
+    /// The loss that training minimises.
     pub loss: Loss,
 }
 
 impl Network {
-    /// A multilayer perceptron: linear layers of the `hidden` sizes with `activation` between, then one to `outputs`.
+    /// Returns a multilayer perceptron: linear layers of the `hidden` sizes, each followed by
+    /// `activation`, then one with `outputs` outputs.
     pub fn mlp(hidden: &[usize], activation: Activation, bias: bool, outputs: usize, loss: Loss) -> Network {
         let mut modules = vec![Module::Flatten];
         for &size in hidden {
@@ -60,7 +61,8 @@ impl Network {
         Network { name: "mlp".into(), modules, loss }
     }
 
-    /// `layers` times x = gelu(x · W), without bias, all `width` wide; the loss is the mean of squares.
+    /// Returns `layers` repetitions of x = gelu(x · W), without bias, all `width` wide; the loss is
+    /// the mean of squares.
     pub fn deep_mlp(width: usize, layers: usize) -> Network {
         let layer = [Module::Product { outputs: width }, Module::Activation(Activation::Gelu)];
         let layers = std::iter::repeat_n(layer, layers).flatten();
@@ -68,7 +70,8 @@ impl Network {
         Network { name: "deep-mlp".into(), modules, loss: Loss::MeanOfSquares }
     }
 
-    /// LeNet as in the tutorials of distributed training: for 28 × 28 grey images, 21,840 parameters with ten classes.
+    /// Returns LeNet as in the tutorials of distributed training: for 28 × 28 grey images, 21,840
+    /// parameters with ten classes.
     pub fn lenet(classes: usize) -> Network {
         let relu = Module::Activation(Activation::Relu);
         let convolution = |outputs| Module::Convolution { outputs, kernel: 5 };
@@ -87,7 +90,8 @@ impl Network {
         Network { name: "lenet".into(), modules, loss: Loss::CrossEntropy }
     }
 
-    /// The small network of the CIFAR-10 tutorials: for 32 × 32 colour images, 62,006 parameters with ten classes.
+    /// Returns the small network of the CIFAR-10 tutorials: for 32 × 32 colour images, 62,006
+    /// parameters with ten classes.
     pub fn cifar(classes: usize) -> Network {
         let relu = Module::Activation(Activation::Relu);
         let mut modules = Vec::new();
@@ -106,11 +110,11 @@ impl Network {
         Network { name: "cifar".into(), modules, loss: Loss::CrossEntropy }
     }
 
-    /// The layers and tensors of this network for inputs of shape `input`: modules that one device operation does together
-    /// become one layer.
+    /// Builds the layers and tensors of this network for inputs of shape `input`. Modules that one
+    /// device operation performs together become one layer.
     ///
     /// # Errors
-    /// A size is 0, or a module does not fit what comes in.
+    /// A size is 0, or a module does not fit its input.
     pub fn build(&self, input: Features) -> Result<Model> {
         let mut builder =
             Builder { features: input, tensors: Vec::new(), layers: Vec::new(), counts: [0; 3] };
@@ -150,20 +154,22 @@ impl Network {
     }
 }
 
-/// The most parameters of a network, 4 TB of them.
+/// The largest number of parameters of a network: 4 TB of `f32`.
 const MOST_PARAMETERS: usize = 1 << 40;
 
-/// A network half built.
+/// A partly built network.
 struct Builder {
     features: Features,
     tensors: Vec<TensorSpec>,
     layers: Vec<Layer>,
-    /// How many convolutions, linear layers and products there are: PyTorch's tutorials number their names so.
+    /// The numbers of convolutions, linear layers and products so far, from which PyTorch's
+    /// tutorials number their names.
     counts: [usize; 3],
 }
 
 impl Builder {
-    /// Adds the first of `modules`, with as many of those behind it as one layer can do, and returns how many.
+    /// Adds the first of `modules`, fused with as many of those that follow as one layer can
+    /// perform, and returns their number.
     fn add(&mut self, modules: &[Module]) -> std::result::Result<usize, String> {
         let (layer, taken) = match modules[0] {
             Module::Linear { outputs, bias } => self.linear(outputs, bias, &modules[1..])?,
@@ -173,7 +179,7 @@ impl Builder {
             Module::Activation(activation) => (Layer::Activation(activation, self.features), 1),
             Module::Flatten => match self.features {
                 Features::Flat(_) => return Ok(1),
-                // with one channel, first and last are the same order
+                // with one channel, channels first and channels last are the same order
                 Features::Image { height, width, channels: 1 } => {
                     self.features = Features::Flat(height * width);
                     return Ok(1);
@@ -245,7 +251,7 @@ impl Builder {
         let weight = self.tensors.len();
         let name = format!("conv{}", self.counts[0]);
         self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], true));
-        // ReLU and max-pooling commute, so either order is the one operation
+        // ReLU and max-pooling commute, so either order is one operation
         let is_pool = |module: &Module| *module == Module::MaxPool { size: 2 };
         let is_relu = |module: &Module| *module == Module::Activation(Activation::Relu);
         let (pool, relu) = match next {

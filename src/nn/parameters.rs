@@ -1,11 +1,13 @@
 //! All parameters of a model in flat memory, every tensor a named view of it.
 //!
-//! The *logical order* of a model's elements is the order of its layers, weight before bias, each tensor row-major.
-//! Checkpoints, digests and seeds go by names and logical order, never by a rank's memory.
+//! The *logical order* of a model's elements is the order of its layers, weight before bias, each
+//! tensor row-major. Checkpoints, digests and seeds go by names and logical order, never by a
+//! rank's memory.
 //!
-//! In memory the elements lie in that order too, cut between tensors into *segments*. A segment is what travels as one
-//! message (a gradient bucket), so it can be handed over whole while its neighbours are in use, and is padded with zeros
-//! to a length that all ranks can share equally. A model that is never communicated has a single segment.
+//! In memory the elements lie in that order too, cut between tensors into *segments*. A segment of
+//! gradients travels as one message (a bucket), so it can be handed over whole while its neighbours
+//! are in use. It is padded with zeros to a length that divides evenly among the ranks. A model
+//! that is never communicated has a single segment.
 
 use std::ops::Range;
 
@@ -15,50 +17,52 @@ use super::Initial;
 use crate::Result;
 use crate::device::{Device, Role};
 
-/// One tensor of a model.
+/// The specification of one tensor of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {
-    /// PyTorch's name for it, such as `fc1.weight`.
+    /// PyTorch's name, such as `fc1.weight`.
     pub name: String,
-    /// Its shape, outermost dimension first.
+    /// The shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// What its elements are before training.
+    /// The distribution of the elements before training.
     pub initial: Initial,
 }
 
 impl TensorSpec {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// What one rank holds of a tensor: a block of it, seen as a matrix of its first dimension by all others. The blocks of a
-/// tensor that is shared cover it once, so that what is counted over all of them is counted once.
+/// The shard of a tensor that one rank holds: a block of the tensor seen as a matrix of its first
+/// dimension by all others. The blocks of a divided tensor cover it exactly once, so a sum over all
+/// ranks' shards counts every element once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorShard {
     /// The whole tensor.
     pub spec: TensorSpec,
-    /// Which indices of the first dimension.
+    /// The rows of the block: indices of the first dimension.
     pub rows: Range<usize>,
-    /// Which of the elements under each of them.
+    /// The columns of the block: indices of the elements under one row.
     pub columns: Range<usize>,
 }
 
 impl TensorShard {
-    /// All of a tensor.
+    /// Returns the shard that is all of the tensor.
     pub fn whole(spec: &TensorSpec) -> TensorShard {
         let (rows, columns) = (spec.shape[0], spec.shape[1..].iter().product());
         TensorShard { spec: spec.clone(), rows: 0..rows, columns: 0..columns }
     }
 
-    /// The number of elements in the block.
+    /// Returns the number of elements in the block.
     pub fn num_elements(&self) -> usize {
         self.rows.len() * self.columns.len()
     }
 
-    /// For each row of the block, where its elements lie in the whole tensor; a block of whole rows is one piece.
-    pub fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    /// Returns the contiguous ranges of the whole tensor that make up the block: one per row, or a
+    /// single one for a block of whole rows.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let width: usize = self.spec.shape[1..].iter().product();
         let (rows, columns) = (self.rows.clone(), self.columns.clone());
         let (num, len) =
@@ -72,47 +76,48 @@ impl TensorShard {
     /// Copies the block out of the `whole` tensor.
     pub fn extract(&self, whole: &[f32], block: &mut [f32]) {
         let mut at = 0;
-        for piece in self.pieces() {
-            block[at..at + piece.len()].copy_from_slice(&whole[piece.clone()]);
-            at += piece.len();
+        for range in self.ranges() {
+            block[at..at + range.len()].copy_from_slice(&whole[range.clone()]);
+            at += range.len();
         }
     }
 
-    /// Copies the block to where it belongs in the `whole` tensor.
+    /// Copies the block to its place in the `whole` tensor.
     pub fn insert(&self, block: &[f32], whole: &mut [f32]) {
         let mut at = 0;
-        for piece in self.pieces() {
-            whole[piece.clone()].copy_from_slice(&block[at..at + piece.len()]);
-            at += piece.len();
+        for range in self.ranges() {
+            whole[range.clone()].copy_from_slice(&block[at..at + range.len()]);
+            at += range.len();
         }
     }
 
-    /// Writes the block's initial values for `seed`: the same as in the whole tensor.
+    /// Writes the block's initial values for `seed`, which are those that it has in the whole
+    /// tensor.
     pub fn initialise(&self, seed: u64, block: &mut [f32]) {
         let mut at = 0;
-        for piece in self.pieces() {
-            let values = &mut block[at..at + piece.len()];
-            self.spec.initial.fill(seed, &self.spec.name, piece.start, values);
-            at += piece.len();
+        for range in self.ranges() {
+            let values = &mut block[at..at + range.len()];
+            self.spec.initial.fill(seed, &self.spec.name, range.start, values);
+            at += range.len();
         }
     }
 }
 
-/// Every tensor begins at a multiple of this many elements, with zeros before it: on a cache line, and where the matrix units of a GPU
-/// take it at full speed.
+/// Every tensor begins at a multiple of this many elements, with zeros before it: on a cache line,
+/// and aligned so that the matrix units of a GPU read it at full speed.
 const TENSOR_MULTIPLE: usize = 32;
 
-/// How the tensors of a rank, in logical order, are cut into segments: for each the range of tensors.
+/// The cut of a rank's tensors, in logical order, into segments.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segmentation {
     /// The tensors of each segment, in logical order and without gaps.
     pub segments: Vec<Range<usize>>,
-    /// Every segment's length is padded to a multiple of this.
+    /// The length of every segment is padded to a multiple of this.
     pub multiple: usize,
 }
 
 impl Segmentation {
-    /// Where tensors of these lengths lie in a segment, and how long it is before it is padded.
+    /// Returns the ranges of tensors of these lengths in a segment, and its length before padding.
     fn places(lengths: impl Iterator<Item = usize>) -> (Vec<Range<usize>>, usize) {
         let mut end = 0_usize;
         let place = |len| {
@@ -123,12 +128,13 @@ impl Segmentation {
         (lengths.map(place).collect(), end)
     }
 
-    /// The length of a segment of tensors of these lengths, padded to a multiple of `multiple`.
+    /// Returns the length of a segment of tensors of these lengths, padded to a multiple of
+    /// `multiple`.
     pub fn padded_len(lengths: &[usize], multiple: usize) -> usize {
         Segmentation::places(lengths.iter().copied()).1.next_multiple_of(multiple)
     }
 
-    /// All of `num_tensors` tensors in one segment.
+    /// Returns the segmentation of `num_tensors` tensors into one segment.
     pub fn whole(num_tensors: usize) -> Segmentation {
         Segmentation { segments: vec![0..num_tensors; 1], multiple: 1 }
     }
@@ -137,27 +143,27 @@ impl Segmentation {
 /// Memory for one value per parameter: parameters, gradients, or a slot of an optimizer.
 pub struct FlatBuffer<D: Device> {
     segments: Vec<Segment<D>>,
-    places: Vec<Place>,
+    places: Vec<TensorPosition>,
 }
 
 struct Segment<D: Device> {
-    /// `None` while the segment is under way in a message.
+    /// `None` while the segment is in a message.
     buffer: Option<D::Buffer>,
     len: usize,
 }
 
-/// Where a tensor lies.
+/// The position of a tensor in a flat buffer.
 #[derive(Debug, Clone)]
-struct Place {
+struct TensorPosition {
     segment: usize,
     range: Range<usize>,
 }
 
 impl<D: Device> FlatBuffer<D> {
-    /// Zeros for `tensors`, cut as `segmentation` says. Not collective.
+    /// Allocates zeros for `tensors`, cut as `segmentation` says. Not collective.
     ///
     /// # Errors
-    /// The device has not that much memory.
+    /// The device does not have enough memory.
     pub fn zeros(
         device: &D,
         tensors: &[TensorShard],
@@ -168,34 +174,34 @@ impl<D: Device> FlatBuffer<D> {
         for (segment, range) in segmentation.segments.iter().enumerate() {
             let (places, end) =
                 Segmentation::places(tensors[range.clone()].iter().map(TensorShard::num_elements));
-            flat.places.extend(places.into_iter().map(|range| Place { segment, range }));
+            flat.places.extend(places.into_iter().map(|range| TensorPosition { segment, range }));
             let len = end.next_multiple_of(segmentation.multiple);
             flat.segments.push(Segment { buffer: Some(device.allocate(len, role)?), len });
         }
         Ok(flat)
     }
 
-    /// The number of segments.
+    /// Returns the number of segments.
     pub fn num_segments(&self) -> usize {
         self.segments.len()
     }
 
-    /// The padded length of a segment.
+    /// Returns the padded length of a segment.
     pub fn segment_len(&self, segment: usize) -> usize {
         self.segments[segment].len
     }
 
-    /// The number of tensors.
+    /// Returns the number of tensors.
     pub fn num_tensors(&self) -> usize {
         self.places.len()
     }
 
-    /// Takes a segment away to send it; its tensors cannot be viewed until [`FlatBuffer::put`].
+    /// Takes a segment out to send it; its tensors cannot be viewed until [`FlatBuffer::put`].
     ///
     /// # Panics
-    /// It is away already.
+    /// The segment has already been taken.
     pub fn take(&mut self, segment: usize) -> D::Buffer {
-        self.segments[segment].buffer.take().expect("a segment travels once at a time")
+        self.segments[segment].buffer.take().expect("a segment is in one message at a time")
     }
 
     /// Puts a segment back.
@@ -203,55 +209,48 @@ impl<D: Device> FlatBuffer<D> {
         self.segments[segment].buffer = Some(buffer);
     }
 
-    /// A segment that is here.
+    /// Returns a segment.
     ///
     /// # Panics
-    /// It is under way in a message.
+    /// The segment has been taken for a message.
     pub fn segment(&self, segment: usize) -> &D::Buffer {
-        self.segments[segment].buffer.as_ref().expect("a segment is viewed only while it is here")
+        self.segments[segment].buffer.as_ref().expect("a segment in a message cannot be viewed")
     }
 
-    /// A segment that is here, to write.
+    /// Returns a segment, to write.
     ///
     /// # Panics
-    /// It is under way in a message.
+    /// The segment has been taken for a message.
     pub fn segment_mut(&mut self, segment: usize) -> &mut D::Buffer {
-        self.segments[segment].buffer.as_mut().expect("a segment is viewed only while it is here")
+        self.segments[segment].buffer.as_mut().expect("a segment in a message cannot be viewed")
     }
 
-    /// The tensors of a segment, and where in it each lies.
+    /// Returns the indices of the tensors of a segment, each with its range in the segment.
     pub fn tensors_in(&self, segment: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let places = self.places.iter().enumerate().filter(move |(_, place)| place.segment == segment);
         places.map(|(tensor, place)| (tensor, place.range.clone()))
     }
 
-    /// The segment that tensor number `tensor` lies in, and where in it.
+    /// Returns the segment of tensor number `tensor` and the tensor's range in it.
     pub fn place(&self, tensor: usize) -> (usize, Range<usize>) {
-        let Place { segment, range } = self.places[tensor].clone();
+        let TensorPosition { segment, range } = self.places[tensor].clone();
         (segment, range)
     }
 
-    /// Tensor number `tensor`, in logical order.
+    /// Returns tensor number `tensor`, in logical order.
     pub fn tensor(&self, device: &D, tensor: usize) -> D::View<'_> {
         let (segment, range) = self.place(tensor);
         device.view(self.segment(segment), range)
     }
 
-    /// Tensor number `tensor`, in logical order, to write.
+    /// Returns tensor number `tensor`, in logical order, to write.
     pub fn tensor_mut(&mut self, device: &D, tensor: usize) -> D::ViewMut<'_> {
         let (segment, range) = self.place(tensor);
         device.view_mut(self.segment_mut(segment), range)
     }
 
-    /// Sets every element, padding included, to zero.
-    pub fn clear(&mut self, device: &D) {
-        for index in 0..self.segments.len() {
-            let len = self.segment_len(index);
-            device.fill(device.view_mut(self.segment_mut(index), 0..len), 0.0);
-        }
-    }
-
-    /// Fills every tensor with its initial values for `seed`. Not collective: every rank that does it gets the same bits.
+    /// Fills every tensor with its initial values for `seed`. Not collective: every rank that calls
+    /// it gets the same bits.
     ///
     /// # Errors
     /// The transfer to the device failed.
@@ -266,7 +265,8 @@ impl<D: Device> FlatBuffer<D> {
         Ok(())
     }
 
-    /// A hash of all elements' bits in logical order: XXH3 with 128 bits over the little-endian bytes. Not collective.
+    /// Returns a hash of all elements' bits in logical order: XXH3 with 128 bits over the
+    /// little-endian bytes. Not collective.
     ///
     /// # Errors
     /// The transfer from the device failed.

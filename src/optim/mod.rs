@@ -1,27 +1,40 @@
-//! Optimizers over flat slices, learning-rate schedules and gradient clipping. Knows neither layers nor ranks: it is told
-//! which elements are its own.
+//! Optimizers over flat slices, learning-rate schedules and gradient clipping.
+//!
+//! An optimizer is told which elements belong to its rank; it knows neither layers nor ranks.
 
 mod learning_rate;
 
-pub use learning_rate::{LearningRate, ScheduleKind};
+pub use learning_rate::{LearningRateSchedule, LearningRateScheduleKind};
 
 use std::ops::Range;
 
-use crate::Result;
-use crate::device::{AdamStep, Device, Role, SgdStep, update};
+use clap::ValueEnum;
 
-/// Which rule turns gradients into updates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+use crate::Result;
+use crate::device::{AdamStep, Device, OptimizerStep, Role, SgdStep, update};
+
+/// The rule that turns gradients into updates. Checkpoints hold its name on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Rule {
+    /// Stochastic gradient descent, with momentum.
+    ///
     /// `torch.optim.SGD`.
+    #[value(name = "sgd")]
     Sgd,
+    /// Adam.
+    ///
     /// `torch.optim.Adam`: weight decay is added to the gradient.
+    #[value(name = "adam")]
     Adam,
-    /// `torch.optim.AdamW`: weight decay shrinks the weights on its own.
+    /// Adam with decoupled weight decay.
+    ///
+    /// `torch.optim.AdamW`: weight decay shrinks the weights directly.
+    #[value(name = "adamw")]
     AdamW,
 }
 
-/// A rule and its constants. Everything but the learning rate, which a [`LearningRate`] gives for each step.
+/// A rule and its constants, without the learning rate, which a [`LearningRateSchedule`] gives for
+/// each step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OptimizerSettings {
     /// The rule.
@@ -30,7 +43,7 @@ pub struct OptimizerSettings {
     pub momentum: f64,
     /// Nesterov's momentum in SGD. Default off.
     pub nesterov: bool,
-    /// Decay of the weights, per unit of learning rate. Default 0.
+    /// Weight decay, per unit of learning rate. Default 0.
     pub weight_decay: f64,
     /// Decay rates of Adam's moments. Default 0.9 and 0.999.
     pub betas: [f64; 2],
@@ -39,7 +52,7 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// `rule` with PyTorch's default constants, but no weight decay.
+    /// Returns `rule` with PyTorch's default constants, but without weight decay.
     pub fn new(rule: Rule) -> OptimizerSettings {
         OptimizerSettings {
             rule,
@@ -51,7 +64,7 @@ impl OptimizerSettings {
         }
     }
 
-    /// Values that the optimizer keeps for each parameter, by PyTorch's names.
+    /// Returns PyTorch's names of the values that the optimizer keeps for each parameter.
     pub fn slot_names(&self) -> &'static [&'static str] {
         match self.rule {
             Rule::Sgd if self.momentum == 0.0 => &[],
@@ -60,57 +73,74 @@ impl OptimizerSettings {
         }
     }
 
-    /// How many they are.
+    /// Returns the number of values that the optimizer keeps for each parameter.
     pub fn num_slots(&self) -> usize {
         self.slot_names().len()
     }
+
+    /// Returns the constants in the form that devices take.
+    fn device_step(&self) -> OptimizerStep {
+        let weight_decay = self.weight_decay as f32;
+        match self.rule {
+            Rule::Sgd => {
+                let (momentum, nesterov) = (self.momentum as f32, self.nesterov);
+                OptimizerStep::Sgd(SgdStep { momentum, nesterov, weight_decay })
+            }
+            Rule::Adam | Rule::AdamW => OptimizerStep::Adam(AdamStep {
+                beta1: self.betas[0],
+                beta2: self.betas[1],
+                epsilon: self.epsilon as f32,
+                weight_decay,
+                decoupled: self.rule == Rule::AdamW,
+            }),
+        }
+    }
 }
 
-/// What one step needs besides the arrays.
+/// The values that change from one update to the next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
-    /// The number of this update, from 1: Adam's t.
+    /// The number of the update, from 1: Adam's t.
     pub number: u64,
     /// The learning rate.
     pub learning_rate: f64,
-    /// Every gradient element is multiplied by this first.
+    /// Factor of the gradient, for clipping.
     pub gradient_scale: f64,
 }
 
 /// An optimizer with its slots, for the parameters that this rank owns, segment by segment.
 pub struct Optimizer<D: Device> {
     settings: OptimizerSettings,
-    /// `[segment][slot]`; both slots always there, empty where the rule has no use for them.
-    slots: Vec<[D::Buffer; 2]>,
-    /// What changes from step to step: see [`update`].
+    /// `[segment][slot]`
+    slots: Vec<Vec<D::Buffer>>,
+    /// The [`Update`] in the device's memory, by the indices of [`update`].
     update: D::Buffer,
-    lengths: Vec<usize>,
 }
 
 impl<D: Device> Optimizer<D> {
-    /// Slots of zeros for segments of which this rank owns `lengths` elements each. Not collective.
+    /// Allocates slots of zeros for segments of which this rank owns `lengths` elements each. Not
+    /// collective.
     ///
     /// # Errors
-    /// The device has not that much memory.
+    /// The device is out of memory.
     pub fn new(device: &D, settings: OptimizerSettings, lengths: Vec<usize>) -> Result<Optimizer<D>> {
-        let slot = |number: usize, len| {
-            device.allocate(if number < settings.num_slots() { len } else { 0 }, Role::Exact)
-        };
-        let slots = lengths.iter().map(|&len| Ok([slot(0, len)?, slot(1, len)?])).collect::<Result<_>>()?;
-        Ok(Optimizer { settings, slots, update: device.allocate(update::LEN, Role::Exact)?, lengths })
+        let num_slots = settings.slot_names().len();
+        let allocate = |len| (0..num_slots).map(|_| device.allocate(len, Role::Exact)).collect();
+        let slots = lengths.into_iter().map(allocate).collect::<Result<_>>()?;
+        Ok(Optimizer { settings, slots, update: device.allocate(update::LEN, Role::Exact)? })
     }
 
-    /// The constants.
+    /// Returns the rule and its constants.
     pub fn settings(&self) -> &OptimizerSettings {
         &self.settings
     }
 
-    /// Elements `range` of what this rank owns of slot `slot` of a segment.
+    /// Borrows elements `range` of the owned part of slot `slot` of a segment.
     pub fn slot(&self, device: &D, segment: usize, slot: usize, range: Range<usize>) -> D::View<'_> {
         device.view(&self.slots[segment][slot], range)
     }
 
-    /// The same, to write.
+    /// Borrows elements `range` of the owned part of slot `slot` of a segment, to write.
     pub fn slot_mut(
         &mut self,
         device: &D,
@@ -121,7 +151,8 @@ impl<D: Device> Optimizer<D> {
         device.view_mut(&mut self.slots[segment][slot], range)
     }
 
-    /// Sets what changes from step to step, for the calls of [`Optimizer::step`] that follow.
+    /// Sends the values that change from update to update to the device, for the calls of
+    /// [`Optimizer::step`] that follow.
     ///
     /// # Errors
     /// The transfer to the device failed.
@@ -138,8 +169,8 @@ impl<D: Device> Optimizer<D> {
         })
     }
 
-    /// Updates the owned elements of one segment in one pass, and adds the squares of the (unscaled) gradient to `sums`
-    /// (see [`crate::device::totals`]).
+    /// Updates the owned elements of one segment in one pass and adds the squares of the unscaled
+    /// gradient to `sums` (see [`crate::device::totals`]).
     pub fn step(
         &mut self,
         device: &D,
@@ -148,30 +179,14 @@ impl<D: Device> Optimizer<D> {
         gradients: D::View<'_>,
         sums: D::ViewMut<'_>,
     ) {
-        let OptimizerSettings { rule, momentum, nesterov, weight_decay, betas, epsilon } = self.settings;
-        let num_slots = self.settings.num_slots();
-        let len = self.lengths[segment];
-        let [first, second] = &mut self.slots[segment];
-        let first = device.view_mut(first, 0..if num_slots > 0 { len } else { 0 });
-        let second = device.view_mut(second, 0..if num_slots > 1 { len } else { 0 });
+        let (step, slots) = (self.settings.device_step(), &mut self.slots[segment]);
         let update = device.view(&self.update, 0..update::LEN);
-        if rule == Rule::Sgd {
-            let (momentum, weight_decay) = (momentum as f32, weight_decay as f32);
-            let step = SgdStep { momentum, nesterov, weight_decay };
-            return device.sgd_step(&step, update, parameters, gradients, first, sums);
-        }
-        let step = AdamStep {
-            beta1: betas[0],
-            beta2: betas[1],
-            epsilon: epsilon as f32,
-            weight_decay: weight_decay as f32,
-            decoupled: rule == Rule::AdamW,
-        };
-        device.adam_step(&step, update, parameters, gradients, [first, second], sums);
+        device.optimizer_step(&step, update, parameters, gradients, slots, sums);
     }
 }
 
-/// The factor that brings a gradient of norm `norm` to at most `largest`, as `torch.nn.utils.clip_grad_norm_`.
+/// Returns the factor that scales a gradient of norm `norm` to at most `largest`, as
+/// `torch.nn.utils.clip_grad_norm_`.
 pub fn clip_factor(norm: f64, largest: f64) -> f64 {
     (largest / (norm + 1e-6)).min(1.0)
 }
@@ -181,7 +196,7 @@ mod tests {
     use super::*;
     use crate::device::{Cpu, totals};
 
-    /// PyTorch's definitions, element by element in `f64`.
+    /// Follows PyTorch's definitions, element by element in `f64`.
     fn reference(settings: &OptimizerSettings, rates: &[f64], gradients: &[[f64; 3]]) -> [f64; 3] {
         let mut parameters = [0.5, -1.0, 2.0];
         for element in 0..3 {

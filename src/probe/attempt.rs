@@ -1,19 +1,20 @@
-//! One trial, from the inside.
+//! The ranks' side of a trial.
 
 use std::path::Path;
 
-use super::{Memory, Trial};
-use crate::comm::{Algorithm, Choice, DeviceCommunicator, Operation, Transfers, World};
+use super::{MemoryKind, Trial};
+use crate::comm::{Algorithm, Choice, Operation, Transfers, World};
 use crate::device::{Cuda, Precision};
-use crate::measure::{DeviceSubject, Form, HostSubject, Subject};
+use crate::measure::{CallForm, DeviceSubject, HostSubject, Subject};
 use crate::{Error, Result};
 
-/// What a rank says when all is well.
+/// The line that rank 0 prints after a success.
 pub(super) const WORKS: &str = "the values are right";
-/// What rank 0 says when the trial would need more memory than there is.
+/// The beginning of the line that rank 0 prints when the trial would need more memory than there
+/// is.
 pub(super) const LEFT_OUT: &str = "left out: ";
 
-/// Does what `trial` says, by MPI's own operation, and returns what there is to say. Collective.
+/// Runs `trial` with MPI's own operation and returns the line to print. Collective.
 ///
 /// # Errors
 /// The values are wrong, or the trial cannot be made.
@@ -27,24 +28,24 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
         return Ok(format!("{LEFT_OUT}it needs {} GiB of free memory on a node", needed >> 30));
     }
     let len = trial.operation.round_up(trial.bytes() / size_of::<f32>(), all.size());
-    let forms = Form::ALL.into_iter().filter(|form| form.is_blocking == trial.is_blocking);
+    let forms = CallForm::ALL.into_iter().filter(|form| form.is_blocking == trial.is_blocking);
     for form in forms {
         match trial.memory {
-            Memory::Host => {
+            MemoryKind::Host => {
                 if let Some(mut subject) = HostSubject::new(all, trial.operation, form, len)? {
-                    subject.choose(Some(Choice::whole(Algorithm::Mpi)));
                     return once(world, &mut subject);
                 }
             }
-            Memory::Device => {
+            MemoryKind::Device => {
                 all.set_transfers(Transfers::Aware);
                 let device = Cuda::open(world.local_rank(), Precision::F32)?;
-                let communicator = DeviceCommunicator::new(all.duplicate());
-                let algorithm = if trial.is_blocking { Algorithm::MpiBlocking } else { Algorithm::Mpi };
+                let communicator = all.duplicate();
                 if let Some(mut subject) =
                     DeviceSubject::new(&device, &communicator, trial.operation, form, len)?
                 {
-                    subject.choose(Some(Choice::whole(algorithm)));
+                    if trial.is_blocking {
+                        subject.run_inside_mpi();
+                    }
                     return once(world, &mut subject);
                 }
             }
@@ -55,7 +56,7 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
 
 fn once(world: &World, subject: &mut dyn Subject) -> Result<String> {
     subject.fill()?;
-    subject.run(&mut |test| test())?;
+    subject.run(Some(Choice::whole(Algorithm::Mpi)), &mut |test| test())?;
     let mut wrong = [subject.wrong()? as i64];
     world.communicator().all_reduce(&mut wrong, Operation::Sum)?;
     match wrong {
@@ -64,8 +65,8 @@ fn once(world: &World, subject: &mut dyn Subject) -> Result<String> {
     }
 }
 
-/// Bytes of this node's memory that are free, as Linux counts them, and as far as this process's control group (version 2), which Slurm
-/// and containers make, may have them.
+/// Returns the bytes of this node's memory that are available according to Linux and, under Slurm
+/// and in containers, within the limits of this process's control group (version 2).
 fn available_memory() -> usize {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -73,13 +74,13 @@ fn available_memory() -> usize {
     let free = kibibytes.map_or(usize::MAX, |kibibytes| kibibytes << 10);
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    // a limit may stand at any of the groups around it
+    // each of the enclosing groups may have a limit
     let limits = Path::new(group).ancestors().filter_map(|group| {
         let number = |file: &str| -> Option<usize> {
             let text = std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join(file)).ok()?;
             text.trim().parse().ok()
         };
-        // what files left in the cache goes when it is needed
+        // the page cache of files is freed when memory is needed
         let statistics =
             std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.stat")).ok()?;
         let cached = statistics.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());

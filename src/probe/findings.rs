@@ -1,33 +1,30 @@
-//! What was found, as a table and as a file.
+//! The results of all trials, as a table and as a file.
 
-use std::path::Path;
+use serde::Serialize;
 
-use serde::{Deserialize, Serialize};
+use super::{JobDescription, Trial};
+use crate::measure::OPERATIONS;
 
-use super::{Description, Trial};
-use crate::measure::Measured;
-use crate::{Error, Result};
-
-/// How a trial ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The outcome of a trial.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum TrialOutcome {
     /// The values were right.
     Works,
-    /// They were not.
+    /// The values were wrong.
     Wrong,
     /// The job died.
     Died,
-    /// It had to be killed.
+    /// The job hung and was killed.
     Hung,
-    /// It was not tried; the note says why.
+    /// The trial was skipped; the note says why.
     LeftOut,
 }
 
-/// A trial and its end.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Tried {
-    /// The operation, as `collectives` calls it.
+/// A trial and its outcome.
+#[derive(Debug, Clone, Serialize)]
+pub struct TrialReport {
+    /// The operation, by its name in `collectives`.
     pub operation: String,
     /// `host` or `device`.
     pub memory: String,
@@ -35,46 +32,26 @@ pub struct Tried {
     pub call: String,
     /// `small` (1 MiB) or `large` (above 2 GiB).
     pub size: String,
-    /// How it ended.
-    pub outcome: Outcome,
-    /// What the job said last.
+    /// The outcome.
+    pub outcome: TrialOutcome,
+    /// The last words of the job.
     pub note: String,
-    /// How long the job took, in seconds.
+    /// The time that the job took, in seconds.
     pub seconds: f64,
 }
 
-/// All that was found.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// The results of a run of `probe`, whose file [`Capabilities`](crate::comm::Capabilities) reads.
+#[derive(Debug, Clone, Serialize)]
 pub struct Findings {
-    /// What MPI says.
+    /// MPI's description of itself and of the job.
     #[serde(flatten)]
-    pub description: Description,
-    /// What was tried.
-    pub trials: Vec<Tried>,
+    pub description: JobDescription,
+    /// The outcomes of all trials.
+    pub trials: Vec<TrialReport>,
 }
 
 impl Findings {
-    /// Reads a file that `probe --json` wrote.
-    ///
-    /// # Errors
-    /// It cannot be read, or is none.
-    pub fn read(path: &Path) -> Result<Findings> {
-        let doing = || format!("reading what probe found out from {}", path.display());
-        let text = std::fs::read(path).map_err(|error| Error::input(doing(), error))?;
-        serde_json::from_slice(&text).map_err(|error| Error::input(doing(), error))
-    }
-
-    /// True if messages from and to the memory of GPUs work here; nothing if it was not tried.
-    pub fn takes_device_memory(&self) -> Option<bool> {
-        let is_message = |tried: &&Tried| {
-            tried.memory == "device"
-                && tried.operation == Measured::SendReceive.name()
-                && tried.size == "small"
-        };
-        self.trials.iter().find(is_message).map(|tried| tried.outcome == Outcome::Works)
-    }
-
-    /// A row for every operation, a column for every way to call it.
+    /// Formats a table with a row for every operation and a column for every form.
     pub fn table(&self) -> String {
         let mut columns: Vec<[&str; 3]> = Vec::new();
         for trial in Trial::all(true, true) {
@@ -91,37 +68,36 @@ impl Findings {
             columns.iter().for_each(|column| text += &format!("{:<10}", column[line]));
             text = text.trim_end().to_owned() + "\n";
         }
-        for operation in Measured::ALL {
-            text += &format!("{:<16}", operation.name());
+        for operation in OPERATIONS {
+            text += &format!("{:<16}", operation.name);
             for column in &columns {
                 let found = self.trials.iter().find(|tried| {
-                    tried.operation == operation.name()
-                        && [&tried.memory, &tried.call, &tried.size] == *column
+                    tried.operation == operation.name && [&tried.memory, &tried.call, &tried.size] == *column
                 });
                 let word = match found.map(|tried| &tried.outcome) {
                     None => "-",
-                    Some(Outcome::Works) => "works",
-                    Some(Outcome::Wrong) => "WRONG",
-                    Some(Outcome::Died) => "DIES",
-                    Some(Outcome::Hung) => "HANGS",
-                    Some(Outcome::LeftOut) => "left out",
+                    Some(TrialOutcome::Works) => "works",
+                    Some(TrialOutcome::Wrong) => "WRONG",
+                    Some(TrialOutcome::Died) => "DIES",
+                    Some(TrialOutcome::Hung) => "HANGS",
+                    Some(TrialOutcome::LeftOut) => "left out",
                 };
                 text += &format!("{word:<10}");
             }
             text = text.trim_end().to_owned() + "\n";
         }
-        let failed = self.trials.iter().filter(|tried| tried.outcome != Outcome::Works);
-        for Tried { operation, memory, call, size, note, .. } in failed {
+        let failed = self.trials.iter().filter(|tried| tried.outcome != TrialOutcome::Works);
+        for TrialReport { operation, memory, call, size, note, .. } in failed {
             text += &format!("{operation} {memory} {call} {size}: {note}\n");
         }
         text
     }
 }
 
-impl Tried {
-    /// The end of `trial`.
-    pub(super) fn new(trial: Trial, outcome: Outcome, note: String, seconds: f64) -> Tried {
+impl TrialReport {
+    /// Creates the report of a trial.
+    pub(super) fn new(trial: Trial, outcome: TrialOutcome, note: String, seconds: f64) -> TrialReport {
         let [memory, call, size] = trial.column().map(str::to_owned);
-        Tried { operation: trial.operation.name(), memory, call, size, outcome, note, seconds }
+        TrialReport { operation: trial.operation.name.to_owned(), memory, call, size, outcome, note, seconds }
     }
 }

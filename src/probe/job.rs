@@ -1,4 +1,4 @@
-//! Trials from the outside: jobs that may die.
+//! The launcher's side of trials: jobs that may die.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -7,22 +7,22 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use super::attempt::{LEFT_OUT, WORKS};
-use super::{Description, Outcome, Trial, Tried};
+use super::{JobDescription, Trial, TrialOutcome, TrialReport};
 use crate::{Error, Result};
 
-/// What a job left: how it ended, unless it was killed for taking too long, and what it said.
-struct Ended {
+/// The end of a job: its exit status, unless it was killed for taking too long, and its output.
+struct EndedJob {
     status: Option<ExitStatus>,
     stdout: String,
     stderr: String,
     seconds: f64,
 }
 
-/// Asks a job what MPI says of itself, and where its ranks are.
+/// Starts a job that reports how MPI describes itself, and where its ranks are.
 ///
 /// # Errors
-/// The job could not be started or did not end well; what it said.
-pub fn describe(launcher: &str, limit: Duration) -> Result<Description> {
+/// The job could not be started or failed; the message says how.
+pub fn request_description(launcher: &str, limit: Duration) -> Result<JobDescription> {
     let doing = format!("starting a job with `{launcher}`");
     let ended = run(launcher, &["--describe"], limit)?;
     let line = ended.stdout.lines().last().unwrap_or_default();
@@ -33,30 +33,32 @@ pub fn describe(launcher: &str, limit: Duration) -> Result<Description> {
     })
 }
 
-/// Makes a trial and says how it ended.
+/// Starts the job of a trial and reports its outcome.
 ///
 /// # Errors
 /// The launcher cannot be started.
-pub fn start(launcher: &str, trial: Trial, limit: Duration) -> Result<Tried> {
+pub fn start(launcher: &str, trial: Trial, limit: Duration) -> Result<TrialReport> {
     let ended = run(launcher, &["--attempt", &trial.to_string()], limit)?;
     let said = ended.stdout.lines().last().unwrap_or_default();
     let is_done = ended.status.is_some_and(|status| status.success());
     let (outcome, note) = match &ended.status {
-        None => (Outcome::Hung, format!("killed after {limit:?}")),
-        _ if is_done && said.starts_with(LEFT_OUT) => (Outcome::LeftOut, said[LEFT_OUT.len()..].to_owned()),
-        _ if is_done && said == WORKS => (Outcome::Works, said.to_owned()),
-        _ if ended.stderr.contains("elements are wrong") => (Outcome::Wrong, last_line(&ended.stderr)),
-        _ => (Outcome::Died, format!("{}: {}", ending(&ended), last_line(&ended.stderr))),
+        None => (TrialOutcome::Hung, format!("killed after {limit:?}")),
+        _ if is_done && said.starts_with(LEFT_OUT) => {
+            (TrialOutcome::LeftOut, said[LEFT_OUT.len()..].to_owned())
+        }
+        _ if is_done && said == WORKS => (TrialOutcome::Works, said.to_owned()),
+        _ if ended.stderr.contains("elements are wrong") => (TrialOutcome::Wrong, last_line(&ended.stderr)),
+        _ => (TrialOutcome::Died, format!("{}: {}", ending(&ended), last_line(&ended.stderr))),
     };
-    Ok(Tried::new(trial, outcome, note, ended.seconds))
+    Ok(TrialReport::new(trial, outcome, note, ended.seconds))
 }
 
-fn run(launcher: &str, arguments: &[&str], limit: Duration) -> Result<Ended> {
+fn run(launcher: &str, arguments: &[&str], limit: Duration) -> Result<EndedJob> {
     let failed = |error: std::io::Error| Error::input(format!("starting a job with `{launcher}`"), error);
     let words = words(launcher);
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).arg(std::env::current_exe().map_err(failed)?).args(arguments);
-    // a group of its own, so that all of it can be killed
+    // in a process group of its own, so that all of it can be killed
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();
     let mut child = command.spawn().map_err(failed)?;
@@ -64,10 +66,11 @@ fn run(launcher: &str, arguments: &[&str], limit: Duration) -> Result<Ended> {
     let status = wait(&mut child, start + limit);
     let seconds = start.elapsed().as_secs_f64();
     let [stdout, stderr] = streams.map(said);
-    Ok(Ended { status, stdout, stderr, seconds })
+    Ok(EndedJob { status, stdout, stderr, seconds })
 }
 
-/// The words of `launcher`. A job of `srun` ends when one of its ranks dies, which it does not by itself.
+/// Splits `launcher` into words. `srun` gets an option that ends the job when one of its ranks
+/// dies, which is not its default.
 fn words(launcher: &str) -> Vec<&str> {
     let mut words: Vec<&str> = launcher.split_whitespace().collect();
     match words.first() {
@@ -78,12 +81,12 @@ fn words(launcher: &str) -> Vec<&str> {
     words
 }
 
-/// Reads `stream` piece by piece, on a thread of its own.
+/// Reads `stream` block by block, on a thread of its own.
 fn collect(mut stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut block = [0; 4096];
-        // what was read before a failure is what there is
+        // blocks that were read before a failure count
         while let Some(Ok(len @ 1..)) = stream.as_mut().map(|stream| stream.read(&mut block)) {
             if sender.send(block[..len].to_vec()).is_err() {
                 break;
@@ -93,16 +96,17 @@ fn collect(mut stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> 
     receiver
 }
 
-/// All that was said; a rank that outlives its launcher may keep the stream open.
-fn said(pieces: Receiver<Vec<u8>>) -> String {
+/// Returns the whole output. A rank that outlives its launcher may keep the stream open, so the
+/// wait for each block is limited.
+fn said(blocks: Receiver<Vec<u8>>) -> String {
     let mut bytes = Vec::new();
-    while let Ok(piece) = pieces.recv_timeout(Duration::from_secs(1)) {
-        bytes.extend(piece);
+    while let Ok(block) = blocks.recv_timeout(Duration::from_secs(1)) {
+        bytes.extend(block);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// How the job ended; nothing if it had to be killed.
+/// Waits for the exit status of the job; kills it at time `end` and returns `None`.
 fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
     while Instant::now() < end {
         if let Ok(Some(status)) = child.try_wait() {
@@ -110,7 +114,7 @@ fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // launchers pass on a request to end; what does not heed it is killed
+    // launchers forward SIGTERM to their ranks; SIGKILL ends those that ignore it
     for signal in ["-TERM", "-KILL"] {
         let _ = Command::new("kill")
             .args([signal, "--", &format!("-{}", child.id())])
@@ -122,7 +126,7 @@ fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
     None
 }
 
-fn ending(ended: &Ended) -> String {
+fn ending(ended: &EndedJob) -> String {
     match ended.status {
         None => "it had to be killed".to_owned(),
         Some(status) => match (status.code(), status.signal()) {
@@ -132,7 +136,8 @@ fn ending(ended: &Ended) -> String {
     }
 }
 
-/// The last line that says something: launchers frame theirs with dashes, and MPICH ends with empty ones.
+/// Returns the line that explains a failure: launchers frame theirs with dashes, and MPICH ends
+/// with empty ones.
 fn last_line(text: &str) -> String {
     let says = |line: &&str| line.chars().any(char::is_alphabetic);
     let telling = |line: &&str| line.contains("rror") || line.contains("signal") || line.contains("Assert");
@@ -148,7 +153,7 @@ mod tests {
     fn a_step_of_slurm_ends_when_a_rank_dies() {
         assert_eq!(words("mpiexec -n 2"), ["mpiexec", "-n", "2"]);
         assert_eq!(words("srun -n 2"), ["srun", "--kill-on-bad-exit=1", "-n", "2"]);
-        // what the user says comes later, and counts
+        // the user's own option comes later and takes precedence
         assert_eq!(words("/opt/bin/srun -K0"), ["/opt/bin/srun", "--kill-on-bad-exit=1", "-K0"]);
         assert_eq!(words(" "), ["mpiexec"]);
     }

@@ -1,56 +1,60 @@
-//! What this MPI can do, found out by trying.
+//! Experiments that find out what an MPI library supports.
 //!
-//! Some MPIs crash on what others do: messages above 2 GiB, reductions of a GPU's memory, non-blocking ones of it. So every trial is a job
-//! of its own ([`start`]) that may die or hang; each of its ranks runs [`attempt`]. What is found ([`Findings`]) is a table to read and
-//! a file that training programs can be pointed to.
+//! Some MPIs crash on operations that others support: messages above 2 GiB, reductions of a GPU's
+//! memory, non-blocking ones of it. So every trial is a job of its own ([`start`]) that may die or
+//! hang; each of its ranks runs [`attempt`]. The result ([`Findings`]) is a table to read and a
+//! file that training programs can use.
 
 mod attempt;
 mod findings;
 mod job;
-mod place;
+mod placement;
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::measure::Measured;
+use crate::measure::{Measured, OPERATIONS};
 
 pub use attempt::attempt;
-pub use findings::{Findings, Outcome, Tried};
-pub use job::{describe, start};
-pub use place::{Description, Place, description, topology};
+pub use findings::{Findings, TrialOutcome, TrialReport};
+pub use job::{request_description, start};
+pub use placement::{JobDescription, Placement, describe_job, topology};
 
-/// Where the buffers are.
+/// The memory that buffers are in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// In the processor's memory.
+pub enum MemoryKind {
+    /// The memory of the host.
     Host,
-    /// In that of a GPU.
+    /// The memory of a GPU.
     Device,
 }
 
-/// Something to be tried: one of MPI's own operations.
+/// A trial: one of MPI's own operations in one form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trial {
     /// The operation.
     pub operation: Measured,
-    /// Where its buffers are.
-    pub memory: Memory,
-    /// True if the call returns when it is done.
+    /// The memory of its buffers.
+    pub memory: MemoryKind,
+    /// True if the call returns when the operation is complete.
     pub is_blocking: bool,
-    /// True for more than 2 GiB, whose bytes no C `int` counts: MPIs that count them inside fail.
+    /// True for more than 2 GiB. A C `int` cannot count the bytes, and MPIs that count bytes so
+    /// internally fail.
     pub is_large: bool,
 }
 
 impl Trial {
-    /// All that can be tried, the large ones only if they are wanted, those of a device only if there is one.
+    /// Returns all trials, the large ones only if `with_large`, those on a device only if
+    /// `with_device`.
     pub fn all(with_large: bool, with_device: bool) -> Vec<Trial> {
         let mut all = Vec::new();
-        for memory in [Memory::Host, Memory::Device] {
+        for memory in [MemoryKind::Host, MemoryKind::Device] {
             for is_large in [false, true] {
-                for operation in Measured::ALL {
+                for operation in OPERATIONS {
                     for is_blocking in [true, false] {
                         let trial = Trial { operation, memory, is_blocking, is_large };
-                        let is_wanted = (with_large || !is_large) && (with_device || memory == Memory::Host);
+                        let is_wanted =
+                            (with_large || !is_large) && (with_device || memory == MemoryKind::Host);
                         if is_wanted && trial.exists() {
                             all.push(trial);
                         }
@@ -61,25 +65,20 @@ impl Trial {
         all
     }
 
-    /// On a device: what programs could use.
+    /// Returns true unless the trial is one on a device that no program would use.
     fn exists(self) -> bool {
-        let on_device = match self.operation {
-            Measured::SendReceive => !self.is_blocking,
-            Measured::Broadcast | Measured::AllGather | Measured::AllReduce => true,
-            _ => false,
-        };
-        self.memory == Memory::Host || on_device
+        self.memory == MemoryKind::Host || self.operation.is_tried_on_device(self.is_blocking)
     }
 
-    /// The size of the buffer, in bytes.
+    /// Returns the size of the buffer in bytes.
     fn bytes(self) -> usize {
         if self.is_large { (2 << 30) + (64 << 10) } else { 1 << 20 }
     }
 
-    /// Memory, call and size in words.
+    /// Returns memory, call and size in words.
     pub fn column(self) -> [&'static str; 3] {
         [
-            if self.memory == Memory::Host { "host" } else { "device" },
+            if self.memory == MemoryKind::Host { "host" } else { "device" },
             if self.is_blocking { "blocking" } else { "started" },
             if self.is_large { "large" } else { "small" },
         ]
@@ -88,7 +87,7 @@ impl Trial {
 
 impl fmt::Display for Trial {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}:{}", self.operation.name(), self.column().join(":"))
+        write!(formatter, "{}:{}", self.operation.name, self.column().join(":"))
     }
 }
 
@@ -103,7 +102,7 @@ impl FromStr for Trial {
 
 #[cfg(test)]
 mod tests {
-    use super::{Memory, Trial};
+    use super::{MemoryKind, Trial};
 
     #[test]
     fn every_trial_has_a_name_of_its_own() {
@@ -113,7 +112,9 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!((names.len(), all.len()), (all.len(), 36 + 14));
-        assert!(Trial::all(false, false).iter().all(|trial| trial.memory == Memory::Host && !trial.is_large));
+        assert!(
+            Trial::all(false, false).iter().all(|trial| trial.memory == MemoryKind::Host && !trial.is_large)
+        );
         assert!("all-reduce:host".parse::<Trial>().is_err());
     }
 }

@@ -1,11 +1,13 @@
-//! What this rank did, and when: spans of its own work, waits for others, messages in flight.
+//! The recorder of spans: this rank's own work, its time inside MPI, and its messages in flight.
 //!
-//! Nothing is recorded, and next to no time spent, until [`start`] is called; then every [`Span`] is, from where it is made
-//! to where it is dropped, and every [`Flight`]. Spans of a rank nest, for one thread makes them all. Where in them the thread
-//! is, another one can see after [`watch`] ([`Place`]). What a message or a rank is
-//! it does not know: [`comm`](crate::comm) says what it sends, [`app`](crate::app) brings the ranks' records together.
+//! Nothing is recorded, and next to no time spent, until [`start`] is called; from then on every
+//! [`Span`] is recorded, from its creation until it is dropped, and so is every [`Flight`]. The
+//! spans of a rank nest, since one thread creates them all. After [`watch`], another thread can
+//! read the spans that the thread is in ([`SpanStack`]). The recorder does not know what a message
+//! or a rank is: [`comm`](crate::comm) describes what it sends, and [`app`](crate::app) merges the
+//! records of the ranks.
 
-mod place;
+mod span_stack;
 
 use std::cell::{Cell, RefCell};
 use std::sync::LazyLock;
@@ -13,12 +15,12 @@ use std::time::Instant;
 
 use bytemuck::{Pod, Zeroable};
 
-pub use place::{Place, place, watch};
+pub use span_stack::{SpanStack, current_spans, watch};
 
-/// What was done.
+/// The activity of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// `MPI_Init_thread`, and finding out who is there.
+    /// `MPI_Init_thread` and the discovery of ranks and nodes.
     Start,
     /// One training step.
     Step,
@@ -28,23 +30,23 @@ pub enum Name {
     Read,
     /// The forward pass of a micro-batch through a stage.
     Forward,
-    /// Its backward pass.
+    /// The backward pass of a micro-batch through a stage.
     Backward,
-    /// The first half of that.
+    /// The half of a backward pass that computes the gradient of its input.
     InputGradient,
-    /// The second half.
+    /// The half of a backward pass that computes the gradients of weights.
     WeightGradient,
     /// One layer of a pass.
     Layer,
     /// An update of parameters.
     Optimizer,
-    /// Copying the state for a checkpoint, or bringing it back.
+    /// Copying the state for a checkpoint, or restoring it.
     Checkpoint,
     /// A message to another rank.
     Send,
     /// A message from another rank.
     Receive,
-    /// Both at once.
+    /// A message to one rank and one from another at once.
     SendReceive,
     /// `MPI_Barrier`.
     Barrier,
@@ -54,20 +56,20 @@ pub enum Name {
     Scatter,
     /// `MPI_Gather`.
     Gather,
-    /// `MPI_Allgather`, or the same in place by pairwise exchange.
+    /// `MPI_Allgather`, or an all-gather in place by pairwise exchange.
     AllGather,
     /// `MPI_Alltoall`.
     AllToAll,
     /// `MPI_Reduce`.
     Reduce,
-    /// `MPI_Allreduce`, or the same in place by pairwise exchange.
+    /// `MPI_Allreduce`, or an all-reduce in place by pairwise exchange.
     AllReduce,
-    /// What `MPI_Reduce_scatter_block` does, by pairwise exchange.
+    /// The operation of `MPI_Reduce_scatter_block`, by pairwise exchange.
     ReduceScatter,
 }
 
 impl Name {
-    /// All names, each at the place of its number.
+    /// All names with their texts, each at the index of its number.
     const ALL: [(Name, &'static str); 23] = [
         (Name::Start, "starting MPI"),
         (Name::Step, "step"),
@@ -94,41 +96,41 @@ impl Name {
         (Name::ReduceScatter, "reduce_scatter"),
     ];
 
-    /// In words.
+    /// Returns the text of the name in traces.
     pub fn text(self) -> &'static str {
         Name::ALL[self as usize].1
     }
 
-    /// True for the passes of a micro-batch through a stage.
+    /// Returns true for the passes of a micro-batch through a stage.
     pub fn is_pass(self) -> bool {
         matches!(self, Name::Forward | Name::Backward | Name::InputGradient | Name::WeightGradient)
     }
 }
 
-/// Which kind of time a record is about.
+/// The kind of time that a record is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EventKind {
     /// This rank worked.
     Work,
     /// This rank was inside MPI: it communicated, or waited.
     Communication,
-    /// A message was under way, whatever the rank did meanwhile.
+    /// A message was in flight, whatever the rank did meanwhile.
     Flight,
 }
 
-impl Kind {
-    const ALL: [Kind; 3] = [Kind::Work, Kind::Communication, Kind::Flight];
+impl EventKind {
+    const ALL: [EventKind; 3] = [EventKind::Work, EventKind::Communication, EventKind::Flight];
 }
 
-/// One record. Numbers only, so that it can be sent.
+/// One record. All fields are numbers, so that it can be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Event {
     name: i64,
     kind: i64,
-    /// When it began, in nanoseconds on this rank's clock (see [`now`]).
+    /// The begin, in nanoseconds on this rank's clock (see [`now`]).
     pub start: i64,
-    /// When it was over.
+    /// The end, in nanoseconds on this rank's clock.
     pub end: i64,
     /// The step, or −1.
     pub step: i64,
@@ -140,52 +142,51 @@ pub struct Event {
     pub layer: i64,
     /// The bytes that this rank sends or receives, or −1.
     pub bytes: i64,
-    /// The number in the job of the rank at the other end of a message, or −1.
+    /// The rank in the job at the other end of a message, or −1.
     pub peer: i64,
-    /// What the events of one message, or of one collective operation, have in common on all its ranks; 0 for none.
+    /// An identifier that all events of one message, or of one collective operation, share on all
+    /// its ranks; 0 for none.
     pub link: i64,
 }
 
 impl Event {
-    fn new(name: Name, kind: Kind) -> Event {
+    fn new(name: Name, kind: EventKind) -> Event {
         let (name, kind, start) = (name as i64, kind as i64, now());
         let (step, stage, micro_batch, layer, bytes, peer) = (-1, -1, -1, -1, -1, -1);
         Event { name, kind, start, end: start, step, stage, micro_batch, layer, bytes, peer, link: 0 }
     }
 
-    fn communication(kind: Kind, name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Event {
+    fn communication(kind: EventKind, name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Event {
         let peer = peer.map_or(-1, |peer| peer as i64);
         Event { bytes: bytes as i64, link, peer, ..Event::new(name, kind) }
     }
 
-    /// What was done.
+    /// Returns the activity of the span.
     pub fn name(&self) -> Name {
         Name::ALL[self.name as usize].0
     }
 
-    /// Which kind of time it is about.
-    pub fn kind(&self) -> Kind {
-        Kind::ALL[self.kind as usize]
+    /// Returns the kind of time that the event is about.
+    pub fn kind(&self) -> EventKind {
+        EventKind::ALL[self.kind as usize]
     }
 
-    /// How long it took, in nanoseconds.
+    /// Returns the duration in nanoseconds.
     pub fn duration(&self) -> i64 {
         self.end - self.start
     }
 }
 
-/// The most records that the ranks of a job keep between them, and one rank alone: 88 bytes each.
+/// The most records that all ranks of a job keep together, and that one rank keeps: 88 bytes each.
 const MOST_EVENTS: [usize; 2] = [1 << 23, 1 << 20];
 
-/// What this rank has recorded.
+/// The events that this rank has recorded.
 #[derive(Debug, Clone, Default)]
 pub struct Record {
-    /// In the order of their ends.
+    /// The events in the order of their ends.
     pub events: Vec<Event>,
-    /// How many more there would have been.
+    /// The number of events that were discarded because there were too many.
     pub num_lost: usize,
-    /// The share of the ranks' time that a pipeline's schedule leaves idle, if one was run.
-    pub expected_bubble: Option<f64>,
 }
 
 thread_local! {
@@ -196,32 +197,27 @@ thread_local! {
 
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Nanoseconds on this process's clock.
+/// Returns the time on this process's clock in nanoseconds.
 pub fn now() -> i64 {
     ORIGIN.elapsed().as_nanos() as i64
 }
 
-/// Starts recording what this thread does, one of `num_ranks` whose records will be brought together.
+/// Starts recording the calling thread, one of `num_ranks` whose records will be merged.
 pub fn start(num_ranks: usize) {
     now();
     LIMIT.set((MOST_EVENTS[0] / num_ranks).min(MOST_EVENTS[1]));
     ON.set(true);
 }
 
-/// True while this thread is recorded.
+/// Returns true while the calling thread is recorded.
 pub fn is_on() -> bool {
     ON.get()
 }
 
-/// Ends recording and returns the records.
+/// Stops recording and returns the record.
 pub fn finish() -> Record {
     ON.set(false);
     RECORD.take()
-}
-
-/// Says which share of the ranks' time the schedule at work leaves idle.
-pub fn expect_bubble(share: f64) {
-    RECORD.with_borrow_mut(|record| record.expected_bubble = Some(share));
 }
 
 fn record(event: Event) {
@@ -234,30 +230,30 @@ fn record(event: Event) {
     });
 }
 
-/// True if anybody wants to know what this thread does.
+/// Returns true if the calling thread is recorded or watched.
 fn is_observed() -> bool {
-    is_on() || place::is_watched()
+    is_on() || span_stack::is_watched()
 }
 
-/// Something that this rank does, from here to where the value is dropped.
+/// An activity of this rank, from the creation of the value until it is dropped.
 #[must_use = "a span ends where it is dropped"]
 pub struct Span(Option<Event>);
 
 /// Begins a span of work.
 pub fn work(name: Name) -> Span {
-    Span::new(is_observed().then(|| Event::new(name, Kind::Work)))
+    Span::new(is_observed().then(|| Event::new(name, EventKind::Work)))
 }
 
-/// Begins a span inside MPI, of a message of `bytes` called `link` on all ranks that take part, from or to rank `peer` of the
-/// job if it has two ends.
+/// Begins a span inside MPI, for a message of `bytes` that is called `link` on all ranks that take
+/// part, from or to rank `peer` of the job if it has two ends.
 pub fn communication(name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Span {
-    Span::new(is_observed().then(|| Event::communication(Kind::Communication, name, bytes, link, peer)))
+    Span::new(is_observed().then(|| Event::communication(EventKind::Communication, name, bytes, link, peer)))
 }
 
 impl Span {
     fn new(event: Option<Event>) -> Span {
         if let Some(event) = &event {
-            place::enter(event);
+            span_stack::enter(event);
         }
         Span(event)
     }
@@ -265,22 +261,22 @@ impl Span {
     fn with(mut self, set: impl FnOnce(&mut Event)) -> Span {
         if let Some(event) = &mut self.0 {
             set(event);
-            place::update(event);
+            span_stack::update(event);
         }
         self
     }
 
-    /// Says of which step.
+    /// Sets the step of the span.
     pub fn step(self, step: u64) -> Span {
         self.with(|event| event.step = step as i64)
     }
 
-    /// Says of which micro-batch in which stage.
+    /// Sets the micro-batch and the stage of the span.
     pub fn micro_batch(self, stage: usize, micro_batch: usize) -> Span {
         self.with(|event| (event.stage, event.micro_batch) = (stage as i64, micro_batch as i64))
     }
 
-    /// Says of which layer.
+    /// Sets the layer of the span.
     pub fn layer(self, layer: usize) -> Span {
         self.with(|event| event.layer = layer as i64)
     }
@@ -289,7 +285,7 @@ impl Span {
 impl Drop for Span {
     fn drop(&mut self) {
         if let Some(event) = self.0.take() {
-            place::leave();
+            span_stack::leave();
             if is_on() {
                 record(Event { end: now(), ..event });
             }
@@ -297,23 +293,23 @@ impl Drop for Span {
     }
 }
 
-/// A message under way.
+/// A message in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Flight(Option<Event>);
 
 impl Flight {
-    /// Begins here; the arguments are those of [`communication`].
+    /// Begins a flight; the arguments are those of [`communication`].
     pub fn start(name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Flight {
-        Flight(is_observed().then(|| Event::communication(Kind::Flight, name, bytes, link, peer)))
+        Flight(is_observed().then(|| Event::communication(EventKind::Flight, name, bytes, link, peer)))
     }
 
-    /// Begins the span in which it is handed to MPI.
+    /// Begins the span in which the message is handed to MPI.
     pub fn posting(&self) -> Span {
         let event = self.0.filter(|_| is_observed());
-        Span::new(event.map(|event| Event { kind: Kind::Communication as i64, start: now(), ..event }))
+        Span::new(event.map(|event| Event { kind: EventKind::Communication as i64, start: now(), ..event }))
     }
 
-    /// Waits for the end of it with `wait`.
+    /// Waits for the end of the flight with `wait`.
     pub fn wait<R>(&mut self, wait: impl FnOnce() -> R) -> R {
         let span = self.posting();
         let result = wait();
@@ -322,7 +318,7 @@ impl Flight {
         result
     }
 
-    /// Ends here, if it has not ended before.
+    /// Ends the flight, unless it has ended before.
     pub fn end(&mut self) {
         if let Some(event) = self.0.take().filter(|_| is_on()) {
             record(Event { end: now(), ..event });
@@ -346,7 +342,7 @@ mod tests {
             flight.wait(|| std::hint::black_box(()));
             flight.end();
         }
-        let Record { events, num_lost, .. } = finish();
+        let Record { events, num_lost } = finish();
         drop(work(Name::Step));
         assert_eq!(num_lost, 0);
         let names: Vec<_> = events.iter().map(|event| (event.name(), event.kind())).collect();
@@ -354,11 +350,11 @@ mod tests {
         assert_eq!(
             names,
             [
-                (send, Kind::Communication),
-                (send, Kind::Communication),
-                (send, Kind::Flight),
-                (layer, Kind::Work),
-                (step, Kind::Work)
+                (send, EventKind::Communication),
+                (send, EventKind::Communication),
+                (send, EventKind::Flight),
+                (layer, EventKind::Work),
+                (step, EventKind::Work)
             ]
         );
         let [_, wait, flight, layer, step] = events[..] else { panic!() };

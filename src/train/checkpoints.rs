@@ -1,141 +1,137 @@
-//! When a run writes checkpoints, and what becomes of them.
+//! The checkpoints that a run writes.
 
 use std::path::Path;
 use std::time::Instant;
 
-use super::checkpoint_options::{CheckpointOptions, Every};
-use super::resume::Resumed;
-use super::step::Requests;
+use super::options::{CheckpointOptions, Every};
+use super::resume::{Resumed, RunPosition};
 use super::stop::StopRequest;
-use super::trainer::Trainer;
+use super::trainer::{RunRequests, Trainer};
 use crate::checkpoint::{self, Description, Snapshot, Writer, Written};
 use crate::comm::Communicator;
-use crate::dataset::Sampler;
 use crate::device::Device;
 use crate::nn::Model;
-use crate::parallel::layout::Assembly;
+use crate::parallel::gather::Assembly;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
 
-/// The checkpoints of a run that is under way.
+/// The settings of the [`Checkpoints`] of a run.
+pub(super) struct CheckpointSettings<'a> {
+    /// The options.
+    pub(super) options: &'a CheckpointOptions,
+    /// The model in training.
+    pub(super) model: &'a Model,
+    /// The names of the optimizer's slots.
+    pub(super) slots: &'static [&'static str],
+    /// The description of the run in every file, without the step.
+    pub(super) description: Description,
+    /// The number of steps of an epoch.
+    pub(super) steps_per_epoch: u64,
+    /// True if replicas are compared before each checkpoint.
+    pub(super) compares_replicas: bool,
+}
+
+/// The checkpoints of a run.
 pub(super) struct Checkpoints<'a> {
     all: &'a Communicator,
-    options: &'a CheckpointOptions,
-    model: &'a Model,
-    /// On rank 0, if there is a directory.
+    settings: CheckpointSettings<'a>,
+    /// The writer, on rank 0, if there is a directory.
     writer: Option<Writer>,
     stop: Option<StopRequest>,
-    /// What all files say; the step is filled in.
-    description: Description,
-    steps_per_epoch: u64,
     /// The step of the last snapshot.
     last: Option<u64>,
     last_time: Instant,
-    /// On rank 0, what became of the last file.
+    /// The result of writing the last file, on rank 0.
     outcome: Option<Result<Written>>,
-    /// Replicas are compared before each checkpoint.
-    compares: bool,
-    /// Checkpoints in a row that could not be written, or not without removing others.
+    /// The number of checkpoints in a row that could not be written, or not without removing
+    /// others.
     num_failures: u32,
 }
 
 impl<'a> Checkpoints<'a> {
-    /// Makes the directory, if `options` name one, and memory for copies with these `slots`. The run began at `start`, ends in time if
-    /// `stop` asks for it, and goes on after `resumed`. Collective.
+    /// Creates the directory, if the options name one, and allocates memory for copies of the
+    /// state. The run began at `start`, stops early if `stop` asks for it, and continues after
+    /// `resumed`. Collective.
     ///
     /// # Errors
-    /// The directory or the place of --export cannot be written, there is no memory, or --stop-before does not fit; the same error on
-    /// every rank.
+    /// The directory or the place of --export cannot be written, there is no memory, or
+    /// --stop-before does not fit: the same error on every rank.
     pub(super) fn begin(
         all: &'a Communicator,
-        options: &'a CheckpointOptions,
-        (model, slots, compares): (&'a Model, &[&str], bool),
-        (description, sampler): (Description, &Sampler),
+        settings: CheckpointSettings<'a>,
         resumed: Option<Resumed>,
-        (stop, start): (Option<StopRequest>, Instant),
+        stop: Option<StopRequest>,
+        start: Instant,
     ) -> Result<Checkpoints<'a>> {
-        let directory = options.checkpoint_dir.as_ref();
+        let CheckpointSettings { options, model, slots, .. } = settings;
         let prepare = || {
             prepare(options)?;
-            let writer = directory
-                .map(|path| Writer::new(path.clone(), options.keep, Snapshot::new(&model.tensors, slots)?));
+            let writer = options
+                .checkpoint_dir
+                .clone()
+                .map(|path| Writer::new(path, options.keep, Snapshot::new(&model.tensors, slots)?));
             Ok(Some((writer.transpose()?, options.deadline(start)?)))
         };
         let (writer, deadline) =
             all.agree_with_root(if all.is_root() { prepare() } else { Ok(None) })?.unwrap_or_default();
         let stop = stop.map(|stop| stop.at(deadline));
-        let steps_per_epoch = sampler.steps_per_epoch();
-        // one that lies elsewhere would not be found by the next start
-        let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.step);
-        Ok(Checkpoints {
-            all,
-            options,
-            model,
-            writer,
-            stop,
-            description,
-            steps_per_epoch,
-            last,
-            last_time: Instant::now(),
-            outcome: None,
-            compares,
-            num_failures: 0,
-        })
+        // the next start would not find a checkpoint that lies elsewhere
+        let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.position.step);
+        let last_time = Instant::now();
+        Ok(Checkpoints { all, settings, writer, stop, last, last_time, outcome: None, num_failures: 0 })
     }
 
-    /// What this rank asks for at the end of a step. Not collective.
-    pub(super) fn requests(&self) -> Requests {
+    /// Returns the requests of this rank at the end of a step. Not collective.
+    pub(super) fn requests(&self) -> RunRequests {
         let stop = self.stop.as_ref().is_some_and(StopRequest::is_made);
-        let checkpoint = match self.options.checkpoint_every {
+        let checkpoint = match self.settings.options.checkpoint_every {
             Every::Time(interval) => self.writer.is_some() && self.last_time.elapsed() >= interval,
             Every::Steps(_) => false,
         };
-        Requests { stop: usize::from(stop), checkpoint: usize::from(checkpoint) }
+        RunRequests { stop: usize::from(stop), checkpoint: usize::from(checkpoint) }
     }
 
-    /// True if a checkpoint is due after `done` steps, as far as their number says.
+    /// Returns true if a checkpoint is due after `done` steps because of their number.
     pub(super) fn is_due_after(&self, done: u64) -> bool {
-        let is_due =
-            matches!(self.options.checkpoint_every, Every::Steps(steps) if done.is_multiple_of(steps));
-        is_due && self.options.checkpoint_dir.is_some()
+        let options = self.settings.options;
+        let is_due = matches!(options.checkpoint_every, Every::Steps(steps) if done.is_multiple_of(steps));
+        is_due && options.checkpoint_dir.is_some()
     }
 
-    /// After `done` steps, the last with this `loss`: a checkpoint, if one is due or the ranks ask for it. Collective.
+    /// Begins a checkpoint at `position`, if one is due or the ranks ask for it. Collective.
     ///
     /// # Errors
-    /// As [`Checkpoints::save`].
+    /// Those of [`Checkpoints::save`].
     pub(super) fn after_step<D: Device>(
         &mut self,
         trainer: &Trainer<'_, D>,
-        (done, loss): (u64, Option<f64>),
-        requests: Requests,
+        position: RunPosition,
+        requests: RunRequests,
     ) -> Result<()> {
         if let Some(written) = self.writer.as_mut().and_then(Writer::poll) {
             self.report(written);
         }
-        if self.is_due_after(done) || requests.checkpoint > 0 {
-            self.save(trainer, done, loss)
+        if self.is_due_after(position.step) || requests.checkpoint > 0 {
+            self.save(trainer, position)
         } else {
             Ok(())
         }
     }
 
-    /// Begins a checkpoint of the state after `done` steps, the last with this `loss`, unless the last one is that. Replicas are compared
-    /// before: what a fault of the hardware has changed gets into no file. Collective.
+    /// Begins a checkpoint at `position`, unless the last one was there. Replicas are compared
+    /// before, so that no file holds parameters that a fault of the hardware has changed.
+    /// Collective.
     ///
     /// # Errors
-    /// The replicas differ (the same error on every rank), or there is no memory for the copy (rank 0 alone).
-    pub(super) fn save<D: Device>(
-        &mut self,
-        trainer: &Trainer<'_, D>,
-        done: u64,
-        loss: Option<f64>,
-    ) -> Result<()> {
-        if self.options.checkpoint_dir.is_none() || self.last == Some(done) {
+    /// The replicas differ (the same error on every rank), or there is no memory for the copy (rank
+    /// 0 alone).
+    pub(super) fn save<D: Device>(&mut self, trainer: &Trainer<'_, D>, position: RunPosition) -> Result<()> {
+        let RunPosition { step: done, loss } = position;
+        if self.settings.options.checkpoint_dir.is_none() || self.last == Some(done) {
             return Ok(());
         }
         let _span = trace::work(Name::Checkpoint);
-        if self.compares {
+        if self.settings.compares_replicas {
             self.check_replicas(trainer, done)?;
         }
         (self.last, self.last_time) = (Some(done), Instant::now());
@@ -143,7 +139,7 @@ impl<'a> Checkpoints<'a> {
             self.report(written);
         }
         let memory = self.writer.as_mut().and_then(Writer::take);
-        self.description.loss = loss;
+        self.settings.description.loss = loss;
         let snapshot = self.snapshot(trainer, done, trainer.slot_names(), memory)?;
         if let (Some(writer), Some(snapshot)) = (&mut self.writer, snapshot)
             && let Err(error) = writer.start(snapshot)
@@ -156,21 +152,22 @@ impl<'a> Checkpoints<'a> {
     /// Compares the replicas after `done` steps. Collective.
     ///
     /// # Errors
-    /// They differ: the same error on every rank, with the last good file.
+    /// The replicas differ: the same error on every rank, with the last good file.
     pub(super) fn check_replicas<D: Device>(&mut self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
         trainer.check_replicas(done).map_err(|error| self.with_last_good(error))
     }
 
-    /// `error`, which says that something is wrong with the state, and on rank 0 which file is not. Not collective.
+    /// Adds the newest sound file to `error`, which says that the state is damaged, on rank 0. Not
+    /// collective.
     fn with_last_good(&mut self, error: Error) -> Error {
-        let (Some(directory), true) = (&self.options.checkpoint_dir, self.all.is_root()) else {
+        let (Some(directory), true) = (&self.settings.options.checkpoint_dir, self.all.is_root()) else {
             return error;
         };
-        // what this rank has alone is no news for the others
+        // an error of this rank alone is not about the state
         if !matches!(error, Error::Agreed { .. }) {
             return error;
         }
-        // the one that is being written was sound
+        // the file that is being written is sound
         let _ = self.writer.as_mut().and_then(Writer::wait);
         let found = checkpoint::newest_sound(directory).ok().and_then(|found| found.checkpoint);
         let advice = match found {
@@ -180,7 +177,7 @@ impl<'a> Checkpoints<'a> {
         Error::Agreed { message: format!("{error}; {advice}"), exit_code: error.exit_code() }
     }
 
-    /// The state after `done` steps, on rank 0, in `memory` if there is some. Collective.
+    /// Copies the state after `done` steps, on rank 0, into `memory` if there is some. Collective.
     fn snapshot<D: Device>(
         &self,
         trainer: &Trainer<'_, D>,
@@ -189,7 +186,7 @@ impl<'a> Checkpoints<'a> {
         memory: Option<Snapshot>,
     ) -> Result<Option<Snapshot>> {
         let mut snapshot = match memory {
-            None if self.all.is_root() => Some(Snapshot::new(&self.model.tensors, slots)?),
+            None if self.all.is_root() => Some(Snapshot::new(&self.settings.model.tensors, slots)?),
             memory => memory,
         };
         trainer.assemble_parameters(&mut Section { snapshot: snapshot.as_mut(), slot: None })?;
@@ -197,32 +194,33 @@ impl<'a> Checkpoints<'a> {
             trainer.assemble_slot(slot, &mut Section { snapshot: snapshot.as_mut(), slot: Some(slot) })?;
         }
         if let Some(snapshot) = &mut snapshot {
-            let (epoch, step_in_epoch) = (done / self.steps_per_epoch, done % self.steps_per_epoch);
-            snapshot.description =
-                Description { step: done, epoch, step_in_epoch, ..self.description.clone() };
+            let CheckpointSettings { description, steps_per_epoch, .. } = &self.settings;
+            let (epoch, step_in_epoch) = (done / steps_per_epoch, done % steps_per_epoch);
+            snapshot.description = Description { step: done, epoch, step_in_epoch, ..description.clone() };
         }
         Ok(snapshot)
     }
 
-    /// Waits for the file that is being written, if there is one. Collective: whenever the thread has got on, rank 0 tells the
-    /// others, so that no watchdog takes the wait for a standstill.
+    /// Waits for the file that is being written, if there is one. Collective: rank 0 tells the
+    /// others whenever its writer makes progress, so that no watchdog takes the wait for a
+    /// standstill.
     fn wait(&mut self) -> Result<Option<Result<Written>>> {
-        if self.options.checkpoint_dir.is_none() {
+        if self.settings.options.checkpoint_dir.is_none() {
             return Ok(None);
         }
         let mut gets_on = [1_u8];
         while gets_on[0] == 1 {
-            gets_on[0] = u8::from(self.writer.as_ref().is_some_and(Writer::gets_on));
+            gets_on[0] = u8::from(self.writer.as_ref().is_some_and(Writer::wait_for_progress));
             self.all.broadcast(&mut gets_on, 0)?;
         }
         Ok(self.writer.as_mut().and_then(Writer::wait))
     }
 
-    /// Waits for the last checkpoint, which is written once more if it failed, and gives the memory of the copy back; from now on signals
-    /// to stop say nothing new. Collective, for all learn whether it can be gone on from.
+    /// Waits for the last checkpoint, which is tried once more if it failed, and frees the memory
+    /// of the copy. Signals that come later do not change the exit code. Collective.
     ///
     /// # Errors
-    /// It could not be written: the same error on every rank.
+    /// The last checkpoint could not be written: the same error on every rank.
     pub(super) fn finish(&mut self) -> Result<()> {
         let _span = trace::work(Name::Checkpoint);
         if let Some(written) = self.wait()? {
@@ -248,19 +246,20 @@ impl<'a> Checkpoints<'a> {
         outcome.map(|_| ())
     }
 
-    /// Writes the weights after `done` steps, if they are wanted. Collective.
+    /// Writes the weights after `done` steps to the file of --export, if there is one. Collective.
     ///
     /// # Errors
-    /// They cannot be written: the same error on every rank. There is no memory for the copy (rank 0 alone).
+    /// The file cannot be written: the same error on every rank. There is no memory for the copy
+    /// (rank 0 alone).
     pub(super) fn export<D: Device>(&self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
-        let Some(path) = &self.options.export else { return Ok(()) };
+        let Some(path) = &self.settings.options.export else { return Ok(()) };
         let snapshot = self.snapshot(trainer, done, &[], None)?;
         let written = snapshot.map(|snapshot| checkpoint::write(path, &snapshot, &mut |_| ())).transpose();
         self.all.agree_with_root(written).map(|_| ())
     }
 
-    /// Says what became of a file. That one failed is no reason to stop: the next may succeed. Of failures in a row the first is a
-    /// warning, and then ever fewer are.
+    /// Logs the result of writing a file. A failure does not stop the run, because the next file
+    /// may succeed. Of failures in a row, numbers 1, 2, 4, 8 and so on are warnings.
     fn report(&mut self, written: Result<Written>) {
         let level = |num_failures: u32| {
             if num_failures.is_power_of_two() { log::Level::Warn } else { log::Level::Debug }
@@ -275,7 +274,7 @@ impl<'a> Checkpoints<'a> {
                 self.num_failures = if removed.is_empty() { 0 } else { self.num_failures + 1 };
                 if !removed.is_empty() {
                     let names: Vec<String> = removed.iter().map(|path| path.display().to_string()).collect();
-                    let (names, keep) = (names.join(" and "), self.options.keep);
+                    let (names, keep) = (names.join(" and "), self.settings.options.keep);
                     let level = level(self.num_failures);
                     log::log!(
                         level,
@@ -300,7 +299,7 @@ impl<'a> Checkpoints<'a> {
     }
 }
 
-/// One section of a snapshot; nothing on ranks that have none.
+/// The parameters or one slot of a snapshot; empty on ranks that have no snapshot.
 struct Section<'s> {
     snapshot: Option<&'s mut Snapshot>,
     slot: Option<usize>,
@@ -319,7 +318,8 @@ impl Assembly for Section<'_> {
     }
 }
 
-/// What rank 0 does before training: finds early what would fail late.
+/// Creates the directory for checkpoints and tries to write in it and in that of --export, so that
+/// training does not begin what it could not save.
 fn prepare(options: &CheckpointOptions) -> Result<()> {
     if let Some(directory) = &options.checkpoint_dir {
         let doing = || format!("preparing --checkpoint-dir {}", directory.display());
@@ -341,19 +341,20 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
     Ok(())
 }
 
-/// Makes `directory`, with those above it, and sees to it that they survive a loss of power as its files will.
+/// Creates `directory` and those above it, and synchronises them, so that they survive a loss of
+/// power as the files in them do.
 fn create_durably(directory: &Path) -> std::io::Result<()> {
     let above = directory.parent().filter(|above| !above.as_os_str().is_empty());
     if let (false, Some(above)) = (directory.exists(), above) {
         create_durably(above)?;
     }
     std::fs::create_dir_all(directory)?;
-    // some file systems sync no directories, and need not
+    // some file systems cannot synchronise directories, and need not
     let _ = std::fs::File::open(above.unwrap_or(Path::new("."))).and_then(|above| above.sync_all());
     Ok(())
 }
 
-/// Makes a file as the writer will, and removes it.
+/// Creates a file as the writer will, and removes it.
 fn check_writable(directory: &Path) -> std::io::Result<()> {
     tempfile::NamedTempFile::new_in(directory)?.close()
 }

@@ -1,4 +1,5 @@
-//! From samples to the arrays of a step: read and uploaded micro-batch by micro-batch, or picked from those that stay on the device.
+//! The way of samples into the arrays of a step: read and uploaded micro-batch by micro-batch, or
+//! picked from the samples that are kept on the device.
 
 use std::ops::Range;
 
@@ -9,27 +10,28 @@ use crate::parallel::pipeline::Source;
 use crate::parallel::shard;
 use crate::trace::{self, Name};
 
-/// Samples that are read at a time to be kept on the device, in values.
+/// The number of values that are read at a time to be kept on the device.
 const CHUNK: usize = 1 << 20;
 
-/// Larger numbers of samples are not told apart by the 32 bits of their numbers.
+/// The most samples that 32 bits can number.
 const MOST_SAMPLES: usize = u32::MAX as usize;
 
-/// A set of samples that stays on the device, standardised.
+/// A set of samples that is kept on the device, standardised.
 pub(super) struct Resident<D: Device> {
     inputs: D::Buffer,
     targets: D::Buffer,
-    /// The numbers of a micro-batch's samples, as bits.
+    /// The numbers of a micro-batch's samples, each in the bits of an `f32`.
     numbers: D::Buffer,
-    /// Values of a sample.
+    /// The number of input values of a sample.
     input_len: usize,
     target_len: usize,
     num_samples: usize,
 }
 
 impl<D: Device> Resident<D> {
-    /// Brings what this rank `needs` of all samples of `batches`, inputs and targets, to the device, if there is room for them there;
-    /// `rows` is the largest micro-batch. Not collective.
+    /// Uploads the inputs and the targets of all samples of `batches`, as far as this rank needs
+    /// them, if the device has room for them; `rows` is the size of the largest micro-batch. Not
+    /// collective.
     ///
     /// # Errors
     /// A sample cannot be read.
@@ -37,21 +39,22 @@ impl<D: Device> Resident<D> {
         device: &D,
         batches: &mut Batches,
         rows: usize,
-        needs: [bool; 2],
+        needs_inputs: bool,
+        needs_targets: bool,
     ) -> Result<Option<Resident<D>>> {
         let dataset = batches.dataset();
-        let input_len = if needs[0] { dataset.features().len() } else { 0 };
-        let target_len = if needs[1] { dataset.targets().len() } else { 0 };
+        let input_len = if needs_inputs { dataset.features().len() } else { 0 };
+        let target_len = if needs_targets { dataset.targets().len() } else { 0 };
         let (num_samples, len) = (dataset.num_samples(), input_len + target_len);
         let bytes = num_samples.saturating_mul(len).saturating_mul(size_of::<f32>());
-        if len == 0 || bytes > device.room_for_samples() || num_samples > MOST_SAMPLES {
+        if len == 0 || bytes > device.sample_budget() || num_samples > MOST_SAMPLES {
             return Ok(None);
         }
         let allocate = |len| device.allocate(len, Role::Exact);
         let [inputs, targets, numbers] =
             [num_samples * input_len, num_samples * target_len, rows].map(allocate);
         let (Ok(mut inputs), Ok(mut targets), Ok(numbers)) = (inputs, targets, numbers) else {
-            // others that share the device were faster; training goes on without
+            // another process of the device has taken the memory: train without it
             return Ok(None);
         };
         let chunk = (CHUNK / len).max(1);
@@ -67,7 +70,7 @@ impl<D: Device> Resident<D> {
         Ok(Some(Resident { inputs, targets, numbers, input_len, target_len, num_samples }))
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub(super) fn num_samples(&self) -> usize {
         self.num_samples
     }
@@ -82,11 +85,11 @@ pub(super) struct Rows<'b, D: Device> {
     pub(super) parts: Parts,
 }
 
-/// How a share is cut.
+/// The cut of a share into micro-batches.
 pub(super) enum Parts {
-    /// Into so many parts, as equal as can be.
+    /// A number of parts whose sizes differ by at most one row.
     Equal(usize),
-    /// Into parts of so many rows, until none are left.
+    /// Parts with a number of rows, of which the last may have fewer.
     Full(usize),
 }
 

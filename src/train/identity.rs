@@ -1,73 +1,185 @@
-//! What a run is, in settings with names: what may not change when it goes on, and what may.
+//! The settings of a run by which its checkpoints know it.
+//!
+//! Every option is classed here, and only here: as *identity*, which may not change when a run is
+//! resumed; as *changeable*, whose changes are logged; or as neither. The structs of options are
+//! destructured without `..`, so a new option does not compile until it is classed.
 
 use serde_json::Value;
 
-use super::TrainOptions;
-use super::model_options::{ModelName, describe};
+use super::options::{
+    CheckpointOptions, DataOptions, DeviceOptions, ModelName, ModelOptions, OptimizerOptions, TrainOptions,
+    describe, name_of,
+};
 use super::samples::Samples;
-use crate::app;
+use crate::app::{self, CommonOptions};
 use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World, library_version};
 use crate::nn::Model;
 
-/// What decides the numbers of every step: with another value it would be another run.
-pub fn config(options: &TrainOptions, model: &Model, samples: &Samples) -> Settings {
-    let dataset = samples.train.dataset();
-    let num_samples = dataset.num_samples();
-    let mut config = Settings::new();
-    let mut set = |name: &str, value: Value| config.insert(name.to_owned(), value);
-    set("--model", model.name.as_str().into());
-    match options.model() {
-        ModelName::Mlp => {
-            set("--hidden", options.hidden.0.clone().into());
-            set("--activation", format!("{:?}", options.activation).to_lowercase().into());
-            set("--no-bias", options.no_bias.into());
-        }
-        ModelName::DeepMlp => {
-            set("--layers", options.layers.into());
-        }
-        ModelName::Lenet | ModelName::Cifar => {}
+/// The name of the setting with the network.
+pub(super) const MODEL: &str = "--model";
+/// The name of the setting with the optimizer's rule.
+pub(super) const OPTIMIZER: &str = "--optimizer";
+/// The name of the setting with the momentum of SGD.
+pub(super) const MOMENTUM: &str = "--momentum";
+/// The name of the setting with the shape of the learning-rate schedule.
+pub(super) const LEARNING_RATE_SCHEDULE: &str = "--learning-rate-schedule";
+/// The name of the setting with the number of steps of the whole run.
+pub(super) const STEPS_IN_ALL: &str = "steps in all";
+
+/// The settings by which checkpoints know a run.
+#[derive(Debug, Clone)]
+pub(super) struct Identity {
+    /// The settings that decide the numbers of every step; with another value it is another run.
+    pub(super) config: Settings,
+    /// The settings that may change from one start of a run to the next.
+    pub(super) changeable: Settings,
+}
+
+impl Identity {
+    /// Returns the settings of a run of `num_steps` steps that trains `model` with `samples`.
+    pub(super) fn new(options: &TrainOptions, model: &Model, samples: &Samples, num_steps: u64) -> Identity {
+        let TrainOptions {
+            given: _,
+            model: model_options,
+            data,
+            epochs: _,
+            steps: _,
+            batch_size,
+            micro_batches: _,
+            optimizer,
+            seed,
+            machine,
+            threads: _,
+            bucket_mb: _,
+            overlap: _,
+            reduction: _,
+            check_replicas: _,
+            eval_every: _,
+            metrics: _,
+            log_every: _,
+            progress: _,
+            checkpoints,
+            common,
+        } = options;
+        let CommonOptions { trace: _, watchdog: _, verbose: _, quiet: _ } = common;
+        let mut identity = Identity { config: Settings::new(), changeable: Settings::new() };
+        let dataset = samples.train.dataset();
+        identity.must_stay("inputs", model.input.to_string());
+        identity.must_stay("outputs", model.outputs);
+        identity.must_stay("targets", describe(dataset.targets()));
+        identity.must_stay("training samples", dataset.num_samples());
+        identity.must_stay("checksum of the data", samples.checksum.clone());
+        identity.must_stay("--batch-size", *(batch_size.min(&dataset.num_samples())));
+        identity.must_stay("--seed", *seed);
+        identity.may_change(STEPS_IN_ALL, num_steps);
+        identity.class_model(model_options, model);
+        identity.class_data(data);
+        identity.class_optimizer(optimizer);
+        identity.class_device(machine);
+        Identity::class_checkpoints(checkpoints);
+        identity
     }
-    set("inputs", model.input.to_string().into());
-    set("outputs", model.outputs.into());
-    set("targets", describe(dataset.targets()).into());
-    set("training samples", num_samples.into());
-    set("checksum of the data", samples.checksum.clone().into());
-    set("--batch-size", options.batch_size.min(num_samples).into());
-    set("--optimizer", format!("{:?}", options.optimizer).to_lowercase().into());
-    set("--seed", options.seed.into());
-    set("--standardise", format!("{:?}", options.data.standardise).to_lowercase().into());
-    config
+
+    fn must_stay(&mut self, name: &str, value: impl Into<Value>) {
+        self.config.insert(name.to_owned(), value.into());
+    }
+
+    fn may_change(&mut self, name: &str, value: impl Into<Value>) {
+        self.changeable.insert(name.to_owned(), value.into());
+    }
+
+    fn class_model(&mut self, options: &ModelOptions, model: &Model) {
+        // the width is that of the inputs
+        let ModelOptions { model: _, hidden, width: _, layers, activation, no_bias } = options;
+        self.must_stay(MODEL, model.name.as_str());
+        match options.name() {
+            ModelName::Mlp => {
+                self.must_stay("--hidden", hidden.0.clone());
+                self.must_stay("--activation", name_of(activation));
+                self.must_stay("--no-bias", *no_bias);
+            }
+            ModelName::DeepMlp => self.must_stay("--layers", *layers),
+            ModelName::Lenet | ModelName::Cifar => {}
+        }
+    }
+
+    fn class_data(&mut self, options: &DataOptions) {
+        // the checksum and the shapes of the samples stand for all options that choose them
+        let DataOptions {
+            data,
+            inputs: _,
+            targets: _,
+            test_fraction: _,
+            standardise,
+            synthetic_samples: _,
+            synthetic_shape: _,
+            synthetic_targets: _,
+        } = options;
+        self.must_stay("--standardise", name_of(standardise));
+        self.may_change("--data", data.as_str());
+    }
+
+    fn class_optimizer(&mut self, options: &OptimizerOptions) {
+        let OptimizerOptions {
+            optimizer,
+            learning_rate: _,
+            momentum,
+            nesterov,
+            weight_decay: _,
+            learning_rate_schedule,
+            warmup_steps,
+            final_learning_rate,
+            decay_interval,
+            decay_factor,
+            clip_norm,
+        } = options;
+        self.must_stay(OPTIMIZER, name_of(optimizer));
+        // the values that are used, also where an option has none
+        self.may_change("--learning-rate", options.schedule(1).base);
+        self.may_change("--weight-decay", options.settings().weight_decay);
+        self.may_change(MOMENTUM, *momentum);
+        self.may_change("--nesterov", *nesterov);
+        self.may_change(LEARNING_RATE_SCHEDULE, name_of(learning_rate_schedule));
+        self.may_change("--warmup-steps", *warmup_steps);
+        self.may_change("--final-learning-rate", *final_learning_rate);
+        self.may_change("--decay-interval", *decay_interval);
+        self.may_change("--decay-factor", *decay_factor);
+        self.may_change("--clip-norm", *clip_norm);
+    }
+
+    fn class_device(&mut self, options: &DeviceOptions) {
+        let DeviceOptions { device: _, precision, device_transfers: _, probe: _ } = options;
+        self.may_change("--precision", name_of(precision));
+    }
+
+    fn class_checkpoints(options: &CheckpointOptions) {
+        let CheckpointOptions {
+            checkpoint_dir: _,
+            checkpoint_every: _,
+            keep: _,
+            resume: _,
+            init: _,
+            export: _,
+            time_limit: _,
+            stop_before: _,
+            pace: _,
+        } = options;
+    }
 }
 
-/// What may change from one start to the next; the change is logged.
-pub fn changeable(options: &TrainOptions, num_steps: u64) -> Settings {
-    let optimizer = options.optimizer_settings();
-    let schedule = format!("{:?}", options.learning_rate_schedule).to_lowercase();
-    [
-        ("--data", options.data.data.as_str().into()),
-        ("--precision", options.machine.precision.name().into()),
-        ("--learning-rate", options.base_learning_rate().into()),
-        ("--learning-rate-schedule", schedule.into()),
-        ("--warmup-steps", options.warmup_steps.into()),
-        ("--final-learning-rate", options.final_learning_rate.into()),
-        ("--decay-interval", options.decay_interval.into()),
-        ("--decay-factor", options.decay_factor.into()),
-        ("--momentum", optimizer.momentum.into()),
-        ("--nesterov", optimizer.nesterov.into()),
-        ("--weight-decay", optimizer.weight_decay.into()),
-        ("--clip-norm", options.clip_norm.into()),
-        ("steps in all", num_steps.into()),
-    ]
-    .map(|(name, value): (_, Value)| (name.to_owned(), value))
-    .into()
-}
-
-/// Who writes a file. Not collective.
-pub fn written_by(program: &str, world: &World, grid: &Grid, (threads, compares): (usize, bool)) -> Settings {
+/// Returns the program, the ranks and the versions that write a checkpoint; `compares_replicas` is
+/// true if the replicas are compared before. Not collective.
+pub(super) fn written_by(
+    program: &str,
+    world: &World,
+    grid: &Grid,
+    threads: usize,
+    compares_replicas: bool,
+) -> Settings {
     let replicas = match grid.shape.data {
         1 => "one",
-        _ if compares => "the same bits",
+        _ if compares_replicas => "the same bits",
         _ => "not compared",
     };
     [

@@ -1,21 +1,50 @@
-//! What is written down of every step: the metrics, the progress bar, the times.
+//! The record of a run: the metrics of every step, the progress bar, and the times of steps.
+
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
 use super::TrainOptions;
 use super::metrics::{MetricsFile, MetricsRow};
-use super::step::Outcome;
+use super::trainer::StepOutcome;
 use crate::app::Progress;
 use crate::comm::World;
-use crate::optim::LearningRate;
 use crate::{Error, Result};
+
+/// The steps that this start of a run takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RunLength {
+    /// The steps that have been done before.
+    pub(super) first: u64,
+    /// The steps of the whole run.
+    pub(super) num_steps: u64,
+    /// The steps of an epoch.
+    pub(super) steps_per_epoch: u64,
+}
+
+impl RunLength {
+    /// Returns the number of complete epochs after `done` steps, with their fraction.
+    pub(super) fn epoch(&self, done: u64) -> f64 {
+        done as f64 / self.steps_per_epoch as f64
+    }
+}
+
+/// The record of a run, summed up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct JournalSummary {
+    /// The loss of the last step, in this start or before, if it is known.
+    pub(super) last_loss: Option<f64>,
+    /// The number of samples of all steps of this start.
+    pub(super) num_samples: usize,
+    /// The median time of a step, in milliseconds; 0 if there was no step.
+    pub(super) median_step_ms: f64,
+}
 
 /// The record of a run.
 pub(super) struct Journal {
     metrics: Option<MetricsFile>,
     progress: Progress,
-    schedule: LearningRate,
-    steps_per_epoch: u64,
+    length: RunLength,
     /// In nanoseconds, to three digits: of a fixed size, however many steps there are.
     step_times: Histogram<u64>,
     num_samples: usize,
@@ -23,73 +52,66 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// For steps `first` to `num_steps`, of which the one before the first had this `loss`. Collective.
+    /// Begins the record of the steps of `length`, before which the last `loss` was this.
+    /// Collective.
     ///
     /// # Errors
-    /// The file of metrics cannot be made: the same error on every rank.
+    /// The file of --metrics cannot be created: the same error on every rank.
     pub(super) fn new(
         world: &World,
         options: &TrainOptions,
-        (first, loss, num_steps): (u64, Option<f64>, u64),
-        steps_per_epoch: u64,
+        length: RunLength,
+        loss: Option<f64>,
     ) -> Result<Journal> {
         let metrics = options.metrics.as_deref().filter(|_| world.is_root());
-        let metrics = metrics.map(|path| MetricsFile::create(path, first)).transpose();
+        let metrics = metrics.map(|path| MetricsFile::create(path, length.first)).transpose();
         let metrics = world.communicator().agree_with_root(metrics)?;
         let shows = world.is_root() && !options.common.quiet;
         Ok(Journal {
             metrics,
-            progress: Progress::new(first, num_steps, shows, options.progress),
-            schedule: options.schedule(num_steps),
-            steps_per_epoch,
+            progress: Progress::new(length.first, length.num_steps, shows, options.progress),
+            length,
             step_times: step_times()?,
             num_samples: 0,
             last_loss: loss,
         })
     }
 
-    /// The learning rate of every step.
-    pub(super) fn schedule(&self) -> &LearningRate {
-        &self.schedule
-    }
-
-    /// Epochs that are complete after `done` steps, with their fraction.
-    pub(super) fn epoch(&self, done: u64) -> f64 {
-        done as f64 / self.steps_per_epoch as f64
-    }
-
-    /// Writes down what came of step number `done`, from 1, and how long it took.
-    pub(super) fn record(&mut self, done: u64, outcome: Outcome, step_ms: f64) {
-        let epoch = self.epoch(done);
-        self.step_times.saturating_record((step_ms * 1e6) as u64);
+    /// Records the outcome of a step.
+    pub(super) fn record(&mut self, outcome: &StepOutcome) {
+        let StepOutcome { step, loss, accuracy, gradient_norm, learning_rate, .. } = *outcome;
+        let epoch = self.length.epoch(step);
+        self.step_times.saturating_record(nanoseconds(outcome.elapsed));
         self.num_samples += outcome.num_samples;
         if let Some(metrics) = &mut self.metrics {
-            let Outcome { loss, accuracy, gradient_norm, .. } = outcome;
-            let learning_rate = self.schedule.at(done - 1);
-            let row = MetricsRow { step: done, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms };
-            metrics.write(&row);
+            let step_ms = outcome.elapsed.as_secs_f64() * 1e3;
+            metrics.write(&MetricsRow { step, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms });
         }
-        self.progress.set(done, || format!("epoch {epoch:.1}  loss {:.4}", outcome.loss));
-        self.last_loss = Some(outcome.loss);
+        self.progress.set(step, || format!("epoch {epoch:.1}  loss {loss:.4}"));
+        self.last_loss = Some(loss);
     }
 
-    /// The loss of the last step, here or before, if it is known.
+    /// Returns the loss of the last step, in this start or before, if it is known.
     pub(super) fn last_loss(&self) -> Option<f64> {
         self.last_loss
     }
 
-    /// The loss of the last step, if it is known, the samples of all steps, and the median time of a step.
-    pub(super) fn close(self) -> (Option<f64>, usize, f64) {
-        let median = if self.step_times.is_empty() {
+    /// Ends the record, with its progress bar and its file, and sums it up.
+    pub(super) fn close(self) -> JournalSummary {
+        let median_step_ms = if self.step_times.is_empty() {
             0.0
         } else {
             self.step_times.value_at_quantile(0.5) as f64 / 1e6
         };
-        (self.last_loss, self.num_samples, median)
+        JournalSummary { last_loss: self.last_loss, num_samples: self.num_samples, median_step_ms }
     }
 }
 
-/// An empty record of times from a microsecond to an hour.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns an empty record of times from a microsecond to an hour.
 fn step_times() -> Result<Histogram<u64>> {
     let record = Histogram::new_with_bounds(1000, 3_600_000_000_000, 3);
     record.map_err(|error| Error::failed("making a record of times", error))

@@ -1,4 +1,4 @@
-//! One row per step in a file, and one line on stdout at the end.
+//! The rows of the file of --metrics, one per step, and the result line on stdout.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -8,16 +8,16 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
-/// One step, as `--metrics` writes it.
+/// One step in the file of `--metrics`.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct MetricsRow {
     /// The step, from 1.
     pub step: u64,
-    /// Epochs that are complete after it, with their fraction.
+    /// The number of complete epochs after the step, with their fraction.
     pub epoch: f64,
     /// The mean loss over the global batch.
     pub loss: f64,
-    /// The share of the batch's samples whose class was guessed; empty or null without classes.
+    /// The share of the batch's samples whose class was predicted; empty or null without classes.
     pub accuracy: Option<f64>,
     /// The norm of the gradient before clipping.
     pub gradient_norm: f64,
@@ -34,56 +34,68 @@ pub struct ResultLine {
     pub program: String,
     /// The number of ranks.
     pub ranks: usize,
-    /// Threads of each rank.
+    /// The number of threads of each rank.
     pub threads: usize,
-    /// Where was computed: `cpu` or `cuda`.
+    /// The device that computed: `cpu` or `cuda`.
     pub device: String,
-    /// How exact products were: `f32`, `tf32` or `bf16`.
+    /// The precision of products: `f32`, `tf32` or `bf16`.
     pub precision: String,
     /// The network.
     pub model: String,
-    /// Its number of parameters.
+    /// The number of parameters of the network.
     pub parameters: usize,
-    /// Steps done.
+    /// The number of steps done.
     pub steps: u64,
-    /// The step after which this start went on, if it did.
+    /// The step after which this start resumed the run, if it did.
     pub resumed_after: Option<u64>,
-    /// Epochs done, with their fraction.
+    /// The number of epochs done, with their fraction.
     pub epochs: f64,
     /// The mean loss over the global batch of the last step, if there was one.
     pub loss: Option<f64>,
     /// The mean loss over the test samples, if there are any.
     pub test_loss: Option<f64>,
-    /// The share of test samples whose class was guessed, if there are any and they have classes.
+    /// The share of test samples whose class was predicted, if there are any and they have classes.
     pub accuracy: Option<f64>,
-    /// Training samples per second, checkpoints and log lines counted, evaluations left out.
+    /// The training samples per second, with the time of checkpoints and log lines but without that
+    /// of evaluations.
     pub samples_per_second: f64,
     /// The median time of a step on rank 0, in milliseconds.
     pub median_step_ms: f64,
-    /// The most memory that rank 0 ever had, in megabytes, if the system says.
+    /// The peak memory of rank 0, in megabytes, if the system reports it.
     pub peak_memory_mb: Option<f64>,
     /// A hash of all final parameters' bits in logical order, in hexadecimal.
     pub parameters_digest: String,
 }
 
-/// The file behind `--metrics`.
+impl ResultLine {
+    /// Returns the line, which is a JSON object.
+    ///
+    /// # Errors
+    /// A value cannot be written as JSON.
+    pub(super) fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::failed("printing the result", error))
+    }
+}
+
+/// The file of `--metrics`.
 pub struct MetricsFile {
     path: String,
-    form: Form,
+    format: MetricsFormat,
     failed: bool,
 }
 
-enum Form {
+enum MetricsFormat {
     Csv(Box<csv::Writer<File>>),
     JsonLines(BufWriter<File>),
 }
 
 impl MetricsFile {
-    /// Creates the file: JSON lines if its name ends so, else CSV. A run that goes on after step `step` goes on in its file:
-    /// rows up to that step stay, later ones, which will come again, go. Not collective.
+    /// Creates the file: JSON lines if its name ends in `.json` or `.jsonl`, else CSV. A run that
+    /// is resumed after step `step` continues its file: rows up to that step are kept, later ones,
+    /// which will be written again, are removed. Not collective.
     ///
     /// # Errors
-    /// It cannot be created, or read.
+    /// The file cannot be created or read.
     pub fn create(path: &Path, step: u64) -> Result<MetricsFile> {
         let name = path.display().to_string();
         let is_json = path.extension().is_some_and(|extension| extension == "json" || extension == "jsonl");
@@ -100,26 +112,27 @@ impl MetricsFile {
         };
         let (file, kept) =
             open().map_err(|error| Error::input(format!("creating --metrics {name}"), error))?;
-        let form = if is_json {
-            Form::JsonLines(BufWriter::new(file))
+        let format = if is_json {
+            MetricsFormat::JsonLines(BufWriter::new(file))
         } else {
-            Form::Csv(Box::new(csv::WriterBuilder::new().has_headers(kept == 0).from_writer(file)))
+            let writer = csv::WriterBuilder::new().has_headers(kept == 0).from_writer(file);
+            MetricsFormat::Csv(Box::new(writer))
         };
-        Ok(MetricsFile { path: name, form, failed: false })
+        Ok(MetricsFile { path: name, format, failed: false })
     }
 
-    /// Writes one row at once, so that the file can be followed. If that fails (the disk may be full), training goes on
-    /// without, with one warning.
+    /// Writes one row and flushes it, so that the file can be followed. If that fails (the disk may
+    /// be full), logs one warning and writes no further rows.
     pub fn write(&mut self, row: &MetricsRow) {
         if self.failed {
             return;
         }
-        let outcome = match &mut self.form {
-            Form::Csv(writer) => writer
+        let outcome = match &mut self.format {
+            MetricsFormat::Csv(writer) => writer
                 .serialize(row)
                 .map_err(|error| error.to_string())
                 .and_then(|()| writer.flush().map_err(|e| e.to_string())),
-            Form::JsonLines(writer) => serde_json::to_writer(&mut *writer, row)
+            MetricsFormat::JsonLines(writer) => serde_json::to_writer(&mut *writer, row)
                 .map_err(io::Error::from)
                 .and_then(|()| writer.write_all(b"\n"))
                 .and_then(|()| writer.flush())
@@ -132,7 +145,7 @@ impl MetricsFile {
     }
 }
 
-/// The length of the part of `file` that has the rows up to step `step`, and no half ones.
+/// Returns the length of the part of `file` with the complete rows up to step `step`.
 fn rows_until(step: u64, is_json: bool, file: &File) -> io::Result<u64> {
     let step_of = |line: &str| -> Option<u64> {
         if is_json {
@@ -153,7 +166,7 @@ fn rows_until(step: u64, is_json: bool, file: &File) -> io::Result<u64> {
     Ok(kept)
 }
 
-/// The most memory that this process ever had, in megabytes, if the system says.
+/// Returns the peak memory of this process, in megabytes, if the system reports it.
 pub fn peak_memory_mb() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kibibytes =

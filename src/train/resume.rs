@@ -1,102 +1,128 @@
-//! Where a run begins: at a checkpoint, with given weights, or from nothing. Rank 0 looks, all ranks agree.
+//! The start of a run: at a checkpoint, with given weights, or from initial values. Rank 0 looks
+//! for it, and all ranks agree.
 
 use std::path::Path;
 
-use super::checkpoint_options::{CheckpointOptions, Resume};
+use super::identity::{Identity, LEARNING_RATE_SCHEDULE, MODEL, MOMENTUM, OPTIMIZER, STEPS_IN_ALL};
+use super::options::{CheckpointOptions, Resume, name_of};
 use super::trainer::Trainer;
-use crate::checkpoint::{self, Checkpoint, Description, Difference, Settings};
+use crate::checkpoint::{self, Checkpoint, Description, Difference};
 use crate::comm::Communicator;
 use crate::device::Device;
 use crate::nn::Model;
+use crate::optim::LearningRateScheduleKind;
 use crate::{Error, Result};
 
-/// What a run begins with, on rank 0.
+/// The file with which a run starts, on rank 0.
 pub(super) struct Start {
     checkpoint: Option<Checkpoint>,
-    /// Only the weights count.
+    /// The run starts anew with the weights of the file.
     weights_only: bool,
-    /// The checkpoint lies where this run writes its own.
+    /// The file has the name and the directory that this run would have given it.
     is_at_home: bool,
 }
 
-/// What a run goes on after.
+/// The number of steps that have been done, and the loss of the last of them, if it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct RunPosition {
+    /// The number of steps done.
+    pub(super) step: u64,
+    /// The loss of the last of them, if it is known.
+    pub(super) loss: Option<f64>,
+}
+
+/// The checkpoint from which a run was resumed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Resumed {
-    /// The steps that have been done.
-    pub(super) step: u64,
-    /// The loss of the last of them, if the file says it.
-    pub(super) loss: Option<f64>,
-    /// The checkpoint lies where this run writes its own.
+    /// The position of the run in the checkpoint.
+    pub(super) position: RunPosition,
+    /// The checkpoint has the name and the directory that this run would have given it.
     pub(super) is_at_home: bool,
 }
 
 impl Start {
-    /// Finds what `options` ask for, and refuses what does not belong to a run of `model` with `config`, whose optimizer keeps
-    /// `slots`. Not collective.
+    /// Finds the file that `options` ask for, and refuses one that does not belong to the run of
+    /// `model` with `identity`, whose optimizer keeps `slots`. Not collective.
     ///
     /// # Errors
-    /// It is missing, damaged, or of another run; the directory holds checkpoints that would be mistaken for this run's.
+    /// The file is missing, damaged, or of another run; or the directory holds checkpoints that
+    /// would be mistaken for this run's.
     pub(super) fn find(
         options: &CheckpointOptions,
         model: &Model,
         slots: &[&str],
-        (config, changeable): (&Settings, &Settings),
+        identity: &Identity,
     ) -> Result<Start> {
         for (option, path) in options.inputs() {
             if let Err(error) = std::fs::metadata(path) {
                 return Err(Error::input(format!("{option} {}", path.display()), error));
             }
         }
-        // weights alone under the name of a checkpoint are none, and the one before will do; of another run slots are no matter
+        // a file with weights alone is passed over for an older checkpoint; one of another run is
+        // refused later, whatever its slots are
         let is_of_this_run = |file: &Checkpoint| {
             let before = &file.description.config;
-            ["--model", "--optimizer"].iter().all(|name| before.get(*name) == config.get(*name))
+            [MODEL, OPTIMIZER].iter().all(|name| before.get(*name) == identity.config.get(*name))
         };
         let accept = |file: &Checkpoint| if is_of_this_run(file) { check_slots(file, slots) } else { Ok(()) };
         let newest_in = |directory: &Path| newest_in(directory, &accept);
+        let directory = options.checkpoint_dir.as_deref();
         let checkpoint = match &options.resume {
             Resume::Never => None,
-            Resume::Auto => options.checkpoint_dir.as_deref().map(newest_in).transpose()?.flatten(),
+            Resume::Auto => directory.map(newest_in).transpose()?.flatten(),
             Resume::From(path) if path.is_dir() => Some(newest_in(path)?.ok_or_else(|| {
                 Error::input(format!("--resume {}", path.display()), "the directory holds no checkpoint")
             })?),
             Resume::From(path) => Some(Checkpoint::open(path)?),
         };
-        if let Some(directory) = options.checkpoint_dir.as_deref().filter(|_| options.resume != Resume::Auto)
-        {
+        if let Some(directory) = directory.filter(|_| options.resume != Resume::Auto) {
             refuse_others(directory, &options.resume, checkpoint.as_ref())?;
         }
-        if let Some(checkpoint) = checkpoint {
-            let path = checkpoint.path.display();
-            let before = &checkpoint.description;
-            accept(&checkpoint)?;
-            let differences = Difference::between(&before.config, config);
-            if !differences.is_empty() {
-                let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
-                let why = format!(
-                    "it belongs to another run: {}; give what it was, or another --checkpoint-dir",
-                    words.join("; ")
-                );
-                return Err(Error::input(format!("going on from {path}"), why));
+        match checkpoint {
+            Some(checkpoint) => {
+                accept(&checkpoint)?;
+                Start::at_checkpoint(checkpoint, options, model, identity)
             }
-            check_tensors(&checkpoint, model)?;
-            let by_length =
-                ["cosine", "linear"].iter().any(|kind| changeable["--learning-rate-schedule"] == *kind);
-            for difference in Difference::between(&before.options, changeable) {
-                log::info!("from now on: {difference}");
-                if difference.name == "steps in all" && by_length {
-                    log::warn!(
-                        "the learning rate follows the schedule of the new number of steps from here on"
-                    );
-                }
-            }
-            if options.init.is_some() {
-                log::info!("--init is for the beginning; this run goes on from {path}");
-            }
-            let is_at_home = options.checkpoint_dir.as_deref().is_some_and(|path| lies_in(&checkpoint, path));
-            return Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_at_home });
+            None => Start::with_weights(options.init.as_deref(), model),
         }
-        let weights = options.init.as_deref().map(Checkpoint::open_weights).transpose()?;
+    }
+
+    fn at_checkpoint(
+        checkpoint: Checkpoint,
+        options: &CheckpointOptions,
+        model: &Model,
+        identity: &Identity,
+    ) -> Result<Start> {
+        let path = checkpoint.path.display();
+        let before = &checkpoint.description;
+        let differences = Difference::between(&before.config, &identity.config);
+        if !differences.is_empty() {
+            let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
+            let why = format!(
+                "it belongs to another run: {}; give what it was, or another --checkpoint-dir",
+                words.join("; ")
+            );
+            return Err(Error::input(format!("going on from {path}"), why));
+        }
+        check_tensors(&checkpoint, model)?;
+        let by_length = [LearningRateScheduleKind::Cosine, LearningRateScheduleKind::Linear]
+            .iter()
+            .any(|kind| identity.changeable[LEARNING_RATE_SCHEDULE] == name_of(kind));
+        for difference in Difference::between(&before.options, &identity.changeable) {
+            log::info!("from now on: {difference}");
+            if difference.name == STEPS_IN_ALL && by_length {
+                log::warn!("the learning rate follows the schedule of the new number of steps from here on");
+            }
+        }
+        if options.init.is_some() {
+            log::info!("--init is for the beginning; this run goes on from {path}");
+        }
+        let is_at_home = options.checkpoint_dir.as_deref().is_some_and(|path| lies_in(&checkpoint, path));
+        Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_at_home })
+    }
+
+    fn with_weights(init: Option<&Path>, model: &Model) -> Result<Start> {
+        let weights = init.map(Checkpoint::open_weights).transpose()?;
         if let Some(weights) = &weights {
             check_tensors(weights, model)?;
             check_finite(weights, model)?;
@@ -112,11 +138,12 @@ impl Start {
     fn resumed(&self) -> Option<Resumed> {
         let checkpoint = self.checkpoint.as_ref().filter(|_| !self.weights_only)?;
         let Description { step, loss, .. } = checkpoint.description;
-        Some(Resumed { step, loss, is_at_home: self.is_at_home })
+        Some(Resumed { position: RunPosition { step, loss }, is_at_home: self.is_at_home })
     }
 }
 
-/// Brings what rank 0 has found to all ranks, tensor by tensor, and returns what the run goes on after. Collective.
+/// Gives all ranks the tensors of the file that rank 0 has found, one after the other, and returns
+/// the checkpoint from which the run is resumed, if it is one. Collective.
 ///
 /// # Errors
 /// The file was damaged or disappeared after it was checked (rank 0 alone).
@@ -130,9 +157,11 @@ pub(super) fn restore<D: Device>(
     let weights_only = start.as_ref().is_none_or(|start| start.weights_only);
     let slots = trainer.slot_names().iter().copied().map(Some);
     let groups: Vec<String> = std::iter::once(None).chain(slots).map(checkpoint::group_name).collect();
-    // whether there is a step, which, of whose directory, its loss, and which of the groups the file has
+    // [is resumed, step, is at home, has a loss, bits of the loss], then whether the file has each
+    // group
     let mut head = vec![0_i64; 5 + groups.len()];
-    if let Some(Resumed { step, loss, is_at_home }) = start.as_ref().and_then(Start::resumed) {
+    if let Some(Resumed { position, is_at_home }) = start.as_ref().and_then(Start::resumed) {
+        let RunPosition { step, loss } = position;
         let bits = loss.unwrap_or_default().to_bits() as i64;
         head[..5].copy_from_slice(&[1, step as i64, i64::from(is_at_home), i64::from(loss.is_some()), bits]);
     }
@@ -155,10 +184,12 @@ pub(super) fn restore<D: Device>(
         }
     }
     let loss = (head[3] == 1).then(|| f64::from_bits(head[4] as u64));
-    Ok((head[0] == 1).then_some(Resumed { step: head[1] as u64, loss, is_at_home: head[2] == 1 }))
+    let position = RunPosition { step: head[1] as u64, loss };
+    Ok((head[0] == 1).then_some(Resumed { position, is_at_home: head[2] == 1 }))
 }
 
-/// The newest sound checkpoint of `directory` that `accept` does not refuse, with a warning for each newer one.
+/// Returns the newest sound checkpoint of `directory` that `accept` does not refuse, and logs a
+/// warning for each newer one.
 fn newest_in(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Option<Checkpoint>> {
     let found = checkpoint::newest_acceptable(directory, accept)?;
     for error in &found.damaged {
@@ -174,10 +205,10 @@ fn newest_in(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Result<()>) -> Re
     Ok(found.checkpoint)
 }
 
-/// Later starts go on from the newest checkpoint of the directory, and of one that is full old ones are removed. So it must hold
-/// nothing but this run's, and nothing that is newer than where this begins.
+/// Refuses a directory with checkpoints of other runs, or newer ones than `start`: later starts
+/// resume from the newest checkpoint of the directory, and the oldest ones are removed.
 fn refuse_others(directory: &Path, resume: &Resume, start: Option<&Checkpoint>) -> Result<()> {
-    // the newest sound one there, as without this option
+    // --resume names the directory itself, and with it its newest checkpoint
     let is_directory = |path: &Path| path.canonicalize().ok() == directory.canonicalize().ok();
     if matches!(resume, Resume::From(path) if path.is_dir() && is_directory(path)) {
         return Ok(());
@@ -187,25 +218,29 @@ fn refuse_others(directory: &Path, resume: &Resume, start: Option<&Checkpoint>) 
         Some(start) if start.description.step == newest => return Ok(()),
         None if start.is_some() => {
             format!(
-                "it holds a checkpoint of step {newest}, of this run or another; give a new directory, or --resume auto to go on from that"
+                "it holds a checkpoint of step {newest}, of this run or another; give a new directory, or \
+                 --resume auto to go on from that"
             )
         }
         _ => format!(
-            "it holds a checkpoint of step {newest} already, from which the next start would go on; --resume auto does so now, another directory begins anew"
+            "it holds a checkpoint of step {newest} already, from which the next start would go on; \
+             --resume auto does so now, another directory begins anew"
         ),
     };
     Err(Error::input(format!("--checkpoint-dir {}", directory.display()), why))
 }
 
-/// True if `checkpoint` has the name and the place that a run with this --checkpoint-dir would have given it.
+/// Returns true if `checkpoint` has the name and the place that a run with this --checkpoint-dir
+/// would have given it.
 fn lies_in(checkpoint: &Checkpoint, directory: &Path) -> bool {
     let home = directory.join(checkpoint::file_name(checkpoint.description.step)).canonicalize().ok();
     home.is_some() && checkpoint.path.canonicalize().ok() == home
 }
 
-/// Refuses a file that lacks what the optimizer kept, but for SGD that gets a momentum now.
+/// Refuses a file that lacks one of the optimizer's `slots`, except the momentum of SGD if the run
+/// had none before.
 fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
-    let had_none = file.description.options.get("--momentum").is_some_and(|momentum| momentum == 0.0);
+    let had_none = file.description.options.get(MOMENTUM).is_some_and(|momentum| momentum == 0.0);
     match slots.iter().find(|slot| !file.has_group(&checkpoint::group_name(Some(slot)))) {
         Some(&"momentum_buffer") if had_none => Ok(()),
         Some(slot) => {
@@ -217,7 +252,8 @@ fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
     }
 }
 
-/// Refuses weights that are no finite numbers: training would fail at its first step, and the learning rate would be blamed.
+/// Refuses weights that are NaN or infinite: training would fail at its first step, with a message
+/// about the learning rate.
 fn check_finite(file: &Checkpoint, model: &Model) -> Result<()> {
     for spec in &model.tensors {
         let values = file.read("model", &spec.name, &spec.shape)?;
@@ -232,6 +268,7 @@ fn check_finite(file: &Checkpoint, model: &Model) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a file whose tensors are not those of `model`.
 fn check_tensors(file: &Checkpoint, model: &Model) -> Result<()> {
     let fail =
         |why: String| Err(Error::input(format!("fitting {} to {}", file.path.display(), model.name), why));

@@ -1,4 +1,4 @@
-//! From options to samples, on all ranks.
+//! The samples that the options name, opened on all ranks.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::TrainOptions;
-use super::data_options::{DataOptions, MOST_CLASSES};
-use super::model_options::{ModelName, describe};
-use super::options::StandardiseName;
+use super::options::{DataOptions, MOST_CLASSES, ModelName, Standardisation, TrainOptions, describe};
 use crate::comm::{Communicator, Operation, World};
 use crate::dataset::{
     self, Batches, Data, Dataset, Hdf5File, Hdf5Options, MomentTree, Order, Sampler, Standardise, Statistics,
@@ -21,31 +18,31 @@ use crate::parallel::shard;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
 
-/// The most that the ranks of a node keep of a file between them.
+/// The most bytes of a file that the ranks of a node cache between them.
 const CACHE_BYTES: usize = 4 << 30;
 
-/// A pass over more than this many bytes is worth a line in the log.
+/// A pass over more bytes than this is logged.
 const WORTH_SAYING: usize = 100_000_000;
 
-/// From one line about how far a pass is to the next.
+/// The time between two log lines about the progress of a pass.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
-/// What a training program draws from.
+/// The samples of a training program.
 pub struct Samples {
-    /// For training, in batches.
+    /// The training samples, in shuffled batches.
     pub train: Batches,
-    /// For testing, in order.
+    /// The test samples, in order.
     pub test: Option<Batches>,
-    /// What tells the training samples from others, if the run has checkpoints.
+    /// A checksum of the training samples, if the run has checkpoints.
     pub checksum: Option<String>,
 }
 
-/// Opens the data that `options` name, on every rank, with errors agreed on. Collective; the ranks share the work of looking
-/// through samples once: the user's own for values that are not numbers and for the number of classes, any for means and
-/// deviations, and for a checksum if there are checkpoints.
+/// Opens the data that `options` name, on every rank. The ranks share one pass over the samples, if
+/// one is needed: over the user's own files to reject NaN and infinity and to count the classes,
+/// for means and deviations, and for a checksum if there are checkpoints. Collective.
 ///
 /// # Errors
-/// The data is missing, damaged, or not what the options say; the same error on every rank.
+/// The data is missing, damaged, or not what the options say: the same error on every rank.
 pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     let all = world.communicator();
     let opening = trace::work(Name::Read);
@@ -55,9 +52,9 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     check_same_everywhere(all, options, &data, all.agree(fingerprint)?)?;
     let preset = data.train.preset();
     let mut pairs = preset.as_ref().map(|pairs| pairs.iter().map(|pair| pair.map(f64::from)).collect());
-    let by_features = options.data.standardise == StandardiseName::Features;
+    let by_features = options.data.standardise == Standardisation::Features;
     let needs_checksum = options.checkpoints.are_wanted();
-    // what is made on the fly is told by seed, shape and number
+    // seed, shape and number identify synthetic samples
     let is_synthetic = options.data.data == "synthetic";
     let mut checksum = (needs_checksum && is_synthetic).then(|| "synthetic".to_owned());
     if hdf5.is_some() || by_features || needs_checksum && !is_synthetic {
@@ -75,13 +72,13 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
         }
         checksum = needs_checksum.then(|| format!("{:012x}{:012x}", found.checksum[0], found.checksum[1]));
     }
-    if options.data.standardise == StandardiseName::None {
+    if options.data.standardise == Standardisation::None {
         pairs = None;
     }
-    if let (Some(checksum), Some(preset), StandardiseName::Preset) =
+    if let (Some(checksum), Some(preset), Standardisation::Preset) =
         (&mut checksum, &preset, options.data.standardise)
     {
-        // the same samples on another scale are other data
+        // on another scale the samples are other data
         let mut hash = Xxh3::new();
         hash_values(&mut hash, preset.as_flattened());
         *checksum += &format!("{:016x}", hash.digest());
@@ -97,7 +94,7 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     Ok(Samples { train: batches(data.train, options.batch_size, Order::Shuffled), test, checksum })
 }
 
-/// A hash of what is in `data`. Not collective.
+/// Returns a hash of the samples of `data`. Not collective.
 fn fingerprint(data: &mut Data) -> Result<u128> {
     let mut fingerprint = data.train.fingerprint()?;
     if let Some(test) = &mut data.test {
@@ -106,8 +103,8 @@ fn fingerprint(data: &mut Data) -> Result<u128> {
     Ok(fingerprint)
 }
 
-/// Refuses data that differ between ranks, as a stale copy on one node does: training would go on with batches that do not
-/// belong together. Collective.
+/// Refuses data that differ between ranks, such as a stale copy on one node: the ranks would train
+/// with batches that do not belong together. Collective.
 fn check_same_everywhere(
     all: &Communicator,
     options: &TrainOptions,
@@ -134,7 +131,8 @@ fn check_same_everywhere(
     all.compare(&doing, &found.map(|(name, value)| (name.to_owned(), value)))
 }
 
-/// Looks at all samples of `dataset`, each rank at its share, and for how inputs are distributed if `by_features`. Collective.
+/// Gathers the statistics of all samples of `dataset`, each rank of its share, with the moments of
+/// the inputs if `by_features`. Collective.
 fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool) -> Result<Statistics> {
     let leaves = shard(Statistics::num_leaves(dataset), all.rank(), all.size());
     let (num_leaves, num_samples) = (leaves.len(), dataset.num_samples());
@@ -142,14 +140,15 @@ fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool
         num_samples.saturating_mul((dataset.features().len() + dataset.targets().len()) * size_of::<f32>());
     if bytes > WORTH_SAYING {
         log::info!(
-            "looking through {num_samples} samples ({:.1} GB) for their classes and moments, and for what is no number",
+            "looking through {num_samples} samples ({:.1} GB) for their classes and moments, \
+             and for NaN and infinity",
             bytes as f64 / 1e9
         );
     }
     let (mut num_seen, mut last_line, mut span) = (0, Instant::now(), Some(trace::work(Name::Read)));
     let mut told = || {
         num_seen += 1;
-        // whoever watches sees that it gets on
+        // a new span shows the watchdog that the pass makes progress
         span = None;
         span = Some(trace::work(Name::Read));
         if last_line.elapsed() > BETWEEN_LINES {
@@ -164,14 +163,16 @@ fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool
     Ok(found)
 }
 
-/// One more than the largest class number, if that is plausible.
+/// Returns the number of classes, one more than the largest class number, if that is plausible.
 fn count_classes(largest_label: f64, options: &TrainOptions) -> Result<usize> {
     let DataOptions { data, targets, .. } = &options.data;
     let fail = |why: String| Err(Error::input(format!("reading {data}"), why));
-    let way_out = "class numbers are 0, 1, 2, … without gaps; to fit values instead, store them as floating-point numbers";
+    let way_out = "class numbers are 0, 1, 2, … without gaps; to fit values instead, store them as \
+                   floating-point numbers";
     if largest_label >= MOST_CLASSES as f64 {
         return fail(format!(
-            "{targets} holds {largest_label} as a class number; a network has an output for each number up to the largest, and {MOST_CLASSES} are the limit; {way_out}"
+            "{targets} holds {largest_label} as a class number; a network has an output for each number \
+             up to the largest, and {MOST_CLASSES} are the limit; {way_out}"
         ));
     }
     if largest_label < 1.0 {
@@ -181,7 +182,8 @@ fn count_classes(largest_label: f64, options: &TrainOptions) -> Result<usize> {
 }
 
 impl Statistics {
-    /// Puts the ranks' parts together, those of the leaves from rank to rank in their order. Collective.
+    /// Merges the ranks' statistics; those of the leaves from rank to rank, in their order.
+    /// Collective.
     fn merge(&mut self, all: &Communicator, channels: usize) -> Result<()> {
         let mut largest = [self.largest_label];
         all.all_reduce(&mut largest, Operation::Max)?;
@@ -214,7 +216,8 @@ impl Statistics {
 
 type SharedFile = Rc<RefCell<Hdf5File>>;
 
-/// The training and test sets, and the HDF5 file behind them if there is one. Not collective.
+/// Returns the training and test sets, and the HDF5 file behind them if there is one. Not
+/// collective.
 fn open_source(options: &TrainOptions, num_local_ranks: usize) -> Result<(Data, Option<SharedFile>)> {
     let (data, file) = match options.data.data.as_str() {
         "digits" => dataset::open_digits().map(|data| (data, None)),
@@ -257,8 +260,8 @@ fn hdf5(path: &Path, options: &TrainOptions, num_local_ranks: usize) -> Result<(
             format!("it is {test_fraction}, but must be from 0 to below 1"),
         ));
     }
-    // the loss of deep-mlp looks at no targets, so the file need not have any
-    let targets = (options.model() != ModelName::DeepMlp).then(|| targets.clone());
+    // the loss of deep-mlp reads no targets, so the file need not have any
+    let targets = (options.model.name() != ModelName::DeepMlp).then(|| targets.clone());
     let file = Hdf5File::open(
         path,
         &Hdf5Options { inputs: inputs.clone(), targets, cache_bytes: CACHE_BYTES / num_local_ranks },
@@ -282,14 +285,15 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
         return Err(Error::input("--synthetic-samples", "it is 0, but must be at least 1"));
     }
     let image = |size, channels| Features::Image { height: size, width: size, channels };
-    let features = match (synthetic_shape, options.model()) {
+    let features = match (synthetic_shape, options.model.name()) {
         (Some(shape), _) => shape.0,
         (None, ModelName::Mlp) => Features::Flat(784),
-        (None, ModelName::DeepMlp) => Features::Flat(options.width.unwrap_or(1024)),
+        (None, ModelName::DeepMlp) => Features::Flat(options.model.width.unwrap_or(1024)),
         (None, ModelName::Lenet) => image(28, 1),
         (None, ModelName::Cifar) => image(32, 3),
     };
-    let targets = if options.model() == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
+    let targets =
+        if options.model.name() == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
     let num_test = synthetic_samples.div_ceil(10);
     let part = |first, len| Synthetic::open(features, targets, first, len, options.seed);
     let test = part(*synthetic_samples, num_test)?;

@@ -1,4 +1,4 @@
-//! Requests to stop: signals at this rank, and the end of the time.
+//! Requests to stop: signals at this rank, and its deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,23 +11,24 @@ use signal_hook::low_level::{emulate_default_handler, signal_name};
 
 use crate::{Error, Result};
 
-/// Signals closer together than this are one: launchers and batch systems often send the same one by two ways.
+/// Signals closer together than this count as one: launchers and batch systems often send the same
+/// request in two ways.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// Whether this rank has been asked to stop.
+/// The requests to stop that this rank has received.
 pub struct StopRequest {
     signalled: Arc<AtomicBool>,
-    /// There is nothing left to stop.
+    /// The run has ended, and there is nothing left to stop.
     over: Arc<AtomicBool>,
     deadline: Option<Instant>,
 }
 
 impl StopRequest {
-    /// Listens for SIGTERM, SIGINT and SIGUSR1: the first is a request, a second one ends the process at once, as it does a
-    /// program that does not listen. Not collective.
+    /// Listens for SIGTERM, SIGINT and SIGUSR1. The first signal is a request; a second one ends
+    /// the process at once, as it would without this. Not collective.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses to install the handlers.
     pub fn listen() -> Result<StopRequest> {
         let (signalled, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])
@@ -36,7 +37,7 @@ impl StopRequest {
         thread::spawn(move || {
             let (mut first, mut after): (Option<Instant>, Option<Instant>) = (None, None);
             for signal in signals.forever() {
-                // the same request by another way may come late; one that comes again means it
+                // the same request may arrive late in another way; a repeated signal is deliberate
                 if is_over.load(Ordering::Relaxed)
                     && after.get_or_insert_with(Instant::now).elapsed() < ONE_REQUEST
                 {
@@ -51,7 +52,7 @@ impl StopRequest {
                     }
                     Some(time) if time.elapsed() < ONE_REQUEST => {}
                     Some(_) => {
-                        // it only fails for signals that have no default
+                        // this fails only for signals that have no default action
                         let _ = emulate_default_handler(signal);
                     }
                 }
@@ -60,17 +61,18 @@ impl StopRequest {
         Ok(StopRequest { signalled, over, deadline: None })
     }
 
-    /// The same, with a request at the `deadline` too. Not collective.
+    /// Adds a request at the `deadline`. Not collective.
     pub fn at(self, deadline: Option<Instant>) -> StopRequest {
         StopRequest { deadline, ..self }
     }
 
-    /// The run has come to its end, with its checkpoint: signals, which may come twice, do not spoil its exit code. Not collective.
+    /// Marks the run as ended, with its checkpoint: signals that arrive later, perhaps for the
+    /// second time, do not change its exit code. Not collective.
     pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// True once this rank has been asked to stop. Not collective.
+    /// Returns true once this rank has been asked to stop. Not collective.
     pub fn is_made(&self) -> bool {
         self.signalled.load(Ordering::Relaxed)
             || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)

@@ -1,6 +1,8 @@
 //! Collective operations by every algorithm.
 
-use phalanx::comm::{Algorithm, Choice, Communicator, Operation, World};
+use clap::ValueEnum as _;
+use phalanx::comm::{Algorithm, Call, Choice, Collective, Communicator, Operation, World};
+use phalanx::memory::ElementType;
 
 use crate::value;
 
@@ -14,11 +16,10 @@ pub fn every_algorithm(world: &World) {
         [vec![0; size], (0..size).map(|rank| rank % 2).collect(), (0..size).map(|rank| rank / 2).collect()]
     {
         all.set_nodes(nodes);
-        for (algorithm, _) in Algorithm::ALL {
+        for &algorithm in Algorithm::value_variants() {
             for len in [0, 1, 7, page - 1, page, page + 1, 3 * page + 5] {
                 for chunk in [usize::MAX, 4096, 1000] {
-                    all.set_choice(Some(Choice { algorithm, chunk }));
-                    check_algorithm(&all, algorithm, len);
+                    check_algorithm(&all.using(Choice { algorithm, chunk }), algorithm, len);
                 }
             }
         }
@@ -56,7 +57,7 @@ fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
             let end = if operation == Operation::Min { 0 } else { size - 1 };
             if terms.iter().any(|term| term.is_nan()) { f32::NAN } else { terms[end] }
         };
-        if !matches!(algorithm, Algorithm::Mpi | Algorithm::MpiBlocking) {
+        if algorithm != Algorithm::Mpi {
             let is_right = |at: usize| found[at].to_bits() == expected(at).to_bits();
             assert!((0..len).all(is_right), "{algorithm}, {operation:?}, {len}");
         }
@@ -96,22 +97,23 @@ pub fn large_buffers(world: &World) {
     // whole numbers, whose sums are exact in any order
     let mine = |rank: usize| -> Vec<f32> { (0..len).map(|at| ((at + rank) % 1009) as f32).collect() };
     let sum = |at: usize| (0..size).map(|rank| ((at + rank) % 1009) as f32).sum::<f32>();
-    for (algorithm, _) in Algorithm::ALL {
-        all.set_choice(Some(Choice { algorithm, chunk: 3 << 20 }));
+    for &algorithm in Algorithm::value_variants() {
+        let all = all.using(Choice { algorithm, chunk: 3 << 20 });
         let mut values = mine(all.rank());
         all.all_reduce(&mut values, Operation::Sum).unwrap();
         assert!(values.iter().enumerate().all(|(at, found)| *found == sum(at)), "{algorithm}");
         all.broadcast(&mut values, size - 1).unwrap();
         assert!(values.iter().enumerate().all(|(at, found)| *found == sum(at)), "{algorithm}");
     }
-    all.set_choice(None);
     let fraction = |at: usize| ((world.rank() * 7919 + at * 31) % 1009) as f32 / 1009.0;
     let mine = || -> Vec<f32> { (0..len).map(fraction).collect() };
     let started = all.start_all_reduce_in_place(mine(), Operation::Sum).unwrap().wait();
-    assert_eq!(all.last_algorithm(), Algorithm::Pairwise);
+    for call in [Call::Started, Call::Blocking] {
+        let choice = all.choice(Collective::AllReduce, call, len, ElementType::F32);
+        assert_eq!(choice.algorithm, Algorithm::Pairwise);
+    }
     let mut blocking = mine();
     all.all_reduce(&mut blocking, Operation::Sum).unwrap();
-    assert_eq!(all.last_algorithm(), Algorithm::Pairwise);
     let scattered = all.start_reduce_scatter(mine(), Operation::Sum).unwrap().wait();
     let gathered = all.start_all_gather_in_place(scattered).unwrap().wait();
     assert!(started == blocking && blocking == gathered, "the same bits");
@@ -132,7 +134,7 @@ pub fn waits_in_any_order(world: &World) {
     // as many rounds as possible, of messages that wait for their receives
     let choices = [Algorithm::Ring, Algorithm::Pairwise, Algorithm::Halving, Algorithm::Doubling];
     for algorithm in choices {
-        all.set_choice(Some(Choice { algorithm, chunk: 256 << 10 }));
+        let all = all.using(Choice { algorithm, chunk: 256 << 10 });
         let lengths = [300_000, 200_000, 100_000].map(|len| len / size * size);
         let mut pending =
             lengths.map(|len| Some((len, all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap())));

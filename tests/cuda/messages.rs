@@ -2,10 +2,14 @@
 //! pending work on the buffers before, which messages must wait for, and gets work after, which
 //! must wait for the messages.
 
+use clap::ValueEnum as _;
 use phalanx::comm::{
-    Algorithm, Awareness, Choice, Communicator, DeviceCommunicator, Operation, Transfers, World, awareness,
+    Algorithm, Awareness, Choice, Communicator, Front, Grid, GridShape, Operation, Transfers, World,
+    awareness,
 };
-use phalanx::device::{Cuda, CudaBuffer, Device, Portable as _, Precision, Role};
+use phalanx::device::prelude::*;
+use phalanx::device::{Cuda, CudaBuffer, Precision, Role};
+use phalanx::memory::{Buffer as _, ElementType};
 
 use crate::support::equivalence::TestDevice;
 
@@ -72,16 +76,14 @@ pub fn every_operation(world: &World) {
         }
         all.set_transfers(transfers);
         // MPI's own may crash on device memory
-        let is_sound = |(algorithm, _): &(Algorithm, &str)| {
-            !matches!(algorithm, Algorithm::Mpi | Algorithm::MpiBlocking) || transfers == Transfers::Staged
-        };
-        let plans = Algorithm::ALL.into_iter().filter(is_sound);
-        let choices = plans.map(|(algorithm, _)| Some(Choice { algorithm, chunk: 1000 }));
+        let is_sound =
+            |algorithm: &&Algorithm| **algorithm != Algorithm::Mpi || transfers == Transfers::Staged;
+        let plans = Algorithm::value_variants().iter().filter(is_sound);
+        let choices = plans.map(|&algorithm| Some(Choice { algorithm, chunk: 1000 }));
         for choice in std::iter::once(None).chain(choices) {
             let messages = all.duplicate();
             messages.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
-            messages.set_choice(choice);
-            let device = DeviceCommunicator::new(messages);
+            let device = choice.map(|choice| messages.using(choice)).unwrap_or(messages);
             for len in [0, 1, 7, 1023, 1024, 1025, 3000] {
                 operations(Cuda::shared(), Role::Exact, &device, len);
                 operations(&bf16, Role::Activations, &device, len);
@@ -90,13 +92,24 @@ pub fn every_operation(world: &World) {
     }
     same_bits(Cuda::shared(), Role::Exact, all, aware);
     same_bits(&bf16, Role::Activations, all, aware);
-    all.set_transfers(Transfers::Staged);
-    let messages = DeviceCommunicator::new(all.duplicate());
+    // a grid that was made before the route was decided takes it too
+    let grid = Grid::new(world, GridShape::data(all.size())).unwrap();
+    for transfers in [Transfers::Aware, Transfers::Staged] {
+        all.set_transfers(transfers);
+        assert_eq!(grid.data.transfers(), transfers);
+        assert_eq!(grid.data.through_host().transfers(), Transfers::Staged);
+    }
+    let messages = all.duplicate();
     large(Cuda::shared(), &messages, (6 << 20) / all.size() * all.size());
     refused(Cuda::shared(), &messages, all);
 }
 
-fn operations(device: &Cuda, role: Role, all: &DeviceCommunicator, len: usize) {
+/// The first `len` values of a buffer.
+fn front(buffer: CudaBuffer, len: usize) -> Front<CudaBuffer> {
+    Front { buffer, len }
+}
+
+fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
     let (rank, size) = (all.rank(), all.size());
     let mine = |len: usize| filled(device, role, rank, len);
     let look = |buffer: &CudaBuffer, len: usize| found(device, role, buffer, len);
@@ -106,16 +119,16 @@ fn operations(device: &Cuda, role: Role, all: &DeviceCommunicator, len: usize) {
 
     // three at once, and each rank waits first for a different one
     let several = [len, len + 5, len / 2];
-    let mut started = several
-        .map(|len| Some((len, all.start_all_reduce_in_place(mine(len), len, Operation::Sum).unwrap())));
+    let mut started =
+        several.map(|len| Some((len, all.start_all_reduce_in_place(mine(len), Operation::Sum).unwrap())));
     for turn in 0..several.len() {
         let (len, transfer) = started[(turn + rank) % several.len()].take().expect("each is waited for once");
         assert_eq!(look(&transfer.wait(), len), sums(len), "all-reduce of {len}");
     }
     let whole = len * size;
     let own = rank * len..(rank + 1) * len;
-    let scattered = all.start_reduce_scatter(mine(whole), whole, Operation::Sum).unwrap();
-    let gathered = all.start_all_gather_in_place(mine(whole), whole).unwrap();
+    let scattered = all.start_reduce_scatter(mine(whole), Operation::Sum).unwrap();
+    let gathered = all.start_all_gather_in_place(mine(whole)).unwrap();
     let owned: Vec<f32> = (0..whole).map(|at| value(at / len.max(1), at)).collect();
     assert_eq!(look(&gathered.wait(), whole), owned, "all-gather of {len}");
     let scattered = look(&scattered.wait(), whole);
@@ -128,21 +141,21 @@ fn operations(device: &Cuda, role: Role, all: &DeviceCommunicator, len: usize) {
     if size > 1 {
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
         // the first part of a longer buffer; the rest stays unchanged
-        let receiving = all.start_receive(mine(len + 3), len, previous, 7).unwrap();
-        let sending = all.start_send(mine(len + 3), len, next, 7).unwrap();
+        let receiving = all.start_receive(front(mine(len + 3), len), previous, 7).unwrap();
+        let sending = all.start_send(front(mine(len + 3), len), next, 7).unwrap();
         let mut expected = of(previous, len);
         expected.extend(&of(rank, len + 3)[len..]);
-        assert_eq!(look(&receiving.wait(), len + 3), expected, "received {len}");
-        assert_eq!(look(&sending.wait(), len + 3), of(rank, len + 3), "sent {len}");
+        assert_eq!(look(&receiving.wait().buffer, len + 3), expected, "received {len}");
+        assert_eq!(look(&sending.wait().buffer, len + 3), of(rank, len + 3), "sent {len}");
 
         // two in turn into one buffer, which the device writes before the first and reads between
         // the two
-        let first = all.start_send(filled(device, role, rank, len), len, next, 8).unwrap();
-        let second = all.start_send(filled(device, role, rank + 1, len / 2), len / 2, next, 8).unwrap();
-        let received = all.start_receive(mine(len), len, previous, 8).unwrap().wait();
+        let first = all.start_send(filled(device, role, rank, len), next, 8).unwrap();
+        let second = all.start_send(filled(device, role, rank + 1, len / 2), next, 8).unwrap();
+        let received = all.start_receive(mine(len), previous, 8).unwrap().wait();
         let mut between = device.allocate(len, role).unwrap();
         device.copy(device.view(&received, 0..len), device.view_mut(&mut between, 0..len));
-        let received = all.start_receive(received, len / 2, previous, 8).unwrap().wait();
+        let received = all.start_receive(front(received, len / 2), previous, 8).unwrap().wait().buffer;
         assert_eq!(look(&between, len), of(previous, len), "the first of two messages, {len}");
         let mut both = of(previous, len);
         both[..len / 2].copy_from_slice(&of(previous + 1, len / 2));
@@ -172,7 +185,7 @@ fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
     let look = |buffer: &CudaBuffer| found(device, role, buffer, len);
     let kept: Vec<Vec<f32>> = (0..all.size()).map(|rank| look(&terms(rank))).collect();
     let sums: Vec<f32> = (0..len).map(|at| kept.iter().map(|terms| terms[at]).sum()).collect();
-    let is_wide = terms(0).value_bytes() == size_of::<f32>();
+    let is_wide = terms(0).element_type() == ElementType::F32;
     let rounded = |exact: &f32| {
         let up = exact.to_bits() + 0x7fff + (exact.to_bits() >> 16 & 1);
         if is_wide { exact.to_bits() } else { up & 0xffff_0000 }
@@ -180,9 +193,8 @@ fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
     for transfers in [Transfers::Staged, Transfers::Aware] {
         if transfers == Transfers::Staged || aware {
             all.set_transfers(transfers);
-            let messages = DeviceCommunicator::new(all.duplicate());
-            let sum =
-                messages.start_all_reduce_in_place(terms(all.rank()), len, Operation::Sum).unwrap().wait();
+            let messages = all.duplicate();
+            let sum = messages.start_all_reduce_in_place(terms(all.rank()), Operation::Sum).unwrap().wait();
             let is_right = |(found, exact): (&f32, &f32)| found.to_bits() == rounded(exact);
             assert!(look(&sum).iter().zip(&sums).all(is_right), "{transfers:?}, {role:?}");
         }
@@ -190,24 +202,24 @@ fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
 }
 
 /// Checks chunks of the default size: both forms of the sum give the same bits.
-fn large(device: &Cuda, all: &DeviceCommunicator, len: usize) {
+fn large(device: &Cuda, all: &Communicator, len: usize) {
     let mine = || filled(device, Role::Exact, all.rank(), len);
-    let reduced = all.start_all_reduce_in_place(mine(), len, Operation::Sum).unwrap().wait();
-    let scattered = all.start_reduce_scatter(mine(), len, Operation::Sum).unwrap().wait();
-    let gathered = all.start_all_gather_in_place(scattered, len).unwrap().wait();
+    let reduced = all.start_all_reduce_in_place(mine(), Operation::Sum).unwrap().wait();
+    let scattered = all.start_reduce_scatter(mine(), Operation::Sum).unwrap().wait();
+    let gathered = all.start_all_gather_in_place(scattered).unwrap().wait();
     let [reduced, gathered] = [reduced, gathered].map(|buffer| found(device, Role::Exact, &buffer, len));
     let sum = |at: usize| (0..all.size()).map(|rank| value(rank, at)).sum::<f32>();
     assert!(reduced.iter().enumerate().all(|(at, found)| *found == sum(at)));
     assert!(reduced == gathered);
 }
 
-fn refused(device: &Cuda, messages: &DeviceCommunicator, all: &Communicator) {
+fn refused(device: &Cuda, messages: &Communicator, all: &Communicator) {
     let size = all.size();
     let buffer = || filled(device, Role::Exact, 0, size + 1);
-    assert!(messages.start_send(buffer(), 1, size, 0).is_err(), "there is no such rank");
+    assert!(messages.start_send(buffer(), size, 0).is_err(), "there is no such rank");
     assert!(messages.start_broadcast(buffer(), size).is_err(), "there is no such root");
-    let outcome = messages.start_all_reduce_in_place(buffer(), 1, Operation::Max);
+    let outcome = messages.start_all_reduce_in_place(buffer(), Operation::Max);
     assert!(outcome.is_err(), "there are sums only");
-    let outcome = messages.start_all_gather_in_place(buffer(), size + 1);
+    let outcome = messages.start_all_gather_in_place(buffer());
     assert!(size == 1 || outcome.is_err(), "there is no part for each rank");
 }

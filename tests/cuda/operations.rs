@@ -1,8 +1,8 @@
 //! Every operation of a device as a value, on arrays by number.
 
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Device, LinearShape, LossShape, PoolShape, Role,
-    SgdStep,
+    Activation, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape, OptimizerStep,
+    PoolShape, Role, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -63,7 +63,7 @@ operation!(
 operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this, device, views, outs| {
     device.linear_backward_weight(&this.shape, views[0], views[1], outs[0].take().unwrap(), this.accumulate)
 });
-operation!(LinearBackwardInput { shape: LinearShape, before: bool }, |this, device, views, outs| {
+operation!(LinearBackwardInput { shape: LinearShape, previous: bool }, |this, device, views, outs| {
     // the previous layer ends with GELU of the third array
     let LinearShape { rows, inputs, .. } = this.shape;
     let [mut saved, mut output] = [0; 2].map(|_| device.allocate(rows * inputs, Role::Activations).unwrap());
@@ -74,8 +74,10 @@ operation!(LinearBackwardInput { shape: LinearShape, before: bool }, |this, devi
         device.view_mut(&mut saved, 0..rows * inputs),
         output,
     );
-    let before = this.before.then(|| (Activation::Gelu, device.view(&saved, 0..rows * inputs)));
-    device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap(), before)
+    let fused =
+        || FusedActivation { activation: Activation::Gelu, saved: device.view(&saved, 0..rows * inputs) };
+    let previous = this.previous.then(fused);
+    device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap(), previous)
 });
 operation!(
     ActivationBothWays { activation: Activation, columns: usize, len: usize, accumulate: bool },
@@ -94,32 +96,32 @@ operation!(
         let bias = outs.get_mut(2).and_then(Option::take);
         let output = device.view(&output, 0..this.len);
         let saved = if this.activation.saves() { device.view(&saved, 0..len) } else { output };
-        device.backward_activation(this.activation, this.columns, saved, gradient, bias, this.accumulate);
+        device.activation_backward(this.activation, this.columns, saved, gradient, bias, this.accumulate);
         device.copy(output, copy)
     }
 );
 operation!(ConvolutionForward { shape: ConvolutionShape }, |this, device, views, outs| {
-    let (route, output) = (outs[0].take().unwrap(), outs[1].take().unwrap());
-    device.convolution_forward(&this.shape, views[0], views[1], views[2], route, output)
+    let (argmax, output) = (outs[0].take().unwrap(), outs[1].take().unwrap());
+    device.convolution_forward(&this.shape, views[0], views[1], views[2], argmax, output)
 });
 operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |this, device, views, outs| {
     let (shape, input, weight, bias, gradient) = (&this.shape, views[0], views[1], views[2], views[3]);
-    let mut route = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
+    let mut argmax = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
     let mut output = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
     let len = shape.rows * shape.output_len();
-    let at = device.view_mut(&mut route, 0..len);
+    let at = device.view_mut(&mut argmax, 0..len);
     device.convolution_forward(shape, input, weight, bias, at, device.view_mut(&mut output, 0..len));
-    let route = device.view(&route, 0..len);
+    let argmax = device.view(&argmax, 0..len);
     let (weight_gradient, input_gradient) = (outs[0].take().unwrap(), outs[1].take().unwrap());
-    device.convolution_backward_weight(shape, input, route, gradient, weight_gradient, this.accumulate);
-    device.convolution_backward_input(shape, weight, route, gradient, input_gradient);
+    device.convolution_backward_weight(shape, input, argmax, gradient, weight_gradient, this.accumulate);
+    device.convolution_backward_input(shape, weight, argmax, gradient, input_gradient);
 });
 operation!(Pool { shape: PoolShape }, |this, device, views, outs| {
     let shape = &this.shape;
     let len = shape.rows * (shape.height / shape.size) * (shape.width / shape.size) * shape.channels;
-    let mut route = device.allocate(len, Role::Activations).unwrap();
-    device.max_pool_forward(shape, views[0], device.view_mut(&mut route, 0..len), outs[0].take().unwrap());
-    device.max_pool_backward(shape, device.view(&route, 0..len), views[1], outs[1].take().unwrap());
+    let mut argmax = device.allocate(len, Role::Activations).unwrap();
+    device.max_pool_forward(shape, views[0], device.view_mut(&mut argmax, 0..len), outs[0].take().unwrap());
+    device.max_pool_backward(shape, device.view(&argmax, 0..len), views[1], outs[1].take().unwrap());
 });
 operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, outs| {
     device.transpose_each(this.rows, this.columns, views[0], outs[0].take().unwrap())
@@ -140,16 +142,28 @@ operation!(SquaredError { shape: LossShape, targets: bool }, |this, device, view
         outs[1].take().unwrap(),
     )
 });
-operation!(Sgd { step: SgdStep }, |this, device, views, outs| {
-    let mut out = || outs.remove(0).unwrap();
-    let (parameters, momentum, sums) = (out(), out(), out());
-    device.sgd_step(&this.step, views[0], parameters, views[1], momentum, sums)
-});
-operation!(Adam { step: AdamStep }, |this, device, views, outs| {
-    let mut out = || outs.remove(0).unwrap();
-    let (parameters, first, second, sums) = (out(), out(), out(), out());
-    device.adam_step(&this.step, views[0], parameters, views[1], [first, second], sums)
-});
+/// An optimizer's step: reads its update and the gradient, writes parameters, slots and totals.
+pub struct Optimizer {
+    pub step: OptimizerStep,
+}
+
+impl Operation for Optimizer {
+    fn run<D: Device>(&self, device: &D, buffers: &mut [D::Buffer], lengths: &[usize]) {
+        let len = lengths[2];
+        let [update, gradients, parameters, slots @ .., sums] = buffers else {
+            panic!("an optimizer has four arrays besides its slots");
+        };
+        device.optimizer_step(
+            &self.step,
+            device.view(update, 0..update::LEN),
+            device.view_mut(parameters, 0..len),
+            device.view(gradients, 0..len),
+            slots,
+            device.view_mut(sums, 0..totals::LEN),
+        );
+    }
+}
+
 operation!(GatherRows { columns: usize }, |this, device, views, outs| {
     device.gather_rows(this.columns, views[0], views[1], outs[0].take().unwrap())
 });

@@ -3,8 +3,8 @@
 
 use phalanx::comm::World;
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LossShape, PoolShape,
-    Precision, Role, SgdStep, WeightLayout, totals, update,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LossShape,
+    OptimizerStep, PoolShape, Precision, Role, SgdStep, WeightLayout, totals, update,
 };
 
 use super::operations::*;
@@ -153,8 +153,8 @@ fn linear(cuda: &Cuda, tolerance: f32) {
                 let arrays = [x.clone(), g.clone(), exact(before)];
                 compare(&format!("backward weight {shape:?}"), cuda, tolerance, &arrays, &operation);
             }
-            for before in [false, true] {
-                let operation = LinearBackwardInput { num_read: 3, shape, before };
+            for previous in [false, true] {
+                let operation = LinearBackwardInput { num_read: 3, shape, previous };
                 let arrays = [g.clone(), w.clone(), x.clone(), output(rows * inputs)];
                 compare(&format!("backward input {shape:?}"), cuda, tolerance, &arrays, &operation);
             }
@@ -276,26 +276,21 @@ fn optimizers(cuda: &Cuda, tolerance: f32) {
         let sums = exact(vec![0.5; totals::LEN]);
         for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
             for weight_decay in [0.0, 0.1] {
-                let step = SgdStep { momentum, nesterov, weight_decay };
-                let slot = exact(if momentum == 0.0 { Vec::new() } else { random(len, 3) });
+                let step = OptimizerStep::Sgd(SgdStep { momentum, nesterov, weight_decay });
+                let slot = (momentum != 0.0).then(|| exact(random(len, 3)));
                 let mut arrays = read.to_vec();
-                arrays.extend([weights(random(len, 2)), slot, sums.clone()]);
-                compare(
-                    &format!("{len} values {step:?}"),
-                    cuda,
-                    tolerance,
-                    &arrays,
-                    &Sgd { num_read: 2, step },
-                );
+                arrays.push(weights(random(len, 2)));
+                arrays.extend(slot.into_iter().chain([sums.clone()]));
+                compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Optimizer { step });
             }
         }
         for decoupled in [false, true] {
             let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
-            let step = AdamStep { beta1, beta2, epsilon, weight_decay: 0.1, decoupled };
+            let step = OptimizerStep::Adam(AdamStep { beta1, beta2, epsilon, weight_decay: 0.1, decoupled });
             let second = random(len, 4).into_iter().map(f32::abs).collect();
             let mut arrays = read.to_vec();
             arrays.extend([weights(random(len, 2)), exact(random(len, 3)), exact(second), sums.clone()]);
-            compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Adam { num_read: 2, step });
+            compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Optimizer { step });
         }
         compare("squares", cuda, tolerance, &[exact(random(len, 6)), sums], &Squares { num_read: 1 });
     }

@@ -62,7 +62,8 @@ pub fn sources(folders: &[&str]) -> Vec<Source> {
     found
 }
 
-/// Returns the module of a file in `src`: `comm::world` for `src/comm/world.rs`, `comm` for `src/comm/mod.rs`.
+/// Returns the module of a file in `src`, such as `comm::world` for `src/comm/world.rs` and `comm` for
+/// `src/comm/mod.rs`.
 pub fn module_of(path: &str) -> Module {
     let mut names: Module = path.trim_end_matches(".rs").split('/').skip(1).map(str::to_owned).collect();
     if ["mod", "lib"].contains(&names.last().unwrap().as_str()) {

@@ -255,7 +255,7 @@ fn pipes_are_refused_where_they_would_hang() {
     refused("sync_sgd", "--data DIR/p")
         .says_once("--data")
         .says_once("it is a pipe; give the name of a file");
-    refused("sync_sgd", "--data DIR/mnist").says_once("it is no file but a directory, a pipe or a device");
+    refused("sync_sgd", "--data DIR/mnist").says_once("it is a directory, a pipe or a device, not a file");
     refused("sync_sgd", "--trace DIR/p").says_once("--trace").says_once("it is a pipe");
     refused("sync_sgd", "--init DIR/p").says_once("--init").says_once("it is a pipe");
     refused("sync_sgd", "--metrics DIR/p").says_once("it is a pipe that nobody reads");

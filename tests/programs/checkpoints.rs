@@ -102,7 +102,7 @@ fn a_directory_with_newer_checkpoints_is_not_written_by_another_branch() {
     done.says_once("it has no /optimizer/momentum_buffer: it holds weights alone");
     let file = format!("{path}/file");
     fs::write(&file, "text").expect("a file can be written");
-    sync_sgd(2, &format!("--resume {file}")).run().expect(2).says_once("it is no checkpoint of Phalanx");
+    sync_sgd(2, &format!("--resume {file}")).run().expect(2).says_once("it is not a Phalanx checkpoint");
     sync_sgd(2, &format!("--checkpoint-dir {file}")).run().expect(2).says_once("Not a directory");
     sync_sgd(2, "--checkpoint-every 10").run().expect(2).says_once("  --checkpoint-dir <DIR>");
     let zero = format!("--checkpoint-dir {path}/c --checkpoint-every 0");
@@ -125,7 +125,9 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
     // naming the directory skips damaged files too, and an unreadable file counts as damaged
     fs::create_dir(directory.path().join("step-00000040.h5")).expect("a directory can be made");
     let again = sync_sgd(2, &format!("{arguments} --resume {path}")).run().expect(0);
-    again.says_once("step-00000040.h5: it is no file but a directory").says_once("going on after step 30");
+    again
+        .says_once("step-00000040.h5: it is a directory, a pipe or a device")
+        .says_once("going on after step 30");
     fs::remove_dir(directory.path().join("step-00000040.h5")).expect("it can be removed");
     for step in [10, 20, 30] {
         fs::write(directory.path().join(checkpoint::file_name(step)), "").expect("it can be written");

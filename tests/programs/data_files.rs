@@ -139,9 +139,9 @@ fn hdf5_that_does_not_fit_is_refused() {
         file.new_dataset_builder().with_data(&text).create("text").unwrap();
         file.new_dataset::<f32>().create("scalar").unwrap();
     });
-    refused(&path, "--model mlp --inputs /nothing", "there is no dataset /nothing in it; its datasets: /");
+    refused(&path, "--model mlp --inputs /nothing", "it has no dataset /nothing; its datasets: /");
     refused(&path, "--model mlp --targets /few", "/x has 40 rows, /few 39");
-    refused(&path, "--model mlp --targets /negative", "/negative is -1 at row 0, a class number is from 0");
+    refused(&path, "--model mlp --targets /negative", "/negative is -1 at row 0, class numbers start at 0");
     refused(&path, "--model mlp --targets /far", "/far holds 1200000 as a class number");
     refused(&path, "--model mlp --targets /same", "/same holds one class only, 0");
     refused(&path, "--model mlp --inputs /holes", "/holes holds NaN at row 33, element 2");
@@ -164,11 +164,11 @@ fn what_is_no_hdf5_file_is_refused() {
     fs::write(&path, "").unwrap();
     refused(&path, "", "the file is empty");
     fs::write(&path, "not at all").unwrap();
-    refused(&path, "", "it is no HDF5 file, or is damaged");
+    refused(&path, "", "it is not an HDF5 file, or is damaged");
     data::table(&path);
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-    refused(&path, "", "it is no HDF5 file, or is damaged");
+    refused(&path, "", "it is not an HDF5 file, or is damaged");
     refused(folder.path(), "", "the directory has neither train-images-idx3-ubyte.gz");
 }
 
@@ -223,7 +223,7 @@ fn damaged_idx_files_are_refused() {
     let images = "train-images-idx3-ubyte";
     damage(images, &[], "the file is empty");
     damage(images, &idx(&[30], &[0; 30]), "an IDX file of bytes in 3 dimensions with [0, 0, 8, 3]");
-    damage(images, &idx(&[30, 28, 28], &[0; 100]), "it says 30 × 28 × 28 bytes, but 100 follow the header");
+    damage(images, &idx(&[30, 28, 28], &[0; 100]), "its header announces 30 × 28 × 28 bytes, but 100 follow");
     damage(images, &idx(&[29, 28, 28], &[0; 29 * 784]), "30 labels for the 29 images of");
     let mut labels = [0; 30];
     labels[7] = 10;
@@ -263,7 +263,7 @@ fn cifar_trains_and_is_refused_when_damaged() {
     let batch = folder.path().join("cifar-10-batches-bin/data_batch_3.bin");
     let bytes = fs::read(&batch).unwrap();
     fs::write(&batch, &bytes[..bytes.len() - 1]).unwrap();
-    refused(folder.path(), "--model cifar", "24583 bytes are no whole number of records of 3073");
+    refused(folder.path(), "--model cifar", "24583 bytes are not a whole number of records of 3073");
     let mut wrong = bytes.clone();
     wrong[3073] = 10;
     fs::write(&batch, wrong).unwrap();

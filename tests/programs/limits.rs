@@ -56,12 +56,8 @@ fn groups_in_a_circle_and_links_to_nothing() {
         "no dataset /nothing in it; its datasets: /x, /y, /a/b/deep",
     );
     assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
-    refused(
-        "sync_sgd",
-        &train("--inputs /a/b/dangling"),
-        "/a/b/dangling is in it, but what it names cannot be opened",
-    );
-    refused("sync_sgd", &train("--inputs /around"), "/around is in it, but what it names cannot be opened");
+    refused("sync_sgd", &train("--inputs /a/b/dangling"), "/a/b/dangling exists, but cannot be opened");
+    refused("sync_sgd", &train("--inputs /around"), "/around exists, but cannot be opened");
     refused("sync_sgd", &train("--inputs /a/b"), "/a/b is a group; its datasets: /x, /y, /a/b/deep");
 }
 
@@ -251,7 +247,7 @@ fn a_bomb_is_not_held() {
             peak = peak.max(high.unwrap_or(0_usize));
         }
     });
-    done.expect(2).says_once("it says 2 × 28 × 28 bytes, but more follow the header");
+    done.expect(2).says_once("its header announces 2 × 28 × 28 bytes, but more follow");
     assert!(peak < 300_000, "{peak} kB");
 }
 

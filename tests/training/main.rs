@@ -4,10 +4,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+use clap::ValueEnum as _;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::device::{Activation, Cpu};
 use phalanx::nn::{Features, Loss, Network};
-use phalanx::parallel::schedule::ScheduleKind;
+use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::parallel::tensor::Split;
 use support::cases::{self, Case};
 use support::equivalence::{Rig, Watched, layouts, replicas, settings};
@@ -67,11 +68,13 @@ fn replica_check(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     let network = Network::mlp(&[19], Activation::Relu, true, 10, Loss::CrossEntropy);
     let rig = Rig::<Cpu>::new(&network, Features::Flat(50), 1, settings(16, replicas::ways()[0].0));
-    rig.with_trainer(&grid, |trainer, device| {
+    rig.with_trainer(&grid, |trainer| {
+        let mut weights = vec![0.5_f32; 19 * 10];
+        trainer.set_tensor(2, &weights).unwrap();
         trainer.check_replicas(3).unwrap();
         if world.rank() == 1 {
-            let weight = &mut trainer.parameters_mut().tensor_mut(device, 2)[5];
-            *weight = f32::from_bits(weight.to_bits() ^ 1);
+            weights[5] = f32::from_bits(weights[5].to_bits() ^ 1);
+            trainer.set_tensor(2, &weights).unwrap();
         }
         let error = trainer.check_replicas(4).unwrap_err();
         let who =
@@ -114,7 +117,7 @@ fn no_allocation_in_layouts(world: &World) {
         let found = rig.foreign_allocations(&tensor, 8);
         assert!(found.is_empty(), "{split:?}: {} allocations, the first:\n{}", found.len(), found[0]);
     }
-    for kind in ScheduleKind::ALL {
+    for &kind in PipelineScheduleKind::value_variants() {
         rig.plan = layouts::pipeline_plan(&model, kind, world.size(), 4);
         let found = rig.foreign_allocations(&layouts::pipeline_grid(world), 8);
         assert!(found.is_empty(), "{kind:?}: {} allocations, the first:\n{}", found.len(), found[0]);

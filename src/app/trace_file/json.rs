@@ -1,5 +1,6 @@
-//! The trace event format of Chrome and Perfetto ("Trace Event Format", Google): complete events for what a rank does, nestable
-//! asynchronous ones for messages in flight, flow events from a send to its receive.
+//! The trace event format of Chrome and Perfetto ("Trace Event Format", Google): complete events
+//! for the spans of a rank, nestable asynchronous ones for messages in flight, flow events from a
+//! send to its receive.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -7,11 +8,11 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::trace::{Event, Kind, Name};
+use crate::trace::{Event, EventKind, Name};
 
-/// One event; times in microseconds.
+/// One event of the format; times in microseconds.
 #[derive(Serialize)]
-struct Entry<'a> {
+struct TraceEvent<'a> {
     name: &'a str,
     cat: &'a str,
     ph: &'a str,
@@ -28,7 +29,7 @@ struct Entry<'a> {
     args: Map<String, Value>,
 }
 
-/// Writes the events of all ranks: a process, and in it one row, for each rank of `program`.
+/// Writes the events of all ranks of `program`: a process with a single row for each rank.
 pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -> io::Result<()> {
     let origin = ranks.iter().flatten().map(|event| event.start).min().unwrap_or_default();
     writeln!(
@@ -50,19 +51,19 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
     for (rank, events) in ranks.iter().enumerate() {
         for (number, event) in events.iter().enumerate() {
             let name = match event.kind() {
-                Kind::Work if event.layer >= 0 => format!("{} {}", event.name().text(), event.layer),
-                Kind::Work if event.micro_batch >= 0 => {
+                EventKind::Work if event.layer >= 0 => format!("{} {}", event.name().text(), event.layer),
+                EventKind::Work if event.micro_batch >= 0 => {
                     format!("{} {}", event.name().text(), event.micro_batch)
                 }
                 _ => event.name().text().to_owned(),
             };
             let cat = match event.kind() {
-                Kind::Work => "work",
-                Kind::Communication => "communication",
-                Kind::Flight => "in flight",
+                EventKind::Work => "work",
+                EventKind::Communication => "communication",
+                EventKind::Flight => "in flight",
             };
             let at = |time: i64| (time - origin) as f64 / 1e3;
-            let entry = |ph, time| Entry {
+            let entry = |ph, time| TraceEvent {
                 name: &name,
                 cat,
                 ph,
@@ -74,29 +75,33 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
                 bp: None,
                 args: Map::new(),
             };
-            if event.kind() != Kind::Flight {
+            if event.kind() != EventKind::Flight {
                 let dur = Some(event.duration() as f64 / 1e3);
-                line(&mut into, &Entry { dur, args: arguments(event), ..entry("X", event.start) })?;
-                // an arrow from where a message leaves to where its wait ends, bound to the spans there
-                let arrow = |ph, time| Entry {
+                line(&mut into, &TraceEvent { dur, args: arguments(event), ..entry("X", event.start) })?;
+                // an arrow from the begin of a send to the end of the wait for its receive, bound
+                // to the spans there
+                let arrow = |ph, time| TraceEvent {
                     name: "message",
                     cat: "message",
                     id: Some(format!("{:x}", event.link)),
                     ..entry(ph, time)
                 };
                 let ends = sends.get(&event.link).zip(receives.get(&event.link));
-                if let (Kind::Communication, Some((start, end))) = (event.kind(), ends) {
+                if let (EventKind::Communication, Some((start, end))) = (event.kind(), ends) {
                     if event.name() == Name::Send && event.start == *start {
                         line(&mut into, &arrow("s", *start))?;
                     } else if event.name() == Name::Receive && event.end == *end {
-                        line(&mut into, &Entry { bp: Some("e"), ..arrow("f", *end - 1) })?;
+                        line(&mut into, &TraceEvent { bp: Some("e"), ..arrow("f", *end - 1) })?;
                     }
                 }
                 continue;
             }
             let id = Some(format!("{rank}.{number}"));
-            line(&mut into, &Entry { id: id.clone(), args: arguments(event), ..entry("b", event.start) })?;
-            line(&mut into, &Entry { id, ..entry("e", event.end) })?;
+            line(
+                &mut into,
+                &TraceEvent { id: id.clone(), args: arguments(event), ..entry("b", event.start) },
+            )?;
+            line(&mut into, &TraceEvent { id, ..entry("e", event.end) })?;
         }
     }
     let last =
@@ -105,17 +110,18 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
     into.flush()
 }
 
-fn line(into: &mut impl Write, entry: &Entry<'_>) -> io::Result<()> {
+fn line(into: &mut impl Write, entry: &TraceEvent<'_>) -> io::Result<()> {
     serde_json::to_writer(&mut *into, entry)?;
     writeln!(into, ",")
 }
 
-/// When each message left, or when the wait for it ended, by its name on both ranks.
+/// Returns, by the name that a message has on both ranks, the time at which it was sent, or at
+/// which the wait for it ended.
 fn messages(ranks: &[Vec<Event>], name: Name) -> HashMap<i64, i64> {
     let mut times = HashMap::new();
     let all = ranks.iter().flatten();
-    for event in
-        all.filter(|event| event.name() == name && event.kind() == Kind::Communication && event.link != 0)
+    for event in all
+        .filter(|event| event.name() == name && event.kind() == EventKind::Communication && event.link != 0)
     {
         let time =
             times.entry(event.link).or_insert(if name == Name::Send { event.start } else { event.end });

@@ -1,4 +1,4 @@
-//! `--trace`: the ranks' records brought together in one file, on one clock, and what they say in sum.
+//! `--trace`: the ranks' records merged into one file, on one clock, and a summary of them.
 
 mod json;
 mod summary;
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// Round trips by which two clocks are compared; the fastest counts.
 const NUM_ROUND_TRIPS: usize = 100;
 
-/// The records of a job in the making.
+/// A trace that is being recorded.
 pub struct Trace {
     path: String,
     program: String,
@@ -25,7 +25,7 @@ pub struct Trace {
     clock: Comparison,
 }
 
-/// What a rank's clock showed, and how much rank 0's was ahead of it then, in nanoseconds.
+/// The time on a rank's clock, and how far rank 0's was ahead of it then, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 struct Comparison {
     own: i64,
@@ -48,13 +48,14 @@ impl Trace {
         Ok(Trace { path: name, program: program.to_owned(), file, clock })
     }
 
-    /// Ends recording, brings the records to rank 0, on its clock, and there writes the file, says what they come to, and returns
-    /// it. A file that cannot be written is a warning. Collective.
+    /// Ends recording and gathers the records on rank 0, on its clock. Rank 0 writes the file, logs a
+    /// summary and returns it; the bubble of a pipeline is compared with `expected_bubble`. A file
+    /// that cannot be written is a warning. Collective.
     ///
     /// # Errors
-    /// None at present.
-    pub fn finish(self, world: &World) -> Result<Option<Summary>> {
-        let Record { mut events, num_lost, expected_bubble } = trace::finish();
+    /// A message to another rank fails.
+    pub fn finish(self, world: &World, expected_bubble: Option<f64>) -> Result<Option<Summary>> {
+        let Record { mut events, num_lost } = trace::finish();
         let all = world.communicator();
         let (before, after) = (self.clock, compare_clocks(all)?);
         for event in &mut events {
@@ -62,7 +63,7 @@ impl Trace {
             event.end = aligned(event.end, before, after);
         }
         if num_lost > 0 {
-            log::warn!("--trace {}: {num_lost} records were too many and are left out", self.path);
+            log::warn!("--trace {}: there were too many records, and {num_lost} are left out", self.path);
         }
         let ranks = gather(all, &events)?;
         let Some(file) = self.file else {
@@ -80,7 +81,8 @@ impl Trace {
     }
 }
 
-/// By how much rank 0's clock is ahead of this rank's: Cristian's method ("Probabilistic clock synchronization", 1989). Collective.
+/// Measures how far rank 0's clock is ahead of this rank's: Cristian's method ("Probabilistic clock
+/// synchronization", 1989). Collective.
 fn compare_clocks(all: &Communicator) -> Result<Comparison> {
     let mut ahead = [0_i64];
     if !all.is_root() {
@@ -105,17 +107,19 @@ fn compare_clocks(all: &Communicator) -> Result<Comparison> {
     Ok(Comparison { own: trace::now(), ahead: ahead[0] })
 }
 
-/// The most that two clocks drift apart, as a share of the time: more is noise of the comparisons.
+/// The largest drift between two clocks, as a fraction of the time: more is noise of the
+/// comparisons.
 const LARGEST_DRIFT: f64 = 1e-3;
 
-/// A time of this rank on rank 0's clock: what it is ahead by changes evenly between two comparisons.
+/// Converts a time of this rank to rank 0's clock, whose lead changes evenly between the two
+/// comparisons.
 fn aligned(time: i64, before: Comparison, after: Comparison) -> i64 {
     let drift = (after.ahead - before.ahead) as f64 / (after.own - before.own).max(1) as f64;
     let drift = drift.clamp(-LARGEST_DRIFT, LARGEST_DRIFT);
     time + before.ahead + (drift * (time - before.own) as f64) as i64
 }
 
-/// All ranks' events on rank 0, nothing elsewhere. Collective.
+/// Gathers all ranks' events on rank 0, and nothing elsewhere. Collective.
 fn gather(all: &Communicator, events: &[Event]) -> Result<Vec<Vec<Event>>> {
     if !all.is_root() {
         all.send(&[events.len() as i64], 0, 0)?;

@@ -1,40 +1,41 @@
-//! How the ranks' time in steps was spent.
+//! The division of the ranks' time in steps.
 
 use std::collections::HashMap;
 
-use crate::trace::{Event, Kind, Name};
+use crate::trace::{Event, EventKind, Name};
 
 /// Nanoseconds of one rank's steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Shares {
+struct StepTimes {
     steps: i64,
-    /// Inside MPI, after all others had come.
+    /// Inside MPI, after all other ranks had arrived.
     communication: i64,
-    /// Inside MPI, before that.
+    /// Inside MPI, before the last rank arrived.
     idle: i64,
 }
 
-/// How all ranks' time in steps was spent, in shares of it.
+/// The division of all ranks' time in steps, as fractions of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
     /// Outside MPI.
     pub compute: f64,
-    /// Inside MPI, when all others had come.
+    /// Inside MPI, after all other ranks had arrived.
     pub communication: f64,
-    /// Inside MPI, before that.
+    /// Inside MPI, before the last rank arrived.
     pub idle: f64,
-    /// The share of the time from the first to the last pass of a step in which ranks do no pass.
+    /// The fraction of the time from the first to the last pass of a step in which ranks run no
+    /// pass.
     pub bubble: f64,
-    /// What the schedule says of that, if it is one of a pipeline.
+    /// The value of `bubble` that the schedule implies, if it is one of a pipeline.
     pub expected_bubble: Option<f64>,
 }
 
 impl Summary {
-    /// Of the events of all ranks; nothing if no step was taken.
+    /// Summarises the events of all ranks; `None` if there was no step.
     pub(super) fn new(ranks: &[Vec<Event>], expected_bubble: Option<f64>) -> Option<Summary> {
-        let came = last_to_come(ranks);
-        let shares: Vec<Shares> = ranks.iter().map(|events| shares(events, &came)).collect();
-        let sum = |of: fn(&Shares) -> i64| shares.iter().map(of).sum::<i64>() as f64;
+        let arrivals = last_arrivals(ranks);
+        let times: Vec<StepTimes> = ranks.iter().map(|events| step_times(events, &arrivals)).collect();
+        let sum = |of: fn(&StepTimes) -> i64| times.iter().map(of).sum::<i64>() as f64;
         let steps = sum(|rank| rank.steps);
         let (communication, idle) = (sum(|rank| rank.communication) / steps, sum(|rank| rank.idle) / steps);
         let compute = 1.0 - communication - idle;
@@ -47,9 +48,9 @@ impl Summary {
         })
     }
 
-    /// In words, a line for each thing to say.
+    /// Formats the summary as lines for the log.
     pub(super) fn lines(&self) -> Vec<String> {
-        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let percent = |fraction: f64| format!("{:.1} %", 100.0 * fraction);
         let mut lines = vec![format!(
             "time in steps, all ranks: compute {}, exposed communication {}, idle {}",
             percent(self.compute),
@@ -57,16 +58,17 @@ impl Summary {
             percent(self.idle)
         )];
         lines.extend(self.expected_bubble.map(|expected| {
-            let theory = "if stages take the same time, backward passes twice forward ones and messages none";
+            let theory = "if stages take equal times, backward passes twice as long as forward ones, \
+                          and messages none";
             format!("bubble: {} measured, {} {theory}", percent(self.bubble), percent(expected))
         }));
         lines
     }
 }
 
-/// For each message and collective operation, when the last of its ranks came to it.
-fn last_to_come(ranks: &[Vec<Event>]) -> HashMap<i64, i64> {
-    let mut came: HashMap<i64, i64> = HashMap::new();
+/// Returns, for each message and collective operation, when the last of its ranks arrived.
+fn last_arrivals(ranks: &[Vec<Event>]) -> HashMap<i64, i64> {
+    let mut arrivals: HashMap<i64, i64> = HashMap::new();
     for events in ranks {
         let mut first: HashMap<i64, i64> = HashMap::new();
         for event in events.iter().filter(|event| event.link != 0) {
@@ -74,40 +76,44 @@ fn last_to_come(ranks: &[Vec<Event>]) -> HashMap<i64, i64> {
             *start = event.start.min(*start);
         }
         for (link, start) in first {
-            let last = came.entry(link).or_insert(start);
+            let last = arrivals.entry(link).or_insert(start);
             *last = start.max(*last);
         }
     }
-    came
+    arrivals
 }
 
-fn shares(events: &[Event], came: &HashMap<i64, i64>) -> Shares {
+fn step_times(events: &[Event], arrivals: &HashMap<i64, i64>) -> StepTimes {
     let steps = steps(events);
-    let mut shares = Shares { steps: steps.iter().map(|step| step.duration()).sum(), ..Shares::default() };
-    for event in events.iter().filter(|event| event.kind() == Kind::Communication) {
+    let mut times =
+        StepTimes { steps: steps.iter().map(|step| step.duration()).sum(), ..StepTimes::default() };
+    for event in events.iter().filter(|event| event.kind() == EventKind::Communication) {
         if span_around(&steps, event).is_some() {
-            let last = came.get(&event.link).copied().unwrap_or(event.start);
+            let last = arrivals.get(&event.link).copied().unwrap_or(event.start);
             let idle = last.clamp(event.start, event.end) - event.start;
-            shares.idle += idle;
-            shares.communication += event.duration() - idle;
+            times.idle += idle;
+            times.communication += event.duration() - idle;
         }
     }
-    shares
+    times
 }
 
-/// The share of all ranks' time between the first and the last pass of each step in which they do no pass.
+/// Returns the fraction of all ranks' time between the first and the last pass of each step in
+/// which they run no pass.
 fn bubble(ranks: &[Vec<Event>]) -> f64 {
-    // for each step: begin, end, what all ranks did in between, and how many of them took it
+    // for each step: begin, end, busy time of all ranks in between, and the number of ranks that
+    // took it
     let mut spans: HashMap<i64, (i64, i64, i64, usize)> = HashMap::new();
     for events in ranks {
         let steps = steps(events);
         for step in &steps {
             spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0, 0)).3 += 1;
         }
-        let is_work = |event: &&Event| event.kind() == Kind::Work;
+        let is_work = |event: &&Event| event.kind() == EventKind::Work;
         let passes: Vec<Event> =
             events.iter().filter(is_work).filter(|event| event.name().is_pass()).copied().collect();
-        // updates are done as soon as gradients are complete, inside the last passes, and are no part of them
+        // updates start as soon as gradients are complete, inside the last passes, and are not part
+        // of them
         for update in events.iter().filter(is_work).filter(|event| event.name() == Name::Optimizer) {
             if let (Some(_), Some(step)) = (span_around(&passes, update), span_around(&steps, update)) {
                 spans.entry(step.step).or_insert((i64::MAX, i64::MIN, 0, 0)).2 -= update.duration();
@@ -121,19 +127,23 @@ fn bubble(ranks: &[Vec<Event>]) -> f64 {
             }
         }
     }
-    // steps that some rank could not record any more do not count
+    // steps that some rank could no longer record do not count
     spans.retain(|_, (start, end, _, num_ranks)| *num_ranks == ranks.len() && start < end);
     let whole: i64 = spans.values().map(|(start, end, ..)| (end - start) * ranks.len() as i64).sum();
     let busy: i64 = spans.values().map(|(_, _, busy, _)| busy).sum();
     if whole > 0 { 1.0 - busy as f64 / whole as f64 } else { 0.0 }
 }
 
-/// A rank's steps, in order.
+/// Returns a rank's steps, in order.
 fn steps(events: &[Event]) -> Vec<Event> {
-    events.iter().filter(|event| event.name() == Name::Step && event.kind() == Kind::Work).copied().collect()
+    events
+        .iter()
+        .filter(|event| event.name() == Name::Step && event.kind() == EventKind::Work)
+        .copied()
+        .collect()
 }
 
-/// Which of `spans`, one after the other, `event` lies in.
+/// Returns the one of `spans`, which follow each other, that contains `event`.
 fn span_around<'a>(spans: &'a [Event], event: &Event) -> Option<&'a Event> {
     let after = spans.partition_point(|span| span.start <= event.start);
     spans[..after].last().filter(|span| event.end <= span.end)
@@ -144,7 +154,7 @@ mod tests {
     use super::*;
     use crate::trace;
 
-    /// Records what `work` does and gives it times of its own, in the order of the spans' ends.
+    /// Records the events of `work` and gives them `times`, in the order of the spans' ends.
     fn events(times: &[(i64, i64)], work: impl FnOnce()) -> Vec<Event> {
         trace::start(1);
         work();

@@ -1,31 +1,32 @@
-//! How long the parts of a buffer are, and how a long buffer is done chunk by chunk.
+//! The lengths of a buffer's parts, and of the chunks of a long buffer.
 
 use std::ops::Range;
 
 use crate::comm::shard;
 
-/// The lengths of parts, and of chunks. Every chunk is an operation of its own with the same plan.
+/// The lengths of parts and of chunks. Every chunk is an operation of its own with the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Cut {
     len: usize,
     parts: usize,
     chunks: usize,
-    /// True where part r belongs to rank r whatever the chunks: chunks then cut every part. Otherwise they cut the buffer.
+    /// True where part r belongs to rank r whatever the chunks: chunks then cut every part.
+    /// Otherwise they cut the buffer.
     is_owned: bool,
 }
 
 impl Cut {
-    /// `len` elements in `parts` parts, in chunks of at most about `chunk` elements.
+    /// Cuts `len` elements into `parts` parts, in chunks of at most about `chunk` elements.
     pub(in crate::comm) fn new(len: usize, parts: usize, chunk: usize, is_owned: bool) -> Cut {
         Cut { len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
     }
 
-    /// `len` elements in one piece.
+    /// Leaves `len` elements in one piece.
     pub(in crate::comm) fn whole(len: usize) -> Cut {
         Cut::new(len, 1, usize::MAX, false)
     }
 
-    /// Where all parts of a chunk are, as [`Cut::pieces`].
+    /// Returns the elements of all parts of a chunk, as [`Cut::pieces`] does.
     pub(in crate::comm) fn all_pieces(&self, chunk: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         self.pieces(chunk, &(0..self.parts))
     }
@@ -34,7 +35,7 @@ impl Cut {
         self.chunks
     }
 
-    /// The most elements that a part of a chunk has.
+    /// Returns the most elements that a part of a chunk has.
     pub(in crate::comm) fn largest_part(&self) -> usize {
         if self.is_owned {
             self.len.div_ceil(self.parts).div_ceil(self.chunks)
@@ -43,7 +44,7 @@ impl Cut {
         }
     }
 
-    /// Where one part of a chunk is.
+    /// Returns the elements of one part of a chunk.
     fn part(&self, chunk: usize, part: usize) -> Range<usize> {
         let (outer, inner) = if self.is_owned {
             (shard(self.len, part, self.parts), (chunk, self.chunks))
@@ -54,7 +55,8 @@ impl Cut {
         outer.start + range.start..outer.start + range.end
     }
 
-    /// Where consecutive parts of a chunk are: in one piece, or, where chunks cut every part, in as many.
+    /// Returns the elements of consecutive parts of a chunk: one range, or, where chunks cut every
+    /// part, one for each part.
     pub(in crate::comm) fn pieces(
         &self,
         chunk: usize,

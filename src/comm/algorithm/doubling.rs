@@ -1,19 +1,21 @@
-//! Rounds between partners at distances that double, or halve: as many as the logarithm of the number of ranks.
+//! Rounds between partners at distances that double or halve: as many as the logarithm of the
+//! number of ranks.
 
 use std::ops::Range;
 
-use super::Round;
+use super::plan::Round;
 
-/// The rank of a number among as many as the power of two.
+/// The rank of a number below the power of two.
 type RankOf<'a> = &'a dyn Fn(usize) -> usize;
 
-/// The largest power of two up to `size`.
+/// Returns the largest power of two up to `size`.
 pub(super) fn power_of_two(size: usize) -> usize {
     1 << size.ilog2()
 }
 
-/// All-reduce of `parts` by `rounds`, which only knows powers of two: where there are more ranks, the first ones pair up, the even
-/// one hands its values to the odd one before, and gets the sum from it afterwards.
+/// Makes an all-reduce of `parts` from `rounds`, which are for powers of two only: where there are
+/// more ranks, the first ones pair up; the even one sends its values to the odd one before, and
+/// receives the sum from it afterwards.
 pub(super) fn with_power_of_two(
     rank: usize,
     size: usize,
@@ -36,7 +38,8 @@ pub(super) fn with_power_of_two(
     all
 }
 
-/// Everything to partners at distance 1, 2, 4, …; `number` of `power`, a power of two.
+/// Exchanges whole buffers with partners at distance 1, 2, 4, …, as number `number` of `power`, a
+/// power of two.
 pub(super) fn doubling(number: usize, power: usize, rank_of: RankOf<'_>) -> Vec<Round> {
     let exchange = |bit: u32| {
         let partner = rank_of(number ^ 1 << bit);
@@ -45,8 +48,9 @@ pub(super) fn doubling(number: usize, power: usize, rank_of: RankOf<'_>) -> Vec<
     (0..power.ilog2()).map(exchange).collect()
 }
 
-/// Halves, quarters, … of the `power` parts to partners at distance `power`/2, `power`/4, …, until every one has the sum of one
-/// part; then the same way back.
+/// Exchanges halves, quarters, … of the `power` parts with partners at distance `power`/2,
+/// `power`/4, …, until every rank has the sum of one part; then the sums travel back by the same
+/// steps.
 pub(super) fn halving(number: usize, power: usize, rank_of: RankOf<'_>) -> Vec<Round> {
     let levels = || (0..power.ilog2()).rev().map(|bit| 1 << bit);
     // at each distance: the partner, the half that this rank keeps, the half that the partner keeps

@@ -1,16 +1,18 @@
-//! Every message goes straight to where it is wanted, and all at once: few rounds, which need no attention from the sender, so
-//! they overlap with computation; and sums are formed where all terms are, in rank order.
+//! Pairwise exchange: every message goes straight to its destination, all at the same time. The few
+//! rounds need no attention from the sender, so they overlap with computation, and sums are formed
+//! where all terms are, in rank order.
 
 use std::ops::Range;
 
-use super::{Combine, Members, Ranks, Receive, Round, Send};
+use super::plan::{Combine, Members, Ranks, Receive, Round, Send};
 
-/// Steps of an exchange with everyone: in each, to whom and from whom, such that nobody is everybody's first.
+/// Returns the destination and the source of each step of an exchange with everyone, rotated so
+/// that no rank is hit by all at once.
 fn partners(me: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
     (1..size).map(move |step| ((me + step) % size, (me + size - step) % size))
 }
 
-/// Everything to everyone.
+/// Sends whole buffers to everyone.
 pub(super) fn everything(rank: usize, size: usize) -> Round {
     let mut round =
         Round { combine: Some(Combine { parts: 0..size, terms: size - 1, own: rank }), ..Round::default() };
@@ -22,7 +24,7 @@ pub(super) fn everything(rank: usize, size: usize) -> Round {
     round
 }
 
-/// Every part to its owner, who adds up.
+/// Sends every part to its owner, who sums the terms.
 pub(super) fn reduce_scatter(members: &Members) -> Round {
     let (me, own) = (members.me, members.owned[members.me].clone());
     let combine = Combine { parts: own.clone(), terms: members.len() - 1, own: me };
@@ -36,7 +38,7 @@ pub(super) fn reduce_scatter(members: &Members) -> Round {
     round
 }
 
-/// Every owner's parts to everyone.
+/// Sends every owner's parts to everyone.
 pub(super) fn all_gather(members: &Members) -> Round {
     let mut round = Round::default();
     for (to, from) in partners(members.me, members.len()) {
@@ -50,7 +52,7 @@ pub(super) fn all_gather(members: &Members) -> Round {
     round
 }
 
-/// The root's parts, each to its owner.
+/// Sends the root's parts, each to its owner.
 pub(super) fn scatter(members: &Members, root: usize) -> Round {
     if members.me != root {
         return Round::receive_from(root, members.owned[members.me].clone());
@@ -59,8 +61,8 @@ pub(super) fn scatter(members: &Members, root: usize) -> Round {
     Round { sends: partners(root, members.len()).map(send).collect(), ..Round::default() }
 }
 
-/// All-reduce within every node, among the owners of the same parts on all nodes, and within the node again. Nodes with different
-/// numbers of ranks are taken as one.
+/// All-reduces within every node, among the owners of the same parts on all nodes, and within the
+/// node again. Nodes with different numbers of ranks are taken as one.
 pub(super) fn two_level(ranks: Ranks<'_>) -> Vec<Round> {
     let Ranks { rank, nodes } = ranks;
     let size = nodes.len();

@@ -1,9 +1,10 @@
-//! Round the ring: a part of every rank is on its way at any time, and every rank talks to its two neighbours only.
+//! The ring: a part of every rank is on its way at any time, and every rank talks to its two
+//! neighbours only.
 
-use super::{Members, Round};
+use super::plan::{Members, Round};
 
-/// After these rounds every member has the sum of the parts it owns: a part starts at the member after its owner, and each on the
-/// way adds its own.
+/// Leaves the sum of the parts that a member owns with it: a part starts at the member after its
+/// owner, and each member on its way adds its own.
 pub(super) fn reduce_scatter(members: &Members) -> Vec<Round> {
     let (me, size) = (members.me, members.len());
     let (next, previous) = (members.ranks[(me + 1) % size], members.ranks[(me + size - 1) % size]);
@@ -11,7 +12,7 @@ pub(super) fn reduce_scatter(members: &Members) -> Vec<Round> {
     (1..size).map(|round| Round::combine_from(previous, of(round + 1)).and_send(next, of(round))).collect()
 }
 
-/// After these rounds every member has what the others own.
+/// Leaves the parts that each member owns with all.
 pub(super) fn all_gather(members: &Members) -> Vec<Round> {
     let (me, size) = (members.me, members.len());
     let (next, previous) = (members.ranks[(me + 1) % size], members.ranks[(me + size - 1) % size]);

@@ -1,8 +1,10 @@
-//! Every plan, run on all ranks against each other without MPI: messages match, nobody waits for ever although nothing is
-//! buffered, and the values are right to the bit.
+//! Every plan, run on all ranks against each other without MPI: messages match, nobody waits for
+//! ever although nothing is buffered, and the values are right to the bit.
 
 use std::collections::VecDeque;
 use std::ops::Range;
+
+use clap::ValueEnum as _;
 
 use super::{Algorithm, Collective, Cut, Plan, Ranks, plan};
 
@@ -146,7 +148,7 @@ const LENGTHS: [(usize, usize); 7] = [(0, 8), (1, 8), (2, 1), (5, 100), (17, 17)
 #[test]
 fn every_sum_is_right_and_the_same_on_every_rank() {
     for nodes in layouts() {
-        for (algorithm, _) in Algorithm::ALL {
+        for &algorithm in Algorithm::value_variants() {
             if !algorithm.plans(Collective::AllReduce) {
                 continue;
             }

@@ -1,8 +1,9 @@
 //! Broadcasts from rank to rank.
 
-use super::Round;
+use super::plan::Round;
 
-/// In round k, the ranks that have the values hand them to those 2ᵏ further, counted from the root.
+/// A binomial tree: in round k, the ranks that have the values send them to those 2ᵏ further,
+/// counted from the root.
 pub(super) fn binomial(rank: usize, size: usize, root: usize) -> Vec<Round> {
     let number = (rank + size - root) % size;
     let rank_of = |number: usize| (number + root) % size;
@@ -11,7 +12,7 @@ pub(super) fn binomial(rank: usize, size: usize, root: usize) -> Vec<Round> {
         rounds.push(Round::receive_from(rank_of(number - (1 << number.ilog2())), 0..1));
     }
     let first = if number == 0 { 0 } else { number.ilog2() + 1 };
-    // to the nearest first: they have the most to hand on
+    // to the nearest first: they have the most to pass on
     let sends: Vec<usize> =
         (first..).map(|bit| number + (1 << bit)).take_while(|&child| child < size).collect();
     if !sends.is_empty() {
@@ -22,7 +23,7 @@ pub(super) fn binomial(rank: usize, size: usize, root: usize) -> Vec<Round> {
     rounds
 }
 
-/// Each rank hands the values to the next, the root being the first.
+/// A chain: each rank passes the values to the next, beginning with the root.
 pub(super) fn chain(rank: usize, size: usize, root: usize) -> Vec<Round> {
     let number = (rank + size - root) % size;
     let mut rounds = Vec::new();

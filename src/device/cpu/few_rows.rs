@@ -1,16 +1,18 @@
 //! The product of few rows with a wide matrix, as a pipeline's micro-batches have it.
 //!
-//! `gemm` walks down the matrix in panels a few columns wide; with rows a power of two apart, each step lands in the same few
-//! sets of the caches, and with few rows to multiply little is done meanwhile. Here the matrix is read once and in order, in
-//! stripes 1 KiB wide, while the stripe of the product stays in the first cache.
+//! `gemm` walks down the matrix in panels a few columns wide: with rows a power of two apart, each
+//! step hits the same few sets of the caches, and few rows do not hide that. Here the matrix is
+//! read once and in order, in stripes 1 KiB wide, while the stripe of the product stays in the L1
+//! cache.
 
 use std::cell::RefCell;
 
 use pulp::{Simd, WithSimd};
 
 use super::Cpu;
+use super::matmul::Matrix;
 
-/// Rows of the matrix that are held in registers.
+/// Rows of the matrix that are added at a time.
 const DEPTH: usize = 4;
 
 /// Columns of a stripe.
@@ -20,27 +22,23 @@ thread_local! {
     static STRIPE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `product = left · right`: `[rows, depth]` times `[depth, columns]`.
+/// A product of `[rows, depth]` with `[depth, columns]`, both row-major.
 struct FewRows<'a> {
     rows: usize,
     depth: usize,
     columns: usize,
     left: &'a [f32],
     right: &'a [f32],
-    /// Room for a stripe of the product.
+    /// Memory for a stripe of the product.
     stripe: &'a mut [f32],
     product: &'a mut [f32],
 }
 
 impl Cpu {
-    /// `product = left · right`: `[rows, depth]` times `[depth, columns]`, both row-major.
-    pub(super) fn multiply_few_rows(
-        &self,
-        (rows, depth, columns): (usize, usize, usize),
-        left: &[f32],
-        right: &[f32],
-        product: &mut [f32],
-    ) {
+    /// Computes `product = left · right`; neither operand is transposed.
+    pub(super) fn multiply_few_rows(&self, left: Matrix<'_>, right: Matrix<'_>, product: &mut [f32]) {
+        let (rows, depth, columns) = (left.rows, right.rows, right.columns);
+        let (left, right) = (left.values, right.values);
         STRIPE.with_borrow_mut(|stripe| {
             stripe.resize(stripe.len().max(WIDTH * rows), 0.0);
             self.arch.dispatch(FewRows { rows, depth, columns, left, right, stripe, product });
@@ -62,11 +60,12 @@ impl WithSimd for FewRows<'_> {
             while at + DEPTH <= depth {
                 let matrix: [&[f32]; DEPTH] =
                     std::array::from_fn(|i| &right[(at + i) * columns + first..][..width]);
-                add(simd, matrix, (left, depth, at), stripe, width);
+                add(simd, matrix, LeftColumns { left, depth, at }, stripe, width);
                 at += DEPTH;
             }
             while at < depth {
-                add(simd, [&right[at * columns + first..][..width]], (left, depth, at), stripe, width);
+                let matrix = [&right[at * columns + first..][..width]];
+                add(simd, matrix, LeftColumns { left, depth, at }, stripe, width);
                 at += 1;
             }
             for row in 0..rows {
@@ -76,15 +75,23 @@ impl WithSimd for FewRows<'_> {
     }
 }
 
-/// Adds to each row of `stripe` the rows of `matrix`, times the factors in the columns of `left` from `at` on.
+/// Consecutive columns, from `at`, of the left operand, which has `depth` columns.
+struct LeftColumns<'a> {
+    left: &'a [f32],
+    depth: usize,
+    at: usize,
+}
+
+/// Adds to each row of `stripe` the rows of `matrix`, times the factors in the row's `columns`.
 #[inline(always)]
 fn add<S: Simd, const N: usize>(
     simd: S,
     matrix: [&[f32]; N],
-    (left, depth, at): (&[f32], usize, usize),
+    columns: LeftColumns<'_>,
     stripe: &mut [f32],
     width: usize,
 ) {
+    let LeftColumns { left, depth, at } = columns;
     let factors = |row: usize| -> &[f32; N] {
         left[row * depth + at..].first_chunk().expect("the left operand has these columns")
     };
@@ -101,7 +108,8 @@ fn add<S: Simd, const N: usize>(
     }
 }
 
-/// The same for R rows of the stripe at once, so that what is loaded of the matrix is used R times.
+/// Adds the rows of `matrix` to R rows of the stripe at once, so that each loaded vector is used R
+/// times.
 #[inline(always)]
 fn add_rows<S: Simd, const N: usize, const R: usize>(
     simd: S,

@@ -1,7 +1,8 @@
-//! Functions that the compiler turns into vector code, unlike those of the C library. Each is inlined into the loop of
-//! an operation, which runs with the widest vectors of the processor.
+//! Functions that the compiler turns into vector code, unlike those of the C library. Each is
+//! inlined into the loop of an operation, which runs with the widest vectors of the processor.
 
-/// erf(x), within 4·10⁻⁷ of its value: a rational minimax fit on |x| ≤ 3.92, beyond which it is 1 to 3·10⁻⁸.
+/// Returns erf(x) with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 3.92, beyond
+/// which erf is ±1 to 3·10⁻⁸.
 #[inline(always)]
 pub(super) fn erf(x: f32) -> f32 {
     const P: [f32; 7] = [
@@ -17,7 +18,8 @@ pub(super) fn erf(x: f32) -> f32 {
     odd_rational(x.clamp(-3.92, 3.92), &P, &Q)
 }
 
-/// tanh(x), within 4·10⁻⁷ of its value: a rational minimax fit on |x| ≤ 9, beyond which it is 1 to 3·10⁻⁸.
+/// Returns tanh(x) with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 9, beyond
+/// which tanh is ±1 to 3·10⁻⁸.
 #[inline(always)]
 pub(super) fn tanh(x: f32) -> f32 {
     const P: [f32; 6] =
@@ -26,7 +28,7 @@ pub(super) fn tanh(x: f32) -> f32 {
     odd_rational(x.clamp(-9.0, 9.0), &P, &Q)
 }
 
-/// exp(x) for −87 ≤ x ≤ 88, within 2·10⁻⁷ of its value; arguments beyond are taken as the nearest of these.
+/// Returns exp(x) with a relative error below 2·10⁻⁷; x is clamped to −87 ≤ x ≤ 88.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: adding it leaves the nearest integer in the low bits
@@ -40,7 +42,8 @@ pub(super) fn exp(x: f32) -> f32 {
     polynomial(r, &TAYLOR) * power
 }
 
-/// x · Φ(x) and its derivative Φ(x) + x · φ(x), Φ and φ the distribution function and density of the normal distribution.
+/// Returns x · Φ(x) and its derivative Φ(x) + x · φ(x), with Φ and φ the distribution function and
+/// the density of the normal distribution.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> (f32, f32) {
     const DENSITY: f32 = 0.398_942_3; // 1 / √(2π)

@@ -13,45 +13,63 @@ pub(super) struct Matrix<'a> {
     pub(super) transposed: bool,
 }
 
+/// Elements from one column to the next, and from one row to the next.
+#[derive(Clone, Copy)]
+struct Strides {
+    column: isize,
+    row: isize,
+}
+
 impl<'a> Matrix<'a> {
-    /// `values` as `[rows, columns]`.
+    /// Returns `values` as `[rows, columns]`.
     pub(super) fn new(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
         assert!(holds(values, rows, columns), "a {rows} × {columns} matrix in {} elements", values.len());
         Matrix { values, rows, columns, transposed: false }
     }
 
-    /// `values` as `[columns, rows]`, to be read as its transpose, `[rows, columns]`.
+    /// Returns the transpose, `[rows, columns]`, of `values` as `[columns, rows]`.
     pub(super) fn transposed(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
         Matrix { transposed: true, ..Matrix::new(values, rows, columns) }
     }
 
-    /// `(column stride, row stride)`.
-    fn strides(&self) -> (isize, isize) {
-        if self.transposed { (self.rows as isize, 1) } else { (1, self.columns as isize) }
+    fn strides(&self) -> Strides {
+        if self.transposed {
+            Strides { column: self.rows as isize, row: 1 }
+        } else {
+            Strides { column: 1, row: self.columns as isize }
+        }
     }
 }
 
-/// True if `values` are enough for a matrix of `rows × columns`, whose product may be more than a `usize` can hold.
+/// Returns true if `values` are enough for a matrix of `rows × columns`, whose product may
+/// overflow.
 fn holds(values: &[f32], rows: usize, columns: usize) -> bool {
     rows.checked_mul(columns).is_some_and(|len| values.len() >= len)
 }
 
-/// Below this many rows, `gemm` would spend more time in repacking a transposed right-hand side than in multiplying.
-const TURNED_ROWS: usize = 512;
+/// Below this many rows, `gemm` would spend more time repacking a transposed right-hand side than
+/// multiplying.
+const MAX_TRANSPOSED_ROWS: usize = 512;
 
-/// Up to this many rows, a matrix is best read in order: see `few_rows.rs`.
-const STRIPE_ROWS: usize = 32;
+/// Up to this many rows, it is fastest to read the right-hand side in order: see `few_rows.rs`.
+const MAX_FEW_ROWS: usize = 32;
+
+/// A product with a right-hand side of more elements than this pays for a special way.
+const LARGE: usize = 1 << 16;
 
 thread_local! {
-    static TURNED: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+    /// The transposes of a left-hand side and of a product.
+    static TRANSPOSES: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
 impl Cpu {
-    /// `product (+)= left · right`, `[left.rows, right.columns]`; added where `accumulate`.
+    /// Computes `product = left · right`, `[left.rows, right.columns]`, added to what is there if
+    /// `accumulate`.
     ///
-    /// A product of few rows with a transposed matrix, as in the backward pass of `x · W`, has the small operand turned, is
-    /// formed column-major and turned back: 64 × 1024 × 1024 runs at 64 GFLOP/s the straight way, at 230 this way. A product of
-    /// very few rows reads the large operand once, in order.
+    /// For few rows and a transposed right-hand side, as in the backward pass of `x · W`, the small
+    /// operand is transposed, and the product is formed column-major and transposed back: 64 × 1024
+    /// × 1024 runs at 230 GFLOP/s instead of 64. For very few rows the large operand is read once,
+    /// in order.
     pub(super) fn multiply(
         &self,
         left: Matrix<'_>,
@@ -59,47 +77,36 @@ impl Cpu {
         product: &mut [f32],
         accumulate: bool,
     ) {
-        let (m, n) = (left.rows, right.columns);
+        let (m, n, k) = (left.rows, right.columns, left.columns);
         assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
         assert_eq!(left.columns, right.rows, "inner lengths of a product");
-        let large = n * left.columns > 1 << 16;
-        if right.transposed && !left.transposed && !accumulate && m < TURNED_ROWS && large {
-            TURNED.with_borrow_mut(|[turned_left, turned_product]| {
-                let k = left.columns;
-                turned_left.resize(turned_left.len().max(m * k), 0.0);
-                turned_product.resize(turned_product.len().max(m * n), 0.0);
-                self.transpose_matrix(m, k, left.values, turned_left);
-                self.gemm(
-                    Matrix::transposed(turned_left, m, k),
-                    right,
-                    turned_product,
-                    (m as isize, 1),
-                    false,
-                );
-                self.transpose_matrix(n, m, turned_product, product);
+        let is_special = !left.transposed && !accumulate && n * k > LARGE;
+        if is_special && right.transposed && m < MAX_TRANSPOSED_ROWS {
+            TRANSPOSES.with_borrow_mut(|[left_transpose, product_transpose]| {
+                left_transpose.resize(left_transpose.len().max(m * k), 0.0);
+                product_transpose.resize(product_transpose.len().max(m * n), 0.0);
+                self.transpose_matrix(m, k, left.values, left_transpose);
+                let strides = Strides { column: m as isize, row: 1 };
+                let left = Matrix::transposed(left_transpose, m, k);
+                self.gemm(left, right, product_transpose, strides, false);
+                self.transpose_matrix(n, m, product_transpose, product);
             });
-        } else if self.threads == 1
-            && !right.transposed
-            && !left.transposed
-            && !accumulate
-            && m <= STRIPE_ROWS
-            && large
-        {
-            self.multiply_few_rows((m, left.columns, n), left.values, right.values, product);
+        } else if is_special && !right.transposed && self.threads == 1 && m <= MAX_FEW_ROWS {
+            self.multiply_few_rows(left, right, product);
         } else {
-            self.gemm(left, right, product, (1, n as isize), accumulate);
+            self.gemm(left, right, product, Strides { column: 1, row: n as isize }, accumulate);
         }
     }
 
-    /// `strides` are those of the product, column then row.
+    /// Computes a product whose elements are `strides` apart.
     #[allow(unsafe_code)]
     fn gemm(
         &self,
         left: Matrix<'_>,
         right: Matrix<'_>,
         product: &mut [f32],
-        strides: (isize, isize),
-        add: bool,
+        strides: Strides,
+        accumulate: bool,
     ) {
         let (m, n, k) = (left.rows, right.columns, left.columns);
         assert_eq!(k, right.rows, "inner lengths of a product");
@@ -108,23 +115,24 @@ impl Cpu {
             1 => gemm::Parallelism::None,
             threads => gemm::Parallelism::Rayon(threads),
         };
-        // SAFETY: the three slices hold the matrices that their sizes and strides describe: checked by `Matrix::new` and
-        // by `multiply`, whose two layouts of the product both cover m · n elements; `product` is borrowed exclusively.
+        // SAFETY: the three slices hold the matrices that their sizes and strides describe, which
+        // `Matrix::new` and `multiply` have checked: both layouts of the product cover m · n
+        // elements. `product` is borrowed exclusively.
         unsafe {
             gemm::gemm(
                 m,
                 n,
                 k,
                 product.as_mut_ptr(),
-                strides.0,
-                strides.1,
-                add,
+                strides.column,
+                strides.row,
+                accumulate,
                 left.values.as_ptr(),
-                left_strides.0,
-                left_strides.1,
+                left_strides.column,
+                left_strides.row,
                 right.values.as_ptr(),
-                right_strides.0,
-                right_strides.1,
+                right_strides.column,
+                right_strides.row,
                 1.0,
                 1.0,
                 false,
@@ -133,28 +141,5 @@ impl Cpu {
                 threads,
             );
         }
-    }
-
-    /// `output = inputᵀ`, `input` being `[rows, columns]`; in blocks that fit a cache line each way.
-    pub(super) fn transpose_matrix(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
-        const BLOCK: usize = 16;
-        self.vectorised(
-            #[inline(always)]
-            || {
-                for row in (0..rows).step_by(BLOCK) {
-                    let height = BLOCK.min(rows - row);
-                    for column in (0..columns).step_by(BLOCK) {
-                        let width = BLOCK.min(columns - column);
-                        for c in column..column + width {
-                            let line = &mut output[c * rows + row..][..height];
-                            let from = &input[row * columns + c..];
-                            for (r, value) in line.iter_mut().enumerate() {
-                                *value = from[r * columns];
-                            }
-                        }
-                    }
-                }
-            },
-        );
     }
 }

@@ -1,36 +1,44 @@
-//! Max-pooling on its own, for networks whose pooling does not follow a convolution at once. Plain loops.
+//! Max-pooling on its own, in plain loops.
 
-use crate::device::PoolShape;
+use super::Cpu;
+use crate::device::{PoolOperations, PoolShape};
 
-/// See [`crate::device::Device::max_pool_forward`]; `route` holds the place in the window as the bits of the `f32`.
-pub(super) fn forward(shape: &PoolShape, input: &[f32], route: &mut [f32], output: &mut [f32]) {
-    let mut at = 0;
-    for_each_window(shape, |origin| {
-        let (mut best, mut place) = (input[origin], 0);
-        for candidate in 1..shape.size * shape.size {
-            let value = input[origin + offset(shape, candidate)];
-            // a NaN is larger than everything, as in PyTorch
-            if value > best || value.is_nan() {
-                (best, place) = (value, candidate);
+impl PoolOperations for Cpu {
+    /// `argmax` holds the place in the window as the bits of the `f32`.
+    fn max_pool_forward(&self, shape: &PoolShape, input: &[f32], argmax: &mut [f32], output: &mut [f32]) {
+        let mut at = 0;
+        for_each_window(shape, |origin| {
+            let (mut best, mut place) = (input[origin], 0);
+            for candidate in 1..shape.size * shape.size {
+                let value = input[origin + offset(shape, candidate)];
+                // NaN propagates, as in PyTorch
+                if value > best || value.is_nan() {
+                    (best, place) = (value, candidate);
+                }
             }
-        }
-        output[at] = best;
-        route[at] = f32::from_bits(place as u32);
-        at += 1;
-    });
+            output[at] = best;
+            argmax[at] = f32::from_bits(place as u32);
+            at += 1;
+        });
+    }
+
+    fn max_pool_backward(
+        &self,
+        shape: &PoolShape,
+        argmax: &[f32],
+        gradient: &[f32],
+        input_gradient: &mut [f32],
+    ) {
+        input_gradient.fill(0.0);
+        let mut at = 0;
+        for_each_window(shape, |origin| {
+            input_gradient[origin + offset(shape, argmax[at].to_bits() as usize)] = gradient[at];
+            at += 1;
+        });
+    }
 }
 
-/// See [`crate::device::Device::max_pool_backward`].
-pub(super) fn backward(shape: &PoolShape, route: &[f32], gradient: &[f32], input_gradient: &mut [f32]) {
-    input_gradient.fill(0.0);
-    let mut at = 0;
-    for_each_window(shape, |origin| {
-        input_gradient[origin + offset(shape, route[at].to_bits() as usize)] = gradient[at];
-        at += 1;
-    });
-}
-
-/// From a window's first element to its element `place`, in reading order.
+/// Returns the distance from a window's first element to its element `place`, in reading order.
 fn offset(shape: &PoolShape, place: usize) -> usize {
     (place / shape.size * shape.width + place % shape.size) * shape.channels
 }

@@ -1,12 +1,15 @@
-//! Subnormal numbers as zeros: a loss near zero breeds them, and each costs the processor a hundred times a normal one.
+//! Flushing of subnormal numbers to zero: they arise where a loss is near zero, and arithmetic with
+//! one costs a hundred times as much as with a normal number.
 
-/// Runs `work` with subnormal results and arguments flushed to zero, on this thread and on those that it starts.
+/// Runs `work` with subnormal results and arguments flushed to zero, on this thread and on those
+/// that it starts.
 #[allow(unsafe_code)]
 pub fn flush_subnormals<R>(work: impl FnOnce() -> R) -> R {
     let mut result = None;
-    // SAFETY: the mode bits are put back when `work` ends, also by a panic. Until then the compiler's picture of arithmetic
-    // is wrong in one point, that results below 10⁻³⁸ become 0; a value may so differ from what a folded constant would
-    // have been, but no length, index or address here is computed from floating-point numbers of that size.
+    // SAFETY: the mode bits are restored when `work` ends, also by a panic. Until then the
+    // compiler's model of arithmetic is wrong in one point: results below 10⁻³⁸ become 0. A value
+    // may therefore differ from a constant that was folded, but no length, index or address is
+    // computed from floating-point numbers of that size.
     unsafe {
         no_denormals::no_denormals(|| result = Some(work()));
     }

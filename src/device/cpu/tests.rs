@@ -1,11 +1,17 @@
-//! Each kernel against the formula, in `f64`, on random inputs of odd shapes, with outputs poisoned first.
+//! Each operation against its formula, in `f64`, on random inputs of odd shapes, with outputs set
+//! to NaN first.
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::device::update;
+use super::Cpu;
+use crate::device::prelude::*;
+use crate::device::{
+    Activation, AdamStep, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, WeightLayout, totals,
+    update,
+};
+use crate::memory::Memory;
 
-/// Reproducible numbers in −1..1.
+/// Returns reproducible numbers in −1..1.
 fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = move || {
@@ -31,7 +37,7 @@ fn cpus() -> [Cpu; 2] {
     [1, 2].map(|threads| Cpu::new(threads).unwrap())
 }
 
-/// The textbook convolution, `[row][y][x][output]` before pooling.
+/// Returns the textbook convolution, `[row][y][x][output]` before pooling.
 fn plain_convolution(shape: &ConvolutionShape, input: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f64> {
     let (height, width) = (shape.height + 1 - shape.kernel, shape.width + 1 - shape.kernel);
     let mut output = Vec::new();
@@ -70,7 +76,8 @@ fn for_each_tap(
     }
 }
 
-/// Values, and for each pooled output the convolution output `(y, x)` that it is.
+/// Returns the pooled values, and for each the place `(y, x)` of its maximum in the convolution's
+/// output.
 fn plain_pool(shape: &ConvolutionShape, full: &[f64]) -> (Vec<f64>, Vec<(usize, usize)>) {
     let full_width = shape.width + 1 - shape.kernel;
     let full_len = (shape.height + 1 - shape.kernel) * full_width * shape.outputs;
@@ -116,19 +123,19 @@ fn check_convolution(shape: ConvolutionShape) {
         });
     }
     for cpu in cpus() {
-        let (mut output, mut route) = (poison(expected.len()), poison(expected.len()));
-        cpu.convolution_forward(&shape, &input, &weight, &bias, &mut route, &mut output);
+        let (mut output, mut argmax) = (poison(expected.len()), poison(expected.len()));
+        cpu.convolution_forward(&shape, &input, &weight, &bias, &mut argmax, &mut output);
         assert_close(&output, &expected, 1e-5);
 
         let mut weight_gradient = poison(weight.len());
-        cpu.convolution_backward_weight(&shape, &input, &route, &gradient, &mut weight_gradient, false);
+        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, &mut weight_gradient, false);
         assert_close(&weight_gradient, &weight_expected, 1e-5);
-        cpu.convolution_backward_weight(&shape, &input, &route, &gradient, &mut weight_gradient, true);
+        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, &mut weight_gradient, true);
         let twice: Vec<f64> = weight_expected.iter().map(|x| 2.0 * x).collect();
         assert_close(&weight_gradient, &twice, 1e-5);
 
         let mut input_gradient = poison(input.len());
-        cpu.convolution_backward_input(&shape, &weight, &route, &gradient, &mut input_gradient);
+        cpu.convolution_backward_input(&shape, &weight, &argmax, &gradient, &mut input_gradient);
         assert_close(&input_gradient, &input_expected, 1e-5);
     }
 }
@@ -250,11 +257,11 @@ fn the_matrix_product_of_the_worked_example() {
 fn pooling_takes_the_first_maximum_and_hands_the_gradient_back_to_it() {
     let shape = PoolShape { rows: 1, height: 3, width: 5, channels: 1, size: 2 };
     let input = [1.0, 5.0, 2.0, 2.0, 9.0, 5.0, 0.0, 2.0, 2.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0];
-    let (mut output, mut route, mut back) = (poison(2), poison(2), poison(15));
+    let (mut output, mut argmax, mut back) = (poison(2), poison(2), poison(15));
     let cpu = Cpu::new(1).unwrap();
-    cpu.max_pool_forward(&shape, &input, &mut route, &mut output);
+    cpu.max_pool_forward(&shape, &input, &mut argmax, &mut output);
     assert_eq!(output, [5.0, 2.0]);
-    cpu.max_pool_backward(&shape, &route, &[0.5, 0.25], &mut back);
+    cpu.max_pool_backward(&shape, &argmax, &[0.5, 0.25], &mut back);
     let mut expected = [0.0; 15];
     (expected[1], expected[2]) = (0.5, 0.25);
     assert_eq!(back, expected);
@@ -263,17 +270,20 @@ fn pooling_takes_the_first_maximum_and_hands_the_gradient_back_to_it() {
 #[test]
 fn threads_share_long_arrays_without_a_trace() {
     let len = 3 * 4096 + 17;
-    let step = AdamStep { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, decoupled: true };
+    let adam = AdamStep { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, decoupled: true };
     let mut update = [0.0; update::LEN];
     (update[update::LEARNING_RATE], update[update::GRADIENT_SCALE]) = (0.1, 1.0);
     (update[update::BIAS_CORRECTION1], update[update::BIAS_CORRECTION2]) = (0.1, 0.001);
     let results = cpus().map(|cpu| {
         let (mut parameters, gradients) = (random(len, 1), random(len, 2));
-        let (mut first, mut second) = (random(len, 3), vec![0.5; len]);
+        let mut moments = [(); 2].map(|()| Memory::zeroed(len).unwrap());
+        moments[0].copy_from_slice(&random(len, 3));
+        moments[1].fill(0.5);
         let mut sums = [0.0; totals::LEN];
-        cpu.adam_step(&step, &update, &mut parameters, &gradients, [&mut first, &mut second], &mut sums);
-        cpu.backward_activation(Activation::Tanh, len, &gradients, &mut first, None, false);
-        (parameters, first, second, cpu.squares(&gradients) as f32, sums)
+        let step = OptimizerStep::Adam(adam);
+        cpu.optimizer_step(&step, &update, &mut parameters, &gradients, &mut moments, &mut sums);
+        cpu.activation_backward(Activation::Tanh, len, &gradients, &mut moments[0], None, false);
+        (parameters, moments.map(|moment| moment.to_vec()), cpu.squares(&gradients) as f32, sums)
     });
     assert_eq!(results[0], results[1]);
 }

@@ -1,12 +1,17 @@
-//! Linear layers as products.
+//! Linear layers as products by cuBLASLt.
 
-use super::matmul::{AUXILIARY_MULTIPLE, Epilogue, Follow, Operand, Product};
-use super::memory::{CudaView, CudaViewMut, Format};
-use super::{Cuda, Precision};
-use crate::device::{Activation, LinearShape, WeightLayout};
+use super::Cuda;
+use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::cublaslt::{
+    AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
+};
+use super::runtime::format::{Format, Precision};
+use crate::device::{
+    Activation, ActivationOperations, FusedActivation, LinearOperations, LinearShape, WeightLayout,
+};
 
 impl Cuda {
-    /// A matrix as a factor of a product, in the format of products.
+    /// Returns a matrix as a factor of a product, in the format of products.
     fn operand(&self, view: CudaView<'_>, transposed: bool) -> Operand {
         match (self.precision, view.format) {
             (Precision::Bf16, Format::F32) => {
@@ -16,27 +21,29 @@ impl Cuda {
             _ => Operand { pointer: view.pointer, format: view.format, transposed },
         }
     }
+}
 
-    pub(super) fn forward(
+impl LinearOperations for Cuda {
+    fn linear_forward(
         &self,
         shape: &LinearShape,
         input: CudaView<'_>,
-        (weight, bias): (CudaView<'_>, Option<CudaView<'_>>),
+        weight: CudaView<'_>,
+        bias: Option<CudaView<'_>>,
         activation: Activation,
-        saved: &CudaViewMut<'_>,
-        output: &CudaViewMut<'_>,
+        saved: CudaViewMut<'_>,
+        output: CudaViewMut<'_>,
     ) {
         let LinearShape { rows, inputs, outputs, layout } = *shape;
         assert!(input.len == rows * inputs && weight.len == inputs * outputs && output.len == rows * outputs);
         assert!(bias.is_none_or(|bias| bias.len == outputs));
-        // what cuBLASLt can do on the way: it has no tanh, and its GELU is an approximation, as good as bf16
-        let epilogue = match activation {
-            Activation::Identity => Some(Follow::Nothing),
-            Activation::Relu => Some(Follow::Relu),
-            Activation::Gelu
-                if output.format == Format::Bf16 && outputs.is_multiple_of(AUXILIARY_MULTIPLE) =>
-            {
-                Some(Follow::Gelu { saves: saved.pointer })
+        // cuBLASLt has no tanh, and its GELU is an approximation, as precise as bf16
+        let is_bf16 = output.format == Format::Bf16;
+        let function = match activation {
+            Activation::Identity => Some(EpilogueFunction::Identity),
+            Activation::Relu => Some(EpilogueFunction::Relu),
+            Activation::Gelu if is_bf16 && outputs.is_multiple_of(AUXILIARY_MULTIPLE) => {
+                Some(EpilogueFunction::Gelu { saved: saved.pointer })
             }
             Activation::Gelu | Activation::Tanh => None,
         };
@@ -44,27 +51,27 @@ impl Cuda {
             size: [outputs, rows, inputs],
             left: self.operand(weight, layout == WeightLayout::OutputsByInputs),
             right: self.operand(input, false),
-            result: (output.pointer, output.format),
+            output: ProductOutput { pointer: output.pointer, format: output.format },
             accumulate: false,
             epilogue: Epilogue::NONE,
         };
-        if let Some(follow) = epilogue {
+        if let Some(function) = function {
             let bias = bias.map_or(0, |bias| self.operand(bias, false).pointer);
-            let fused = Product { epilogue: Epilogue { bias, follow }, ..product };
-            if self.products.multiply(&self.shared, &fused) {
+            let fused = Product { epilogue: Epilogue { bias, function }, ..product };
+            if self.cublaslt.multiply(&self.streams, &fused) {
                 return;
             }
         }
-        self.products.must_multiply(&self.shared, &product);
-        self.activate(activation, outputs, output.read(), bias, saved, output);
+        self.cublaslt.must_multiply(&self.streams, &product);
+        self.bias_and_activation(activation, bias, output.as_view(), &saved, &output);
     }
 
-    pub(super) fn backward_weight(
+    fn linear_backward_weight(
         &self,
         shape: &LinearShape,
         input: CudaView<'_>,
         gradient: CudaView<'_>,
-        weight_gradient: &CudaViewMut<'_>,
+        weight_gradient: CudaViewMut<'_>,
         accumulate: bool,
     ) {
         let LinearShape { rows, inputs, outputs, layout } = *shape;
@@ -74,26 +81,26 @@ impl Cuda {
             WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
             WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
         };
-        self.products.must_multiply(
-            &self.shared,
+        self.cublaslt.must_multiply(
+            &self.streams,
             &Product {
                 size,
                 left: self.operand(left, false),
                 right: self.operand(right, true),
-                result: (weight_gradient.pointer, weight_gradient.format),
+                output: ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format },
                 accumulate,
                 epilogue: Epilogue::NONE,
             },
         );
     }
 
-    pub(super) fn backward_input(
+    fn linear_backward_input(
         &self,
         shape: &LinearShape,
         gradient: CudaView<'_>,
         weight: CudaView<'_>,
-        input_gradient: &CudaViewMut<'_>,
-        before: Option<(Activation, CudaView<'_>)>,
+        input_gradient: CudaViewMut<'_>,
+        previous: Option<FusedActivation<CudaView<'_>>>,
     ) {
         let LinearShape { rows, inputs, outputs, layout } = *shape;
         assert!(gradient.len == rows * outputs && weight.len == inputs * outputs);
@@ -102,24 +109,28 @@ impl Cuda {
             size: [inputs, rows, outputs],
             left: self.operand(weight, layout == WeightLayout::InputsByOutputs),
             right: self.operand(gradient, false),
-            result: (input_gradient.pointer, input_gradient.format),
+            output: ProductOutput { pointer: input_gradient.pointer, format: input_gradient.format },
             accumulate: false,
             epilogue: Epilogue::NONE,
         };
-        if let Some((Activation::Gelu, saved)) = before
+        if let Some(FusedActivation { activation: Activation::Gelu, saved }) = previous
             && input_gradient.format == Format::Bf16
             && inputs.is_multiple_of(AUXILIARY_MULTIPLE)
         {
             assert!(saved.len == input_gradient.len && saved.format == Format::Bf16);
-            let follow = Follow::GeluBackward { saved: saved.pointer };
-            let fused = Product { epilogue: Epilogue { bias: 0, follow }, ..product };
-            if self.products.multiply(&self.shared, &fused) {
+            let function = EpilogueFunction::GeluBackward { saved: saved.pointer };
+            let fused = Product { epilogue: Epilogue { bias: 0, function }, ..product };
+            if self.cublaslt.multiply(&self.streams, &fused) {
                 return;
             }
         }
-        self.products.must_multiply(&self.shared, &product);
-        if let Some((activation, saved)) = before {
-            self.unactivate(activation, inputs, saved, input_gradient, None, false);
+        self.cublaslt.must_multiply(&self.streams, &product);
+        if let Some(FusedActivation { activation, saved }) = previous {
+            self.activation_backward(activation, inputs, saved, input_gradient, None, false);
         }
+    }
+
+    fn fuses_activation_backward(&self, activation: Activation) -> bool {
+        self.precision == Precision::Bf16 && activation == Activation::Gelu
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::comm::Transfer;
-use crate::device::{Device, Portable};
+use crate::comm::Pending;
+use crate::device::Device;
 use crate::nn::FlatBuffer;
 
 /// One bucket: a segment of the flat buffers.
@@ -16,17 +16,17 @@ pub(super) struct Bucket<D: Device> {
 }
 
 /// Which operation is under way, if any.
-pub(super) enum State<B: Portable> {
+pub(super) enum State<B> {
     Idle,
-    Reducing(Transfer<B>),
-    Gathering(Transfer<B>),
+    Reducing(Pending<B>),
+    Gathering(Pending<B>),
 }
 
 impl<D: Device> Bucket<D> {
     /// Waits for the sum, if it is under way, and puts it where the gradient was.
     pub(super) fn put_sum(&mut self, gradients: &mut FlatBuffer<D>) {
-        if let State::Reducing(transfer) = std::mem::replace(&mut self.state, State::Idle) {
-            gradients.put(self.segment, transfer.wait());
+        if let State::Reducing(pending) = std::mem::replace(&mut self.state, State::Idle) {
+            gradients.put(self.segment, pending.wait());
         }
     }
 
@@ -36,12 +36,12 @@ impl<D: Device> Bucket<D> {
     }
 }
 
-impl<B: Portable> State<B> {
+impl<B> State<B> {
     /// Moves the operation on; true when waiting would return at once.
     pub(super) fn test(&mut self) -> bool {
         match self {
             State::Idle => true,
-            State::Reducing(transfer) | State::Gathering(transfer) => transfer.test(),
+            State::Reducing(pending) | State::Gathering(pending) => pending.test(),
         }
     }
 }

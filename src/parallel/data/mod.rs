@@ -17,22 +17,26 @@
 mod flight;
 mod slots;
 
+use clap::ValueEnum;
+
 use self::flight::{Bucket, State};
 use super::bucket::buckets;
 use super::settle;
 use crate::Result;
-use crate::comm::{Communicator, DeviceCommunicator, Grid, Operation};
-use crate::device::{Device, Portable, Role, totals};
+use crate::comm::{Communicator, Grid, Operation};
+use crate::device::{Device, Role, totals};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
 use crate::trace::{self, Name};
 
-/// How a bucket's sum reaches the parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The way from a bucket of gradients to new parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Reduction {
-    /// Sum everywhere, update everywhere.
+    /// Sum on every rank, update on every rank.
+    #[value(name = "all-reduce")]
     AllReduce,
-    /// Sum, update and optimizer state in parts.
+    /// Sum and update each part on one rank, then gather.
+    #[value(name = "reduce-scatter")]
     ReduceScatter,
 }
 
@@ -58,8 +62,8 @@ const SHARD_MULTIPLE: usize = 32;
 
 /// The communicators of a [`GradSync`], made before anything that can fail on one rank alone.
 pub struct SyncChannels {
-    reductions: DeviceCommunicator,
-    gathers: DeviceCommunicator,
+    reductions: Communicator,
+    gathers: Communicator,
     norms: Communicator,
 }
 
@@ -67,15 +71,15 @@ impl SyncChannels {
     /// For the replicas along the data axis of `grid`. Collective over the grid.
     pub fn new(grid: &Grid) -> SyncChannels {
         let Grid { data, all, .. } = grid;
-        let own = || DeviceCommunicator::new(data.duplicate());
+        let own = || data.duplicate();
         SyncChannels { reductions: own(), gathers: own(), norms: all.duplicate() }
     }
 }
 
 /// The gradients of this rank's parameters over the data axis, from the backward pass to the update.
 pub struct GradSync<D: Device> {
-    reductions: DeviceCommunicator,
-    gathers: DeviceCommunicator,
+    reductions: Communicator,
+    gathers: Communicator,
     norms: Communicator,
     reduction: Reduction,
     overlap: bool,
@@ -208,7 +212,7 @@ impl<D: Device> GradSync<D> {
     /// Begins a step. Not collective.
     ///
     /// # Errors
-    /// The transfer to the device failed.
+    /// The pending to the device failed.
     pub fn begin(&mut self, device: &D, number: u64, learning_rate: f64) -> Result<()> {
         self.update = Update { number, learning_rate, gradient_scale: 1.0 };
         (self.started, self.reduced, self.gathered) = (0, 0, 0);
@@ -283,10 +287,9 @@ impl<D: Device> GradSync<D> {
             return Ok(());
         }
         let values = gradients.take(bucket.segment);
-        let len = values.len();
         bucket.state = State::Reducing(match self.reduction {
-            Reduction::ReduceScatter => self.reductions.start_reduce_scatter(values, len, Operation::Sum)?,
-            Reduction::AllReduce => self.reductions.start_all_reduce_in_place(values, len, Operation::Sum)?,
+            Reduction::ReduceScatter => self.reductions.start_reduce_scatter(values, Operation::Sum)?,
+            Reduction::AllReduce => self.reductions.start_all_reduce_in_place(values, Operation::Sum)?,
         });
         Ok(())
     }
@@ -332,8 +335,7 @@ impl<D: Device> GradSync<D> {
         if self.reduction == Reduction::ReduceScatter && self.reductions.size() > 1 {
             let bucket = &mut self.buckets[index];
             let values = parameters.take(bucket.segment);
-            let len = values.len();
-            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values, len)?);
+            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values)?);
         }
         Ok(())
     }
@@ -341,8 +343,8 @@ impl<D: Device> GradSync<D> {
     fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) {
         let bucket = &mut self.buckets[self.gathered];
         self.gathered += 1;
-        if let State::Gathering(transfer) = std::mem::replace(&mut bucket.state, State::Idle) {
-            parameters.put(bucket.segment, transfer.wait());
+        if let State::Gathering(pending) = std::mem::replace(&mut bucket.state, State::Idle) {
+            parameters.put(bucket.segment, pending.wait());
         }
     }
 

@@ -10,12 +10,12 @@ use crate::Result;
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 
-/// A run of elements, seen from three sides.
-struct Part {
+/// The elements of a tensor's slot that this rank keeps.
+struct KeptPart {
     segment: usize,
-    /// In this rank's memory for the segment.
+    /// Their range in this rank's memory for the segment.
     kept: Range<usize>,
-    /// In the block that this rank and its replicas hold of the tensor.
+    /// Their range in the block of the tensor that this rank and its replicas hold.
     block: Range<usize>,
 }
 
@@ -34,10 +34,11 @@ impl<D: Device> GradSync<D> {
         &self,
         device: &D,
         parameters: &FlatBuffer<D>,
-        (slot, tensor): (usize, usize),
+        slot: usize,
+        tensor: usize,
         show: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
-        let Part { segment, kept, .. } = self.part(parameters, tensor);
+        let KeptPart { segment, kept, .. } = self.part(parameters, tensor);
         if self.reduction == Reduction::AllReduce && !self.reductions.is_root() || kept.is_empty() {
             return show(&[]);
         }
@@ -57,7 +58,7 @@ impl<D: Device> GradSync<D> {
     ) -> Result<()> {
         for slot in 0..self.slot_names().len() {
             for tensor in 0..parameters.num_tensors() {
-                let Part { segment, kept, .. } = self.part(parameters, tensor);
+                let KeptPart { segment, kept, .. } = self.part(parameters, tensor);
                 if !kept.is_empty() {
                     device.read(self.optimizer.slot(device, segment, slot, kept), &mut |values| {
                         look(values);
@@ -77,7 +78,8 @@ impl<D: Device> GradSync<D> {
         &mut self,
         device: &D,
         parameters: &FlatBuffer<D>,
-        (slot, tensor): (usize, usize),
+        slot: usize,
+        tensor: usize,
         block: &[f32],
     ) -> Result<()> {
         let part = self.part(parameters, tensor);
@@ -91,17 +93,17 @@ impl<D: Device> GradSync<D> {
     }
 
     /// What this rank keeps of tensor `tensor`.
-    fn part(&self, parameters: &FlatBuffer<D>, tensor: usize) -> Part {
+    fn part(&self, parameters: &FlatBuffer<D>, tensor: usize) -> KeptPart {
         let (segment, place) = parameters.place(tensor);
         let bucket = self.buckets.iter().find(|bucket| bucket.segment == segment);
         let first = bucket.map_or(0, |bucket| bucket.owned.start);
         match bucket.map(|bucket| bucket.owned_of(&place)) {
-            Some(Range { start, end }) if start < end => Part {
+            Some(Range { start, end }) if start < end => KeptPart {
                 segment,
                 kept: start - first..end - first,
                 block: start - place.start..end - place.start,
             },
-            _ => Part { segment, kept: 0..0, block: 0..0 },
+            _ => KeptPart { segment, kept: 0..0, block: 0..0 },
         }
     }
 }

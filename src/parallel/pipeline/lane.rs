@@ -1,7 +1,7 @@
 //! A stage with the arrays of the micro-batches that are on their way through it.
 
 use crate::Result;
-use crate::comm::Transfer;
+use crate::comm::{Front, Pending};
 use crate::device::Device;
 use crate::parallel::stage::{Accumulate, Activations, Gradients, Inner, Stage};
 use crate::parallel::tensor::exchange::Exchanger;
@@ -21,16 +21,16 @@ pub(super) struct Lane<D: Device> {
 pub(super) struct Slot<D: Device> {
     pub(super) activations: Activations<D>,
     /// The input on its way here, and the output on its way to the next stage.
-    pub(super) input: Option<Transfer<D::Buffer>>,
-    pub(super) output: Option<Transfer<D::Buffer>>,
+    pub(super) input: Option<Pending<Front<D::Buffer>>>,
+    pub(super) output: Option<Pending<Front<D::Buffer>>>,
 }
 
 /// The gradients of one micro-batch.
 pub(super) struct Set<D: Device> {
     pub(super) gradients: Gradients<D>,
     /// The gradient of the output on its way here, and that of the input on its way to the stage before.
-    pub(super) output: Option<Transfer<D::Buffer>>,
-    pub(super) input: Option<Transfer<D::Buffer>>,
+    pub(super) output: Option<Pending<Front<D::Buffer>>>,
+    pub(super) input: Option<Pending<Front<D::Buffer>>>,
 }
 
 impl<D: Device> Lane<D> {
@@ -76,8 +76,8 @@ impl<D: Device> Lane<D> {
 impl<D: Device> Slot<D> {
     /// Waits for the output to be sent, if it is under way.
     pub(super) fn collect(&mut self) {
-        if let Some(transfer) = self.output.take() {
-            *self.activations.output() = Some(transfer.wait());
+        if let Some(pending) = self.output.take() {
+            *self.activations.output() = Some(pending.wait().buffer);
         }
     }
 }
@@ -85,8 +85,8 @@ impl<D: Device> Slot<D> {
 impl<D: Device> Set<D> {
     /// Waits for the gradient of the input to be sent, if it is under way.
     pub(super) fn collect(&mut self) {
-        if let Some(transfer) = self.input.take() {
-            *self.gradients.input() = Some(transfer.wait());
+        if let Some(pending) = self.input.take() {
+            *self.gradients.input() = Some(pending.wait().buffer);
         }
     }
 }

@@ -24,7 +24,7 @@ use super::layout::Layout;
 use super::schedule::{Schedule, Work};
 use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
-use crate::comm::{Communicator, DeviceCommunicator, Grid, LARGEST_TAG};
+use crate::comm::{Communicator, Front, Grid, LARGEST_TAG};
 use crate::device::Device;
 use crate::nn::FlatBuffer;
 use crate::trace::{self, Name};
@@ -44,14 +44,14 @@ pub struct Weights<D: Device> {
 
 /// The communicators of a [`Pipeline`], made before anything that can fail on one rank alone.
 pub struct PipelineChannels {
-    stage: DeviceCommunicator,
-    tensor: DeviceCommunicator,
+    stage: Communicator,
+    tensor: Communicator,
 }
 
 impl PipelineChannels {
     /// For the stage and tensor axes of `grid`. Collective over the grid.
     pub fn new(grid: &Grid) -> PipelineChannels {
-        let own = |axis: &Communicator| DeviceCommunicator::new(axis.duplicate());
+        let own = |axis: &Communicator| axis.duplicate();
         PipelineChannels { stage: own(&grid.stage), tensor: own(&grid.tensor) }
     }
 }
@@ -59,7 +59,7 @@ impl PipelineChannels {
 /// A rank's stages at work.
 pub struct Pipeline<'a, D: Device> {
     exchanger: Exchanger<'a, D>,
-    channel: DeviceCommunicator,
+    channel: Communicator,
     num_micro_batches: usize,
     training: RankProgram,
     evaluation: RankProgram,
@@ -228,20 +228,27 @@ impl<'a, D: Device> Pipeline<'a, D> {
             Work::ReceiveActivation => {
                 slot.collect();
                 let buffer = slot.activations.input().take().expect("a free slot has its arrays");
-                slot.input = Some(self.channel.start_receive(buffer, rows * input_width, peer, tag)?);
+                slot.input =
+                    Some(self.channel.start_receive(Front { buffer, len: rows * input_width }, peer, tag)?);
             }
             Work::ReceiveGradient => {
                 set.collect();
                 let buffer = set.gradients.output().take().expect("a free set has its arrays");
-                set.output = Some(self.channel.start_receive(buffer, rows * output_width, peer, tag)?);
+                set.output = Some(self.channel.start_receive(
+                    Front { buffer, len: rows * output_width },
+                    peer,
+                    tag,
+                )?);
             }
             Work::SendActivation => {
                 let buffer = slot.activations.output().take().expect("an output is sent once");
-                slot.output = Some(self.channel.start_send(buffer, rows * output_width, peer, tag)?);
+                slot.output =
+                    Some(self.channel.start_send(Front { buffer, len: rows * output_width }, peer, tag)?);
             }
             _ => {
                 let buffer = set.gradients.input().take().expect("a gradient is sent once");
-                set.input = Some(self.channel.start_send(buffer, rows * input_width, peer, tag)?);
+                set.input =
+                    Some(self.channel.start_send(Front { buffer, len: rows * input_width }, peer, tag)?);
             }
         }
         Ok(())
@@ -257,7 +264,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let device = self.exchanger.device;
         let slot = &mut self.lanes[instruction.lane].slots[instruction.slot];
         match (slot.input.take(), instruction.neighbour) {
-            (Some(transfer), _) => *slot.activations.input() = Some(transfer.wait()),
+            (Some(pending), _) => *slot.activations.input() = Some(pending.wait().buffer),
             (None, Some((lane, from))) => {
                 slot.collect();
                 let mut input = slot.activations.input().take();
@@ -347,8 +354,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let Lane { stage, slots, sets, .. } = &mut self.lanes[instruction.lane];
         let set = &mut sets[instruction.set];
         slots[instruction.slot].collect();
-        if let Some(transfer) = set.output.take() {
-            *set.gradients.output() = Some(transfer.wait());
+        if let Some(pending) = set.output.take() {
+            *set.gradients.output() = Some(pending.wait().buffer);
             return;
         }
         set.collect();

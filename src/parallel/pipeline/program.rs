@@ -42,8 +42,8 @@ pub struct RankProgram {
 #[derive(Default)]
 struct Lives(HashMap<(usize, usize), (usize, usize)>);
 
-/// Which of its arrays each stage uses for each micro-batch.
-type Places = HashMap<(usize, usize), usize>;
+/// For each stage and micro-batch, the number of the array that is used.
+type ArrayPlaces = HashMap<(usize, usize), usize>;
 
 impl Lives {
     /// `action`, the number of one, needs the arrays of `micro_batch` in `stage`.
@@ -53,12 +53,12 @@ impl Lives {
     }
 
     /// As few arrays as the lives that overlap, each life those that have been free longest; and how many each stage has.
-    fn places(&self, num_stages: usize) -> (Places, Vec<usize>) {
+    fn places(&self, num_stages: usize) -> (ArrayPlaces, Vec<usize>) {
         let mut lives: Vec<_> = self.0.iter().map(|(key, life)| (*life, *key)).collect();
         lives.sort_unstable();
         // for each stage, when each of its arrays is free again
         let mut ends: Vec<Vec<usize>> = vec![Vec::new(); num_stages];
-        let mut places = Places::new();
+        let mut places = ArrayPlaces::new();
         for ((first, last), (stage, micro_batch)) in lives {
             let ends = &mut ends[stage];
             let free = (0..ends.len()).filter(|place| ends[*place] < first).min_by_key(|place| ends[*place]);
@@ -109,7 +109,7 @@ impl RankProgram {
         }
         let (slots, num_slots) = values.places(owners.len());
         let (sets, num_sets) = gradients.places(owners.len());
-        let place = |places: &Places, stage, micro_batch| {
+        let place = |places: &ArrayPlaces, stage, micro_batch| {
             places.get(&(stage, micro_batch)).copied().unwrap_or_default()
         };
         let mut last_of: HashMap<usize, usize> = HashMap::new();
@@ -134,7 +134,7 @@ impl RankProgram {
             let message = action.partner().and_then(|partner| {
                 let sender =
                     if matches!(work, Work::SendActivation | Work::SendGradient) { *action } else { partner };
-                Some((owners[partner.stage]?, tag((schedule, most_lanes), &owners, sender)))
+                Some((owners[partner.stage]?, tag(schedule, most_lanes, &owners, sender)))
             });
             let lane = lane(stage);
             instructions.push(Instruction {
@@ -161,7 +161,7 @@ pub(super) fn most_lanes(schedule: &Schedule) -> usize {
 
 /// The number of the message that `send` is, among those between the same two ranks: by direction, the sender's stages, and
 /// micro-batch.
-fn tag((schedule, most_lanes): (&Schedule, usize), owners: &[Option<usize>], send: Action) -> i32 {
+fn tag(schedule: &Schedule, most_lanes: usize, owners: &[Option<usize>], send: Action) -> i32 {
     let direction = usize::from(send.work == Work::SendGradient);
     let lane = owners[..send.stage].iter().filter(|owner| **owner == owners[send.stage]).count();
     ((direction * most_lanes + lane) * schedule.num_micro_batches + send.micro_batch) as i32
@@ -201,12 +201,14 @@ fn neighbour(owners: &[Option<usize>], action: Action) -> Option<Neighbour> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
-    use crate::parallel::schedule::ScheduleKind;
+    use crate::parallel::schedule::PipelineScheduleKind;
 
     #[test]
     fn places_are_few_and_never_shared() {
-        for kind in ScheduleKind::ALL {
+        for &kind in PipelineScheduleKind::value_variants() {
             for (ranks, micro_batches) in [(1, 3), (2, 5), (4, 8), (3, 2)] {
                 let schedule = kind.generate(ranks, 2, micro_batches).unwrap();
                 for rank in 0..ranks {
@@ -218,7 +220,7 @@ mod tests {
                         match action.work {
                             Work::Forward => {
                                 let before = owner.insert((lane, slot), action.micro_batch);
-                                assert!(before.is_none(), "{} slot {slot} is taken twice", kind.name());
+                                assert!(before.is_none(), "{kind:?} slot {slot} is taken twice");
                             }
                             Work::Backward | Work::WeightGradient => {
                                 assert_eq!(owner.remove(&(lane, slot)), Some(action.micro_batch));
@@ -242,16 +244,13 @@ mod tests {
                             |at: usize| lives.iter().filter(|life| life.0 <= at && at <= life.1).count();
                         let most = (0..program.instructions.len()).map(overlap).max();
                         let most = most.unwrap();
-                        assert!(
-                            (most..=most + 1).contains(num_slots),
-                            "{} {ranks} {micro_batches}",
-                            kind.name()
-                        );
+                        let is_few = (most..=most + 1).contains(num_slots);
+                        assert!(is_few, "{kind:?} {ranks} {micro_batches}");
                     }
                 }
             }
         }
-        let single = RankProgram::new(&ScheduleKind::Sequential.generate(1, 1, 4).unwrap(), 0);
+        let single = RankProgram::new(&PipelineScheduleKind::Sequential.generate(1, 1, 4).unwrap(), 0);
         assert_eq!((single.num_slots, single.num_sets), (vec![1], vec![1]));
     }
 }

@@ -6,7 +6,7 @@ use plotters::prelude::{IntoDrawingArea, RGBColor, Rectangle, SVGBackend, ShapeS
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{IntoFont, TextStyle};
 
-use super::{Report, Schedule, Span, Work};
+use super::{Report, Schedule, TimedPass, Work};
 use crate::{Error, Result};
 
 /// Pixels of a unit of time, and of a rank.
@@ -62,7 +62,7 @@ impl Schedule {
         )
     }
 
-    fn label(&self, span: &Span) -> String {
+    fn label(&self, span: &TimedPass) -> String {
         let action = span.action;
         let stage = if self.num_stages > self.ranks.len() { action.stage.to_string() } else { String::new() };
         format!("{stage}{}{}", action.work.name(), action.micro_batch)

@@ -1,52 +1,42 @@
 //! The schedules that are known by name.
 
+use clap::ValueEnum;
+
 use super::{Action, Schedule, Work};
 use crate::{Error, Result};
 
 /// The most forward passes that a schedule may have over all ranks.
 const MOST_PASSES: usize = 1 << 18;
 
-/// A family of schedules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ScheduleKind {
-    /// Plain model parallelism: one micro-batch is on its way at a time, so one rank works at a time.
+/// A family of pipeline schedules, by its name on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PipelineScheduleKind {
+    /// Plain model parallelism: one micro-batch is under way at a time, so one rank works at a time.
+    #[value(name = "sequential")]
     Sequential,
     /// All forward passes, then all backward passes (Huang et al., "GPipe", NeurIPS 2019).
+    #[value(name = "gpipe")]
     GPipe,
-    /// As many forward passes as it takes to keep everyone busy, then one backward and one forward pass in turn: as long as
-    /// GPipe's, with no more micro-batches alive than there are stages (Narayanan et al., "PipeDream-2BW", ICML 2021).
+    /// As many forward passes as keep all ranks busy, then one backward and one forward pass in turn:
+    /// as long as GPipe's, with at most as many live micro-batches as there are stages (Narayanan et
+    /// al., "PipeDream-2BW", ICML 2021).
+    #[value(name = "1f1b")]
     OneForwardOneBackward,
-    /// The same with several stages a rank, so that a pass, and with it the bubble, is shorter, at the price of more messages
-    /// (Narayanan et al., "Efficient large-scale language model training", SC 2021, §2.2).
+    /// 1F1B with several stages on each rank, so that a pass, and with it the bubble, is shorter, at
+    /// the price of more messages (Narayanan et al., "Efficient large-scale language model training",
+    /// SC 2021, §2.2).
+    #[value(name = "interleaved")]
     Interleaved,
-    /// The backward pass in halves: the gradients of weights fill the bubble, with 1F1B's memory (Qi et al., "Zero bubble
-    /// pipeline parallelism", ICLR 2024, schedule ZB-H1).
+    /// The backward pass in halves: the gradients of weights fill the bubble, with 1F1B's memory (Qi
+    /// et al., "Zero bubble pipeline parallelism", ICLR 2024, schedule ZB-H1).
+    #[value(name = "zero-bubble")]
     ZeroBubble,
 }
 
-impl ScheduleKind {
-    /// All of them.
-    pub const ALL: [ScheduleKind; 5] = [
-        ScheduleKind::Sequential,
-        ScheduleKind::GPipe,
-        ScheduleKind::OneForwardOneBackward,
-        ScheduleKind::Interleaved,
-        ScheduleKind::ZeroBubble,
-    ];
-
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            ScheduleKind::Sequential => "sequential",
-            ScheduleKind::GPipe => "gpipe",
-            ScheduleKind::OneForwardOneBackward => "1f1b",
-            ScheduleKind::Interleaved => "interleaved",
-            ScheduleKind::ZeroBubble => "zero-bubble",
-        }
-    }
-
-    /// The schedule of `num_ranks` ranks for `num_micro_batches`, with messages. With [`ScheduleKind::Interleaved`] a rank
-    /// has `stages_per_rank` stages, rank r the stages r, r + num_ranks, …, if there are several ranks; else it has one.
+impl PipelineScheduleKind {
+    /// Generates the schedule of `num_ranks` ranks for `num_micro_batches`, with messages. With
+    /// [`PipelineScheduleKind::Interleaved`] and several ranks, rank r has the `stages_per_rank`
+    /// stages r, r + num_ranks, …; else every rank has one stage.
     ///
     /// # Errors
     /// A number is 0, or the schedule would have more than 262,144 forward passes.
@@ -70,17 +60,17 @@ impl ScheduleKind {
             return Err(Error::input("making a schedule", why));
         }
         let pipeline = Generator { num_ranks, num_micro_batches };
-        if self == ScheduleKind::Interleaved && num_ranks > 1 {
+        if self == PipelineScheduleKind::Interleaved && num_ranks > 1 {
             return pipeline.interleaved(stages_per_rank);
         }
         let passes = |rank| match self {
-            ScheduleKind::Sequential => pipeline.one_forward_one_backward(rank, 0),
-            ScheduleKind::GPipe => pipeline.one_forward_one_backward(rank, num_micro_batches),
-            ScheduleKind::OneForwardOneBackward => {
+            PipelineScheduleKind::Sequential => pipeline.one_forward_one_backward(rank, 0),
+            PipelineScheduleKind::GPipe => pipeline.one_forward_one_backward(rank, num_micro_batches),
+            PipelineScheduleKind::OneForwardOneBackward => {
                 pipeline.one_forward_one_backward(rank, num_ranks - 1 - rank)
             }
-            ScheduleKind::Interleaved => pipeline.one_forward_one_backward(rank, 0),
-            ScheduleKind::ZeroBubble => pipeline.zero_bubble(rank),
+            PipelineScheduleKind::Interleaved => pipeline.one_forward_one_backward(rank, 0),
+            PipelineScheduleKind::ZeroBubble => pipeline.zero_bubble(rank),
         };
         Schedule::new((0..num_ranks).map(passes).collect()).with_messages()
     }

@@ -1,6 +1,6 @@
 //! Pipeline schedules as data: for every rank of the stage axis, what it does in one step, in order.
 //!
-//! A schedule is [generated](ScheduleKind), or [read](Schedule::from_csv) from a file, in the order of the passes; messages
+//! A schedule is [generated](PipelineScheduleKind), or [read](Schedule::from_csv) from a file, in the order of the passes; messages
 //! are [put in](Schedule::with_messages), the whole is [checked](Schedule::check), and only then does anything run. Pure
 //! logic: nothing here communicates or computes.
 //!
@@ -36,8 +36,8 @@ mod validate;
 mod tests;
 
 pub use action::{Action, Work};
-pub use generate::ScheduleKind;
-pub use timeline::{Span, Timeline};
+pub use generate::PipelineScheduleKind;
+pub use timeline::{TimedPass, Timeline};
 pub use validate::Report;
 
 /// What every rank of the stage axis does in one step.

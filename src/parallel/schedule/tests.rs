@@ -4,13 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
 use super::*;
 
-fn generate(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule {
-    let stages_per_rank = if kind == ScheduleKind::Interleaved { 2 } else { 1 };
+fn generate(kind: PipelineScheduleKind, ranks: usize, micro_batches: usize) -> Schedule {
+    let stages_per_rank = if kind == PipelineScheduleKind::Interleaved { 2 } else { 1 };
     kind.generate(ranks, stages_per_rank, micro_batches).unwrap()
 }
 
@@ -18,9 +19,9 @@ fn generate(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule 
 fn all_kinds_are_sound_for_one_to_eight_ranks_and_one_to_sixteen_micro_batches() {
     for ranks in 1..=8 {
         for micro_batches in 1..=16 {
-            for kind in ScheduleKind::ALL {
+            for &kind in PipelineScheduleKind::value_variants() {
                 let check = |schedule: Schedule| {
-                    let name = format!("{} {ranks} {micro_batches}", kind.name());
+                    let name = format!("{kind:?} {ranks} {micro_batches}");
                     let report = schedule.check().unwrap_or_else(|error| panic!("{name}: {error}"));
                     assert_eq!(schedule.num_micro_batches, micro_batches, "{name}");
                     let again = Schedule::from_csv(&schedule.to_csv(), "a test").unwrap();
@@ -29,23 +30,25 @@ fn all_kinds_are_sound_for_one_to_eight_ranks_and_one_to_sixteen_micro_batches()
                 };
                 let report = check(generate(kind, ranks, micro_batches));
                 let limit = match kind {
-                    ScheduleKind::Sequential => 1,
-                    ScheduleKind::GPipe => micro_batches,
-                    ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubble => ranks,
-                    ScheduleKind::Interleaved if micro_batches % ranks == 0 => 2 * (ranks - 1) + ranks + 1,
-                    ScheduleKind::Interleaved => 2 * micro_batches,
+                    PipelineScheduleKind::Sequential => 1,
+                    PipelineScheduleKind::GPipe => micro_batches,
+                    PipelineScheduleKind::OneForwardOneBackward | PipelineScheduleKind::ZeroBubble => ranks,
+                    PipelineScheduleKind::Interleaved if micro_batches % ranks == 0 => {
+                        2 * (ranks - 1) + ranks + 1
+                    }
+                    PipelineScheduleKind::Interleaved => 2 * micro_batches,
                 };
-                if kind == ScheduleKind::OneForwardOneBackward {
+                if kind == PipelineScheduleKind::OneForwardOneBackward {
                     let expected: Vec<usize> =
                         (0..ranks).map(|rank| micro_batches.min(ranks - rank)).collect();
                     assert_eq!(report.peak_live, expected);
                 }
-                if kind == ScheduleKind::ZeroBubble {
+                if kind == PipelineScheduleKind::ZeroBubble {
                     assert_eq!(report.peak_live, vec![micro_batches.min(ranks); ranks]);
                 }
                 let most = *report.peak_live.iter().max().unwrap();
-                assert!(most <= limit, "{} {ranks} {micro_batches}: {most} live", kind.name());
-                if kind == ScheduleKind::Interleaved {
+                assert!(most <= limit, "{kind:?} {ranks} {micro_batches}: {most} live");
+                if kind == PipelineScheduleKind::Interleaved {
                     (3..=4)
                         .for_each(|stages| drop(check(kind.generate(ranks, stages, micro_batches).unwrap())));
                 }
@@ -63,12 +66,12 @@ fn bubbles_are_those_of_the_papers() {
         };
         let (ranks, micro_batches) = (p as f64, m as f64);
         let classic = (ranks - 1.0) / (micro_batches + ranks - 1.0);
-        close(bubble(ScheduleKind::Sequential), (ranks - 1.0) / ranks);
-        close(bubble(ScheduleKind::GPipe), classic);
-        close(bubble(ScheduleKind::OneForwardOneBackward), classic);
+        close(bubble(PipelineScheduleKind::Sequential), (ranks - 1.0) / ranks);
+        close(bubble(PipelineScheduleKind::GPipe), classic);
+        close(bubble(PipelineScheduleKind::OneForwardOneBackward), classic);
         if m % p == 0 {
             close(
-                bubble(ScheduleKind::Interleaved),
+                bubble(PipelineScheduleKind::Interleaved),
                 (ranks - 1.0)
                     / (2.0 * micro_batches * f64::from(p > 1) + micro_batches * f64::from(p == 1) + ranks
                         - 1.0),
@@ -76,14 +79,17 @@ fn bubbles_are_those_of_the_papers() {
         }
         if m >= p {
             // (p − 1)(F + I − W) of idle time, a third of 1F1B's
-            close(bubble(ScheduleKind::ZeroBubble), (ranks - 1.0) / (3.0 * micro_batches + ranks - 1.0));
+            close(
+                bubble(PipelineScheduleKind::ZeroBubble),
+                (ranks - 1.0) / (3.0 * micro_batches + ranks - 1.0),
+            );
         }
     }
 }
 
 #[test]
 fn one_forward_one_backward_looks_as_in_the_paper() {
-    let schedule = generate(ScheduleKind::OneForwardOneBackward, 2, 3);
+    let schedule = generate(PipelineScheduleKind::OneForwardOneBackward, 2, 3);
     let csv = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0F2,0SEND_F2,0RECV_B1,0B1,0RECV_B2,0B2\n\
                1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1RECV_F2,1F1,1B1,1SEND_B1,1F2,1B2,1SEND_B2\n";
     let without: Vec<Vec<String>> = [schedule.to_csv().as_str(), csv]
@@ -161,7 +167,7 @@ fn stages_that_follow_on_one_rank_need_no_message() {
 
 #[test]
 fn what_is_left_for_an_evaluation_is_forward() {
-    let schedule = generate(ScheduleKind::Interleaved, 3, 4);
+    let schedule = generate(PipelineScheduleKind::Interleaved, 3, 4);
     let forward = schedule.forward_only();
     assert!(forward.ranks.iter().all(|actions| !actions.is_empty()));
     let names = forward.to_csv();
@@ -175,7 +181,7 @@ fn no_schedule_that_is_accepted_hangs_under_rendezvous_sends() {
     let mut below = |most: usize| random.next_u32() as usize % most.max(1);
     let (mut sound, mut changed, mut refused) = (0, 0, 0);
     for _ in 0..10_000 {
-        let kind = ScheduleKind::ALL[below(5)];
+        let kind = PipelineScheduleKind::value_variants()[below(5)];
         let original = generate(kind, 1 + below(4), 1 + below(5));
         let mut schedule = original.clone();
         for _ in 0..below(4) {
@@ -223,7 +229,7 @@ fn mutate(schedule: &mut Schedule, below: &mut impl FnMut(usize) -> usize) {
         }
     }
     if schedule.ranks.iter().any(Vec::is_empty) {
-        *schedule = generate(ScheduleKind::GPipe, 2, 2);
+        *schedule = generate(PipelineScheduleKind::GPipe, 2, 2);
     }
 }
 
@@ -289,10 +295,10 @@ fn what_no_memory_can_hold_is_refused_with_the_numbers() {
     for (ranks, stages, micro_batches) in
         [(huge, 1, 8), (100_000, 1, 200_000), (2, huge, 8), (2, 1, 100_000_000)]
     {
-        let error = ScheduleKind::Interleaved.generate(ranks, stages, micro_batches).unwrap_err();
+        let error = PipelineScheduleKind::Interleaved.generate(ranks, stages, micro_batches).unwrap_err();
         assert!(error.to_string().contains("262144 is the limit") && error.exit_code() == 2, "{error}");
     }
-    let long = generate(ScheduleKind::Sequential, 100, 20);
+    let long = generate(PipelineScheduleKind::Sequential, 100, 20);
     let error = long.table("sequential", &long.check().unwrap()).unwrap_err().to_string();
     assert!(error.contains("cells, and 100000 is the limit"), "{error}");
 }

@@ -6,7 +6,7 @@ use super::{Action, Schedule, Work};
 
 /// One pass in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct TimedPass {
     /// The pass.
     pub action: Action,
     /// When it begins.
@@ -19,7 +19,7 @@ pub struct Span {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeline {
     /// The passes of each rank, in order.
-    pub ranks: Vec<Vec<Span>>,
+    pub ranks: Vec<Vec<TimedPass>>,
     /// When the last of them is done.
     pub length: u64,
 }
@@ -36,7 +36,7 @@ impl Timeline {
             .map(|actions| actions.iter().copied().filter(|action| !action.work.is_message()).collect())
             .collect();
         let mut done: HashMap<Action, u64> = HashMap::new();
-        let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); passes.len()];
+        let mut ranks: Vec<Vec<TimedPass>> = vec![Vec::new(); passes.len()];
         let mut upwards = true;
         loop {
             let mut moved = false;
@@ -54,7 +54,7 @@ impl Timeline {
                     let start = ready.into_iter().copied().fold(free, u64::max);
                     let end = start + action.work.cost();
                     done.insert(action, end);
-                    spans.push(Span { action, start, end });
+                    spans.push(TimedPass { action, start, end });
                     moved = true;
                 }
             }

@@ -17,8 +17,8 @@ pub struct Report {
     pub timeline: Timeline,
 }
 
-/// Where actions are: rank and place in its list.
-type Places = HashMap<Action, (usize, usize)>;
+/// For each action, its rank and its place in the rank's list.
+type ActionPlaces = HashMap<Action, (usize, usize)>;
 
 impl Schedule {
     /// Proves that every stage does every pass of every micro-batch exactly once, on one rank, in an order that can be; that
@@ -41,8 +41,8 @@ impl Schedule {
         Ok(Report { peak_live: self.peak_live(), bubble: timeline.bubble(), timeline })
     }
 
-    fn places(&self) -> std::result::Result<Places, String> {
-        let mut places = Places::new();
+    fn places(&self) -> std::result::Result<ActionPlaces, String> {
+        let mut places = ActionPlaces::new();
         for (rank, actions) in self.ranks.iter().enumerate() {
             if actions.is_empty() {
                 return Err(format!("rank {rank} has nothing to do"));
@@ -62,7 +62,7 @@ impl Schedule {
         Ok(places)
     }
 
-    fn check_passes(&self, places: &Places) -> std::result::Result<(), String> {
+    fn check_passes(&self, places: &ActionPlaces) -> std::result::Result<(), String> {
         for stage in 0..self.num_stages {
             let owner = self
                 .rank_of(stage)
@@ -103,7 +103,7 @@ impl Schedule {
         Ok(())
     }
 
-    fn check_messages(&self, places: &Places) -> std::result::Result<(), String> {
+    fn check_messages(&self, places: &ActionPlaces) -> std::result::Result<(), String> {
         let owners = self.owners();
         let all =
             self.ranks.iter().enumerate().flat_map(|(rank, actions)| actions.iter().map(move |a| (a, rank)));
@@ -157,7 +157,7 @@ impl Schedule {
     }
 
     /// Lets the ranks go through their lists, a send and its receive only at the same time.
-    fn check_rendezvous(&self, places: &Places) -> std::result::Result<(), String> {
+    fn check_rendezvous(&self, places: &ActionPlaces) -> std::result::Result<(), String> {
         let mut at = vec![0; self.ranks.len()];
         let mut moved = true;
         while moved {
@@ -216,7 +216,7 @@ impl Schedule {
 }
 
 /// Fails if both are there, on the same rank, and `second` comes before `first`.
-fn in_order(places: &Places, first: Action, second: Action) -> std::result::Result<(), String> {
+fn in_order(places: &ActionPlaces, first: Action, second: Action) -> std::result::Result<(), String> {
     match (places.get(&first), places.get(&second)) {
         (Some((rank, before)), Some((other, after))) if rank == other && before > after => {
             Err(format!("{second} comes before {first} on rank {rank}"))

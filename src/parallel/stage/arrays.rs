@@ -76,11 +76,12 @@ impl Stage {
     ) -> Result<Activations<D>> {
         let Inner { values: inner, saved } =
             self.inner(exchanger, if only_ends { None } else { Some(rows) })?;
-        let end =
-            |position| exchanger.device.allocate(rows * self.widths[position], Role::Activations).map(Some);
+        let end = |position: usize| {
+            exchanger.device.allocate(rows * self.positions[position].width, Role::Activations).map(Some)
+        };
         let mut values = vec![end(0)?];
         values.extend(inner);
-        if self.value[self.pieces.len()] > 0 {
+        if self.positions[self.pieces.len()].value > 0 {
             values.push(end(self.pieces.len())?);
         }
         let targets = self.head.as_ref().map_or(0, Head::targets_per_row);
@@ -94,16 +95,15 @@ impl Stage {
     pub fn inner<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: Option<usize>) -> Result<Inner<D>> {
         let allocate =
             |width: usize| rows.map(|rows| exchanger.device.allocate(rows * width, Role::Activations));
-        let last = self.value[self.pieces.len()];
+        let last = self.positions[self.pieces.len()].value;
         let (mut values, mut saved) = (Vec::new(), Vec::new());
         for number in 1..last {
-            let position = self.value.iter().position(|value| *value == number);
-            values.push(
-                allocate(self.widths[position.expect("arrays are numbered without gaps")]).transpose()?,
-            );
+            let position = self.positions.iter().find(|position| position.value == number);
+            let width = position.expect("arrays are numbered without gaps").width;
+            values.push(allocate(width).transpose()?);
         }
         for piece in &self.pieces {
-            let width = match piece {
+            let width = match &piece.piece {
                 Piece::Layer(layer) => layer.saved_len(),
                 Piece::Exchange(_) => 0,
             };
@@ -118,10 +118,10 @@ impl Stage {
     /// The device has not that much memory.
     pub fn gradients<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: usize) -> Result<Gradients<D>> {
         let mut values = Vec::new();
-        for number in 0..=self.gradient[self.pieces.len()] {
+        for number in 0..=self.positions[self.pieces.len()].gradient {
             // values that share an array have the same width
-            let position = self.gradient.iter().position(|gradient| *gradient == number);
-            let width = self.widths[position.expect("arrays are numbered without gaps")];
+            let position = self.positions.iter().find(|position| position.gradient == number);
+            let width = position.expect("arrays are numbered without gaps").width;
             values.push(Some(exchanger.device.allocate(rows * width, Role::Activations)?));
         }
         let is_turned = vec![false; values.len()];

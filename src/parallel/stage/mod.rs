@@ -18,7 +18,7 @@ pub use arrays::{Activations, Gradients, Inner};
 use super::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
-use crate::device::{Activation, Device, LossShape, totals};
+use crate::device::{Device, FusedActivation, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
 use crate::parallel::settle;
 use crate::trace::{self, Name};
@@ -48,14 +48,28 @@ pub struct Stage {
     pub tensors: Range<usize>,
     /// The loss, in the last stage.
     pub head: Option<Head>,
-    pieces: Vec<Piece>,
-    /// The number in the model of each piece's layer.
-    numbers: Vec<usize>,
-    /// The width of the values at each position.
-    widths: Vec<usize>,
-    /// Which array holds the values at each position, and which their gradient.
-    value: Vec<usize>,
-    gradient: Vec<usize>,
+    pieces: Vec<StagePiece>,
+    /// One more than there are pieces.
+    positions: Vec<Position>,
+}
+
+/// A piece of a stage.
+#[derive(Debug, Clone)]
+struct StagePiece {
+    piece: Piece,
+    /// The number of its layer in the model.
+    layer: usize,
+}
+
+/// A place before, between or after the pieces of a stage.
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    /// The number of values of a row.
+    width: usize,
+    /// The number of the array that holds the values.
+    value: usize,
+    /// The number of the array that holds their gradient.
+    gradient: usize,
 }
 
 /// Which gradients a backward pass makes.
@@ -102,28 +116,31 @@ impl Stage {
         first_tensor: usize,
         head: Option<Head>,
     ) -> Stage {
-        let (mut pieces, mut numbers, mut tensor) = (Vec::new(), Vec::new(), first_tensor);
-        let (mut widths, mut value, mut gradient) = (vec![width], vec![0], vec![0]);
+        let (mut pieces, mut tensor) = (Vec::new(), first_tensor);
+        let mut at = Position { width, value: 0, gradient: 0 };
+        let mut positions = vec![at];
         for part in parts {
             for piece in &part.pieces {
-                let (at, width) = (widths.len() - 1, *widths.last().expect("the first width is there"));
-                let (moves_value, moves_gradient, next) = match piece {
+                let (moves_value, moves_gradient, width) = match piece {
                     Piece::Layer(layer) => (true, !layer.is_elementwise(), layer.output_len()),
-                    Piece::Exchange(exchange) if exchange.is_in_place() => (false, false, width),
+                    Piece::Exchange(exchange) if exchange.is_in_place() => (false, false, at.width),
                     Piece::Exchange(exchange) => (true, true, exchange.width),
                 };
-                widths.push(next);
-                value.push(value[at] + usize::from(moves_value));
-                gradient.push(gradient[at] + usize::from(moves_gradient));
-                numbers.push(part.number);
-                pieces.push(match piece {
+                at = Position {
+                    width,
+                    value: at.value + usize::from(moves_value),
+                    gradient: at.gradient + usize::from(moves_gradient),
+                };
+                positions.push(at);
+                let piece = match piece {
                     Piece::Layer(layer) => Piece::Layer(layer.clone().with_tensors_from(tensor)),
                     exchange => exchange.clone(),
-                });
+                };
+                pieces.push(StagePiece { piece, layer: part.number });
             }
             tensor += part.tensors.len();
         }
-        Stage { index, tensors: first_tensor..tensor, head, pieces, numbers, widths, value, gradient }
+        Stage { index, tensors: first_tensor..tensor, head, pieces, positions }
     }
 
     /// The number of pieces.
@@ -133,7 +150,7 @@ impl Stage {
 
     /// The first tensor of piece `at`, if it has any.
     pub fn first_tensor(&self, at: usize) -> Option<usize> {
-        match &self.pieces[at] {
+        match &self.pieces[at].piece {
             Piece::Layer(layer) => (!layer.tensors().is_empty()).then(|| layer.tensors().start),
             Piece::Exchange(_) => None,
         }
@@ -141,12 +158,12 @@ impl Stage {
 
     /// The widths of the values that come in and that leave.
     pub fn ends(&self) -> (usize, usize) {
-        (self.widths[0], *self.widths.last().expect("the first width is there"))
+        (self.positions[0].width, self.positions[self.pieces.len()].width)
     }
 
     /// The widest exchange.
     pub fn widest_exchange(&self) -> usize {
-        let widths = self.pieces.iter().map(|piece| match piece {
+        let widths = self.pieces.iter().map(|piece| match &piece.piece {
             Piece::Exchange(exchange) => exchange.width,
             Piece::Layer(_) => 0,
         });
@@ -170,15 +187,16 @@ impl Stage {
             return Ok(());
         }
         let Activations { values, saved, .. } = activations;
-        let (from, into) = (self.value[at], self.value[at + 1]);
+        let (before, after) = (self.positions[at], self.positions[at + 1]);
+        let (from, into) = (before.value, after.value);
         let (mut input, mut output) = (values[from].take(), values[into].take());
-        match &self.pieces[at] {
+        match &self.pieces[at].piece {
             Piece::Layer(layer) => {
-                let _span = trace::work(Name::Layer).layer(self.numbers[at]);
+                let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
                 let device = exchanger.device;
                 let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
-                let output = device.view_mut(here_mut(&mut output), 0..rows * self.widths[at + 1]);
-                let input = device.view(here(&input), 0..rows * self.widths[at]);
+                let output = device.view_mut(here_mut(&mut output), 0..rows * after.width);
+                let input = device.view(here(&input), 0..rows * before.width);
                 layer.forward(device, parameters, rows, input, saved, output);
                 settle(device);
             }
@@ -234,12 +252,12 @@ impl Stage {
         if context.rows == 0 {
             return Ok(());
         }
-        match (&self.pieces[at], pass) {
+        match (&self.pieces[at].piece, pass) {
             (Piece::Layer(layer), Pass::Weights) if layer.tensors().is_empty() => Ok(()),
             (Piece::Layer(layer), _) => self.backward_layer(context, at, layer, pass, activations, gradients),
             (Piece::Exchange(_), Pass::Weights) => Ok(()),
             // an exchange before a layer was done together with it
-            (Piece::Exchange(_), _) if matches!(self.pieces.get(at + 1), Some(Piece::Layer(_))) => Ok(()),
+            (Piece::Exchange(_), _) if self.is_layer(at + 1) => Ok(()),
             (Piece::Exchange(exchange), _) => {
                 let started = self.start_exchange(context, at, *exchange, gradients)?;
                 self.finish_exchange(context, at, *exchange, started, gradients);
@@ -257,30 +275,40 @@ impl Stage {
         activations: &Activations<D>,
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
-        let _span = trace::work(Name::Layer).layer(self.numbers[at]);
+        let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
         let (device, rows) = (context.exchanger.device, context.rows);
-        let view = |position: usize| {
-            device.view(here(&activations.values[self.value[position]]), 0..rows * self.widths[position])
+        let (before, after) = (self.positions[at], self.positions[at + 1]);
+        let view = |position: Position| {
+            device.view(here(&activations.values[position.value]), 0..rows * position.width)
         };
         let saved = device.view(here(&activations.saved[at]), 0..rows * layer.saved_len());
-        let tape: Tape<'_, D> = Tape { input: view(at), saved, output: view(at + 1) };
-        let (from, len) = (self.gradient[at + 1], rows * self.widths[at + 1]);
+        let tape: Tape<'_, D> = Tape { input: view(before), saved, output: view(after) };
+        let (from, len) = (after.gradient, rows * after.width);
         let mut started = None;
         if pass != Pass::Weights {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-            let how = (context.accumulate.biases, std::mem::take(&mut gradients.is_turned[from]));
-            layer.backward_activation(device, &tape, gradient, context.gradients, how);
+            let is_backpropagated = std::mem::take(&mut gradients.is_turned[from]);
+            let accumulate = context.accumulate.biases;
+            layer.backward_activation(
+                device,
+                &tape,
+                gradient,
+                context.gradients,
+                accumulate,
+                is_backpropagated,
+            );
             if self.needs_gradient(at) {
                 if !layer.is_elementwise() {
-                    let into = self.gradient[at];
+                    let into = before.gradient;
                     let turned = self.turned_with(device, at, rows, activations);
                     gradients.is_turned[into] = turned.is_some();
-                    let (before, after) = gradients.values.split_at_mut(from);
-                    let gradient = device.view(here(&after[0]), 0..len);
-                    let input = device.view_mut(here_mut(&mut before[into]), 0..rows * self.widths[at]);
+                    let (inputs, outputs) = gradients.values.split_at_mut(from);
+                    let gradient = device.view(here(&outputs[0]), 0..len);
+                    let input = device.view_mut(here_mut(&mut inputs[into]), 0..rows * before.width);
                     layer.backward_input(device, context.parameters, rows, &tape, gradient, input, turned);
                 }
-                if let Some(Piece::Exchange(exchange)) = at.checked_sub(1).map(|before| &self.pieces[before])
+                if let Some(Piece::Exchange(exchange)) =
+                    at.checked_sub(1).map(|earlier| &self.pieces[earlier].piece)
                 {
                     started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
                 }
@@ -311,13 +339,20 @@ impl Stage {
         at: usize,
         rows: usize,
         activations: &'v Activations<D>,
-    ) -> Option<(Activation, D::View<'v>)> {
+    ) -> Option<FusedActivation<D::View<'v>>> {
         let before = at.checked_sub(1)?;
-        let (Piece::Layer(first), Piece::Layer(second)) = (&self.pieces[before], &self.pieces[at]) else {
+        let (Piece::Layer(first), Piece::Layer(second)) =
+            (&self.pieces[before].piece, &self.pieces[at].piece)
+        else {
             return None;
         };
-        let activation = first.turns_with(device, second)?;
-        Some((activation, device.view(here(&activations.saved[before]), 0..rows * first.saved_len())))
+        let activation = first.activation_fused_with(device, second)?;
+        let saved = device.view(here(&activations.saved[before]), 0..rows * first.saved_len());
+        Some(FusedActivation { activation, saved })
+    }
+
+    fn is_layer(&self, at: usize) -> bool {
+        self.pieces.get(at).is_some_and(|piece| matches!(piece.piece, Piece::Layer(_)))
     }
 
     /// True if the gradient at position `at` is wanted: by an earlier stage, or by parameters before it.
@@ -332,7 +367,7 @@ impl Stage {
         exchange: Exchange,
         gradients: &mut Gradients<D>,
     ) -> Result<Started<D::Buffer>> {
-        let all = &mut gradients.values[self.gradient[at + 1]];
+        let all = &mut gradients.values[self.positions[at + 1].gradient];
         context.exchanger.start_backward(exchange, context.rows, all)
     }
 
@@ -344,7 +379,7 @@ impl Stage {
         started: Started<D::Buffer>,
         gradients: &mut Gradients<D>,
     ) {
-        let (own, all) = (self.gradient[at], self.gradient[at + 1]);
+        let (own, all) = (self.positions[at].gradient, self.positions[at + 1].gradient);
         if exchange.kind == ExchangeKind::GatherOutput {
             let (before, after) = gradients.values.split_at_mut(all);
             let (own, all) = (here_mut(&mut before[own]), here(&after[0]));

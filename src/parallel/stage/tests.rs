@@ -1,7 +1,7 @@
 //! Every layer and loss against finite differences, fused and on its own.
 
 use super::*;
-use crate::device::{Activation, Cpu, Role};
+use crate::device::{Activation, Cpu, MemoryOperations, Role};
 use crate::nn::{Features, Initial, Module, Network, Segmentation, TensorShard};
 use crate::parallel::tensor::{Split, split};
 

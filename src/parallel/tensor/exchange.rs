@@ -7,8 +7,8 @@
 //! their gradient.
 
 use crate::Result;
-use crate::comm::{DeviceCommunicator, Operation, Transfer};
-use crate::device::{BlockShape, Device, Portable, Role};
+use crate::comm::{Communicator, Front, Operation, Pending};
+use crate::device::{BlockShape, Device, Role};
 use crate::parallel::shard;
 
 /// What is exchanged between two layers.
@@ -46,18 +46,18 @@ pub struct Exchanger<'a, D: Device> {
     /// Where everything is computed.
     pub device: &'a D,
     /// Nothing where layers are whole.
-    tensor: Option<DeviceCommunicator>,
+    tensor: Option<Communicator>,
     scratch: Option<D::Buffer>,
 }
 
 /// An exchange of gradients under way.
-pub enum Started<B: Portable> {
+pub enum Started<B> {
     /// Nothing had to be sent.
     Nothing,
     /// A sum, in the place of its terms.
-    Sum(Transfer<B>),
+    Sum(Pending<Front<B>>),
     /// A sum of which this rank wants its columns.
-    Columns(Transfer<B>),
+    Columns(Pending<Front<B>>),
 }
 
 impl<'a, D: Device> Exchanger<'a, D> {
@@ -70,12 +70,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
     ///
     /// # Errors
     /// The device has not enough memory.
-    pub fn new(
-        device: &'a D,
-        tensor: DeviceCommunicator,
-        rows: usize,
-        width: usize,
-    ) -> Result<Exchanger<'a, D>> {
+    pub fn new(device: &'a D, tensor: Communicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
         let len = tensor.size() * rows * width.div_ceil(tensor.size());
         Ok(Exchanger {
             device,
@@ -90,14 +85,14 @@ impl<'a, D: Device> Exchanger<'a, D> {
     }
 
     fn rank(&self) -> usize {
-        self.tensor.as_ref().map_or(0, DeviceCommunicator::rank)
+        self.tensor.as_ref().map_or(0, Communicator::rank)
     }
 
     fn size(&self) -> usize {
-        self.tensor.as_ref().map_or(1, DeviceCommunicator::size)
+        self.tensor.as_ref().map_or(1, Communicator::size)
     }
 
-    fn peers(&self) -> &DeviceCommunicator {
+    fn peers(&self) -> &Communicator {
         self.tensor.as_ref().expect("only layers that are shared have exchanges")
     }
 
@@ -155,7 +150,10 @@ impl<'a, D: Device> Exchanger<'a, D> {
                     let into = self.device.view_mut(&mut parts, rank * part..(rank + 1) * part);
                     self.device.copy_block(&shape, block, into);
                 }
-                Ok(Started::Columns(self.peers().start_reduce_scatter(parts, size * part, Operation::Sum)?))
+                Ok(Started::Columns(
+                    self.peers()
+                        .start_reduce_scatter(Front { buffer: parts, len: size * part }, Operation::Sum)?,
+                ))
             }
         }
     }
@@ -171,9 +169,9 @@ impl<'a, D: Device> Exchanger<'a, D> {
     ) {
         match started {
             Started::Nothing => {}
-            Started::Sum(transfer) => *own = Some(transfer.wait()),
-            Started::Columns(transfer) => {
-                let parts = transfer.wait();
+            Started::Sum(sum) => *own = Some(sum.wait().buffer),
+            Started::Columns(columns) => {
+                let parts = columns.wait().buffer;
                 let part = self.part_len(exchange.width, rows);
                 let (rank, size) = (self.rank(), self.size());
                 let len = rows * shard(exchange.width, rank, size).len();
@@ -195,7 +193,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
 
     fn start_sum(&mut self, terms: &mut Option<D::Buffer>, len: usize) -> Result<Started<D::Buffer>> {
         let buffer = terms.take().expect("values that are summed are here");
-        Ok(Started::Sum(self.peers().start_all_reduce_in_place(buffer, len, Operation::Sum)?))
+        Ok(Started::Sum(self.peers().start_all_reduce_in_place(Front { buffer, len }, Operation::Sum)?))
     }
 
     fn gather(
@@ -210,7 +208,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
         let len = rows * shard(width, self.rank(), size).len();
         let start = self.rank() * part;
         device.copy(device.view(here(own), 0..len), device.view_mut(&mut parts, start..start + len));
-        let parts = self.peers().start_all_gather_in_place(parts, size * part)?.wait();
+        let parts =
+            self.peers().start_all_gather_in_place(Front { buffer: parts, len: size * part })?.wait().buffer;
         for rank in 0..size {
             let columns = shard(width, rank, size);
             let shape =

@@ -9,20 +9,26 @@ pub mod exchange;
 
 use std::ops::Range;
 
+use clap::ValueEnum;
+
 use self::exchange::{Exchange, ExchangeKind};
 use super::shard;
 use crate::device::{Activation, WeightLayout};
 use crate::nn::{Features, Layer, Model, TensorShard};
 use crate::{Error, Result};
 
-/// How linear layers are shared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The way in which linear layers are divided among ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Split {
-    /// Two by two: the first by its outputs, the second by its inputs, so that what is between them stays where it is; one sum
-    /// forward and one backward for each pair (Shoeybi et al., "Megatron-LM", 2019, §3). A last layer without a partner is
-    /// split by its outputs.
+    /// Two by two, the first by its outputs, the second by its inputs: one sum forward and one
+    /// backward for each pair
+    ///
+    /// The values between the two layers stay where they are (Shoeybi et al., "Megatron-LM", 2019,
+    /// §3). A last layer without a partner is split by its outputs.
+    #[value(name = "pairs")]
     Pairs,
-    /// Each by its outputs; values are gathered after each layer, gradients scattered before it.
+    /// Each by its outputs: values are gathered after each layer, gradients scattered before it
+    #[value(name = "gather")]
     Gather,
 }
 

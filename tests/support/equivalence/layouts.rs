@@ -1,13 +1,14 @@
 //! Stages, split layers, replicas, and their combinations, on any device: every layout gives the
 //! serial run's numbers.
 
+use clap::ValueEnum;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::device::Activation;
 use phalanx::nn::{Features, Loss, Model, Module, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::data::{Reduction, SyncSettings};
-use phalanx::parallel::layout::Plan;
-use phalanx::parallel::schedule::{Schedule, ScheduleKind};
+use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::schedule::{PipelineScheduleKind, Schedule};
 use phalanx::parallel::tensor::Split;
 use phalanx::train::TrainerSettings;
 
@@ -24,14 +25,19 @@ const SYNC: SyncSettings = SyncSettings {
 
 const DEEP: [usize; 7] = [33, 17, 29, 8, 21, 40, 12];
 
-fn schedule(kind: ScheduleKind, ranks: usize, num_micro_batches: usize) -> Schedule {
+fn schedule(kind: PipelineScheduleKind, ranks: usize, num_micro_batches: usize) -> Schedule {
     let schedule = kind.generate(ranks, 2, num_micro_batches).unwrap();
     schedule.check().unwrap();
     schedule
 }
 
-pub fn pipeline_plan(model: &Model, kind: ScheduleKind, ranks: usize, num_micro_batches: usize) -> Plan {
-    Plan::pipeline(model, schedule(kind, ranks, num_micro_batches), None).unwrap()
+pub fn pipeline_plan(
+    model: &Model,
+    kind: PipelineScheduleKind,
+    ranks: usize,
+    num_micro_batches: usize,
+) -> ParallelPlan {
+    ParallelPlan::pipeline(model, schedule(kind, ranks, num_micro_batches), None).unwrap()
 }
 
 pub fn pipeline_grid(world: &World) -> Grid {
@@ -47,7 +53,7 @@ pub fn tensor_oracles<D: TestDevice>(world: &World) {
                 oracle.check::<D>(
                     &grid,
                     SYNC,
-                    &Plan::single_stage(&oracle.model(), num_micro_batches, split).unwrap(),
+                    &ParallelPlan::single_stage(&oracle.model(), num_micro_batches, split).unwrap(),
                 );
             }
         }
@@ -61,12 +67,13 @@ pub fn pipeline_oracles<D: TestDevice>(world: &World) {
     for name in MLPS {
         let oracle = Oracle::open(name);
         for num_micro_batches in [1, 4] {
-            let serial = Plan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs).unwrap();
+            let serial =
+                ParallelPlan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs).unwrap();
             let expected = oracle.check::<D>(&alone, SYNC, &serial);
-            for kind in ScheduleKind::ALL {
+            for &kind in PipelineScheduleKind::value_variants() {
                 for recompute in [false, true] {
                     let plan = pipeline_plan(&oracle.model(), kind, world.size(), num_micro_batches);
-                    let found = oracle.check::<D>(&grid, SYNC, &Plan { recompute, ..plan });
+                    let found = oracle.check::<D>(&grid, SYNC, &ParallelPlan { recompute, ..plan });
                     assert_eq!(found, expected, "{name}, {kind:?}, {num_micro_batches} micro-batches");
                 }
             }
@@ -79,9 +86,9 @@ pub fn pipeline_images<D: TestDevice>(world: &World) {
     let (grid, alone) = (pipeline_grid(world), serial_grid(world));
     for name in ["lenet_sgd", "cifar_net_adam"] {
         let oracle = Oracle::open(name);
-        let serial = Plan::single_stage(&oracle.model(), 2, Split::Pairs).unwrap();
+        let serial = ParallelPlan::single_stage(&oracle.model(), 2, Split::Pairs).unwrap();
         let expected = oracle.check::<D>(&alone, SYNC, &serial);
-        for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble] {
+        for kind in [PipelineScheduleKind::OneForwardOneBackward, PipelineScheduleKind::ZeroBubble] {
             let found =
                 oracle.check::<D>(&grid, SYNC, &pipeline_plan(&oracle.model(), kind, world.size(), 2));
             assert_eq!(found, expected, "{name}, {kind:?}");
@@ -98,7 +105,7 @@ pub fn pipeline_same_bits<D: TestDevice>(world: &World) {
         let mut rig = Rig::<D>::new(&network, Features::Flat(50), num_micro_batches, adamw(26, clip_norm));
         rig.num_samples = 57;
         let expected = rig.train(&alone, 9, 1e-2);
-        for kind in ScheduleKind::ALL {
+        for &kind in PipelineScheduleKind::value_variants() {
             let model = network.build(Features::Flat(50)).unwrap();
             rig.plan = pipeline_plan(&model, kind, world.size(), num_micro_batches);
             let found = rig.train(&grid, 9, 1e-2);
@@ -108,9 +115,9 @@ pub fn pipeline_same_bits<D: TestDevice>(world: &World) {
         }
         let mut sizes = vec![1; world.size()];
         sizes[0] = 9 - world.size();
-        let schedule = schedule(ScheduleKind::GPipe, world.size(), num_micro_batches);
+        let schedule = schedule(PipelineScheduleKind::GPipe, world.size(), num_micro_batches);
         let model = network.build(Features::Flat(50)).unwrap();
-        rig.plan = Plan::pipeline(&model, schedule, Some(&sizes)).unwrap();
+        rig.plan = ParallelPlan::pipeline(&model, schedule, Some(&sizes)).unwrap();
         assert_eq!(rig.train(&grid, 9, 1e-2).digest, expected.digest, "{sizes:?}");
     }
 }
@@ -130,7 +137,8 @@ pub fn stages_that_share_a_rank<D: TestDevice>(world: &World) {
         schedule.check().unwrap();
         let model = network.build(Features::Flat(50)).unwrap();
         for recompute in [false, true] {
-            rig.plan = Plan { recompute, ..Plan::pipeline(&model, schedule.clone(), None).unwrap() };
+            rig.plan =
+                ParallelPlan { recompute, ..ParallelPlan::pipeline(&model, schedule.clone(), None).unwrap() };
             assert_eq!(rig.train(&grid, 5, 1e-2).digest, expected.digest, "{csv}");
         }
     }
@@ -147,10 +155,10 @@ pub fn activations_on_their_own<D: TestDevice>(world: &World) {
     let mut rig = Rig::<D>::new(&network, Features::Flat(50), 4, adamw(24, None));
     let expected = rig.train(&serial_grid(world), 5, 1e-2).digest;
     for sizes in [[1, 4], [2, 3], [3, 2], [4, 1]] {
-        for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble] {
+        for kind in [PipelineScheduleKind::OneForwardOneBackward, PipelineScheduleKind::ZeroBubble] {
             for recompute in [false, true] {
-                let plan = Plan::pipeline(&model, schedule(kind, 2, 4), Some(&sizes)).unwrap();
-                rig.plan = Plan { recompute, ..plan };
+                let plan = ParallelPlan::pipeline(&model, schedule(kind, 2, 4), Some(&sizes)).unwrap();
+                rig.plan = ParallelPlan { recompute, ..plan };
                 assert_eq!(rig.train(&pipeline_grid(world), 5, 1e-2).digest, expected, "{sizes:?} {kind:?}");
             }
         }
@@ -199,15 +207,17 @@ pub fn grids<D: TestDevice>(world: &World) {
         let grid = Grid::new(world, GridShape { data, stage, tensor }).unwrap();
         for name in MLPS {
             let oracle = Oracle::open(name);
-            for kind in
-                [ScheduleKind::OneForwardOneBackward, ScheduleKind::Interleaved, ScheduleKind::ZeroBubble]
-            {
+            for kind in [
+                PipelineScheduleKind::OneForwardOneBackward,
+                PipelineScheduleKind::Interleaved,
+                PipelineScheduleKind::ZeroBubble,
+            ] {
                 for (split, reduction) in
                     [(Split::Pairs, Reduction::AllReduce), (Split::Gather, Reduction::ReduceScatter)]
                 {
                     let plan = pipeline_plan(&oracle.model(), kind, stage, 2);
                     let sync = SyncSettings { reduction: Some(reduction), bucket_bytes: 1234, ..SYNC };
-                    oracle.check::<D>(&grid, sync, &Plan { split, recompute: tensor == 2, ..plan });
+                    oracle.check::<D>(&grid, sync, &ParallelPlan { split, recompute: tensor == 2, ..plan });
                 }
             }
         }
@@ -224,7 +234,7 @@ pub fn grids_clipped<D: TestDevice>(world: &World) {
     let serial = rig.train(&serial_grid(world), 9, 1e-3);
     assert!(serial.norms[0] > 0.1, "the example must need clipping");
     for (data, stage, tensor) in [(2, 2, 2), (1, 4, 2), (2, 1, 4), (4, 2, 1), (8, 1, 1)] {
-        for kind in [ScheduleKind::GPipe, ScheduleKind::ZeroBubble] {
+        for kind in [PipelineScheduleKind::GPipe, PipelineScheduleKind::ZeroBubble] {
             rig.plan = pipeline_plan(&model, kind, stage, 2);
             let found = rig.train(&Grid::new(world, GridShape { data, stage, tensor }).unwrap(), 9, 1e-3);
             assert_close("losses", &found.losses, &serial.losses, 1e-5);
@@ -246,7 +256,7 @@ pub fn initial_weights<D: TestDevice>(world: &World) {
         let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: size }).unwrap();
         assert_eq!(rig.train(&grid, 0, 0.0).digest, expected, "{split:?}");
     }
-    rig.plan = pipeline_plan(&model, ScheduleKind::Interleaved, size, 1);
+    rig.plan = pipeline_plan(&model, PipelineScheduleKind::Interleaved, size, 1);
     assert_eq!(rig.train(&pipeline_grid(world), 0, 0.0).digest, expected);
 }
 

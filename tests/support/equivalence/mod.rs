@@ -15,11 +15,11 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{self, Batches, Order, Sampler, Standardise, Synthetic, Table, Targets};
 use phalanx::device::{Cpu, Cuda, Device, Precision};
 use phalanx::nn::{Features, Loss, Model, Network};
-use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
-use phalanx::parallel::layout::Plan;
+use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
-use phalanx::train::{Trainer, TrainerSettings};
+use phalanx::train::{RunRequests, StepOutcome, Trainer, TrainerSettings};
 
 /// True while allocations are recorded.
 static WATCHING: AtomicBool = AtomicBool::new(false);
@@ -82,7 +82,9 @@ pub fn serial_grid(world: &World) -> Grid {
 
 /// Returns settings with plain SGD.
 pub fn settings(batch_size: usize, sync: SyncSettings) -> TrainerSettings {
-    TrainerSettings { batch_size, sync, optimizer: OptimizerSettings::new(Rule::Sgd), seed: 11 }
+    let (optimizer, learning_rate) =
+        (OptimizerSettings::new(Rule::Sgd), LearningRateSchedule::constant(0.01));
+    TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 11 }
 }
 
 /// Returns a table of inputs with real targets.
@@ -109,7 +111,7 @@ pub fn assert_close(what: &str, found: &[f64], expected: &[f64], tolerance: f64)
 pub struct Rig<'a, D: TestDevice = Cpu> {
     model: Model,
     /// The division of the model over the grid.
-    pub plan: Plan,
+    pub plan: ParallelPlan,
     targets: Targets,
     settings: TrainerSettings,
     /// Samples in an epoch.
@@ -149,7 +151,7 @@ impl<'a, D: TestDevice> Rig<'a, D> {
             Loss::MeanOfSquares => Targets::Nothing,
         };
         let model = network.build(features).unwrap();
-        let plan = Plan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
+        let plan = ParallelPlan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
         Rig { model, plan, targets, settings, num_samples: 500, device: D::shared(), _network: network }
     }
 
@@ -166,40 +168,38 @@ impl<'a, D: TestDevice> Rig<'a, D> {
 
     /// Trains on synthetic samples.
     pub fn train(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
-        let trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
-        self.finish(grid, trainer, self.synthetic(), num_steps, rate)
+        self.finish(grid, self.trainer(grid, rate), self.synthetic(), num_steps)
     }
 
     /// Trains on the embedded digits.
     pub fn train_digits(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
-        let trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let set = dataset::open_digits().unwrap().train;
         let standardise = set.preset().map(|pairs| {
             let pairs: Vec<_> = pairs.into_iter().map(|pair| pair.map(f64::from)).collect();
             Standardise::new(&pairs)
         });
         let sampler = Sampler::new(set.num_samples(), self.settings.batch_size, Order::Shuffled, 3);
-        self.finish(grid, trainer, Batches::new(set, sampler, standardise), num_steps, rate)
+        let batches = Batches::new(set, sampler, standardise);
+        self.finish(grid, self.trainer(grid, rate), batches, num_steps)
     }
 
     /// Trains on `table` in order, from the parameters `start`.
     pub fn train_table(&self, grid: &Grid, num_steps: u64, rate: f64, start: &[f32], table: Table) -> Run {
-        let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        let mut trainer = self.trainer(grid, rate);
         set_parameters(&mut trainer, &self.model, start);
         let sampler = Sampler::new(2, self.settings.batch_size, Order::Sequential, 0);
-        self.finish(grid, trainer, Batches::new(Box::new(table), sampler, None), num_steps, rate)
+        self.finish(grid, trainer, Batches::new(Box::new(table), sampler, None), num_steps)
     }
 
-    fn finish(
-        &self,
-        grid: &Grid,
-        mut trainer: Trainer<'_, D>,
-        mut batches: Batches,
-        num_steps: u64,
-        rate: f64,
-    ) -> Run {
+    fn trainer<'g>(&'g self, grid: &'g Grid, rate: f64) -> Trainer<'g, D> {
+        let learning_rate = LearningRateSchedule::constant(rate);
+        let settings = TrainerSettings { learning_rate, ..self.settings };
+        Trainer::new(self.device, grid, &self.model, &self.plan, settings).unwrap()
+    }
+
+    fn finish(&self, grid: &Grid, mut trainer: Trainer<'_, D>, mut batches: Batches, num_steps: u64) -> Run {
         let outcomes: Vec<_> =
-            (0..num_steps).map(|step| trainer.step(step, rate, &mut batches).unwrap()).collect();
+            (0..num_steps).map(|step| take_step(&mut trainer, step, &mut batches).unwrap()).collect();
         trainer.check_replicas(num_steps).unwrap();
         Run {
             tested: trainer.evaluate(&mut batches).unwrap().loss,
@@ -212,9 +212,9 @@ impl<'a, D: TestDevice> Rig<'a, D> {
     }
 
     /// Calls `work` with a trainer.
-    pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, D>, &D)) {
+    pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, D>)) {
         let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
-        work(&mut trainer, self.device);
+        work(&mut trainer);
     }
 
     /// Returns the callers of the allocations in one step after `num_steps` others, `gemm`
@@ -223,17 +223,27 @@ impl<'a, D: TestDevice> Rig<'a, D> {
         let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let mut batches = self.synthetic();
         for step in 0..num_steps {
-            trainer.step(step, 0.01, &mut batches).unwrap();
+            take_step(&mut trainer, step, &mut batches).unwrap();
         }
         let maps = phalanx::memory::num_maps();
         WATCHING.store(true, Ordering::Relaxed);
-        let outcome = trainer.step(num_steps, 0.01, &mut batches);
+        let outcome = take_step(&mut trainer, num_steps, &mut batches);
         WATCHING.store(false, Ordering::Relaxed);
         outcome.unwrap();
         let mut found = std::mem::take(&mut *FOUND.lock().unwrap());
         found.extend((maps..phalanx::memory::num_maps()).map(|_| "a memory map".to_owned()));
         found
     }
+}
+
+/// Takes step `step` and waits for its outcome.
+pub fn take_step<D: Device>(
+    trainer: &mut Trainer<'_, D>,
+    step: u64,
+    batches: &mut Batches,
+) -> phalanx::Result<StepOutcome> {
+    trainer.step(step, batches, RunRequests::default)?;
+    Ok(trainer.flush(RunRequests::default())?.expect("the step is open"))
 }
 
 fn set_parameters<D: TestDevice>(trainer: &mut Trainer<'_, D>, model: &Model, mut values: &[f32]) {

@@ -6,12 +6,12 @@ use phalanx::comm::Grid;
 use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
 use phalanx::device::Activation;
 use phalanx::nn::{Features, Loss, Model, Network};
-use phalanx::optim::{LearningRate, OptimizerSettings, Rule, ScheduleKind};
+use phalanx::optim::{LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
 use phalanx::parallel::data::{Reduction, SyncSettings};
-use phalanx::parallel::layout::Plan;
+use phalanx::parallel::layout::ParallelPlan;
 use phalanx::train::{Trainer, TrainerSettings};
 
-use super::{TestDevice, assert_close, everywhere, set_parameters, settings};
+use super::{TestDevice, assert_close, everywhere, set_parameters, settings, take_step};
 
 /// A trajectory that PyTorch computed in `f64`.
 pub struct Oracle {
@@ -20,7 +20,7 @@ pub struct Oracle {
     features: Features,
     targets: Targets,
     optimizer: OptimizerSettings,
-    schedule: LearningRate,
+    schedule: LearningRateSchedule,
 }
 
 impl Oracle {
@@ -65,14 +65,14 @@ impl Oracle {
             other => panic!("there is no oracle {other}"),
         };
         let schedule = if name.contains("cosine") {
-            LearningRate {
-                kind: ScheduleKind::Cosine,
+            LearningRateSchedule {
+                kind: LearningRateScheduleKind::Cosine,
                 last: 1e-4,
                 num_steps: 12,
-                ..LearningRate::constant(rate)
+                ..LearningRateSchedule::constant(rate)
             }
         } else {
-            LearningRate::constant(rate)
+            LearningRateSchedule::constant(rate)
         };
         Oracle { file, network, features, targets, optimizer, schedule }
     }
@@ -110,7 +110,7 @@ impl Oracle {
     /// Takes PyTorch's steps on `grid`, with the model divided by `plan`, and compares every
     /// intermediate result within 10⁻⁵ of the largest value. Returns the digest of the final
     /// parameters.
-    pub fn check<D: TestDevice>(&self, grid: &Grid, sync: SyncSettings, plan: &Plan) -> u128 {
+    pub fn check<D: TestDevice>(&self, grid: &Grid, sync: SyncSettings, plan: &ParallelPlan) -> u128 {
         const TOLERANCE: f64 = 1e-5;
         let losses = self.read("f64/loss");
         let inputs = self.inputs(losses.len());
@@ -125,7 +125,8 @@ impl Oracle {
         let mut batches = Batches::new(Box::new(table), sampler, None);
 
         let model = self.model();
-        let settings = TrainerSettings { optimizer: self.optimizer, ..settings(batch_size, sync) };
+        let (optimizer, learning_rate) = (self.optimizer, self.schedule);
+        let settings = TrainerSettings { optimizer, learning_rate, ..settings(batch_size, sync) };
         let mut trainer = Trainer::new(D::shared(), grid, &model, plan, settings).unwrap();
         let initial: Vec<f32> =
             self.tensors(&model, "initial").into_iter().map(|value| value as f32).collect();
@@ -135,7 +136,8 @@ impl Oracle {
         assert_close("learning rates", &rates, &self.read("f64/learning_rate"), 1e-12);
         let (mut found_losses, mut found_norms) = (Vec::new(), Vec::new());
         for (step, rate) in rates.iter().enumerate() {
-            let outcome = trainer.step(step as u64, *rate, &mut batches).unwrap();
+            let outcome = take_step(&mut trainer, step as u64, &mut batches).unwrap();
+            assert_eq!(outcome.learning_rate, *rate);
             found_losses.push(outcome.loss);
             found_norms.push(outcome.gradient_norm);
             if step == 0 && sync.reduction == Some(Reduction::AllReduce) {

@@ -5,7 +5,7 @@ use phalanx::device::Activation;
 use phalanx::nn::{Features, Loss, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::data::{Reduction, SyncSettings};
-use phalanx::parallel::layout::Plan;
+use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
 use phalanx::train::TrainerSettings;
 
@@ -34,7 +34,7 @@ pub fn oracle<D: TestDevice>(world: &World, name: &str) {
     let oracle = Oracle::open(name);
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     for (sync, num_micro_batches) in ways() {
-        let plan = Plan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs).unwrap();
+        let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs).unwrap();
         oracle.check::<D>(&grid, sync, &plan);
     }
 }

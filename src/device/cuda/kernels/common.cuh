@@ -1,7 +1,9 @@
-// What all kernels share. Prepended to each file before it is compiled, for NVRTC has no headers.
+// Declarations that all kernels share. The text is put before each file, because NVRTC finds no
+// headers.
 //
-// Arrays are dense and row-major. `T` is how activations are kept: `float`, or `bf16` with products in bf16. Sums are formed in
-// float and in one order, whatever the grid's blocks are up to, so that a step repeated gives the same bits.
+// Arrays are dense and row-major. `T` is the format of activations: `float`, or `bf16` with
+// products in bf16. Sums are formed in float and in an order that does not depend on the order in
+// which blocks run, so that a repeated step gives the same bits.
 
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
@@ -27,7 +29,7 @@ __device__ __forceinline__ float from_float<float>(float value) {
     return value;
 }
 
-// To nearest, ties to even; NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 template <>
 __device__ __forceinline__ bf16 from_float<bf16>(float value) {
     uint32 bits = __float_as_uint(value);
@@ -37,7 +39,7 @@ __device__ __forceinline__ bf16 from_float<bf16>(float value) {
     return result;
 }
 
-// A small number kept in the place of an activation: see `route` in the trait.
+// An integer stored in place of an activation: `argmax`.
 __device__ __forceinline__ void put_number(float* place, uint32 number) {
     *place = __uint_as_float(number);
 }
@@ -54,7 +56,7 @@ __device__ __forceinline__ uint32 get_number(bf16 place) {
     return place.bits;
 }
 
-// Values that are read and written at once: 16 bytes of floats.
+// Values that are read and written at once: 16 bytes if they are floats.
 template <class T>
 struct __align__(4 * sizeof(T)) Four {
     T at[4];
@@ -75,7 +77,7 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// The sum over a block of whole warps, in thread 0.
+// Returns the sum over a block of whole warps in thread 0.
 __device__ __forceinline__ float block_sum(float value) {
     __shared__ float sums[32];
     value = warp_sum(value);
@@ -93,30 +95,32 @@ __device__ __forceinline__ float block_sum(float value) {
     return total;
 }
 
-// Adds the sum of `value` over the whole grid, times `factor`, to `*target`: every block leaves its sum in `partials`, and the last one
-// to come adds them up in order. `arrived` is 0 before and after.
-__device__ __forceinline__ void grid_sum(float value, float factor, float* partials, uint32* arrived, float* target) {
+// Adds the sum of `value` over the whole grid, times `factor`, to `*target`: every block stores its
+// sum in `partials`, and the last block to do so adds them in order. `blocks_done` is 0 before and
+// after.
+__device__ __forceinline__ void grid_sum(
+    float value, float factor, float* partials, uint32* blocks_done, float* target) {
     __shared__ bool is_last;
     float sum = block_sum(value);
     if (threadIdx.x == 0) {
         partials[blockIdx.x] = sum;
         __threadfence();
-        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+        is_last = atomicAdd(blocks_done, 1u) == gridDim.x - 1;
     }
     __syncthreads();
     if (is_last) {
         __threadfence();
-        float mine = 0;
+        float part = 0;
         for (uint32 block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
-            mine += *(volatile float*)&partials[block];
+            part += *(volatile float*)&partials[block];
         }
-        float total = block_sum(mine);
+        float total = block_sum(part);
         if (threadIdx.x == 0) {
             *target += factor * total;
-            *arrived = 0;
+            *blocks_done = 0;
         }
     }
 }
 
-// The same kernel for both ways of keeping activations.
+// Defines kernels for both formats of activations.
 #define FOR_BOTH(define) define(float, f32) define(bf16, bf16)

@@ -1,8 +1,10 @@
-// Convolution (valid, stride 1) with bias, 2 × 2 max-pooling and ReLU, channels last, and its gradients.
+// Convolution (valid, stride 1) with bias, 2 × 2 max-pooling and ReLU, channels last, and its
+// gradients.
 //
-// A block works on one image at a time. Where an image and the weights fit into shared memory (`STAGED`) they are brought there
-// once, as floats; else they are read where they are. `route` holds the place of the maximum in its window, 0 to 3 in reading
-// order: the gradient of a pooled output belongs to that one of four outputs of the convolution.
+// A block works on one image at a time. If an image and the weights fit into shared memory
+// (`STAGED`), they are copied there once, as floats; otherwise they are read from global memory.
+// `argmax` holds the place of the maximum in its window, 0 to 3 in reading order: the gradient of a
+// pooled output belongs to that one of four outputs of the convolution.
 
 struct ConvolutionShape {
     uint32 rows, channels, height, width, outputs, kernel, window, relu;
@@ -16,7 +18,7 @@ __device__ __forceinline__ uint32 output_width(const ConvolutionShape& shape) {
     return (shape.width + 1 - shape.kernel) / shape.window;
 }
 
-// Of the tap (ky, kx, channel) of output channel `output` in PyTorch's order [output, channel, ky, kx].
+// Returns the index of a weight in PyTorch's order [output, channel, ky, kx].
 __device__ __forceinline__ uint32 weight_index(
     const ConvolutionShape& shape, uint32 output, uint32 channel, uint32 ky, uint32 kx) {
     return ((output * shape.channels + channel) * shape.kernel + ky) * shape.kernel + kx;
@@ -29,16 +31,16 @@ __device__ __forceinline__ void stage(float* into, const T* from, uint32 len) {
     }
 }
 
-// Thread by thread, the outputs of image `blockIdx.x`, output channels fastest.
+// Computes the outputs of image `blockIdx.x`, one per thread at a time, output channels fastest.
 template <class T, bool STAGED>
 __device__ __forceinline__ void forward(
-    ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* route, T* output) {
+    ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax, T* output) {
     extern __shared__ float shared[];
     uint32 image_len = shape.height * shape.width * shape.channels, width = output_width(shape);
     uint32 taps = shape.kernel * shape.kernel * shape.channels;
     uint32 len = output_height(shape) * width * shape.outputs;
     input += (uint64)blockIdx.x * image_len;
-    route += (uint64)blockIdx.x * len;
+    argmax += (uint64)blockIdx.x * len;
     output += (uint64)blockIdx.x * len;
     float* weights = shared + image_len;
     if (STAGED) {
@@ -60,7 +62,9 @@ __device__ __forceinline__ void forward(
             for (uint32 run = 0; run < shape.kernel * shape.channels; run++) {
                 uint32 kx = run / shape.channels, channel = run % shape.channels;
                 uint32 tap = ky * shape.kernel * shape.channels + run;
-                float w = STAGED ? weights[tap * shape.outputs + out] : weight[weight_index(shape, out, channel, ky, kx)];
+                float w = STAGED
+                    ? weights[tap * shape.outputs + out]
+                    : weight[weight_index(shape, out, channel, ky, kx)];
                 uint32 start = origin + ky * shape.width * shape.channels + run;
                 for (uint32 place = 0; place < 4; place++) {
                     if (place < num_places) {
@@ -73,7 +77,7 @@ __device__ __forceinline__ void forward(
         float best = sums[0];
         uint32 chosen = 0;
         for (uint32 place = 1; place < 4; place++) {
-            // a NaN is larger than everything, as in PyTorch
+            // NaN propagates, as in PyTorch
             if (place < num_places && (sums[place] > best || sums[place] != sums[place])) {
                 best = sums[place];
                 chosen = place;
@@ -82,25 +86,28 @@ __device__ __forceinline__ void forward(
         best += bias[out];
         output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
         if (shape.window > 1) {
-            put_number(&route[at], chosen);
+            put_number(&argmax[at], chosen);
         }
     }
 }
 
-// Where in the convolution's outputs the gradient of pooled output `at` belongs: row and column.
+// Returns the row, and the column, of the convolution's output that pooled output `at` is the
+// maximum of.
 template <class T>
-__device__ __forceinline__ uint32 source_row(const ConvolutionShape& shape, const T* route, uint32 at, uint32* column) {
+__device__ __forceinline__ uint32 source_row(
+    const ConvolutionShape& shape, const T* argmax, uint32 at, uint32* column) {
     uint32 x = at / shape.outputs % output_width(shape), y = at / shape.outputs / output_width(shape);
-    uint32 place = shape.window > 1 ? get_number(route[at]) : 0;
+    uint32 place = shape.window > 1 ? get_number(argmax[at]) : 0;
     *column = x * shape.window + place % 2;
     return y * shape.window + place / 2;
 }
 
-// The sums over images `blockIdx.x`, `blockIdx.x + gridDim.x`, … of the gradients of weights number `blockIdx.y · 4 · blockDim.x`
-// and on, into row `blockIdx.x` of `parts`. With `STAGED`, an image, its gradients and where they belong are in shared memory.
+// Sums the gradients of the 4 · blockDim.x weights from number `blockIdx.y · 4 · blockDim.x` on
+// over the images `blockIdx.x`, `blockIdx.x + gridDim.x`, …, into row `blockIdx.x` of `partials`.
+// With `STAGED`, an image, its gradients and their places are in shared memory.
 template <class T, bool STAGED>
 __device__ __forceinline__ void backward_weight(
-    ConvolutionShape shape, const T* input, const T* route, const T* gradient, float* parts) {
+    ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials) {
     extern __shared__ float shared[];
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
@@ -112,18 +119,19 @@ __device__ __forceinline__ void backward_weight(
     for (uint32 i = 0; i < 4; i++) {
         uint32 number = first + i * blockDim.x, tap = number % taps;
         outs[i] = number / taps;
-        offsets[i] = tap / (shape.kernel * shape.channels) * shape.width * shape.channels + tap % (shape.kernel * shape.channels);
+        uint32 run = shape.kernel * shape.channels;
+        offsets[i] = tap / run * shape.width * shape.channels + tap % run;
     }
     for (uint32 row = blockIdx.x; row < shape.rows; row += gridDim.x) {
         const T* image = input + (uint64)row * image_len;
-        const T* mine = gradient + (uint64)row * len;
-        const T* routes = route + (uint64)row * len;
+        const T* image_gradient = gradient + (uint64)row * len;
+        const T* image_argmax = argmax + (uint64)row * len;
         if (STAGED) {
             __syncthreads();
             stage(shared, image, image_len);
-            stage(gradients, mine, len);
+            stage(gradients, image_gradient, len);
             for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
-                uint32 x, y = source_row(shape, routes, at, &x);
+                uint32 x, y = source_row(shape, image_argmax, at, &x);
                 starts[at] = (y * shape.width + x) * shape.channels;
             }
             __syncthreads();
@@ -135,8 +143,9 @@ __device__ __forceinline__ void backward_weight(
                     if (STAGED) {
                         sums[i] += gradients[at] * shared[starts[at] + offsets[i]];
                     } else {
-                        uint32 x, y = source_row(shape, routes, at, &x);
-                        sums[i] += to_float(mine[at]) * to_float(image[(y * shape.width + x) * shape.channels + offsets[i]]);
+                        uint32 x, y = source_row(shape, image_argmax, at, &x);
+                        uint32 start = (y * shape.width + x) * shape.channels;
+                        sums[i] += to_float(image_gradient[at]) * to_float(image[start + offsets[i]]);
                     }
                 }
             }
@@ -145,18 +154,21 @@ __device__ __forceinline__ void backward_weight(
     for (uint32 i = 0; i < 4; i++) {
         uint32 number = first + i * blockDim.x;
         if (number < num_weights) {
-            uint32 tap = number % taps, channel = tap % shape.channels, kx = tap / shape.channels % shape.kernel;
-            uint32 ky = tap / shape.channels / shape.kernel;
-            parts[(uint64)blockIdx.x * num_weights + weight_index(shape, outs[i], channel, ky, kx)] = sums[i];
+            uint32 tap = number % taps, channel = tap % shape.channels;
+            uint32 kx = tap / shape.channels % shape.kernel, ky = tap / shape.channels / shape.kernel;
+            uint32 index = weight_index(shape, outs[i], channel, ky, kx);
+            partials[(uint64)blockIdx.x * num_weights + index] = sums[i];
         }
     }
 }
 
-// Thread by thread, this block's share of the gradients of the inputs of image `blockIdx.x`, channels fastest: each looks at the pooled outputs whose
-// windows it can be under. With `STAGED`, weights [output, ky, kx, channel], gradients and where they belong are in shared memory.
+// Computes the gradients of the inputs of image `blockIdx.x`, one per thread at a time, channels
+// fastest; blocks with the same `blockIdx.x` take turns. Each input sums over the pooled outputs
+// whose windows may cover it. With `STAGED`, weights [output, ky, kx, channel], gradients and their
+// places are in shared memory.
 template <class T, bool STAGED>
 __device__ __forceinline__ void backward_input(
-    ConvolutionShape shape, const float* weight, const T* route, const T* gradient, T* input_gradient) {
+    ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient) {
     extern __shared__ float shared[];
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 height = output_height(shape), width = output_width(shape), len = height * width * shape.outputs;
@@ -164,7 +176,7 @@ __device__ __forceinline__ void backward_input(
     float* gradients = shared + taps * shape.outputs;
     // row in the upper half, column in the lower
     uint32* places = (uint32*)(gradients + len);
-    route += (uint64)blockIdx.x * len;
+    argmax += (uint64)blockIdx.x * len;
     gradient += (uint64)blockIdx.x * len;
     input_gradient += (uint64)blockIdx.x * image_len;
     if (STAGED) {
@@ -175,7 +187,7 @@ __device__ __forceinline__ void backward_input(
         }
         stage(gradients, gradient, len);
         for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
-            uint32 x, y = source_row(shape, route, at, &x);
+            uint32 x, y = source_row(shape, argmax, at, &x);
             places[at] = y << 16 | x;
         }
         __syncthreads();
@@ -195,13 +207,14 @@ __device__ __forceinline__ void backward_input(
                         cy = places[from] >> 16;
                         cx = places[from] & 0xffff;
                     } else {
-                        cy = source_row(shape, route, from, &cx);
+                        cy = source_row(shape, argmax, from, &cx);
                     }
                     // unsigned: a place that is too far down or right is out of range as well
                     uint32 ky = y - cy, kx = x - cx;
                     if (ky < shape.kernel && kx < shape.kernel) {
+                        uint32 tap = (out * shape.kernel + ky) * shape.kernel + kx;
                         sum += STAGED
-                            ? gradients[from] * shared[((out * shape.kernel + ky) * shape.kernel + kx) * shape.channels + channel]
+                            ? gradients[from] * shared[tap * shape.channels + channel]
                             : to_float(gradient[from]) * weight[weight_index(shape, out, channel, ky, kx)];
                     }
                 }
@@ -211,32 +224,33 @@ __device__ __forceinline__ void backward_input(
     }
 }
 
-#define CONVOLUTIONS(T, name)                                                                                          \
-    extern "C" __global__ void convolution_forward_##name(                                                             \
-        ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* route, T* output,           \
-        int staged) {                                                                                                  \
-        if (staged) {                                                                                                  \
-            forward<T, true>(shape, input, weight, bias, route, output);                                               \
-        } else {                                                                                                       \
-            forward<T, false>(shape, input, weight, bias, route, output);                                              \
-        }                                                                                                              \
-    }                                                                                                                  \
-    extern "C" __global__ void convolution_backward_weight_##name(                                                     \
-        ConvolutionShape shape, const T* input, const T* route, const T* gradient, float* parts, int staged) {         \
-        if (staged) {                                                                                                  \
-            backward_weight<T, true>(shape, input, route, gradient, parts);                                            \
-        } else {                                                                                                       \
-            backward_weight<T, false>(shape, input, route, gradient, parts);                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    extern "C" __global__ void convolution_backward_input_##name(                                                      \
-        ConvolutionShape shape, const float* weight, const T* route, const T* gradient, T* input_gradient,             \
-        int staged) {                                                                                                  \
-        if (staged) {                                                                                                  \
-            backward_input<T, true>(shape, weight, route, gradient, input_gradient);                                   \
-        } else {                                                                                                       \
-            backward_input<T, false>(shape, weight, route, gradient, input_gradient);                                  \
-        }                                                                                                              \
+#define CONVOLUTIONS(T, name)                                                                                \
+    extern "C" __global__ void convolution_forward_##name(                                                   \
+        ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax,           \
+        T* output, int staged) {                                                                             \
+        if (staged) {                                                                                        \
+            forward<T, true>(shape, input, weight, bias, argmax, output);                                    \
+        } else {                                                                                             \
+            forward<T, false>(shape, input, weight, bias, argmax, output);                                   \
+        }                                                                                                    \
+    }                                                                                                        \
+    extern "C" __global__ void convolution_backward_weight_##name(                                           \
+        ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,         \
+        int staged) {                                                                                        \
+        if (staged) {                                                                                        \
+            backward_weight<T, true>(shape, input, argmax, gradient, partials);                              \
+        } else {                                                                                             \
+            backward_weight<T, false>(shape, input, argmax, gradient, partials);                             \
+        }                                                                                                    \
+    }                                                                                                        \
+    extern "C" __global__ void convolution_backward_input_##name(                                            \
+        ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient,                     \
+        T* input_gradient, int staged) {                                                                     \
+        if (staged) {                                                                                        \
+            backward_input<T, true>(shape, weight, argmax, gradient, input_gradient);                        \
+        } else {                                                                                             \
+            backward_input<T, false>(shape, weight, argmax, gradient, input_gradient);                       \
+        }                                                                                                    \
     }
 
 FOR_BOTH(CONVOLUTIONS)

@@ -1,0 +1,186 @@
+//! The parts of a plan: rounds of messages between two ranks, and sums of what they bring.
+
+use std::fmt;
+use std::ops::Range;
+
+use clap::ValueEnum;
+
+use crate::trace::Name;
+
+/// An algorithm by which a collective operation moves and combines values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Algorithm {
+    /// MPI's own operation.
+    Mpi,
+    /// Every rank sends its whole buffer to every other, in one round. Sums are in rank order.
+    Direct,
+    /// Every part travels straight to its owner, and the sum straight to everyone, in two rounds
+    /// (pairwise exchange: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005), §4.3). Sums are in
+    /// rank order: the bits of [`Algorithm::Direct`].
+    Pairwise,
+    /// Parts travel round a ring: every rank talks to two others only (Patarasuk and Yuan, JPDC 69
+    /// (2009)).
+    Ring,
+    /// Recursive halving, then recursive doubling, with as many rounds as the logarithm of the
+    /// number of ranks (Rabenseifner, ICCS 2004).
+    Halving,
+    /// Recursive doubling of whole buffers, for short ones (Thakur, Rabenseifner and Gropp, §4.5).
+    Doubling,
+    /// Pairwise within every node, then among the ranks of different nodes that own the same parts,
+    /// then within the node again.
+    TwoLevel,
+    /// A binomial tree, for short broadcasts.
+    Tree,
+    /// Every rank sends to the next, chunk after chunk, for long broadcasts.
+    Chain,
+}
+
+impl Algorithm {
+    /// Returns true if the algorithm has a plan for `collective`.
+    pub fn plans(self, collective: Collective) -> bool {
+        use Algorithm::*;
+        match collective {
+            Collective::AllReduce => matches!(self, Direct | Pairwise | Ring | Halving | Doubling | TwoLevel),
+            Collective::ReduceScatter | Collective::AllGather => matches!(self, Pairwise | Ring),
+            Collective::Broadcast { .. } => matches!(self, Tree | Chain | Pairwise),
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
+/// A collective operation in place that has plans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Collective {
+    /// Leaves the combination of all buffers in every buffer.
+    AllReduce,
+    /// Leaves part r of the combination in part r of the buffer of rank r.
+    ReduceScatter,
+    /// Leaves part r of the buffer of rank r in part r of every buffer.
+    AllGather,
+    /// Leaves the root's buffer in every buffer.
+    Broadcast {
+        /// The rank whose buffer is copied.
+        root: usize,
+    },
+}
+
+impl Collective {
+    /// Returns the operation's name in traces.
+    pub(in crate::comm) fn name(self) -> Name {
+        match self {
+            Collective::AllReduce => Name::AllReduce,
+            Collective::ReduceScatter => Name::ReduceScatter,
+            Collective::AllGather => Name::AllGather,
+            Collective::Broadcast { .. } => Name::Broadcast,
+        }
+    }
+
+    /// Returns true if part r belongs to rank r.
+    pub(in crate::comm) fn is_owned(self) -> bool {
+        matches!(self, Collective::ReduceScatter | Collective::AllGather)
+    }
+}
+
+/// A rank among those of its group, and the node of each.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::comm) struct Ranks<'a> {
+    pub(in crate::comm) rank: usize,
+    /// The node of every rank.
+    pub(in crate::comm) nodes: &'a [usize],
+}
+
+/// The part of one rank in a collective operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::comm) struct Plan {
+    /// The number of parts into which the buffer is cut.
+    pub(in crate::comm) parts: usize,
+    /// The length of the inbox, in parts.
+    pub(in crate::comm) inbox: usize,
+    pub(in crate::comm) rounds: Vec<Round>,
+}
+
+/// Messages that travel at the same time, and the combination that follows when all have come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::comm) struct Round {
+    pub(in crate::comm) receives: Vec<Receive>,
+    pub(in crate::comm) sends: Vec<Send>,
+    pub(in crate::comm) combine: Option<Combine>,
+}
+
+/// Parts of the buffer for another rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::comm) struct Send {
+    pub(in crate::comm) to: usize,
+    pub(in crate::comm) parts: Range<usize>,
+}
+
+/// Parts of another rank's buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::comm) struct Receive {
+    pub(in crate::comm) from: usize,
+    pub(in crate::comm) parts: Range<usize>,
+    /// Their position in the inbox, in parts; `None` if they go into the buffer itself.
+    pub(in crate::comm) inbox: Option<usize>,
+}
+
+/// The combination of parts of the buffer with terms in the inbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::comm) struct Combine {
+    pub(in crate::comm) parts: Range<usize>,
+    /// The number of terms in the inbox, one after the other, each of as many parts.
+    pub(in crate::comm) terms: usize,
+    /// The position of this rank's own term among them.
+    pub(in crate::comm) own: usize,
+}
+
+impl Round {
+    /// Makes a round in which `parts` come from `from` and are combined with this rank's own.
+    pub(super) fn combine_from(from: usize, parts: Range<usize>) -> Round {
+        let receive = Receive { from, parts: parts.clone(), inbox: Some(0) };
+        Round {
+            receives: vec![receive],
+            sends: Vec::new(),
+            combine: Some(Combine { parts, terms: 1, own: 0 }),
+        }
+    }
+
+    /// Makes a round in which `parts` come from `from` into the buffer.
+    pub(super) fn receive_from(from: usize, parts: Range<usize>) -> Round {
+        Round { receives: vec![Receive { from, parts, inbox: None }], ..Round::default() }
+    }
+
+    /// Adds a message of `parts` to `to`.
+    pub(super) fn and_send(mut self, to: usize, parts: Range<usize>) -> Round {
+        self.sends.push(Send { to, parts });
+        self
+    }
+}
+
+/// The ranks that take part in some rounds, and the consecutive parts that each of them owns.
+#[derive(Debug, Clone)]
+pub(super) struct Members {
+    pub(super) ranks: Vec<usize>,
+    /// This rank's position among them.
+    pub(super) me: usize,
+    pub(super) owned: Vec<Range<usize>>,
+}
+
+impl Members {
+    /// Returns all ranks, each with the part of its number.
+    pub(super) fn all(rank: usize, size: usize) -> Members {
+        Members {
+            ranks: (0..size).collect(),
+            me: rank,
+            owned: (0..size).map(|part| part..part + 1).collect(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ranks.len()
+    }
+}

@@ -1,0 +1,238 @@
+//! A group of ranks that can talk: typed point-to-point messages and collective operations.
+
+mod collective;
+mod pending;
+mod point_to_point;
+mod reduction;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ::mpi::topology::SimpleCommunicator;
+
+use super::algorithm::{Algorithm, Call, Choice, Collective, choose};
+use super::engine;
+use super::group::{Group, LARGEST_TAG};
+use super::links::Links;
+use super::mpi::{Handle, Mode, Transfers, yields};
+use crate::memory::{Buffer, ElementType};
+use crate::trace::{self, Flight, Name, Span};
+use crate::{Error, Result};
+
+pub use pending::Pending;
+
+/// A group of ranks, numbered from 0 to `size − 1`.
+///
+/// Operations are blocking unless their name begins with `start_`. "Collective" means that every
+/// rank of the group calls it, in the same order relative to the group's other collective
+/// operations, with the same root, operation and lengths. Lengths and ranks are checked before MPI
+/// is called; an error that MPI itself finds ends the job.
+pub struct Communicator {
+    group: Rc<Group>,
+    /// The choice for all operations that have a plan of it, instead of the fastest.
+    choice: Option<Choice>,
+    /// The route of device buffers, instead of the job's.
+    transfers: Option<Transfers>,
+}
+
+impl Communicator {
+    /// Wraps a communicator that is no part of another; in traces its operations are named under
+    /// `name`. Collective.
+    pub(super) fn new(communicator: SimpleCommunicator, name: u64) -> Communicator {
+        let transfers = Rc::new(Cell::new(Transfers::Staged));
+        Communicator::of(Group::new(Handle::new(communicator), Links::new(name), transfers))
+    }
+
+    fn of(group: Group) -> Communicator {
+        Communicator { group: Rc::new(group), choice: None, transfers: None }
+    }
+
+    /// Returns this process's number in the group. Not collective.
+    pub fn rank(&self) -> usize {
+        self.group.mpi.rank
+    }
+
+    /// Returns the number of ranks in the group. Not collective.
+    pub fn size(&self) -> usize {
+        self.group.mpi.size
+    }
+
+    /// Returns true on rank 0, which speaks for the group. Not collective.
+    pub fn is_root(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// Returns the number of nodes that the group spans. Not collective.
+    pub fn num_nodes(&self) -> usize {
+        self.group.num_nodes()
+    }
+
+    /// Makes a communicator of the ranks that pass the same `color`, ordered by `key`, then by rank
+    /// (`MPI_Comm_split`, MPI-4.1 §7.4.2). Collective.
+    ///
+    /// # Errors
+    /// `color` or `key` is above 2³¹ − 1.
+    pub fn split(&self, color: usize, key: usize) -> Result<Communicator> {
+        let number = |value: usize, name: &str| {
+            i32::try_from(value).map_err(|_| {
+                Error::failed("splitting a communicator", format!("{name} {value} is above 2³¹ − 1"))
+            })
+        };
+        let part = self.group.mpi.split(number(color, "the color")?, number(key, "the key")?);
+        let transfers = Rc::clone(&self.group.transfers);
+        Ok(Communicator::of(Group::new(part, self.group.links.split(color), transfers)))
+    }
+
+    /// Makes another communicator of the same ranks, whose messages never meet those of this one
+    /// (`MPI_Comm_dup`, MPI-4.1 §7.4.2). Collective.
+    pub fn duplicate(&self) -> Communicator {
+        let (links, transfers) = (self.group.links.split(0), Rc::clone(&self.group.transfers));
+        Communicator::of(Group::new(self.group.mpi.duplicate(), links, transfers))
+    }
+
+    /// Returns the same communicator with `choice` for every operation that has a plan of it, or
+    /// that MPI has itself: for benchmarks and tests. Not collective, but operations on it are,
+    /// with the same choice.
+    pub fn using(&self, choice: Choice) -> Communicator {
+        Communicator { group: Rc::clone(&self.group), choice: Some(choice), ..*self }
+    }
+
+    /// Returns the same communicator with device buffers staged through the host: for benchmarks
+    /// and tests. Not collective.
+    pub fn through_host(&self) -> Communicator {
+        let transfers = Some(Transfers::Staged);
+        Communicator { group: Rc::clone(&self.group), transfers, ..*self }
+    }
+
+    /// Returns the algorithm and chunk size by which `collective` is done on `len` elements of type
+    /// `element`. Not collective.
+    pub fn choice(&self, collective: Collective, call: Call, len: usize, element: ElementType) -> Choice {
+        let is_on_host = matches!(call, Call::Blocking | Call::Started);
+        let has_mpi = match collective {
+            // MPI counts a part with a C int, and in place would put it where the buffer begins
+            Collective::ReduceScatter => is_on_host && len / self.size() <= self.group.mpi.limit(),
+            // MPI has no sums of bfloat16
+            Collective::AllReduce => element != ElementType::Bf16,
+            _ => true,
+        };
+        let can = |choice: &Choice| match choice.algorithm {
+            Algorithm::Mpi => has_mpi,
+            algorithm => algorithm.plans(collective),
+        };
+        let fastest = || choose(collective, call, len * element.bytes(), self.size());
+        let choice = self.choice.filter(can).unwrap_or_else(fastest);
+        if can(&choice) { choice } else { Choice::whole(Algorithm::Pairwise) }
+    }
+
+    /// Returns the way in which operations on a buffer of type `B` are started. Not collective.
+    pub fn call_on<B: Buffer>(&self) -> Call {
+        match self.transfers() {
+            _ if B::IS_ON_HOST => Call::Started,
+            Transfers::Aware => Call::CudaAware,
+            Transfers::Staged => Call::Staged,
+        }
+    }
+
+    /// Sets the route of device buffers for all communicators of the job, which is through the host
+    /// at first. Collective over the job, while no operation is under way.
+    pub fn set_transfers(&self, transfers: Transfers) {
+        self.group.transfers.set(transfers);
+    }
+
+    /// Returns the route of device buffers. Not collective.
+    pub fn transfers(&self) -> Transfers {
+        self.transfers.unwrap_or(self.group.transfers.get())
+    }
+
+    /// Pretends that MPI counts only up to `limit`, for tests.
+    #[doc(hidden)]
+    pub fn set_message_limit(&self, limit: usize) {
+        self.group.mpi.set_limit(limit);
+    }
+
+    /// Pretends that the ranks are on these nodes, for tests. Collective.
+    #[doc(hidden)]
+    pub fn set_nodes(&self, nodes: Vec<usize>) {
+        self.group.set_nodes(nodes);
+    }
+
+    /// Broadcasts the root's `bytes`, of any length, and returns them on every rank. Collective; on
+    /// other ranks `bytes` is ignored.
+    ///
+    /// # Errors
+    /// `root` is out of range.
+    pub fn broadcast_bytes(&self, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>> {
+        let mut length = [bytes.len() as i64];
+        self.broadcast(&mut length, root)?;
+        bytes.resize(length[0] as usize, 0);
+        self.broadcast(&mut bytes, root)?;
+        Ok(bytes)
+    }
+
+    /// Makes a blocking call of MPI's, or starts it and waits for it where ranks are more than
+    /// cores: inside a call that blocks some MPIs only spin.
+    fn block_on(&self, call: impl FnOnce(&Handle, Mode<'_>)) {
+        let mpi = &self.group.mpi;
+        if yields() {
+            let mut requests = mpi.requests();
+            call(mpi, Mode::Started(&mut requests));
+            engine::wait_all(&mut requests);
+        } else {
+            call(mpi, Mode::Blocking);
+        }
+    }
+
+    /// Begins the span of the next collective operation, of `bytes` on this rank.
+    fn collective_span(&self, name: Name, bytes: usize) -> Span {
+        trace::communication(name, bytes, self.group.links.collective(), None)
+    }
+
+    /// Begins the flight of the next collective operation, of `bytes` on this rank.
+    fn collective_flight(&self, name: Name, bytes: usize) -> Flight {
+        Flight::start(name, bytes, self.group.links.collective(), None)
+    }
+}
+
+/// Checks that come before the call, because MPI's own end the job.
+impl Communicator {
+    fn check_peer(&self, doing: &str, peer: usize, tag: i32) -> Result<()> {
+        if peer >= self.size() {
+            let why = format!("there is no rank {peer} in a communicator of {}", self.size());
+            return Err(Error::failed(doing, why));
+        }
+        if !(0..=LARGEST_TAG).contains(&tag) {
+            return Err(Error::failed(doing, format!("tag {tag} is not between 0 and {LARGEST_TAG}")));
+        }
+        Ok(())
+    }
+
+    fn check_root(&self, doing: &str, root: usize) -> Result<()> {
+        self.check_peer(doing, root, 0)
+    }
+
+    fn check_parts(&self, doing: &str, whole: usize, part: usize) -> Result<()> {
+        if whole != part * self.size() {
+            let size = self.size();
+            let why = format!("{whole} elements are not {size} parts of {part}, one for each rank");
+            return Err(Error::failed(doing, why));
+        }
+        Ok(())
+    }
+
+    fn check_equal(&self, doing: &str, send: usize, receive: usize) -> Result<()> {
+        if send != receive {
+            let why = format!("{send} elements to send, room for {receive} to receive");
+            return Err(Error::failed(doing, why));
+        }
+        Ok(())
+    }
+
+    fn check_divisible(&self, doing: &str, whole: usize) -> Result<()> {
+        self.check_parts(doing, whole, whole / self.size())
+    }
+
+    fn check_all_to_all(&self, send: usize, receive: usize) -> Result<()> {
+        self.check_equal("all-to-all", send, receive)?;
+        self.check_divisible("all-to-all", send)
+    }
+}

@@ -1,0 +1,192 @@
+//! Operations under way: started now, finished later, with the caller's work in between.
+//!
+//! A [`Pending`] owns the buffers that MPI reads and writes until [`Pending::wait`] gives them
+//! back, so nothing can touch them too early and nothing can free them too soon. MPI moves data
+//! only inside MPI calls: a program that computes for long calls [`Pending::test`] now and then, as
+//! the backward pass does between layers.
+//!
+//! Buffers of a device go the same way. They are lent to the operation (see
+//! [`memory`](crate::memory)) when the device has finished the work on them that came before, and
+//! given back when it may go on. So the race between MPI and a CUDA stream does not compile: a
+//! buffer that is away cannot be computed with.
+//!
+//! ```no_run
+//! use phalanx::comm::Communicator;
+//! use phalanx::device::{Cuda, CudaBuffer, Device};
+//!
+//! # use phalanx::Result;
+//! fn send_and_clear(all: &Communicator, device: &Cuda, gradients: CudaBuffer) -> Result<()> {
+//!     let pending = all.start_send(gradients, 1, 0)?;
+//!     let mut gradients = pending.wait();
+//!     device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! ```compile_fail,E0382
+//! # use phalanx::comm::Communicator;
+//! # use phalanx::device::{Cuda, CudaBuffer, Device};
+//! # use phalanx::Result;
+//! # fn run(all: &Communicator, device: &Cuda, mut gradients: CudaBuffer) -> Result<()> {
+//! let pending = all.start_send(gradients, 1, 0)?;
+//! device.fill(device.view_mut(&mut gradients, 0..10), 0.0);
+//! drop(pending.wait());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Nor can it be given to a call that reads memory as it is:
+//!
+//! ```compile_fail,E0308
+//! # use phalanx::comm::Communicator;
+//! # use phalanx::device::CudaBuffer;
+//! # fn send(communicator: &Communicator, gradients: CudaBuffer) -> phalanx::Result<()> {
+//! communicator.send::<f32>(&gradients, 1, 0)
+//! # }
+//! ```
+#![allow(unsafe_code)]
+
+use std::mem;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::Communicator;
+use crate::Result;
+use crate::comm::algorithm::Call;
+use crate::comm::engine::{self, Entry, Request};
+use crate::comm::mpi::{Handle, Mode, Requests, Values};
+use crate::memory::Buffer;
+use crate::trace::Flight;
+
+/// An operation under way on the buffers `B`.
+///
+/// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is
+/// sound and wasteful, so only the path of a fatal error does it.
+#[must_use = "an operation that is not waited for never ends"]
+pub struct Pending<B> {
+    buffers: Option<B>,
+    work: Option<Work>,
+    restore: fn(&mut B, Range<usize>),
+}
+
+/// The operation.
+enum Work {
+    /// Requests of MPI's, which MPI alone advances.
+    Requests(Flight, Requests, bool),
+    /// An entry in the engine's queue.
+    Entry(Rc<Entry>),
+}
+
+impl<B> Pending<B> {
+    /// Lets MPI, and all other operations under way, make progress; returns true when
+    /// [`Pending::wait`] will return at once. Not collective.
+    pub fn test(&mut self) -> bool {
+        if self.is_done() {
+            return true;
+        }
+        match &mut self.work {
+            Some(Work::Requests(flight, requests, is_done)) => {
+                *is_done = requests.test();
+                if *is_done {
+                    flight.end();
+                } else {
+                    engine::advance();
+                }
+            }
+            _ => engine::advance(),
+        }
+        self.is_done()
+    }
+
+    /// Returns true once the operation is known to be done: MPI need not be asked again. Not
+    /// collective.
+    pub fn is_done(&self) -> bool {
+        match &self.work {
+            Some(Work::Requests(.., is_done)) => *is_done,
+            Some(Work::Entry(entry)) => entry.is_done(),
+            None => true,
+        }
+    }
+
+    /// Blocks until the operation is done and gives the buffers back; advances all other operations
+    /// under way meanwhile. Not collective in itself, but it returns only when the other ranks have
+    /// done their part: in an operation of several rounds (all-reduces and gathers in place,
+    /// reduce-scatters, device buffers) they test or wait for something that was started too.
+    pub fn wait(mut self) -> B {
+        let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
+        match self.work.take() {
+            Some(Work::Requests(mut flight, mut requests, is_done)) => {
+                if is_done {
+                    flight.wait(|| ());
+                } else {
+                    flight.wait(|| engine::wait_all(&mut requests));
+                }
+            }
+            Some(Work::Entry(entry)) => {
+                // from when it is posted on
+                let mut span = entry.waiting();
+                if !entry.is_done() {
+                    engine::wait_until(|| {
+                        span = span.take().or_else(|| entry.waiting());
+                        entry.is_done()
+                    });
+                }
+                drop(span);
+                (self.restore)(&mut buffers, entry.end());
+            }
+            None => {}
+        }
+        buffers
+    }
+}
+
+impl<B> Drop for Pending<B> {
+    fn drop(&mut self) {
+        mem::forget(self.buffers.take());
+        mem::forget(self.work.take());
+    }
+}
+
+impl Communicator {
+    /// Starts a call of MPI's on host memory.
+    pub(super) fn start_call<B>(
+        &self,
+        flight: Flight,
+        mut buffers: B,
+        call: impl FnOnce(&Handle, Mode<'_>, &mut B),
+    ) -> Pending<B> {
+        let mpi = &self.group.mpi;
+        let mut requests = mpi.requests();
+        let span = flight.posting();
+        call(mpi, Mode::Started(&mut requests), &mut buffers);
+        drop(span);
+        let work = Some(Work::Requests(flight, requests, false));
+        Pending { buffers: Some(buffers), work, restore: |_, _| {} }
+    }
+
+    /// Starts `request` on `buffer`. What is one call on host memory is left to MPI; everything
+    /// else is driven by the engine.
+    pub(super) fn start<B: Buffer>(&self, mut buffer: B, request: Request) -> Result<Pending<B>> {
+        let group = &self.group;
+        let is_cuda_aware = self.call_on::<B>() == Call::CudaAware;
+        if !B::IS_ON_HOST || !request.is_one_call() {
+            let entry = Entry::new(group, request, &mut buffer, is_cuda_aware)?;
+            engine::enter(&entry);
+            return Ok(Pending {
+                buffers: Some(buffer),
+                work: Some(Work::Entry(entry)),
+                restore: B::restore,
+            });
+        }
+        let (len, element) = (buffer.len(), buffer.element_type());
+        let mut loan = buffer.lend(&request.needs(len, is_cuda_aware))?;
+        let values = Values::new(loan.arena().values(), len, element);
+        let flight = request.flight(group, request.link(group), len * element.bytes());
+        let span = flight.posting();
+        // SAFETY: the pending operation owns the buffer, which keeps its values in place.
+        let requests = unsafe { request.post(&group.mpi, values, values) };
+        drop(span);
+        let work = Some(Work::Requests(flight, requests, false));
+        Ok(Pending { buffers: Some(buffer), work, restore: B::restore })
+    }
+}

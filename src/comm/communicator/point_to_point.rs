@@ -1,0 +1,147 @@
+//! Messages between two ranks. None of them is collective: one rank sends, another receives, both
+//! name the same tag.
+#![allow(unsafe_code)]
+
+use super::Communicator;
+use crate::comm::Pending;
+use crate::comm::engine::{self, Request, Task, is_busy};
+use crate::comm::mpi::{Channel, Message, Requests, Values};
+use crate::memory::{Buffer, Element};
+use crate::trace::{self, Name, Span};
+use crate::{Error, Result};
+
+impl Communicator {
+    /// Sends `values` to rank `to` (`MPI_Send`, MPI-4.1 §3.2); may block until the receiver has
+    /// come.
+    ///
+    /// # Errors
+    /// `to` or `tag` is out of range.
+    pub fn send<T: Element>(&self, values: &[T], to: usize, tag: i32) -> Result<()> {
+        self.check_peer("sending", to, tag)?;
+        let _span = self.message_span(Name::Send, size_of_val(values), to, tag);
+        let (mpi, values) = (&self.group.mpi, Values::of(values));
+        // SAFETY: the slice stays borrowed until the message is complete.
+        unsafe {
+            if is_busy() {
+                // a blocking call would keep the engine from advancing
+                self.complete(|requests| mpi.send(requests, Channel::Public, values, to, tag));
+            } else {
+                mpi.blocking_send(values, to, tag);
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks until a message from rank `from` has come and returns its number of elements, which
+    /// may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8).
+    ///
+    /// # Errors
+    /// `from` or `tag` is out of range, or the message is longer than `values`, and then it is
+    /// lost.
+    pub fn receive<T: Element>(&self, values: &mut [T], from: usize, tag: i32) -> Result<usize> {
+        self.check_peer("receiving", from, tag)?;
+        let _span = self.message_span(Name::Receive, size_of_val(values), from, tag);
+        let mpi = &self.group.mpi;
+        let mut found = None;
+        if is_busy() {
+            engine::wait_until(|| {
+                found = mpi.look_for_message(from, tag, T::TYPE);
+                found.is_some()
+            });
+        }
+        let mut message = found.unwrap_or_else(|| mpi.wait_for_message(from, tag, T::TYPE));
+        if let Some(len) = message.len.filter(|len| *len <= values.len()) {
+            self.take_message(&mut message, &mut values[..len]);
+            return Ok(len);
+        }
+        // matched is matched: a message that does not fit is received and thrown away, or its
+        // sender would wait for ever
+        let len = message.len.unwrap_or(message.bytes.div_ceil(size_of::<T>()));
+        match (message.len, message.bytes) {
+            (Some(len), _) => self.take_message(&mut message, &mut vec![T::default(); len]),
+            (None, bytes) => self.take_message(&mut message, &mut vec![0_u8; bytes]),
+        }
+        let (doing, room) = (format!("receiving from rank {from} with tag {tag}"), values.len());
+        Err(Error::failed(doing, format!("the message has {len} elements, the buffer room for {room}")))
+    }
+
+    /// Receives a matched message, which is as long as `values`.
+    fn take_message<T: Element>(&self, message: &mut Message, values: &mut [T]) {
+        self.complete(|requests| {
+            // SAFETY: the slice stays borrowed until the message is complete, and has its length.
+            unsafe { self.group.mpi.receive_matched(requests, message, Values::of_mut(values)) }
+        });
+    }
+
+    /// Sends `values` to rank `to` and meanwhile receives as many from rank `from` (`MPI_Sendrecv`,
+    /// MPI-4.1 §3.10), so that ranks in a ring need not take turns.
+    ///
+    /// # Errors
+    /// A rank or the tag is out of range.
+    pub fn send_receive<T: Element>(
+        &self,
+        send: &[T],
+        to: usize,
+        receive: &mut [T],
+        from: usize,
+        tag: i32,
+    ) -> Result<()> {
+        self.check_peer("sending", to, tag)?;
+        self.check_peer("receiving", from, tag)?;
+        self.group.links.message(self.rank(), to, tag);
+        let _span = self.message_span(Name::SendReceive, size_of_val(receive), from, tag);
+        let (mpi, send, receive) = (&self.group.mpi, Values::of(send), Values::of_mut(receive));
+        // SAFETY: both slices stay borrowed until both messages are complete, and do not overlap,
+        // being borrowed so.
+        unsafe {
+            if is_busy() {
+                self.complete(|requests| {
+                    mpi.receive(requests, Channel::Public, receive, from, tag);
+                    mpi.send(requests, Channel::Public, send, to, tag);
+                });
+            } else {
+                mpi.send_receive(send, to, receive, from, tag);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts sending `values` to rank `to` (`MPI_Isend`). A buffer of a device is sent when the
+    /// device has finished the work on it that came before.
+    ///
+    /// # Errors
+    /// `to` or `tag` is out of range, or there is no memory for staging.
+    pub fn start_send<B: Buffer>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
+        self.check_peer("sending", to, tag)?;
+        let send_range = 0..values.len();
+        let task = Task::Send { to, tag };
+        self.start(values, Request { task, operation: None, send_range, receive_range: 0..0 })
+    }
+
+    /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds;
+    /// a longer message ends the job with MPI's own error.
+    ///
+    /// # Errors
+    /// `from` or `tag` is out of range, or there is no memory for staging.
+    pub fn start_receive<B: Buffer>(&self, values: B, from: usize, tag: i32) -> Result<Pending<B>> {
+        self.check_peer("receiving", from, tag)?;
+        let receive_range = 0..values.len();
+        let task = Task::Receive { from, tag };
+        self.start(values, Request { task, operation: None, send_range: 0..0, receive_range })
+    }
+
+    /// Waits for the requests that `post` adds.
+    fn complete(&self, post: impl FnOnce(&mut Requests)) {
+        let mut requests = self.group.mpi.requests();
+        post(&mut requests);
+        engine::wait_all(&mut requests);
+    }
+
+    /// Begins the span of the next message of `bytes` to or from rank `peer`.
+    fn message_span(&self, name: Name, bytes: usize, peer: usize, tag: i32) -> Span {
+        let own = self.rank();
+        let (from, to) = if name == Name::Send { (own, peer) } else { (peer, own) };
+        let link = self.group.links.message(from, to, tag);
+        trace::communication(name, bytes, link, self.group.in_job(peer))
+    }
+}

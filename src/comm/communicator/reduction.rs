@@ -1,0 +1,294 @@
+//! Collective operations that combine values (MPI-4.1 §6.9), each blocking and started, and the
+//! layout of those that are done in place by a plan. All of them are collective.
+//!
+//! Sums in place are formed here and not by MPI, in an order that depends on nothing but the number
+//! of ranks and the length; long ones are formed chunk by chunk, which stay in the caches and need
+//! no memory that grows with them.
+#![allow(unsafe_code)]
+
+use super::Communicator;
+use crate::Result;
+use crate::comm::Pending;
+use crate::comm::algorithm::{Algorithm, Call, Choice, Collective, Cut};
+use crate::comm::engine::{self, Ground, Request, Rounds, Task};
+use crate::comm::mpi::{Mode, Values};
+use crate::memory::{Buffer, Element, ElementType, HostArena, HostBuffer, Operation, Places};
+use crate::trace::Name;
+
+impl Communicator {
+    /// Combines every rank's `send` in the root's `receive` (`MPI_Reduce`). `receive` is written on
+    /// the root only.
+    ///
+    /// # Errors
+    /// `root` is out of range, or the root's lengths differ.
+    pub fn reduce<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        operation: Operation,
+        root: usize,
+    ) -> Result<()> {
+        self.check_reduce(send.len(), receive.len(), root)?;
+        let _span = self.collective_span(Name::Reduce, size_of_val(send));
+        let (send, receive) = (Values::of(send), Values::of_mut(receive));
+        // SAFETY: both slices stay borrowed until the call is complete, and the lengths were
+        // checked.
+        self.block_on(|mpi, mode| unsafe { mpi.reduce(mode, send, receive, operation, root) });
+        Ok(())
+    }
+
+    /// Starts combining every rank's `send` in the root's `receive` (`MPI_Ireduce`). `receive` is
+    /// written on the root only.
+    ///
+    /// # Errors
+    /// `root` is out of range, or at the root the lengths differ.
+    pub fn start_reduce<B: HostBuffer>(
+        &self,
+        send: B,
+        receive: B,
+        operation: Operation,
+        root: usize,
+    ) -> Result<Pending<(B, B)>> {
+        self.check_reduce(send.as_ref().len(), receive.as_ref().len(), root)?;
+        let flight = self.collective_flight(Name::Reduce, size_of_val(send.as_ref()));
+        Ok(self.start_call(flight, (send, receive), |mpi, mode, (send, receive)| {
+            let (send, receive) = (Values::of_mut(send.as_mut()), Values::of_mut(receive.as_mut()));
+            // SAFETY: the pending operation owns the buffers, which keep their values in place.
+            unsafe { mpi.reduce(mode, send, receive, operation, root) }
+        }))
+    }
+
+    fn check_reduce(&self, send: usize, receive: usize, root: usize) -> Result<()> {
+        self.check_root("reducing", root)?;
+        if self.rank() == root { self.check_equal("reducing", send, receive) } else { Ok(()) }
+    }
+
+    /// Replaces `values` by their combination over all ranks, the same bits on each: short ones by
+    /// `MPI_Allreduce`, long ones chunk by chunk ([`Algorithm::Pairwise`]), which is faster.
+    ///
+    /// # Errors
+    /// There is no memory for values that arrive.
+    pub fn all_reduce<T: Element>(&self, values: &mut [T], operation: Operation) -> Result<()> {
+        let _span = self.collective_span(Name::AllReduce, size_of_val(values));
+        let choice = self.choice(Collective::AllReduce, Call::Blocking, values.len(), T::TYPE);
+        if choice.algorithm != Algorithm::Mpi {
+            return self.run_in_place(Collective::AllReduce, choice, values, operation);
+        }
+        let values = Values::of_mut(values);
+        // SAFETY: the slice stays borrowed until the call is complete.
+        self.block_on(|mpi, mode| unsafe { mpi.all_reduce(mode, None, values, operation) });
+        Ok(())
+    }
+
+    /// Starts combining every rank's `send` in every rank's `receive` (`MPI_Iallreduce`).
+    ///
+    /// # Errors
+    /// The lengths differ.
+    pub fn start_all_reduce<B: HostBuffer>(
+        &self,
+        send: B,
+        receive: B,
+        operation: Operation,
+    ) -> Result<Pending<(B, B)>> {
+        self.check_equal("all-reducing", send.as_ref().len(), receive.as_ref().len())?;
+        let flight = self.collective_flight(Name::AllReduce, size_of_val(send.as_ref()));
+        Ok(self.start_call(flight, (send, receive), |mpi, mode, (send, receive)| {
+            let (send, receive) = (Values::of_mut(send.as_mut()), Values::of_mut(receive.as_mut()));
+            // SAFETY: the pending operation owns the buffers, which keep their values in place.
+            unsafe { mpi.all_reduce(mode, Some(send), receive, operation) }
+        }))
+    }
+
+    /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, the
+    /// same bits on each and in every run. Up to 64 ranks it is summed in rank order, to the result
+    /// of [`Communicator::start_reduce_scatter`]: short buffers go to everyone at once
+    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks use
+    /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too.
+    ///
+    /// # Errors
+    /// There is no memory for values that arrive, or the buffer is a device's and `operation` is
+    /// not a sum.
+    pub fn start_all_reduce_in_place<B: Buffer>(
+        &self,
+        values: B,
+        operation: Operation,
+    ) -> Result<Pending<B>> {
+        let request = self.in_place(&values, Collective::AllReduce, Some(operation));
+        self.start(values, request)
+    }
+
+    /// Combines every rank's `send` and leaves part r on rank r (the operation of
+    /// `MPI_Reduce_scatter_block`), with the bits of [`Communicator::start_reduce_scatter`].
+    ///
+    /// # Errors
+    /// `send` does not hold as many elements as `receive` for each rank.
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        operation: Operation,
+    ) -> Result<()> {
+        self.check_parts("reduce-scattering", send.len(), receive.len())?;
+        let _span = self.collective_span(Name::ReduceScatter, size_of_val(send));
+        let (collective, start) = (Collective::ReduceScatter, self.rank() * receive.len());
+        let choice = self.choice(collective, Call::Blocking, send.len(), T::TYPE);
+        match choice.algorithm {
+            Algorithm::Mpi => {
+                let (send, receive) = (Values::of(send), Values::of_mut(receive));
+                // SAFETY: both slices stay borrowed until the call returns, and the lengths were
+                // checked.
+                unsafe { self.group.mpi.reduce_scatter(Mode::Blocking, send, receive, operation) };
+                Ok(())
+            }
+            Algorithm::Pairwise => {
+                receive.copy_from_slice(&send[start..][..receive.len()]);
+                let sums = receive.as_mut_ptr().wrapping_sub(start).cast();
+                let places = Places { values: send.as_ptr().cast_mut().cast(), sums };
+                // SAFETY: both slices stay borrowed until the operation is done; the pairwise
+                // exchange writes nothing into what it sends, and combines this rank's own part
+                // only.
+                unsafe { self.run(collective, choice, places, send.len(), T::TYPE, operation) }
+            }
+            _ => {
+                // parts on their way are combined with others' too
+                let mut values = send.to_vec();
+                self.run_in_place(collective, choice, &mut values, operation)?;
+                receive.copy_from_slice(&values[start..][..receive.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination
+    /// of that part over all ranks, summed in rank order, hence the same bits whatever MPI does. On
+    /// the host the other parts keep their values.
+    ///
+    /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in
+    /// one round that needs no attention from the sender, so it overlaps with computation better
+    /// than a ring, and it took 1.0 ms for 16 MiB on two ranks where `MPI_Ireduce_scatter_block` of
+    /// Open MPI 4.1.4 took 9.7 ms.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks, there is no memory for values that arrive,
+    /// or the buffer is a device's and `operation` is not a sum.
+    pub fn start_reduce_scatter<B: Buffer>(&self, values: B, operation: Operation) -> Result<Pending<B>> {
+        self.check_divisible("reduce-scattering", values.len())?;
+        let request = self.in_place(&values, Collective::ReduceScatter, Some(operation));
+        self.start(values, request)
+    }
+
+    /// Runs MPI's own blocking operation, with sums where it has any, on a buffer where it lies,
+    /// whether MPI can read that memory or not: for tools that try what MPI does.
+    ///
+    /// # Errors
+    /// The buffer cannot be lent.
+    pub fn run_inside_mpi<B: Buffer>(&self, collective: Collective, mut buffer: B) -> Result<B> {
+        let (len, element) = (buffer.len(), buffer.element_type());
+        let request = self.request(collective, Task::Mpi(collective), Some(Operation::Sum), len);
+        let mut loan = buffer.lend(&request.needs(len, true))?;
+        engine::wait_until(|| loan.arena().is_here(0));
+        let (mpi, values) = (&self.group.mpi, Values::new(loan.arena().values(), len, element));
+        // SAFETY: the values are lent until the call returns.
+        unsafe {
+            match collective {
+                Collective::AllReduce => mpi.all_reduce(Mode::Blocking, None, values, Operation::Sum),
+                Collective::AllGather => mpi.all_gather(Mode::Blocking, None, values),
+                Collective::Broadcast { root } => mpi.broadcast(Mode::Blocking, values, root),
+                Collective::ReduceScatter => {
+                    unreachable!("in place MPI would put the part where the buffer begins")
+                }
+            }
+        }
+        drop(loan);
+        buffer.restore(request.receive_range);
+        Ok(buffer)
+    }
+}
+
+/// The layout of operations in place.
+impl Communicator {
+    /// Lays out `collective` on `values`.
+    pub(super) fn in_place<B: Buffer>(
+        &self,
+        values: &B,
+        collective: Collective,
+        operation: Option<Operation>,
+    ) -> Request {
+        let (len, element) = (values.len(), values.element_type());
+        let choice = self.choice(collective, self.call_on::<B>(), len, element);
+        let task = match choice.algorithm {
+            Algorithm::Mpi => Task::Mpi(collective),
+            _ => self.rounds(collective, choice, len, element),
+        };
+        self.request(collective, task, operation, len)
+    }
+
+    /// Returns the plan for `len` elements.
+    fn rounds(&self, collective: Collective, choice: Choice, len: usize, element: ElementType) -> Task {
+        let plan = self.group.plan(collective, choice.algorithm);
+        let cut = Cut::new(len, plan.parts, choice.chunk / element.bytes(), collective.is_owned());
+        Task::Rounds { collective, plan, cut }
+    }
+
+    /// Adds the ranges that `collective` sends and changes on this rank.
+    fn request(
+        &self,
+        collective: Collective,
+        task: Task,
+        operation: Option<Operation>,
+        len: usize,
+    ) -> Request {
+        let part = len / self.size();
+        let own = self.rank() * part..(self.rank() + 1) * part;
+        let (send_range, receive_range) = match collective {
+            Collective::AllReduce => (0..len, 0..len),
+            Collective::ReduceScatter => (0..len, own),
+            Collective::AllGather => (own, 0..len),
+            Collective::Broadcast { root } if root == self.rank() => (0..len, 0..0),
+            Collective::Broadcast { .. } => (0..0, 0..len),
+        };
+        Request { task, operation, send_range, receive_range }
+    }
+
+    /// Runs `collective` on `values` to its end.
+    pub(super) fn run_in_place<T: Element>(
+        &self,
+        collective: Collective,
+        choice: Choice,
+        values: &mut [T],
+        operation: Operation,
+    ) -> Result<()> {
+        let place = values.as_mut_ptr().cast();
+        let places = Places { values: place, sums: place };
+        // SAFETY: the slice stays borrowed until the operation is done.
+        unsafe { self.run(collective, choice, places, values.len(), T::TYPE, operation) }
+    }
+
+    /// Runs `collective` on `len` elements at `places` to its end.
+    ///
+    /// # Safety
+    /// The elements are valid, and nobody else's: at `values` all, at `sums` those that the plan
+    /// combines.
+    unsafe fn run(
+        &self,
+        collective: Collective,
+        choice: Choice,
+        places: Places,
+        len: usize,
+        element: ElementType,
+        operation: Operation,
+    ) -> Result<()> {
+        let task = self.rounds(collective, choice, len, element);
+        let request = self.request(collective, task, Some(operation), len);
+        let inbox_len = request.needs(len, false).inbox_len;
+        // SAFETY: promised by the caller in the same words.
+        let mut arena = unsafe { HostArena::new(places, element, operation, inbox_len)? };
+        let Task::Rounds { plan, cut, .. } = request.task else { unreachable!("it was made above") };
+        let first_tag = self.group.take_tags(cut.chunks());
+        let (mpi, receive_range) = (&self.group.mpi, request.receive_range);
+        let mut ground = Ground { mpi, arena: &mut arena, element, receive_range };
+        let mut rounds = Rounds::start(plan, cut, first_tag, &mut ground);
+        engine::wait_until(|| rounds.advance(&mut ground));
+        Ok(())
+    }
+}

@@ -1,0 +1,196 @@
+//! One operation in the engine's queue.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::request::{Request, Task};
+use super::rounds::{Ground, Rounds, common};
+use crate::Result;
+use crate::comm::algorithm::Collective;
+use crate::comm::group::Group;
+use crate::comm::mpi::{Requests, Values};
+use crate::memory::{Buffer, ElementType, Loan, Memory, scratch};
+use crate::trace::{Flight, Span};
+
+thread_local! {
+    /// Entries that are used again and again. Never dropped, like those that did not complete.
+    static UNUSED: ManuallyDrop<RefCell<Vec<Rc<Entry>>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+}
+
+/// An operation that its [`Pending`](crate::comm::Pending) shares with the engine.
+#[derive(Default)]
+pub(in crate::comm) struct Entry {
+    operation: RefCell<Option<Underway>>,
+    is_done: Cell<bool>,
+}
+
+/// An operation with all that it takes to post and to complete it.
+struct Underway {
+    group: Rc<Group>,
+    request: Request,
+    loan: Loan,
+    len: usize,
+    element: ElementType,
+    /// The name in traces.
+    link: i64,
+    first_tag: usize,
+    /// The destination of MPI's own reduce-scatter, which in place would put the part where the
+    /// buffer begins.
+    sums: Option<Memory<u64>>,
+    progress: Progress,
+}
+
+enum Progress {
+    /// The values are not where MPI can read them yet.
+    Unposted,
+    /// A message, or MPI's own operation.
+    Requests(Flight, Requests),
+    Rounds(Flight, Rounds),
+}
+
+impl Entry {
+    /// Makes an entry of `request` on `buffer`, which the caller keeps until the operation is done.
+    /// Collective if the operation is: the ranks name it alike.
+    ///
+    /// # Errors
+    /// There is no memory for values that arrive.
+    pub(in crate::comm) fn new<B: Buffer>(
+        group: &Rc<Group>,
+        request: Request,
+        buffer: &mut B,
+        is_cuda_aware: bool,
+    ) -> Result<Rc<Entry>> {
+        let (len, element) = (buffer.len(), buffer.element_type());
+        let cut = request.cut(len);
+        let mut loan = buffer.lend(&request.needs(len, is_cuda_aware))?;
+        for chunk in 0..cut.chunks() {
+            let ranges = cut.all_pieces(chunk).map(|piece| common(&piece, &request.send_range));
+            loan.arena().fetch(chunk, &mut { ranges });
+        }
+        let first_tag = match request.task {
+            Task::Rounds { .. } => group.take_tags(cut.chunks()),
+            _ => 0,
+        };
+        let sums = match request.task {
+            Task::Mpi(Collective::ReduceScatter) => {
+                Some(scratch::take(request.receive_range.len() * element.bytes())?)
+            }
+            _ => None,
+        };
+        let (link, group, progress) = (request.link(group), Rc::clone(group), Progress::Unposted);
+        let entry = UNUSED.with(|unused| unused.borrow_mut().pop()).unwrap_or_default();
+        let operation = Underway { group, request, loan, len, element, link, first_tag, sums, progress };
+        entry.operation.replace(Some(operation));
+        entry.is_done.set(false);
+        Ok(entry)
+    }
+
+    /// Posts the operation if its values are where MPI can read them; returns true once it is
+    /// posted.
+    pub(super) fn post(&self) -> bool {
+        let mut operation = self.operation.borrow_mut();
+        let Some(operation) = operation.as_mut() else { return true };
+        if matches!(operation.progress, Progress::Unposted) && operation.loan.arena().is_here(0) {
+            operation.post();
+        }
+        !matches!(operation.progress, Progress::Unposted)
+    }
+
+    /// Advances the operation if it is posted; returns true when it is done.
+    pub(super) fn advance(&self) -> bool {
+        if !self.is_done() && self.operation.borrow_mut().as_mut().is_none_or(Underway::advance) {
+            self.is_done.set(true);
+        }
+        self.is_done()
+    }
+
+    /// Returns true once the operation is known to be done.
+    pub(in crate::comm) fn is_done(&self) -> bool {
+        self.is_done.get()
+    }
+
+    /// Begins the span in which the operation is waited for, once it is posted.
+    pub(in crate::comm) fn waiting(&self) -> Option<Span> {
+        match &self.operation.borrow().as_ref()?.progress {
+            Progress::Unposted => None,
+            Progress::Requests(flight, _) | Progress::Rounds(flight, _) => Some(flight.posting()),
+        }
+    }
+
+    /// Ends the loan of an operation that is done, and returns the elements that it has changed.
+    pub(in crate::comm) fn end(self: Rc<Self>) -> Range<usize> {
+        let changed = self.operation.take().map_or(0..0, |operation| operation.request.receive_range);
+        UNUSED.with(|unused| unused.borrow_mut().push(self));
+        changed
+    }
+}
+
+impl Underway {
+    fn post(&mut self) {
+        let flight = self.request.flight(&self.group, self.link, self.len * self.element.bytes());
+        let span = flight.posting();
+        self.progress = if let Task::Rounds { plan, cut, .. } = &self.request.task {
+            let (plan, cut, first_tag) = (Rc::clone(plan), *cut, self.first_tag);
+            Progress::Rounds(flight, Rounds::start(plan, cut, first_tag, &mut self.ground()))
+        } else {
+            let values = Values::new(self.loan.arena().values(), self.len, self.element);
+            let own = self.request.receive_range.len();
+            let sums = self
+                .sums
+                .as_mut()
+                .map_or(values, |sums| Values::new(sums.as_mut_ptr().cast(), own, self.element));
+            // SAFETY: the loan and the sums are kept until the operation is done, and nobody else
+            // touches them.
+            Progress::Requests(flight, unsafe { self.request.post(&self.group.mpi, values, sums) })
+        };
+        drop(span);
+    }
+
+    fn advance(&mut self) -> bool {
+        let is_done = match &mut self.progress {
+            Progress::Unposted => false,
+            Progress::Requests(_, requests) => {
+                let is_done = requests.test();
+                if is_done {
+                    self.deliver();
+                }
+                is_done
+            }
+            Progress::Rounds(_, rounds) => {
+                let receive_range = self.request.receive_range.clone();
+                let (mpi, arena) = (&self.group.mpi, self.loan.arena());
+                rounds.advance(&mut Ground { mpi, arena, element: self.element, receive_range })
+            }
+        };
+        if let (true, Progress::Requests(flight, _) | Progress::Rounds(flight, _)) =
+            (is_done, &mut self.progress)
+        {
+            flight.end();
+        }
+        is_done
+    }
+
+    /// Brings the values that a message, or MPI's own operation, has changed back to the buffer.
+    fn deliver(&mut self) {
+        let changed = self.request.receive_range.clone();
+        if let Some(sums) = self.sums.take() {
+            let into = self.loan.arena().values().wrapping_add(changed.start * self.element.bytes());
+            // SAFETY: the arena holds the values in `changed`, the sums are as many in memory of
+            // their own, and MPI is done with both.
+            unsafe {
+                into.copy_from_nonoverlapping(sums.as_ptr().cast(), changed.len() * self.element.bytes());
+            }
+            scratch::give_back(sums);
+        }
+        self.loan.arena().deliver(&mut std::iter::once(changed));
+    }
+
+    fn ground(&mut self) -> Ground<'_> {
+        let receive_range = self.request.receive_range.clone();
+        Ground { mpi: &self.group.mpi, arena: self.loan.arena(), element: self.element, receive_range }
+    }
+}

@@ -1,0 +1,78 @@
+//! The progress engine: multi-round operations advance in every wait and test.
+//!
+//! MPI moves all messages on inside any of its calls (MPI-4.1 §2.9), but not what is made of
+//! messages here: the next round of a plan, or a device buffer that was on its way to where MPI can
+//! read it. Every operation of that kind is entered in the engine's queue when it is started, and
+//! every wait for anything that was started, and every test that finds it incomplete, advances them
+//! all. So ranks may wait in any order, for each helps the others with whatever they wait for.
+//!
+//! Invariants: operations are posted in the order in which they were entered, whichever is ready
+//! first, for that is the order that all ranks share. MPI's own blocking collective operations
+//! advance nothing here: an operation that was started before one, and that another rank needs to
+//! get there, is waited for first.
+
+mod entry;
+mod request;
+mod rounds;
+
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+use std::rc::Rc;
+
+use super::mpi::{Requests, pause, yields};
+pub(super) use entry::Entry;
+pub(super) use request::{Request, Task};
+pub(super) use rounds::{Ground, Rounds};
+
+thread_local! {
+    /// Operations under way. Never dropped: MPI may still write to the memory of those that did not
+    /// complete.
+    static QUEUE: ManuallyDrop<RefCell<Vec<Rc<Entry>>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+}
+
+/// Enters `entry`, and posts it if its turn has come and its values are where MPI can read them.
+pub(super) fn enter(entry: &Rc<Entry>) {
+    QUEUE.with(|queue| {
+        queue.borrow_mut().push(Rc::clone(entry));
+        // those behind one that is not ready wait, or were posted before
+        queue.borrow().iter().all(|entry| entry.post());
+    });
+}
+
+/// Advances all operations under way.
+pub(super) fn advance() {
+    let mut all_posted = true;
+    QUEUE.with(|queue| {
+        queue.borrow_mut().retain(|entry| {
+            all_posted = all_posted && entry.post();
+            !entry.advance()
+        });
+    });
+}
+
+/// Returns true where a wait must not be left to MPI: there is something to advance, or others need
+/// the core.
+pub(super) fn is_busy() -> bool {
+    yields() || QUEUE.with(|queue| !queue.borrow().is_empty())
+}
+
+/// Advances all operations under way until `is_done`.
+pub(super) fn wait_until(mut is_done: impl FnMut() -> bool) {
+    loop {
+        advance();
+        if is_done() {
+            return;
+        }
+        pause();
+    }
+}
+
+/// Blocks until all of `requests` are complete.
+pub(super) fn wait_all(requests: &mut Requests) {
+    if is_busy() {
+        wait_until(|| requests.test());
+    } else {
+        requests.wait();
+    }
+}

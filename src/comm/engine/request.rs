@@ -1,0 +1,102 @@
+//! An operation that has been laid out and not been started.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::rounds::num_lanes;
+use crate::comm::algorithm::{Collective, Cut, Plan};
+use crate::comm::group::Group;
+use crate::comm::mpi::{Channel, Handle, Mode, Requests, Values};
+use crate::memory::{Needs, Operation};
+use crate::trace::{Flight, Name};
+
+/// The work of an operation.
+pub(in crate::comm) enum Task {
+    /// A message to another rank.
+    Send { to: usize, tag: i32 },
+    /// A message from another rank.
+    Receive { from: usize, tag: i32 },
+    /// MPI's own collective operation, in place.
+    Mpi(Collective),
+    /// A plan in rounds.
+    Rounds { collective: Collective, plan: Rc<Plan>, cut: Cut },
+}
+
+/// An operation on a buffer.
+pub(in crate::comm) struct Request {
+    pub(in crate::comm) task: Task,
+    /// The reduction, if there is one.
+    pub(in crate::comm) operation: Option<Operation>,
+    /// The elements of the buffer that other ranks get.
+    pub(in crate::comm) send_range: Range<usize>,
+    /// The elements of the buffer that change.
+    pub(in crate::comm) receive_range: Range<usize>,
+}
+
+impl Request {
+    /// Returns true if one call of MPI's does it all, so that on host memory MPI alone advances it.
+    pub(in crate::comm) fn is_one_call(&self) -> bool {
+        !matches!(self.task, Task::Rounds { .. } | Task::Mpi(Collective::ReduceScatter))
+    }
+
+    /// Returns the cut of a buffer of `len` elements.
+    pub(super) fn cut(&self, len: usize) -> Cut {
+        match &self.task {
+            Task::Rounds { cut, .. } => *cut,
+            _ => Cut::whole(len),
+        }
+    }
+
+    /// Returns what the operation needs of a buffer of `len` elements.
+    pub(in crate::comm) fn needs(&self, len: usize, is_cuda_aware: bool) -> Needs {
+        let inbox_len = match &self.task {
+            Task::Rounds { plan, cut, .. } => plan.inbox * cut.largest_part() * num_lanes(cut),
+            _ => 0,
+        };
+        let num_chunks = self.cut(len).chunks();
+        Needs { num_chunks, inbox_len, operation: self.operation, is_cuda_aware }
+    }
+
+    /// Takes the next name of such an operation in traces. Collective if the operation is.
+    pub(in crate::comm) fn link(&self, group: &Group) -> i64 {
+        match self.task {
+            Task::Send { to, tag } => group.links.message(group.mpi.rank, to, tag),
+            Task::Receive { from, tag } => group.links.message(from, group.mpi.rank, tag),
+            Task::Mpi(_) | Task::Rounds { .. } => group.links.collective(),
+        }
+    }
+
+    /// Begins the flight of the operation, which moves `bytes` on this rank.
+    pub(in crate::comm) fn flight(&self, group: &Group, link: i64, bytes: usize) -> Flight {
+        let (name, peer) = match &self.task {
+            Task::Send { to, .. } => (Name::Send, group.in_job(*to)),
+            Task::Receive { from, .. } => (Name::Receive, group.in_job(*from)),
+            Task::Mpi(collective) | Task::Rounds { collective, .. } => (collective.name(), None),
+        };
+        Flight::start(name, bytes, link, peer)
+    }
+
+    /// Starts the one call of MPI's on `values`; a reduce-scatter writes its part to `sums`.
+    ///
+    /// # Safety
+    /// Both are valid, and nobody else touches them, until the requests are complete.
+    pub(in crate::comm) unsafe fn post(&self, mpi: &Handle, values: Values, sums: Values) -> Requests {
+        let mut requests = mpi.requests();
+        let mode = Mode::Started(&mut requests);
+        let operation = self.operation.unwrap_or(Operation::Sum);
+        // SAFETY: the caller keeps the values valid; ranks and lengths were checked before.
+        unsafe {
+            match self.task {
+                Task::Send { to, tag } => mpi.send(&mut requests, Channel::Public, values, to, tag),
+                Task::Receive { from, tag } => mpi.receive(&mut requests, Channel::Public, values, from, tag),
+                Task::Mpi(Collective::AllReduce) => mpi.all_reduce(mode, None, values, operation),
+                Task::Mpi(Collective::AllGather) => mpi.all_gather(mode, None, values),
+                Task::Mpi(Collective::Broadcast { root }) => mpi.broadcast(mode, values, root),
+                Task::Mpi(Collective::ReduceScatter) => mpi.reduce_scatter(mode, values, sums, operation),
+                Task::Rounds { .. } => unreachable!("a plan is many calls"),
+            }
+        }
+        requests
+    }
+}

@@ -1,0 +1,75 @@
+//! A group of ranks as all operations on it share it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use super::algorithm::{Algorithm, Collective, Plan, Ranks, plan};
+use super::links::Links;
+use super::mpi::{Handle, Transfers};
+use super::nodes::node_of;
+
+/// The largest tag that every MPI has (MPI-4.1 §9.1.2).
+pub const LARGEST_TAG: i32 = 32_767;
+
+/// Tags that every MPI has.
+const NUM_TAGS: usize = LARGEST_TAG as usize + 1;
+
+/// A group of ranks: MPI's communicator, and the counters and plans that its operations share.
+pub(super) struct Group {
+    pub(super) mpi: Handle,
+    /// The names of messages and operations in traces.
+    pub(super) links: Links,
+    /// The route of device buffers, the same for all communicators of the job.
+    pub(super) transfers: Rc<Cell<Transfers>>,
+    /// The number in the job of each rank of the group.
+    in_job: Vec<Option<i32>>,
+    /// The node of each rank of the group.
+    nodes: RefCell<Vec<usize>>,
+    plans: RefCell<HashMap<(Collective, Algorithm), Rc<Plan>>>,
+    next_tag: Cell<usize>,
+}
+
+impl Group {
+    pub(super) fn new(mpi: Handle, links: Links, transfers: Rc<Cell<Transfers>>) -> Group {
+        let in_job = mpi.ranks_in_job();
+        let nodes = in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
+        let (plans, next_tag) = (RefCell::default(), Cell::new(0));
+        Group { mpi, links, transfers, in_job, nodes: RefCell::new(nodes), plans, next_tag }
+    }
+
+    /// Returns the number in the job of rank `rank`.
+    pub(super) fn in_job(&self, rank: usize) -> Option<usize> {
+        self.in_job[rank].map(|rank| rank as usize)
+    }
+
+    /// Returns the number of nodes that the group spans.
+    pub(super) fn num_nodes(&self) -> usize {
+        self.nodes.borrow().iter().collect::<HashSet<_>>().len()
+    }
+
+    /// Pretends that the ranks are on these nodes, for tests.
+    pub(super) fn set_nodes(&self, nodes: Vec<usize>) {
+        self.nodes.replace(nodes);
+        self.plans.borrow_mut().clear();
+    }
+
+    /// Returns the plan of this rank, which is made once.
+    pub(super) fn plan(&self, collective: Collective, algorithm: Algorithm) -> Rc<Plan> {
+        let mut plans = self.plans.borrow_mut();
+        let ranks = Ranks { rank: self.mpi.rank, nodes: &self.nodes.borrow() };
+        let entry = plans.entry((collective, algorithm));
+        Rc::clone(entry.or_insert_with(|| Rc::new(plan(collective, algorithm, ranks))))
+    }
+
+    /// Reserves tags for the chunks of a collective operation, which every rank starts in the same
+    /// order.
+    pub(super) fn take_tags(&self, count: usize) -> usize {
+        self.next_tag.replace((self.next_tag.get() + count) % NUM_TAGS)
+    }
+
+    /// Returns tag `number`, counted round and round.
+    pub(super) fn tag(number: usize) -> i32 {
+        (number % NUM_TAGS) as i32
+    }
+}

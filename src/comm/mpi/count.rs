@@ -1,0 +1,41 @@
+//! Counts above the largest C `int`: a longer message travels as *one* message of a derived
+//! datatype, so that matching, ordering and short receives stay MPI's.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use ::mpi::datatype::{DatatypeRef, UncommittedUserDatatype, UserDatatype};
+use ::mpi::ffi;
+use ::mpi::raw::FromRaw as _;
+use ::mpi::traits::AsRaw as _;
+
+use super::element::datatype;
+use crate::memory::ElementType;
+
+/// A number of elements as MPI counts them: some number of some datatype.
+pub(super) struct Extent {
+    pub(super) datatype: ffi::MPI_Datatype,
+    pub(super) count: c_int,
+    /// Freed on drop, which MPI delays until pending operations on it are complete (MPI-4.1
+    /// §5.1.9).
+    _derived: Option<UserDatatype>,
+}
+
+impl Extent {
+    /// Counts `count` elements, with counts of at most `limit`.
+    pub(super) fn new(element: ElementType, count: usize, limit: usize) -> Extent {
+        let predefined = datatype(element);
+        if count <= limit {
+            return Extent { datatype: predefined, count: count as c_int, _derived: None };
+        }
+        // SAFETY: the handle is that of a predefined datatype, which is never freed.
+        let element_type = unsafe { DatatypeRef::from_raw(predefined) };
+        let block = UncommittedUserDatatype::contiguous(limit as c_int, &element_type);
+        let whole = UncommittedUserDatatype::contiguous((count / limit) as c_int, &block);
+        let rest = UncommittedUserDatatype::contiguous((count % limit) as c_int, &element_type);
+        let start_of_rest = (count / limit * limit * element.bytes()) as ::mpi::Address;
+        let derived =
+            UserDatatype::structured(&[1, 1], &[0, start_of_rest], &[whole.as_ref(), rest.as_ref()]);
+        Extent { datatype: derived.as_raw(), count: 1, _derived: Some(derived) }
+    }
+}

@@ -1,0 +1,125 @@
+//! MPI's requests, and waiting for them.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::mem::{self, MaybeUninit};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ::mpi::ffi;
+
+thread_local! {
+    /// Memory for requests, used again and again.
+    static UNUSED: RefCell<Vec<Vec<ffi::MPI_Request>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Requests of MPI that are not known to be complete.
+pub(in crate::comm) struct Requests(Vec<ffi::MPI_Request>);
+
+impl Requests {
+    /// Makes room for `capacity` requests.
+    pub(in crate::comm) fn with_capacity(capacity: usize) -> Requests {
+        let mut requests = UNUSED.with_borrow_mut(Vec::pop).unwrap_or_default();
+        requests.reserve(capacity);
+        Requests(requests)
+    }
+
+    /// Runs a call that writes a request handle, and keeps the handle.
+    ///
+    /// # Safety
+    /// `start` writes the handle, and the memory that it names stays valid until the requests are
+    /// complete.
+    pub(super) unsafe fn post(&mut self, start: impl FnOnce(*mut ffi::MPI_Request) -> c_int) {
+        let mut handle = MaybeUninit::uninit();
+        start(handle.as_mut_ptr());
+        // SAFETY: `start` has written it.
+        self.0.push(unsafe { handle.assume_init() });
+    }
+
+    /// Returns true when all requests are complete; gives MPI the occasion to move their data
+    /// along.
+    pub(in crate::comm) fn test(&mut self) -> bool {
+        if !self.0.is_empty() {
+            let (len, mut flag) = (self.0.len() as c_int, 0);
+            // SAFETY: the handles are this process's own, and MPI writes null over those that it
+            // completes.
+            unsafe { ffi::MPI_Testall(len, self.0.as_mut_ptr(), &mut flag, ffi::RSMPI_STATUSES_IGNORE) };
+            if flag != 0 {
+                self.0.clear();
+            }
+        }
+        self.0.is_empty()
+    }
+
+    /// Blocks until all requests are complete; only MPI itself makes progress meanwhile.
+    pub(in crate::comm) fn wait(&mut self) {
+        // SAFETY: the handles are this process's own, and MPI writes null over those that it
+        // completes.
+        unsafe {
+            ffi::MPI_Waitall(self.0.len() as c_int, self.0.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE);
+        }
+        self.0.clear();
+    }
+}
+
+impl Drop for Requests {
+    fn drop(&mut self) {
+        let mut unused = mem::take(&mut self.0);
+        unused.clear();
+        // at the end of the thread it is freed instead
+        let _ = UNUSED.try_with(|all| all.borrow_mut().push(unused));
+    }
+}
+
+/// The way in which an operation of MPI's is called.
+pub(in crate::comm) enum Mode<'a> {
+    /// The call returns when the operation is complete on this rank.
+    Blocking,
+    /// The call returns at once and adds its requests here.
+    Started(&'a mut Requests),
+}
+
+impl Mode<'_> {
+    /// Makes one of the two calls of an operation.
+    ///
+    /// # Safety
+    /// Both are sound to call; `started` writes the request handle, and the memory that it names
+    /// stays valid until the request is complete.
+    pub(super) unsafe fn call(
+        &mut self,
+        blocking: impl FnOnce() -> c_int,
+        started: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
+    ) {
+        match self {
+            Mode::Blocking => {
+                blocking();
+            }
+            // SAFETY: promised by the caller of this function in the same words.
+            Mode::Started(requests) => unsafe { requests.post(started) },
+        }
+    }
+}
+
+/// True where ranks are more than cores, so that one that waits must let the others work: some MPIs
+/// only spin.
+static YIELDS: AtomicBool = AtomicBool::new(false);
+
+/// Says whether there are more ranks than cores somewhere in the job. Blocking calls are then
+/// started and waited for, and the two kinds do not match each other (MPI-4.1 §6.12). Collective.
+pub(in crate::comm) fn yield_while_waiting(yields: bool) {
+    YIELDS.store(yields, Ordering::Relaxed);
+}
+
+/// Returns true if waiting ranks yield their core.
+pub(in crate::comm) fn yields() -> bool {
+    YIELDS.load(Ordering::Relaxed)
+}
+
+/// Backs off between polls.
+pub(in crate::comm) fn pause() {
+    if yields() {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,54 @@
+//! Contract of activations: elementwise functions and their derivatives.
+
+use super::MemoryOperations;
+
+/// An elementwise function after a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x
+    Identity,
+    /// max(x, 0)
+    Relu,
+    /// x · Φ(x), with the exact normal distribution function (erf), as PyTorch's default
+    Gelu,
+    /// tanh(x)
+    Tanh,
+}
+
+impl Activation {
+    /// Returns true if the backward pass needs more than the outputs: the forward pass then saves
+    /// the derivatives, or the inputs, as the device prefers.
+    pub fn saves(self) -> bool {
+        self == Activation::Gelu
+    }
+}
+
+/// Elementwise functions, forward and backward.
+pub trait ActivationOperations: MemoryOperations {
+    /// Computes `output = activation(input)`, elementwise.
+    ///
+    /// `saved`, of the same length, receives what [`ActivationOperations::activation_backward`]
+    /// needs if [`Activation::saves`]; otherwise it may be empty.
+    fn activation_forward(
+        &self,
+        activation: Activation,
+        input: Self::View<'_>,
+        saved: Self::ViewMut<'_>,
+        output: Self::ViewMut<'_>,
+    );
+
+    /// Turns `gradient`, `[rows, columns]`, from the gradient of the outputs into that of the
+    /// inputs, in place, and sums it over the rows into `bias_gradient` if there is one (added to
+    /// what is there if `accumulate`).
+    ///
+    /// `saved` is what the forward pass saved if [`Activation::saves`], otherwise its output.
+    fn activation_backward(
+        &self,
+        activation: Activation,
+        columns: usize,
+        saved: Self::View<'_>,
+        gradient: Self::ViewMut<'_>,
+        bias_gradient: Option<Self::ViewMut<'_>>,
+        accumulate: bool,
+    );
+}

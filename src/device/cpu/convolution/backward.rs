@@ -1,0 +1,287 @@
+//! Convolution, backward: the gradients of the weights and of the inputs.
+//!
+//! Max-pooling passes a gradient to one of four outputs and ReLU to about half of those, so seven
+//! in eight of the products of the textbook formula are with zero. Both functions here go through
+//! the *pooled* gradients that are not zero and look up in `argmax` which output each belongs to:
+//! an eighth of the work of the dense form.
+//!
+//! Both use one loop, [`add_blocks`]: a block of the result stays in registers while blocks of
+//! another array, each times one gradient, are added to it. For the weights of one output channel
+//! the other array is the image, at the places that the gradients belong to; for the patch of the
+//! image under one pooled output it is the weights of each channel, shifted as `argmax` says. Rows
+//! of a block are runs of consecutive elements, channels last, rounded up to whole vectors; the
+//! excess is multiplied by zero or not read back.
+
+use std::mem::take;
+
+use pulp::{Simd, WithSimd};
+
+use crate::device::ConvolutionShape;
+
+/// A gradient that is not zero, and the start of its block.
+#[derive(Clone, Copy, Default)]
+struct SparseGradient {
+    gradient: f32,
+    start: u32,
+}
+
+/// Memory that operations reuse.
+#[derive(Default)]
+pub(super) struct ConvolutionScratch {
+    pub(super) first: Vec<f32>,
+    second: Vec<f32>,
+    nonzero: Vec<SparseGradient>,
+    lengths: Vec<usize>,
+}
+
+/// Returns `start` for each of the four places in a window, or for the only one without pooling.
+#[inline(always)]
+fn starts(shape: &ConvolutionShape, start: impl Fn(usize, usize) -> usize) -> [u32; 4] {
+    std::array::from_fn(
+        |place| if shape.pool { start(place / 2, place % 2) as u32 } else { start(0, 0) as u32 },
+    )
+}
+
+/// The gradient of the weights, added to `weight_gradient`.
+pub(super) struct WeightGradient<'a> {
+    pub(super) shape: &'a ConvolutionShape,
+    pub(super) input: &'a [f32],
+    pub(super) argmax: &'a [f32],
+    pub(super) gradient: &'a [f32],
+    pub(super) weight_gradient: &'a mut [f32],
+    pub(super) scratch: &'a mut ConvolutionScratch,
+}
+
+impl WithSimd for WeightGradient<'_> {
+    type Output = ();
+
+    /// Keeps sums as `[output, kernel row, run of the row]` and reorders them as the weights at the
+    /// end.
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let ConvolutionShape { channels, width, outputs, kernel, .. } = *self.shape;
+        let (image_len, output_len) = (self.shape.image_len(), self.shape.output_len());
+        let vectors = (kernel * channels).div_ceil(S::F32_LANES);
+        let stride = vectors * S::F32_LANES;
+        let ConvolutionScratch { first: mut sums, second: mut image, mut nonzero, mut lengths } =
+            take(self.scratch);
+        sums.clear();
+        sums.resize(outputs * kernel * stride, 0.0);
+        image.clear();
+        image.resize(image_len + stride, 0.0); // rows are read in whole vectors
+        let positions = output_len / outputs;
+        nonzero.resize(output_len, SparseGradient::default());
+        lengths.resize(outputs, 0);
+        let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
+        for (input, (gradient, argmax)) in self.input.chunks_exact(image_len).zip(maps) {
+            image[..image_len].copy_from_slice(input);
+            self.gather(gradient, argmax, &mut nonzero, &mut lengths);
+            let lists = nonzero.chunks_exact(positions).zip(&lengths);
+            for (sums, (list, &length)) in sums.chunks_exact_mut(kernel * stride).zip(lists) {
+                let from = Blocks { values: &image, stride: width * channels };
+                let target = TargetBlock { values: sums, stride, rows: kernel, vectors };
+                add_blocks(simd, &list[..length], from, target);
+            }
+        }
+        for output in 0..outputs {
+            for channel in 0..channels {
+                for place in 0..kernel * kernel {
+                    let (row, column) = (place / kernel, place % kernel);
+                    let from = (output * kernel + row) * stride + column * channels + channel;
+                    self.weight_gradient[(output * channels + channel) * kernel * kernel + place] +=
+                        sums[from];
+                }
+            }
+        }
+        *self.scratch = ConvolutionScratch { first: sums, second: image, nonzero, lengths };
+    }
+}
+
+impl WeightGradient<'_> {
+    /// Lists, for each output channel, the gradients that are not zero with their places in the
+    /// image. No branch depends on a gradient: half of them are zero, at random.
+    #[inline(always)]
+    fn gather(
+        &self,
+        gradient: &[f32],
+        argmax: &[f32],
+        nonzero: &mut [SparseGradient],
+        lengths: &mut [usize],
+    ) {
+        let ConvolutionShape { channels, width, outputs, .. } = *self.shape;
+        let (window, columns) = (self.shape.window(), self.shape.output_width());
+        let starts = starts(self.shape, |y, x| (y * width + x) * channels);
+        let positions = columns * self.shape.output_height();
+        lengths.fill(0);
+        let values = gradient.chunks_exact(outputs).zip(argmax.chunks_exact(outputs));
+        for (position, (gradient, argmax)) in values.enumerate() {
+            let origin = (position / columns * window * width + position % columns * window) * channels;
+            let lists = nonzero.chunks_exact_mut(positions).zip(lengths.iter_mut());
+            for ((list, length), (&gradient, argmax)) in lists.zip(gradient.iter().zip(argmax)) {
+                let start = origin as u32 + starts[argmax.to_bits() as usize % 4];
+                list[*length] = SparseGradient { gradient, start };
+                *length += usize::from(gradient != 0.0);
+            }
+        }
+    }
+}
+
+/// The gradient of the inputs.
+pub(super) struct InputGradient<'a> {
+    pub(super) shape: &'a ConvolutionShape,
+    pub(super) weight: &'a [f32],
+    pub(super) argmax: &'a [f32],
+    pub(super) gradient: &'a [f32],
+    pub(super) input_gradient: &'a mut [f32],
+    pub(super) scratch: &'a mut ConvolutionScratch,
+}
+
+impl WithSimd for InputGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let ConvolutionShape { channels, width, outputs, kernel, .. } = *self.shape;
+        let (image_len, output_len) = (self.shape.image_len(), self.shape.output_len());
+        let (window, columns) = (self.shape.window(), self.shape.output_width());
+        // the patch under a window of outputs, and the weights with zeros around them for shifts
+        let shift = window - 1;
+        let vectors = ((kernel + shift) * channels).div_ceil(S::F32_LANES);
+        let stride = vectors * S::F32_LANES + shift * channels;
+        let padded_rows = kernel + 2 * shift;
+        let starts = starts(self.shape, |y, x| (shift - y) * stride + (shift - x) * channels);
+        let ConvolutionScratch { first: mut packed, second: mut image, mut nonzero, lengths } =
+            take(self.scratch);
+        self.pack(&mut packed, padded_rows, stride, shift);
+        image.resize(image_len + vectors * S::F32_LANES, 0.0); // rows are written in whole vectors
+        nonzero.resize(outputs, SparseGradient::default());
+        let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
+        for (input_gradient, (gradient, argmax)) in self.input_gradient.chunks_exact_mut(image_len).zip(maps)
+        {
+            image.fill(0.0);
+            let positions = gradient.chunks_exact(outputs).zip(argmax.chunks_exact(outputs));
+            for (position, (gradient, argmax)) in positions.enumerate() {
+                let mut num = 0;
+                for (output, (&gradient, argmax)) in gradient.iter().zip(argmax).enumerate() {
+                    let start =
+                        (output * padded_rows * stride) as u32 + starts[argmax.to_bits() as usize % 4];
+                    nonzero[num] = SparseGradient { gradient, start };
+                    num += usize::from(gradient != 0.0);
+                }
+                let (row, column) = (position / columns * window, position % columns * window);
+                let from = Blocks { values: &packed, stride };
+                let values = &mut image[(row * width + column) * channels..];
+                let rows = kernel + shift;
+                let target = TargetBlock { values, stride: width * channels, rows, vectors };
+                add_blocks(simd, &nonzero[..num], from, target);
+            }
+            input_gradient.copy_from_slice(&image[..image_len]);
+        }
+        *self.scratch = ConvolutionScratch { first: packed, second: image, nonzero, lengths };
+    }
+}
+
+impl InputGradient<'_> {
+    /// Packs the weights as `[output, kernel row, run of the row]`, with `shift` rows of zeros
+    /// above and below, `shift` columns of zeros before, and zeros up to `stride` after.
+    fn pack(&self, packed: &mut Vec<f32>, padded_rows: usize, stride: usize, shift: usize) {
+        let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
+        packed.clear();
+        packed.resize(outputs * padded_rows * stride, 0.0);
+        for output in 0..outputs {
+            for channel in 0..channels {
+                for place in 0..kernel * kernel {
+                    let (row, column) = (place / kernel + shift, place % kernel + shift);
+                    packed[(output * padded_rows + row) * stride + column * channels + channel] =
+                        self.weight[(output * channels + channel) * kernel * kernel + place];
+                }
+            }
+        }
+    }
+}
+
+/// An array of which blocks are read, with the distance between rows of a block.
+#[derive(Clone, Copy)]
+struct Blocks<'a> {
+    values: &'a [f32],
+    stride: usize,
+}
+
+/// A block to add to, with the distance between its rows.
+struct TargetBlock<'a> {
+    values: &'a mut [f32],
+    stride: usize,
+    /// Rows of the block.
+    rows: usize,
+    /// Vectors in a row of the block.
+    vectors: usize,
+}
+
+/// Computes `target += Σ gradient · block` over `nonzero`.
+#[inline(always)]
+fn add_blocks<S: Simd>(simd: S, nonzero: &[SparseGradient], from: Blocks<'_>, target: TargetBlock<'_>) {
+    let TargetBlock { values, stride, rows, vectors } = target;
+    let few_registers = S::REGISTER_COUNT < 32;
+    let mut row = 0;
+    while row < rows {
+        let height = match rows - row {
+            _ if few_registers => 1,
+            5 | 7.. => 5,
+            3.. => 3,
+            _ => 1,
+        };
+        let mut vector = 0;
+        while vector < vectors {
+            let width = (vectors - vector).min(4);
+            let offset = vector * S::F32_LANES;
+            let from = Blocks { values: &from.values[row * from.stride + offset..], ..from };
+            let into = &mut values[row * stride + offset..];
+            match (height, width) {
+                (5, 1) => add_block::<S, 5, 1>(simd, nonzero, from, into, stride),
+                (5, 2) => add_block::<S, 5, 2>(simd, nonzero, from, into, stride),
+                (5, 3) => add_block::<S, 5, 3>(simd, nonzero, from, into, stride),
+                (5, _) => add_block::<S, 5, 4>(simd, nonzero, from, into, stride),
+                (3, 1) => add_block::<S, 3, 1>(simd, nonzero, from, into, stride),
+                (3, 2) => add_block::<S, 3, 2>(simd, nonzero, from, into, stride),
+                (3, 3) => add_block::<S, 3, 3>(simd, nonzero, from, into, stride),
+                (3, _) => add_block::<S, 3, 4>(simd, nonzero, from, into, stride),
+                (_, 1) => add_block::<S, 1, 1>(simd, nonzero, from, into, stride),
+                (_, 2) => add_block::<S, 1, 2>(simd, nonzero, from, into, stride),
+                (_, 3) => add_block::<S, 1, 3>(simd, nonzero, from, into, stride),
+                _ => add_block::<S, 1, 4>(simd, nonzero, from, into, stride),
+            }
+            vector += width;
+        }
+        row += height;
+    }
+}
+
+/// Adds to a block that fits the registers: see [`add_blocks`].
+#[inline(always)]
+fn add_block<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    simd: S,
+    nonzero: &[SparseGradient],
+    from: Blocks<'_>,
+    target: &mut [f32],
+    target_stride: usize,
+) {
+    let length = VECTORS * S::F32_LANES;
+    let mut sums: [[S::f32s; VECTORS]; ROWS] = std::array::from_fn(|r| {
+        let (row, _) = S::as_simd_f32s(&target[r * target_stride..][..length]);
+        std::array::from_fn(|v| row[v])
+    });
+    for SparseGradient { gradient, start } in nonzero {
+        let gradient = simd.splat_f32s(*gradient);
+        let block = &from.values[*start as usize..][..(ROWS - 1) * from.stride + length];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let (row, _) = S::as_simd_f32s(&block[r * from.stride..][..length]);
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = simd.mul_add_e_f32s(gradient, row[v], *sum);
+            }
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        let (row, _) = S::as_mut_simd_f32s(&mut target[r * target_stride..][..length]);
+        row.copy_from_slice(sums);
+    }
+}

@@ -1,0 +1,227 @@
+//! Convolution, forward: direct, with the bias, 2 × 2 max-pooling and ReLU before anything is
+//! written.
+//!
+//! Images are channels last, so the `kernel` inputs that a row of the kernel covers, all channels,
+//! are consecutive in memory. Lanes of a vector are output channels. A tile of `ROWS × COLUMNS`
+//! neighbouring outputs (two rows where they are pooled) stays in registers while the loop runs
+//! over the taps of the kernel: each step loads `GROUP` vectors of weights and multiplies them by
+//! one broadcast input for each output of the tile.
+
+use pulp::{Simd, WithSimd};
+
+use crate::device::ConvolutionShape;
+
+/// The arrays of one call. `packed` is scratch for the weights as `[kernel row, tap, output
+/// channel]`, padded to whole vectors.
+pub(super) struct Forward<'a> {
+    pub(super) shape: &'a ConvolutionShape,
+    pub(super) input: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) bias: &'a [f32],
+    pub(super) argmax: &'a mut [f32],
+    pub(super) output: &'a mut [f32],
+    pub(super) packed: &'a mut Vec<f32>,
+}
+
+/// Stands for a number of channels that is not a compile-time constant, unlike those of grey and
+/// colour images.
+const ANY: usize = 0;
+
+/// The first place of a tile and its output channels.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// Row and column in the convolution's output, before pooling.
+    row: usize,
+    column: usize,
+    /// The first vector of output channels.
+    group: usize,
+}
+
+impl WithSimd for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let shape = *self.shape;
+        let vectors = shape.outputs.div_ceil(S::F32_LANES);
+        self.pack(vectors * S::F32_LANES);
+        let packed = std::mem::take(self.packed);
+        let (weights, _) = S::as_simd_f32s(&packed);
+        let (taps, biases) = weights.split_at(shape.kernel * shape.kernel * shape.channels * vectors);
+
+        let (image_len, output_len) = (shape.image_len(), shape.output_len());
+        let images = self.input.chunks_exact(image_len);
+        let outputs = self.output.chunks_exact_mut(output_len).zip(self.argmax.chunks_exact_mut(output_len));
+        for (image, (output, argmax)) in images.zip(outputs) {
+            let mut work = ImageForward { simd, shape: &shape, image, taps, biases, vectors, output, argmax };
+            let window = shape.window();
+            for row in (0..shape.output_height() * window).step_by(window) {
+                let mut group = 0;
+                while group < vectors {
+                    let size = if vectors - group >= 2 { 2 } else { 1 };
+                    match (shape.pool, shape.channels) {
+                        (true, 1) => work.pooled_row::<1>(row, group, size),
+                        (true, 3) => work.pooled_row::<3>(row, group, size),
+                        (true, _) => work.pooled_row::<ANY>(row, group, size),
+                        (false, _) => work.plain_row::<ANY>(row, group, size),
+                    }
+                    group += size;
+                }
+            }
+        }
+        *self.packed = packed;
+    }
+}
+
+impl Forward<'_> {
+    /// Packs the weights as `[kernel row, kernel column, channel, output]`, then the bias, with
+    /// outputs padded with zeros to `padded`.
+    fn pack(&mut self, padded: usize) {
+        let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
+        let taps = kernel * kernel * channels;
+        self.packed.clear();
+        self.packed.resize((taps + 1) * padded, 0.0);
+        for output in 0..outputs {
+            for channel in 0..channels {
+                for place in 0..kernel * kernel {
+                    self.packed[(place * channels + channel) * padded + output] =
+                        self.weight[(output * channels + channel) * kernel * kernel + place];
+                }
+            }
+            self.packed[taps * padded + output] = self.bias[output];
+        }
+    }
+}
+
+/// One image, with the weights in vectors.
+struct ImageForward<'a, S: Simd> {
+    simd: S,
+    shape: &'a ConvolutionShape,
+    image: &'a [f32],
+    taps: &'a [S::f32s],
+    biases: &'a [S::f32s],
+    /// Vectors that hold all output channels.
+    vectors: usize,
+    output: &'a mut [f32],
+    argmax: &'a mut [f32],
+}
+
+impl<S: Simd> ImageForward<'_, S> {
+    #[inline(always)]
+    fn pooled_row<const CHANNELS: usize>(&mut self, row: usize, group: usize, size: usize) {
+        let width = self.shape.output_width() * 2;
+        let few_registers = S::REGISTER_COUNT < 32;
+        let mut column = 0;
+        while column < width {
+            let at = Tile { row, column, group };
+            let left = width - column;
+            column += match (size, left) {
+                (1, 6..) if left != 8 => self.pooled::<6, 1, CHANNELS>(at),
+                (1, 4..) => self.pooled::<4, 1, CHANNELS>(at),
+                (1, _) => self.pooled::<2, 1, CHANNELS>(at),
+                (_, 6..) if left != 8 && !few_registers => self.pooled::<6, 2, CHANNELS>(at),
+                (_, 4..) if !few_registers => self.pooled::<4, 2, CHANNELS>(at),
+                _ => self.pooled::<2, 2, CHANNELS>(at),
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn plain_row<const CHANNELS: usize>(&mut self, row: usize, group: usize, size: usize) {
+        let width = self.shape.output_width();
+        let mut column = 0;
+        while column < width {
+            let at = Tile { row, column, group };
+            column += match (size, width - column) {
+                (1, 4..) => self.plain::<4, 1, CHANNELS>(at),
+                (1, _) => self.plain::<1, 1, CHANNELS>(at),
+                (_, 4..) => self.plain::<4, 2, CHANNELS>(at),
+                _ => self.plain::<1, 2, CHANNELS>(at),
+            };
+        }
+    }
+
+    /// Returns the sums of a tile, `[row][column][vector of output channels]`, bias included.
+    #[inline(always)]
+    fn tile<const ROWS: usize, const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(
+        &self,
+        at: Tile,
+    ) -> [[[S::f32s; GROUP]; COLUMNS]; ROWS] {
+        let ConvolutionShape { width, kernel, .. } = *self.shape;
+        let channels = if CHANNELS == ANY { self.shape.channels } else { CHANNELS };
+        let run = kernel * channels;
+        let bias: [S::f32s; GROUP] = std::array::from_fn(|g| self.biases[at.group + g]);
+        let mut sums = [[bias; COLUMNS]; ROWS];
+        for kernel_row in 0..kernel {
+            let inputs: [&[f32]; ROWS] = std::array::from_fn(|r| {
+                let start = ((at.row + r + kernel_row) * width + at.column) * channels;
+                &self.image[start..][..(COLUMNS - 1) * channels + run]
+            });
+            let taps = &self.taps[kernel_row * run * self.vectors..][..run * self.vectors];
+            for (tap, weights) in taps.chunks_exact(self.vectors).enumerate() {
+                let weights = &weights[at.group..][..GROUP];
+                for r in 0..ROWS {
+                    let inputs = &inputs[r][tap..][..(COLUMNS - 1) * channels + 1];
+                    for c in 0..COLUMNS {
+                        let input = self.simd.splat_f32s(inputs[c * channels]);
+                        for (sum, weight) in sums[r][c].iter_mut().zip(weights) {
+                            *sum = self.simd.mul_add_e_f32s(input, *weight, *sum);
+                        }
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// Forms two rows of `COLUMNS` outputs and pools them. Returns `COLUMNS`.
+    #[inline(always)]
+    fn pooled<const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(&mut self, at: Tile) -> usize {
+        let sums = self.tile::<2, COLUMNS, GROUP, CHANNELS>(at);
+        let simd = self.simd;
+        for pair in 0..COLUMNS / 2 {
+            for (g, first) in sums[0][2 * pair].iter().enumerate() {
+                let mut best = *first;
+                let mut argmax = simd.splat_f32s(f32::from_bits(0));
+                for place in 1..4 {
+                    let next = sums[place / 2][2 * pair + place % 2][g];
+                    // NaN propagates, as in PyTorch
+                    let not_a_number = simd.not_m32s(simd.equal_f32s(next, next));
+                    let greater = simd.or_m32s(simd.greater_than_f32s(next, best), not_a_number);
+                    best = simd.select_f32s(greater, next, best);
+                    argmax = simd.select_f32s(greater, simd.splat_f32s(f32::from_bits(place as u32)), argmax);
+                }
+                self.store(at.row / 2, at.column / 2 + pair, at.group + g, best, Some(argmax));
+            }
+        }
+        COLUMNS
+    }
+
+    /// Forms one row of `COLUMNS` outputs. Returns `COLUMNS`.
+    #[inline(always)]
+    fn plain<const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(&mut self, at: Tile) -> usize {
+        let sums = self.tile::<1, COLUMNS, GROUP, CHANNELS>(at);
+        for (c, sums) in sums[0].iter().enumerate() {
+            for (g, sum) in sums.iter().enumerate() {
+                self.store(at.row, at.column + c, at.group + g, *sum, None);
+            }
+        }
+        COLUMNS
+    }
+
+    #[inline(always)]
+    fn store(&mut self, row: usize, column: usize, vector: usize, value: S::f32s, argmax: Option<S::f32s>) {
+        let ConvolutionShape { outputs, relu, .. } = *self.shape;
+        let first = vector * S::F32_LANES;
+        let start = (row * self.shape.output_width() + column) * outputs + first;
+        let range = start..start + S::F32_LANES.min(outputs - first);
+        let zero = self.simd.splat_f32s(0.0);
+        // NaN stays NaN: it is not less than zero
+        let negative = self.simd.less_than_f32s(value, zero);
+        let value = if relu { self.simd.select_f32s(negative, zero, value) } else { value };
+        self.simd.partial_store_f32s(&mut self.output[range.clone()], value);
+        if let Some(argmax) = argmax {
+            self.simd.partial_store_f32s(&mut self.argmax[range], argmax);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Fills and copies in host memory.
+
+use super::Cpu;
+use crate::device::{BlockShape, CopyOperations};
+
+impl CopyOperations for Cpu {
+    fn fill(&self, into: &mut [f32], value: f32) {
+        into.fill(value);
+    }
+
+    fn copy(&self, from: &[f32], into: &mut [f32]) {
+        into.copy_from_slice(from);
+    }
+
+    fn copy_block(&self, shape: &BlockShape, from: &[f32], into: &mut [f32]) {
+        let BlockShape { rows, columns, from_stride, into_stride } = *shape;
+        for row in 0..rows {
+            into[row * into_stride..][..columns].copy_from_slice(&from[row * from_stride..][..columns]);
+        }
+    }
+
+    fn transpose_each(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
+        let matrices = input.chunks_exact(rows * columns).zip(output.chunks_exact_mut(rows * columns));
+        matrices.for_each(|(input, output)| self.transpose_matrix(rows, columns, input, output));
+    }
+
+    fn gather_rows(&self, columns: usize, table: &[f32], numbers: &[f32], into: &mut [f32]) {
+        for (row, number) in into.chunks_exact_mut(columns).zip(numbers) {
+            row.copy_from_slice(&table[number.to_bits() as usize * columns..][..columns]);
+        }
+    }
+}
+
+impl Cpu {
+    /// Computes `output = inputᵀ`, `input` being `[rows, columns]`, in blocks that fit a cache line
+    /// each way.
+    pub(super) fn transpose_matrix(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
+        const BLOCK: usize = 16;
+        self.vectorised(
+            #[inline(always)]
+            || {
+                for row in (0..rows).step_by(BLOCK) {
+                    let height = BLOCK.min(rows - row);
+                    for column in (0..columns).step_by(BLOCK) {
+                        let width = BLOCK.min(columns - column);
+                        for c in column..column + width {
+                            let line = &mut output[c * rows + row..][..height];
+                            let from = &input[row * columns + c..];
+                            for (r, value) in line.iter_mut().enumerate() {
+                                *value = from[r * columns];
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    }
+}

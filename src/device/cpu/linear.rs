@@ -1,0 +1,67 @@
+//! Linear layers as matrix products.
+
+use super::Cpu;
+use super::matmul::Matrix;
+use crate::device::{
+    Activation, ActivationOperations, FusedActivation, LinearOperations, LinearShape, WeightLayout,
+};
+
+impl LinearOperations for Cpu {
+    fn linear_forward(
+        &self,
+        shape: &LinearShape,
+        input: &[f32],
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        activation: Activation,
+        saved: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let right = match layout {
+            WeightLayout::OutputsByInputs => Matrix::transposed(weight, inputs, outputs),
+            WeightLayout::InputsByOutputs => Matrix::new(weight, inputs, outputs),
+        };
+        self.multiply(Matrix::new(input, rows, inputs), right, output, false);
+        self.bias_and_activation(activation, bias, outputs, output, saved);
+    }
+
+    fn linear_backward_weight(
+        &self,
+        shape: &LinearShape,
+        input: &[f32],
+        gradient: &[f32],
+        weight_gradient: &mut [f32],
+        accumulate: bool,
+    ) {
+        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let (left, right) = match layout {
+            WeightLayout::OutputsByInputs => {
+                (Matrix::transposed(gradient, outputs, rows), Matrix::new(input, rows, inputs))
+            }
+            WeightLayout::InputsByOutputs => {
+                (Matrix::transposed(input, inputs, rows), Matrix::new(gradient, rows, outputs))
+            }
+        };
+        self.multiply(left, right, weight_gradient, accumulate);
+    }
+
+    fn linear_backward_input(
+        &self,
+        shape: &LinearShape,
+        gradient: &[f32],
+        weight: &[f32],
+        input_gradient: &mut [f32],
+        previous: Option<FusedActivation<&[f32]>>,
+    ) {
+        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let right = match layout {
+            WeightLayout::OutputsByInputs => Matrix::new(weight, outputs, inputs),
+            WeightLayout::InputsByOutputs => Matrix::transposed(weight, outputs, inputs),
+        };
+        self.multiply(Matrix::new(gradient, rows, outputs), right, input_gradient, false);
+        if let Some(FusedActivation { activation, saved }) = previous {
+            self.activation_backward(activation, inputs, saved, input_gradient, None, false);
+        }
+    }
+}

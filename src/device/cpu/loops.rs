@@ -1,0 +1,117 @@
+//! Loops over arrays: split among the threads, compiled for the widest vectors of the processor.
+
+use super::Cpu;
+
+/// Elements over which a sum stays in `f32` lanes before it is continued in `f64`; threads take
+/// whole chunks.
+pub(super) const CHUNK: usize = 4096;
+
+impl Cpu {
+    /// Runs a loop compiled for the widest vectors of this processor. `work` must be marked
+    /// `#[inline(always)]`; it is called as `FnMut`, because the shim that `FnOnce` would add is
+    /// inlined only where the loop is small.
+    #[inline(always)]
+    pub(super) fn vectorised(&self, mut work: impl FnMut()) {
+        struct Loop<'a, F>(&'a mut F);
+
+        impl<F: FnMut()> pulp::WithSimd for Loop<'_, F> {
+            type Output = ();
+
+            #[inline(always)]
+            fn with_simd<S: pulp::Simd>(self, _: S) {
+                (self.0)();
+            }
+        }
+
+        self.arch.dispatch(Loop(&mut work));
+    }
+
+    /// Returns the number of rows of a batch that each thread takes, all about the same.
+    pub(super) fn rows_per_thread(&self, rows: usize) -> usize {
+        rows.div_ceil(self.threads).max(1)
+    }
+
+    /// Runs `work` on every item, on the threads if there are several.
+    pub(super) fn for_each<I: Send>(&self, items: impl Iterator<Item = I>, work: impl Fn(I) + Sync) {
+        if self.threads == 1 {
+            return items.for_each(work);
+        }
+        let work = &work;
+        rayon::in_place_scope(|scope| items.for_each(|item| scope.spawn(move |_| work(item))));
+    }
+
+    /// Returns the length of the parts that an array of `len` is split into: one for each thread,
+    /// in whole chunks.
+    pub(super) fn part_len(&self, len: usize) -> usize {
+        if self.threads == 1 {
+            len.max(1)
+        } else {
+            len.div_ceil(self.threads).next_multiple_of(CHUNK).max(CHUNK)
+        }
+    }
+
+    /// Computes `values = function(values)`, elementwise.
+    pub(super) fn map(&self, values: &mut [f32], function: impl Fn(f32) -> f32 + Sync) {
+        self.for_each(values.chunks_mut(self.part_len(values.len())), |values| {
+            self.vectorised(
+                #[inline(always)]
+                || values.iter_mut().for_each(|value| *value = function(*value)),
+            );
+        });
+    }
+
+    /// Computes `values = function(values, with)`, elementwise.
+    pub(super) fn zip(&self, values: &mut [f32], with: &[f32], function: impl Fn(f32, f32) -> f32 + Sync) {
+        let part = self.part_len(values.len());
+        self.for_each(values.chunks_mut(part).zip(with.chunks(part)), |(values, with)| {
+            self.vectorised(
+                #[inline(always)]
+                || values.iter_mut().zip(with).for_each(|(value, with)| *value = function(*value, *with)),
+            );
+        });
+    }
+
+    /// Returns the sum of the results of `work` for each part, added in the order of the parts.
+    pub(super) fn sum_over<I: Send>(
+        &self,
+        parts: impl Iterator<Item = I>,
+        work: impl Fn(I) -> f64 + Sync,
+    ) -> f64 {
+        if self.threads == 1 {
+            return parts.map(work).sum();
+        }
+        let parts: Vec<I> = parts.collect();
+        let mut sums = vec![0.0; parts.len()];
+        self.for_each(parts.into_iter().zip(&mut sums), |(part, sum)| *sum = work(part));
+        sums.iter().sum()
+    }
+
+    /// Returns the sum of the squares of `values`.
+    pub(super) fn squares(&self, values: &[f32]) -> f64 {
+        self.sum_over(values.chunks(self.part_len(values.len())), |values| {
+            let mut sum = 0.0;
+            self.vectorised(
+                #[inline(always)]
+                || values.chunks(CHUNK).for_each(|chunk| sum += sum_of_squares(chunk)),
+            );
+            sum
+        })
+    }
+}
+
+/// Returns the sum of squares of a chunk short enough for `f32`, in lanes, so that it vectorises
+/// and has one fixed order.
+#[inline(always)]
+pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
+    const LANES: usize = 64;
+    let mut lanes = [0.0_f32; LANES];
+    let pieces = values.chunks_exact(LANES);
+    let rest = pieces.remainder();
+    for piece in pieces {
+        for (lane, value) in lanes.iter_mut().zip(piece) {
+            *lane = value.mul_add(*value, *lane);
+        }
+    }
+    let tail: f64 = rest.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>() + tail
+}

@@ -1,0 +1,44 @@
+//! Memory of the CPU: the host's own, so that transfers cost nothing.
+
+use std::ops::Range;
+
+use super::Cpu;
+use crate::Result;
+use crate::device::{MemoryOperations, Role, totals};
+use crate::memory::Memory;
+
+impl MemoryOperations for Cpu {
+    type Buffer = Memory<f32>;
+    type View<'a> = &'a [f32];
+    type ViewMut<'a> = &'a mut [f32];
+    type Totals = [f32; totals::LEN];
+    type Recording = ();
+
+    fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
+        Memory::zeroed(len)
+    }
+
+    fn view<'a>(&self, buffer: &'a Memory<f32>, range: Range<usize>) -> &'a [f32] {
+        &buffer[range]
+    }
+
+    fn view_mut<'a>(&self, buffer: &'a mut Memory<f32>, range: Range<usize>) -> &'a mut [f32] {
+        &mut buffer[range]
+    }
+
+    fn write(&self, into: &mut [f32], fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
+        fill(into)
+    }
+
+    fn read(&self, from: &[f32], inspect: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        inspect(from)
+    }
+
+    fn start_totals(&self, sums: &[f32]) -> Result<[f32; totals::LEN]> {
+        Ok(std::array::from_fn(|total| sums[total]))
+    }
+
+    fn finish_totals(&self, reading: [f32; totals::LEN]) -> Result<[f32; totals::LEN]> {
+        Ok(reading)
+    }
+}

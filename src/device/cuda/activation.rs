@@ -1,0 +1,106 @@
+//! Activations, forward and backward.
+
+use super::Cuda;
+use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::kernels::kernel_table;
+use super::runtime::launch::{BLOCK, Launch, launch};
+use super::runtime::partial_sums::SUM_COLUMNS;
+use crate::device::{Activation, ActivationOperations};
+
+/// Largest number of partial sums that a sum over rows is split into.
+const MAX_PARTIAL_SUMS: usize = 64;
+
+kernel_table!(ActivationKernels in "activation.cu" {
+    bias_activation_forward: KernelPair,
+    activation_backward: KernelPair,
+    activation_backward_bias: KernelPair,
+});
+
+/// Returns the kernels' number of an activation.
+fn number(activation: Activation) -> i32 {
+    match activation {
+        Activation::Identity => 0,
+        Activation::Relu => 1,
+        Activation::Gelu => 2,
+        Activation::Tanh => 3,
+    }
+}
+
+impl ActivationOperations for Cuda {
+    fn activation_forward(
+        &self,
+        activation: Activation,
+        input: CudaView<'_>,
+        saved: CudaViewMut<'_>,
+        output: CudaViewMut<'_>,
+    ) {
+        self.bias_and_activation(activation, None, input, &saved, &output);
+    }
+
+    fn activation_backward(
+        &self,
+        activation: Activation,
+        columns: usize,
+        saved: CudaView<'_>,
+        gradient: CudaViewMut<'_>,
+        bias_gradient: Option<CudaViewMut<'_>>,
+        accumulate: bool,
+    ) {
+        let is_identity = activation == Activation::Identity;
+        assert!(is_identity || saved.len == gradient.len && saved.format == gradient.format);
+        let (number, kernels) = (number(activation), &self.kernels.activation);
+        let Some(bias_gradient) = bias_gradient else {
+            if !is_identity {
+                let (kernel, len) = (kernels.activation_backward.of(gradient.format), gradient.len as u64);
+                let launch = self.streams.over(gradient.len, 4);
+                launch!(self.streams, kernel, launch, number, len, saved.pointer, gradient.pointer);
+            }
+            return;
+        };
+        assert_eq!(bias_gradient.len, columns);
+        let rows = gradient.len / columns;
+        // enough blocks to fill the device, each with some rows
+        let blocks = columns.div_ceil(SUM_COLUMNS as usize);
+        // rows that a block takes at a time: more where there are few columns
+        let height = BLOCK as usize / columns.min(SUM_COLUMNS as usize);
+        let wanted = self.streams.max_blocks().div_ceil(blocks).min(rows.div_ceil(4 * height));
+        let num_sums = wanted.clamp(1, MAX_PARTIAL_SUMS);
+        let is_whole = num_sums == 1;
+        let sums = if is_whole {
+            Some(bias_gradient.pointer)
+        } else {
+            self.partial_sums.reserve(num_sums * columns)
+        };
+        let Some(sums) = sums else { return };
+        let launch =
+            Launch { blocks: (blocks as u32, num_sums as u32), threads: (BLOCK, 1), shared_bytes: 0 };
+        let kernel = kernels.activation_backward_bias.of(gradient.format);
+        let (rows, columns, adds) = (rows as u32, columns as u32, i32::from(accumulate && is_whole));
+        let (saved, gradient) = (saved.pointer, gradient.pointer);
+        launch!(self.streams, kernel, launch, number, rows, columns, saved, gradient, sums, adds);
+        if !is_whole {
+            self.partial_sums.add_to(&bias_gradient, num_sums, sums, accumulate);
+        }
+    }
+}
+
+impl Cuda {
+    /// Computes `output = activation(input + bias)`; `output` may be `input`.
+    pub(super) fn bias_and_activation(
+        &self,
+        activation: Activation,
+        bias: Option<CudaView<'_>>,
+        input: CudaView<'_>,
+        saved: &CudaViewMut<'_>,
+        output: &CudaViewMut<'_>,
+    ) {
+        assert!(input.len == output.len && input.format == output.format);
+        assert!(!activation.saves() || saved.len == output.len && saved.format == output.format);
+        let kernel = self.kernels.activation.bias_activation_forward.of(input.format);
+        let (launch, number) = (self.streams.over(input.len, 4), number(activation));
+        let (len, columns) = (input.len as u64, bias.map_or(1, |bias| bias.len as u32));
+        let (bias, input) = (bias.map_or(0, |bias| bias.pointer), input.pointer);
+        let (saved, output) = (saved.pointer, output.pointer);
+        launch!(self.streams, kernel, launch, number, len, columns, input, bias, saved, output);
+    }
+}

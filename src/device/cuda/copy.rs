@@ -1,0 +1,86 @@
+//! Fills and copies within device memory. A buffer's copy in bf16 is written together with its
+//! values.
+
+use super::Cuda;
+use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::format::Format;
+use super::runtime::kernels::kernel_table;
+use super::runtime::launch::launch;
+use crate::device::{BlockShape, CopyOperations};
+
+kernel_table!(CopyKernels in "copy.cu" {
+    fill: KernelPair,
+    copy_block: KernelPair,
+    transpose_each: KernelPair,
+    gather_rows: KernelPair,
+});
+
+impl CopyOperations for Cuda {
+    fn fill(&self, into: CudaViewMut<'_>, value: f32) {
+        let (launch, len) = (self.streams.over(into.len, 1), into.len as u64);
+        if len > 0 {
+            let kernel = self.kernels.copy.fill.of(into.format);
+            launch!(self.streams, kernel, launch, len, value, into.pointer);
+        }
+        if len > 0 && into.copy != 0 {
+            let kernel = self.kernels.copy.fill.of(Format::Bf16);
+            launch!(self.streams, kernel, launch, len, value, into.copy);
+        }
+    }
+
+    fn copy(&self, from: CudaView<'_>, into: CudaViewMut<'_>) {
+        assert_eq!(from.len, into.len, "arrays that are copied have one length");
+        let (kernels, launch, len) = (&self.streams.kernels, self.streams.over(from.len, 1), from.len as u64);
+        match (from.format, into.format) {
+            _ if len == 0 => {}
+            (Format::F32, Format::Bf16) => {
+                launch!(self.streams, &kernels.cast_to_bf16, launch, len, from.pointer, into.pointer);
+            }
+            (Format::Bf16, Format::F32) => {
+                launch!(self.streams, &kernels.cast_to_f32, launch, len, from.pointer, into.pointer);
+            }
+            // SAFETY: both views are of `from.len` values of one format.
+            _ => unsafe { self.streams.copy(from.pointer, into.pointer, from.len * from.format.bytes()) },
+        }
+        if len > 0 && into.copy != 0 {
+            launch!(self.streams, &kernels.cast_to_bf16, launch, len, into.pointer, into.copy);
+        }
+    }
+
+    fn copy_block(&self, shape: &BlockShape, from: CudaView<'_>, into: CudaViewMut<'_>) {
+        let BlockShape { rows, columns, from_stride, into_stride } = *shape;
+        if rows * columns == 0 {
+            return;
+        }
+        let end = |stride: usize| (rows - 1) * stride + columns;
+        assert!(end(from_stride) <= from.len && end(into_stride) <= into.len);
+        assert!(from.format == into.format && into.copy == 0, "blocks of activations are moved as they are");
+        let (kernel, launch) =
+            (self.kernels.copy.copy_block.of(from.format), self.streams.over(rows * columns, 1));
+        let [rows, columns, from_stride, into_stride] =
+            [rows, columns, from_stride, into_stride].map(|size| size as u32);
+        let (from, into) = (from.pointer, into.pointer);
+        launch!(self.streams, kernel, launch, rows, columns, from_stride, into_stride, from, into);
+    }
+
+    fn transpose_each(&self, rows: usize, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
+        assert!(input.len == output.len && input.format == output.format);
+        let kernel = self.kernels.copy.transpose_each.of(input.format);
+        let launch = self.streams.over(input.len, 1);
+        let (len, rows, columns) = (input.len as u64, rows as u32, columns as u32);
+        launch!(self.streams, kernel, launch, len, rows, columns, input.pointer, output.pointer);
+    }
+
+    fn gather_rows(&self, columns: usize, table: CudaView<'_>, numbers: CudaView<'_>, into: CudaViewMut<'_>) {
+        if into.len == 0 {
+            return;
+        }
+        assert!(into.len == numbers.len * columns && table.len.is_multiple_of(columns));
+        assert_eq!(table.format, Format::F32);
+        let (kernel, launch) =
+            (self.kernels.copy.gather_rows.of(into.format), self.streams.over(into.len, 1));
+        let (len, columns) = (into.len as u64, columns as u32);
+        let (table, numbers) = (table.pointer, numbers.pointer);
+        launch!(self.streams, kernel, launch, len, columns, table, numbers, into.pointer);
+    }
+}

@@ -1,0 +1,148 @@
+//! The optimizers' steps, and squares for the gradient's norm.
+
+use super::Cuda;
+use super::runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
+use super::runtime::kernels::{Kernel, kernel_table};
+use super::runtime::launch::{KernelArgument, launch};
+use crate::device::{AdamStep, OptimizerOperations, OptimizerStep, SgdStep, totals};
+
+/// Largest number of slots of an optimizer: `MAX_SLOTS` of the kernels.
+const MAX_SLOTS: usize = 4;
+
+kernel_table!(OptimizerKernels in "optimizer.cu" {
+    sgd_step: Kernel,
+    sgd_momentum_step: Kernel,
+    adam_step: Kernel,
+    sum_squares: Kernel,
+});
+
+/// `struct SgdConstants` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SgdConstants {
+    momentum: f32,
+    weight_decay: f32,
+    nesterov: i32,
+}
+
+/// `struct AdamConstants` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AdamConstants {
+    beta1: f32,
+    beta2: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
+    epsilon: f32,
+    weight_decay: f32,
+    decoupled: i32,
+}
+
+/// `struct OptimizerArrays` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct OptimizerArrays {
+    len: u64,
+    update: u64,
+    parameters: u64,
+    copy: u64,
+    gradients: u64,
+    slots: [u64; MAX_SLOTS],
+    partials: u64,
+    blocks_done: u64,
+    squares: u64,
+}
+
+impl KernelArgument for SgdConstants {}
+impl KernelArgument for AdamConstants {}
+impl KernelArgument for OptimizerArrays {}
+
+impl SgdConstants {
+    fn new(step: &SgdStep) -> SgdConstants {
+        let SgdStep { momentum, nesterov, weight_decay } = *step;
+        SgdConstants { momentum, weight_decay, nesterov: i32::from(nesterov) }
+    }
+}
+
+impl AdamConstants {
+    fn new(step: &AdamStep) -> AdamConstants {
+        let AdamStep { beta1, beta2, epsilon, weight_decay, decoupled } = *step;
+        AdamConstants {
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            // rounded once: 1 − 0.999 in f32 would be off by 5·10⁻⁵
+            one_minus_beta1: (1.0 - beta1) as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
+            epsilon,
+            weight_decay,
+            decoupled: i32::from(decoupled),
+        }
+    }
+}
+
+/// Returns the address of the sum of the gradient's squares in a step's totals.
+fn gradient_squares(sums: &CudaViewMut<'_>) -> u64 {
+    assert_eq!(sums.len, totals::LEN);
+    sums.pointer + 4 * totals::GRADIENT_SQUARES as u64
+}
+
+impl OptimizerOperations for Cuda {
+    fn optimizer_step(
+        &self,
+        step: &OptimizerStep,
+        update: CudaView<'_>,
+        parameters: CudaViewMut<'_>,
+        gradients: CudaView<'_>,
+        slots: &mut [CudaBuffer],
+        sums: CudaViewMut<'_>,
+    ) {
+        let len = parameters.len;
+        assert!(gradients.len == len && slots.iter().all(|slot| slot.len == len));
+        let mut arrays = OptimizerArrays {
+            len: len as u64,
+            update: update.pointer,
+            parameters: parameters.pointer,
+            copy: parameters.copy,
+            gradients: gradients.pointer,
+            slots: [0; MAX_SLOTS],
+            partials: self.partial_sums.of_blocks(),
+            blocks_done: self.partial_sums.blocks_done(),
+            squares: gradient_squares(&sums),
+        };
+        for (pointer, slot) in arrays.slots[..slots.len()].iter_mut().zip(slots.iter()) {
+            *pointer = slot.memory.pointer();
+        }
+        let kernels = &self.kernels.optimizer;
+        match (step, slots.len()) {
+            (OptimizerStep::Sgd(step), 0) if step.momentum == 0.0 => {
+                self.launch_step(&kernels.sgd_step, SgdConstants::new(step), arrays);
+            }
+            (OptimizerStep::Sgd(step), 1) => {
+                self.launch_step(&kernels.sgd_momentum_step, SgdConstants::new(step), arrays);
+            }
+            (OptimizerStep::Adam(step), 2) => {
+                self.launch_step(&kernels.adam_step, AdamConstants::new(step), arrays);
+            }
+            (step, num_slots) => panic!("{step:?} with {num_slots} slots"),
+        }
+    }
+
+    fn sum_squares(&self, values: CudaView<'_>, sums: CudaViewMut<'_>) {
+        launch!(
+            self.streams,
+            &self.kernels.optimizer.sum_squares,
+            self.streams.over(values.len, 4),
+            values.len as u64,
+            values.pointer,
+            self.partial_sums.of_blocks(),
+            self.partial_sums.blocks_done(),
+            gradient_squares(&sums),
+        );
+    }
+}
+
+impl Cuda {
+    fn launch_step(&self, kernel: &Kernel, constants: impl KernelArgument, arrays: OptimizerArrays) {
+        launch!(self.streams, kernel, self.streams.over(arrays.len as usize, 4), constants, arrays);
+    }
+}

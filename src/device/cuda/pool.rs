@@ -1,0 +1,63 @@
+//! Max-pooling on its own.
+
+use super::Cuda;
+use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::kernels::kernel_table;
+use super::runtime::launch::{KernelArgument, launch};
+use crate::device::{PoolOperations, PoolShape};
+
+kernel_table!(PoolKernels in "pool.cu" {
+    max_pool_forward: KernelPair,
+    max_pool_backward: KernelPair,
+});
+
+/// `struct PoolShape` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PoolSizes {
+    rows: u32,
+    height: u32,
+    width: u32,
+    channels: u32,
+    size: u32,
+}
+
+impl KernelArgument for PoolSizes {}
+
+impl PoolSizes {
+    fn new(shape: &PoolShape) -> PoolSizes {
+        let PoolShape { rows, height, width, channels, size } = *shape;
+        let [rows, height, width, channels, size] =
+            [rows, height, width, channels, size].map(|size| size as u32);
+        PoolSizes { rows, height, width, channels, size }
+    }
+}
+
+impl PoolOperations for Cuda {
+    fn max_pool_forward(
+        &self,
+        shape: &PoolShape,
+        input: CudaView<'_>,
+        argmax: CudaViewMut<'_>,
+        output: CudaViewMut<'_>,
+    ) {
+        assert!(argmax.len == output.len && input.format == output.format);
+        let kernel = self.kernels.pool.max_pool_forward.of(input.format);
+        let (launch, sizes) = (self.streams.over(output.len, 1), PoolSizes::new(shape));
+        launch!(self.streams, kernel, launch, sizes, input.pointer, argmax.pointer, output.pointer);
+    }
+
+    fn max_pool_backward(
+        &self,
+        shape: &PoolShape,
+        argmax: CudaView<'_>,
+        gradient: CudaView<'_>,
+        input_gradient: CudaViewMut<'_>,
+    ) {
+        assert!(argmax.len == gradient.len && gradient.format == input_gradient.format);
+        let kernel = self.kernels.pool.max_pool_backward.of(gradient.format);
+        let (launch, sizes) = (self.streams.over(input_gradient.len, 1), PoolSizes::new(shape));
+        let (argmax, gradient) = (argmax.pointer, gradient.pointer);
+        launch!(self.streams, kernel, launch, sizes, argmax, gradient, input_gradient.pointer);
+    }
+}

@@ -1,0 +1,107 @@
+//! Compilation of the sources in `kernels/` by NVRTC, for the device found.
+
+use std::ffi::{CString, c_char};
+
+use cudarc::nvrtc::result::{NvrtcError, compile_program, create_program, destroy_program, get_program_log};
+use cudarc::nvrtc::sys;
+
+use crate::{Error, Result};
+
+/// A source file of kernels.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelSource {
+    /// File name.
+    pub name: &'static str,
+    pub(crate) text: &'static str,
+}
+
+/// Declarations that all source files share.
+const COMMON: &str = include_str!("../kernels/common.cuh");
+
+/// Compiles `source` for devices of capability `capability` (80 for 8.0).
+///
+/// Returns machine code, or, where NVRTC is older than the device, intermediate code (PTX) for an
+/// older device, which the driver compiles further.
+///
+/// # Errors
+/// NVRTC's own messages.
+pub fn compile(source: KernelSource, capability: i32) -> Result<Vec<u8>> {
+    let KernelSource { name, text } = source;
+    let doing = || format!("compiling {name} for sm_{capability}");
+    let failed = |error: NvrtcError| Error::failed(doing(), format!("NVRTC says {error}"));
+    let known = known_capabilities().map_err(failed)?;
+    let Some(nearest) = known.iter().copied().filter(|known| *known <= capability).max() else {
+        let oldest = known.into_iter().min().unwrap_or_default();
+        return Err(Error::input(
+            doing(),
+            format!("this NVRTC knows only sm_{oldest} and later: take an older CUDA toolkit"),
+        ));
+    };
+    let is_known = nearest == capability;
+    let architecture = if is_known { format!("sm_{capability}") } else { format!("compute_{nearest}") };
+    // NVRTC finds no headers: the shared declarations go before the file, whose lines keep their
+    // numbers
+    let text = CString::new(format!("#line 1 \"common.cuh\"\n{COMMON}\n#line 1 \"{name}\"\n{text}"));
+    let (Ok(text), Ok(name)) = (text, CString::new(name)) else {
+        return Err(Error::failed(doing(), "there is a zero byte in the source"));
+    };
+    let program = create_program(&text, Some(&name)).map_err(failed)?;
+    let options = [
+        format!("--gpu-architecture={architecture}"),
+        "--std=c++17".to_owned(),
+        "--extra-device-vectorization".into(),
+    ];
+    // SAFETY: the program was created just now and is destroyed once, at the end of the block; its
+    // text and name outlive it.
+    unsafe {
+        let compiled = compile_program(program, &options);
+        let code = match compiled {
+            Ok(()) => code(program, is_known).map_err(failed),
+            Err(_) => {
+                let log = get_program_log(program).unwrap_or_default();
+                let log: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+                Err(Error::failed(doing(), String::from_utf8_lossy(&log).trim()))
+            }
+        };
+        destroy_program(program).map_err(failed)?;
+        code
+    }
+}
+
+/// Returns the capabilities that this NVRTC compiles for.
+fn known_capabilities() -> std::result::Result<Vec<i32>, NvrtcError> {
+    let mut count = 0;
+    // SAFETY: NVRTC writes one number, then as many numbers as the first said.
+    unsafe {
+        sys::nvrtcGetNumSupportedArchs(&raw mut count).result()?;
+        let mut all = vec![0; count.unsigned_abs() as usize];
+        sys::nvrtcGetSupportedArchs(all.as_mut_ptr()).result()?;
+        Ok(all)
+    }
+}
+
+/// Returns what a program was compiled to: machine code or PTX.
+///
+/// # Safety
+/// `program` has been compiled.
+unsafe fn code(
+    program: sys::nvrtcProgram,
+    is_machine_code: bool,
+) -> std::result::Result<Vec<u8>, NvrtcError> {
+    type Size = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
+    type Get = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
+    let (size, get): (Size, Get) = if is_machine_code {
+        (sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN)
+    } else {
+        (sys::nvrtcGetPTXSize, sys::nvrtcGetPTX)
+    };
+    let mut len = 0;
+    // SAFETY: this function's caller guarantees that the program has been compiled; the buffer is
+    // as long as NVRTC says.
+    unsafe {
+        size(program, &raw mut len).result()?;
+        let mut bytes = vec![0; len];
+        get(program, bytes.as_mut_ptr().cast()).result()?;
+        Ok(bytes)
+    }
+}

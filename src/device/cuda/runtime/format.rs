@@ -1,0 +1,28 @@
+//! Formats of values on the device, and precisions of products.
+
+/// The precision of matrix products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// `f32` throughout.
+    F32,
+    /// Factors rounded to 10 bits of mantissa, sums in `f32`.
+    Tf32,
+    /// Factors kept in bf16, 7 bits of mantissa, sums in `f32`.
+    Bf16,
+}
+
+/// The format of values in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Format {
+    F32,
+    Bf16,
+}
+
+impl Format {
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Format::F32 => 4,
+            Format::Bf16 => 2,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Kernels by name. All are loaded at start: a name that is not in its source fails then, not at
+//! step 900.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
+use cudarc::nvrtc::Ptx;
+
+use super::compile::{KernelSource, compile};
+use super::format::Format;
+use super::machine::explain;
+use crate::{Error, Result};
+
+/// A kernel.
+pub(crate) struct Kernel(CudaFunction);
+
+impl Kernel {
+    pub(crate) fn load(module: &KernelModule, name: &str) -> Result<Kernel> {
+        module.module.load_function(name).map(Kernel).map_err(|error| {
+            let why = match error.0 {
+                CUresult::CUDA_ERROR_NOT_FOUND => format!("it is not in {}", module.source.name),
+                _ => explain(error),
+            };
+            Error::failed(format!("loading the kernel {name}"), why)
+        })
+    }
+
+    pub(crate) fn function(&self) -> CUfunction {
+        self.0.cu_function()
+    }
+}
+
+/// A kernel for each format of activations, `NAME_f32` and `NAME_bf16` in the source.
+pub(crate) struct KernelPair {
+    f32: Kernel,
+    bf16: Kernel,
+}
+
+impl KernelPair {
+    pub(crate) fn load(module: &KernelModule, name: &str) -> Result<KernelPair> {
+        let load = |format| Kernel::load(module, &format!("{name}_{format}"));
+        Ok(KernelPair { f32: load("f32")?, bf16: load("bf16")? })
+    }
+
+    pub(crate) fn of(&self, format: Format) -> &Kernel {
+        match format {
+            Format::F32 => &self.f32,
+            Format::Bf16 => &self.bf16,
+        }
+    }
+}
+
+/// The kernels of one source file, a field each: use `kernel_table!`.
+pub(crate) trait KernelTable: Sized {
+    const SOURCE: KernelSource;
+
+    fn load(module: &KernelModule) -> Result<Self>;
+}
+
+/// Defines a `KernelTable` with fields `NAME: Kernel` and `NAME: KernelPair`, named as in the
+/// source.
+macro_rules! kernel_table {
+    ($table:ident in $file:literal { $($name:ident: $kind:ident,)* }) => {
+        pub(crate) struct $table {
+            $(pub(crate) $name: $crate::device::cuda::runtime::kernels::$kind,)*
+        }
+
+        impl $crate::device::cuda::runtime::kernels::KernelTable for $table {
+            const SOURCE: $crate::device::cuda::runtime::compile::KernelSource =
+                $crate::device::cuda::runtime::compile::KernelSource {
+                    name: $file,
+                    text: include_str!(concat!(
+                        env!("CARGO_MANIFEST_DIR"),
+                        "/src/device/cuda/kernels/",
+                        $file
+                    )),
+                };
+
+            fn load(module: &$crate::device::cuda::runtime::kernels::KernelModule) -> $crate::Result<$table> {
+                use $crate::device::cuda::runtime::kernels::*;
+                Ok($table { $($name: $kind::load(module, stringify!($name))?,)* })
+            }
+        }
+    };
+}
+pub(crate) use kernel_table;
+
+/// A source file, compiled and loaded.
+pub(crate) struct KernelModule {
+    source: KernelSource,
+    module: Arc<CudaModule>,
+}
+
+/// All source files, compiled and loaded.
+pub(crate) struct KernelModules(Vec<KernelModule>);
+
+impl KernelModules {
+    /// Compiles `sources` for `capability`, each on a thread of its own, and loads them.
+    ///
+    /// # Errors
+    /// A source does not compile, or the driver does not take the code.
+    pub(crate) fn compile(
+        context: &Arc<CudaContext>,
+        capability: i32,
+        sources: &[KernelSource],
+    ) -> Result<KernelModules> {
+        let codes: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
+            let start = |source: &KernelSource| {
+                let source = *source;
+                scope.spawn(move || compile(source, capability))
+            };
+            let threads: Vec<_> = sources.iter().map(start).collect();
+            let panicked = |_| Err(Error::failed("compiling kernels", "the compiler panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        });
+        let mut modules = Vec::new();
+        for (code, &source) in codes.into_iter().zip(sources) {
+            let failed =
+                |error| Error::failed(format!("loading the kernels of {}", source.name), explain(error));
+            let module = context.load_module(Ptx::from_binary(code?)).map_err(failed)?;
+            modules.push(KernelModule { source, module });
+        }
+        Ok(KernelModules(modules))
+    }
+
+    /// Loads the kernels of one source file.
+    ///
+    /// # Errors
+    /// A kernel is not in its source.
+    pub(crate) fn load<T: KernelTable>(&self) -> Result<T> {
+        let module = self.0.iter().find(|module| module.source.name == T::SOURCE.name);
+        T::load(module.expect("every table's source is in the list of sources"))
+    }
+}

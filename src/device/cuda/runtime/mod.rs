@@ -1,0 +1,22 @@
+//! The CUDA runtime under the operations: the device, its streams and memory, and its kernels.
+//!
+//! Each file uses only files that stand above it in this list: `format` (of values), `machine`
+//! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `streams`, `memory`,
+//! `message_memory`, `buffer`; then, independent of each other, `upload` (host to device), `readings` (device to
+//! host), `partial_sums` (memory of reductions), `graph` (recorded steps) and `cublaslt` (matrix
+//! products).
+
+pub(crate) mod buffer;
+pub(crate) mod compile;
+pub(crate) mod cublaslt;
+pub(crate) mod format;
+pub(crate) mod graph;
+pub(crate) mod kernels;
+pub(crate) mod launch;
+pub(crate) mod machine;
+pub(crate) mod memory;
+pub(crate) mod message_memory;
+pub(crate) mod partial_sums;
+pub(crate) mod readings;
+pub(crate) mod streams;
+pub(crate) mod upload;

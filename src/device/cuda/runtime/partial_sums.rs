@@ -1,0 +1,78 @@
+//! Memory for the partial sums of reductions: blocks leave theirs, and a later block or kernel adds
+//! them in one order.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use super::buffer::CudaViewMut;
+use super::format::Format;
+use super::launch::{BLOCK, Launch, launch};
+use super::memory::DeviceMemory;
+use super::streams::Streams;
+use crate::Result;
+
+/// Columns that a block of the kernels which sum over rows has.
+pub(crate) const SUM_COLUMNS: u32 = 32;
+
+/// Memory for partial sums. It grows when it is too short, and is free between operations.
+pub(crate) struct PartialSums {
+    streams: Rc<Streams>,
+    memory: RefCell<DeviceMemory>,
+    len: Cell<usize>,
+    blocks_done: DeviceMemory,
+}
+
+impl PartialSums {
+    pub(crate) fn new(streams: &Rc<Streams>) -> Result<PartialSums> {
+        let len = 2 * streams.max_blocks();
+        Ok(PartialSums {
+            streams: Rc::clone(streams),
+            memory: RefCell::new(DeviceMemory::zeroed(streams, len, Format::F32)?),
+            len: Cell::new(len),
+            blocks_done: DeviceMemory::zeroed(streams, 2, Format::F32)?,
+        })
+    }
+
+    /// Returns memory for a partial sum of each block of a launch by [`Streams::over`].
+    pub(crate) fn of_blocks(&self) -> u64 {
+        self.memory.borrow().pointer()
+    }
+
+    /// Returns memory for `len` partial sums, or nothing after a failure.
+    pub(crate) fn reserve(&self, len: usize) -> Option<u64> {
+        if len > self.len.get() {
+            match DeviceMemory::new(&self.streams, len, Format::F32) {
+                Ok(memory) => {
+                    // freeing the old memory waits for the device
+                    self.memory.replace(memory);
+                    self.len.set(len);
+                }
+                Err(error) => {
+                    self.streams.fail("making room for sums", error);
+                    return None;
+                }
+            }
+        }
+        Some(self.memory.borrow().pointer())
+    }
+
+    /// Returns the number of partial sums that there is memory for.
+    pub(crate) fn len(&self) -> usize {
+        self.len.get()
+    }
+
+    /// Returns two counters of the blocks that have left their partial sums: 0 between kernels.
+    pub(crate) fn blocks_done(&self) -> u64 {
+        self.blocks_done.pointer()
+    }
+
+    /// Sums the `num` rows at `sums` into `total`, added to what is there if `accumulate`.
+    pub(crate) fn add_to(&self, total: &CudaViewMut<'_>, num: usize, sums: u64, accumulate: bool) {
+        let blocks = total.len.div_ceil(SUM_COLUMNS as usize) as u32;
+        let threads = (SUM_COLUMNS, BLOCK / SUM_COLUMNS);
+        let launch = Launch { blocks: (blocks, 1), threads, shared_bytes: 0 };
+        let (num, len, accumulate) = (num as u32, total.len as u32, i32::from(accumulate));
+        let kernel = &self.streams.kernels.add_partial_sums;
+        launch!(self.streams, kernel, launch, num, len, sums, total.pointer, accumulate);
+    }
+}

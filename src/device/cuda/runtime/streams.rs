@@ -1,0 +1,215 @@
+//! The streams of a device, the events that order them, and the first failure of its operations.
+//!
+//! All computation is in one stream, in order. Copies for messages, each way, and uploads of
+//! samples have a stream each, and events order them with the computation. Operations return
+//! nothing, as those of the CPU do: the first failure is kept, and the next transfer to or from the
+//! host, which every step has, returns it.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
+
+use super::kernels::{Kernel, kernel_table};
+use super::launch::{BLOCK, Launch};
+use super::machine::{Machine, explain};
+use crate::{Error, Result};
+
+/// Blocks on each multiprocessor, of the kernels that go through arrays.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+
+kernel_table!(MemoryKernels in "memory.cu" {
+    cast_to_bf16: Kernel,
+    cast_to_f32: Kernel,
+    store_few: Kernel,
+    store_some: Kernel,
+    add_terms: KernelPair,
+    add_partial_sums: Kernel,
+});
+
+/// Counts of what a step at steady state should do seldom or never.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Allocations of device or pinned host memory.
+    pub allocations: u64,
+    /// Times that the host waited for the device.
+    pub synchronisations: u64,
+    /// Kernels, products and copies that were started one by one.
+    pub launches: u64,
+    /// Recorded steps that were started.
+    pub replays: u64,
+}
+
+/// The streams of one device, with what everything that runs in them needs.
+pub(crate) struct Streams {
+    pub(crate) context: Arc<CudaContext>,
+    /// All computation, in order.
+    pub(crate) compute: Arc<CudaStream>,
+    /// Copies of messages to the host.
+    pub(crate) d2h: Arc<CudaStream>,
+    /// Copies of messages to the device, and sums of received values.
+    pub(crate) h2d: Arc<CudaStream>,
+    /// Copies of samples to the device.
+    pub(crate) upload: Arc<CudaStream>,
+    pub(crate) kernels: MemoryKernels,
+    pub(crate) ordinal: usize,
+    pub(crate) name: String,
+    num_multiprocessors: u32,
+    failure: RefCell<Option<Error>>,
+    counters: Cell<Counters>,
+}
+
+impl Streams {
+    pub(crate) fn new(machine: Machine, kernels: MemoryKernels) -> Result<Streams> {
+        let Machine { context, num_multiprocessors, ordinal, name, .. } = machine;
+        let failed =
+            |error| Error::failed(format!("starting CUDA device {ordinal} ({name})"), explain(error));
+        // SAFETY: cudarc's events track only memory that it allocated itself; all memory here is
+        // allocated through the driver, and our own events order all work.
+        unsafe { context.disable_event_tracking() };
+        let stream = || context.new_stream().map_err(failed);
+        let (compute, d2h, h2d, upload) = (stream()?, stream()?, stream()?, stream()?);
+        let (failure, counters) = (RefCell::default(), Cell::default());
+        Ok(Streams {
+            context,
+            compute,
+            d2h,
+            h2d,
+            upload,
+            kernels,
+            ordinal,
+            name,
+            num_multiprocessors,
+            failure,
+            counters,
+        })
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut Counters)) {
+        let mut counters = self.counters.get();
+        change(&mut counters);
+        self.counters.set(counters);
+    }
+
+    /// Keeps the failure of `what`, if it failed and nothing failed before.
+    pub(crate) fn note<T>(&self, what: &str, outcome: std::result::Result<T, DriverError>) -> Option<T> {
+        match outcome {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.fail(what, explain(error));
+                None
+            }
+        }
+    }
+
+    /// Keeps the failure of `what`, unless something failed before.
+    pub(crate) fn fail(&self, what: &str, why: impl std::fmt::Display) {
+        let place = format!("{what} on CUDA device {} ({})", self.ordinal, self.name);
+        self.failure.borrow_mut().get_or_insert_with(|| Error::failed(place, why));
+    }
+
+    /// Returns the first failure, if there was any.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &*self.failure.borrow() {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Blocks until all computation started so far is complete.
+    pub(crate) fn synchronise(&self) {
+        self.count(|counters| counters.synchronisations += 1);
+        self.note("computing", self.compute.synchronize());
+    }
+
+    /// Returns true if `event` is complete, or if the query fails: the failure is kept, and waiting
+    /// would be in vain.
+    pub(crate) fn is_complete(&self, event: &CudaEvent) -> bool {
+        // SAFETY: the event is borrowed, so it has not been destroyed.
+        match unsafe { result::event::query(event.cu_event()) } {
+            Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_READY => false,
+            outcome => {
+                self.note("waiting for an event, or in an earlier operation,", outcome);
+                true
+            }
+        }
+    }
+
+    /// Blocks until `event` is complete.
+    pub(crate) fn wait_for(&self, event: &CudaEvent) {
+        if !self.is_complete(event) {
+            self.count(|counters| counters.synchronisations += 1);
+            self.note("waiting for a copy", event.synchronize());
+        }
+    }
+
+    /// Makes the work that is started in `later` from now on wait for all that is in `earlier`.
+    pub(crate) fn order(&self, event: &CudaEvent, earlier: &CudaStream, later: &CudaStream) {
+        self.note("ordering streams", event.record(earlier).and_then(|()| later.wait(event)));
+    }
+
+    pub(crate) fn new_event(&self) -> Result<CudaEvent> {
+        self.context.new_event(None).map_err(|error| Error::failed("making a CUDA event", explain(error)))
+    }
+
+    /// Returns a launch for an array of `len` elements, of which each thread takes `each` at a time
+    /// until none are left.
+    pub(crate) fn over(&self, len: usize, each: usize) -> Launch {
+        let wanted = len.div_ceil(BLOCK as usize * each).max(1);
+        Launch { blocks: (wanted.min(self.max_blocks()) as u32, 1), threads: (BLOCK, 1), shared_bytes: 0 }
+    }
+
+    /// Returns the largest number of blocks of a launch by [`Streams::over`].
+    pub(crate) fn max_blocks(&self) -> usize {
+        (self.num_multiprocessors * BLOCKS_PER_MULTIPROCESSOR) as usize
+    }
+
+    /// Starts a kernel: use `launch!`.
+    ///
+    /// # Safety
+    /// The arguments have the number and the types that the kernel declares, and its pointers are
+    /// to memory that it may use until the stream has run it.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        kernel: &Kernel,
+        launch: Launch,
+        arguments: &mut [*mut c_void],
+    ) {
+        self.count(|counters| counters.launches += 1);
+        let Launch { blocks, threads, shared_bytes } = launch;
+        // SAFETY: this function's caller guarantees that the arguments are the kernel's; the driver
+        // copies them before it returns.
+        let outcome = unsafe {
+            result::launch_kernel(
+                kernel.function(),
+                (blocks.0, blocks.1, 1),
+                (threads.0, threads.1, 1),
+                shared_bytes,
+                stream.cu_stream(),
+                arguments,
+            )
+        };
+        self.note("starting a kernel, or in an earlier operation,", outcome);
+    }
+
+    /// Copies `bytes` within device memory, in the compute stream.
+    ///
+    /// # Safety
+    /// Both pointers are to at least `bytes` of device memory.
+    pub(crate) unsafe fn copy(&self, from: CUdeviceptr, into: CUdeviceptr, bytes: usize) {
+        if bytes > 0 {
+            self.count(|counters| counters.launches += 1);
+            // SAFETY: this function's caller guarantees the lengths; freeing device memory waits
+            // for the copy.
+            let outcome = unsafe { result::memcpy_dtod_async(into, from, bytes, self.compute.cu_stream()) };
+            self.note("copying", outcome);
+        }
+    }
+}

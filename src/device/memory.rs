@@ -1,0 +1,113 @@
+//! Contract of a device's memory: allocation, views, transfers, a step's totals and recorded steps.
+
+use std::ops::Range;
+
+use crate::Result;
+use crate::memory::Buffer;
+
+/// Indices into the totals of a step, which losses and optimizers add to.
+pub mod totals {
+    /// Sum over rows of the loss.
+    pub const LOSS: usize = 0;
+    /// Number of rows whose largest output is their label's.
+    pub const CORRECT: usize = 1;
+    /// Sum of the squares of all gradient elements that the optimizer read.
+    pub const GRADIENT_SQUARES: usize = 2;
+    /// Number of totals.
+    pub const LEN: usize = 3;
+}
+
+/// The use of a buffer, from which a device chooses the format of its values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Parameters, which the optimizer changes and products read: `f32`, with a second copy in the
+    /// precision of products where that differs.
+    Parameters,
+    /// Inputs and outputs of layers and their gradients: in the precision of products.
+    Activations,
+    /// All other values: `f32`.
+    Exact,
+}
+
+/// Memory of a device, and the host's side of work that runs later than it is started.
+///
+/// The methods with a default body suit a device that runs every operation when it is called.
+pub trait MemoryOperations {
+    /// Memory for values on the device.
+    type Buffer: Buffer;
+    /// A range of a buffer, to read.
+    type View<'a>: Copy;
+    /// A range of a buffer, to write.
+    type ViewMut<'a>;
+    /// A step's totals on their way to the host.
+    type Totals;
+    /// Operations that were recorded together and can be started again with one call.
+    type Recording;
+
+    /// Allocates zeroed memory for `len` elements, in the format that suits `role`.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    fn allocate(&self, len: usize, role: Role) -> Result<Self::Buffer>;
+
+    /// Borrows the elements `range` of `buffer`, to read.
+    fn view<'a>(&self, buffer: &'a Self::Buffer, range: Range<usize>) -> Self::View<'a>;
+
+    /// Borrows the elements `range` of `buffer`, to write.
+    fn view_mut<'a>(&self, buffer: &'a mut Self::Buffer, range: Range<usize>) -> Self::ViewMut<'a>;
+
+    /// Writes the values that `fill` puts into host memory to `into`.
+    ///
+    /// # Errors
+    /// `fill` or the transfer failed.
+    fn write(&self, into: Self::ViewMut<'_>, fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()>;
+
+    /// Waits for all operations started so far and shows the values of `from` to `inspect`.
+    ///
+    /// # Errors
+    /// `inspect`, the transfer or an earlier operation failed.
+    fn read(&self, from: Self::View<'_>, inspect: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()>;
+
+    /// Starts to read a step's totals (see [`totals`]), as all operations started so far leave
+    /// them.
+    ///
+    /// # Errors
+    /// The transfer or an earlier operation failed.
+    fn start_totals(&self, sums: Self::View<'_>) -> Result<Self::Totals>;
+
+    /// Waits for a step's totals.
+    ///
+    /// # Errors
+    /// The transfer or an earlier operation failed.
+    fn finish_totals(&self, reading: Self::Totals) -> Result<[f32; totals::LEN]>;
+
+    /// Blocks until all operations started so far are complete.
+    fn wait(&self) {}
+
+    /// Returns true if operations run later than they are started: the host should then start the
+    /// next step before it asks for the totals of the last.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
+    /// Returns the number of bytes that training samples may occupy on the device for the whole
+    /// run.
+    fn sample_budget(&self) -> usize {
+        0
+    }
+
+    /// Runs `work`, or starts its recording where the device has one.
+    ///
+    /// `work` starts the same operations on the same memory each time, transfers nothing from or to
+    /// the host, and changes no state of the host.
+    ///
+    /// # Errors
+    /// `work` or its recording failed.
+    fn repeat(
+        &self,
+        _recording: &mut Option<Self::Recording>,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        work()
+    }
+}

@@ -1,0 +1,77 @@
+//! Contract of the optimizers' steps over flat slices of parameters.
+
+use super::MemoryOperations;
+
+/// Indices into the values of an optimizer that change from step to step.
+///
+/// They are kept in the device's memory, so that all other operations of a step are the same each
+/// time and can be recorded.
+pub mod update {
+    /// Learning rate.
+    pub const LEARNING_RATE: usize = 0;
+    /// Factor of the gradient, for clipping.
+    pub const GRADIENT_SCALE: usize = 1;
+    /// 1 − β₁ᵗ, for Adam.
+    pub const BIAS_CORRECTION1: usize = 2;
+    /// 1 − β₂ᵗ, for Adam.
+    pub const BIAS_CORRECTION2: usize = 3;
+    /// Number of values.
+    pub const LEN: usize = 4;
+}
+
+/// An optimizer's rule with the constants that are the same in every step.
+#[derive(Debug, Clone, Copy)]
+pub enum OptimizerStep {
+    /// Stochastic gradient descent. One slot: the momentum buffer; none if the momentum is 0.
+    Sgd(SgdStep),
+    /// Adam or AdamW. Two slots: the first and the second moment.
+    Adam(AdamStep),
+}
+
+/// Constants of stochastic gradient descent, as `torch.optim.SGD` defines them.
+#[derive(Debug, Clone, Copy)]
+pub struct SgdStep {
+    /// Decay rate of the momentum buffer; 0 for none.
+    pub momentum: f32,
+    /// Nesterov's momentum.
+    pub nesterov: bool,
+    /// Added to the gradient: `weight_decay · parameter`.
+    pub weight_decay: f32,
+}
+
+/// Constants of Adam (Kingma and Ba, 2015) or of AdamW (Loshchilov and Hutter, 2019), as
+/// `torch.optim` defines them.
+#[derive(Debug, Clone, Copy)]
+pub struct AdamStep {
+    /// Decay rate of the first moment.
+    pub beta1: f64,
+    /// Decay rate of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Weight decay: decoupled (AdamW) or added to the gradient (Adam).
+    pub weight_decay: f32,
+    /// True for AdamW.
+    pub decoupled: bool,
+}
+
+/// Updates of parameters, and the squares that the gradient's norm is made of.
+pub trait OptimizerOperations: MemoryOperations {
+    /// Updates `parameters` in one pass and adds the squares of the unscaled gradient to
+    /// `sums[totals::GRADIENT_SQUARES]`.
+    ///
+    /// `update` holds the values that change from step to step (see [`update`]). Each of `slots` is
+    /// as long as `parameters`; [`OptimizerStep`] says how many there are.
+    fn optimizer_step(
+        &self,
+        step: &OptimizerStep,
+        update: Self::View<'_>,
+        parameters: Self::ViewMut<'_>,
+        gradients: Self::View<'_>,
+        slots: &mut [Self::Buffer],
+        sums: Self::ViewMut<'_>,
+    );
+
+    /// Adds the squares of `values` to `sums[totals::GRADIENT_SQUARES]`.
+    fn sum_squares(&self, values: Self::View<'_>, sums: Self::ViewMut<'_>);
+}

@@ -1,0 +1,25 @@
+//! A way to do an operation, to be measured beside others.
+
+use super::{Meanwhile, Subject};
+use crate::Result;
+use crate::comm::{Algorithm, Choice};
+
+/// A way to do the operation.
+pub(super) struct Contender<'a> {
+    /// The name beside the others; the first is called by its algorithm.
+    pub name: &'static str,
+    /// The algorithm, if not the one that was measured to be fast.
+    pub choice: Option<Choice>,
+    /// The operation on its buffers.
+    pub subject: Box<dyn Subject + 'a>,
+}
+
+impl Contender<'_> {
+    /// Runs the operation once: see [`Subject::run`]. Collective.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn run(&mut self, meanwhile: Meanwhile<'_>) -> Result<Algorithm> {
+        self.subject.run(self.choice, meanwhile)
+    }
+}

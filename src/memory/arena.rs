@@ -1,0 +1,64 @@
+//! The contract between a buffer and what moves or adds its parts.
+//!
+//! An operation borrows a [`Buffer`] as an [`Arena`]: two places that MPI may read and write, one
+//! for the buffer's values and one, the *inbox*, for what arrives and is yet to be combined with
+//! them. Host memory is such a place as it is ([`HostArena`]). A device lends its own memory to a
+//! CUDA-aware MPI, or copies the values to pinned host memory chunk by chunk and back (*staged*).
+//!
+//! A chunk travels in this order: [`Arena::fetch`] brings its values to where MPI may read them;
+//! [`Arena::is_here`] says that they are there, and the messages of a round are posted; when they
+//! are complete, [`Arena::combine`] combines the buffer with the inbox and [`Arena::is_combined`]
+//! says that it has; after the last round [`Arena::deliver`] brings the new values back to the
+//! buffer.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+/// Terms in the inbox that are combined with elements of the buffer, in rank order.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// The elements of the buffer.
+    pub range: Range<usize>,
+    /// The position of the first term in the inbox, in elements.
+    pub first: usize,
+    /// The number of terms in the inbox.
+    pub count: usize,
+    /// The distance from one term to the next, in elements.
+    pub stride: usize,
+    /// The position of the buffer's own term among them.
+    pub own: usize,
+}
+
+/// Memory that an operation works on.
+///
+/// # Safety
+/// `values` and `inbox` point to memory that MPI may read and write, that stays where it is until
+/// the value is dropped, and that holds the elements of the buffer and of the inbox that it was
+/// made for.
+pub unsafe trait Arena {
+    /// Returns the place of element 0 of the buffer.
+    fn values(&self) -> *mut u8;
+
+    /// Returns the place of element 0 of the inbox.
+    fn inbox(&self) -> *mut u8;
+
+    /// Starts bringing `ranges`, the values of chunk `chunk` that are sent, to `values`.
+    fn fetch(&mut self, _chunk: usize, _ranges: &mut dyn Iterator<Item = Range<usize>>) {}
+
+    /// Returns true when MPI may read and write the values of chunk `chunk`.
+    fn is_here(&mut self, _chunk: usize) -> bool {
+        true
+    }
+
+    /// Starts combining elements of the buffer with `terms`. At most one combination is under way
+    /// in a lane.
+    fn combine(&mut self, lane: usize, terms: &Terms);
+
+    /// Returns true when the combination in lane `lane` is complete and MPI may read the result.
+    fn is_combined(&mut self, _lane: usize) -> bool {
+        true
+    }
+
+    /// Starts bringing `ranges`, the values of a chunk that have changed, back to the buffer.
+    fn deliver(&mut self, _ranges: &mut dyn Iterator<Item = Range<usize>>) {}
+}

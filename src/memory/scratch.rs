@@ -1,0 +1,32 @@
+//! Host memory that operations use again and again, one set for each thread.
+
+use std::cell::RefCell;
+
+use super::Memory;
+use crate::Result;
+
+thread_local! {
+    static UNUSED: RefCell<Vec<Memory<u64>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns memory of at least `bytes`, with anything in it: the smallest unused piece that fits,
+/// for operations of a kind come again with the same sizes, or new memory.
+///
+/// # Errors
+/// The system has not that much memory.
+pub fn take(bytes: usize) -> Result<Memory<u64>> {
+    let needed = bytes.div_ceil(size_of::<u64>());
+    UNUSED.with_borrow_mut(|unused| {
+        let fitting = (0..unused.len()).filter(|&at| unused[at].len() >= needed);
+        match fitting.min_by_key(|&at| unused[at].len()) {
+            Some(at) => Ok(unused.swap_remove(at)),
+            None => Memory::zeroed(needed),
+        }
+    })
+}
+
+/// Keeps `memory` for the next [`take`].
+pub fn give_back(memory: Memory<u64>) {
+    // at the end of the thread it is freed instead
+    let _ = UNUSED.try_with(|unused| unused.borrow_mut().push(memory));
+}

@@ -1,0 +1,124 @@
+//! Checks of all options of a training program that clap cannot make.
+
+use std::path::Path;
+
+use super::TrainOptions;
+use super::range::{at_least_one, at_most, positive};
+use crate::app::FileOption;
+use crate::checkpoint;
+use crate::dataset::{self, LARGEST_SIZE};
+use crate::{Error, Result};
+
+impl TrainOptions {
+    /// Checks the ranges of all options, and the batch against the number of replicas that share
+    /// it. Not collective.
+    ///
+    /// # Errors
+    /// An option is out of its range; the message has its name and its value.
+    pub fn check(&self, num_replicas: usize) -> Result<()> {
+        let batch = self.batch_size;
+        positive("--batch-size", batch as f64)?;
+        positive("--micro-batches", self.micro_batches() as f64)?;
+        positive("--bucket-mb", self.bucket_mb)?;
+        self.optimizer.check()?;
+        self.model.check()?;
+        at_most("--threads", self.threads.unwrap_or(1), 1024)?;
+        at_least_one("--threads", self.threads)?;
+        at_most("--batch-size", batch, LARGEST_SIZE)?;
+        self.data.check()?;
+        if batch < num_replicas {
+            let why = format!(
+                "a global batch of {batch} cannot be shared by {num_replicas} ranks; \
+                 give at least one sample a rank"
+            );
+            return Err(Error::input("--batch-size", why));
+        }
+        Ok(())
+    }
+
+    /// Checks that a batch, of at most `num_samples` samples, can be cut into `num_micro_batches`,
+    /// and returns a remark if some micro-batches of one of `num_replicas` are empty. The check
+    /// itself does not depend on the number of ranks. Not collective.
+    ///
+    /// # Errors
+    /// There are fewer samples than micro-batches.
+    pub fn check_micro_batches(
+        &self,
+        num_micro_batches: usize,
+        num_replicas: usize,
+        num_samples: usize,
+    ) -> Result<Option<String>> {
+        let batch = self.batch_size.min(num_samples);
+        if num_micro_batches > batch {
+            let why = format!(
+                "{num_micro_batches} micro-batches are more than the {batch} samples of a batch; \
+                 {batch} or fewer would do"
+            );
+            return Err(Error::input("cutting batches into micro-batches", why));
+        }
+        let share = (batch / num_replicas).max(1);
+        Ok((share < num_micro_batches).then(|| {
+            format!(
+                "of {num_micro_batches} micro-batches some are empty, for a replica has {share} of the \
+                 {batch} samples of a batch; --micro-batches {share} would do"
+            )
+        }))
+    }
+
+    /// Refuses options that have no effect in this run. `has_replicas` is true if the strategy puts
+    /// ranks on the data axis. Not collective.
+    ///
+    /// # Errors
+    /// An option has no effect; the message says in which runs it has one.
+    pub(in crate::train) fn check_used(&self, has_replicas: bool) -> Result<()> {
+        let given = &self.given;
+        self.model.check_used(given)?;
+        self.data.check_used(given, self.model.name())?;
+        self.optimizer.check_used(given)?;
+        given.refuse("epochs", self.steps.map(|_| "--steps says how long the run is"))?;
+        self.machine.check_used(given)?;
+        let for_replicas =
+            (!has_replicas).then_some("it is about replicas, and this program has one; that is for sync_sgd");
+        for option in ["bucket-mb", "overlap", "reduction", "check-replicas"] {
+            given.refuse(option, for_replicas)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the files that these options name. Not collective.
+    pub fn files(&self) -> Vec<FileOption<'_>> {
+        let mut files = self.common.files();
+        if !matches!(self.data.data.as_str(), "digits" | "synthetic") {
+            files.push(FileOption::input_or_directory(
+                "--data",
+                Path::new(&self.data.data),
+                dataset::is_published_name,
+            ));
+        }
+        files.extend(self.machine.probe.iter().map(|path| FileOption::input("--probe", path)));
+        let is_checkpoint = |name: &str| checkpoint::step_of(name).is_some();
+        let directory = self.checkpoints.checkpoint_dir.as_deref().map(|path| ("--checkpoint-dir", path));
+        let checkpoints = self.checkpoints.inputs().chain(directory);
+        files.extend(
+            checkpoints.map(|(option, path)| FileOption::input_or_directory(option, path, is_checkpoint)),
+        );
+        files.extend(self.metrics.iter().map(|path| FileOption::output_or_pipe("--metrics", path)));
+        files.extend(self.checkpoints.export.iter().map(|path| FileOption::output("--export", path)));
+        files
+    }
+}
+
+/// Refuses files that cannot be used as their options say (see [`crate::app::check_files`]), and
+/// output files with the name of a checkpoint. Not collective.
+///
+/// # Errors
+/// A file is refused.
+pub fn check_files(files: &[FileOption<'_>]) -> Result<()> {
+    for file in files.iter().filter(|file| file.is_output()) {
+        let name = file.path().file_name().unwrap_or_default().to_string_lossy();
+        if checkpoint::step_of(&name).is_some() {
+            file.refuse("that is the name of a checkpoint, which a run would go on from; give another")?;
+        }
+    }
+    crate::app::check_files(files)
+}

@@ -1,0 +1,168 @@
+//! The options of the samples.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+
+use super::given::Given;
+use super::model::ModelName;
+use super::range::at_most;
+use crate::Result;
+use crate::dataset::{LARGEST_SIZE, Targets};
+use crate::nn::Features;
+
+/// The way in which inputs are brought to a common scale. Checkpoints hold its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Standardisation {
+    /// With the usual mean and deviation of MNIST, Fashion-MNIST (of their training sets) and
+    /// CIFAR-10 (0.5 and 0.5); other data as they are
+    #[value(name = "preset")]
+    Preset,
+    /// With the mean and deviation of each feature, or of each channel of images, over the training
+    /// samples
+    #[value(name = "features")]
+    Features,
+    /// Not at all (bytes of images are divided by 255 all the same)
+    #[value(name = "none")]
+    None,
+}
+
+/// The options of the samples.
+#[derive(Debug, Clone, Args)]
+pub struct DataOptions {
+    /// digits (10,000 of them are in the program), synthetic, a directory with the files of MNIST,
+    /// Fashion-MNIST or CIFAR-10, or an HDF5 file
+    #[arg(long, value_name = "SOURCE", default_value = "digits", help_heading = "Data")]
+    pub data: String,
+
+    /// Dataset of the inputs in an HDF5 file: [samples, features], [samples, height, width] or
+    /// [samples, channels, height, width]; bytes of images come as 0 to 1
+    #[arg(long, value_name = "PATH", default_value = "/x", help_heading = "Data")]
+    pub inputs: String,
+
+    /// Dataset of the targets in an HDF5 file: integers as class numbers from 0, or real values
+    #[arg(long, value_name = "PATH", default_value = "/y", help_heading = "Data")]
+    pub targets: String,
+
+    /// Share of the samples of an HDF5 file, at its end, to test with; from 0 to below 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, help_heading = "Data")]
+    pub test_fraction: f64,
+
+    /// How inputs are brought to a common scale
+    #[arg(long, value_enum, default_value = "preset", help_heading = "Data")]
+    pub standardise: Standardisation,
+
+    /// Samples of synthetic data to train with; a tenth as many are made to test with
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Data")]
+    pub synthetic_samples: usize,
+
+    /// Shape of one synthetic sample: FEATURES or CHANNELSxHEIGHTxWIDTH [default: what the model
+    /// takes]
+    #[arg(long, value_name = "SHAPE", help_heading = "Data")]
+    pub synthetic_shape: Option<ShapeText>,
+
+    /// Targets of synthetic data: classes:N or values:N
+    #[arg(long, value_name = "KIND", default_value = "classes:10", help_heading = "Data")]
+    pub synthetic_targets: TargetsText,
+}
+
+/// The most samples that can be numbered.
+const MOST_SAMPLES: usize = 1 << 40;
+
+impl DataOptions {
+    /// Checks the ranges of these options. Not collective.
+    ///
+    /// # Errors
+    /// An option is out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        at_most("--synthetic-samples", self.synthetic_samples, MOST_SAMPLES)
+    }
+
+    /// Refuses the options in `given` that are for other sources or for other networks than
+    /// `model`. Not collective.
+    ///
+    /// # Errors
+    /// An option has no effect.
+    pub(super) fn check_used(&self, given: &Given, model: ModelName) -> Result<()> {
+        let source = self.data.as_str();
+        let is_file = !["digits", "synthetic"].contains(&source) && !Path::new(source).is_dir();
+        let for_file = (!is_file).then(|| format!("it is for HDF5 files, and --data is {source}"));
+        let for_synthetic =
+            (source != "synthetic").then(|| format!("it is for --data synthetic, and --data is {source}"));
+        let (for_file, for_synthetic) = (for_file.as_deref(), for_synthetic.as_deref());
+        let no_targets = (model == ModelName::DeepMlp).then_some("the loss of deep-mlp looks at no targets");
+        given.refuse("inputs", for_file)?;
+        given.refuse("targets", for_file.or(no_targets))?;
+        given.refuse("test-fraction", for_file)?;
+        given.refuse("synthetic-samples", for_synthetic)?;
+        given.refuse("synthetic-shape", for_synthetic)?;
+        given.refuse("synthetic-targets", for_synthetic.or(no_targets))
+    }
+}
+
+/// The most classes, or values of a target: a network has an output for each.
+pub(in crate::train) const MOST_CLASSES: usize = 1 << 20;
+
+/// The shape of a sample, as `784` or `3x32x32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeText(pub Features);
+
+impl FromStr for ShapeText {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<ShapeText, String> {
+        let sizes: Option<Vec<usize>> = text
+            .split('x')
+            .map(|part| part.parse().ok().filter(|size| (1..=LARGEST_SIZE).contains(size)))
+            .collect();
+        let shape = match sizes.as_deref() {
+            Some(&[len]) => Some(Features::Flat(len)),
+            Some(&[channels, height, width]) => Some(Features::Image { height, width, channels }),
+            _ => None,
+        };
+        let shape = shape.filter(|shape| shape.len() <= LARGEST_SIZE);
+        shape.map(ShapeText).ok_or_else(|| {
+            format!(
+                "expected a number of features such as 784, or channels, height and width such as \
+                 3x32x32, at most {LARGEST_SIZE} values in all"
+            )
+        })
+    }
+}
+
+/// The kind of the targets, as `classes:10` or `values:3`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetsText(pub Targets);
+
+impl FromStr for TargetsText {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<TargetsText, String> {
+        let number = |text: &str| text.parse().ok().filter(|number| (1..=MOST_CLASSES).contains(number));
+        let parsed = match text.split_once(':') {
+            Some(("classes", n)) => number(n).map(Targets::Classes),
+            Some(("values", n)) => number(n).map(Targets::Values),
+            _ => None,
+        };
+        parsed
+            .map(TargetsText)
+            .ok_or_else(|| format!("expected classes:N or values:N, N from 1 to {MOST_CLASSES}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_and_targets_in_words() {
+        assert_eq!("784".parse::<ShapeText>().unwrap().0, Features::Flat(784));
+        let image = Features::Image { height: 32, width: 16, channels: 3 };
+        assert_eq!("3x32x16".parse::<ShapeText>().unwrap().0, image);
+        assert!("3x32".parse::<ShapeText>().is_err() && "0".parse::<ShapeText>().is_err());
+        assert!("1048576x1048576x1048576".parse::<ShapeText>().unwrap_err().contains("values in all"));
+        assert_eq!("values:3".parse::<TargetsText>().unwrap().0, Targets::Values(3));
+        assert!("classes:0".parse::<TargetsText>().is_err() && "10".parse::<TargetsText>().is_err());
+    }
+}

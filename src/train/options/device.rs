@@ -1,0 +1,229 @@
+//! The options of the device: which one computes, how exactly, and how its values travel.
+
+use std::path::{Path, PathBuf};
+
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
+
+use super::given::Given;
+use super::names::{OrAuto, name_of, or_auto};
+use crate::comm::{Awareness, Capabilities, Operation, Transfers, World, awareness, library_version};
+use crate::device::{Cpu, Cuda, Precision};
+use crate::{Error, Result};
+
+/// The kinds of devices that a user can choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// CUDA if every rank has a GPU and what it takes to use it, else the processor
+    Auto,
+    /// The processor
+    Cpu,
+    /// An NVIDIA GPU; ranks of a node take turns, and may share one
+    Cuda,
+}
+
+/// The precisions of products. Checkpoints hold their names.
+impl ValueEnum for Precision {
+    fn value_variants<'a>() -> &'a [Precision] {
+        &[Precision::F32, Precision::Tf32, Precision::Bf16]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Precision::F32 => ("f32", "32-bit floating point throughout"),
+            Precision::Tf32 => {
+                ("tf32", "Factors of products rounded to 10 bits of mantissa; the rest in f32 (CUDA only)")
+            }
+            Precision::Bf16 => (
+                "bf16",
+                "Activations and factors of products in bfloat16; sums, parameters and the optimizer in f32 \
+                 (CUDA only)",
+            ),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+/// The ways of a GPU's buffers into messages.
+impl ValueEnum for Transfers {
+    fn value_variants<'a>() -> &'a [Transfers] {
+        &[Transfers::Aware, Transfers::Staged]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Transfers::Aware => ("aware", "MPI is given the memory of the GPU; refused where it cannot be"),
+            Transfers::Staged => ("staged", "Through pinned host memory"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+/// The options that choose a device.
+#[derive(Debug, Clone, Args)]
+pub struct DeviceOptions {
+    /// Where to compute
+    #[arg(long, value_enum, default_value = "cpu", help_heading = "Machine")]
+    pub device: DeviceChoice,
+
+    /// How exact products of matrices are
+    #[arg(long, value_enum, default_value = "f32", help_heading = "Machine")]
+    pub precision: Precision,
+
+    /// How values get from a GPU into messages
+    #[arg(
+        long,
+        value_parser =
+            or_auto::<Transfers>("Aware if MPI says that it takes the memory of GPUs, else staged"),
+        default_value = "auto",
+        help_heading = "Machine"
+    )]
+    pub device_transfers: OrAuto<Transfers>,
+
+    /// What `probe --json FILE` found out about this MPI: decides --device-transfers auto
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    pub probe: Option<PathBuf>,
+}
+
+/// An open device, of the same kind on all ranks.
+pub enum AnyDevice {
+    /// The processor.
+    Cpu(Cpu),
+    /// A GPU.
+    Cuda(Box<Cuda>),
+}
+
+impl DeviceOptions {
+    /// Opens the device, of the same kind on every rank; the processor with `threads` threads.
+    /// Collective.
+    ///
+    /// # Errors
+    /// The device cannot be used, or not with this precision: the same error on every rank.
+    pub fn open(&self, world: &World, threads: usize) -> Result<AnyDevice> {
+        let all = world.communicator();
+        match self.device {
+            DeviceChoice::Cpu => self.open_cpu(world, threads),
+            DeviceChoice::Cuda => {
+                let device = all.agree(self.open_cuda(world))?;
+                self.use_cuda(world, device)
+            }
+            DeviceChoice::Auto => {
+                let found = self.open_cuda(world);
+                let mut everywhere = [u8::from(found.is_ok())];
+                all.all_reduce(&mut everywhere, Operation::Min)?;
+                match found {
+                    Ok(device) if everywhere == [1] => self.use_cuda(world, device),
+                    Ok(_) => {
+                        log::info!("computing on the processor: another rank cannot use CUDA");
+                        self.open_cpu(world, threads)
+                    }
+                    Err(error) => {
+                        log::info!("computing on the processor: {error}");
+                        self.open_cpu(world, threads)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Refuses the options in `given` that have no effect on the device chosen. Not collective.
+    ///
+    /// # Errors
+    /// An option has no effect.
+    pub(super) fn check_used(&self, given: &Given) -> Result<()> {
+        let for_cuda = (self.device == DeviceChoice::Cpu)
+            .then_some("it is about the memory of GPUs, and --device is cpu");
+        let for_auto = (self.device_transfers != OrAuto(None))
+            .then_some("it is for --device-transfers auto, and another is chosen");
+        given.refuse("device-transfers", for_cuda)?;
+        given.refuse("probe", for_cuda.or(for_auto))
+    }
+
+    /// Returns how messages travel with this MPI. Not collective.
+    ///
+    /// # Errors
+    /// MPI cannot do what is wanted, or the file of --probe cannot be read or is about another MPI.
+    fn transfers(&self) -> Result<Transfers> {
+        let library = library_version();
+        let takes_device_memory = match self.probe.as_deref() {
+            Some(path) => probed(path, &library)?,
+            None => None,
+        };
+        let awareness = match takes_device_memory {
+            Some(true) => Awareness::Yes("probe"),
+            Some(false) => Awareness::No("messages of its memory failed when probe tried"),
+            None => awareness(),
+        };
+        match (self.device_transfers.0, awareness) {
+            (Some(Transfers::Staged), _) => Ok(Transfers::Staged),
+            (_, Awareness::Yes(_)) => Ok(Transfers::Aware),
+            (None, _) => Ok(Transfers::Staged),
+            (Some(Transfers::Aware), found) => {
+                let says = match found {
+                    Awareness::No(who) => who,
+                    _ => "it has no MPIX_Query_cuda_support, and MPICH_GPU_SUPPORT_ENABLED is not set",
+                };
+                let why = format!(
+                    "{library} cannot read the memory of a GPU ({says}) and would crash on its first \
+                     message; use an MPI that was built with CUDA, or --device-transfers staged"
+                );
+                Err(Error::input("--device-transfers aware", why))
+            }
+        }
+    }
+
+    /// Decides how messages travel, the same way on every rank. Collective.
+    fn use_cuda(&self, world: &World, device: Box<Cuda>) -> Result<AnyDevice> {
+        let transfers = world.communicator().agree(self.transfers())?;
+        // a message from device memory needs an aware MPI at both ends
+        let mut aware = [u8::from(transfers == Transfers::Aware)];
+        world.communicator().all_reduce(&mut aware, Operation::Min)?;
+        let transfers = if aware == [1] { Transfers::Aware } else { Transfers::Staged };
+        world.communicator().set_transfers(transfers);
+        announce(world, &device, transfers);
+        Ok(AnyDevice::Cuda(device))
+    }
+
+    fn open_cpu(&self, world: &World, threads: usize) -> Result<AnyDevice> {
+        let opened = if self.precision == Precision::F32 {
+            Cpu::new(threads).map(AnyDevice::Cpu)
+        } else {
+            let name = name_of(&self.precision);
+            let why = "the processor computes in f32; choose --device cuda or --precision f32";
+            Err(Error::input(format!("--precision {name}"), why))
+        };
+        world.communicator().agree(opened)
+    }
+
+    fn open_cuda(&self, world: &World) -> Result<Box<Cuda>> {
+        Cuda::open(world.local_rank(), self.precision).map(Box::new)
+    }
+}
+
+/// Returns whether messages from device memory work with the MPI `library`, as `probe` found out
+/// and wrote to the file `path`; `None` if it did not try. Not collective.
+fn probed(path: &Path, library: &str) -> Result<Option<bool>> {
+    let found = Capabilities::read(path)?;
+    if found.mpi != library {
+        let why = format!("it is about {}, and this is {library}; run probe again", found.mpi);
+        return Err(Error::input("--probe", why));
+    }
+    Ok(found.takes_device_memory())
+}
+
+/// Logs which device computes, once all ranks know that they can use theirs.
+fn announce(world: &World, device: &Cuda, transfers: Transfers) {
+    let (ranks, devices) = (world.num_local_ranks(), device.num_devices());
+    // a launcher that binds ranks to devices shows each its own
+    let shared = if ranks > devices && std::env::var_os("CUDA_VISIBLE_DEVICES").is_none() {
+        format!("; {ranks} ranks of this node share {devices}")
+    } else {
+        String::new()
+    };
+    let messages = match transfers {
+        _ if world.size() == 1 => "",
+        Transfers::Aware => "; messages from its memory",
+        Transfers::Staged => "; messages through the host",
+    };
+    log::info!("computing on {}{shared}{messages}", device.name());
+}

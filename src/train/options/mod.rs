@@ -1,0 +1,189 @@
+//! The options of every training program.
+
+mod check;
+mod checkpoint;
+mod data;
+mod device;
+mod given;
+mod model;
+mod names;
+mod optimizer;
+mod pipeline;
+mod range;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::app::{CommonOptions, ProgressMode};
+use crate::parallel::data::{Reduction, SyncSettings};
+use names::or_auto;
+
+pub use check::check_files;
+pub use checkpoint::{CheckpointOptions, Every, Resume};
+pub(super) use data::MOST_CLASSES;
+pub use data::{DataOptions, Standardisation};
+pub use device::{AnyDevice, DeviceChoice, DeviceOptions};
+pub use given::Given;
+pub(super) use model::describe;
+pub use model::{ModelName, ModelOptions, SizeList};
+pub use names::{OrAuto, name_of};
+pub use optimizer::OptimizerOptions;
+pub use pipeline::{PipelineOptions, ScheduleChoice};
+
+/// A switch: `on` or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+/// The options of every training program. `identity.rs` says which may change from one start of a
+/// run to the next.
+#[derive(Debug, Clone, Args)]
+pub struct TrainOptions {
+    #[command(flatten)]
+    /// The options given, as the first field.
+    pub given: Given,
+
+    #[command(flatten)]
+    /// The network.
+    pub model: ModelOptions,
+
+    #[command(flatten)]
+    /// The samples.
+    pub data: DataOptions,
+
+    /// Passes over the training samples
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Training")]
+    pub epochs: u64,
+
+    /// Train for this many steps instead of --epochs
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub steps: Option<u64>,
+
+    /// Samples in a step, over all ranks
+    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Training")]
+    pub batch_size: usize,
+
+    /// Parts that a replica's share of a batch is worked on in; gradients are exchanged after the
+    /// last [default: 1, with pipeline two to four for each rank]
+    #[arg(long, value_name = "K", help_heading = "Training")]
+    pub micro_batches: Option<usize>,
+
+    #[command(flatten)]
+    /// The optimizer and its learning rate.
+    pub optimizer: OptimizerOptions,
+
+    /// Seed of the initial weights, the order of the samples and synthetic data
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Training")]
+    pub seed: u64,
+
+    #[command(flatten)]
+    /// The device.
+    pub machine: DeviceOptions,
+
+    /// Threads of each rank [default: the cores that it may use, shared with the ranks that may use
+    /// the same]
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    pub threads: Option<usize>,
+
+    /// Largest bucket of gradients that is summed by one operation, in MB
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MB",
+        default_value_t = 25.0,
+        help_heading = "Machine"
+    )]
+    pub bucket_mb: f64,
+
+    /// Exchange gradients while the backward pass goes on
+    #[arg(long, value_enum, default_value = "on", help_heading = "Machine")]
+    pub overlap: Switch,
+
+    /// How a bucket of gradients becomes new parameters
+    #[arg(
+        long,
+        value_parser = or_auto::<Reduction>("Whichever is faster for the size of the model"),
+        default_value = "auto",
+        help_heading = "Machine"
+    )]
+    pub reduction: OrAuto<Reduction>,
+
+    /// Steps between checks that all replicas are the same, bit for bit, which they are before each
+    /// checkpoint too; 0 for no check at all
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Machine")]
+    pub check_replicas: u64,
+
+    /// Epochs between evaluations on the test samples; 0 for one at the end only
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Output")]
+    pub eval_every: u64,
+
+    /// Write one row per step to this file: JSON lines if it ends in .jsonl or .json, else CSV; a
+    /// run that is resumed goes on in it
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub metrics: Option<PathBuf>,
+
+    /// Steps between log lines; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Output")]
+    pub log_every: u64,
+
+    /// When to draw a progress bar
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Output")]
+    pub progress: ProgressMode,
+
+    #[command(flatten)]
+    /// Checkpoints, and stopping in time.
+    pub checkpoints: CheckpointOptions,
+
+    #[command(flatten)]
+    /// The options of every program.
+    pub common: CommonOptions,
+}
+
+impl TrainOptions {
+    /// Returns these options, with `model` unless they name a network.
+    pub fn with_model(mut self, model: ModelName) -> TrainOptions {
+        self.model.model.get_or_insert(model);
+        self
+    }
+
+    /// Returns the number of parts in which a replica's share of a batch is worked on.
+    pub fn micro_batches(&self) -> usize {
+        self.micro_batches.unwrap_or(1)
+    }
+
+    /// Returns how gradients are summed over the replicas.
+    pub fn sync_settings(&self) -> SyncSettings {
+        SyncSettings {
+            bucket_bytes: (self.bucket_mb * 1e6) as usize,
+            reduction: self.reduction.0,
+            overlap: self.overlap == Switch::On,
+            clip_norm: self.optimizer.clip_norm,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Activation, Precision};
+    use crate::optim::{LearningRateScheduleKind, Rule};
+
+    fn names<T: ValueEnum>() -> String {
+        T::value_variants().iter().map(name_of).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn names_in_checkpoints_stay_as_they_are() {
+        assert_eq!(names::<ModelName>(), "mlp deep-mlp lenet cifar");
+        assert_eq!(names::<Activation>(), "relu gelu tanh");
+        assert_eq!(names::<Rule>(), "sgd adam adamw");
+        assert_eq!(names::<LearningRateScheduleKind>(), "constant step cosine linear");
+        assert_eq!(names::<Precision>(), "f32 tf32 bf16");
+        assert_eq!(names::<Standardisation>(), "preset features none");
+    }
+}

@@ -1,0 +1,197 @@
+//! The options of the network.
+
+use std::str::FromStr;
+
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
+
+use super::given::Given;
+use super::range::{at_least_one, at_most};
+use crate::dataset::{LARGEST_SIZE, Targets};
+use crate::device::Activation;
+use crate::nn::{Features, Loss, Model, Network};
+use crate::{Error, Result};
+
+/// The networks that programs know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModelName {
+    /// Linear layers of the --hidden sizes, with --activation between them
+    Mlp,
+    /// --layers times gelu(x · W) of --width features, no bias; the loss is the mean of squares
+    DeepMlp,
+    /// Two convolutions and two linear layers, for grey images of 28 × 28
+    Lenet,
+    /// Two convolutions and three linear layers, for colour images of 32 × 32
+    Cifar,
+}
+
+/// The activations between the layers of an mlp. Checkpoints hold their names.
+impl ValueEnum for Activation {
+    fn value_variants<'a>() -> &'a [Activation] {
+        &[Activation::Relu, Activation::Gelu, Activation::Tanh]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Activation::Identity => return None,
+            Activation::Relu => ("relu", "max(x, 0)"),
+            Activation::Gelu => ("gelu", "x Φ(x), exact"),
+            Activation::Tanh => ("tanh", "Hyperbolic tangent"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+/// A list of sizes separated by commas, or `none`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SizeList(pub Vec<usize>);
+
+impl FromStr for SizeList {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<SizeList, String> {
+        if text == "none" {
+            return Ok(SizeList(Vec::new()));
+        }
+        let size = |part: &str| match part.trim().parse() {
+            Ok(0) => Err("a size of 0 leaves nothing to learn with".to_owned()),
+            Ok(size) => Ok(size),
+            Err(_) => Err(format!("{part:?} is no whole number; expected sizes such as 128,64, or none")),
+        };
+        text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
+    }
+}
+
+/// The options of the network.
+#[derive(Debug, Clone, Args)]
+pub struct ModelOptions {
+    /// The network [default: lenet, with tensor_mlp mlp]
+    #[arg(long, value_enum, help_heading = "Model")]
+    pub model: Option<ModelName>,
+
+    /// Sizes of the hidden layers of mlp, such as 128,64, or none
+    #[arg(long, value_name = "SIZES", default_value = "128,64", help_heading = "Model")]
+    pub hidden: SizeList,
+
+    /// Width of deep-mlp, in features [default: that of the data, 1024 with synthetic data]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub width: Option<usize>,
+
+    /// Layers of deep-mlp
+    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Model")]
+    pub layers: usize,
+
+    /// Function between the layers of mlp
+    #[arg(long, value_enum, default_value = "relu", help_heading = "Model")]
+    pub activation: Activation,
+
+    /// Leave the biases out of mlp
+    #[arg(long, help_heading = "Model")]
+    pub no_bias: bool,
+}
+
+impl ModelOptions {
+    /// Returns the name of the network.
+    pub fn name(&self) -> ModelName {
+        self.model.unwrap_or(ModelName::Lenet)
+    }
+
+    /// Checks the ranges of these options. Not collective.
+    ///
+    /// # Errors
+    /// An option is out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        at_most("--layers", self.layers, 10_000)?;
+        at_most("--width", self.width.unwrap_or(1), LARGEST_SIZE)?;
+        at_least_one("--width", self.width)
+    }
+
+    /// Refuses the options in `given` that are for another network. Not collective.
+    ///
+    /// # Errors
+    /// An option has no effect.
+    pub(super) fn check_used(&self, given: &Given) -> Result<()> {
+        let for_mlp = (self.name() != ModelName::Mlp).then_some("it is for --model mlp");
+        let for_deep_mlp = (self.name() != ModelName::DeepMlp).then_some("it is for --model deep-mlp");
+        given.refuse("hidden", for_mlp)?;
+        given.refuse("activation", for_mlp)?;
+        given.refuse("no-bias", for_mlp)?;
+        given.refuse("width", for_deep_mlp)?;
+        given.refuse("layers", for_deep_mlp)
+    }
+
+    /// Builds the network for inputs of shape `features` and for `targets`.
+    ///
+    /// # Errors
+    /// Network and data do not fit; the message has both shapes.
+    pub fn build(&self, features: Features, targets: Targets) -> Result<Model> {
+        let fail = |why: String| Err(Error::input("fitting the model to the data", why));
+        let classes = || match targets {
+            Targets::Classes(classes) => Ok(classes),
+            other => Err(Error::input(
+                "fitting the model to the data",
+                format!("this model tells classes apart, but the targets are {}", describe(other)),
+            )),
+        };
+        let network = match self.name() {
+            ModelName::Mlp => {
+                let (outputs, loss) = match targets {
+                    Targets::Classes(classes) => (classes, Loss::CrossEntropy),
+                    Targets::Values(values) => (values, Loss::MeanSquaredError),
+                    Targets::Nothing => return fail("mlp needs targets, and there are none".into()),
+                };
+                Network::mlp(&self.hidden.0, self.activation, !self.no_bias, outputs, loss)
+            }
+            ModelName::DeepMlp => {
+                let width = self.width.unwrap_or(features.len());
+                if width != features.len() {
+                    return fail(format!(
+                        "--width is {width}, but a sample has {} values; leave it out or make them equal",
+                        features.len()
+                    ));
+                }
+                if self.layers == 0 {
+                    return fail("--layers is 0, but must be at least 1".into());
+                }
+                Network::deep_mlp(width, self.layers)
+            }
+            ModelName::Lenet => Network::lenet(classes()?),
+            ModelName::Cifar => Network::cifar(classes()?),
+        };
+        let hint = match (self.name(), features) {
+            (ModelName::Lenet | ModelName::Cifar, Features::Flat(_)) => "; for tables there is --model mlp",
+            (ModelName::Lenet | ModelName::Cifar, Features::Image { .. }) => {
+                "; images in an HDF5 file are [samples, channels, height, width]"
+            }
+            _ => "",
+        };
+        network.build(features).map_err(|error| match error {
+            Error::Input(text) => Error::Input(text + hint),
+            other => other,
+        })
+    }
+}
+
+/// Returns a description of `targets` for messages and checkpoints.
+pub(in crate::train) fn describe(targets: Targets) -> String {
+    match targets {
+        Targets::Classes(classes) => format!("{classes} classes"),
+        Targets::Values(1) => "one real value a sample".into(),
+        Targets::Values(values) => format!("{values} real values a sample"),
+        Targets::Nothing => "missing".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_sizes() {
+        assert_eq!("128,64".parse::<SizeList>().unwrap().0, [128, 64]);
+        assert_eq!("none".parse::<SizeList>().unwrap().0, [0; 0]);
+        assert!("128,0".parse::<SizeList>().unwrap_err().contains("size of 0"));
+        assert!("12x".parse::<SizeList>().unwrap_err().contains("\"12x\""));
+        assert!("".parse::<SizeList>().is_err());
+    }
+}

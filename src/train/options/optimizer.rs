@@ -1,0 +1,147 @@
+//! The options of the optimizer and of its learning rate.
+
+use clap::Args;
+
+use super::given::Given;
+use super::names::name_of;
+use super::range::{not_negative, positive};
+use crate::optim::{LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
+use crate::{Error, Result};
+
+/// The options of the optimizer and of its learning rate.
+#[derive(Debug, Clone, Args)]
+pub struct OptimizerOptions {
+    /// The rule by which parameters are updated
+    #[arg(long, value_enum, default_value = "sgd", help_heading = "Training")]
+    pub optimizer: Rule,
+
+    /// Learning rate, at the end of the warm-up [default: 0.05 with sgd, 0.001 with adam and adamw]
+    #[arg(long, allow_negative_numbers = true, value_name = "RATE", help_heading = "Training")]
+    pub learning_rate: Option<f64>,
+
+    /// Momentum of sgd, from 0 to below 1
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "M",
+        default_value_t = 0.9,
+        help_heading = "Training"
+    )]
+    pub momentum: f64,
+
+    /// Nesterov's momentum in sgd
+    #[arg(long, help_heading = "Training")]
+    pub nesterov: bool,
+
+    /// Weight decay, per unit of learning rate [default: 0, 0.01 with adamw]
+    #[arg(long, allow_negative_numbers = true, value_name = "D", help_heading = "Training")]
+    pub weight_decay: Option<f64>,
+
+    /// How the learning rate goes on after the warm-up
+    #[arg(long, value_enum, default_value = "cosine", help_heading = "Training")]
+    pub learning_rate_schedule: LearningRateScheduleKind,
+
+    /// Steps over which the learning rate rises from near 0
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    pub warmup_steps: u64,
+
+    /// Where the cosine and linear schedules end
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "RATE",
+        default_value_t = 0.0,
+        help_heading = "Training"
+    )]
+    pub final_learning_rate: f64,
+
+    /// Steps between two decays of the step schedule
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Training")]
+    pub decay_interval: u64,
+
+    /// Factor of each decay of the step schedule
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "F",
+        default_value_t = 0.1,
+        help_heading = "Training"
+    )]
+    pub decay_factor: f64,
+
+    /// Shorten the gradient to this norm where it is longer [default: leave it]
+    #[arg(long, allow_negative_numbers = true, value_name = "NORM", help_heading = "Training")]
+    pub clip_norm: Option<f64>,
+}
+
+impl OptimizerOptions {
+    /// Returns the optimizer's rule and constants.
+    pub fn settings(&self) -> OptimizerSettings {
+        let default_decay = match self.optimizer {
+            Rule::Sgd | Rule::Adam => 0.0,
+            Rule::AdamW => 0.01,
+        };
+        OptimizerSettings {
+            momentum: self.momentum,
+            nesterov: self.nesterov,
+            weight_decay: self.weight_decay.unwrap_or(default_decay),
+            ..OptimizerSettings::new(self.optimizer)
+        }
+    }
+
+    /// Returns the learning rate of every one of `num_steps` steps.
+    pub fn schedule(&self, num_steps: u64) -> LearningRateSchedule {
+        let default_rate = match self.optimizer {
+            Rule::Sgd => 0.05,
+            Rule::Adam | Rule::AdamW => 0.001,
+        };
+        LearningRateSchedule {
+            kind: self.learning_rate_schedule,
+            base: self.learning_rate.unwrap_or(default_rate),
+            last: self.final_learning_rate,
+            warmup_steps: self.warmup_steps,
+            num_steps,
+            interval: self.decay_interval,
+            decay: self.decay_factor,
+        }
+    }
+
+    /// Checks the ranges of these options. Not collective.
+    ///
+    /// # Errors
+    /// An option is out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        positive("--learning-rate", self.schedule(1).base)?;
+        positive("--clip-norm", self.clip_norm.unwrap_or(1.0))?;
+        positive("--decay-interval", self.decay_interval as f64)?;
+        not_negative("--weight-decay", self.weight_decay.unwrap_or_default())?;
+        not_negative("--final-learning-rate", self.final_learning_rate)?;
+        not_negative("--decay-factor", self.decay_factor)?;
+        if !(0.0..1.0).contains(&self.momentum) {
+            let why = format!("it is {}, but must be from 0 to below 1", self.momentum);
+            return Err(Error::input("--momentum", why));
+        }
+        if self.nesterov && self.momentum == 0.0 {
+            return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
+        }
+        Ok(())
+    }
+
+    /// Refuses the options in `given` that have no effect with this optimizer and this schedule.
+    pub(super) fn check_used(&self, given: &Given) -> Result<()> {
+        let for_sgd = (self.optimizer != Rule::Sgd)
+            .then(|| format!("it is for --optimizer sgd, and {} is chosen", name_of(&self.optimizer)));
+        let for_schedule = |wanted: &[LearningRateScheduleKind], text: &str| {
+            let chosen = name_of(&self.learning_rate_schedule);
+            (!wanted.contains(&self.learning_rate_schedule))
+                .then(|| format!("it is for --learning-rate-schedule {text}, and {chosen} is chosen"))
+        };
+        let with_end = [LearningRateScheduleKind::Cosine, LearningRateScheduleKind::Linear];
+        let for_step = for_schedule(&[LearningRateScheduleKind::Step], "step");
+        given.refuse("momentum", for_sgd.as_deref())?;
+        given.refuse("nesterov", for_sgd.as_deref())?;
+        given.refuse("final-learning-rate", for_schedule(&with_end, "cosine or linear").as_deref())?;
+        given.refuse("decay-interval", for_step.as_deref())?;
+        given.refuse("decay-factor", for_step.as_deref())
+    }
+}

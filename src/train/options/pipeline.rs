@@ -1,0 +1,267 @@
+//! The options of pipelines: the schedule, and the layers of each stage.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+
+use super::TrainOptions;
+use super::given::Given;
+use super::model::SizeList;
+use super::names::name_of;
+use crate::app::{self, FileOption};
+use crate::comm::{Communicator, World};
+use crate::nn::Model;
+use crate::parallel::layout::ParallelPlan;
+use crate::parallel::schedule::{PipelineScheduleKind, Report, Schedule};
+use crate::{Error, Result};
+
+/// A pipeline schedule by its name, or a file with one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ScheduleChoice {
+    /// A schedule that is generated.
+    Named(PipelineScheduleKind),
+    /// A CSV file with a schedule.
+    File(PathBuf),
+}
+
+impl FromStr for ScheduleChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<ScheduleChoice, String> {
+        if let Ok(kind) = <PipelineScheduleKind as ValueEnum>::from_str(text, false) {
+            return Ok(ScheduleChoice::Named(kind));
+        }
+        let names: Vec<String> = PipelineScheduleKind::value_variants().iter().map(name_of).collect();
+        let names = names.join(", ");
+        let is_csv = Path::new(text).extension().is_some_and(|extension| extension == "csv");
+        let file = || ScheduleChoice::File(text.into());
+        is_csv.then(file).ok_or_else(|| format!("expected {names}, or a file that ends in .csv"))
+    }
+}
+
+/// Parses the numbers of layers of the stages, separated by commas.
+fn parse_stages(text: &str) -> std::result::Result<SizeList, String> {
+    let size = |part: &str| match part.trim().parse() {
+        Ok(0) => Err("a stage of 0 layers has nothing to do".to_owned()),
+        Ok(size) => Ok(size),
+        Err(_) => {
+            Err(format!("{part:?} is no whole number; expected the layers of each stage, such as 3,2,3"))
+        }
+    };
+    text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
+}
+
+/// The options of the stages and their schedule.
+#[derive(Debug, Clone, Args)]
+pub struct PipelineOptions {
+    #[command(flatten)]
+    /// The options given, as the first field.
+    pub given: Given,
+
+    /// In which order micro-batches go through the stages: sequential (one at a time), gpipe, 1f1b,
+    /// interleaved (several stages a rank), zero-bubble (ZB-H1), or a CSV file in the notation of
+    /// PyTorch's pipelining (0F0, 1B2, …), a row for each rank
+    #[arg(long, value_name = "NAME|FILE", default_value = "1f1b", help_heading = "Pipeline")]
+    pub schedule: ScheduleChoice,
+
+    /// Layers of each stage, such as 3,2,3 [default: so that all stages cost the same]
+    #[arg(long, value_name = "SIZES", value_parser = parse_stages, help_heading = "Pipeline")]
+    pub stages: Option<SizeList>,
+
+    /// Stages of each rank with --schedule interleaved
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Pipeline")]
+    pub stages_per_rank: usize,
+
+    /// Keep only what comes into a stage and what leaves it, and run its forward pass again in the
+    /// backward pass
+    #[arg(long, help_heading = "Pipeline")]
+    pub recompute: bool,
+
+    /// Draw the schedule instead of training: as a table, or into FILE as a picture (.svg) or as
+    /// CSV (.csv)
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        default_missing_value = "-",
+        help_heading = "Pipeline"
+    )]
+    pub show_schedule: Option<String>,
+
+    /// Ranks of the schedule that is drawn, unless it is from a file [default: those of the job]
+    #[arg(long, value_name = "N", requires = "show_schedule", help_heading = "Pipeline")]
+    pub show_ranks: Option<usize>,
+}
+
+impl PipelineOptions {
+    /// Returns the files that these options name. Not collective.
+    pub fn files(&self) -> Vec<FileOption<'_>> {
+        let schedule = match &self.schedule {
+            ScheduleChoice::File(path) => Some(FileOption::input("--schedule", path)),
+            ScheduleChoice::Named(_) => None,
+        };
+        let drawn = self.show_schedule.as_deref().filter(|file| *file != "-");
+        let drawn = drawn.map(|file| FileOption::output("--show-schedule", Path::new(file)));
+        schedule.into_iter().chain(drawn).collect()
+    }
+
+    /// Refuses options that have no effect in this run. Not collective.
+    fn check_used(&self) -> Result<()> {
+        let is_interleaved = self.schedule == ScheduleChoice::Named(PipelineScheduleKind::Interleaved);
+        let for_interleaved = (!is_interleaved)
+            .then(|| format!("it is for --schedule interleaved, and {} is chosen", self.name()));
+        let has_rows = matches!(self.schedule, ScheduleChoice::File(_))
+            .then_some("the file of the schedule has a row for each rank");
+        self.given.refuse("stages-per-rank", for_interleaved.as_deref())?;
+        self.given.refuse("show-ranks", has_rows)
+    }
+
+    /// Returns the name of the schedule.
+    fn name(&self) -> String {
+        match &self.schedule {
+            ScheduleChoice::Named(kind) => name_of(kind),
+            ScheduleChoice::File(path) => path.display().to_string(),
+        }
+    }
+
+    /// Returns the schedule for `num_ranks` ranks and the report of its check. It has as many
+    /// micro-batches as the file or `train` says, else two to four for each rank if that divides
+    /// the batch, or fewer. `file` is the text of the file of --schedule, if there is one. Not
+    /// collective.
+    fn schedule(
+        &self,
+        num_ranks: usize,
+        train: &TrainOptions,
+        file: Option<&str>,
+    ) -> Result<(Schedule, Report)> {
+        self.check_used()?;
+        self.make_schedule(num_ranks, train, file).map_err(|error| match (&self.schedule, error) {
+            // an unsound schedule from a file is an error of the file
+            (ScheduleChoice::File(path), Error::Input(why)) if !why.contains(&self.name()) => {
+                Error::input(format!("reading the schedule {}", path.display()), why)
+            }
+            (_, error) => error,
+        })
+    }
+
+    fn make_schedule(
+        &self,
+        num_ranks: usize,
+        train: &TrainOptions,
+        file: Option<&str>,
+    ) -> Result<(Schedule, Report)> {
+        let schedule = match (&self.schedule, file) {
+            (ScheduleChoice::Named(kind), _) => {
+                let usual = || {
+                    let fits = |m: &usize| train.batch_size.is_multiple_of(*m);
+                    let two = num_ranks.saturating_mul(2).max(1);
+                    let more = (two..=two.saturating_mul(2).min(train.batch_size)).find(fits);
+                    more.or_else(|| (1..two.min(train.batch_size)).rev().find(fits)).unwrap_or(1)
+                };
+                let is_interleaved = *kind == PipelineScheduleKind::Interleaved;
+                let stages_per_rank = if is_interleaved { self.stages_per_rank } else { 1 };
+                kind.generate(num_ranks, stages_per_rank, train.micro_batches.unwrap_or_else(usual))?
+            }
+            (ScheduleChoice::File(_), text) => {
+                let schedule = Schedule::from_csv(text.unwrap_or_default(), &self.name())?;
+                let found = schedule.num_micro_batches;
+                if let Some(wanted) = train.micro_batches.filter(|wanted| *wanted != found) {
+                    let why = format!("it is for {found} micro-batches, --micro-batches says {wanted}");
+                    return Err(Error::input(format!("reading the schedule {}", self.name()), why));
+                }
+                schedule
+            }
+        };
+        let report = schedule.check()?;
+        Ok((schedule, report))
+    }
+
+    /// Returns the text of the file of --schedule, if there is one. Rank 0 reads it for all ranks,
+    /// so that all run the same schedule. Collective.
+    fn read_file(&self, all: &Communicator) -> Result<Option<String>> {
+        let ScheduleChoice::File(path) = &self.schedule else {
+            return Ok(None);
+        };
+        let read = || {
+            let doing = || format!("reading the schedule {}", path.display());
+            std::fs::read_to_string(path).map_err(|error| Error::input(doing(), error))
+        };
+        let text = all.agree_with_root(if all.is_root() { read().map(Some) } else { Ok(None) })?;
+        let text = all.broadcast_bytes(text.map(String::into_bytes).unwrap_or_default(), 0)?;
+        Ok(Some(String::from_utf8_lossy(&text).into_owned()))
+    }
+
+    /// Returns a function that plans how a model is spread over the ranks of `world`: see
+    /// [`ParallelPlan::pipeline`]. The function logs the schedule. Collective.
+    ///
+    /// # Errors
+    /// The file of the schedule cannot be read: the same error on every rank. The function fails if
+    /// the schedule is not sound or does not fit the ranks or the model.
+    pub fn planner(
+        &self,
+        world: &World,
+        train: &TrainOptions,
+    ) -> Result<impl Fn(&Model) -> Result<ParallelPlan>> {
+        let file = self.read_file(world.communicator())?;
+        Ok(move |model: &Model| self.plan(model, world.size(), train, file.as_deref()))
+    }
+
+    fn plan(
+        &self,
+        model: &Model,
+        num_ranks: usize,
+        train: &TrainOptions,
+        file: Option<&str>,
+    ) -> Result<ParallelPlan> {
+        let (schedule, report) = self.schedule(num_ranks, train, file)?;
+        if schedule.ranks.len() != num_ranks {
+            let (name, found) = (self.name(), schedule.ranks.len());
+            let why = format!("{name} is for {found} ranks, but the job has {num_ranks}");
+            return Err(Error::input("--schedule", why));
+        }
+        let (num_stages, num_layers) = (schedule.num_stages, model.layers.len());
+        if num_stages > num_layers {
+            let name = &model.name;
+            let why =
+                format!("it takes a layer for each of {num_stages} stages, and {name} has {num_layers}");
+            return Err(Error::input("spreading the layers", why));
+        }
+        let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
+        let plan = ParallelPlan {
+            recompute: self.recompute,
+            expected_bubble: Some(report.bubble),
+            ..ParallelPlan::pipeline(model, schedule, sizes)?
+        };
+        log::info!("{}", plan.schedule.headline(&self.name(), &report));
+        let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
+        log::info!("layers of the stages: {}", sizes.join(", "));
+        Ok(plan)
+    }
+
+    /// Draws the schedule as --show-schedule asks, on rank 0. Collective.
+    ///
+    /// # Errors
+    /// The schedule is not sound, or the file cannot be written.
+    pub fn show(&self, world: &World, file: &str, train: &TrainOptions) -> Result<()> {
+        let text = self.read_file(world.communicator())?;
+        let draw = || {
+            let num_ranks = self.show_ranks.unwrap_or(world.size());
+            let (schedule, report) = self.schedule(num_ranks, train, text.as_deref())?;
+            let path = Path::new(file);
+            match path.extension().and_then(|extension| extension.to_str()) {
+                _ if file == "-" => app::print_line(schedule.table(&self.name(), &report)?.trim_end()),
+                Some("svg") => schedule.draw(&self.name(), &report, path),
+                Some("csv") => {
+                    let written = std::fs::write(path, schedule.to_csv());
+                    written.map_err(|error| Error::input(format!("writing {file}"), error))
+                }
+                _ => {
+                    Err(Error::input("--show-schedule", format!("{file:?} ends neither in .svg nor in .csv")))
+                }
+            }
+        };
+        let drawn = if world.is_root() { draw().map(Some) } else { Ok(None) };
+        world.communicator().agree_with_root(drawn).map(|_| ())
+    }
+}

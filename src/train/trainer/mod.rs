@@ -1,0 +1,151 @@
+//! A rank's part of a model in training: its parameters, the optimizer's slots, and the step that
+//! is under way.
+//!
+//! This file sets a [`Trainer`] up. `step.rs` has the steps and the evaluation, `state.rs` what
+//! checkpoints and checks read and overwrite.
+
+mod state;
+mod step;
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+pub use step::{Evaluation, RunRequests, StepOutcome};
+
+use super::feed::Resident;
+use crate::comm::Grid;
+use crate::device::{Device, Role, totals};
+use crate::nn::{FlatBuffer, Model};
+use crate::optim::{LearningRateSchedule, OptimizerSettings};
+use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
+use crate::parallel::layout::{Layout, ParallelPlan};
+use crate::parallel::pipeline::{Pipeline, PipelineChannels, Weights};
+use crate::{Error, Result};
+
+/// The settings of a [`Trainer`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrainerSettings {
+    /// The largest global batch, in samples.
+    pub batch_size: usize,
+    /// The settings of the sum of gradients over the replicas.
+    pub sync: SyncSettings,
+    /// The optimizer's rule and constants.
+    pub optimizer: OptimizerSettings,
+    /// The learning rate of every step.
+    pub learning_rate: LearningRateSchedule,
+    /// The seed of the initial parameters.
+    pub seed: u64,
+}
+
+/// A rank's part of a model in training.
+pub struct Trainer<'a, D: Device> {
+    device: &'a D,
+    grid: &'a Grid,
+    model: &'a Model,
+    layout: Layout,
+    pipeline: Pipeline<'a, D>,
+    weights: Weights<D>,
+    learning_rate: LearningRateSchedule,
+    /// The most rows of a micro-batch.
+    capacity: usize,
+    /// The training samples, if they are kept on the device.
+    resident: Option<Resident<D>>,
+    /// For each number of samples, the operations of a step that the device can start again at
+    /// once.
+    recordings: HashMap<usize, Option<D::Recording>>,
+    /// The step that has been started and not finished.
+    open: Option<OpenStep<D>>,
+    /// The time at which the previous step was finished, or, if none was open, this one was
+    /// started.
+    lap: Instant,
+}
+
+/// A step that has been started and not finished.
+struct OpenStep<D: Device> {
+    step: u64,
+    learning_rate: f64,
+    num_samples: usize,
+    totals: D::Totals,
+}
+
+impl<'a, D: Device> Trainer<'a, D> {
+    /// Allocates all memory for training, and gives every rank the initial parameters of the seed.
+    /// Collective.
+    ///
+    /// # Errors
+    /// `plan` does not fit the grid or the model, or the device does not have enough memory.
+    pub fn new(
+        device: &'a D,
+        grid: &'a Grid,
+        model: &'a Model,
+        plan: &ParallelPlan,
+        settings: TrainerSettings,
+    ) -> Result<Trainer<'a, D>> {
+        let (sync_channels, pipeline_channels) = (SyncChannels::new(grid), PipelineChannels::new(grid));
+        let trainer =
+            Trainer::allocate(device, grid, model, plan, settings, sync_channels, pipeline_channels);
+        let mut trainer = grid.all.agree(trainer)?;
+        let Weights { parameters, gradients, sync, .. } = &mut trainer.weights;
+        sync.start(device, parameters, gradients)?;
+        Ok(trainer)
+    }
+
+    fn allocate(
+        device: &'a D,
+        grid: &'a Grid,
+        model: &'a Model,
+        plan: &ParallelPlan,
+        settings: TrainerSettings,
+        sync_channels: SyncChannels,
+        pipeline_channels: PipelineChannels,
+    ) -> Result<Trainer<'a, D>> {
+        let TrainerSettings { batch_size, sync, optimizer, learning_rate, seed } = settings;
+        let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
+        let (tensors, shards) = (&layout.tensors, layout.shards());
+        let (sync, segmentation) =
+            GradSync::new(device, tensors, model.tensors.len(), sync_channels, sync, optimizer)?;
+        let share = batch_size.div_ceil(grid.data.size());
+        let capacity = share.div_ceil(plan.schedule.num_micro_batches);
+        let mut weights = Weights {
+            parameters: FlatBuffer::zeros(device, &shards, &segmentation, Role::Parameters)?,
+            gradients: FlatBuffer::zeros(device, &shards, &segmentation, Role::Exact)?,
+            sync,
+            sums: device.allocate(totals::LEN, Role::Exact)?,
+        };
+        weights.parameters.initialise(device, &shards, seed)?;
+        let pipeline =
+            Pipeline::new(device, pipeline_channels, &layout, &plan.schedule, capacity, plan.recompute)?;
+        Ok(Trainer {
+            device,
+            grid,
+            model,
+            layout,
+            pipeline,
+            weights,
+            learning_rate,
+            capacity,
+            resident: None,
+            recordings: HashMap::new(),
+            open: None,
+            lap: Instant::now(),
+        })
+    }
+
+    /// Returns how the gradients of this rank's parameters become new parameters.
+    pub fn reduction(&self) -> Reduction {
+        self.weights.sync.reduction()
+    }
+
+    /// Returns the padded length of every bucket of this rank's gradients, in the order in which
+    /// they are sent.
+    pub fn bucket_lengths(&self) -> Vec<usize> {
+        let gradients = &self.weights.gradients;
+        (0..gradients.num_segments()).rev().map(|segment| gradients.segment_len(segment)).collect()
+    }
+}
+
+/// Returns the error of training that has diverged at `step`, counted from 1, because of `what`.
+pub(super) fn diverged(step: u64, what: &str) -> Error {
+    let way_out = "try a smaller --learning-rate, --clip-norm 1, --warmup-steps or --standardise features";
+    Error::on_every_rank(format!("step {step}"), format!("{what}; {way_out}"))
+}

@@ -1,0 +1,234 @@
+//! One training step and one evaluation, whatever the strategy.
+//!
+//! On a device that works asynchronously the next step is started before the previous one is
+//! finished, so that the device always has work. The operations are the same either way, and so are
+//! the numbers.
+
+use std::time::{Duration, Instant};
+
+use super::{OpenStep, Trainer, diverged};
+use crate::Result;
+use crate::comm::Operation;
+use crate::dataset::Batches;
+use crate::device::{Device, totals};
+use crate::parallel::pipeline::Weights;
+use crate::parallel::shard;
+use crate::train::feed::{Parts, Resident, Rows};
+
+/// The numbers of ranks that ask to stop and to write a checkpoint after a step. They ride on the
+/// reduction of the loss, so all ranks learn of them after the same step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RunRequests {
+    /// The number of ranks that ask to stop.
+    pub stop: usize,
+    /// The number of ranks that ask for a checkpoint.
+    pub checkpoint: usize,
+}
+
+impl RunRequests {
+    /// Combines these requests with `others`, which were made at another step.
+    pub(in crate::train) fn and(self, others: RunRequests) -> RunRequests {
+        RunRequests { stop: self.stop.max(others.stop), checkpoint: self.checkpoint.max(others.checkpoint) }
+    }
+}
+
+/// The results of one step, over the whole global batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepOutcome {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// The mean loss of a sample.
+    pub loss: f64,
+    /// The share of samples whose class was predicted, if there are classes.
+    pub accuracy: Option<f64>,
+    /// The norm of the gradient before clipping, every logical parameter counted once.
+    pub gradient_norm: f64,
+    /// The learning rate of the step.
+    pub learning_rate: f64,
+    /// The number of samples.
+    pub num_samples: usize,
+    /// The requests of the ranks.
+    pub requests: RunRequests,
+    /// The time since the previous step was finished, or, if none was open, since this one was
+    /// started.
+    pub elapsed: Duration,
+}
+
+/// The results of an evaluation, over the whole test set.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evaluation {
+    /// The mean loss of a sample.
+    pub loss: f64,
+    /// The share of samples whose class was predicted, if there are classes.
+    pub accuracy: Option<f64>,
+}
+
+/// The sums of a step or an evaluation over all ranks, as means.
+struct Means {
+    loss: f64,
+    accuracy: Option<f64>,
+    gradient_norm: f64,
+    requests: RunRequests,
+}
+
+impl<D: Device> Trainer<'_, D> {
+    /// Starts step `step`, counted from 0, with the samples that `batches` has for it: forward and
+    /// backward pass, exchange of gradients, update. Then finishes the previous step, if that is
+    /// still open, and returns its outcome; `requests` returns what this rank asks for at its end.
+    /// The step itself stays open until the next call or [`Trainer::flush`]. Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read or there is no memory for messages (this rank alone); the previous
+    /// step failed as in [`Trainer::flush`].
+    pub fn step(
+        &mut self,
+        step: u64,
+        batches: &mut Batches,
+        requests: impl FnOnce() -> RunRequests,
+    ) -> Result<Option<StepOutcome>> {
+        if self.open.is_none() {
+            self.lap = Instant::now();
+        }
+        let started = self.start(step, batches)?;
+        let previous = self.open.replace(started);
+        previous.map(|previous| self.finish(previous, requests())).transpose()
+    }
+
+    /// Finishes the step that is open, if there is one, at the end of which this rank asks for
+    /// `requests`. Collective.
+    ///
+    /// # Errors
+    /// The loss is NaN or infinite (the same error on every rank), or the device failed.
+    pub fn flush(&mut self, requests: RunRequests) -> Result<Option<StepOutcome>> {
+        let open = self.open.take();
+        open.map(|open| self.finish(open, requests)).transpose()
+    }
+
+    /// Returns true if a step should stay open until the next one is started: the device works
+    /// asynchronously.
+    pub fn runs_ahead(&self) -> bool {
+        self.device.is_asynchronous()
+    }
+
+    /// Keeps the samples of `batches` on the device if there is room for them, and returns their
+    /// number. All steps that follow must be with `batches`. Not collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read.
+    pub fn keep_samples(&mut self, batches: &mut Batches) -> Result<usize> {
+        let stages = &self.layout.stages;
+        let needs_inputs = stages.iter().any(|stage| stage.index == 0);
+        let needs_targets = stages.iter().any(|stage| stage.head.is_some());
+        self.resident = Resident::new(self.device, batches, self.capacity, needs_inputs, needs_targets)?;
+        Ok(self.resident.as_ref().map_or(0, Resident::num_samples))
+    }
+
+    fn start(&mut self, step: u64, batches: &mut Batches) -> Result<OpenStep<D>> {
+        let learning_rate = self.learning_rate.at(step);
+        let num_samples = batches.sampler().batch_len(step);
+        let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
+        let scale = 1.0 / num_samples as f32;
+        let Trainer { device, pipeline, weights, resident, recordings, .. } = self;
+        let parts = Parts::Equal(pipeline.num_micro_batches());
+        let mut rows = Rows { batches, resident: resident.as_mut(), step, share, parts };
+        weights.sync.begin(device, step + 1, learning_rate)?;
+        if pipeline.repeats() && weights.sync.repeats() {
+            pipeline.load(&mut rows)?;
+            let recording = recordings.entry(num_samples).or_default();
+            let mut work = || {
+                clear_sums(*device, weights);
+                pipeline.train(weights, &mut rows, scale)?;
+                finish_sync(*device, weights)
+            };
+            device.repeat(recording, &mut work)?;
+            pipeline.unload();
+        } else {
+            clear_sums(*device, weights);
+            pipeline.train(weights, &mut rows, scale)?;
+            finish_sync(*device, weights)?;
+        }
+        let totals = device.start_totals(device.view(&weights.sums, 0..totals::LEN))?;
+        Ok(OpenStep { step, learning_rate, num_samples, totals })
+    }
+
+    fn finish(&mut self, open: OpenStep<D>, requests: RunRequests) -> Result<StepOutcome> {
+        let OpenStep { step, learning_rate, num_samples, totals } = open;
+        let step = step + 1;
+        let sums = self.device.finish_totals(totals)?.map(f64::from);
+        let Means { loss, accuracy, gradient_norm, requests } = self.collect(sums, num_samples, requests)?;
+        if !loss.is_finite() {
+            return Err(diverged(step, &format!("the loss is {loss}")));
+        }
+        if gradient_norm.is_nan() {
+            return Err(diverged(step, "a parameter or a gradient is NaN or infinite"));
+        }
+        let now = Instant::now();
+        let elapsed = now - std::mem::replace(&mut self.lap, now);
+        Ok(StepOutcome { step, loss, accuracy, gradient_norm, learning_rate, num_samples, requests, elapsed })
+    }
+
+    /// Returns the loss and accuracy over all samples of `batches`, of which each replica evaluates
+    /// a share. Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read (this rank alone).
+    pub fn evaluate(&mut self, batches: &mut Batches) -> Result<Evaluation> {
+        let num_samples = batches.dataset().num_samples();
+        let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
+        let mut sums = [0.0; totals::LEN];
+        let round = self.capacity * self.pipeline.num_micro_batches();
+        for start in share.clone().step_by(round) {
+            let share = start..share.end.min(start + round);
+            let mut rows =
+                Rows { batches, resident: None, step: 0, share, parts: Parts::Full(self.capacity) };
+            clear_sums(self.device, &mut self.weights);
+            self.pipeline.evaluate(&mut self.weights, &mut rows)?;
+            let round = self.device.start_totals(self.device.view(&self.weights.sums, 0..totals::LEN))?;
+            // an `f32` sum over many rounds would lose counts
+            let round = self.device.finish_totals(round)?;
+            sums.iter_mut().zip(round).for_each(|(sum, value)| *sum += f64::from(value));
+        }
+        let Means { loss, accuracy, .. } = self.collect(sums, num_samples, RunRequests::default())?;
+        Ok(Evaluation { loss, accuracy })
+    }
+
+    /// Adds the ranks' sums, everything counted once, and returns them as means. Collective.
+    fn collect(
+        &self,
+        mut sums: [f64; totals::LEN],
+        num_samples: usize,
+        requests: RunRequests,
+    ) -> Result<Means> {
+        if !self.weights.sync.counts_squares() {
+            sums[totals::GRADIENT_SQUARES] = 0.0;
+        }
+        if !self.grid.tensor.is_root() {
+            // every rank of the tensor axis has evaluated the same loss
+            (sums[totals::LOSS], sums[totals::CORRECT]) = (0.0, 0.0);
+        }
+        let RunRequests { stop, checkpoint } = requests;
+        let mut all = [0.0; totals::LEN + 2];
+        all[..totals::LEN].copy_from_slice(&sums);
+        all[totals::LEN..].copy_from_slice(&[stop as f64, checkpoint as f64]);
+        self.grid.all.all_reduce(&mut all, Operation::Sum)?;
+        let requests =
+            RunRequests { stop: all[totals::LEN] as usize, checkpoint: all[totals::LEN + 1] as usize };
+        sums.copy_from_slice(&all[..totals::LEN]);
+        let accuracy = sums[totals::CORRECT] / num_samples as f64;
+        Ok(Means {
+            loss: sums[totals::LOSS] / num_samples as f64,
+            accuracy: self.model.loss.has_accuracy().then_some(accuracy),
+            gradient_norm: sums[totals::GRADIENT_SQUARES].sqrt(),
+            requests,
+        })
+    }
+}
+
+fn clear_sums<D: Device>(device: &D, weights: &mut Weights<D>) {
+    device.fill(device.view_mut(&mut weights.sums, 0..totals::LEN), 0.0);
+}
+
+fn finish_sync<D: Device>(device: &D, weights: &mut Weights<D>) -> Result<()> {
+    let Weights { parameters, gradients, sync, sums } = weights;
+    sync.finish(device, parameters, gradients, sums)
+}

@@ -1,0 +1,348 @@
+//! A run on its device: set-up, loop and result.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Instant;
+
+use super::checkpoints::{CheckpointSettings, Checkpoints};
+use super::identity::{self, Identity};
+use super::journal::{Journal, JournalSummary, RunLength};
+use super::metrics::{ResultLine, peak_memory_mb};
+use super::options::{Resume, TrainOptions, name_of};
+use super::resume::{self, Resumed, RunPosition, Start};
+use super::samples::Samples;
+use super::stop::StopRequest;
+use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings, diverged};
+use crate::Result;
+use crate::app;
+use crate::checkpoint::Description;
+use crate::comm::{Grid, World};
+use crate::device::Device;
+use crate::nn::Model;
+use crate::parallel::data::Reduction;
+use crate::parallel::layout::ParallelPlan;
+use crate::trace::{self, Name};
+
+/// The parts of a run that do not depend on the device.
+pub(super) struct Run<'a> {
+    pub(super) world: &'a World,
+    pub(super) grid: &'a Grid,
+    /// The name of the program.
+    pub(super) program: &'a str,
+    pub(super) options: &'a TrainOptions,
+    pub(super) model: &'a Model,
+    pub(super) plan: &'a ParallelPlan,
+    /// The number of threads of each rank.
+    pub(super) threads: usize,
+    /// The time at which the run began.
+    pub(super) began: Instant,
+}
+
+/// A run on its device, from set-up to result.
+struct Training<'a, D: Device> {
+    run: &'a Run<'a>,
+    trainer: Trainer<'a, D>,
+    samples: Samples,
+    checkpoints: Checkpoints<'a>,
+    journal: Journal,
+    length: RunLength,
+    /// The number of steps done.
+    done: u64,
+    /// The number of steps done in earlier starts, if the run was resumed.
+    resumed_after: Option<u64>,
+    /// The evaluation of the current parameters, if they have been evaluated.
+    tested: Option<Evaluation>,
+    /// The time of all steps, with that of checkpoints and log lines.
+    seconds: f64,
+}
+
+impl Run<'_> {
+    /// Trains on `device` and prints the result line; or stops early, when `stop` asks for it.
+    /// Returns the exit code of the program. Collective.
+    ///
+    /// # Errors
+    /// Those of [`run`](super::run()).
+    pub(super) fn train<D: Device>(
+        &self,
+        device_name: &str,
+        device: &D,
+        samples: Samples,
+        stop: Option<StopRequest>,
+    ) -> Result<ExitCode> {
+        let mut training = Training::set_up(self, device, samples, stop)?;
+        match training.train_loop()? {
+            0 => training.result(device_name),
+            num_ranks => training.stop(num_ranks),
+        }
+    }
+
+    /// Finds the checkpoint or the weights with which the run starts, gives them to all ranks, and
+    /// sets up the checkpoints that it writes. Collective.
+    fn resume<D: Device>(
+        &self,
+        trainer: &mut Trainer<'_, D>,
+        samples: &Samples,
+        length: RunLength,
+        stop: Option<StopRequest>,
+    ) -> Result<(Checkpoints<'_>, Option<Resumed>)> {
+        let (all, options) = (self.world.communicator(), &self.options.checkpoints);
+        let slots = trainer.slot_names();
+        let identity = Identity::new(self.options, self.model, samples, length.num_steps);
+        let find = || Start::find(options, self.model, slots, &identity).map(Some);
+        let start = all.agree_with_root(if all.is_root() { find() } else { Ok(None) })?;
+        let span = trace::work(Name::Checkpoint);
+        let resumed = resume::restore(all, self.model, start, trainer)?;
+        drop(span);
+        let compares_replicas = self.grid.shape.data > 1 && self.options.check_replicas > 0;
+        let written_by =
+            identity::written_by(self.program, self.world, self.grid, self.threads, compares_replicas);
+        let settings = CheckpointSettings {
+            options,
+            model: self.model,
+            slots,
+            description: Description {
+                seed: self.options.seed,
+                model: self.model.name.clone(),
+                config: identity.config,
+                options: identity.changeable,
+                written_by,
+                ..Description::default()
+            },
+            steps_per_epoch: length.steps_per_epoch,
+            compares_replicas,
+        };
+        let mut checkpoints = Checkpoints::begin(all, settings, resumed, stop, self.began)?;
+        if let Some(resumed) = resumed {
+            checkpoints.save(trainer, resumed.position)?;
+        }
+        Ok((checkpoints, resumed))
+    }
+
+    /// Logs the steps that are about to be taken.
+    fn announce<D: Device>(&self, samples: &Samples, num_steps: u64, trainer: &Trainer<'_, D>) {
+        log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
+        log::trace!("{:?}", self.options);
+        let reduction = match (self.grid.shape.data, trainer.reduction()) {
+            (1, _) => "",
+            (_, Reduction::AllReduce) => "; gradients by all-reduce",
+            (_, Reduction::ReduceScatter) => "; gradients by reduce-scatter",
+        };
+        log::info!("{num_steps} steps of {} samples{reduction}", samples.train.sampler().batch_len(0));
+    }
+
+    /// Evaluates the test samples after `step` steps, if there are any. Collective.
+    fn evaluate<D: Device>(
+        &self,
+        trainer: &mut Trainer<'_, D>,
+        samples: &mut Samples,
+        step: u64,
+    ) -> Result<Option<Evaluation>> {
+        let Some(test) = &mut samples.test else {
+            return Ok(None);
+        };
+        let span = trace::work(Name::Evaluation);
+        let Evaluation { loss, accuracy } = trainer.evaluate(test)?;
+        drop(span);
+        if !loss.is_finite() {
+            return Err(diverged(step, &format!("the test loss is {loss}")));
+        }
+        log::info!("test: {}", words(loss, accuracy));
+        Ok(Some(Evaluation { loss, accuracy }))
+    }
+}
+
+impl<'a, D: Device> Training<'a, D> {
+    /// Sets the trainer up, resumes the run, and opens its files. Collective.
+    fn set_up(
+        run: &'a Run<'a>,
+        device: &'a D,
+        mut samples: Samples,
+        stop: Option<StopRequest>,
+    ) -> Result<Training<'a, D>> {
+        let options = run.options;
+        let sampler = samples.train.sampler();
+        let steps_per_epoch = sampler.steps_per_epoch();
+        let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
+        let settings = TrainerSettings {
+            batch_size: options.batch_size.min(samples.train.dataset().num_samples()),
+            sync: options.sync_settings(),
+            optimizer: options.optimizer.settings(),
+            learning_rate: options.optimizer.schedule(num_steps),
+            seed: options.seed,
+        };
+        let mut trainer = Trainer::new(device, run.grid, run.model, run.plan, settings)?;
+        let length = RunLength { first: 0, num_steps, steps_per_epoch };
+        let (checkpoints, resumed) = run.resume(&mut trainer, &samples, length, stop)?;
+        let RunPosition { step: first, loss } = resumed.map_or_else(Default::default, |found| found.position);
+        if num_steps < first && run.world.is_root() {
+            log::warn!(
+                "the checkpoint has {first} steps already, more than the {num_steps} that were asked for"
+            );
+        }
+        run.announce(&samples, num_steps, &trainer);
+        if resumed.is_some() {
+            let (epoch, within) = samples.train.sampler().locate(first);
+            log::info!("going on after step {first}, which is step {within} of epoch {}", epoch + 1);
+        }
+        let kept = trainer.keep_samples(&mut samples.train)?;
+        if kept > 0 {
+            log::info!("{kept} samples stay on the device");
+        }
+        let length = RunLength { first, ..length };
+        let journal = Journal::new(run.world, options, length, loss)?;
+        Ok(Training {
+            run,
+            trainer,
+            samples,
+            checkpoints,
+            journal,
+            length,
+            done: first,
+            resumed_after: resumed.map(|resumed| resumed.position.step),
+            tested: None,
+            seconds: 0.0,
+        })
+    }
+
+    /// Takes all steps, or those until ranks ask to stop; returns the number of ranks that did.
+    /// Collective.
+    fn train_loop(&mut self) -> Result<usize> {
+        let mut paced: Option<Instant> = None;
+        while self.done < self.length.num_steps {
+            if let (Some(pace), Some(before)) =
+                (self.run.options.checkpoints.pace, paced.replace(Instant::now()))
+            {
+                thread::sleep(pace.saturating_sub(before.elapsed()));
+                paced = Some(Instant::now());
+            }
+            let start = Instant::now();
+            let requests = self.step()?;
+            self.seconds += start.elapsed().as_secs_f64();
+            if requests.stop > 0 && self.done < self.length.num_steps {
+                return Ok(requests.stop);
+            }
+            if self.is_test_due() {
+                self.tested = self.run.evaluate(&mut self.trainer, &mut self.samples, self.done)?;
+            }
+        }
+        Ok(0)
+    }
+
+    /// Takes one step and everything that is due after it, and returns the requests of the ranks.
+    /// On an asynchronous device the step stays open, unless its outcome is wanted. Collective.
+    fn step(&mut self) -> Result<RunRequests> {
+        let (options, step) = (self.run.options, self.done);
+        self.done += 1;
+        let done = self.done;
+        app::set_step(done);
+        let span = trace::work(Name::Step).step(done);
+        let mut requests = RunRequests::default();
+        let previous = self.trainer.step(step, &mut self.samples.train, || self.checkpoints.requests())?;
+        if let Some(outcome) = previous {
+            requests = outcome.requests;
+            self.journal.record(&outcome);
+        }
+        let is_wanted = due(done, options.log_every)
+            || due(done, options.check_replicas)
+            || self.is_test_due()
+            || self.checkpoints.is_due_after(done)
+            || done == self.length.num_steps;
+        if self.trainer.runs_ahead() && !is_wanted && requests == RunRequests::default() {
+            return Ok(requests);
+        }
+        let Some(outcome) = self.trainer.flush(self.checkpoints.requests())? else {
+            return Ok(requests);
+        };
+        drop(span);
+        requests = requests.and(outcome.requests);
+        self.journal.record(&outcome);
+        if due(done, options.log_every) {
+            let rate = outcome.num_samples as f64 / outcome.elapsed.as_secs_f64();
+            let (epoch, words) = (self.length.epoch(done), words(outcome.loss, outcome.accuracy));
+            log::info!("epoch {epoch:.2}  {words}  {rate:.0} samples/s");
+        }
+        if due(done, options.check_replicas) {
+            self.checkpoints.check_replicas(&self.trainer, done)?;
+        }
+        self.tested = None;
+        self.checkpoints.after_step(&self.trainer, self.position(), requests)?;
+        Ok(requests)
+    }
+
+    fn is_test_due(&self) -> bool {
+        due(self.done, self.run.options.eval_every.saturating_mul(self.length.steps_per_epoch))
+    }
+
+    fn position(&self) -> RunPosition {
+        RunPosition { step: self.done, loss: self.journal.last_loss() }
+    }
+
+    /// Ends the run early because `num_ranks` asked for it. Collective.
+    fn stop(mut self, num_ranks: usize) -> Result<ExitCode> {
+        let world = self.run.world;
+        self.checkpoints.save(&self.trainer, self.position())?;
+        self.checkpoints.finish()?;
+        let is_auto = self.run.options.checkpoints.resume == Resume::Auto;
+        let next = if is_auto { "the same command" } else { "the same command with --resume auto" };
+        let who = if num_ranks < world.size() {
+            format!(" by {num_ranks} of {} ranks", world.size())
+        } else {
+            String::new()
+        };
+        log::info!("stopped after step {}, as asked{who}; {next} goes on from the checkpoint", self.done);
+        Ok(ExitCode::from(app::STOPPED))
+    }
+
+    /// Writes the last checkpoint, makes the last checks, and prints the result line. Collective.
+    fn result(mut self, device_name: &str) -> Result<ExitCode> {
+        self.checkpoints.save(&self.trainer, self.position())?;
+        let Training { run, mut trainer, mut samples, mut checkpoints, journal, length, done, .. } = self;
+        let tested = match self.tested {
+            Some(tested) => Some(tested),
+            None => run.evaluate(&mut trainer, &mut samples, done)?,
+        };
+        trainer.check_finite(done)?;
+        if run.options.check_replicas > 0 {
+            checkpoints.check_replicas(&trainer, done)?;
+        }
+        let digest = trainer.digest()?;
+        let JournalSummary { last_loss, num_samples, median_step_ms } = journal.close();
+        // the result is printed even if these fail
+        let written = checkpoints.finish();
+        let exported = checkpoints.export(&trainer, done);
+        let result = ResultLine {
+            program: run.program.to_owned(),
+            ranks: run.world.size(),
+            threads: run.threads,
+            device: device_name.to_owned(),
+            precision: name_of(&run.options.machine.precision),
+            model: run.model.name.clone(),
+            parameters: run.model.num_parameters(),
+            steps: done,
+            resumed_after: self.resumed_after,
+            epochs: length.epoch(done),
+            loss: last_loss,
+            test_loss: tested.map(|outcome| outcome.loss),
+            accuracy: tested.and_then(|outcome| outcome.accuracy),
+            samples_per_second: if self.seconds > 0.0 { num_samples as f64 / self.seconds } else { 0.0 },
+            median_step_ms,
+            peak_memory_mb: peak_memory_mb(),
+            parameters_digest: format!("{digest:032x}"),
+        };
+        if run.world.is_root() {
+            app::print_line(&result.to_json()?)?;
+        }
+        written.and(exported).map(|()| ExitCode::SUCCESS)
+    }
+}
+
+fn due(done: u64, every: u64) -> bool {
+    every > 0 && done.is_multiple_of(every)
+}
+
+fn words(loss: f64, accuracy: Option<f64>) -> String {
+    match accuracy {
+        Some(accuracy) => format!("loss {loss:.4}  accuracy {:.2} %", 100.0 * accuracy),
+        None => format!("loss {loss:.6}"),
+    }
+}
