@@ -19,7 +19,7 @@
 //! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure` |
 //! | [`train`] | the loop of every training program, its options | all but `measure`, `probe` |
 //!
-//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering.rs`
+//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering/`
 //! enforces the last column.
 //!
 //! # Invariants

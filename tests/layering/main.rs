@@ -1,105 +1,192 @@
-//! Who may use whom, read off the `use` lines, and how long a file may be.
+//! The rules of the house: which folder may use which, no circles between files, how long files and
+//! lines may be, and one definition for each type name.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod graph;
+mod source;
 
-fn sources(folder: &str) -> Vec<(PathBuf, String)> {
-    fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                walk(&path, found);
-            } else if path
-                .extension()
-                .is_some_and(|extension| ["rs", "cu", "cuh"].iter().any(|e| extension == *e))
-            {
-                found.push((path.clone(), fs::read_to_string(&path).unwrap()));
-            }
-        }
-    }
-    let mut found = Vec::new();
-    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
-    assert!(!found.is_empty(), "{folder} has no sources");
-    found
+use std::collections::{BTreeMap, BTreeSet};
+
+use graph::Graph;
+use source::{read, sources};
+
+/// Each folder of `src`, and the folders that its files may use. A folder stands for everything in
+/// it; one that contains the user stands for the files directly in it. An item counts where it is
+/// defined: `memory` is also named for what `comm` re-exports from it.
+const MAY_USE: &[(&str, &str)] = &[
+    ("", ""),
+    ("memory", ""),
+    ("trace", ""),
+    ("comm", "comm/algorithm comm/communicator comm/mpi memory trace"),
+    ("comm/algorithm", "comm/mpi trace"),
+    ("comm/communicator", "comm comm/algorithm comm/engine comm/mpi memory trace"),
+    ("comm/engine", "comm comm/algorithm comm/mpi memory trace"),
+    ("comm/mpi", "memory"),
+    ("device", "memory"),
+    ("device/cpu", "device memory"),
+    ("device/cpu/convolution", "device device/cpu"),
+    ("device/cuda", "device device/cuda/runtime memory"),
+    ("device/cuda/runtime", "device"),
+    ("nn", "device"),
+    ("optim", "device"),
+    ("dataset", "memory nn"),
+    ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor trace"),
+    ("parallel/data", "comm device memory nn optim parallel trace"),
+    (
+        "parallel/pipeline",
+        "comm device memory nn parallel parallel/data parallel/schedule \
+         parallel/stage parallel/tensor trace",
+    ),
+    ("parallel/schedule", ""),
+    ("parallel/stage", "device nn parallel parallel/tensor trace"),
+    ("parallel/tensor", "comm device memory nn"),
+    ("checkpoint", "memory nn"),
+    ("app", "app/trace_file comm device trace"),
+    ("app/trace_file", "comm trace"),
+    ("measure", "comm device measure/operations memory"),
+    ("measure/operations", "comm measure memory"),
+    ("probe", "comm device measure memory"),
+    (
+        "train",
+        "app checkpoint comm dataset device memory nn optim parallel \
+         trace train/options train/trainer",
+    ),
+    ("train/options", "app checkpoint comm dataset device memory nn optim parallel"),
+    ("train/trainer", "comm dataset device memory nn optim parallel train"),
+];
+
+/// Returns the folder of a file, from `src` on; empty for `src` itself.
+fn folder_of(path: &str) -> &str {
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    folder.trim_start_matches("src").trim_start_matches('/')
 }
 
-/// The code of a file, without comments.
-fn code(text: &str) -> String {
-    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+fn is_within(folder: &str, outer: &str) -> bool {
+    outer.is_empty() || folder == outer || folder.starts_with(&format!("{outer}/"))
 }
 
 #[test]
-fn modules_use_only_what_is_below_them() {
-    let allowed: &[(&str, &[&str])] = &[
-        ("memory", &[]),
-        ("trace", &[]),
-        ("comm", &["memory", "trace"]),
-        ("device", &["memory"]),
-        ("nn", &["device"]),
-        ("optim", &["device"]),
-        ("dataset", &["memory", "nn"]),
-        ("parallel", &["comm", "device", "nn", "trace", "optim"]),
-        ("checkpoint", &["memory", "nn"]),
-        ("app", &["comm", "device", "trace"]),
-        ("measure", &["comm", "device", "memory"]),
-        ("probe", &["comm", "device", "measure"]),
-        ("train", &["app", "checkpoint", "comm", "dataset", "device", "nn", "trace", "optim", "parallel"]),
-    ];
-    let all = sources("src");
-    for (module, below) in allowed {
-        let inside = [format!("/src/{module}/"), format!("/src/{module}.rs")];
-        let files =
-            all.iter().filter(|(path, _)| inside.iter().any(|part| path.to_string_lossy().contains(part)));
-        let files: Vec<_> = files.collect();
-        assert!(!files.is_empty(), "there is no module {module}");
-        for (path, text) in files {
-            let code = code(text);
-            // ways around the plain `crate::module` that is looked for
-            for hidden in ["super::super", "use crate::{", "use crate as", "use crate::*"] {
-                let allowed = hidden == "use crate::{"
-                    && code.matches(hidden).count() == code.matches("use crate::{Error, Result}").count();
-                assert!(
-                    allowed || !code.contains(hidden),
-                    "{} hides what it uses behind {hidden}",
-                    path.display()
-                );
-            }
-            // where the two meet, and nowhere else
-            let meets = ["mod", "mirror", "settlement"]
-                .iter()
-                .any(|name| path.ends_with(format!("src/comm/device/{name}.rs")));
-            let is_below = |other: &str| below.contains(&other) || meets && other == "device";
-            for (other, _) in allowed.iter().filter(|(other, _)| other != module && !is_below(other)) {
-                assert!(!code.contains(&format!("crate::{other}")), "{} uses crate::{other}", path.display());
+fn folders_use_only_what_is_below_them() {
+    let graph = Graph::new(&sources(&["src"]));
+    let rows: BTreeMap<&str, &str> = MAY_USE.iter().copied().collect();
+    let mut wrong = BTreeSet::new();
+    for (file, arrows) in graph.files.iter().zip(&graph.arrows) {
+        let folder = folder_of(file);
+        let Some(row) = rows.get(folder) else {
+            wrong.insert(format!("the folder src/{folder} has no row in MAY_USE"));
+            continue;
+        };
+        for used in arrows.iter().map(|used| &graph.files[*used]) {
+            let target = folder_of(used);
+            let permits = |entry: &str| {
+                if is_within(folder, entry) { target == entry } else { is_within(target, entry) }
+            };
+            // every folder may use the error type
+            if target != folder && used != "src/error.rs" && !row.split_whitespace().any(permits) {
+                wrong.insert(format!("{file} uses {used}"));
             }
         }
     }
-    let modules = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
-    for module in modules.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')) {
-        assert!(allowed.iter().any(|(name, _)| *name == module), "{module} is not in the table");
+    assert!(wrong.is_empty(), "not in MAY_USE:\n{}", Vec::from_iter(wrong).join("\n"));
+}
+
+/// Groups of files that use each other in circles. The list may only shrink.
+const KNOWN_CIRCLES: &[&[&str]] = &[
+    &["src/app/command_line.rs", "src/app/mod.rs", "src/app/watchdog.rs"],
+    &["src/checkpoint/directory.rs", "src/checkpoint/read.rs", "src/checkpoint/seal.rs"],
+    &[
+        "src/device/cuda/activation.rs",
+        "src/device/cuda/convolution.rs",
+        "src/device/cuda/copy.rs",
+        "src/device/cuda/loss.rs",
+        "src/device/cuda/mod.rs",
+        "src/device/cuda/optimizer.rs",
+        "src/device/cuda/pool.rs",
+    ],
+    &[
+        "src/measure/operations/all_gather.rs",
+        "src/measure/operations/all_reduce.rs",
+        "src/measure/operations/all_to_all.rs",
+        "src/measure/operations/broadcast.rs",
+        "src/measure/operations/gather.rs",
+        "src/measure/operations/mod.rs",
+        "src/measure/operations/reduce.rs",
+        "src/measure/operations/reduce_scatter.rs",
+        "src/measure/operations/scatter.rs",
+        "src/measure/operations/send_receive.rs",
+    ],
+    &["src/nn/layer.rs", "src/nn/model.rs"],
+    &["src/parallel/stage/arrays.rs", "src/parallel/stage/mod.rs"],
+    &["src/trace/mod.rs", "src/trace/span_stack.rs"],
+];
+
+#[test]
+fn files_do_not_use_each_other_in_circles() {
+    let graph = Graph::new(&sources(&["src"]));
+    let found = graph.circles();
+    let mut wrong: Vec<String> = Vec::new();
+    for circle in found.iter().filter(|circle| !KNOWN_CIRCLES.contains(&circle.as_slice())) {
+        wrong.push(format!("new: {circle:?}"));
+        wrong.extend(graph.uses_within(circle));
     }
+    let is_gone = |circle: &&&[&str]| !found.iter().any(|one| one == *circle);
+    wrong.extend(KNOWN_CIRCLES.iter().filter(is_gone).map(|circle| format!("gone: {circle:?}")));
+    assert!(wrong.is_empty(), "KNOWN_CIRCLES is out of date:\n{}", wrong.join("\n"));
+}
+
+/// Type names with more than one definition, and their number. The list may only shrink.
+const KNOWN_HOMONYMS: &[(&str, usize)] = &[("Lane", 2), ("Message", 2), ("Progress", 2), ("Work", 2)];
+
+#[test]
+fn a_type_name_is_defined_once() {
+    let mut counts = BTreeMap::new();
+    for source in sources(&["src"]).iter().filter(|source| source.path.ends_with(".rs")) {
+        read(source).types.into_iter().for_each(|name| *counts.entry(name).or_insert(0) += 1);
+    }
+    let found: Vec<(&str, usize)> =
+        counts.iter().map(|(name, count)| (name.as_str(), *count)).filter(|(_, count)| *count > 1).collect();
+    assert_eq!(found, KNOWN_HOMONYMS);
 }
 
 #[test]
 fn one_place_names_each_outer_world() {
     for (name, place) in
-        [("mpi::", "src/comm/"), ("cudarc::", "src/device/cuda/"), ("gemm::", "src/device/cpu/matmul.rs")]
+        [("mpi", "src/comm/"), ("cudarc", "src/device/cuda/"), ("gemm", "src/device/cpu/matmul.rs")]
     {
-        for (path, text) in sources("src").into_iter().chain(sources("apps")) {
-            let inside = path.to_string_lossy().contains(place);
-            let names = code(&text)
-                .split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'))
-                .any(|word| word.starts_with(name));
-            assert!(inside || !names, "{} names {name}", path.display());
+        let elsewhere = |path: &str| path.ends_with(".rs") && !path.starts_with(place);
+        for source in sources(&["src", "apps"]).iter().filter(|source| elsewhere(&source.path)) {
+            let contents = read(source);
+            let mut paths = contents
+                .imports
+                .iter()
+                .map(|import| &import.path)
+                .chain(contents.paths.iter().map(|(_, path)| path));
+            assert!(!paths.any(|path| path[0] == name), "{} names {name}", source.path);
         }
     }
 }
 
+const FOLDERS: [&str; 4] = ["src", "apps", "tests", "benches"];
+
 #[test]
 fn no_file_is_over_400_lines() {
-    for folder in ["src", "apps", "tests", "benches"] {
-        for (path, text) in sources(folder) {
-            assert!(text.lines().count() <= 400, "{} has {} lines", path.display(), text.lines().count());
+    for source in sources(&FOLDERS) {
+        let lines = source.text.lines().count();
+        assert!(lines <= 400, "{} has {lines} lines", source.path);
+    }
+    let readme = include_str!("../../README.md").lines().count();
+    assert!(readme <= 120, "README.md has {readme} lines");
+}
+
+#[test]
+fn no_line_is_over_110_columns() {
+    let mut wide = Vec::new();
+    for source in sources(&FOLDERS) {
+        for (line, text) in source.text.lines().enumerate() {
+            let columns = text.chars().count();
+            if columns > 110 {
+                wide.push(format!("{}:{} has {columns} columns", source.path, line + 1));
+            }
         }
     }
+    assert!(wide.is_empty(), "{} lines:\n{}", wide.len(), wide.join("\n"));
 }
