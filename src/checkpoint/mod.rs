@@ -18,8 +18,8 @@
 //! * `/model/NAME`: a parameter, `f32`, whole, with PyTorch's name and shape, such as
 //!   `fc1.weight [outputs, inputs]` and `conv1.weight [outputs, inputs, height, width]`. The layers
 //!   of `deep-mlp` are `w.0`, `w.1`, … `[inputs, outputs]`.
-//! * `/optimizer/SLOT/NAME`: a value that the optimizer keeps for the parameter: `momentum_buffer`
-//!   (SGD), `exp_avg` and `exp_avg_sq` (Adam, AdamW).
+//! * `/optimizer/SLOT/NAME`: a value that the optimizer keeps for the parameter, under PyTorch's name,
+//!   such as `momentum_buffer` (SGD) or `exp_avg` and `exp_avg_sq` (Adam).
 //! * The attribute `xxh3_128` of each of these: XXH3 (128 bits) of its values as little-endian bytes.
 //! * Attributes of `/`:
 //!   * `step`, `epoch`, `step_in_epoch`: steps and whole epochs done, steps done of the next epoch;

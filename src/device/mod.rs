@@ -48,7 +48,7 @@ pub use cuda::{Cuda, CudaBuffer, Precision};
 pub use linear::{FusedActivation, LinearOperations, LinearShape, WeightLayout};
 pub use loss::{LossOperations, LossShape};
 pub use memory::{MemoryOperations, Role, totals};
-pub use optimizer::{AdamStep, OptimizerOperations, OptimizerStep, SgdStep, update};
+pub use optimizer::*;
 pub use pool::{PoolOperations, PoolShape};
 
 /// A processor or GPU with all operations of training.
