@@ -1,7 +1,7 @@
 //! Operations on the memory of a device.
 
 use super::buffers::{DeviceBuffers, DevicePending, Geometry};
-use super::operations::OnDevice;
+use super::operation::OnDevice;
 use super::{CallForm, Meanwhile, Measured, Subject, value};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, Pending};
