@@ -28,8 +28,8 @@
 //!   * `model`: the network's name;
 //!   * `parameters_digest`: the hash of all parameters in the order of the layers, as in the result
 //!     line of a run;
-//!   * `config`, `options`, `written_by`: JSON with the settings that a resumed run must share, those
-//!     that may change, and the program that wrote the file.
+//!   * `config`, `options`, `written_by`: JSON with the settings that a resumed run must share,
+//!     those that may change, and the program that wrote the file.
 //!
 //! ```python
 //! import h5py
@@ -46,25 +46,25 @@
 //! mpiexec -n 4 sync_sgd --checkpoint-dir run7 --checkpoint-every 500
 //! ```
 //!
-//! The same command resumes where the last one stopped, within an epoch or at its end, and ends with
-//! the bits of a run that was never interrupted. On other ranks, or with another strategy (`pipeline`,
-//! `tensor_mlp`), it does so to the rounding. With more `--epochs` it trains on; a cosine or linear
-//! schedule then follows the new length from there. Another model, seed, batch size, optimizer or
-//! other data are refused, and the difference is named.
+//! The same command resumes where the last one stopped, within an epoch or at its end, and ends
+//! with the bits of a run that was never interrupted. On other ranks, or with another strategy
+//! (`pipeline`, `tensor_mlp`), it does so to the rounding. With more `--epochs` it trains on; a
+//! cosine or linear schedule then follows the new length from there. Another model, seed, batch
+//! size, optimizer or other data are refused, and the difference is named.
 //!
 //! * `--checkpoint-every 500` or `10m` sets the interval; the newest `--keep 3` files stay. Rank 0
-//!   takes a copy, and a thread writes it while training continues (`benches/README.md` has the cost).
-//!   SIGKILL or a lost node cost the steps since the last complete checkpoint.
-//! * SIGTERM, SIGUSR1 or SIGINT at any rank, `--time-limit 55m`, or `--stop-before 2m` (before Slurm
-//!   ends the job) stop all ranks after the same step, with a checkpoint and exit code 75. A second
-//!   signal stops at once. To stop a job by hand, send SIGUSR1 to `mpiexec` or to the ranks: after
-//!   Ctrl-C, Open MPI's `mpiexec` leaves the ranks one second before it kills them.
+//!   takes a copy, and a thread writes it while training continues (`benches/README.md` has the
+//!   cost). SIGKILL or a lost node cost the steps since the last complete checkpoint.
+//! * SIGTERM, SIGUSR1 or SIGINT at any rank, `--time-limit 55m`, or `--stop-before 2m` (before
+//!   Slurm ends the job) stop all ranks after the same step, with a checkpoint and exit code 75. A
+//!   second signal stops at once. To stop a job by hand, send SIGUSR1 to `mpiexec` or to the ranks:
+//!   after Ctrl-C, Open MPI's `mpiexec` leaves the ranks one second before it kills them.
 //! * A checkpoint gets its name only when it is complete on the disk, and every byte is under a
-//!   checksum. A damaged one is named, and the one before it used. A full disk costs the checkpoint,
-//!   not the training.
+//!   checksum. A damaged one is named, and the one before it used. A full disk costs the
+//!   checkpoint, not the training.
 //! * `--export FILE` writes the weights alone. `--init FILE` starts with them, or with those of any
-//!   HDF5 file that has them under `/model`. `--resume FILE` resumes from an older checkpoint, into a
-//!   new directory.
+//!   HDF5 file that has them under `/model`. `--resume FILE` resumes from an older checkpoint, into
+//!   a new directory.
 //!
 //! # The way of the data
 //!

@@ -1,15 +1,11 @@
 //! Ranks and messages: the only place that names MPI.
 //!
-//! | operation | MPI | called by |
+//! | operations of a [`Communicator`] | MPI | called by |
 //! |---|---|---|
-//! | `send`, `receive` | `MPI_Send`; `MPI_Mprobe` and `MPI_Mrecv` | the two ranks |
-//! | `send_receive` | `MPI_Sendrecv` | the two ranks |
-//! | `barrier`, `broadcast` | `MPI_Barrier`, `MPI_Bcast` | all ranks |
-//! | `scatter`, `gather` | `MPI_Scatter`, `MPI_Gather` | all ranks |
-//! | `all_gather`, `all_to_all` | `MPI_Allgather`, `MPI_Alltoall` | all ranks |
-//! | `reduce`, `all_reduce` | `MPI_Reduce`; `MPI_Allreduce`, or a plan where it is long | all ranks |
-//! | `reduce_scatter` | a plan, sums in rank order | all ranks |
-//! | `agree` | `MPI_Allreduce`, and more only after an error | all ranks |
+//! | messages (`send`, `receive`, …) | `MPI_Send`; `MPI_Mprobe` and `MPI_Mrecv`; … | the two ranks |
+//! | collective operations (`broadcast`, …) | the call of the same name | all ranks |
+//! | reductions (`all_reduce`, …) | the call of the same name, or a plan, sums in rank order | all ranks |
+//! | `agree`, `compare` | `MPI_Allreduce`, and more only after an error | all ranks |
 //! | `start_…` | the `MPI_I…` of that name, or a plan in place; returns a [`Pending`] | as above |
 //!
 //! The rooms, from the bottom up: `mpi/` has the calls into MPI on raw memory; `algorithm/` has

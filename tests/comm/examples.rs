@@ -2,7 +2,8 @@
 
 use phalanx::comm::{Operation, World};
 
-/// All-reduce, reduce-scatter and all-gather on four ranks, or on each four ranks of a larger world.
+/// All-reduce, reduce-scatter and all-gather on four ranks, or on each four ranks of a larger
+/// world.
 pub fn collectives(world: &World) {
     let c = &world.communicator().split(world.rank() / 4, world.rank()).unwrap();
     let r = c.rank() as f32;
@@ -18,8 +19,8 @@ pub fn collectives(world: &World) {
     assert_eq!(whole, sums, "all-reduce is reduce-scatter, then all-gather");
 }
 
-/// Multiplies A · B with the columns of B on two ranks, then with the columns of A and the rows of B:
-/// the two products that tensor parallelism consists of.
+/// Multiplies A · B with the columns of B on two ranks, then with the columns of A and the rows of
+/// B: the two products that tensor parallelism consists of.
 pub fn split_products(world: &World) {
     let pair = world.communicator().split(world.rank() / 2, world.rank()).unwrap();
     let r = pair.rank();

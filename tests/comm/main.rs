@@ -1,8 +1,8 @@
 //! Every operation of a communicator, on 1 to 8 ranks.
 //!
-//! The operations run in the world and in sub-groups of it, blocking and started, in one message and
-//! in several. Results are compared exactly, for every element type, and with the textbook's worked
-//! examples.
+//! The operations run in the world and in sub-groups of it, blocking and started, in one message
+//! and in several. Results are compared exactly, for every element type, and with the textbook's
+//! worked examples.
 
 mod algorithms;
 mod examples;
@@ -39,7 +39,8 @@ static CASES: &[Case] = &[
     Case { name: "world_knows_its_node", ranks: ALL, run: world::node },
 ];
 
-/// A rank that panics must end the job: without `MPI_Abort` the other ranks would wait for it forever.
+/// A rank that panics must end the job: without `MPI_Abort` the other ranks would wait for it
+/// forever.
 static FAILING: &[(Case, &str)] = &[(
     Case { name: "a_panic_ends_the_job", ranks: &[1, 2, 3], run: world::panic_on_the_last },
     "panicked at",

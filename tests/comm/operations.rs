@@ -138,8 +138,8 @@ pub fn overlap(c: &Communicator) {
     barrier.wait();
 }
 
-/// Reduces values whose sum depends on the order: ranks are added in rank order, on every rank and in
-/// every run.
+/// Reduces values whose sum depends on the order: ranks are added in rank order, on every rank and
+/// in every run.
 pub fn sums_have_one_order(world: &World) {
     let c = world.communicator();
     let (rank, size) = (c.rank(), c.size());

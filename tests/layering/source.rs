@@ -62,8 +62,8 @@ pub fn sources(folders: &[&str]) -> Vec<Source> {
     found
 }
 
-/// Returns the module of a file in `src`, such as `comm::world` for `src/comm/world.rs` and `comm` for
-/// `src/comm/mod.rs`.
+/// Returns the module of a file in `src`, such as `comm::world` for `src/comm/world.rs` and `comm`
+/// for `src/comm/mod.rs`.
 pub fn module_of(path: &str) -> Module {
     let mut names: Module = path.trim_end_matches(".rs").split('/').skip(1).map(str::to_owned).collect();
     if ["mod", "lib"].contains(&names.last().unwrap().as_str()) {
@@ -72,7 +72,8 @@ pub fn module_of(path: &str) -> Module {
     names
 }
 
-/// Reads a Rust file. Comments and strings are left out; a macro's arguments are read as they stand.
+/// Reads a Rust file. Comments and strings are left out; a macro's arguments are read as they
+/// stand.
 pub fn read(source: &Source) -> Contents {
     let tokens: TokenStream = source.text.parse().unwrap_or_else(|error| panic!("{}: {error}", source.path));
     let mut contents = Contents::default();

@@ -1,5 +1,5 @@
-//! The files that programs read and write: data and checkpoints, valid, extreme and damaged. Nothing
-//! here depends on which MPI is used.
+//! The files that programs read and write: data and checkpoints, valid, extreme and damaged.
+//! Nothing here depends on which MPI is used.
 
 mod checkpoints;
 mod data_files;

@@ -53,7 +53,7 @@ fn groups_in_a_circle_and_links_to_nothing() {
     refused(
         "sync_sgd",
         &train("--inputs /nothing"),
-        "no dataset /nothing in it; its datasets: /x, /y, /a/b/deep",
+        "it has no dataset /nothing; its datasets: /x, /y, /a/b/deep",
     );
     assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
     refused("sync_sgd", &train("--inputs /a/b/dangling"), "/a/b/dangling exists, but cannot be opened");

@@ -12,6 +12,40 @@
 //!
 //! `runtime/` is what the operations are built on: device, streams, memory, kernels. The other
 //! files implement a family of operations each, with its kernels in `kernels/`.
+//!
+//! # In the training programs
+//!
+//! ```text
+//! mpiexec -n 4 sync_sgd --device cuda --precision bf16
+//! ```
+//!
+//! Every training program, strategy and checkpoint works on NVIDIA GPUs: Volta or later, with a
+//! driver for CUDA 12.0 or later. `--device cuda` loads the driver, NVRTC and cuBLASLt; whatever is
+//! missing is named, with exit code 2. `--device auto` then computes on the CPU and says why. The
+//! ranks of a node take its GPUs in turn, and share them if there are more ranks than GPUs.
+//!
+//! * `--precision f32` (the default) gives the CPU's numbers to the rounding. `tf32` rounds the
+//!   factors of products to 10 bits. `bf16` keeps activations and the factors of products in
+//!   bfloat16, and everything that accumulates over time (parameters, optimizer, gradients of
+//!   parameters, sums) in f32. A run may be resumed in another precision or on another device.
+//! * Kernels are compiled at start for the GPU found, in one or two seconds. A step of a single
+//!   rank with one micro-batch and no clipping is recorded as one CUDA graph. Training samples stay
+//!   on the GPU if they fit into an eighth of its free memory and 2 GiB.
+//! * The host is one step ahead: it reads the result of a step when the next one has begun, so a
+//!   requested stop takes effect after at most two steps. The host waits for the GPU only for the
+//!   result of the last step, for messages between ranks, and for the norm if the gradient is
+//!   clipped.
+//! * With `--trace` the host waits for every layer to measure its time; steps take longer then.
+//! * If MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), messages use it directly,
+//!   and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
+//!   which are copied, sent and added while other chunks are, and while the GPU computes. Both ways
+//!   give the same bits, except for subnormal numbers, which the CPU takes for zero; bfloat16 is
+//!   sent as such. `--device-transfers aware` or `staged` forces one way, and `--probe FILE`
+//!   follows the findings of `probe`. An MPI that would crash is refused.
+//!
+//! `make bench-gpu` measures steps beside PyTorch's on the same card. On a machine without a GPU,
+//! `make test` runs all of this on an emulated one (`tests/cuda/emulator`): the same kernels,
+//! compiled for the CPU, run as late and as far out of order as CUDA allows.
 #![allow(unsafe_code)]
 
 mod activation;
