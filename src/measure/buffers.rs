@@ -72,14 +72,17 @@ pub struct HostBuffers {
 impl HostBuffers {
     /// Returns the send buffer's range `send` and the receive buffer's range `receive`.
     pub fn ranges(self, send: Range<usize>, receive: Range<usize>) -> (HostRange, HostRange) {
-        let HostBuffers { send: sent, receive: received } = self;
-        (HostRange { memory: sent, range: send }, HostRange { memory: received, range: receive })
+        (HostRange { memory: self.send, range: send }, HostRange { memory: self.receive, range: receive })
+    }
+
+    /// Returns these two buffers.
+    pub fn of_pair(pair: (Memory<f32>, Memory<f32>)) -> HostBuffers {
+        HostBuffers { send: pair.0, receive: pair.1 }
     }
 
     /// Returns the buffers of the two ranges.
     pub fn of_ranges(ranges: (HostRange, HostRange)) -> HostBuffers {
-        let (send, receive) = ranges;
-        HostBuffers { send: send.memory, receive: receive.memory }
+        HostBuffers { send: ranges.0.memory, receive: ranges.1.memory }
     }
 }
 
@@ -134,4 +137,11 @@ pub struct DevicePending {
     pub values: Pending<CudaBuffer>,
     /// The operation on the result; `None` in place.
     pub received: Option<Pending<CudaBuffer>>,
+}
+
+impl DevicePending {
+    /// Wraps an operation whose result replaces the values that are sent.
+    pub fn in_place(values: Pending<CudaBuffer>) -> DevicePending {
+        DevicePending { values, received: None }
+    }
 }

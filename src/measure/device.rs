@@ -38,20 +38,16 @@ impl<'a> DeviceSubject<'a> {
         let Some(on_device) = operation.on_device.as_ref().filter(has_form) else { return Ok(None) };
         let values = device.allocate(len, Role::Activations)?;
         let received = if form.is_in_place { None } else { Some(device.allocate(len, Role::Activations)?) };
-        let (buffers, geometry) =
-            (Some(DeviceBuffers { values, received }), Geometry::new(communicator, len));
-        let is_inside_mpi = false;
-        let subject = DeviceSubject {
+        Ok(Some(DeviceSubject {
             device,
             communicator,
             operation,
             on_device,
             form,
-            geometry,
-            is_inside_mpi,
-            buffers,
-        };
-        Ok(Some(subject))
+            geometry: Geometry::new(communicator, len),
+            is_inside_mpi: false,
+            buffers: Some(DeviceBuffers { values, received }),
+        }))
     }
 
     /// Runs MPI's own blocking call from now on, where there is one, whether MPI can read the

@@ -19,8 +19,7 @@ pub static ALL_TO_ALL: MeasuredOperation = MeasuredOperation {
     planned: |_| None,
     run: |all, _, HostBuffers { send, receive }| all.all_to_all(send, receive),
     start: |all, _, _, HostBuffers { send, receive }, meanwhile| {
-        let (send, receive) = during(all.start_all_to_all(send, receive)?, meanwhile)?;
-        Ok(HostBuffers { send, receive })
+        during(all.start_all_to_all(send, receive)?, meanwhile).map(HostBuffers::of_pair)
     },
     on_device: None,
 };

@@ -24,9 +24,6 @@ pub static BROADCAST: MeasuredOperation = MeasuredOperation {
         is_in_place: true,
         compares_with_mpi: |transfers| transfers == Transfers::Staged,
         is_tried: |_| true,
-        start: |all, _, buffers| {
-            let values = all.start_broadcast(buffers.values, 0)?;
-            Ok(DevicePending { values, received: None })
-        },
+        start: |all, _, buffers| all.start_broadcast(buffers.values, 0).map(DevicePending::in_place),
     }),
 };

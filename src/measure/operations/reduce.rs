@@ -16,8 +16,7 @@ pub static REDUCE: MeasuredOperation = MeasuredOperation {
     planned: |_| None,
     run: |all, _, HostBuffers { send, receive }| all.reduce(send, receive, Operation::Sum, 0),
     start: |all, _, _, HostBuffers { send, receive }, meanwhile| {
-        let (send, receive) = during(all.start_reduce(send, receive, Operation::Sum, 0)?, meanwhile)?;
-        Ok(HostBuffers { send, receive })
+        during(all.start_reduce(send, receive, Operation::Sum, 0)?, meanwhile).map(HostBuffers::of_pair)
     },
     on_device: None,
 };

@@ -26,8 +26,7 @@ pub static REDUCE_SCATTER: MeasuredOperation = MeasuredOperation {
         compares_with_mpi: |_| false,
         is_tried: |_| false,
         start: |all, _, buffers| {
-            let values = all.start_reduce_scatter(buffers.values, Operation::Sum)?;
-            Ok(DevicePending { values, received: None })
+            all.start_reduce_scatter(buffers.values, Operation::Sum).map(DevicePending::in_place)
         },
     }),
 };

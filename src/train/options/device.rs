@@ -112,16 +112,11 @@ impl DeviceOptions {
                 let mut everywhere = [u8::from(found.is_ok())];
                 all.all_reduce(&mut everywhere, Operation::Min)?;
                 match found {
-                    Ok(device) if everywhere == [1] => self.use_cuda(world, device),
-                    Ok(_) => {
-                        log::info!("computing on the processor: another rank cannot use CUDA");
-                        self.open_cpu(world, threads)
-                    }
-                    Err(error) => {
-                        log::info!("computing on the processor: {error}");
-                        self.open_cpu(world, threads)
-                    }
+                    Ok(device) if everywhere == [1] => return self.use_cuda(world, device),
+                    Ok(_) => log::info!("computing on the processor: another rank cannot use CUDA"),
+                    Err(error) => log::info!("computing on the processor: {error}"),
                 }
+                self.open_cpu(world, threads)
             }
         }
     }

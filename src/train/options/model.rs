@@ -53,10 +53,18 @@ impl FromStr for SizeList {
         if text == "none" {
             return Ok(SizeList(Vec::new()));
         }
+        SizeList::parse(text, "a size of 0 leaves nothing to learn with", "sizes such as 128,64, or none")
+    }
+}
+
+impl SizeList {
+    /// Parses sizes separated by commas; the errors say why a size is not `zero`, and what was
+    /// `expected`.
+    pub(super) fn parse(text: &str, zero: &str, expected: &str) -> std::result::Result<SizeList, String> {
         let size = |part: &str| match part.trim().parse() {
-            Ok(0) => Err("a size of 0 leaves nothing to learn with".to_owned()),
+            Ok(0) => Err(zero.to_owned()),
             Ok(size) => Ok(size),
-            Err(_) => Err(format!("{part:?} is no whole number; expected sizes such as 128,64, or none")),
+            Err(_) => Err(format!("{part:?} is no whole number; expected {expected}")),
         };
         text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
     }

@@ -42,14 +42,9 @@ impl FromStr for ScheduleChoice {
 
 /// Parses the numbers of layers of the stages, separated by commas.
 fn parse_stages(text: &str) -> std::result::Result<SizeList, String> {
-    let size = |part: &str| match part.trim().parse() {
-        Ok(0) => Err("a stage of 0 layers has nothing to do".to_owned()),
-        Ok(size) => Ok(size),
-        Err(_) => {
-            Err(format!("{part:?} is no whole number; expected the layers of each stage, such as 3,2,3"))
-        }
-    };
-    text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
+    let (zero, expected) =
+        ("a stage of 0 layers has nothing to do", "the layers of each stage, such as 3,2,3");
+    SizeList::parse(text, zero, expected)
 }
 
 /// The options of the stages and their schedule.
