@@ -79,10 +79,7 @@ pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Resul
     let starting = trace::work(Name::Start);
     let world = match World::start() {
         Ok(world) => world,
-        Err(error) => {
-            say(&format!("error: {error}"));
-            return ExitCode::from(error.exit_code());
-        }
+        Err(error) => return fail(&error),
     };
     drop(starting);
     if let Err(error) = launcher::check(&world) {
@@ -105,17 +102,15 @@ pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Resul
         Ok(exit_code) => exit_code,
         Err(error @ Error::Agreed { .. }) => {
             if world.is_root() {
-                say(&format!("error: {error}"));
+                fail(&error)
+            } else {
+                ExitCode::from(error.exit_code())
             }
-            ExitCode::from(error.exit_code())
         }
+        Err(error) if world.size() == 1 => fail(&error),
         Err(error) => {
-            let whose = if world.size() > 1 { format!("rank {}: ", world.rank()) } else { String::new() };
-            say(&format!("{whose}error: {error}"));
-            if world.size() > 1 {
-                abort(error.exit_code());
-            }
-            ExitCode::from(error.exit_code())
+            say(&format!("rank {}: error: {error}", world.rank()));
+            abort(error.exit_code())
         }
     }
 }
@@ -126,10 +121,13 @@ pub fn tool<A: Parser>(run: impl FnOnce(&A) -> Result<ExitCode>) -> ExitCode {
     if launcher::announces_several() {
         return refuse_several::<A>();
     }
-    run(&A::parse()).unwrap_or_else(|error| {
-        say(&format!("error: {error}"));
-        ExitCode::from(error.exit_code())
-    })
+    run(&A::parse()).unwrap_or_else(|error| fail(&error))
+}
+
+/// Prints `error`, and returns the exit code that it gives the job.
+fn fail(error: &Error) -> ExitCode {
+    say(&format!("error: {error}"));
+    ExitCode::from(error.exit_code())
 }
 
 /// Refuses to be one of several processes, for a program that has no ranks. Other programs in the
@@ -140,10 +138,7 @@ fn refuse_several<A: Parser>() -> ExitCode {
     let agreed = World::start().and_then(|world| line.agree(&world));
     match agreed {
         Ok(outcome) => outcome.err().unwrap_or(ExitCode::from(2)),
-        Err(error) => {
-            say(&format!("error: {error}"));
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => fail(&error),
     }
 }
 

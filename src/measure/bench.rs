@@ -2,8 +2,8 @@
 
 use super::contender::Contender;
 use super::contest::{Conditions, contest};
-use super::overlap::{Computation, DeviceComputation, HostComputation};
-use super::{CallForm, DeviceSubject, HostSubject, Measured, Row, Subject};
+use super::overlap::{DeviceComputation, HostComputation};
+use super::{CallForm, DeviceSubject, HostSubject, Measured, Row};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, Transfers};
 use crate::device::{Cuda, MemoryOperations as _, Role};
@@ -33,40 +33,6 @@ pub trait Bench {
     fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>>;
 }
 
-/// The contenders of a measurement; the row is about the first.
-struct Contenders<'a> {
-    all: &'a Communicator,
-    list: Vec<Contender<'a>>,
-}
-
-impl<'a> Contenders<'a> {
-    /// Adds a contender, if its form of the operation exists. Collective.
-    ///
-    /// # Errors
-    /// There is no memory for the buffers on some rank.
-    fn add<S: Subject + 'a>(
-        &mut self,
-        name: &'static str,
-        choice: Option<Choice>,
-        subject: Result<Option<S>>,
-    ) -> Result<()> {
-        let contender = |subject| Contender { name, choice, subject: Box::new(subject) };
-        self.list.extend(self.all.agree(subject)?.map(contender));
-        Ok(())
-    }
-
-    /// Measures the contenders; `None` if there are none. Collective.
-    ///
-    /// # Errors
-    /// There is no memory for messages.
-    fn measure(self, conditions: Conditions, computation: &dyn Computation) -> Result<Option<Row>> {
-        if self.list.is_empty() {
-            return Ok(None);
-        }
-        contest(self.all, conditions, computation, self.list).map(Some)
-    }
-}
-
 /// Host memory, on which MPI's own operations are the other way.
 pub struct HostBench<'a> {
     /// The ranks.
@@ -83,14 +49,19 @@ impl Bench for HostBench<'_> {
     fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>> {
         let BenchSettings { seconds, choice, compare } = self.settings;
         let subject = || HostSubject::new(self.all, operation, form, len);
-        let mut contenders = Contenders { all: self.all, list: Vec::new() };
-        contenders.add("ours", choice, subject())?;
+        let mut contenders = Vec::new();
+        contenders.extend(Contender::new(self.all, "ours", choice, subject())?);
         if compare {
-            contenders.add("mpi", Some(Choice::whole(Algorithm::Mpi)), subject())?;
+            contenders.extend(Contender::new(
+                self.all,
+                "mpi",
+                Some(Choice::whole(Algorithm::Mpi)),
+                subject(),
+            )?);
         }
         let bytes = len * self.value_bytes();
         let conditions = Conditions { operation, form, bytes, memory: "host", seconds };
-        contenders.measure(conditions, &HostComputation)
+        contest(self.all, conditions, &HostComputation, contenders)
     }
 }
 
@@ -128,24 +99,24 @@ impl Bench for DeviceBench<'_> {
     fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>> {
         let BenchSettings { seconds, choice, compare } = self.settings;
         let subject = |communicator| DeviceSubject::new(self.device, communicator, operation, form, len);
-        let mut contenders = Contenders { all: self.all, list: Vec::new() };
-        contenders.add("ours", choice, subject(&self.best))?;
+        let mut contenders = Vec::new();
+        contenders.extend(Contender::new(self.all, "ours", choice, subject(&self.best))?);
         let transfers = self.best.transfers();
         // MPI has no sums of bfloat16
         let has_mpi = self.value_bytes == size_of::<f32>()
             && operation.on_device.as_ref().is_some_and(|on_device| (on_device.compares_with_mpi)(transfers));
         if compare && transfers == Transfers::Aware {
-            contenders.add("staged", None, subject(&self.staged))?;
+            contenders.extend(Contender::new(self.all, "staged", None, subject(&self.staged))?);
         }
         if compare && has_mpi {
             let mut own = subject(&self.best)?;
             if transfers == Transfers::Aware {
                 own.iter_mut().for_each(DeviceSubject::run_inside_mpi);
             }
-            contenders.add("mpi", Some(Choice::whole(Algorithm::Mpi)), Ok(own))?;
+            contenders.extend(Contender::new(self.all, "mpi", Some(Choice::whole(Algorithm::Mpi)), Ok(own))?);
         }
         let bytes = len * self.value_bytes;
         let conditions = Conditions { operation, form, bytes, memory: "device", seconds };
-        contenders.measure(conditions, &self.computation)
+        contest(self.all, conditions, &self.computation, contenders)
     }
 }

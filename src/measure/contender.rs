@@ -2,7 +2,7 @@
 
 use super::{Meanwhile, Subject};
 use crate::Result;
-use crate::comm::{Algorithm, Choice};
+use crate::comm::{Algorithm, Choice, Communicator};
 
 /// A way to do the operation.
 pub(super) struct Contender<'a> {
@@ -14,7 +14,20 @@ pub(super) struct Contender<'a> {
     pub subject: Box<dyn Subject + 'a>,
 }
 
-impl Contender<'_> {
+impl<'a> Contender<'a> {
+    /// Returns a contender, if its form of the operation exists. Collective.
+    ///
+    /// # Errors
+    /// There is no memory for the buffers on some rank.
+    pub fn new<S: Subject + 'a>(
+        all: &Communicator,
+        name: &'static str,
+        choice: Option<Choice>,
+        subject: Result<Option<S>>,
+    ) -> Result<Option<Contender<'a>>> {
+        Ok(all.agree(subject)?.map(|subject| Contender { name, choice, subject: Box::new(subject) }))
+    }
+
     /// Runs the operation once: see [`Subject::run`]. Collective.
     ///
     /// # Errors

@@ -21,8 +21,8 @@ pub(super) struct Conditions {
     pub seconds: f64,
 }
 
-/// Measures the first of `contenders` beside the others, and how much of it `computation` hides.
-/// Collective.
+/// Measures the first of `contenders` beside the others, and how much of it `computation` hides;
+/// `None` if there are none. Collective.
 ///
 /// # Errors
 /// There is no memory for messages.
@@ -31,7 +31,10 @@ pub(super) fn contest(
     conditions: Conditions,
     computation: &dyn Computation,
     mut contenders: Vec<Contender<'_>>,
-) -> Result<Row> {
+) -> Result<Option<Row>> {
+    if contenders.is_empty() {
+        return Ok(None);
+    }
     let Conditions { operation, form, bytes, memory, seconds } = conditions;
     let (mut wrong, mut algorithms) = ([0_i64], Vec::new());
     for contender in &mut contenders {
@@ -53,7 +56,7 @@ pub(super) fn contest(
     let bandwidth = bytes as f64 / median / 1e9;
     let (call, place) = form.words();
     let chunk_bytes = contenders[0].choice.map(|choice| choice.chunk).filter(|chunk| *chunk < usize::MAX);
-    Ok(Row {
+    Ok(Some(Row {
         operation: operation.name,
         ranks: all.size(),
         nodes: all.num_nodes(),
@@ -72,5 +75,5 @@ pub(super) fn contest(
         wrong: wrong[0] as u64,
         overlap_percent,
         others: others.collect(),
-    })
+    }))
 }
