@@ -79,6 +79,18 @@ impl SyncChannels {
     }
 }
 
+/// The arrays that a [`GradSync`] reads and writes.
+pub struct SyncArrays<'a, D: Device> {
+    /// The device of the arrays.
+    pub device: &'a D,
+    /// This rank's parameters.
+    pub parameters: &'a mut FlatBuffer<D>,
+    /// The gradients of the parameters.
+    pub gradients: &'a mut FlatBuffer<D>,
+    /// The sums of the step: see [`totals`].
+    pub sums: &'a mut D::Buffer,
+}
+
 /// The reduction of this rank's gradients over the data axis, and the update of its parameters.
 pub struct GradSync<D: Device> {
     reductions: Communicator,
@@ -231,28 +243,21 @@ impl<D: Device> GradSync<D> {
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn completed(
-        &mut self,
-        device: &D,
-        first_tensor: usize,
-        parameters: &mut FlatBuffer<D>,
-        gradients: &mut FlatBuffer<D>,
-        sums: &mut D::Buffer,
-    ) -> Result<()> {
+    pub fn completed(&mut self, first_tensor: usize, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
         if !self.overlap {
             return Ok(());
         }
         while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
-            self.start_next(gradients)?;
+            self.start_next(arrays.gradients)?;
         }
         while self.reduced < self.started && self.buckets[self.reduced].state.test() {
-            self.finish_reduction(device, parameters, gradients, sums)?;
+            self.finish_reduction(arrays)?;
         }
         while self.gathered < self.reduced
             && self.clip_norm.is_none()
             && self.buckets[self.gathered].state.test()
         {
-            self.finish_gather(parameters);
+            self.finish_gather(arrays.parameters);
         }
         Ok(())
     }
@@ -262,28 +267,22 @@ impl<D: Device> GradSync<D> {
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn finish(
-        &mut self,
-        device: &D,
-        parameters: &mut FlatBuffer<D>,
-        gradients: &mut FlatBuffer<D>,
-        sums: &mut D::Buffer,
-    ) -> Result<()> {
+    pub fn finish(&mut self, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
         while self.started < self.buckets.len() {
-            self.start_next(gradients)?;
+            self.start_next(arrays.gradients)?;
         }
         while self.reduced < self.buckets.len() {
-            self.finish_reduction(device, parameters, gradients, sums)?;
+            self.finish_reduction(arrays)?;
         }
         if let Some(largest) = self.clip_norm {
-            self.update.gradient_scale = clip_factor(self.norm(device, gradients)?, largest);
-            self.optimizer.begin(device, &self.update)?;
+            self.update.gradient_scale = clip_factor(self.norm(arrays.device, arrays.gradients)?, largest);
+            self.optimizer.begin(arrays.device, &self.update)?;
             for index in 0..self.buckets.len() {
-                self.update_bucket(device, index, parameters, gradients, sums)?;
+                self.update_bucket(index, arrays)?;
             }
         }
         while self.gathered < self.buckets.len() {
-            self.finish_gather(parameters);
+            self.finish_gather(arrays.parameters);
         }
         Ok(())
     }
@@ -302,31 +301,16 @@ impl<D: Device> GradSync<D> {
         Ok(())
     }
 
-    fn finish_reduction(
-        &mut self,
-        device: &D,
-        parameters: &mut FlatBuffer<D>,
-        gradients: &mut FlatBuffer<D>,
-        sums: &mut D::Buffer,
-    ) -> Result<()> {
+    fn finish_reduction(&mut self, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
         let index = self.reduced;
         self.reduced += 1;
-        self.buckets[index].put_sum(gradients);
-        if self.clip_norm.is_none() {
-            self.update_bucket(device, index, parameters, gradients, sums)?;
-        }
-        Ok(())
+        self.buckets[index].put_sum(arrays.gradients);
+        if self.clip_norm.is_none() { self.update_bucket(index, arrays) } else { Ok(()) }
     }
 
     /// Updates this rank's part of a bucket, and starts the gather that distributes it.
-    fn update_bucket(
-        &mut self,
-        device: &D,
-        index: usize,
-        parameters: &mut FlatBuffer<D>,
-        gradients: &FlatBuffer<D>,
-        sums: &mut D::Buffer,
-    ) -> Result<()> {
+    fn update_bucket(&mut self, index: usize, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
+        let SyncArrays { device, parameters, gradients, sums } = arrays;
         let bucket = &mut self.buckets[index];
         let (segment, owned) = (bucket.segment, bucket.owned.clone());
         let values = device.view_mut(parameters.segment_mut(segment), owned.clone());
@@ -334,7 +318,7 @@ impl<D: Device> GradSync<D> {
         let sums = device.view_mut(sums, 0..totals::LEN);
         let span = trace::work(Name::Optimizer);
         self.optimizer.step(device, segment, values, gradient, sums);
-        settle(device);
+        settle(*device);
         drop(span);
         self.start_gather(index, parameters)
     }

@@ -21,7 +21,7 @@ use self::local_stage::LocalStage;
 use self::program::{Instruction, NeighbourArrays, RankProgram};
 pub use self::source::MicroBatchSource;
 use self::source::load;
-use super::data::GradSync;
+use super::data::{GradSync, SyncArrays};
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
 use super::stage::{Accumulate, BackwardContext, Pass, Stage};
@@ -42,6 +42,14 @@ pub struct Weights<D: Device> {
     pub sync: GradSync<D>,
     /// The sums of the step: see [`totals`](crate::device::totals).
     pub sums: D::Buffer,
+}
+
+impl<D: Device> Weights<D> {
+    /// Borrows the reduction and, apart from it, the arrays that it takes.
+    pub fn split<'a>(&'a mut self, device: &'a D) -> (&'a mut GradSync<D>, SyncArrays<'a, D>) {
+        let Weights { parameters, gradients, sync, sums } = self;
+        (sync, SyncArrays { device, parameters, gradients, sums })
+    }
 }
 
 /// The communicators of a [`Pipeline`], created before anything that can fail on one rank alone.
@@ -308,8 +316,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
             stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
             if let Some(first) = stage.first_tensor(at).filter(|_| completes) {
-                let Weights { parameters, gradients, sync, sums } = weights;
-                sync.completed(self.exchanger.device, first, parameters, gradients, sums)?;
+                let (sync, mut arrays) = weights.split(self.exchanger.device);
+                sync.completed(first, &mut arrays)?;
             }
             self.progress();
         }

@@ -229,6 +229,6 @@ fn clear_sums<D: Device>(device: &D, weights: &mut Weights<D>) {
 }
 
 fn finish_sync<D: Device>(device: &D, weights: &mut Weights<D>) -> Result<()> {
-    let Weights { parameters, gradients, sync, sums } = weights;
-    sync.finish(device, parameters, gradients, sums)
+    let (sync, mut arrays) = weights.split(device);
+    sync.finish(&mut arrays)
 }
