@@ -41,16 +41,17 @@ mod optimizer;
 mod pool;
 pub mod portable;
 
-pub use activation::{Activation, ActivationOperations};
-pub use convolution::{ConvolutionOperations, ConvolutionShape};
-pub use copy::{BlockShape, CopyOperations};
+// all that a family's file makes public is part of the contract
+pub use activation::*;
+pub use convolution::*;
+pub use copy::*;
 pub use cpu::{Cpu, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
-pub use linear::{FusedActivation, LinearOperations, LinearShape, WeightLayout};
-pub use loss::{LossOperations, LossShape};
-pub use memory::{MemoryOperations, Role, totals};
-pub use optimizer::{AdamStep, OptimizerOperations, OptimizerStep, SgdStep, update};
-pub use pool::{PoolOperations, PoolShape};
+pub use linear::*;
+pub use loss::*;
+pub use memory::*;
+pub use optimizer::*;
+pub use pool::*;
 pub use portable::{Addition, Portable, Settled, Settling, Staged};
 
 /// A processor or GPU with all operations of training.
