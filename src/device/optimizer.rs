@@ -1,6 +1,6 @@
 //! Contract of the optimizers' steps over flat slices of parameters.
 
-use super::MemoryOperations;
+use super::memory::MemoryOperations;
 
 /// Indices into the values of an optimizer that change from step to step.
 ///
