@@ -5,6 +5,7 @@
 //! everything else.
 
 use std::fmt::Display;
+use std::io;
 
 use thiserror::Error;
 
@@ -42,6 +43,19 @@ impl Error {
     /// failed, `why` the reason.
     pub fn failed(doing: impl Display, why: impl Display) -> Error {
         Error::Failed(format!("{doing}: {why}"))
+    }
+
+    /// Creates the error of the system at a path that the user has named: the input's fault if the
+    /// path does not exist, is not of the expected kind, is a circle of links, or is too long.
+    pub(crate) fn at_path(doing: impl Display, why: &io::Error) -> Error {
+        /// The value in `errno.h` of Linux.
+        const ELOOP: i32 = 40;
+        use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
+        match why.kind() {
+            NotFound | NotADirectory | InvalidFilename => Error::input(doing, why),
+            _ if why.raw_os_error() == Some(ELOOP) => Error::input(doing, why),
+            _ => Error::failed(doing, why),
+        }
     }
 
     /// Creates the error of a failure that every rank detects from identical numbers at one step.

@@ -14,9 +14,12 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, Parser};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{VERSION, say};
+use super::output::say;
 use crate::Result;
 use crate::comm::World;
+
+/// The version of the suite.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The options that ranks may be given differently: how much they log, how many threads they have,
 /// and the path of the data, whose contents are compared instead.

@@ -6,11 +6,11 @@ mod files;
 mod launcher;
 mod log_lines;
 mod options;
+mod output;
 mod progress;
 mod trace_file;
 mod watchdog;
 
-use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -20,34 +20,15 @@ use crate::device::flush_subnormals;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
 use command_line::CommandLine;
+use output::say;
 
+pub use command_line::VERSION;
 pub use files::{FileOption, check as check_files};
 pub use log_lines::set_step;
 pub use options::{CommonOptions, Program, parse_time};
+pub use output::print_line;
 pub use progress::{Progress, ProgressMode};
 pub use trace_file::{Summary, Trace};
-
-/// Prints a line on stderr in one write, so that the lines of several ranks do not mix.
-fn say(line: &str) {
-    // if stderr is gone, there is nobody left to tell
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
-}
-
-/// The version of the suite.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Prints a line on stdout. A reader that has gone away is not an error; a full disk is. Not
-/// collective.
-///
-/// # Errors
-/// The line cannot be written.
-pub fn print_line(line: &str) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::failed("writing to stdout", error)),
-        _ => Ok(()),
-    }
-}
 
 /// The exit code of a job that stopped before its end with a checkpoint to continue from:
 /// `EX_TEMPFAIL` of sysexits.h, which batch scripts take as "start me again".

@@ -8,7 +8,8 @@
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{launcher, say};
+use super::launcher;
+use super::output::say;
 use crate::comm::{abort, rank_for_messages};
 use crate::trace;
 

@@ -26,19 +26,8 @@ pub fn step_of(name: &str) -> Option<u64> {
 /// # Errors
 /// The directory cannot be read.
 pub fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    entries(directory).map_err(|error| {
-        let doing = format!("reading the directory {}", directory.display());
-        if names_nothing(&error) { Error::input(doing, error) } else { Error::failed(doing, error) }
-    })
-}
-
-/// Returns true if the path is at fault and not the system: it does not exist, is not of the
-/// expected kind, is a circle of links, or is too long.
-pub(super) fn names_nothing(error: &io::Error) -> bool {
-    /// The value in `errno.h` of Linux.
-    const ELOOP: i32 = 40;
-    use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
-    matches!(error.kind(), NotFound | NotADirectory | InvalidFilename) || error.raw_os_error() == Some(ELOOP)
+    let doing = || format!("reading the directory {}", directory.display());
+    entries(directory).map_err(|error| Error::at_path(doing(), &error))
 }
 
 fn entries(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {

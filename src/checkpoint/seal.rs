@@ -10,7 +10,6 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::directory::names_nothing;
 use crate::{Error, Result};
 
 /// The length of the seal: the smallest user block that HDF5 allows.
@@ -48,10 +47,7 @@ pub(super) fn make(length: u64, digest: u128) -> [u8; LEN] {
 pub(super) fn check(path: &Path) -> Result<Origin> {
     let doing = || format!("reading the checkpoint {}", path.display());
     let fail = |why: String| Error::input(doing(), why);
-    let system = |error: std::io::Error| match names_nothing(&error) {
-        true => Error::input(doing(), error),
-        false => Error::failed(doing(), error),
-    };
+    let system = |error: std::io::Error| Error::at_path(doing(), &error);
     // opening a pipe would block until another process writes to it
     if !path.metadata().map_err(system)?.is_file() {
         return Err(fail("it is a directory, a pipe or a device, not a file".into()));

@@ -1,7 +1,7 @@
 //! Operations on the memory of a device.
 
 use super::buffers::{DeviceBuffers, DevicePending, Geometry};
-use super::operations::OnDevice;
+use super::operation::OnDevice;
 use super::{CallForm, Meanwhile, Measured, Subject, value};
 use crate::Result;
 use crate::comm::{Algorithm, Choice, Communicator, Pending};
@@ -54,8 +54,9 @@ impl<'a> DeviceSubject<'a> {
         Ok(Some(subject))
     }
 
-    /// Runs MPI's own blocking call from now on, where there is one, whether MPI can read the buffer
-    /// or not: CUDA-aware MPIs may crash in their non-blocking reductions (open-mpi/ompi#9845).
+    /// Runs MPI's own blocking call from now on, where there is one, whether MPI can read the
+    /// buffer or not: CUDA-aware MPIs may crash in their non-blocking reductions
+    /// (open-mpi/ompi#9845).
     pub fn run_inside_mpi(&mut self) {
         self.is_inside_mpi = true;
     }

@@ -13,6 +13,7 @@ mod contest;
 mod demo;
 mod device;
 mod host;
+mod operation;
 mod operations;
 mod overlap;
 mod report;
@@ -22,7 +23,8 @@ pub use bench::{Bench, BenchSettings, DeviceBench, HostBench};
 pub use demo::demonstrate;
 pub use device::DeviceSubject;
 pub use host::HostSubject;
-pub use operations::{Measured, MeasuredOperation, OPERATIONS, operation_named};
+pub use operation::{Measured, MeasuredOperation};
+pub use operations::{OPERATIONS, operation_named};
 pub use report::{Other, Row, header};
 
 use crate::Result;

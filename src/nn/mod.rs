@@ -1,6 +1,7 @@
 //! Networks: the modules that a user writes, the layers that a device runs, losses, initial values,
 //! and flat memory for all parameters. Knows no rank.
 
+mod features;
 mod initial;
 mod layer;
 mod loss;
@@ -11,9 +12,10 @@ mod parameters;
 #[cfg(test)]
 mod tests;
 
+pub use features::{Features, LARGEST_SIZE};
 pub use initial::{Initial, generator, symmetric};
 pub use layer::{Layer, Tape};
 pub use loss::Loss;
-pub use model::{Features, LARGEST_SIZE, Model};
+pub use model::Model;
 pub use network::{Module, Network};
 pub use parameters::{FlatBuffer, Segmentation, TensorShard, TensorSpec, hash_values};

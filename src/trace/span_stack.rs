@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Mutex;
 
-use super::{Event, EventKind, Name};
+use super::event::{Event, EventKind, Name};
 
 thread_local! {
     static WATCHED: Cell<bool> = const { Cell::new(false) };

@@ -65,12 +65,12 @@ use crate::trace::Flight;
 #[must_use = "an operation that is not waited for never ends"]
 pub struct Pending<B> {
     buffers: Option<B>,
-    work: Option<Work>,
+    work: Option<PendingWork>,
     restore: fn(&mut B, Range<usize>),
 }
 
 /// The operation.
-enum Work {
+enum PendingWork {
     /// Requests of MPI's, which MPI alone advances.
     Requests(Flight, Requests, bool),
     /// An entry in the engine's queue.
@@ -85,7 +85,7 @@ impl<B> Pending<B> {
             return true;
         }
         match &mut self.work {
-            Some(Work::Requests(flight, requests, is_done)) => {
+            Some(PendingWork::Requests(flight, requests, is_done)) => {
                 *is_done = requests.test();
                 if *is_done {
                     flight.end();
@@ -102,8 +102,8 @@ impl<B> Pending<B> {
     /// collective.
     pub fn is_done(&self) -> bool {
         match &self.work {
-            Some(Work::Requests(.., is_done)) => *is_done,
-            Some(Work::Entry(entry)) => entry.is_done(),
+            Some(PendingWork::Requests(.., is_done)) => *is_done,
+            Some(PendingWork::Entry(entry)) => entry.is_done(),
             None => true,
         }
     }
@@ -115,14 +115,14 @@ impl<B> Pending<B> {
     pub fn wait(mut self) -> B {
         let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
         match self.work.take() {
-            Some(Work::Requests(mut flight, mut requests, is_done)) => {
+            Some(PendingWork::Requests(mut flight, mut requests, is_done)) => {
                 if is_done {
                     flight.wait(|| ());
                 } else {
                     flight.wait(|| engine::wait_all(&mut requests));
                 }
             }
-            Some(Work::Entry(entry)) => {
+            Some(PendingWork::Entry(entry)) => {
                 // from when it is posted on
                 let mut span = entry.waiting();
                 if !entry.is_done() {
@@ -160,7 +160,7 @@ impl Communicator {
         let span = flight.posting();
         call(mpi, Mode::Started(&mut requests), &mut buffers);
         drop(span);
-        let work = Some(Work::Requests(flight, requests, false));
+        let work = Some(PendingWork::Requests(flight, requests, false));
         Pending { buffers: Some(buffers), work, restore: |_, _| {} }
     }
 
@@ -174,7 +174,7 @@ impl Communicator {
             engine::enter(&entry);
             return Ok(Pending {
                 buffers: Some(buffer),
-                work: Some(Work::Entry(entry)),
+                work: Some(PendingWork::Entry(entry)),
                 restore: B::restore,
             });
         }
@@ -186,7 +186,7 @@ impl Communicator {
         // SAFETY: the pending operation owns the buffer, which keeps its values in place.
         let requests = unsafe { request.post(&group.mpi, values, values) };
         drop(span);
-        let work = Some(Work::Requests(flight, requests, false));
+        let work = Some(PendingWork::Requests(flight, requests, false));
         Ok(Pending { buffers: Some(buffer), work, restore: B::restore })
     }
 }

@@ -5,7 +5,7 @@
 use super::Communicator;
 use crate::comm::Pending;
 use crate::comm::engine::{self, Request, Task, is_busy};
-use crate::comm::mpi::{Channel, Message, Requests, Values};
+use crate::comm::mpi::{Channel, MatchedMessage, Requests, Values};
 use crate::memory::{Buffer, Element};
 use crate::trace::{self, Name, Span};
 use crate::{Error, Result};
@@ -66,7 +66,7 @@ impl Communicator {
     }
 
     /// Receives a matched message, which is as long as `values`.
-    fn take_message<T: Element>(&self, message: &mut Message, values: &mut [T]) {
+    fn take_message<T: Element>(&self, message: &mut MatchedMessage, values: &mut [T]) {
         self.complete(|requests| {
             // SAFETY: the slice stays borrowed until the message is complete, and has its length.
             unsafe { self.group.mpi.receive_matched(requests, message, Values::of_mut(values)) }

@@ -41,10 +41,10 @@ struct Underway {
     /// The destination of MPI's own reduce-scatter, which in place would put the part where the
     /// buffer begins.
     sums: Option<Memory<u64>>,
-    progress: Progress,
+    state: EntryState,
 }
 
-enum Progress {
+enum EntryState {
     /// The values are not where MPI can read them yet.
     Unposted,
     /// A message, or MPI's own operation.
@@ -81,9 +81,9 @@ impl Entry {
             }
             _ => None,
         };
-        let (link, group, progress) = (request.link(group), Rc::clone(group), Progress::Unposted);
+        let (link, group, state) = (request.link(group), Rc::clone(group), EntryState::Unposted);
         let entry = UNUSED.with(|unused| unused.borrow_mut().pop()).unwrap_or_default();
-        let operation = Underway { group, request, loan, len, element, link, first_tag, sums, progress };
+        let operation = Underway { group, request, loan, len, element, link, first_tag, sums, state };
         entry.operation.replace(Some(operation));
         entry.is_done.set(false);
         Ok(entry)
@@ -94,10 +94,10 @@ impl Entry {
     pub(super) fn post(&self) -> bool {
         let mut operation = self.operation.borrow_mut();
         let Some(operation) = operation.as_mut() else { return true };
-        if matches!(operation.progress, Progress::Unposted) && operation.loan.arena().is_here(0) {
+        if matches!(operation.state, EntryState::Unposted) && operation.loan.arena().is_here(0) {
             operation.post();
         }
-        !matches!(operation.progress, Progress::Unposted)
+        !matches!(operation.state, EntryState::Unposted)
     }
 
     /// Advances the operation if it is posted; returns true when it is done.
@@ -115,9 +115,9 @@ impl Entry {
 
     /// Begins the span in which the operation is waited for, once it is posted.
     pub(in crate::comm) fn waiting(&self) -> Option<Span> {
-        match &self.operation.borrow().as_ref()?.progress {
-            Progress::Unposted => None,
-            Progress::Requests(flight, _) | Progress::Rounds(flight, _) => Some(flight.posting()),
+        match &self.operation.borrow().as_ref()?.state {
+            EntryState::Unposted => None,
+            EntryState::Requests(flight, _) | EntryState::Rounds(flight, _) => Some(flight.posting()),
         }
     }
 
@@ -133,9 +133,9 @@ impl Underway {
     fn post(&mut self) {
         let flight = self.request.flight(&self.group, self.link, self.len * self.element.bytes());
         let span = flight.posting();
-        self.progress = if let Task::Rounds { plan, cut, .. } = &self.request.task {
+        self.state = if let Task::Rounds { plan, cut, .. } = &self.request.task {
             let (plan, cut, first_tag) = (Rc::clone(plan), *cut, self.first_tag);
-            Progress::Rounds(flight, Rounds::start(plan, cut, first_tag, &mut self.ground()))
+            EntryState::Rounds(flight, Rounds::start(plan, cut, first_tag, &mut self.ground()))
         } else {
             let values = Values::new(self.loan.arena().values(), self.len, self.element);
             let own = self.request.receive_range.len();
@@ -145,29 +145,29 @@ impl Underway {
                 .map_or(values, |sums| Values::new(sums.as_mut_ptr().cast(), own, self.element));
             // SAFETY: the loan and the sums are kept until the operation is done, and nobody else
             // touches them.
-            Progress::Requests(flight, unsafe { self.request.post(&self.group.mpi, values, sums) })
+            EntryState::Requests(flight, unsafe { self.request.post(&self.group.mpi, values, sums) })
         };
         drop(span);
     }
 
     fn advance(&mut self) -> bool {
-        let is_done = match &mut self.progress {
-            Progress::Unposted => false,
-            Progress::Requests(_, requests) => {
+        let is_done = match &mut self.state {
+            EntryState::Unposted => false,
+            EntryState::Requests(_, requests) => {
                 let is_done = requests.test();
                 if is_done {
                     self.deliver();
                 }
                 is_done
             }
-            Progress::Rounds(_, rounds) => {
+            EntryState::Rounds(_, rounds) => {
                 let receive_range = self.request.receive_range.clone();
                 let (mpi, arena) = (&self.group.mpi, self.loan.arena());
                 rounds.advance(&mut Ground { mpi, arena, element: self.element, receive_range })
             }
         };
-        if let (true, Progress::Requests(flight, _) | Progress::Rounds(flight, _)) =
-            (is_done, &mut self.progress)
+        if let (true, EntryState::Requests(flight, _) | EntryState::Rounds(flight, _)) =
+            (is_done, &mut self.state)
         {
             flight.end();
         }

@@ -13,5 +13,5 @@ mod requests;
 
 pub use gpu_support::{Awareness, Transfers, awareness};
 pub(super) use handle::{Channel, Handle, Values};
-pub(super) use point_to_point::Message;
+pub(super) use point_to_point::MatchedMessage;
 pub(super) use requests::{Mode, Requests, pause, yield_while_waiting, yields};

@@ -11,7 +11,7 @@ use super::{Channel, Handle, Requests, Values};
 use crate::memory::ElementType;
 
 /// A message that has come and been matched to a receive, but not been received.
-pub(in crate::comm) struct Message {
+pub(in crate::comm) struct MatchedMessage {
     handle: ffi::MPI_Message,
     /// Its number of elements, or nothing if it is of another type and some element is not whole.
     pub(in crate::comm) len: Option<usize>,
@@ -102,7 +102,12 @@ impl Handle {
     }
 
     /// Blocks until a message from rank `from` has come, and matches it (`MPI_Mprobe`).
-    pub(in crate::comm) fn wait_for_message(&self, from: usize, tag: i32, element: ElementType) -> Message {
+    pub(in crate::comm) fn wait_for_message(
+        &self,
+        from: usize,
+        tag: i32,
+        element: ElementType,
+    ) -> MatchedMessage {
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         let comm = self.communicator(Channel::Public);
         // SAFETY: MPI_Mprobe fills both before it returns.
@@ -118,7 +123,7 @@ impl Handle {
         from: usize,
         tag: i32,
         element: ElementType,
-    ) -> Option<Message> {
+    ) -> Option<MatchedMessage> {
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         let (comm, mut has_come) = (self.communicator(Channel::Public), 0);
         // SAFETY: MPI_Improbe fills both when it says that the message has come.
@@ -137,7 +142,7 @@ impl Handle {
     pub(in crate::comm) unsafe fn receive_matched(
         &self,
         requests: &mut Requests,
-        message: &mut Message,
+        message: &mut MatchedMessage,
         values: Values,
     ) {
         let extent = self.extent(values);
@@ -148,7 +153,7 @@ impl Handle {
 }
 
 /// Measures a matched message.
-fn measured(handle: ffi::MPI_Message, status: &ffi::MPI_Status, element: ElementType) -> Message {
+fn measured(handle: ffi::MPI_Message, status: &ffi::MPI_Status, element: ElementType) -> MatchedMessage {
     let (mut len, mut bytes) = (0, 0);
     // SAFETY: MPI has filled the status; the datatypes are predefined.
     unsafe {
@@ -156,5 +161,5 @@ fn measured(handle: ffi::MPI_Message, status: &ffi::MPI_Status, element: Element
         ffi::MPI_Get_elements_x(status, datatype(ElementType::U8), &mut bytes);
     }
     // MPI_UNDEFINED is negative
-    Message { handle, len: usize::try_from(len).ok(), bytes: bytes as usize }
+    MatchedMessage { handle, len: usize::try_from(len).ok(), bytes: bytes as usize }
 }

@@ -161,7 +161,11 @@ proptest! {
     }
 
     #[test]
-    fn transposition_agrees_with_the_formula(batch in 0..4_usize, rows in 1..70_usize, columns in 1..70_usize) {
+    fn transposition_agrees_with_the_formula(
+        batch in 0..4_usize,
+        rows in 1..70_usize,
+        columns in 1..70_usize,
+    ) {
         let input = random(batch * rows * columns, 1);
         let mut output = poison(input.len());
         Cpu::new(1).unwrap().transpose_each(rows, columns, &input, &mut output);

@@ -1,7 +1,7 @@
 //! Activations, forward and backward.
 
-use super::Cuda;
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, Launch, launch};
 use super::runtime::partial_sums::SUM_COLUMNS;
@@ -48,7 +48,7 @@ impl ActivationOperations for Cuda {
     ) {
         let is_identity = activation == Activation::Identity;
         assert!(is_identity || saved.len == gradient.len && saved.format == gradient.format);
-        let (number, kernels) = (number(activation), &self.kernels.activation);
+        let (number, kernels) = (number(activation), self.kernels.of::<ActivationKernels>());
         let Some(bias_gradient) = bias_gradient else {
             if !is_identity {
                 let (kernel, len) = (kernels.activation_backward.of(gradient.format), gradient.len as u64);
@@ -96,7 +96,7 @@ impl Cuda {
     ) {
         assert!(input.len == output.len && input.format == output.format);
         assert!(!activation.saves() || saved.len == output.len && saved.format == output.format);
-        let kernel = self.kernels.activation.bias_activation_forward.of(input.format);
+        let kernel = self.kernels.of::<ActivationKernels>().bias_activation_forward.of(input.format);
         let (launch, number) = (self.streams.over(input.len, 4), number(activation));
         let (len, columns) = (input.len as u64, bias.map_or(1, |bias| bias.len as u32));
         let (bias, input) = (bias.map_or(0, |bias| bias.pointer), input.pointer);

@@ -1,7 +1,7 @@
 //! Convolution with pooling and ReLU.
 
-use super::Cuda;
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
 use crate::device::{ConvolutionOperations, ConvolutionShape};
@@ -84,7 +84,7 @@ impl ConvolutionOperations for Cuda {
         assert!(argmax.len == output.len && weight.len == shape.weight_len() && bias.len == shape.outputs);
         let StagedLaunch { launch, staged } =
             StagedLaunch::new((shape.rows, 1), output_len, image_len + shape.weight_len());
-        let kernel = self.kernels.convolution.convolution_forward.of(input.format);
+        let kernel = self.kernels.of::<ConvolutionKernels>().convolution_forward.of(input.format);
         let (sizes, input, weight) = (ConvolutionSizes::new(shape), input.pointer, weight.pointer);
         let (bias, argmax, output) = (bias.pointer, argmax.pointer, output.pointer);
         launch!(self.streams, kernel, launch, sizes, input, weight, bias, argmax, output, staged);
@@ -108,7 +108,7 @@ impl ConvolutionOperations for Cuda {
             StagedLaunch::new((groups, chunks), 0, image_len + 2 * output_len);
         launch.threads = (BLOCK, 1);
         let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
-        let kernel = self.kernels.convolution.convolution_backward_weight.of(input.format);
+        let kernel = self.kernels.of::<ConvolutionKernels>().convolution_backward_weight.of(input.format);
         let (sizes, input) = (ConvolutionSizes::new(shape), input.pointer);
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, staged);
@@ -130,7 +130,7 @@ impl ConvolutionOperations for Cuda {
         let blocks = (self.streams.max_blocks() / 4 / shape.rows.max(1)).clamp(1, 4);
         let StagedLaunch { launch, staged } =
             StagedLaunch::new((shape.rows, blocks), image_len.div_ceil(blocks), weights + 2 * output_len);
-        let kernel = self.kernels.convolution.convolution_backward_input.of(gradient.format);
+        let kernel = self.kernels.of::<ConvolutionKernels>().convolution_backward_input.of(gradient.format);
         let (sizes, weight, argmax) = (ConvolutionSizes::new(shape), weight.pointer, argmax.pointer);
         let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, weight, argmax, gradient, input_gradient, staged);

@@ -1,9 +1,9 @@
 //! Fills and copies within device memory. A buffer's copy in bf16 is written together with its
 //! values.
 
-use super::Cuda;
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
+use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::launch;
 use crate::device::{BlockShape, CopyOperations};
@@ -19,11 +19,11 @@ impl CopyOperations for Cuda {
     fn fill(&self, into: CudaViewMut<'_>, value: f32) {
         let (launch, len) = (self.streams.over(into.len, 1), into.len as u64);
         if len > 0 {
-            let kernel = self.kernels.copy.fill.of(into.format);
+            let kernel = self.kernels.of::<CopyKernels>().fill.of(into.format);
             launch!(self.streams, kernel, launch, len, value, into.pointer);
         }
         if len > 0 && into.copy != 0 {
-            let kernel = self.kernels.copy.fill.of(Format::Bf16);
+            let kernel = self.kernels.of::<CopyKernels>().fill.of(Format::Bf16);
             launch!(self.streams, kernel, launch, len, value, into.copy);
         }
     }
@@ -55,8 +55,8 @@ impl CopyOperations for Cuda {
         let end = |stride: usize| (rows - 1) * stride + columns;
         assert!(end(from_stride) <= from.len && end(into_stride) <= into.len);
         assert!(from.format == into.format && into.copy == 0, "blocks of activations are moved as they are");
-        let (kernel, launch) =
-            (self.kernels.copy.copy_block.of(from.format), self.streams.over(rows * columns, 1));
+        let kernel = self.kernels.of::<CopyKernels>().copy_block.of(from.format);
+        let launch = self.streams.over(rows * columns, 1);
         let [rows, columns, from_stride, into_stride] =
             [rows, columns, from_stride, into_stride].map(|size| size as u32);
         let (from, into) = (from.pointer, into.pointer);
@@ -65,7 +65,7 @@ impl CopyOperations for Cuda {
 
     fn transpose_each(&self, rows: usize, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
         assert!(input.len == output.len && input.format == output.format);
-        let kernel = self.kernels.copy.transpose_each.of(input.format);
+        let kernel = self.kernels.of::<CopyKernels>().transpose_each.of(input.format);
         let launch = self.streams.over(input.len, 1);
         let (len, rows, columns) = (input.len as u64, rows as u32, columns as u32);
         launch!(self.streams, kernel, launch, len, rows, columns, input.pointer, output.pointer);
@@ -78,7 +78,7 @@ impl CopyOperations for Cuda {
         assert!(into.len == numbers.len * columns && table.len.is_multiple_of(columns));
         assert_eq!(table.format, Format::F32);
         let (kernel, launch) =
-            (self.kernels.copy.gather_rows.of(into.format), self.streams.over(into.len, 1));
+            (self.kernels.of::<CopyKernels>().gather_rows.of(into.format), self.streams.over(into.len, 1));
         let (len, columns) = (into.len as u64, columns as u32);
         let (table, numbers) = (table.pointer, numbers.pointer);
         launch!(self.streams, kernel, launch, len, columns, table, numbers, into.pointer);

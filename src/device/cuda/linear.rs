@@ -1,11 +1,11 @@
 //! Linear layers as products by cuBLASLt.
 
-use super::Cuda;
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::cublaslt::{
     AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
 };
 use super::runtime::format::{Format, Precision};
+use super::runtime::gpu::Cuda;
 use crate::device::{
     Activation, ActivationOperations, FusedActivation, LinearOperations, LinearShape, WeightLayout,
 };

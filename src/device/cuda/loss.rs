@@ -1,7 +1,7 @@
 //! Losses with their gradients.
 
-use super::Cuda;
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{Launch, launch};
 use crate::device::{LossOperations, LossShape, totals};
@@ -28,7 +28,7 @@ impl LossOperations for Cuda {
         let LossShape { rows, columns, scale } = *shape;
         assert!(logits.len == rows * columns && gradient.len == logits.len && labels.len >= rows);
         assert_eq!(sums.len, totals::LEN);
-        let kernel = self.kernels.loss.cross_entropy.of(logits.format);
+        let kernel = self.kernels.of::<LossKernels>().cross_entropy.of(logits.format);
         let blocks = rows.div_ceil(ROWS_PER_BLOCK);
         let Some(partials) = self.partial_sums.reserve(2 * blocks) else { return };
         let launch =
@@ -61,7 +61,7 @@ impl LossOperations for Cuda {
         assert_eq!(sums.len, totals::LEN);
         launch!(
             self.streams,
-            self.kernels.loss.mean_squared_error.of(output.format),
+            self.kernels.of::<LossKernels>().mean_squared_error.of(output.format),
             self.streams.over(output.len, 4),
             output.len as u64,
             shape.columns as u32,

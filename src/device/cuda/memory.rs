@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use cudarc::driver::result;
 
-use super::Cuda;
 use super::runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
 use super::runtime::format::{Format, Precision};
+use super::runtime::gpu::Cuda;
 use super::runtime::graph::Recording;
 use super::runtime::memory::DeviceMemory;
 use super::runtime::message_memory::MessageMemory;

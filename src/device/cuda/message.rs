@@ -1,14 +1,16 @@
 //! Device buffers on their way through MPI.
 //!
-//! A CUDA-aware MPI is lent the device memory itself ([`AwareArena`]): an event of the computing stream says when
-//! its values are there; from then on only MPI and the additions touch it, in turns. The host observes each
-//! completion, including the last, so the computing stream has to wait for nothing.
+//! A CUDA-aware MPI is lent the device memory itself ([`AwareArena`]): an event of the computing
+//! stream says when its values are there; from then on only MPI and the additions touch it, in
+//! turns. The host observes each completion, including the last, so the computing stream has to
+//! wait for nothing.
 //!
-//! Otherwise the values are staged through pinned host memory ([`StagedArena`]): the stream of copies to the host
-//! waits for that event and copies chunk after chunk, each with an event that the host checks before MPI reads it.
-//! A chunk that is only received waits only for the previous copy back to finish. Values that MPI and sums have
-//! changed go back in the stream of copies to the device, and the computing stream waits for the last of these
-//! copies when the buffer is given back.
+//! Otherwise the values are staged through pinned host memory ([`StagedArena`]): the stream of
+//! copies to the host waits for that event and copies chunk after chunk, each with an event that
+//! the host checks before MPI reads it. A chunk that is only received waits only for the previous
+//! copy back to finish. Values that MPI and sums have changed go back in the stream of copies to
+//! the device, and the computing stream waits for the last of these copies when the buffer is given
+//! back.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -48,8 +50,8 @@ struct AwareArena {
     is_here: bool,
 }
 
-// SAFETY: the values are the buffer's, which outlives the loan; the inbox is kept by the `Rc`. Both are plain device
-// memory, which does not move.
+// SAFETY: the values are the buffer's, which outlives the loan; the inbox is kept by the `Rc`. Both
+// are plain device memory, which does not move.
 unsafe impl Arena for AwareArena {
     fn values(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.lent.pointer as usize)
@@ -93,8 +95,8 @@ struct StagedArena {
     is_free: bool,
 }
 
-// SAFETY: the mirror is kept by the `Rc` and does not move; it is as long as the buffer. The inbox is the host
-// arena's own.
+// SAFETY: the mirror is kept by the `Rc` and does not move; it is as long as the buffer. The inbox
+// is the host arena's own.
 unsafe impl Arena for StagedArena {
     fn values(&self) -> *mut u8 {
         self.host.values()
@@ -109,14 +111,15 @@ unsafe impl Arena for StagedArena {
         let mut is_copied = false;
         for range in ranges.filter(|range| !range.is_empty()) {
             if !is_copied {
-                // then earlier contents of the mirror are back as well, for the computing stream waited for them
+                // then earlier contents of the mirror are back as well, for the computing stream
+                // waited for them
                 streams.note(doing, streams.d2h.wait(&self.memory.computed));
                 is_copied = true;
             }
             let (from, bytes) = self.lent.place(&range);
             let into = self.host.values().wrapping_add(range.start * self.lent.format.bytes());
-            // SAFETY: the place is within the mirror, which stays where it is, and nobody reads it until the chunk is
-            // here.
+            // SAFETY: the place is within the mirror, which stays where it is, and nobody reads it
+            // until the chunk is here.
             let outcome = unsafe {
                 let into = std::slice::from_raw_parts_mut(into, bytes);
                 result::memcpy_dtoh_async(into, from, streams.d2h.cu_stream())
@@ -155,8 +158,9 @@ unsafe impl Arena for StagedArena {
             }
             let (into, bytes) = self.lent.place(&range);
             let from = self.host.values().wrapping_add(range.start * self.lent.format.bytes());
-            // SAFETY: the place is within the mirror, which stays where it is; MPI is done with it, and nobody writes
-            // there before the copy is over, which the next operation's chunks wait for.
+            // SAFETY: the place is within the mirror, which stays where it is; MPI is done with it,
+            // and nobody writes there before the copy is over, which the next operation's chunks
+            // wait for.
             let outcome = unsafe {
                 let from = std::slice::from_raw_parts(from, bytes);
                 result::memcpy_htod_async(into, from, streams.h2d.cu_stream())
@@ -169,8 +173,8 @@ unsafe impl Arena for StagedArena {
     }
 }
 
-// SAFETY: device memory and pinned memory do not move, and the events order the device's work before and after the
-// loan.
+// SAFETY: device memory and pinned memory do not move, and the events order the device's work
+// before and after the loan.
 unsafe impl Buffer for CudaBuffer {
     const IS_ON_HOST: bool = false;
 
@@ -203,7 +207,8 @@ unsafe impl Buffer for CudaBuffer {
             self.streams.note(doing, memory.computed.record(&self.streams.compute));
             let values = memory.mirror.pointer().cast();
             let places = Places { values, sums: values };
-            // SAFETY: the mirror holds all values, is kept with the arena, and nobody else touches it meanwhile.
+            // SAFETY: the mirror holds all values, is kept with the arena, and nobody else touches
+            // it meanwhile.
             let host =
                 unsafe { HostArena::new(places, self.element_type(), Operation::Sum, needs.inbox_len)? };
             Box::new(StagedArena { lent, memory, host, is_free: false })

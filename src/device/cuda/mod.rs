@@ -73,8 +73,9 @@ pub use runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
 pub use runtime::compile::{KernelSource, compile};
 use runtime::cublaslt::CublasLt;
 pub use runtime::format::Precision;
+pub use runtime::gpu::Cuda;
 pub use runtime::graph::Recording;
-use runtime::kernels::{KernelModules, KernelTable};
+use runtime::kernels::{KernelModules, KernelTable, KernelTables};
 use runtime::machine;
 use runtime::partial_sums::PartialSums;
 use runtime::readings::Readings;
@@ -94,28 +95,6 @@ pub const SOURCES: [KernelSource; 7] = [
     OptimizerKernels::SOURCE,
 ];
 
-/// A GPU as a [`Device`].
-pub struct Cuda {
-    streams: Rc<Streams>,
-    kernels: Kernels,
-    cublaslt: CublasLt,
-    uploads: Uploads,
-    readings: Readings,
-    partial_sums: PartialSums,
-    precision: Precision,
-    num_devices: usize,
-}
-
-/// The kernels of each family.
-struct Kernels {
-    copy: CopyKernels,
-    activation: ActivationKernels,
-    convolution: ConvolutionKernels,
-    pool: PoolKernels,
-    loss: LossKernels,
-    optimizer: OptimizerKernels,
-}
-
 impl Device for Cuda {}
 
 impl Cuda {
@@ -129,14 +108,13 @@ impl Cuda {
         let num_devices = machine.num_devices;
         let modules = KernelModules::compile(&machine.context, machine.capability, &SOURCES)?;
         let streams = Rc::new(Streams::new(machine, modules.load()?)?);
-        let kernels = Kernels {
-            copy: modules.load()?,
-            activation: modules.load()?,
-            convolution: modules.load()?,
-            pool: modules.load()?,
-            loss: modules.load()?,
-            optimizer: modules.load()?,
-        };
+        let mut kernels = KernelTables::default();
+        kernels.load::<CopyKernels>(&modules)?;
+        kernels.load::<ActivationKernels>(&modules)?;
+        kernels.load::<ConvolutionKernels>(&modules)?;
+        kernels.load::<PoolKernels>(&modules)?;
+        kernels.load::<LossKernels>(&modules)?;
+        kernels.load::<OptimizerKernels>(&modules)?;
         Ok(Cuda {
             kernels,
             cublaslt: CublasLt::new(&streams, precision)?,
@@ -147,20 +125,5 @@ impl Cuda {
             num_devices,
             streams,
         })
-    }
-
-    /// Returns the name and the number of the device.
-    pub fn name(&self) -> String {
-        format!("{} (device {} of {})", self.streams.name, self.streams.ordinal, self.num_devices)
-    }
-
-    /// Returns the number of devices that this rank sees.
-    pub fn num_devices(&self) -> usize {
-        self.num_devices
-    }
-
-    /// Returns how often the host has allocated, waited and launched.
-    pub fn counters(&self) -> Counters {
-        self.streams.counters()
     }
 }

@@ -1,7 +1,7 @@
 //! The optimizers' steps, and squares for the gradient's norm.
 
-use super::Cuda;
 use super::runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
+use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, launch};
 use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals};
@@ -134,7 +134,7 @@ impl OptimizerOperations for Cuda {
         for (pointer, slot) in arrays.slots[..slots.len()].iter_mut().zip(slots.iter()) {
             *pointer = slot.memory.pointer();
         }
-        let kernels = &self.kernels.optimizer;
+        let kernels = self.kernels.of::<OptimizerKernels>();
         match (step, slots.len()) {
             (OptimizerStep::Sgd(step), 0) if step.momentum == 0.0 => {
                 self.launch_step(&kernels.sgd_step, SgdConstants::new(step), arrays);
@@ -155,7 +155,7 @@ impl OptimizerOperations for Cuda {
     fn sum_squares(&self, values: CudaView<'_>, sums: CudaViewMut<'_>) {
         launch!(
             self.streams,
-            &self.kernels.optimizer.sum_squares,
+            &self.kernels.of::<OptimizerKernels>().sum_squares,
             self.streams.over(values.len, 4),
             values.len as u64,
             values.pointer,

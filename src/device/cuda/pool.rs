@@ -1,7 +1,7 @@
 //! Max-pooling on its own.
 
-use super::Cuda;
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{KernelArgument, launch};
 use crate::device::{PoolOperations, PoolShape};
@@ -42,7 +42,7 @@ impl PoolOperations for Cuda {
         output: CudaViewMut<'_>,
     ) {
         assert!(argmax.len == output.len && input.format == output.format);
-        let kernel = self.kernels.pool.max_pool_forward.of(input.format);
+        let kernel = self.kernels.of::<PoolKernels>().max_pool_forward.of(input.format);
         let (launch, sizes) = (self.streams.over(output.len, 1), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, argmax.pointer, output.pointer);
     }
@@ -55,7 +55,7 @@ impl PoolOperations for Cuda {
         input_gradient: CudaViewMut<'_>,
     ) {
         assert!(argmax.len == gradient.len && gradient.format == input_gradient.format);
-        let kernel = self.kernels.pool.max_pool_backward.of(gradient.format);
+        let kernel = self.kernels.of::<PoolKernels>().max_pool_backward.of(gradient.format);
         let (launch, sizes) = (self.streams.over(input_gradient.len, 1), PoolSizes::new(shape));
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, argmax, gradient, input_gradient.pointer);

@@ -1,8 +1,8 @@
 //! All-gather: the parts of all ranks, on every rank.
 
-use super::{MeasuredOperation, OnDevice, others};
 use crate::comm::{Collective, Transfers};
 use crate::measure::buffers::{DevicePending, Geometry, HostBuffers, during};
+use crate::measure::operation::{MeasuredOperation, OnDevice, others};
 use crate::measure::value;
 
 pub static ALL_GATHER: MeasuredOperation = MeasuredOperation {

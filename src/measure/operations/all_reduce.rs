@@ -1,8 +1,8 @@
 //! All-reduce: the sum of the buffers of all ranks, on every rank.
 
-use super::{MeasuredOperation, OnDevice, others};
 use crate::comm::{Collective, Operation};
 use crate::measure::buffers::{DevicePending, Geometry, HostBuffers, during};
+use crate::measure::operation::{MeasuredOperation, OnDevice, others};
 
 pub static ALL_REDUCE: MeasuredOperation = MeasuredOperation {
     name: "all-reduce",

@@ -1,7 +1,7 @@
 //! All-to-all: part s of the buffer of rank r, in part r on rank s.
 
-use super::{MeasuredOperation, others};
 use crate::measure::buffers::{Geometry, HostBuffers, during};
+use crate::measure::operation::{MeasuredOperation, others};
 use crate::measure::value;
 
 pub static ALL_TO_ALL: MeasuredOperation = MeasuredOperation {

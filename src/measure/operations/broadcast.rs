@@ -1,8 +1,8 @@
 //! Broadcast: the buffer of rank 0, on every rank.
 
-use super::{MeasuredOperation, OnDevice};
 use crate::comm::{Collective, Transfers};
 use crate::measure::buffers::{DevicePending, Geometry, HostBuffers, during};
+use crate::measure::operation::{MeasuredOperation, OnDevice};
 use crate::measure::value;
 
 pub static BROADCAST: MeasuredOperation = MeasuredOperation {

@@ -1,7 +1,7 @@
 //! Gather: the parts of all ranks, on rank 0.
 
-use super::{MeasuredOperation, others};
 use crate::measure::buffers::{Geometry, HostBuffers, during};
+use crate::measure::operation::{MeasuredOperation, others};
 use crate::measure::value;
 
 pub static GATHER: MeasuredOperation = MeasuredOperation {

@@ -1,8 +1,8 @@
 //! Reduce: the sum of the buffers of all ranks, on rank 0.
 
-use super::MeasuredOperation;
 use crate::comm::Operation;
 use crate::measure::buffers::{Geometry, HostBuffers, during};
+use crate::measure::operation::MeasuredOperation;
 
 pub static REDUCE: MeasuredOperation = MeasuredOperation {
     name: "reduce",

@@ -1,8 +1,8 @@
 //! Reduce-scatter: part r of the sum of the buffers of all ranks, on rank r.
 
-use super::{MeasuredOperation, OnDevice, others};
 use crate::comm::{Collective, Operation};
 use crate::measure::buffers::{DevicePending, Geometry, HostBuffers, during};
+use crate::measure::operation::{MeasuredOperation, OnDevice, others};
 
 pub static REDUCE_SCATTER: MeasuredOperation = MeasuredOperation {
     name: "reduce-scatter",

@@ -1,7 +1,7 @@
 //! Scatter: part r of the buffer of rank 0, on rank r.
 
-use super::{MeasuredOperation, others};
 use crate::measure::buffers::{Geometry, HostBuffers, during};
+use crate::measure::operation::{MeasuredOperation, others};
 use crate::measure::value;
 
 pub static SCATTER: MeasuredOperation = MeasuredOperation {

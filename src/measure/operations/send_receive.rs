@@ -1,7 +1,7 @@
 //! Ring exchange: every rank sends to the next one and receives from the previous one.
 
-use super::{MeasuredOperation, OnDevice};
 use crate::measure::buffers::{DevicePending, Geometry, HostBuffers};
+use crate::measure::operation::{MeasuredOperation, OnDevice};
 use crate::measure::value;
 
 pub static SEND_RECEIVE: MeasuredOperation = MeasuredOperation {

@@ -30,40 +30,41 @@ pub enum Standardisation {
 
 /// The options of the samples.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Data")]
 pub struct DataOptions {
     /// digits (10,000 of them are in the program), synthetic, a directory with the files of MNIST,
     /// Fashion-MNIST or CIFAR-10, or an HDF5 file
-    #[arg(long, value_name = "SOURCE", default_value = "digits", help_heading = "Data")]
+    #[arg(long, value_name = "SOURCE", default_value = "digits")]
     pub data: String,
 
     /// Dataset of the inputs in an HDF5 file: [samples, features], [samples, height, width] or
     /// [samples, channels, height, width]; bytes of images come as 0 to 1
-    #[arg(long, value_name = "PATH", default_value = "/x", help_heading = "Data")]
+    #[arg(long, value_name = "PATH", default_value = "/x")]
     pub inputs: String,
 
     /// Dataset of the targets in an HDF5 file: integers as class numbers from 0, or real values
-    #[arg(long, value_name = "PATH", default_value = "/y", help_heading = "Data")]
+    #[arg(long, value_name = "PATH", default_value = "/y")]
     pub targets: String,
 
     /// Share of the samples of an HDF5 file, at its end, to test with; from 0 to below 1
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, help_heading = "Data")]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub test_fraction: f64,
 
     /// How inputs are brought to a common scale
-    #[arg(long, value_enum, default_value = "preset", help_heading = "Data")]
+    #[arg(long, value_enum, default_value = "preset")]
     pub standardise: Standardisation,
 
     /// Samples of synthetic data to train with; a tenth as many are made to test with
-    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Data")]
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub synthetic_samples: usize,
 
     /// Shape of one synthetic sample: FEATURES or CHANNELSxHEIGHTxWIDTH [default: what the model
     /// takes]
-    #[arg(long, value_name = "SHAPE", help_heading = "Data")]
+    #[arg(long, value_name = "SHAPE")]
     pub synthetic_shape: Option<ShapeText>,
 
     /// Targets of synthetic data: classes:N or values:N
-    #[arg(long, value_name = "KIND", default_value = "classes:10", help_heading = "Data")]
+    #[arg(long, value_name = "KIND", default_value = "classes:10")]
     pub synthetic_targets: TargetsText,
 }
 

@@ -61,13 +61,14 @@ impl ValueEnum for Transfers {
 
 /// The options that choose a device.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Machine")]
 pub struct DeviceOptions {
     /// Where to compute
-    #[arg(long, value_enum, default_value = "cpu", help_heading = "Machine")]
+    #[arg(long, value_enum, default_value = "cpu")]
     pub device: DeviceChoice,
 
     /// How exact products of matrices are
-    #[arg(long, value_enum, default_value = "f32", help_heading = "Machine")]
+    #[arg(long, value_enum, default_value = "f32")]
     pub precision: Precision,
 
     /// How values get from a GPU into messages
@@ -75,13 +76,12 @@ pub struct DeviceOptions {
         long,
         value_parser =
             or_auto::<Transfers>("Aware if MPI says that it takes the memory of GPUs, else staged"),
-        default_value = "auto",
-        help_heading = "Machine"
+        default_value = "auto"
     )]
     pub device_transfers: OrAuto<Transfers>,
 
     /// What `probe --json FILE` found out about this MPI: decides --device-transfers auto
-    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    #[arg(long, value_name = "FILE")]
     pub probe: Option<PathBuf>,
 }
 

@@ -64,29 +64,30 @@ impl FromStr for SizeList {
 
 /// The options of the network.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
 pub struct ModelOptions {
     /// The network [default: lenet, with tensor_mlp mlp]
-    #[arg(long, value_enum, help_heading = "Model")]
+    #[arg(long, value_enum)]
     pub model: Option<ModelName>,
 
     /// Sizes of the hidden layers of mlp, such as 128,64, or none
-    #[arg(long, value_name = "SIZES", default_value = "128,64", help_heading = "Model")]
+    #[arg(long, value_name = "SIZES", default_value = "128,64")]
     pub hidden: SizeList,
 
     /// Width of deep-mlp, in features [default: that of the data, 1024 with synthetic data]
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N")]
     pub width: Option<usize>,
 
     /// Layers of deep-mlp
-    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Model")]
+    #[arg(long, value_name = "N", default_value_t = 4)]
     pub layers: usize,
 
     /// Function between the layers of mlp
-    #[arg(long, value_enum, default_value = "relu", help_heading = "Model")]
+    #[arg(long, value_enum, default_value = "relu")]
     pub activation: Activation,
 
     /// Leave the biases out of mlp
-    #[arg(long, help_heading = "Model")]
+    #[arg(long)]
     pub no_bias: bool,
 }
 

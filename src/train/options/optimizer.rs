@@ -10,68 +10,51 @@ use crate::{Error, Result};
 
 /// The options of the optimizer and of its learning rate.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Training")]
 pub struct OptimizerOptions {
     /// The rule by which parameters are updated
-    #[arg(long, value_enum, default_value = "sgd", help_heading = "Training")]
+    #[arg(long, value_enum, default_value = "sgd")]
     pub optimizer: Rule,
 
     /// Learning rate, at the end of the warm-up [default: 0.05 with sgd, 0.001 with adam and adamw,
     /// 0.0001 with lion]
-    #[arg(long, allow_negative_numbers = true, value_name = "RATE", help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "RATE")]
     pub learning_rate: Option<f64>,
 
     /// Momentum of sgd, from 0 to below 1
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "M",
-        default_value_t = 0.9,
-        help_heading = "Training"
-    )]
+    #[arg(long, allow_negative_numbers = true, value_name = "M", default_value_t = 0.9)]
     pub momentum: f64,
 
     /// Nesterov's momentum in sgd
-    #[arg(long, help_heading = "Training")]
+    #[arg(long)]
     pub nesterov: bool,
 
     /// Weight decay, per unit of learning rate [default: 0, 0.01 with adamw]
-    #[arg(long, allow_negative_numbers = true, value_name = "D", help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "D")]
     pub weight_decay: Option<f64>,
 
     /// How the learning rate goes on after the warm-up
-    #[arg(long, value_enum, default_value = "cosine", help_heading = "Training")]
+    #[arg(long, value_enum, default_value = "cosine")]
     pub learning_rate_schedule: LearningRateScheduleKind,
 
     /// Steps over which the learning rate rises from near 0
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Training")]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub warmup_steps: u64,
 
     /// Where the cosine and linear schedules end
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "RATE",
-        default_value_t = 0.0,
-        help_heading = "Training"
-    )]
+    #[arg(long, allow_negative_numbers = true, value_name = "RATE", default_value_t = 0.0)]
     pub final_learning_rate: f64,
 
     /// Steps between two decays of the step schedule
-    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Training")]
+    #[arg(long, value_name = "N", default_value_t = 1000)]
     pub decay_interval: u64,
 
     /// Factor of each decay of the step schedule
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "F",
-        default_value_t = 0.1,
-        help_heading = "Training"
-    )]
+    #[arg(long, allow_negative_numbers = true, value_name = "F", default_value_t = 0.1)]
     pub decay_factor: f64,
 
     /// Shorten the gradient to this norm where it is longer [default: leave it]
-    #[arg(long, allow_negative_numbers = true, value_name = "NORM", help_heading = "Training")]
+    #[arg(long, allow_negative_numbers = true, value_name = "NORM")]
     pub clip_norm: Option<f64>,
 }
 

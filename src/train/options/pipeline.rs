@@ -54,6 +54,7 @@ fn parse_stages(text: &str) -> std::result::Result<SizeList, String> {
 
 /// The options of the stages and their schedule.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Pipeline")]
 pub struct PipelineOptions {
     #[command(flatten)]
     /// The options given, as the first field.
@@ -62,35 +63,29 @@ pub struct PipelineOptions {
     /// In which order micro-batches go through the stages: sequential (one at a time), gpipe, 1f1b,
     /// interleaved (several stages a rank), zero-bubble (ZB-H1), or a CSV file in the notation of
     /// PyTorch's pipelining (0F0, 1B2, …), a row for each rank
-    #[arg(long, value_name = "NAME|FILE", default_value = "1f1b", help_heading = "Pipeline")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "1f1b")]
     pub schedule: ScheduleChoice,
 
     /// Layers of each stage, such as 3,2,3 [default: so that all stages cost the same]
-    #[arg(long, value_name = "SIZES", value_parser = parse_stages, help_heading = "Pipeline")]
+    #[arg(long, value_name = "SIZES", value_parser = parse_stages)]
     pub stages: Option<SizeList>,
 
     /// Stages of each rank with --schedule interleaved
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Pipeline")]
+    #[arg(long, value_name = "N", default_value_t = 2)]
     pub stages_per_rank: usize,
 
     /// Keep only what comes into a stage and what leaves it, and run its forward pass again in the
     /// backward pass
-    #[arg(long, help_heading = "Pipeline")]
+    #[arg(long)]
     pub recompute: bool,
 
     /// Draw the schedule instead of training: as a table, or into FILE as a picture (.svg) or as
     /// CSV (.csv)
-    #[arg(
-        long,
-        value_name = "FILE",
-        num_args = 0..=1,
-        default_missing_value = "-",
-        help_heading = "Pipeline"
-    )]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub show_schedule: Option<String>,
 
     /// Ranks of the schedule that is drawn, unless it is from a file [default: those of the job]
-    #[arg(long, value_name = "N", requires = "show_schedule", help_heading = "Pipeline")]
+    #[arg(long, value_name = "N", requires = "show_schedule")]
     pub show_ranks: Option<usize>,
 }
 

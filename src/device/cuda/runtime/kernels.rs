@@ -1,6 +1,7 @@
 //! Kernels by name. All are loaded at start: a name that is not in its source fails then, not at
 //! step 900.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUresult};
@@ -52,7 +53,7 @@ impl KernelPair {
 }
 
 /// The kernels of one source file, a field each: use `kernel_table!`.
-pub(crate) trait KernelTable: Sized {
+pub(crate) trait KernelTable: Sized + 'static {
     const SOURCE: KernelSource;
 
     fn load(module: &KernelModule) -> Result<Self>;
@@ -131,5 +132,27 @@ impl KernelModules {
     pub(crate) fn load<T: KernelTable>(&self) -> Result<T> {
         let module = self.0.iter().find(|module| module.source.name == T::SOURCE.name);
         T::load(module.expect("every table's source is in the list of sources"))
+    }
+}
+
+/// The kernels of all families of operations, one table of each type.
+#[derive(Default)]
+pub(crate) struct KernelTables(Vec<Box<dyn Any>>);
+
+impl KernelTables {
+    /// Adds a table, whose kernels are in `modules`.
+    ///
+    /// # Errors
+    /// A kernel is not in its source.
+    pub(crate) fn load<T: KernelTable>(&mut self, modules: &KernelModules) -> Result<()> {
+        self.0.push(Box::new(modules.load::<T>()?));
+        Ok(())
+    }
+
+    /// Returns the table of this type. The few tables are compared by the identifier of their type,
+    /// which costs less than a hash.
+    pub(crate) fn of<T: KernelTable>(&self) -> &T {
+        let table = self.0.iter().find_map(|table| table.downcast_ref());
+        table.expect("every family's table is loaded when the device is opened")
     }
 }

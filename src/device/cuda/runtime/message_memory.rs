@@ -10,7 +10,8 @@ use super::memory::{DeviceMemory, Pinned};
 use super::streams::Streams;
 use crate::Result;
 
-/// The memory and events that messages of a buffer need, made for the first one and kept with the buffer.
+/// The memory and events that messages of a buffer need, made for the first one and kept with the
+/// buffer.
 #[derive(Default)]
 pub(crate) struct MessageMemory {
     aware: Option<Rc<AwareMemory>>,
@@ -45,7 +46,8 @@ pub(crate) struct Fetched {
 }
 
 impl MessageMemory {
-    /// Returns the memory for messages of device memory, with an inbox of at least `inbox_len` values.
+    /// Returns the memory for messages of device memory, with an inbox of at least `inbox_len`
+    /// values.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -68,7 +70,8 @@ impl MessageMemory {
         Ok(Rc::clone(self.aware.insert(memory)))
     }
 
-    /// Returns the memory for staged messages of a buffer of `bytes` in at most `num_chunks` chunks.
+    /// Returns the memory for staged messages of a buffer of `bytes` in at most `num_chunks`
+    /// chunks.
     ///
     /// # Errors
     /// There is no pinned host memory left.

@@ -2,14 +2,15 @@
 //!
 //! Each file uses only files that stand above it in this list: `format` (of values), `machine`
 //! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `streams`, `memory`,
-//! `message_memory`, `buffer`; then, independent of each other, `upload` (host to device), `readings` (device to
-//! host), `partial_sums` (memory of reductions), `graph` (recorded steps) and `cublaslt` (matrix
-//! products).
+//! `message_memory`, `buffer`; then, independent of each other, `upload` (host to device),
+//! `readings` (device to host), `partial_sums` (memory of reductions), `graph` (recorded steps) and
+//! `cublaslt` (matrix products); and `gpu` (the device with all of these).
 
 pub(crate) mod buffer;
 pub(crate) mod compile;
 pub(crate) mod cublaslt;
 pub(crate) mod format;
+pub(crate) mod gpu;
 pub(crate) mod graph;
 pub(crate) mod kernels;
 pub(crate) mod launch;

@@ -1,0 +1,24 @@
+//! Lines on stdout and stderr.
+
+use std::io::{ErrorKind, Write};
+
+use crate::{Error, Result};
+
+/// Prints a line on stderr in one write, so that the lines of several ranks do not mix.
+pub(super) fn say(line: &str) {
+    // if stderr is gone, there is nobody left to tell
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Prints a line on stdout. A reader that has gone away is not an error; a full disk is. Not
+/// collective.
+///
+/// # Errors
+/// The line cannot be written.
+pub fn print_line(line: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::failed("writing to stdout", error)),
+        _ => Ok(()),
+    }
+}

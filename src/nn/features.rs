@@ -1,0 +1,50 @@
+//! The shape of a row of values.
+
+/// The shape of one row of values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Features {
+    /// A vector of features.
+    Flat(usize),
+    /// An image, channels last.
+    Image {
+        /// Rows of pixels.
+        height: usize,
+        /// Pixels per row.
+        width: usize,
+        /// Values per pixel.
+        channels: usize,
+    },
+}
+
+/// The largest number of values in a row of inputs, of targets or of a layer's outputs. Such a row
+/// takes 1 GiB, and the product of two such sizes cannot overflow.
+pub const LARGEST_SIZE: usize = 1 << 28;
+
+impl Features {
+    /// Returns the number of values, saturating at `usize::MAX`.
+    #[allow(clippy::len_without_is_empty)] // emptiness is an error where a model is built
+    pub fn len(self) -> usize {
+        match self {
+            Features::Flat(len) => len,
+            Features::Image { height, width, channels } => {
+                height.saturating_mul(width).saturating_mul(channels)
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Features {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Features::Flat(1) => write!(f, "1 feature"),
+            Features::Flat(len) => write!(f, "{len} features"),
+            Features::Image { height, width, channels } => {
+                write!(
+                    f,
+                    "images of {height} × {width} with {channels} channel{}",
+                    if *channels == 1 { "" } else { "s" }
+                )
+            }
+        }
+    }
+}
