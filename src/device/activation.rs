@@ -1,6 +1,6 @@
 //! Contract of activations: elementwise functions and their derivatives.
 
-use super::MemoryOperations;
+use super::memory::MemoryOperations;
 
 /// An elementwise function after a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

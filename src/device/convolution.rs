@@ -1,6 +1,6 @@
 //! Contract of convolution layers, with pooling and ReLU in the same pass.
 
-use super::MemoryOperations;
+use super::memory::MemoryOperations;
 
 /// A convolution with a square kernel, `[outputs, channels, kernel, kernel]`, with optional pooling
 /// and ReLU.

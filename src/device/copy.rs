@@ -1,6 +1,6 @@
 //! Contract of fills and copies within a device's memory.
 
-use super::MemoryOperations;
+use super::memory::MemoryOperations;
 
 /// A block of a row-major matrix, to be copied into another matrix.
 #[derive(Debug, Clone, Copy)]

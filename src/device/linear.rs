@@ -1,6 +1,7 @@
 //! Contract of linear layers: matrix products with bias and activation.
 
-use super::{Activation, MemoryOperations};
+use super::activation::Activation;
+use super::memory::MemoryOperations;
 
 /// The order of a weight matrix in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

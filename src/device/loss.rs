@@ -1,6 +1,6 @@
 //! Contract of losses, which are computed together with their gradients.
 
-use super::MemoryOperations;
+use super::memory::MemoryOperations;
 
 /// A batch of outputs and the scale of its gradient.
 #[derive(Debug, Clone, Copy)]

@@ -40,16 +40,17 @@ mod memory;
 mod optimizer;
 mod pool;
 
-pub use activation::{Activation, ActivationOperations};
-pub use convolution::{ConvolutionOperations, ConvolutionShape};
-pub use copy::{BlockShape, CopyOperations};
+// all that a family's file makes public is part of the contract
+pub use activation::*;
+pub use convolution::*;
+pub use copy::*;
 pub use cpu::{Cpu, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
-pub use linear::{FusedActivation, LinearOperations, LinearShape, WeightLayout};
-pub use loss::{LossOperations, LossShape};
-pub use memory::{MemoryOperations, Role, totals};
+pub use linear::*;
+pub use loss::*;
+pub use memory::*;
 pub use optimizer::*;
-pub use pool::{PoolOperations, PoolShape};
+pub use pool::*;
 
 /// A processor or GPU with all operations of training.
 pub trait Device:

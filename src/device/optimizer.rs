@@ -1,6 +1,6 @@
 //! Contract of the optimizers' steps over flat slices of parameters.
 
-use super::MemoryOperations;
+use super::memory::MemoryOperations;
 
 /// Indices into the values of an optimizer that change from step to step.
 ///
@@ -26,6 +26,8 @@ pub enum OptimizerStep {
     Sgd(SgdStep),
     /// Adam or AdamW. Two slots: the first and the second moment.
     Adam(AdamStep),
+    /// Lion. One slot: the moment.
+    Lion(LionStep),
 }
 
 /// Constants of stochastic gradient descent, as `torch.optim.SGD` defines them.
@@ -53,6 +55,17 @@ pub struct AdamStep {
     pub weight_decay: f32,
     /// True for AdamW.
     pub decoupled: bool,
+}
+
+/// Constants of Lion (Chen et al., 2023, Algorithm 2).
+#[derive(Debug, Clone, Copy)]
+pub struct LionStep {
+    /// Weight of the moment in the interpolation with the gradient, whose sign is the update.
+    pub beta1: f64,
+    /// Decay rate of the moment.
+    pub beta2: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f32,
 }
 
 /// Updates of parameters, and the squares that the gradient's norm is made of.

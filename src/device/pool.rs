@@ -1,6 +1,6 @@
 //! Contract of max-pooling on its own, for networks whose pooling does not follow a convolution.
 
-use super::MemoryOperations;
+use super::memory::MemoryOperations;
 
 /// A maximum over square windows whose stride is their size.
 #[derive(Debug, Clone, Copy)]

@@ -11,7 +11,7 @@ use std::ops::Range;
 use clap::ValueEnum;
 
 use crate::Result;
-use crate::device::{AdamStep, Device, OptimizerStep, Role, SgdStep, update};
+use crate::device::{AdamStep, Device, LionStep, OptimizerStep, Role, SgdStep, update};
 
 /// The rule that turns gradients into updates. Checkpoints hold its name on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -31,6 +31,12 @@ pub enum Rule {
     /// `torch.optim.AdamW`: weight decay shrinks the weights directly.
     #[value(name = "adamw")]
     AdamW,
+    /// Lion, whose updates have one size.
+    ///
+    /// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, Algorithm 2),
+    /// with decoupled weight decay.
+    #[value(name = "lion")]
+    Lion,
 }
 
 /// A rule and its constants, without the learning rate, which a [`LearningRateSchedule`] gives for
@@ -45,7 +51,8 @@ pub struct OptimizerSettings {
     pub nesterov: bool,
     /// Weight decay, per unit of learning rate. Default 0.
     pub weight_decay: f64,
-    /// Decay rates of Adam's moments. Default 0.9 and 0.999.
+    /// Decay rates of Adam's moments, 0.9 and 0.999 by default; of Lion's interpolation and moment, 0.9
+    /// and 0.99 by default.
     pub betas: [f64; 2],
     /// Added to the root of Adam's second moment. Default 10⁻⁸.
     pub epsilon: f64,
@@ -59,7 +66,7 @@ impl OptimizerSettings {
             momentum: 0.0,
             nesterov: false,
             weight_decay: 0.0,
-            betas: [0.9, 0.999],
+            betas: if rule == Rule::Lion { [0.9, 0.99] } else { [0.9, 0.999] },
             epsilon: 1e-8,
         }
     }
@@ -70,6 +77,7 @@ impl OptimizerSettings {
             Rule::Sgd if self.momentum == 0.0 => &[],
             Rule::Sgd => &["momentum_buffer"],
             Rule::Adam | Rule::AdamW => &["exp_avg", "exp_avg_sq"],
+            Rule::Lion => &["exp_avg"],
         }
     }
 
@@ -93,6 +101,9 @@ impl OptimizerSettings {
                 weight_decay,
                 decoupled: self.rule == Rule::AdamW,
             }),
+            Rule::Lion => {
+                OptimizerStep::Lion(LionStep { beta1: self.betas[0], beta2: self.betas[1], weight_decay })
+            }
         }
     }
 }
@@ -204,7 +215,7 @@ mod tests {
             for (t, (rate, gradient)) in rates.iter().zip(gradients).enumerate() {
                 let p = &mut parameters[element];
                 let mut g = gradient[element];
-                if settings.rule == Rule::AdamW {
+                if matches!(settings.rule, Rule::AdamW | Rule::Lion) {
                     *p -= rate * settings.weight_decay * *p;
                 } else {
                     g += settings.weight_decay * *p;
@@ -215,6 +226,12 @@ mod tests {
                     continue;
                 }
                 let [b1, b2] = settings.betas;
+                if settings.rule == Rule::Lion {
+                    let interpolation = b1 * m + (1.0 - b1) * g;
+                    *p -= if interpolation == 0.0 { 0.0 } else { rate * interpolation.signum() };
+                    m = b2 * m + (1.0 - b2) * g;
+                    continue;
+                }
                 m = b1 * m + (1.0 - b1) * g;
                 v = b2 * v + (1.0 - b2) * g * g;
                 let t = t as i32 + 1;
@@ -233,12 +250,14 @@ mod tests {
     }
 
     fn every_rule_on(device: &Cpu) {
-        let mut cases: Vec<_> = [Rule::Sgd, Rule::Adam, Rule::AdamW].map(OptimizerSettings::new).into();
+        let mut cases: Vec<_> =
+            [Rule::Sgd, Rule::Adam, Rule::AdamW, Rule::Lion].map(OptimizerSettings::new).into();
         cases.push(OptimizerSettings { weight_decay: 0.1, ..cases[0] });
         cases.push(OptimizerSettings { momentum: 0.9, weight_decay: 0.1, ..cases[0] });
-        cases.push(OptimizerSettings { nesterov: true, ..cases[4] });
+        cases.push(OptimizerSettings { nesterov: true, ..cases[5] });
         cases.push(OptimizerSettings { weight_decay: 0.1, ..cases[1] });
         cases.push(OptimizerSettings { weight_decay: 0.1, betas: [0.8, 0.99], ..cases[2] });
+        cases.push(OptimizerSettings { weight_decay: 0.1, betas: [0.8, 0.9], ..cases[3] });
         let rates = [0.1, 0.05, 0.2, 0.1];
         let gradients = [[0.3, -0.2, 0.0], [0.1, 0.4, -0.5], [-0.6, 0.2, 0.1], [0.0, 1.0, -1.0]];
         for settings in cases {

@@ -54,11 +54,13 @@ pub enum Name {
     AllReduce,
     /// The operation of `MPI_Reduce_scatter_block`, by pairwise exchange.
     ReduceScatter,
+    /// `MPI_Scan`.
+    Scan,
 }
 
 impl Name {
     /// All names with their texts, each at the index of its number.
-    const ALL: [(Name, &'static str); 23] = [
+    const ALL: [(Name, &'static str); 24] = [
         (Name::Start, "starting MPI"),
         (Name::Step, "step"),
         (Name::Evaluation, "evaluation"),
@@ -82,6 +84,7 @@ impl Name {
         (Name::Reduce, "reduce"),
         (Name::AllReduce, "all_reduce"),
         (Name::ReduceScatter, "reduce_scatter"),
+        (Name::Scan, "scan"),
     ];
 
     /// Returns the text of the name in traces.

@@ -66,8 +66,8 @@ fn typed<T: Element + std::fmt::Debug>(c: &Communicator, len: usize, from: fn(u8
     assert_eq!(c.start_all_to_all(long.clone(), zeros(len * size)).unwrap().wait().1, exchanged);
 
     for operation in [Operation::Sum, Operation::Product, Operation::Min, Operation::Max] {
-        let expect = |i: usize| -> T {
-            let all = (0..size).map(|rank| u32::from(value(rank, i)));
+        let combined = |num_ranks: usize, i: usize| -> T {
+            let all = (0..num_ranks).map(|rank| u32::from(value(rank, i)));
             let result = match operation {
                 Operation::Sum => all.sum(),
                 Operation::Product => all.product::<u32>() % 256,
@@ -76,6 +76,7 @@ fn typed<T: Element + std::fmt::Debug>(c: &Communicator, len: usize, from: fn(u8
             };
             from(result as u8)
         };
+        let expect = |i: usize| combined(size, i);
         // a product that wraps in u8 does not in the other types: keep to what all of them hold
         let fits = |i: usize| (0..size).map(|rank| u32::from(value(rank, i))).product::<u32>() < 256;
         if operation == Operation::Product && !(0..len * size).all(fits) {
@@ -97,6 +98,12 @@ fn typed<T: Element + std::fmt::Debug>(c: &Communicator, len: usize, from: fn(u8
 
         let expected: Vec<T> = (0..len * size).map(expect).collect();
         assert_eq!(c.start_all_reduce_in_place(long.clone(), operation).unwrap().wait(), expected);
+
+        let expected: Vec<T> = (0..len).map(|i| combined(rank + 1, i)).collect();
+        let mut values = own.clone();
+        c.scan(&mut values, operation);
+        assert_eq!(values, expected);
+        assert_eq!(c.start_scan(own.clone(), zeros(len), operation).unwrap().wait().1, expected);
 
         let part = rank * len..(rank + 1) * len;
         let expected: Vec<T> = part.clone().map(expect).collect();

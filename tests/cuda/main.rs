@@ -34,6 +34,11 @@ static CASES: &[Case] = &[
         run: |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw"),
     },
     Case {
+        name: "oracle_classifier_tanh_lion",
+        ranks: &[1, 2, 3],
+        run: |world| replicas::oracle::<Cuda>(world, "classifier_tanh_lion"),
+    },
+    Case {
         name: "oracle_lenet_sgd",
         ranks: &[1, 2, 3],
         run: |world| replicas::oracle::<Cuda>(world, "lenet_sgd"),

@@ -3,7 +3,7 @@
 
 use phalanx::comm::World;
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LossShape,
+    Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LionStep, LossShape,
     OptimizerStep, PoolShape, Precision, Role, SgdStep, WeightLayout, totals, update,
 };
 
@@ -292,6 +292,10 @@ fn optimizers(cuda: &Cuda, tolerance: f32) {
             arrays.extend([weights(random(len, 2)), exact(random(len, 3)), exact(second), sums.clone()]);
             compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Optimizer { step });
         }
+        let step = OptimizerStep::Lion(LionStep { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 });
+        let mut arrays = read.to_vec();
+        arrays.extend([weights(random(len, 2)), exact(random(len, 3)), sums.clone()]);
+        compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Optimizer { step });
         compare("squares", cuda, tolerance, &[exact(random(len, 6)), sums], &Squares { num_read: 1 });
     }
 }

@@ -66,7 +66,7 @@ const OPTIONS: [(&str, &[&str]); 43] = [
     ),
     ("--batch-size", &["1", "2", "7", "128", "10000"]),
     ("--micro-batches", &["1", "2", "5", "128", "1000"]),
-    ("--optimizer", &["sgd", "adam", "adamw"]),
+    ("--optimizer", &["sgd", "adam", "adamw", "lion"]),
     ("--learning-rate", &["0.1", "1e-30", "1e30", "-1"]),
     ("--momentum", &["0", "0.5", "1"]),
     ("--nesterov", &[]),

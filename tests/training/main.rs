@@ -34,6 +34,11 @@ static CASES: &[Case] = &[
         ranks: ALL,
         run: |world| replicas::oracle::<Cpu>(world, "deep_mlp_gelu_adamw"),
     },
+    Case {
+        name: "oracle_classifier_tanh_lion",
+        ranks: ALL,
+        run: |world| replicas::oracle::<Cpu>(world, "classifier_tanh_lion"),
+    },
     Case { name: "oracle_lenet_sgd", ranks: ALL, run: |world| replicas::oracle::<Cpu>(world, "lenet_sgd") },
     Case {
         name: "oracle_cifar_net_adam",

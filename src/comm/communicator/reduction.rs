@@ -117,6 +117,33 @@ impl Communicator {
         self.start(values, request)
     }
 
+    /// Replaces `values` on rank r by the combination over ranks 0 to r (`MPI_Scan`, MPI-4.1 §6.11.1).
+    pub fn scan<T: Element>(&self, values: &mut [T], operation: Operation) {
+        let _span = self.collective_span(Name::Scan, size_of_val(values));
+        let values = Values::of_mut(values);
+        // SAFETY: the slice stays borrowed until the call is complete.
+        self.block_on(|mpi, mode| unsafe { mpi.scan(mode, None, values, operation) });
+    }
+
+    /// Starts combining the `send` of ranks 0 to r in rank r's `receive` (`MPI_Iscan`).
+    ///
+    /// # Errors
+    /// The lengths differ.
+    pub fn start_scan<B: HostBuffer>(
+        &self,
+        send: B,
+        receive: B,
+        operation: Operation,
+    ) -> Result<Pending<(B, B)>> {
+        self.check_equal("scanning", send.as_ref().len(), receive.as_ref().len())?;
+        let flight = self.collective_flight(Name::Scan, size_of_val(send.as_ref()));
+        Ok(self.start_call(flight, (send, receive), |mpi, mode, (send, receive)| {
+            let (send, receive) = (Values::of_mut(send.as_mut()), Values::of_mut(receive.as_mut()));
+            // SAFETY: the pending operation owns the buffers, which keep their values in place.
+            unsafe { mpi.scan(mode, Some(send), receive, operation) }
+        }))
+    }
+
     /// Combines every rank's `send` and leaves part r on rank r (the operation of
     /// `MPI_Reduce_scatter_block`), with the bits of [`Communicator::start_reduce_scatter`].
     ///

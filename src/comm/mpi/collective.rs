@@ -150,6 +150,29 @@ impl Handle {
         }
     }
 
+    /// Combines the `send` of ranks 0 to r in rank r's `receive` (`MPI_Scan`).
+    pub(in crate::comm) unsafe fn scan(
+        &self,
+        mut mode: Mode<'_>,
+        send: Option<Values>,
+        receive: Values,
+        operation: Operation,
+    ) {
+        let (t, op) = (datatype(receive.element), reduction(operation));
+        let comm = self.communicator(Channel::Public);
+        for (at, n) in self.pieces(receive) {
+            let from = source(send.map(|send| send.range(at, 0)));
+            let into = receive.range(at, 0).pointer;
+            // SAFETY: see the head of the file; the piece is within the values.
+            unsafe {
+                mode.call(
+                    || ffi::MPI_Scan(from, into, n, t, op, comm),
+                    |r| ffi::MPI_Iscan(from, into, n, t, op, comm, r),
+                );
+            }
+        }
+    }
+
     /// Combines every rank's `send` and leaves part r in rank r's `receive`
     /// (`MPI_Reduce_scatter_block`). The length of a part is at most [`Handle::limit`].
     pub(in crate::comm) unsafe fn reduce_scatter(

@@ -3,7 +3,7 @@
 
 use super::Cpu;
 use super::loops::{CHUNK, sum_of_squares};
-use crate::device::{AdamStep, OptimizerOperations, OptimizerStep, SgdStep, totals, update};
+use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals, update};
 use crate::memory::Memory;
 
 impl OptimizerOperations for Cpu {
@@ -26,6 +26,7 @@ impl OptimizerOperations for Cpu {
             (OptimizerStep::Adam(step), [first, second]) => {
                 self.adam(&AdamScalars::new(step, update), parameters, gradients, first, second)
             }
+            (OptimizerStep::Lion(step), [moment]) => self.lion(step, update, parameters, gradients, moment),
             (step, slots) => panic!("{step:?} with {} slots", slots.len()),
         };
         sums[totals::GRADIENT_SQUARES] += squares as f32;
@@ -85,6 +86,44 @@ impl Cpu {
                             let g = weight_decay.mul_add(*p, g * gradient_scale);
                             *v = momentum.mul_add(*v, g);
                             *p -= learning_rate * if nesterov { momentum.mul_add(*v, g) } else { *v };
+                        }
+                    }
+                },
+            );
+            squares
+        })
+    }
+
+    fn lion(
+        &self,
+        step: &LionStep,
+        update: &[f32],
+        parameters: &mut [f32],
+        gradients: &[f32],
+        moment: &mut [f32],
+    ) -> f64 {
+        let (learning_rate, gradient_scale) = (update[update::LEARNING_RATE], update[update::GRADIENT_SCALE]);
+        let (beta1, beta2) = (step.beta1 as f32, step.beta2 as f32);
+        // rounded once: 1 − 0.99 in f32 would be off by 10⁻⁶
+        let (one_minus_beta1, one_minus_beta2) = ((1.0 - step.beta1) as f32, (1.0 - step.beta2) as f32);
+        let decay = 1.0 - learning_rate * step.weight_decay;
+        let part = self.part_len(parameters.len());
+        let parts = parameters.chunks_mut(part).zip(gradients.chunks(part)).zip(moment.chunks_mut(part));
+        self.sum_over(parts, |((parameters, gradients), moment)| {
+            let mut squares = 0.0;
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    let pairs = parameters.chunks_mut(CHUNK).zip(gradients.chunks(CHUNK));
+                    for ((parameters, gradients), moment) in pairs.zip(moment.chunks_mut(CHUNK)) {
+                        squares += sum_of_squares(gradients);
+                        for ((p, g), m) in parameters.iter_mut().zip(gradients).zip(moment) {
+                            let g = g * gradient_scale;
+                            let interpolation = beta1.mul_add(*m, one_minus_beta1 * g);
+                            // 0 has no sign, and NaN stays
+                            let sign = if interpolation == 0.0 { 0.0 } else { interpolation.signum() };
+                            *p = decay.mul_add(*p, -learning_rate * sign);
+                            *m = beta2.mul_add(*m, one_minus_beta2 * g);
                         }
                     }
                 },

@@ -4,7 +4,7 @@ use super::runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, launch};
-use crate::device::{AdamStep, OptimizerOperations, OptimizerStep, SgdStep, totals};
+use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals};
 
 /// Largest number of slots of an optimizer: `MAX_SLOTS` of the kernels.
 const MAX_SLOTS: usize = 4;
@@ -13,6 +13,7 @@ kernel_table!(OptimizerKernels in "optimizer.cu" {
     sgd_step: Kernel,
     sgd_momentum_step: Kernel,
     adam_step: Kernel,
+    lion_step: Kernel,
     sum_squares: Kernel,
 });
 
@@ -38,6 +39,17 @@ struct AdamConstants {
     decoupled: i32,
 }
 
+/// `struct LionConstants` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LionConstants {
+    beta1: f32,
+    beta2: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
+    weight_decay: f32,
+}
+
 /// `struct OptimizerArrays` of the kernels.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -55,6 +67,7 @@ struct OptimizerArrays {
 
 impl KernelArgument for SgdConstants {}
 impl KernelArgument for AdamConstants {}
+impl KernelArgument for LionConstants {}
 impl KernelArgument for OptimizerArrays {}
 
 impl SgdConstants {
@@ -77,6 +90,15 @@ impl AdamConstants {
             weight_decay,
             decoupled: i32::from(decoupled),
         }
+    }
+}
+
+impl LionConstants {
+    fn new(step: &LionStep) -> LionConstants {
+        let LionStep { beta1, beta2, weight_decay } = *step;
+        let (one_minus_beta1, one_minus_beta2) = ((1.0 - beta1) as f32, (1.0 - beta2) as f32);
+        let (beta1, beta2) = (beta1 as f32, beta2 as f32);
+        LionConstants { beta1, beta2, one_minus_beta1, one_minus_beta2, weight_decay }
     }
 }
 
@@ -122,6 +144,9 @@ impl OptimizerOperations for Cuda {
             }
             (OptimizerStep::Adam(step), 2) => {
                 self.launch_step(&kernels.adam_step, AdamConstants::new(step), arrays);
+            }
+            (OptimizerStep::Lion(step), 1) => {
+                self.launch_step(&kernels.lion_step, LionConstants::new(step), arrays);
             }
             (step, num_slots) => panic!("{step:?} with {num_slots} slots"),
         }

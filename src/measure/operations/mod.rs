@@ -8,13 +8,14 @@ mod broadcast;
 mod gather;
 mod reduce;
 mod reduce_scatter;
+mod scan;
 mod scatter;
 mod send_receive;
 
 use super::operation::Measured;
 
 /// All operations, in the order in which they are measured.
-pub static OPERATIONS: [Measured; 9] = [
+pub static OPERATIONS: [Measured; 10] = [
     &send_receive::SEND_RECEIVE,
     &broadcast::BROADCAST,
     &scatter::SCATTER,
@@ -24,6 +25,7 @@ pub static OPERATIONS: [Measured; 9] = [
     &reduce::REDUCE,
     &all_reduce::ALL_REDUCE,
     &reduce_scatter::REDUCE_SCATTER,
+    &scan::SCAN,
 ];
 
 /// Returns the operation called `name`.
@@ -39,7 +41,7 @@ mod tests {
     #[test]
     fn the_busiest_link_carries_what_nccl_tests_say() {
         let factors = |size| OPERATIONS.map(|operation| (operation.bus_factor)(size));
-        assert_eq!(factors(4), [1.0, 1.0, 0.75, 0.75, 0.75, 0.75, 1.0, 1.5, 0.75]);
+        assert_eq!(factors(4), [1.0, 1.0, 0.75, 0.75, 0.75, 0.75, 1.0, 1.5, 0.75, 1.0]);
         assert_eq!((all_reduce::ALL_REDUCE.bus_factor)(1), 0.0);
     }
 
@@ -57,6 +59,8 @@ mod tests {
         assert_eq!(of("all-to-all", 1), [3.0, 4.0, 6.0, 7.0]);
         assert_eq!(of("all-reduce", 0), [5.0, 7.0, 9.0, 11.0]);
         assert_eq!(of("reduce-scatter", 1), [9.0, 11.0]);
+        assert_eq!(of("scan", 0), [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(of("scan", 1), [5.0, 7.0, 9.0, 11.0]);
         assert!(of("reduce", 1).is_empty());
     }
 }

@@ -16,7 +16,8 @@ pub struct OptimizerOptions {
     #[arg(long, value_enum, default_value = "sgd")]
     pub optimizer: Rule,
 
-    /// Learning rate, at the end of the warm-up [default: 0.05 with sgd, 0.001 with adam and adamw]
+    /// Learning rate, at the end of the warm-up [default: 0.05 with sgd, 0.001 with adam and adamw,
+    /// 0.0001 with lion]
     #[arg(long, allow_negative_numbers = true, value_name = "RATE")]
     pub learning_rate: Option<f64>,
 
@@ -61,7 +62,7 @@ impl OptimizerOptions {
     /// Returns the optimizer's rule and constants.
     pub fn settings(&self) -> OptimizerSettings {
         let default_decay = match self.optimizer {
-            Rule::Sgd | Rule::Adam => 0.0,
+            Rule::Sgd | Rule::Adam | Rule::Lion => 0.0,
             Rule::AdamW => 0.01,
         };
         OptimizerSettings {
@@ -77,6 +78,7 @@ impl OptimizerOptions {
         let default_rate = match self.optimizer {
             Rule::Sgd => 0.05,
             Rule::Adam | Rule::AdamW => 0.001,
+            Rule::Lion => 0.0001,
         };
         LearningRateSchedule {
             kind: self.learning_rate_schedule,

@@ -14,7 +14,8 @@ use phalanx::train::TrainerSettings;
 
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
 
-const MLPS: [&str; 3] = ["classifier_relu_sgd", "regressor_tanh_adam_cosine", "deep_mlp_gelu_adamw"];
+const MLPS: [&str; 4] =
+    ["classifier_relu_sgd", "regressor_tanh_adam_cosine", "deep_mlp_gelu_adamw", "classifier_tanh_lion"];
 
 const SYNC: SyncSettings = SyncSettings {
     bucket_bytes: 25_000_000,

@@ -54,6 +54,13 @@ impl Oracle {
                 OptimizerSettings { rule: Rule::AdamW, weight_decay: 1e-2, ..adam },
                 1e-3,
             ),
+            "classifier_tanh_lion" => (
+                Network::mlp(&[16, 12], Activation::Tanh, true, 5, Loss::CrossEntropy),
+                Features::Flat(20),
+                Targets::Classes(5),
+                OptimizerSettings { weight_decay: 0.1, ..OptimizerSettings::new(Rule::Lion) },
+                1e-3,
+            ),
             "lenet_sgd" => (
                 Network::lenet(10),
                 image(28, 1),

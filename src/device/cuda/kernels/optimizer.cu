@@ -36,6 +36,12 @@ struct AdamConstants {
     int decoupled;
 };
 
+struct LionConstants {
+    float beta1, beta2;
+    float one_minus_beta1, one_minus_beta2; // rounded once
+    float weight_decay;
+};
+
 // Applies `rule` to all elements: `rule.step(parameter, gradient, slot)` returns the new parameter
 // and updates the element's slots, of which `slot(i)` is a reference. Rules must write sums of two
 // products with `fmaf`: the compiler would choose which product to round, differently in different
@@ -144,6 +150,34 @@ struct Adam {
     }
 };
 
+struct Lion {
+    enum { SLOTS = 1 };
+    float beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float learning_rate;
+    float decay; // factor of the parameter: decoupled weight decay
+    float gradient_scale;
+
+    __device__ __forceinline__ Lion(const LionConstants& constants, const float* update) {
+        beta1 = constants.beta1;
+        beta2 = constants.beta2;
+        one_minus_beta1 = constants.one_minus_beta1;
+        one_minus_beta2 = constants.one_minus_beta2;
+        learning_rate = update[LEARNING_RATE];
+        decay = 1 - learning_rate * constants.weight_decay;
+        gradient_scale = update[GRADIENT_SCALE];
+    }
+
+    template <class Slots>
+    __device__ __forceinline__ float step(float parameter, float gradient, Slots slot) const {
+        float g = gradient * gradient_scale;
+        float interpolation = fmaf(beta1, slot(0), one_minus_beta1 * g);
+        slot(0) = fmaf(beta2, slot(0), one_minus_beta2 * g);
+        // 0 has no sign, and NaN stays
+        float sign = interpolation > 0 ? 1.0f : interpolation < 0 ? -1.0f : interpolation;
+        return fmaf(decay, parameter, -learning_rate * sign);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(256) sgd_step(SgdConstants constants, OptimizerArrays arrays) {
     optimizer_step(Sgd<false>(constants, arrays.update), arrays);
 }
@@ -155,6 +189,10 @@ extern "C" __global__ void __launch_bounds__(256) sgd_momentum_step(
 
 extern "C" __global__ void __launch_bounds__(256) adam_step(AdamConstants constants, OptimizerArrays arrays) {
     optimizer_step(Adam(constants, arrays.update), arrays);
+}
+
+extern "C" __global__ void __launch_bounds__(256) lion_step(LionConstants constants, OptimizerArrays arrays) {
+    optimizer_step(Lion(constants, arrays.update), arrays);
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_squares(
