@@ -5,18 +5,18 @@
 //!
 //! | module | contents | may use |
 //! |---|---|---|
-//! | [`memory`] | large arrays on huge pages | |
+//! | [`memory`] | large arrays on huge pages; buffers as messages see them | |
 //! | [`trace`] | the recorder of spans: what a rank did when | |
-//! | [`comm`] | ranks and messages; the only place that names MPI | `memory`, `trace`, `device` (once) |
+//! | [`comm`] | ranks and messages; the only place that names MPI | `memory`, `trace` |
 //! | [`device`] | arithmetic; the only place that names `gemm` and CUDA | `memory` |
 //! | [`nn`] | networks, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | samples, their order and their statistics | `memory`, `nn` |
 //! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
-//! | [`parallel`] | the strategies: networks meet ranks | `comm`, `device`, `nn`, `optim`, `trace` |
+//! | [`parallel`] | the strategies: networks meet ranks | all above but `dataset`, `checkpoint` |
 //! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | the cost of communication | `comm`, `device`, `memory` |
-//! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure` |
+//! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure`, `memory` |
 //! | [`train`] | the loop of every training program, its options | all but `measure`, `probe` |
 //!
 //! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering/`
@@ -53,7 +53,8 @@
 //! * *Part*: one of N equal sections of a buffer in an operation of N ranks; part r belongs to rank
 //!   r. *Chunk*: a section of a long buffer that a plan moves at once. *Lane*: the resources for
 //!   one chunk in flight. *Inbox*: the memory where terms of a sum arrive. *Arena*: the memory that
-//!   a plan works on, which is a buffer and an inbox per lane.
+//!   an operation works on, which is a buffer and an inbox per lane. *Loan*: a buffer that an
+//!   operation has as its arena until it is done.
 //! * *CUDA-aware*: said of an MPI that reads and writes device memory itself. *Staged*: said of a
 //!   message that is copied through pinned host memory because MPI is not CUDA-aware.
 //!
