@@ -44,8 +44,13 @@ impl Handle {
     ) {
         let (extent, comm, to) = (self.extent(values), self.communicator(channel), to as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
-        // SAFETY: the caller keeps the values valid; the extent counts exactly these.
-        unsafe { requests.post(|r| ffi::MPI_Isend(pointer, n, t, to, tag, comm, r)) };
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI writes
+        // the request.
+        unsafe {
+            ffi::MPI_Isend(pointer, n, t, to, tag, comm, request.as_mut_ptr());
+            requests.push(request.assume_init());
+        }
     }
 
     /// Starts receiving at most `values` from rank `from` (`MPI_Irecv`).
@@ -62,8 +67,13 @@ impl Handle {
     ) {
         let (extent, comm, from) = (self.extent(values), self.communicator(channel), from as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
-        // SAFETY: the caller keeps the values valid; the extent counts exactly these.
-        unsafe { requests.post(|r| ffi::MPI_Irecv(pointer, n, t, from, tag, comm, r)) };
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI writes
+        // the request.
+        unsafe {
+            ffi::MPI_Irecv(pointer, n, t, from, tag, comm, request.as_mut_ptr());
+            requests.push(request.assume_init());
+        }
     }
 
     /// Sends to one rank and receives from another at the same time (`MPI_Sendrecv`).

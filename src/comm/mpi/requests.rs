@@ -24,6 +24,11 @@ impl Requests {
         Requests(requests)
     }
 
+    /// Adds a request that a call has written.
+    pub(super) fn push(&mut self, request: ffi::MPI_Request) {
+        self.0.push(request);
+    }
+
     /// Runs a call that writes a request handle, and keeps the handle.
     ///
     /// # Safety
