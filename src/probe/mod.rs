@@ -102,7 +102,7 @@ impl FromStr for Trial {
 
 #[cfg(test)]
 mod tests {
-    use super::{MemoryKind, Trial};
+    use super::{MemoryKind, OPERATIONS, Trial};
 
     #[test]
     fn every_trial_has_a_name_of_its_own() {
@@ -111,7 +111,7 @@ mod tests {
         assert!(all.iter().zip(&names).all(|(trial, name)| name.parse() == Ok(*trial)));
         names.sort();
         names.dedup();
-        assert_eq!((names.len(), all.len()), (all.len(), 36 + 14));
+        assert_eq!((names.len(), all.len()), (all.len(), 4 * OPERATIONS.len() + 14));
         assert!(
             Trial::all(false, false).iter().all(|trial| trial.memory == MemoryKind::Host && !trial.is_large)
         );
