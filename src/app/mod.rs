@@ -147,8 +147,7 @@ fn observed<A: Program, T: Into<Finished>>(
     arguments: &A,
     run: impl FnOnce(&World, &A) -> Result<T>,
 ) -> Result<ExitCode> {
-    let checked = if world.is_root() { arguments.check_files().map(Some) } else { Ok(None) };
-    world.communicator().agree_with_root(checked)?;
+    world.communicator().agree_with_root(|| arguments.check_files())?;
     let Some(path) = &arguments.common().trace else {
         return run(world, arguments).map(|done| done.into().exit_code);
     };

@@ -21,13 +21,14 @@ impl Communicator {
         self.agree_and_name(outcome, true)
     }
 
-    /// Returns rank 0's `outcome` on every rank, for work that rank 0 does on behalf of all: other
-    /// ranks may pass anything, and the message does not name rank 0. Collective.
+    /// Does `work` on rank 0, on behalf of all ranks, and returns its result there and `None`
+    /// elsewhere; an error becomes one on every rank, with a message that does not name rank 0.
+    /// Collective.
     ///
     /// # Errors
-    /// Rank 0 passed an error.
-    pub fn agree_with_root<T>(&self, outcome: Result<Option<T>>) -> Result<Option<T>> {
-        self.agree_and_name(if self.is_root() { outcome } else { Ok(None) }, false)
+    /// `work` failed.
+    pub fn agree_with_root<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        self.agree_and_name(self.is_root().then(work).transpose(), false)
     }
 
     /// Compares `settings`, names with values, over the ranks. Collective; one `MPI_Allreduce` of

@@ -70,10 +70,9 @@ impl<'a> Checkpoints<'a> {
                 .checkpoint_dir
                 .clone()
                 .map(|path| Writer::new(path, options.keep, Snapshot::new(&model.tensors, slots)?));
-            Ok(Some((writer.transpose()?, options.deadline(start)?)))
+            Ok((writer.transpose()?, options.deadline(start)?))
         };
-        let (writer, deadline) =
-            all.agree_with_root(if all.is_root() { prepare() } else { Ok(None) })?.unwrap_or_default();
+        let (writer, deadline) = all.agree_with_root(prepare)?.unwrap_or_default();
         let stop = stop.map(|stop| stop.at(deadline));
         // the next start would not find a checkpoint that lies elsewhere
         let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.position.step);
@@ -239,7 +238,8 @@ impl<'a> Checkpoints<'a> {
         if let Some(Ok(written)) = self.outcome.take_if(|outcome| outcome.is_ok()) {
             self.report(Ok(written));
         }
-        let outcome = self.all.agree_with_root(self.outcome.take_if(|outcome| outcome.is_err()).transpose());
+        let failed = self.outcome.take_if(|outcome| outcome.is_err());
+        let outcome = self.all.agree_with_root(|| failed.transpose());
         if let (Ok(_), Some(stop)) = (&outcome, &self.stop) {
             stop.end();
         }
@@ -254,8 +254,8 @@ impl<'a> Checkpoints<'a> {
     pub(super) fn export<D: Device>(&self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
         let Some(path) = &self.settings.options.export else { return Ok(()) };
         let snapshot = self.snapshot(trainer, done, &[], None)?;
-        let written = snapshot.map(|snapshot| checkpoint::write(path, &snapshot, &mut |_| ())).transpose();
-        self.all.agree_with_root(written).map(|_| ())
+        let write = |snapshot| checkpoint::write(path, &snapshot, &mut |_| ());
+        self.all.agree_with_root(|| snapshot.map(write).transpose()).map(|_| ())
     }
 
     /// Logs the result of writing a file. A failure does not stop the run, because the next file

@@ -63,12 +63,12 @@ impl Journal {
         length: RunLength,
         loss: Option<f64>,
     ) -> Result<Journal> {
-        let metrics = options.metrics.as_deref().filter(|_| world.is_root());
-        let metrics = metrics.map(|path| MetricsFile::create(path, length.first)).transpose();
-        let metrics = world.communicator().agree_with_root(metrics)?;
+        let create = |path| MetricsFile::create(path, length.first);
+        let metrics =
+            world.communicator().agree_with_root(|| options.metrics.as_deref().map(create).transpose())?;
         let shows = world.is_root() && !options.common.quiet;
         Ok(Journal {
-            metrics,
+            metrics: metrics.flatten(),
             progress: Progress::new(length.first, length.num_steps, shows, options.progress),
             length,
             step_times: step_times()?,

@@ -88,8 +88,7 @@ impl Run<'_> {
         let (all, options) = (self.world.communicator(), &self.options.checkpoints);
         let slots = trainer.slot_names();
         let identity = Identity::new(self.options, self.model, samples, length.num_steps);
-        let find = || Start::find(options, self.model, slots, &identity).map(Some);
-        let start = all.agree_with_root(if all.is_root() { find() } else { Ok(None) })?;
+        let start = all.agree_with_root(|| Start::find(options, self.model, slots, &identity))?;
         let span = trace::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);

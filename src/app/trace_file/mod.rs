@@ -42,7 +42,7 @@ impl Trace {
         let create =
             || File::create(path).map_err(|error| Error::input(format!("creating --trace {name}"), error));
         let all = world.communicator();
-        let file = all.agree_with_root(if world.is_root() { create().map(Some) } else { Ok(None) })?;
+        let file = all.agree_with_root(create)?;
         let clock = compare_clocks(all)?;
         trace::start(world.size());
         Ok(Trace { path: name, program: program.to_owned(), file, clock })

@@ -17,31 +17,25 @@ impl<D: Device> Pipeline<'_, D> {
         let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
         let (slot, set) = (&mut slots[instruction.slot], &mut sets[instruction.set]);
         let (input_width, output_width) = stage.ends();
+        let front = |buffer, width| Front { buffer, len: rows * width };
         match instruction.action.work {
             Work::ReceiveActivation => {
                 slot.collect();
                 let buffer = slot.activations.input().take().expect("a free slot has its arrays");
-                slot.input =
-                    Some(self.channel.start_receive(Front { buffer, len: rows * input_width }, peer, tag)?);
+                slot.input = Some(self.channel.start_receive(front(buffer, input_width), peer, tag)?);
             }
             Work::ReceiveGradient => {
                 set.collect();
                 let buffer = set.gradients.output().take().expect("a free set has its arrays");
-                set.output = Some(self.channel.start_receive(
-                    Front { buffer, len: rows * output_width },
-                    peer,
-                    tag,
-                )?);
+                set.output = Some(self.channel.start_receive(front(buffer, output_width), peer, tag)?);
             }
             Work::SendActivation => {
                 let buffer = slot.activations.output().take().expect("an output is sent once");
-                slot.output =
-                    Some(self.channel.start_send(Front { buffer, len: rows * output_width }, peer, tag)?);
+                slot.output = Some(self.channel.start_send(front(buffer, output_width), peer, tag)?);
             }
             _ => {
                 let buffer = set.gradients.input().take().expect("a gradient is sent once");
-                set.input =
-                    Some(self.channel.start_send(Front { buffer, len: rows * input_width }, peer, tag)?);
+                set.input = Some(self.channel.start_send(front(buffer, input_width), peer, tag)?);
             }
         }
         Ok(())

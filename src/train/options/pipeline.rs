@@ -177,7 +177,7 @@ impl PipelineOptions {
             let doing = || format!("reading the schedule {}", path.display());
             std::fs::read_to_string(path).map_err(|error| Error::input(doing(), error))
         };
-        let text = all.agree_with_root(if all.is_root() { read().map(Some) } else { Ok(None) })?;
+        let text = all.agree_with_root(read)?;
         let text = all.broadcast_bytes(text.map(String::into_bytes).unwrap_or_default(), 0)?;
         Ok(Some(String::from_utf8_lossy(&text).into_owned()))
     }
@@ -251,7 +251,6 @@ impl PipelineOptions {
                 }
             }
         };
-        let drawn = if world.is_root() { draw().map(Some) } else { Ok(None) };
-        world.communicator().agree_with_root(drawn).map(|_| ())
+        world.communicator().agree_with_root(draw).map(|_| ())
     }
 }
