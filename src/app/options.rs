@@ -10,6 +10,8 @@ use crate::Result;
 
 /// The options of every program: verbosity, the trace, and the watchdog.
 #[derive(Debug, Clone, Default, clap::Args)]
+// the heading of options that were added before these would apply to those that have none
+#[command(next_help_heading = None::<&'static str>)]
 pub struct CommonOptions {
     /// Write a trace of what every rank did, and when, to this file, for ui.perfetto.dev or
     /// chrome://tracing
