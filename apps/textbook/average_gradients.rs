@@ -13,13 +13,13 @@
 
 use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};
-use phalanx::dataset::{Batches, Order, Sampler, Standardise, open_digits};
+use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
 use phalanx::nn::{FlatBuffer, Loss, Network, Segmentation, Tape, TensorShard};
 
 const SEED: u64 = 1;
 const BATCH: usize = 128;
-const LEARNING_RATE: f32 = 0.05;
+const LEARNING_RATE: f32 = 0.2;
 
 fn main() {
     let world = World::start().expect("this is the first start");
@@ -32,7 +32,7 @@ fn train(world: &World) -> Result<()> {
     let network = Network::mlp(&[128, 64, 32], Activation::Relu, true, 10, Loss::CrossEntropy);
     let model = network.build(digits.features())?;
     let sampler = Sampler::new(digits.num_samples(), BATCH, Order::Shuffled, SEED);
-    let mut batches = Batches::new(digits, sampler, Some(Standardise::new(&[[0.1307, 0.3081]])));
+    let mut batches = Batches::new(digits, sampler, None);
 
     let tensors: Vec<_> = model.tensors.iter().map(TensorShard::whole).collect();
     let zeros = |role| FlatBuffer::zeros(&device, &tensors, &Segmentation::whole(tensors.len()), role);

@@ -11,7 +11,7 @@
 
 use phalanx::Result;
 use phalanx::comm::{World, shard};
-use phalanx::dataset::{Batches, Order, Sampler, Standardise, open_digits};
+use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
 use phalanx::nn::{FlatBuffer, Loss, Network, Segmentation, Tape, TensorShard};
 
@@ -30,7 +30,7 @@ fn train(world: &World) -> Result<()> {
     let network = Network::mlp(&[128, 64, 32], Activation::Relu, true, 10, Loss::CrossEntropy);
     let model = network.build(digits.features())?;
     let sampler = Sampler::new(digits.num_samples(), BATCH, Order::Shuffled, SEED);
-    let mut batches = Batches::new(digits, sampler, Some(Standardise::new(&[[0.1307, 0.3081]])));
+    let mut batches = Batches::new(digits, sampler, None);
     let (rank, last) = (all.rank(), all.size() - 1);
     let own = shard(model.layers.len(), rank, all.size());
     let tensors: Vec<_> = model.tensors[2 * own.start..2 * own.end].iter().map(TensorShard::whole).collect();
@@ -81,7 +81,7 @@ fn train(world: &World) -> Result<()> {
             }
         }
         let updates = parameters.segment_mut(0).iter_mut().zip(gradients.segment(0).iter());
-        updates.for_each(|(parameter, gradient)| *parameter -= 0.05 * gradient);
+        updates.for_each(|(parameter, gradient)| *parameter -= 0.2 * gradient);
         if rank == last {
             println!("step {} loss {}", step + 1, sums[totals::LOSS] / BATCH as f32);
         }

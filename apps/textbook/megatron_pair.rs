@@ -13,7 +13,7 @@
 
 use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};
-use phalanx::dataset::{Batches, Order, Sampler, Standardise, open_digits};
+use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
 use phalanx::nn::{FlatBuffer, Layer, Loss, Network, Segmentation, Tape, TensorShard};
 
@@ -30,8 +30,9 @@ fn train(world: &World) -> Result<()> {
     let network = Network::mlp(&[128, 64, 32], Activation::Relu, true, 10, Loss::CrossEntropy);
     let mut model = network.build(digits.features())?;
     let sampler = Sampler::new(digits.num_samples(), BATCH, Order::Shuffled, SEED);
-    let mut batches = Batches::new(digits, sampler, Some(Standardise::new(&[[0.1307, 0.3081]])));
+    let mut batches = Batches::new(digits, sampler, None);
     let mut tensors: Vec<_> = model.tensors.iter().map(TensorShard::whole).collect();
+    // layers 0 and 2 are split by outputs, 1 and 3 by inputs; each has a weight and a bias
     for (at, layer) in model.layers.iter_mut().enumerate() {
         let Layer::Linear { inputs, outputs, activation, bias, .. } = layer else { unreachable!() };
         let width = if at % 2 == 0 { outputs } else { inputs };
@@ -78,7 +79,7 @@ fn train(world: &World) -> Result<()> {
             gradient = input;
         }
         let updates = parameters.segment_mut(0).iter_mut().zip(gradients.segment(0).iter());
-        updates.for_each(|(parameter, gradient)| *parameter -= 0.05 * gradient);
+        updates.for_each(|(parameter, gradient)| *parameter -= 0.2 * gradient);
         if world.is_root() {
             println!("step {} loss {}", step + 1, sums[totals::LOSS] / BATCH as f32);
         }
