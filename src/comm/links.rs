@@ -20,7 +20,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Of a communicator that is not the part of another; `group` names it.
+    /// Makes the counters of a communicator that is not part of another; `group` names it.
     pub(super) fn new(group: u64) -> Links {
         Links {
             group,
@@ -30,7 +30,7 @@ impl Links {
         }
     }
 
-    /// Of the part `color` of this communicator. Collective.
+    /// Makes the counters of the part `color` of this communicator. Collective.
     pub(super) fn split(&self, color: usize) -> Links {
         self.num_groups.set(self.num_groups.get() + 1);
         Links::new(name(&[self.group, self.num_groups.get(), color as u64]))

@@ -3,8 +3,8 @@
 //! | operations of a [`Communicator`] | MPI | called by |
 //! |---|---|---|
 //! | messages (`send`, `receive`, …) | `MPI_Send`; `MPI_Mprobe` and `MPI_Mrecv`; … | the two ranks |
-//! | collective operations (`broadcast`, …) | the call of the same name | all ranks |
-//! | reductions (`all_reduce`, …) | the call of the same name, or a plan, sums in rank order | all ranks |
+//! | collective operations (`broadcast`, …) | the call of the same name, or a plan | all ranks |
+//! | reductions (`all_reduce`, …) | the call of the same name, or a plan | all ranks |
 //! | `agree`, `compare` | `MPI_Allreduce`, and more only after an error | all ranks |
 //! | `start_…` | the `MPI_I…` of that name, or a plan in place; returns a [`Pending`] | as above |
 //!

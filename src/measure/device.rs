@@ -74,6 +74,7 @@ impl Subject for DeviceSubject<'_> {
         if let (true, Some(collective)) = (self.is_inside_mpi, planned) {
             let values = self.communicator.run_inside_mpi(collective, buffers.values)?;
             self.buffers = Some(DeviceBuffers { values, ..buffers });
+            meanwhile(&mut || Ok(()))?;
             return Ok(Algorithm::Mpi);
         }
         let chosen = choice.map(|choice| self.communicator.using(choice));

@@ -44,8 +44,8 @@ impl Loan {
 /// Values that messages carry: host memory, or a device's.
 ///
 /// # Safety
-/// The memory that [`Buffer::lend`] lends stays where it is, and valid, until [`Buffer::restore`]
-/// is called, also when the value itself is moved or leaked.
+/// The memory that [`Buffer::lend`] lends stays where it is, and valid, until the value is dropped,
+/// also when the value itself is moved or leaked.
 #[allow(clippy::len_without_is_empty)] // operations take empty buffers as they take others
 pub unsafe trait Buffer: 'static {
     /// True for host memory, which MPI can read at any time.
@@ -57,12 +57,15 @@ pub unsafe trait Buffer: 'static {
     /// Returns the type of the values.
     fn element_type(&self) -> ElementType;
 
-    /// Lends the values to an operation. Nobody but the operation touches them until
-    /// [`Buffer::restore`].
+    /// Lends the values to an operation.
     ///
     /// # Errors
     /// There is no memory for the inbox or for staging, or the device does not know the reduction.
-    fn lend(&mut self, needs: &Needs) -> Result<Loan>;
+    ///
+    /// # Safety
+    /// Until the loan is dropped, the buffer is neither dropped nor touched, but by the operation,
+    /// which names only elements of the buffer and of the inbox.
+    unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan>;
 
     /// Ends the loan; the operation has changed the values in `changed`.
     fn restore(&mut self, _changed: Range<usize>) {}
@@ -101,11 +104,12 @@ unsafe impl<B: HostBuffer> Buffer for B {
         B::Element::TYPE
     }
 
-    fn lend(&mut self, needs: &Needs) -> Result<Loan> {
+    unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan> {
         let values = self.as_mut().as_mut_ptr().cast();
         let operation = needs.operation.unwrap_or(Operation::Sum);
         let places = Places { values, sums: values };
-        // SAFETY: the buffer keeps its elements in place until the loan ends.
+        // SAFETY: the caller keeps the buffer until the loan is dropped, and a `HostBuffer` keeps
+        // its elements in place.
         unsafe { HostArena::new(places, B::Element::TYPE, operation, needs.inbox_len) }.map(Loan::Host)
     }
 }
@@ -132,8 +136,10 @@ unsafe impl<B: Buffer> Buffer for Front<B> {
         self.buffer.element_type()
     }
 
-    fn lend(&mut self, needs: &Needs) -> Result<Loan> {
-        self.buffer.lend(needs)
+    unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan> {
+        // SAFETY: the caller keeps this value, which owns the inner buffer, until the loan is
+        // dropped.
+        unsafe { self.buffer.lend(needs) }
     }
 
     fn restore(&mut self, changed: Range<usize>) {

@@ -31,7 +31,7 @@ pub(super) fn fold_terms<T: Element>(own: &mut [T], inbox: &mut [T], terms: &Ter
 }
 
 /// Adds the terms in `inbox` to `own` in rank order, in `f32`, and rounds each sum once to the
-/// nearest bfloat16, ties to even, as a device does.
+/// nearest bfloat16, ties to even.
 pub(super) fn add_bf16_terms(own: &mut [bf16], inbox: &[bf16], terms: &Terms) {
     const BLOCK: usize = 1024;
     let mut sums = [0.0_f32; BLOCK];

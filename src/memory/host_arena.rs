@@ -13,6 +13,8 @@ use crate::Result;
 pub struct HostArena {
     places: Places,
     inbox: Option<Memory<u64>>,
+    /// The place of the inbox's element 0.
+    inbox_start: *mut u8,
     element: ElementType,
     operation: Operation,
 }
@@ -42,24 +44,33 @@ impl HostArena {
         operation: Operation,
         inbox_len: usize,
     ) -> Result<HostArena> {
-        let inbox = (inbox_len > 0).then(|| scratch::take(inbox_len * element.bytes())).transpose()?;
-        Ok(HostArena { places, inbox, element, operation })
+        let mut inbox = (inbox_len > 0).then(|| scratch::take(inbox_len * element.bytes())).transpose()?;
+        let inbox_start = inbox.as_mut().map_or(std::ptr::null_mut(), |memory| memory.as_mut_ptr().cast());
+        Ok(HostArena { places, inbox, inbox_start, element, operation })
     }
 
     /// Combines in place elements of type `T`.
     fn combine_as<T: Element>(&mut self, terms: &Terms) {
         let own = self.places.sums.wrapping_add(terms.range.start * size_of::<T>());
-        // SAFETY: `HostArena::new` was promised these values, and between rounds MPI has none of
-        // them.
-        let own = unsafe { std::slice::from_raw_parts_mut(own.cast::<T>(), terms.range.len()) };
-        fold_terms(own, inbox_of(&mut self.inbox, terms), terms, self.operation);
+        // SAFETY: `HostArena::new` was promised these values, `inbox_len` terms fit the inbox, and
+        // between the rounds of a chunk MPI has none of either.
+        let (own, inbox) = unsafe {
+            let own = std::slice::from_raw_parts_mut(own.cast::<T>(), terms.range.len());
+            (own, terms_in(self.inbox_start, terms))
+        };
+        fold_terms(own, inbox, terms, self.operation);
     }
 }
 
-/// Returns the part of the inbox that holds `terms`.
-fn inbox_of<'a, T: bytemuck::Pod>(inbox: &'a mut Option<Memory<u64>>, terms: &Terms) -> &'a mut [T] {
-    let inbox: &mut [u64] = inbox.as_mut().map_or(&mut [], |memory| memory);
-    &mut bytemuck::cast_slice_mut(inbox)[terms.first..][..terms.count * terms.stride]
+/// Returns the part of `inbox` that holds `terms`.
+///
+/// # Safety
+/// The terms are within the inbox, of type `T`, and MPI has none of them.
+unsafe fn terms_in<'a, T: bytemuck::Pod>(inbox: *mut u8, terms: &Terms) -> &'a mut [T] {
+    let first = inbox.wrapping_add(terms.first * size_of::<T>());
+    // SAFETY: promised by the caller; the other lane's part, which MPI may have, is not in the
+    // slice.
+    unsafe { std::slice::from_raw_parts_mut(first.cast(), terms.count * terms.stride) }
 }
 
 // SAFETY: `HostArena::new` was promised the values; the inbox is memory of its own.
@@ -69,7 +80,7 @@ unsafe impl Arena for HostArena {
     }
 
     fn inbox(&self) -> *mut u8 {
-        self.inbox.as_ref().map_or(std::ptr::null_mut(), |memory| memory.as_ptr().cast_mut().cast())
+        self.inbox_start
     }
 
     fn combine(&mut self, _lane: usize, terms: &Terms) {
@@ -86,10 +97,13 @@ unsafe impl Arena for HostArena {
             ElementType::Bf16 => {
                 assert_eq!(self.operation, Operation::Sum, "bfloat16 has sums only");
                 let own = self.places.sums.wrapping_add(terms.range.start * size_of::<bf16>());
-                // SAFETY: `HostArena::new` was promised these values, and between rounds MPI has
-                // none of them.
-                let own = unsafe { std::slice::from_raw_parts_mut(own.cast::<bf16>(), terms.range.len()) };
-                add_bf16_terms(own, inbox_of(&mut self.inbox, terms), terms);
+                // SAFETY: `HostArena::new` was promised these values, `inbox_len` terms fit the
+                // inbox, and between the rounds of a chunk MPI has none of either.
+                let (own, inbox) = unsafe {
+                    let own = std::slice::from_raw_parts_mut(own.cast::<bf16>(), terms.range.len());
+                    (own, terms_in(self.inbox_start, terms))
+                };
+                add_bf16_terms(own, inbox, terms);
             }
         }
     }

@@ -77,7 +77,7 @@ impl<T: Pod> Memory<T> {
     /// Memory for `len` elements. Not collective.
     ///
     /// # Errors
-    /// The system has not that much memory.
+    /// The system does not have that much memory.
     pub fn zeroed(len: usize) -> Result<Memory<T>> {
         let fail = |why: &dyn std::fmt::Display| {
             let mebibytes = len as f64 * size_of::<T>() as f64 / f64::from(1 << 20);

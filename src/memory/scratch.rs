@@ -13,7 +13,7 @@ thread_local! {
 /// for operations of a kind come again with the same sizes, or new memory.
 ///
 /// # Errors
-/// The system has not that much memory.
+/// The system does not have that much memory.
 pub fn take(bytes: usize) -> Result<Memory<u64>> {
     let needed = bytes.div_ceil(size_of::<u64>());
     UNUSED.with_borrow_mut(|unused| {

@@ -16,18 +16,18 @@ fn values<B: HostBuffer>(buffer: &mut B) -> Values {
 }
 
 impl Communicator {
-    /// Returns when every rank has called it (`MPI_Barrier`).
+    /// Returns when every rank has called it (`MPI_Barrier`). Collective.
     pub fn barrier(&self) {
         let _span = self.collective_span(Name::Barrier, 0);
         self.block_on(|mpi, mode| mpi.barrier(mode));
     }
 
-    /// Starts a barrier: the wait ends when every rank has started it (`MPI_Ibarrier`).
+    /// Starts a barrier: the wait ends when every rank has started it (`MPI_Ibarrier`). Collective.
     pub fn start_barrier(&self) -> Pending<()> {
         self.start_call(self.collective_flight(Name::Barrier, 0), (), |mpi, mode, ()| mpi.barrier(mode))
     }
 
-    /// Copies the root's `values` to every rank (`MPI_Bcast`).
+    /// Copies the root's `values` to every rank (`MPI_Bcast`). Collective.
     ///
     /// # Errors
     /// `root` is out of range.
@@ -45,7 +45,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Starts copying `values` of the root to every rank (`MPI_Ibcast`).
+    /// Starts copying `values` of the root to every rank (`MPI_Ibcast`). Collective.
     ///
     /// # Errors
     /// `root` is out of range, or there is no memory for staging.
@@ -56,7 +56,7 @@ impl Communicator {
     }
 
     /// Hands part r of the root's `send` to rank r's `receive` (`MPI_Scatter`). `send` is read on
-    /// the root only.
+    /// the root only. Collective.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `send` does not hold a part for each rank.
@@ -71,7 +71,7 @@ impl Communicator {
     }
 
     /// Starts handing part r of the root's `send` to rank r's `receive` (`MPI_Iscatter`). `send` is
-    /// read on the root only.
+    /// read on the root only. Collective.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `send` does not hold a part for each rank.
@@ -90,7 +90,7 @@ impl Communicator {
     }
 
     /// Collects every rank's `send`, in rank order, in the root's `receive` (`MPI_Gather`).
-    /// `receive` is written on the root only.
+    /// `receive` is written on the root only. Collective.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `receive` does not hold a part for each rank.
@@ -105,7 +105,7 @@ impl Communicator {
     }
 
     /// Starts collecting every rank's `send` in the root's `receive` (`MPI_Igather`). `receive` is
-    /// written on the root only.
+    /// written on the root only. Collective.
     ///
     /// # Errors
     /// `root` is out of range, or the root's `receive` does not hold a part for each rank.
@@ -124,6 +124,7 @@ impl Communicator {
     }
 
     /// Collects every rank's `send`, in rank order, in every rank's `receive` (`MPI_Allgather`).
+    /// Collective.
     ///
     /// # Errors
     /// `receive` does not hold a part for each rank.
@@ -138,7 +139,7 @@ impl Communicator {
     }
 
     /// Starts collecting every rank's `send`, in rank order, in every rank's `receive`
-    /// (`MPI_Iallgather`).
+    /// (`MPI_Iallgather`). Collective.
     ///
     /// # Errors
     /// `receive` does not hold a part for each rank.
@@ -152,7 +153,7 @@ impl Communicator {
     }
 
     /// Starts an all-gather in place: part r of `values` on every rank becomes what it is on rank
-    /// r.
+    /// r. Collective.
     ///
     /// # Errors
     /// The length is no multiple of the number of ranks, or there is no memory for staging.
@@ -163,6 +164,7 @@ impl Communicator {
     }
 
     /// Sends part s of `send` to rank s, where it becomes part r of `receive` (`MPI_Alltoall`).
+    /// Collective.
     ///
     /// # Errors
     /// The two lengths differ, or are no multiple of the number of ranks.
@@ -177,7 +179,7 @@ impl Communicator {
     }
 
     /// Starts sending part s of `send` to rank s, whose part r of `receive` it becomes
-    /// (`MPI_Ialltoall`).
+    /// (`MPI_Ialltoall`). Collective.
     ///
     /// # Errors
     /// The two lengths differ, or are no multiple of the number of ranks.

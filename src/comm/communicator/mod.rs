@@ -84,7 +84,8 @@ impl Communicator {
     }
 
     /// Makes another communicator of the same ranks, whose messages never meet those of this one
-    /// (`MPI_Comm_dup`, MPI-4.1 §7.4.2). Collective.
+    /// (`MPI_Comm_dup`, MPI-4.1 §7.4.2). Collective, while no operation is under way that needs
+    /// this rank to advance it.
     pub fn duplicate(&self) -> Communicator {
         let (links, transfers) = (self.group.links.split(0), Rc::clone(&self.group.transfers));
         Communicator::of(Group::new(self.group.mpi.duplicate(), links, transfers))

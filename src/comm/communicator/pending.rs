@@ -5,10 +5,9 @@
 //! only inside MPI calls: a program that computes for long calls [`Pending::test`] now and then, as
 //! the backward pass does between layers.
 //!
-//! Buffers of a device go the same way. They are lent to the operation (see
-//! [`memory`](crate::memory)) when the device has finished the work on them that came before, and
-//! given back when it may go on. So the race between MPI and a CUDA stream does not compile: a
-//! buffer that is away cannot be computed with.
+//! Device buffers are lent to the operation in the same way (see [`memory`](crate::memory)). They
+//! are posted when the device has finished the work on them that came before. So the race between
+//! MPI and a CUDA stream does not compile: a buffer that is away cannot be computed with.
 //!
 //! ```no_run
 //! use phalanx::comm::Communicator;
@@ -58,7 +57,13 @@ use crate::comm::mpi::{Handle, Mode, Requests, Values};
 use crate::memory::Buffer;
 use crate::trace::Flight;
 
-/// An operation under way on the buffers `B`.
+/// An operation under way on the buffers `B`, host memory or a device's, which it owns until
+/// [`Pending::wait`] gives them back. So the race between MPI and a CUDA stream does not compile: a
+/// buffer that is away cannot be computed with.
+///
+/// A device buffer is posted to MPI when the device has finished the work on it that came before.
+/// Host messages and host collectives on the same communicator may overtake it meanwhile, so use a
+/// [duplicate](Communicator::duplicate) for device buffers where the two would meet.
 ///
 /// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is
 /// sound and wasteful, so only the path of a fatal error does it.
@@ -113,7 +118,8 @@ impl<B> Pending<B> {
     /// done their part: in an operation of several rounds (all-reduces and gathers in place,
     /// reduce-scatters, device buffers) they test or wait for something that was started too.
     pub fn wait(mut self) -> B {
-        let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
+        // until the operation is done the buffers stay where a panic would leak them
+        let mut changed = None;
         match self.work.take() {
             Some(PendingWork::Requests(mut flight, mut requests, is_done)) => {
                 if is_done {
@@ -132,9 +138,13 @@ impl<B> Pending<B> {
                     });
                 }
                 drop(span);
-                (self.restore)(&mut buffers, entry.end());
+                changed = Some(entry.end());
             }
             None => {}
+        }
+        let mut buffers = self.buffers.take().expect("`wait` consumes the only value that holds the buffers");
+        if let Some(changed) = changed {
+            (self.restore)(&mut buffers, changed);
         }
         buffers
     }
@@ -170,7 +180,9 @@ impl Communicator {
         let group = &self.group;
         let is_cuda_aware = self.call_on::<B>() == Call::CudaAware;
         if !B::IS_ON_HOST || !request.is_one_call() {
-            let entry = Entry::new(group, request, &mut buffer, is_cuda_aware)?;
+            // SAFETY: the pending operation owns the buffer until the operation is done, or leaks
+            // it.
+            let entry = unsafe { Entry::new(group, request, &mut buffer, is_cuda_aware)? };
             engine::enter(&entry);
             return Ok(Pending {
                 buffers: Some(buffer),
@@ -179,7 +191,9 @@ impl Communicator {
             });
         }
         let (len, element) = (buffer.len(), buffer.element_type());
-        let mut loan = buffer.lend(&request.needs(len, is_cuda_aware))?;
+        // SAFETY: the pending operation owns the buffer until the requests are complete, or leaks
+        // it.
+        let mut loan = unsafe { buffer.lend(&request.needs(len, is_cuda_aware))? };
         let values = Values::new(loan.arena().values(), len, element);
         let flight = request.flight(group, request.link(group), len * element.bytes());
         let span = flight.posting();

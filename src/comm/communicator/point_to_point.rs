@@ -12,7 +12,7 @@ use crate::{Error, Result};
 
 impl Communicator {
     /// Sends `values` to rank `to` (`MPI_Send`, MPI-4.1 §3.2); may block until the receiver has
-    /// come.
+    /// come. Not collective.
     ///
     /// # Errors
     /// `to` or `tag` is out of range.
@@ -33,7 +33,8 @@ impl Communicator {
     }
 
     /// Blocks until a message from rank `from` has come and returns its number of elements, which
-    /// may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8).
+    /// may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8). Not
+    /// collective.
     ///
     /// # Errors
     /// `from` or `tag` is out of range, or the message is longer than `values`, and then it is
@@ -74,7 +75,7 @@ impl Communicator {
     }
 
     /// Sends `values` to rank `to` and meanwhile receives as many from rank `from` (`MPI_Sendrecv`,
-    /// MPI-4.1 §3.10), so that ranks in a ring need not take turns.
+    /// MPI-4.1 §3.10), so that ranks in a ring need not take turns. Not collective.
     ///
     /// # Errors
     /// A rank or the tag is out of range.
@@ -107,7 +108,7 @@ impl Communicator {
     }
 
     /// Starts sending `values` to rank `to` (`MPI_Isend`). A buffer of a device is sent when the
-    /// device has finished the work on it that came before.
+    /// device has finished the work on it that came before. Not collective.
     ///
     /// # Errors
     /// `to` or `tag` is out of range, or there is no memory for staging.
@@ -119,7 +120,7 @@ impl Communicator {
     }
 
     /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds;
-    /// a longer message ends the job with MPI's own error.
+    /// a longer message ends the job with MPI's own error. Not collective.
     ///
     /// # Errors
     /// `from` or `tag` is out of range, or there is no memory for staging.

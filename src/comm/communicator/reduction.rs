@@ -17,7 +17,7 @@ use crate::trace::Name;
 
 impl Communicator {
     /// Combines every rank's `send` in the root's `receive` (`MPI_Reduce`). `receive` is written on
-    /// the root only.
+    /// the root only. Collective.
     ///
     /// # Errors
     /// `root` is out of range, or the root's lengths differ.
@@ -38,7 +38,7 @@ impl Communicator {
     }
 
     /// Starts combining every rank's `send` in the root's `receive` (`MPI_Ireduce`). `receive` is
-    /// written on the root only.
+    /// written on the root only. Collective.
     ///
     /// # Errors
     /// `root` is out of range, or at the root the lengths differ.
@@ -65,6 +65,7 @@ impl Communicator {
 
     /// Replaces `values` by their combination over all ranks, the same bits on each: short ones by
     /// `MPI_Allreduce`, long ones chunk by chunk ([`Algorithm::Pairwise`]), which is faster.
+    /// Collective.
     ///
     /// # Errors
     /// There is no memory for values that arrive.
@@ -81,6 +82,7 @@ impl Communicator {
     }
 
     /// Starts combining every rank's `send` in every rank's `receive` (`MPI_Iallreduce`).
+    /// Collective.
     ///
     /// # Errors
     /// The lengths differ.
@@ -103,7 +105,7 @@ impl Communicator {
     /// same bits on each and in every run. Up to 64 ranks it is summed in rank order, to the result
     /// of [`Communicator::start_reduce_scatter`]: short buffers go to everyone at once
     /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks use
-    /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too.
+    /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too. Collective.
     ///
     /// # Errors
     /// There is no memory for values that arrive, or the buffer is a device's and `operation` is
@@ -117,7 +119,8 @@ impl Communicator {
         self.start(values, request)
     }
 
-    /// Replaces `values` on rank r by the combination over ranks 0 to r (`MPI_Scan`, MPI-4.1 §6.11.1).
+    /// Replaces `values` on rank r by the combination over ranks 0 to r (`MPI_Scan`, MPI-4.1
+    /// §6.11.1). Collective.
     pub fn scan<T: Element>(&self, values: &mut [T], operation: Operation) {
         let _span = self.collective_span(Name::Scan, size_of_val(values));
         let values = Values::of_mut(values);
@@ -125,7 +128,7 @@ impl Communicator {
         self.block_on(|mpi, mode| unsafe { mpi.scan(mode, None, values, operation) });
     }
 
-    /// Starts combining the `send` of ranks 0 to r in rank r's `receive` (`MPI_Iscan`).
+    /// Starts combining the `send` of ranks 0 to r in rank r's `receive` (`MPI_Iscan`). Collective.
     ///
     /// # Errors
     /// The lengths differ.
@@ -146,6 +149,7 @@ impl Communicator {
 
     /// Combines every rank's `send` and leaves part r on rank r (the operation of
     /// `MPI_Reduce_scatter_block`), with the bits of [`Communicator::start_reduce_scatter`].
+    /// Collective.
     ///
     /// # Errors
     /// `send` does not hold as many elements as `receive` for each rank.
@@ -188,7 +192,7 @@ impl Communicator {
 
     /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination
     /// of that part over all ranks, summed in rank order, hence the same bits whatever MPI does. On
-    /// the host the other parts keep their values.
+    /// the host the other parts keep their values. Collective.
     ///
     /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in
     /// one round that needs no attention from the sender, so it overlaps with computation better
@@ -205,14 +209,15 @@ impl Communicator {
     }
 
     /// Runs MPI's own blocking operation, with sums where it has any, on a buffer where it lies,
-    /// whether MPI can read that memory or not: for tools that try what MPI does.
+    /// whether MPI can read that memory or not: for tools that try what MPI does. Collective.
     ///
     /// # Errors
     /// The buffer cannot be lent.
     pub fn run_inside_mpi<B: Buffer>(&self, collective: Collective, mut buffer: B) -> Result<B> {
         let (len, element) = (buffer.len(), buffer.element_type());
         let request = self.request(collective, Task::Mpi(collective), Some(Operation::Sum), len);
-        let mut loan = buffer.lend(&request.needs(len, true))?;
+        // SAFETY: the buffer stays here, untouched, until the loan is dropped below.
+        let mut loan = unsafe { buffer.lend(&request.needs(len, true))? };
         engine::wait_until(|| loan.arena().is_here(0));
         let (mpi, values) = (&self.group.mpi, Values::new(loan.arena().values(), len, element));
         // SAFETY: the values are lent until the call returns.

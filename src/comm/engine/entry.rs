@@ -58,7 +58,11 @@ impl Entry {
     ///
     /// # Errors
     /// There is no memory for values that arrive.
-    pub(in crate::comm) fn new<B: Buffer>(
+    ///
+    /// # Safety
+    /// The buffer is neither dropped nor touched until the operation is done; it is leaked if nobody
+    /// waits for that.
+    pub(in crate::comm) unsafe fn new<B: Buffer>(
         group: &Rc<Group>,
         request: Request,
         buffer: &mut B,
@@ -66,7 +70,9 @@ impl Entry {
     ) -> Result<Rc<Entry>> {
         let (len, element) = (buffer.len(), buffer.element_type());
         let cut = request.cut(len);
-        let mut loan = buffer.lend(&request.needs(len, is_cuda_aware))?;
+        // SAFETY: promised by the caller, who keeps the buffer until the operation is done; ranks and
+        // lengths were checked, and the cut is of this buffer.
+        let mut loan = unsafe { buffer.lend(&request.needs(len, is_cuda_aware))? };
         for chunk in 0..cut.chunks() {
             let ranges = cut.all_pieces(chunk).map(|piece| common(&piece, &request.send_range));
             loan.arena().fetch(chunk, &mut { ranges });

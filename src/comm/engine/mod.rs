@@ -8,8 +8,8 @@
 //!
 //! Invariants: operations are posted in the order in which they were entered, whichever is ready
 //! first, for that is the order that all ranks share. MPI's own blocking collective operations
-//! advance nothing here: an operation that was started before one, and that another rank needs to
-//! get there, is waited for first.
+//! advance nothing here, so a caller of one first waits for any operation that another rank needs
+//! to reach it.
 
 mod entry;
 mod request;

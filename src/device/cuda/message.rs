@@ -189,7 +189,7 @@ unsafe impl Buffer for CudaBuffer {
         }
     }
 
-    fn lend(&mut self, needs: &Needs) -> Result<Loan> {
+    unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan> {
         if let Some(operation) = needs.operation.filter(|operation| *operation != Operation::Sum) {
             let why = "on a device there are sums only";
             return Err(Error::failed(format!("reducing by {operation:?}"), why));

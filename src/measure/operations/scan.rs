@@ -7,7 +7,7 @@ use crate::measure::value;
 
 pub static SCAN: MeasuredOperation = MeasuredOperation {
     name: "scan",
-    description: "The sum of the ranks up to each, on each",
+    description: "The sum over ranks 0 to r, on rank r",
     bus_factor: |_| 1.0,
     has_parts: false,
     sent: Geometry::whole,
