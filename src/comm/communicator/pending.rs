@@ -11,7 +11,8 @@
 //!
 //! ```no_run
 //! use phalanx::comm::Communicator;
-//! use phalanx::device::{Cuda, CudaBuffer, Device};
+//! use phalanx::device::prelude::*;
+//! use phalanx::device::{Cuda, CudaBuffer};
 //!
 //! # use phalanx::Result;
 //! fn send_and_clear(all: &Communicator, device: &Cuda, gradients: CudaBuffer) -> Result<()> {
@@ -24,7 +25,8 @@
 //!
 //! ```compile_fail,E0382
 //! # use phalanx::comm::Communicator;
-//! # use phalanx::device::{Cuda, CudaBuffer, Device};
+//! # use phalanx::device::prelude::*;
+//! # use phalanx::device::{Cuda, CudaBuffer};
 //! # use phalanx::Result;
 //! # fn run(all: &Communicator, device: &Cuda, mut gradients: CudaBuffer) -> Result<()> {
 //! let pending = all.start_send(gradients, 1, 0)?;
