@@ -1,5 +1,5 @@
-//! The start of a run: at a checkpoint, with given weights, or from initial values. Rank 0 looks
-//! for it, and all ranks agree.
+//! The checkpoint or the weights file with which a run starts: rank 0 finds and checks it, and
+//! broadcasts its tensors to all ranks.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! Pairwise exchange: every message goes straight to its destination, all at the same time. The few
-//! rounds need no attention from the sender, so they overlap with computation, and sums are formed
-//! where all terms are, in rank order.
+//! Direct and pairwise exchange, in which every message goes straight to its destination. The one or
+//! two rounds need no attention from the sender, so they overlap with computation, and sums are
+//! formed where all terms are, in rank order. The two-level all-reduce is made of pairwise exchanges.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
-//! Collective operations that combine values (MPI-4.1 §6.9), each blocking and started, and the
-//! layout of those that are done in place by a plan. All of them are collective.
+//! Reductions (MPI-4.1 §6.9), each blocking and started, and the layout of every operation in place
+//! as a plan. All of them are collective.
 //!
-//! Sums in place are formed here and not by MPI, in an order that depends on nothing but the number
-//! of ranks and the length; long ones are formed chunk by chunk, which stay in the caches and need
-//! no memory that grows with them.
+//! Started sums in place, and long blocking ones, follow a plan whose order depends on nothing but
+//! the number of ranks and the length; long ones are formed chunk by chunk, which stay in the caches
+//! and need no memory that grows with them. Short blocking all-reduces are MPI's.
 #![allow(unsafe_code)]
 
 use super::Communicator;

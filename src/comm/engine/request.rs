@@ -1,4 +1,5 @@
-//! An operation that has been laid out and not been started.
+//! The description of an operation: its task, the elements that it sends and changes, its name in
+//! traces, and the one call of MPI's that starts it where no plan does.
 #![allow(unsafe_code)]
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Activations: each one pass over its array, in loops that the compiler vectorises.
+//! Activations with bias and bias gradient, in loops that the compiler vectorises.
 
 use std::cell::RefCell;
 

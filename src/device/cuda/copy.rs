@@ -1,5 +1,5 @@
-//! Fills and copies within device memory. A buffer's copy in bf16 is written together with its
-//! values.
+//! Fills, copies, transposition and gathered rows in device memory. Only fills and whole copies also
+//! write a buffer's copy in bf16.
 
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;

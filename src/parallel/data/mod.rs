@@ -1,5 +1,6 @@
-//! Data parallelism: every rank holds the whole model and works on its shard of each batch; before
-//! the update the gradients are summed over the ranks. (Each rank's gradients are already divided
+//! Data parallelism: the ranks along the data axis hold equal parameters, of the whole model or of
+//! the same part of it, and each works on its shard of every batch; before the update the gradients
+//! are summed over the axis. (Each rank's gradients are already divided
 //! by the number of rows of the *global* batch, so the sum is the mean, whatever the shards.)
 //!
 //! Gradients are sent in buckets, in the order in which the backward pass completes them, while it
