@@ -27,6 +27,7 @@ use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::schedule::PipelineScheduleKind;
+use phalanx::parallel::zero::Accumulation;
 use phalanx::trace::{self, Name};
 use phalanx::train::{RunRequests, Trainer, TrainerSettings, name_of};
 use support::mpiexec;
@@ -72,7 +73,13 @@ fn measure(kind: PipelineScheduleKind) -> Result<()> {
     let model = Network::deep_mlp(WIDTH, LAYERS).build(Features::Flat(WIDTH))?;
     let plan = ParallelPlan::pipeline(&model, kind.generate(RANKS, 2, MICRO_BATCHES)?, Some(&sizes(kind)))?;
     let expected = plan.schedule.check()?.bubble;
-    let sync = SyncSettings { bucket_bytes: 1 << 20, reduction: None, overlap: true, clip_norm: None };
+    let sync = SyncSettings {
+        bucket_bytes: 1 << 20,
+        zero: None,
+        accumulation: Accumulation::Whole,
+        overlap: true,
+        clip_norm: None,
+    };
     let batch_size = ROWS * MICRO_BATCHES;
     let (optimizer, learning_rate) = (OptimizerSettings::new(Rule::Sgd), LearningRateSchedule::constant(0.0));
     let settings = TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 1 };
@@ -165,6 +172,7 @@ type Out<'a> = &'a mut [f32];
 operations!(CopyOperations:
     fill(Out<'_>, f32) 0;
     copy(In<'_>, Out<'_>) 0;
+    add(In<'_>, Out<'_>) 0;
     copy_block(&BlockShape, In<'_>, Out<'_>) 0;
     transpose_each(usize, usize, In<'_>, Out<'_>) 0;
     gather_rows(usize, In<'_>, In<'_>, Out<'_>) 0;

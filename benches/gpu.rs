@@ -20,6 +20,7 @@ use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
+use phalanx::parallel::zero::Accumulation;
 use phalanx::train::{RunRequests, Trainer, TrainerSettings};
 
 /// The duration of each measurement in seconds.
@@ -172,7 +173,13 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
     let (model, targets) = case.model()?;
     let plan = ParallelPlan::single_stage(&model, 1, Split::Pairs)?;
     let rule = if targets == Targets::Nothing { Rule::AdamW } else { Rule::Sgd };
-    let sync = SyncSettings { bucket_bytes: 25_000_000, reduction: None, overlap: true, clip_norm: None };
+    let sync = SyncSettings {
+        bucket_bytes: 25_000_000,
+        zero: None,
+        accumulation: Accumulation::Whole,
+        overlap: true,
+        clip_norm: None,
+    };
     let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(rule) };
     let (batch_size, learning_rate) = (case.batch_size, LearningRateSchedule::constant(1e-4));
     let settings = TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 1 };

@@ -1,4 +1,4 @@
-//! Contract of fills and copies within a device's memory.
+//! Contract of fills, copies and sums within a device's memory.
 
 use super::memory::MemoryOperations;
 
@@ -15,13 +15,16 @@ pub struct BlockShape {
     pub into_stride: usize,
 }
 
-/// Fills and copies within a device's memory.
+/// Fills, copies and sums within a device's memory.
 pub trait CopyOperations: MemoryOperations {
     /// Sets every element to `value`.
     fn fill(&self, into: Self::ViewMut<'_>, value: f32);
 
     /// Computes `into = from`; lengths are equal, formats may differ.
     fn copy(&self, from: Self::View<'_>, into: Self::ViewMut<'_>);
+
+    /// Computes `into += from`; both are [`Role::Exact`](super::Role::Exact) and of one length.
+    fn add(&self, from: Self::View<'_>, into: Self::ViewMut<'_>);
 
     /// Copies a block from one row-major matrix into another; the views begin where the block does.
     fn copy_block(&self, shape: &BlockShape, from: Self::View<'_>, into: Self::ViewMut<'_>);

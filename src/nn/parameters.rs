@@ -128,10 +128,13 @@ impl Segmentation {
         (lengths.map(place).collect(), end)
     }
 
-    /// Returns the length of a segment of tensors of these lengths, padded to a multiple of
-    /// `multiple`.
-    pub fn padded_len(lengths: &[usize], multiple: usize) -> usize {
-        Segmentation::places(lengths.iter().copied()).1.next_multiple_of(multiple)
+    /// Returns the padded length of every segment of `tensors`.
+    pub fn segment_lengths(&self, tensors: &[TensorShard]) -> Vec<usize> {
+        let len = |own: &Range<usize>| {
+            let lengths = tensors[own.clone()].iter().map(TensorShard::num_elements);
+            Segmentation::places(lengths).1.next_multiple_of(self.multiple)
+        };
+        self.segments.iter().map(len).collect()
     }
 
     /// Returns the segmentation of `num_tensors` tensors into one segment.
@@ -147,7 +150,7 @@ pub struct FlatBuffer<D: Device> {
 }
 
 struct Segment<D: Device> {
-    /// `None` while the segment is in a message.
+    /// `None` while the segment is elsewhere: in a message, or given up.
     buffer: Option<D::Buffer>,
     len: usize,
 }
@@ -170,15 +173,24 @@ impl<D: Device> FlatBuffer<D> {
         segmentation: &Segmentation,
         role: Role,
     ) -> Result<FlatBuffer<D>> {
+        let mut flat = FlatBuffer::without_memory(tensors, segmentation);
+        for segment in &mut flat.segments {
+            segment.buffer = Some(device.allocate(segment.len, role)?);
+        }
+        Ok(flat)
+    }
+
+    /// Lays `tensors` out as `segmentation` says, without memory: no segment is here until
+    /// [`FlatBuffer::put`]. Not collective.
+    pub fn without_memory(tensors: &[TensorShard], segmentation: &Segmentation) -> FlatBuffer<D> {
         let mut flat = FlatBuffer { segments: Vec::new(), places: Vec::new() };
         for (segment, range) in segmentation.segments.iter().enumerate() {
             let (places, end) =
                 Segmentation::places(tensors[range.clone()].iter().map(TensorShard::num_elements));
             flat.places.extend(places.into_iter().map(|range| TensorPosition { segment, range }));
-            let len = end.next_multiple_of(segmentation.multiple);
-            flat.segments.push(Segment { buffer: Some(device.allocate(len, role)?), len });
+            flat.segments.push(Segment { buffer: None, len: end.next_multiple_of(segmentation.multiple) });
         }
-        Ok(flat)
+        flat
     }
 
     /// Returns the number of segments.
@@ -191,20 +203,30 @@ impl<D: Device> FlatBuffer<D> {
         self.segments[segment].len
     }
 
+    /// Returns the padded length of the longest segment.
+    pub fn longest_segment(&self) -> usize {
+        self.segments.iter().map(|segment| segment.len).max().unwrap_or_default()
+    }
+
+    /// Returns true if a segment can be viewed.
+    pub fn is_here(&self, segment: usize) -> bool {
+        self.segments[segment].buffer.is_some()
+    }
+
     /// Returns the number of tensors.
     pub fn num_tensors(&self) -> usize {
         self.places.len()
     }
 
-    /// Takes a segment out to send it; its tensors cannot be viewed until [`FlatBuffer::put`].
+    /// Takes the memory of a segment; its tensors cannot be viewed until [`FlatBuffer::put`].
     ///
     /// # Panics
-    /// The segment has already been taken.
+    /// The segment is not here.
     pub fn take(&mut self, segment: usize) -> D::Buffer {
-        self.segments[segment].buffer.take().expect("a segment is in one message at a time")
+        self.segments[segment].buffer.take().expect("a segment is in one place at a time")
     }
 
-    /// Puts a segment back.
+    /// Puts a segment back, in memory that is at least as long.
     pub fn put(&mut self, segment: usize, buffer: D::Buffer) {
         self.segments[segment].buffer = Some(buffer);
     }
@@ -212,17 +234,17 @@ impl<D: Device> FlatBuffer<D> {
     /// Returns a segment.
     ///
     /// # Panics
-    /// The segment has been taken for a message.
+    /// The segment is not here.
     pub fn segment(&self, segment: usize) -> &D::Buffer {
-        self.segments[segment].buffer.as_ref().expect("a segment in a message cannot be viewed")
+        self.segments[segment].buffer.as_ref().expect("a segment that is elsewhere cannot be viewed")
     }
 
     /// Returns a segment, to write.
     ///
     /// # Panics
-    /// The segment has been taken for a message.
+    /// The segment is not here.
     pub fn segment_mut(&mut self, segment: usize) -> &mut D::Buffer {
-        self.segments[segment].buffer.as_mut().expect("a segment in a message cannot be viewed")
+        self.segments[segment].buffer.as_mut().expect("a segment that is elsewhere cannot be viewed")
     }
 
     /// Returns the indices of the tensors of a segment, each with its range in the segment.
@@ -263,6 +285,24 @@ impl<D: Device> FlatBuffer<D> {
             device.write(self.tensor_mut(device, index), &mut fill)?;
         }
         Ok(())
+    }
+
+    /// Sets the elements of a segment that belong to no tensor to 0.
+    pub fn clear_gaps(&mut self, device: &D, segment: usize) {
+        let FlatBuffer { segments, places } = self;
+        let Segment { buffer, len } = &mut segments[segment];
+        let buffer = buffer.as_mut().expect("a segment that is elsewhere cannot be viewed");
+        let mut clear = |gap: Range<usize>| {
+            if !gap.is_empty() {
+                device.fill(device.view_mut(buffer, gap), 0.0);
+            }
+        };
+        let mut end = 0;
+        for place in places.iter().filter(|place| place.segment == segment) {
+            clear(end..place.range.start);
+            end = place.range.end;
+        }
+        clear(end..*len);
     }
 
     /// Returns a hash of all elements' bits in logical order: XXH3 with 128 bits over the

@@ -2,8 +2,7 @@
 
 use super::layout::Layout;
 use crate::comm::Grid;
-use crate::device::Device;
-use crate::nn::{FlatBuffer, hash_values};
+use crate::nn::hash_values;
 use crate::{Error, Result};
 
 /// A function that reads this rank's values of one of its tensors and shows them to another
@@ -108,16 +107,16 @@ impl Layout {
         Ok(())
     }
 
-    /// Gathers the whole tensors of `flat`, of which every replica holds all, and calls `look` on
-    /// rank 0 with the number and the values of each. Collective over the grid.
+    /// Gathers whole tensors as [`Layout::gather`] does, and calls `look` on rank 0 with the number
+    /// and the values of each. Collective over the grid.
     ///
     /// # Errors
-    /// `look` failed (rank 0 alone), or the transfer from the device did.
-    pub fn look_at<D: Device>(
+    /// `read` failed (this rank alone), or `look` did (rank 0 alone).
+    pub fn look_at(
         &self,
         grid: &Grid,
-        device: &D,
-        flat: &FlatBuffer<D>,
+        num_replicas: usize,
+        read: &ReadTensor<'_>,
         look: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let lengths = self
@@ -125,18 +124,18 @@ impl Layout {
             .iter()
             .map(|holders| holders.first().map_or(0, |(_, shard)| shard.spec.num_elements()));
         let mut one = OneAtATime { lengths: lengths.collect(), values: Vec::new(), look };
-        self.gather(grid, 1, &|local, show| device.read(flat.tensor(device, local), show), &mut one)
+        self.gather(grid, num_replicas, read, &mut one)
     }
 
     /// Returns a hash of all parameters' bits in logical order, on every rank: XXH3 with 128 bits
-    /// over the little-endian bytes of the whole tensors, whatever the layout. Collective over the
-    /// grid.
+    /// over the little-endian bytes of the whole tensors, whatever the layout. `read` and
+    /// `num_replicas` are those of [`Layout::gather`]. Collective over the grid.
     ///
     /// # Errors
-    /// The transfer from the device failed.
-    pub fn digest<D: Device>(&self, grid: &Grid, device: &D, flat: &FlatBuffer<D>) -> Result<u128> {
+    /// `read` failed (this rank alone).
+    pub fn digest(&self, grid: &Grid, num_replicas: usize, read: &ReadTensor<'_>) -> Result<u128> {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        self.look_at(grid, device, flat, &mut |_, values| {
+        self.look_at(grid, num_replicas, read, &mut |_, values| {
             hash_values(&mut hash, values);
             Ok(())
         })?;

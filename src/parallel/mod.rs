@@ -1,8 +1,8 @@
 //! The strategies: where networks meet ranks.
 //!
 //! [`shard()`], [`bucket`], [`balance`] and [`schedule`] are pure logic; [`data`] is data
-//! parallelism, [`tensor`] tensor parallelism, [`pipeline`] pipeline parallelism. A
-//! [`ParallelPlan`](layout::ParallelPlan) says how a model is spread over a grid, and a
+//! parallelism, [`zero`] the division of its state, [`tensor`] tensor parallelism, [`pipeline`]
+//! pipeline parallelism. A [`ParallelPlan`](layout::ParallelPlan) says how a model is spread over a grid, and a
 //! [`Layout`](layout::Layout) which [stages](stage::Stage) and tensors a rank holds. A pipeline
 //! runs the stages in the order of a schedule; one stage with one micro-batch is the trivial case.
 
@@ -16,6 +16,7 @@ pub mod replica;
 pub mod schedule;
 pub mod stage;
 pub mod tensor;
+pub mod zero;
 
 pub use crate::comm::shard;
 

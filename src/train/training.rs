@@ -19,8 +19,8 @@ use crate::checkpoint::Description;
 use crate::comm::{Grid, World};
 use crate::device::Device;
 use crate::nn::Model;
-use crate::parallel::data::Reduction;
 use crate::parallel::layout::ParallelPlan;
+use crate::parallel::zero::ZeroStage;
 use crate::trace::{self, Name};
 
 /// The parts of a run that do not depend on the device.
@@ -134,16 +134,23 @@ impl Run<'_> {
         }
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
-        let reduction = match (self.grid.shape.data, trainer.reduction()) {
-            (1, _) => "",
-            (_, Reduction::AllReduce) => "; gradients by all-reduce",
-            (_, Reduction::ReduceScatter) => "; gradients by reduce-scatter",
-        };
         let sampler = samples.train.sampler();
-        log::info!("{num_steps} steps of {} samples{reduction}", sampler.batch_len(0));
+        log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
         if resumed.is_some() {
             let (epoch, within) = sampler.locate(first);
             log::info!("going on after step {first}, which is step {within} of epoch {}", epoch + 1);
+        }
+    }
+
+    /// Returns the stage of ZeRO for the log.
+    fn zero_words<D: Device>(&self, trainer: &Trainer<'_, D>) -> String {
+        let wanted = self.options.zero.0.filter(|stage| *stage != ZeroStage::None);
+        match (self.grid.shape.data, wanted) {
+            (1, None) => String::new(),
+            (1, Some(stage)) => {
+                format!("; --zero {} has no effect with one replica", name_of(&stage))
+            }
+            _ => format!("; ZeRO stage {}", name_of(&trainer.zero_stage())),
         }
     }
 

@@ -126,7 +126,7 @@ fn messages_straight_from_memory_where_mpi_takes_it() {
     let aware = move || format!("{libraries}/libaware.so.1");
     for (ranks, name, options) in [
         (2, "sync_sgd", ""),
-        (2, "sync_sgd", "--reduction reduce-scatter"),
+        (2, "sync_sgd", "--zero 1"),
         (3, "tensor_mlp", ""),
         (3, "tensor_mlp", "--precision bf16"),
         (2, "pipeline", ""),
@@ -298,9 +298,9 @@ fn a_step_allocates_nothing_and_waits_once() {
 fn messages_allocate_nothing_after_the_first() {
     let Some(libraries) = emulator() else { return };
     for (ranks, options) in [
-        (2, "--model mlp --optimizer adamw --reduction reduce-scatter --bucket-mb 0.1"),
-        (3, "--model lenet --reduction all-reduce"),
-        (2, "--model mlp --reduction all-reduce --clip-norm 1"),
+        (2, "--model mlp --optimizer adamw --zero 1 --bucket-mb 0.1"),
+        (3, "--model lenet --zero 0"),
+        (2, "--model mlp --zero 0 --clip-norm 1"),
     ] {
         let [short, long] = [4, 12].map(|steps| count_calls(libraries, ranks, options, steps));
         for (call, times) in long.iter().filter(|(call, _)| *call != "cuEventSynchronize") {

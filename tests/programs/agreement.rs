@@ -68,7 +68,7 @@ const DIFFERENT: [(&str, &[(&str, &str)]); 6] = [
             ("--clip-norm 1", "--clip-norm is unset on rank 0 and 1 on rank"),
             ("--bucket-mb 1", "--bucket-mb is 25 on rank 0 and 1 on rank"),
             ("--overlap off", "--overlap is on on rank 0 and off on rank"),
-            ("--reduction reduce-scatter", "--reduction is auto on rank 0 and reduce-scatter on rank"),
+            ("--zero 1", "--zero is auto on rank 0 and 1 on rank"),
             ("--check-replicas 5", "--check-replicas is 1000 on rank 0 and 5 on rank"),
             ("--eval-every 0", "--eval-every is 1 on rank 0 and 0 on rank"),
             ("--metrics DIR/m.csv", "--metrics is unset on rank 0 and "),

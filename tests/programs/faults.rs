@@ -56,7 +56,7 @@ fn a_flipped_bit_gets_into_no_checkpoint() {
         // slow enough for the other process to be changed between two steps
         let home = directory.path().join(slot.unwrap_or("parameters"));
         let arguments = format!(
-            "--steps 1000 --pace 2s --reduction all-reduce --checkpoint-every 1 --checkpoint-dir {}",
+            "--steps 1000 --pace 2s --zero 0 --checkpoint-every 1 --checkpoint-dir {}",
             home.display()
         );
         let mut flipped = 0;

@@ -138,7 +138,7 @@ fn interrupted_runs_end_with_the_same_bits() {
         (
             "sync_sgd",
             3,
-            "--epochs 3 --eval-every 0 --optimizer adamw --reduction reduce-scatter --bucket-mb 0.02",
+            "--epochs 3 --eval-every 0 --optimizer adamw --zero 1 --bucket-mb 0.02",
             213,
         ),
         ("tensor_mlp", 2, "--steps 400 --optimizer adam --batch-size 64 --eval-every 0", 400),
@@ -184,7 +184,7 @@ fn any_program_goes_on_from_any_other_s_checkpoint() {
                          --batch-size 48 --micro-batches 4 --eval-every 0 --quiet";
     let directory = tempfile::tempdir().expect("a directory can be made");
     let at = |name: &str| directory.path().join(name);
-    let programs = ["sync_sgd --reduction reduce-scatter", "tensor_mlp", "pipeline --schedule zero-bubble"];
+    let programs = ["sync_sgd --zero 1", "tensor_mlp", "pipeline --schedule zero-bubble"];
     let run = |program: &str, ranks: usize, arguments: &str| {
         let (program, more) = program.split_once(' ').unwrap_or((program, ""));
         job(program, ranks, &format!("{MODEL} {more} {arguments}")).run()

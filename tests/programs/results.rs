@@ -101,7 +101,7 @@ fn lenet_learns_mnist_on_any_number_of_ranks() {
 fn the_same_command_gives_the_same_bits() {
     for arguments in [
         "--steps 30",
-        "--steps 30 --reduction reduce-scatter --bucket-mb 0.01 --micro-batches 4",
+        "--steps 30 --zero 1 --bucket-mb 0.01 --micro-batches 4",
         "--model deep-mlp --data synthetic --width 64 --steps 10 --optimizer adamw",
     ] {
         for ranks in [1, 2, 3] {

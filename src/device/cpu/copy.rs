@@ -1,4 +1,4 @@
-//! Fills and copies in host memory.
+//! Fills, copies and sums in host memory.
 
 use super::Cpu;
 use crate::device::{BlockShape, CopyOperations};
@@ -10,6 +10,14 @@ impl CopyOperations for Cpu {
 
     fn copy(&self, from: &[f32], into: &mut [f32]) {
         into.copy_from_slice(from);
+    }
+
+    fn add(&self, from: &[f32], into: &mut [f32]) {
+        assert_eq!(from.len(), into.len(), "arrays that are added have one length");
+        self.vectorised(
+            #[inline(always)]
+            || into.iter_mut().zip(from).for_each(|(sum, value)| *sum += value),
+        );
     }
 
     fn copy_block(&self, shape: &BlockShape, from: &[f32], into: &mut [f32]) {

@@ -1,4 +1,4 @@
-//! Fills, copies, transposition and gathered rows in device memory. Only fills and whole copies also
+//! Fills, copies, sums, transposition and gathered rows in device memory. Only fills and whole copies also
 //! write a buffer's copy in bf16.
 
 use super::runtime::buffer::{CudaView, CudaViewMut};
@@ -10,6 +10,7 @@ use crate::device::{BlockShape, CopyOperations};
 
 kernel_table!(CopyKernels in "copy.cu" {
     fill: KernelPair,
+    add: Kernel,
     copy_block: KernelPair,
     transpose_each: KernelPair,
     gather_rows: KernelPair,
@@ -44,6 +45,16 @@ impl CopyOperations for Cuda {
         }
         if len > 0 && into.copy != 0 {
             launch!(self.streams, &kernels.cast_to_bf16, launch, len, into.pointer, into.copy);
+        }
+    }
+
+    fn add(&self, from: CudaView<'_>, into: CudaViewMut<'_>) {
+        assert_eq!(from.len, into.len, "arrays that are added have one length");
+        assert!(from.format == Format::F32 && into.format == Format::F32 && into.copy == 0);
+        if from.len > 0 {
+            let (launch, len) = (self.streams.over(from.len, 1), from.len as u64);
+            let kernel = &self.kernels.of::<CopyKernels>().add;
+            launch!(self.streams, kernel, launch, len, from.pointer, into.pointer);
         }
     }
 

@@ -1,59 +1,66 @@
 //! Data parallelism: the ranks along the data axis hold equal parameters, of the whole model or of
 //! the same part of it, and each works on its shard of every batch; before the update the gradients
-//! are summed over the axis. (Each rank's gradients are already divided
-//! by the number of rows of the *global* batch, so the sum is the mean, whatever the shards.)
+//! are summed over the axis. (Each rank's gradients are already divided by the number of rows of
+//! the *global* batch, so the sum is the mean, whatever the shards.)
 //!
 //! Gradients are sent in buckets, in the order in which the backward pass completes them, while it
-//! continues with earlier layers. A complete bucket becomes new parameters in one of two ways:
-//!
-//! * *all-reduce*: the bucket is summed on every rank, and every rank updates all of it;
-//! * *reduce-scatter*: rank r gets the sum of part r only and updates that part with optimizer slots
-//!   that it alone keeps, and an all-gather distributes the new parameters. The traffic is the same;
-//!   the work of the update and the optimizer's memory are divided by the number of ranks
-//!   (Rajbhandari et al., "ZeRO", SC 2020, stage 1).
+//! continues with earlier layers. A complete bucket is summed on every rank, which updates all of
+//! it, or reduce-scattered, after which every rank updates the part that it owns:
+//! [`ZeroStage`](super::zero::ZeroStage) says which, and [`Gradients`] and [`Parameters`] keep the
+//! memory.
 //!
 //! Invariants: buckets are started and finished in the same order on every rank, reductions and
 //! gathers each on a communicator of their own, so that no timing can pair the wrong messages; a
 //! bucket's parameters change only after the backward pass has left all its layers; the sums have a
 //! fixed order, so every rank gets the same bits in every run.
 
-mod flight;
-mod slots;
+mod state;
+mod update;
 
-use clap::ValueEnum;
+use std::collections::VecDeque;
+use std::ops::Range;
 
-use self::flight::{Bucket, State};
 use super::bucket::buckets;
-use super::settle;
+use super::layout::Layout;
+use super::stage::Accumulate;
+use super::zero::{
+    Accumulation, Direction, Gathering, GradientUse, Gradients, ParameterSettings, Parameters, Partition,
+    ZeroStage,
+};
 use crate::Result;
-use crate::comm::{Communicator, Grid, Operation};
+use crate::comm::{Communicator, Front, Grid, Operation, Pending};
 use crate::device::{Device, Role, totals};
-use crate::nn::{FlatBuffer, Segmentation, TensorShard};
-use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
-use crate::trace::{self, Name};
+use crate::nn::{FlatBuffer, Segmentation};
+use crate::optim::{Optimizer, OptimizerSettings, Update};
 
-/// The way from a bucket of gradients to new parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Reduction {
-    /// Sum on every rank, update on every rank.
-    #[value(name = "all-reduce")]
-    AllReduce,
-    /// Sum and update each part on one rank, then gather.
-    #[value(name = "reduce-scatter")]
-    ReduceScatter,
-}
-
-/// The settings of a [`GradSync`].
+/// The settings of the reduction of gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyncSettings {
     /// The size of the largest bucket, in bytes.
     pub bucket_bytes: usize,
-    /// The way from a bucket to new parameters; `None` for the faster one.
-    pub reduction: Option<Reduction>,
+    /// The stage of ZeRO; `None` for the fastest that is not slower than stage 0.
+    pub zero: Option<ZeroStage>,
+    /// The place where gradients of several micro-batches are added up from stage 2 on.
+    pub accumulation: Accumulation,
     /// Communicate during the backward pass.
     pub overlap: bool,
     /// Clip the gradient to this norm.
     pub clip_norm: Option<f64>,
+}
+
+/// The settings of [`Weights`] that depend on the run.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightSettings {
+    /// The settings of the reduction.
+    pub sync: SyncSettings,
+    /// The optimizer's rule and constants.
+    pub optimizer: OptimizerSettings,
+    /// The number of micro-batches in a step.
+    pub num_micro_batches: usize,
+    /// The time for which gathered parameters are kept in stage 3.
+    pub gathering: Gathering,
+    /// The seed of the initial parameters.
+    pub seed: u64,
 }
 
 /// Below this many parameters per rank the latency of a message outweighs its bytes, and one
@@ -63,7 +70,7 @@ const SMALL_PART: usize = 1 << 16;
 /// Shards begin on a cache line.
 const SHARD_MULTIPLE: usize = 32;
 
-/// The communicators of a [`GradSync`], created before anything that can fail on one rank alone.
+/// The communicators of [`Weights`], created before anything that can fail on one rank alone.
 pub struct SyncChannels {
     reductions: Communicator,
     gathers: Communicator,
@@ -80,34 +87,25 @@ impl SyncChannels {
     }
 }
 
-/// The arrays that a [`GradSync`] reads and writes.
-pub struct SyncArrays<'a, D: Device> {
-    /// The device of the arrays.
-    pub device: &'a D,
-    /// This rank's parameters.
-    pub parameters: &'a mut FlatBuffer<D>,
-    /// The gradients of the parameters.
-    pub gradients: &'a mut FlatBuffer<D>,
+/// The parameters of a rank with their gradients, and everything that a step needs to reduce these
+/// and to update those.
+pub struct Weights<D: Device> {
+    parameters: Parameters<D>,
+    gradients: Gradients<D>,
     /// The sums of the step: see [`totals`].
-    pub sums: &'a mut D::Buffer,
-}
-
-/// The reduction of this rank's gradients over the data axis, and the update of its parameters.
-pub struct GradSync<D: Device> {
+    sums: D::Buffer,
     reductions: Communicator,
-    gathers: Communicator,
     norms: Communicator,
-    reduction: Reduction,
+    stage: ZeroStage,
+    usage: GradientUse,
     overlap: bool,
     clip_norm: Option<f64>,
     optimizer: Optimizer<D>,
-    /// The buckets in the order in which the backward pass completes them.
-    buckets: Vec<Bucket<D>>,
-    /// The numbers of buckets that have been started, reduced (and updated unless clipping), and
-    /// gathered.
-    started: usize,
-    reduced: usize,
-    gathered: usize,
+    partition: Partition,
+    /// The buckets, which are the segments, in logical order.
+    buckets: Vec<Bucket>,
+    /// The reductions under way, oldest first.
+    reducing: VecDeque<Reduction<D>>,
     update: Update,
     /// The number in the model of each of this rank's tensors.
     numbers: Vec<usize>,
@@ -116,65 +114,85 @@ pub struct GradSync<D: Device> {
     squares: Vec<f64>,
 }
 
-impl<D: Device> GradSync<D> {
-    /// Prepares to train this rank's `tensors`, each with its number in a model of `num_tensors`.
-    /// Returns also the segmentation of parameters and gradients. Not collective.
+/// A bucket.
+struct Bucket {
+    tensors: Range<usize>,
+    /// True if its reduction has been started since it was opened.
+    is_started: bool,
+}
+
+/// The reduction of a bucket.
+struct Reduction<D: Device> {
+    segment: usize,
+    /// `None` on one rank alone.
+    pending: Option<Pending<Front<D::Buffer>>>,
+    /// True for the last reduction of the bucket in a step.
+    is_last: bool,
+}
+
+impl<D: Device> Weights<D> {
+    /// Allocates the memory for the tensors of `layout`, of a model of `num_tensors`, and fills the
+    /// parameters with their initial values for `seed`. A step has `num_micro_batches`. Not
+    /// collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
     pub fn new(
         device: &D,
-        tensors: &[(usize, TensorShard)],
+        layout: &Layout,
         num_tensors: usize,
         channels: SyncChannels,
-        settings: SyncSettings,
-        optimizer: OptimizerSettings,
-    ) -> Result<(GradSync<D>, Segmentation)> {
+        settings: WeightSettings,
+    ) -> Result<Weights<D>> {
+        let WeightSettings { sync, optimizer, num_micro_batches, gathering, seed } = settings;
         let SyncChannels { reductions, gathers, norms } = channels;
-        let size = reductions.size();
-        let lengths: Vec<usize> = tensors.iter().map(|(_, shard)| shard.num_elements()).collect();
-        let segments = buckets(&lengths, settings.bucket_bytes / size_of::<f32>());
-        let faster = if lengths.iter().sum::<usize>() / size < SMALL_PART {
-            Reduction::AllReduce
-        } else {
-            Reduction::ReduceScatter
+        let (rank, size) = (reductions.rank(), reductions.size());
+        let shards = layout.shards();
+        let num_elements: usize = shards.iter().map(|shard| shard.num_elements()).sum();
+        let faster = if num_elements / size < SMALL_PART { ZeroStage::None } else { ZeroStage::Slots };
+        let stage = if size == 1 { ZeroStage::None } else { sync.zero.unwrap_or(faster) };
+        let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
+        let segmentation = Segmentation { segments, multiple: size * SHARD_MULTIPLE };
+        let lengths = segmentation.segment_lengths(&shards);
+        let partition = Partition::new(&lengths, rank, size);
+        let usage = GradientUse {
+            stage,
+            accumulation: sync.accumulation,
+            num_micro_batches,
+            clips: sync.clip_norm.is_some(),
         };
-        let reduction = settings.reduction.unwrap_or(faster);
-        let parts = if reduction == Reduction::ReduceScatter { size } else { 1 };
-        let multiple = parts * SHARD_MULTIPLE;
-
-        let mut all = Vec::new();
-        for (segment, tensors) in segments.iter().enumerate() {
-            let len = Segmentation::padded_len(&lengths[tensors.clone()], multiple);
-            let part = len / parts;
-            let rank = if parts == 1 { 0 } else { reductions.rank() };
-            all.push(Bucket {
-                segment,
-                first_tensor: tensors.start,
-                owned: rank * part..(rank + 1) * part,
-                state: State::Idle,
-            });
-        }
-        let owned = all.iter().map(|bucket| bucket.owned.len()).collect();
-        all.reverse();
-        let sync = GradSync {
+        let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
+        let parameters = ParameterSettings { stage, gathering, seed };
+        Ok(Weights {
+            parameters: Parameters::new(
+                device,
+                &shards,
+                &segmentation,
+                partition.clone(),
+                gathers,
+                parameters,
+            )?,
+            gradients: Gradients::new(device, &shards, &segmentation, partition.clone(), usage)?,
+            sums: device.allocate(totals::LEN, Role::Exact)?,
             reductions,
-            gathers,
             norms,
-            reduction,
-            overlap: settings.overlap,
-            clip_norm: settings.clip_norm,
-            optimizer: Optimizer::new(device, optimizer, owned)?,
-            buckets: all,
-            started: 0,
-            reduced: 0,
-            gathered: 0,
+            stage,
+            usage,
+            overlap: sync.overlap,
+            clip_norm: sync.clip_norm,
+            optimizer: Optimizer::new(device, optimizer, updated)?,
+            partition,
+            buckets: segmentation
+                .segments
+                .into_iter()
+                .map(|tensors| Bucket { tensors, is_started: false })
+                .collect(),
+            reducing: VecDeque::new(),
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
-            numbers: tensors.iter().map(|(number, _)| *number).collect(),
-            clip_sums: device.allocate(totals::LEN * tensors.len(), Role::Exact)?,
+            numbers: layout.tensors.iter().map(|(number, _)| *number).collect(),
+            clip_sums: device.allocate(totals::LEN * shards.len(), Role::Exact)?,
             squares: vec![0.0; num_tensors],
-        };
-        Ok((sync, Segmentation { segments, multiple }))
+        })
     }
 
     /// Returns true if every step starts the same operations: on one rank, without a norm that the
@@ -183,47 +201,51 @@ impl<D: Device> GradSync<D> {
         self.reductions.size() == 1 && self.clip_norm.is_none()
     }
 
-    /// Returns the way from a bucket to new parameters that was chosen.
-    pub fn reduction(&self) -> Reduction {
-        self.reduction
+    /// Returns the stage of ZeRO that was chosen; [`ZeroStage::None`] if there is one replica.
+    pub fn stage(&self) -> ZeroStage {
+        self.stage
     }
 
-    /// Returns true if the squares that this rank's optimizer sums count towards the norm: with an
-    /// all-reduce every rank sums all of them, and only one may count.
-    pub fn counts_squares(&self) -> bool {
-        self.reduction == Reduction::ReduceScatter || self.reductions.is_root()
+    /// Returns the parameters, of which those that [`Weights::prepare`] was asked for are here.
+    pub fn parameters(&self) -> &FlatBuffer<D> {
+        self.parameters.flat()
     }
 
-    /// Gives every rank the parameters of rank 0, and sends all messages of a step once, at the
-    /// same time, so that MPI allocates all memory and opens all connections that they need.
-    /// Collective.
+    /// Borrows the parameters to read, and the gradients to write, where [`Weights::prepare`] was
+    /// asked for them.
+    pub fn parameters_and_gradients(&mut self) -> (&FlatBuffer<D>, &mut FlatBuffer<D>) {
+        (self.parameters.flat(), self.gradients.flat_mut())
+    }
+
+    /// Returns the gradients, of which in stage 0 all are the last step's sums over the replicas.
+    pub fn gradients(&self) -> &FlatBuffer<D> {
+        self.gradients.flat()
+    }
+
+    /// Returns the sums of the step: see [`totals`].
+    pub fn sums(&self) -> &D::Buffer {
+        &self.sums
+    }
+
+    /// Returns the sums of the step, to write.
+    pub fn sums_mut(&mut self) -> &mut D::Buffer {
+        &mut self.sums
+    }
+
+    /// Makes every replica start with the same parameters, and sends all messages of a step once,
+    /// so that MPI allocates all memory and opens all connections that they need. Collective.
     ///
     /// # Errors
     /// There is no memory for the messages.
-    pub fn start(
-        &mut self,
-        device: &D,
-        parameters: &mut FlatBuffer<D>,
-        gradients: &mut FlatBuffer<D>,
-    ) -> Result<()> {
-        if self.reductions.size() > 1 {
-            for segment in 0..parameters.num_segments() {
-                let values = self.reductions.start_broadcast(parameters.take(segment), 0)?.wait();
-                parameters.put(segment, values);
+    pub fn start(&mut self, device: &D) -> Result<()> {
+        self.parameters.start(device)?;
+        for segment in (0..self.buckets.len()).rev() {
+            self.gradients.open(device, segment)?;
+            self.start_reduction(segment, false)?;
+            if let Some(Reduction { pending: Some(pending), .. }) = self.reducing.pop_front() {
+                self.gradients.reduced(device, segment, pending.wait().buffer);
             }
-        }
-        self.begin(device, 0, 0.0)?;
-        while self.started < self.buckets.len() {
-            self.start_next(gradients)?;
-        }
-        for bucket in &mut self.buckets {
-            bucket.put_sum(gradients);
-        }
-        for index in 0..self.buckets.len() {
-            self.start_gather(index, parameters)?;
-        }
-        while self.gathered < self.buckets.len() {
-            self.finish_gather(parameters);
+            self.gradients.close(segment);
         }
         Ok(())
     }
@@ -234,139 +256,150 @@ impl<D: Device> GradSync<D> {
     /// The transfer to the device failed.
     pub fn begin(&mut self, device: &D, number: u64, learning_rate: f64) -> Result<()> {
         self.update = Update { number, learning_rate, gradient_scale: 1.0 };
-        (self.started, self.reduced, self.gathered) = (0, 0, 0);
+        self.buckets.iter_mut().for_each(|bucket| bucket.is_started = false);
+        self.gradients.begin();
         self.optimizer.begin(device, &self.update)
     }
 
-    /// Accepts that the gradients of all tensors from `first_tensor` on are complete: starts the
-    /// buckets that are complete, advances those under way, and updates the parameters of those
-    /// that have arrived. Collective, but waits for no other rank.
+    /// Waits until the parameters of `tensors`, those of one layer, are here; a pass in `direction`
+    /// through `stage`, the tensors of a pipeline stage, needs them. Collective over the replicas.
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn completed(&mut self, first_tensor: usize, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
-        if !self.overlap {
+    pub fn prepare(
+        &mut self,
+        device: &D,
+        tensors: &Range<usize>,
+        stage: &Range<usize>,
+        direction: Direction,
+    ) -> Result<()> {
+        self.parameters.bring(device, tensors, stage, direction)
+    }
+
+    /// Makes room for the gradients of `tensors`, those of one layer. Collective over the replicas.
+    ///
+    /// # Errors
+    /// There is no memory for them or for messages.
+    pub fn open(&mut self, device: &D, tensors: &Range<usize>) -> Result<()> {
+        if !self.usage.is_pooled() || tensors.is_empty() {
             return Ok(());
         }
-        while self.started < self.buckets.len() && self.buckets[self.started].first_tensor >= first_tensor {
-            self.start_next(arrays.gradients)?;
+        let (segment, _) = self.gradients.flat().place(tensors.start);
+        if self.gradients.is_open(segment) {
+            return Ok(());
         }
-        while self.reduced < self.started && self.buckets[self.reduced].state.test() {
-            self.finish_reduction(arrays)?;
+        while !self.gradients.can_open(segment) && !self.reducing.is_empty() {
+            self.finish_reduction(device)?;
         }
-        while self.gathered < self.reduced
-            && self.clip_norm.is_none()
-            && self.buckets[self.gathered].state.test()
-        {
-            self.finish_gather(arrays.parameters);
+        self.gradients.open(device, segment)?;
+        self.buckets[segment].is_started = false;
+        Ok(())
+    }
+
+    /// Returns the gradients to which a backward pass adds, where earlier micro-batches of the step
+    /// have contributed to those of `so_far`: with [`Accumulation::Parts`] a segment begins with
+    /// zeros, and other passes may contribute to its biases before its weights are complete.
+    pub fn accumulate(&self, so_far: Accumulate) -> Accumulate {
+        if self.usage.reduces_each() { Accumulate { biases: true, weights: false } } else { so_far }
+    }
+
+    /// Accepts that a micro-batch has completed the gradients of `tensors`, the last ones of a
+    /// pipeline stage; `is_last` is true if no other micro-batch will add to them. Starts the
+    /// buckets that are complete, advances those under way, and updates the parameters of those
+    /// that have arrived. Collective over the replicas, but waits for none of them if
+    /// communication overlaps.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn completed(&mut self, device: &D, tensors: &Range<usize>, is_last: bool) -> Result<()> {
+        let is_wanted = is_last || self.usage.reduces_each();
+        if !is_wanted || !self.overlap && !self.usage.is_pooled() {
+            return Ok(());
+        }
+        for segment in (0..self.buckets.len()).rev() {
+            let Bucket { tensors: own, is_started } = &self.buckets[segment];
+            let is_complete = own.start >= tensors.start && own.end <= tensors.end;
+            if is_complete && !is_started && self.gradients.is_open(segment) {
+                self.start_reduction(segment, is_last)?;
+            }
+        }
+        while self.reducing.front_mut().is_some_and(|reduction| !self.overlap || reduction.test()) {
+            self.finish_reduction(device)?;
         }
         Ok(())
     }
 
-    /// Ends a step: waits for every bucket, after which every rank has the new parameters.
+    /// Ends a step: waits for every bucket, after which every rank has its new parameters.
     /// Collective.
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn finish(&mut self, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
-        while self.started < self.buckets.len() {
-            self.start_next(arrays.gradients)?;
+    pub fn finish(&mut self, device: &D) -> Result<()> {
+        for segment in (0..self.buckets.len()).rev() {
+            if !self.buckets[segment].is_started && self.gradients.is_open(segment) {
+                self.start_reduction(segment, true)?;
+            }
         }
-        while self.reduced < self.buckets.len() {
-            self.finish_reduction(arrays)?;
+        while !self.reducing.is_empty() {
+            self.finish_reduction(device)?;
         }
         if let Some(largest) = self.clip_norm {
-            self.update.gradient_scale = clip_factor(self.norm(arrays.device, arrays.gradients)?, largest);
-            self.optimizer.begin(arrays.device, &self.update)?;
-            for index in 0..self.buckets.len() {
-                self.update_bucket(index, arrays)?;
+            self.clip(device, largest)?;
+        }
+        self.parameters.finish_updates();
+        Ok(())
+    }
+
+    fn start_reduction(&mut self, segment: usize, is_last: bool) -> Result<()> {
+        self.buckets[segment].is_started = true;
+        let pending = match self.stage {
+            _ if self.reductions.size() == 1 => None,
+            ZeroStage::None => {
+                let values = self.gradients.take(segment);
+                Some(self.reductions.start_all_reduce_in_place(values, Operation::Sum)?)
             }
-        }
-        while self.gathered < self.buckets.len() {
-            self.finish_gather(arrays.parameters);
-        }
-        Ok(())
-    }
-
-    fn start_next(&mut self, gradients: &mut FlatBuffer<D>) -> Result<()> {
-        let bucket = &mut self.buckets[self.started];
-        self.started += 1;
-        if self.reductions.size() == 1 {
-            return Ok(());
-        }
-        let values = gradients.take(bucket.segment);
-        bucket.state = State::Reducing(match self.reduction {
-            Reduction::ReduceScatter => self.reductions.start_reduce_scatter(values, Operation::Sum)?,
-            Reduction::AllReduce => self.reductions.start_all_reduce_in_place(values, Operation::Sum)?,
-        });
-        Ok(())
-    }
-
-    fn finish_reduction(&mut self, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
-        let index = self.reduced;
-        self.reduced += 1;
-        self.buckets[index].put_sum(arrays.gradients);
-        if self.clip_norm.is_none() { self.update_bucket(index, arrays) } else { Ok(()) }
-    }
-
-    /// Updates this rank's part of a bucket, and starts the gather that distributes it.
-    fn update_bucket(&mut self, index: usize, arrays: &mut SyncArrays<'_, D>) -> Result<()> {
-        let SyncArrays { device, parameters, gradients, sums } = arrays;
-        let bucket = &mut self.buckets[index];
-        let (segment, owned) = (bucket.segment, bucket.owned.clone());
-        let values = device.view_mut(parameters.segment_mut(segment), owned.clone());
-        let gradient = device.view(gradients.segment(segment), owned);
-        let sums = device.view_mut(sums, 0..totals::LEN);
-        let span = trace::work(Name::Optimizer);
-        self.optimizer.step(device, segment, values, gradient, sums);
-        settle(*device);
-        drop(span);
-        self.start_gather(index, parameters)
-    }
-
-    fn start_gather(&mut self, index: usize, parameters: &mut FlatBuffer<D>) -> Result<()> {
-        if self.reduction == Reduction::ReduceScatter && self.reductions.size() > 1 {
-            let bucket = &mut self.buckets[index];
-            let values = parameters.take(bucket.segment);
-            bucket.state = State::Gathering(self.gathers.start_all_gather_in_place(values)?);
-        }
-        Ok(())
-    }
-
-    fn finish_gather(&mut self, parameters: &mut FlatBuffer<D>) {
-        let bucket = &mut self.buckets[self.gathered];
-        self.gathered += 1;
-        if let State::Gathering(pending) = std::mem::replace(&mut bucket.state, State::Idle) {
-            parameters.put(bucket.segment, pending.wait());
-        }
-    }
-
-    /// Returns the norm of the whole gradient, every logical parameter counted once: summed tensor
-    /// by tensor, in logical order, so that its bits do not depend on the stages of the tensors.
-    /// Collective over the grid.
-    fn norm(&mut self, device: &D, gradients: &FlatBuffer<D>) -> Result<f64> {
-        let len = totals::LEN * self.numbers.len();
-        device.fill(device.view_mut(&mut self.clip_sums, 0..len), 0.0);
-        for bucket in &self.buckets {
-            for (tensor, range) in gradients.tensors_in(bucket.segment) {
-                let owned = bucket.owned_of(&range);
-                if !owned.is_empty() {
-                    let owned = device.view(gradients.segment(bucket.segment), owned);
-                    let at = totals::LEN * tensor;
-                    device.sum_squares(owned, device.view_mut(&mut self.clip_sums, at..at + totals::LEN));
-                }
+            _ => {
+                let values = self.gradients.take(segment);
+                Some(self.reductions.start_reduce_scatter(values, Operation::Sum)?)
             }
-        }
-        self.squares.fill(0.0);
-        if self.counts_squares() {
-            device.read(device.view(&self.clip_sums, 0..len), &mut |sums| {
-                for (number, sums) in self.numbers.iter().zip(sums.chunks_exact(totals::LEN)) {
-                    self.squares[*number] = f64::from(sums[totals::GRADIENT_SQUARES]);
-                }
-                Ok(())
-            })?;
-        }
-        self.norms.all_reduce(&mut self.squares, Operation::Sum)?;
-        Ok(self.squares.iter().sum::<f64>().sqrt())
+        };
+        self.reducing.push_back(Reduction { segment, pending, is_last });
+        Ok(())
     }
+
+    /// Waits for the oldest reduction, and updates the parameters of its bucket unless that has to
+    /// wait for the norm.
+    fn finish_reduction(&mut self, device: &D) -> Result<()> {
+        let Some(Reduction { segment, pending, is_last }) = self.reducing.pop_front() else { return Ok(()) };
+        if let Some(pending) = pending {
+            self.gradients.reduced(device, segment, pending.wait().buffer);
+        }
+        if is_last && self.clip_norm.is_none() { self.update_bucket(device, segment) } else { Ok(()) }
+    }
+}
+
+impl<D: Device> Reduction<D> {
+    /// Advances the reduction; returns true when waiting would return at once.
+    fn test(&mut self) -> bool {
+        self.pending.as_mut().is_none_or(Pending::test)
+    }
+}
+
+/// Cuts the tensors of `layout` into buckets of at most `most` elements. A layer is never cut, nor
+/// do layers of two stages share a bucket.
+fn segments(layout: &Layout, most: usize) -> Vec<Range<usize>> {
+    let mut segments = Vec::new();
+    for stage in &layout.stages {
+        let layers: Vec<Range<usize>> =
+            (0..stage.num_pieces()).map(|at| stage.tensors_of(at)).filter(|own| !own.is_empty()).collect();
+        let len =
+            |own: &Range<usize>| layout.tensors[own.clone()].iter().map(|(_, s)| s.num_elements()).sum();
+        let lengths: Vec<usize> = layers.iter().map(len).collect();
+        for bucket in buckets(&lengths, most) {
+            segments.push(layers[bucket.start].start..layers[bucket.end - 1].end);
+        }
+    }
+    let num_tensors: usize = segments.iter().map(ExactSizeIterator::len).sum();
+    assert_eq!(num_tensors, layout.tensors.len(), "every tensor belongs to a layer");
+    segments
 }

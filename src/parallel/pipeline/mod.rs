@@ -21,36 +21,16 @@ use self::local_stage::LocalStage;
 use self::program::{Instruction, NeighbourArrays, RankProgram};
 pub use self::source::MicroBatchSource;
 use self::source::load;
-use super::data::{GradSync, SyncArrays};
+use super::data::Weights;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
 use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
+use super::zero::Direction;
 use crate::comm::{Communicator, Grid, LARGEST_TAG};
 use crate::device::Device;
-use crate::nn::FlatBuffer;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
-
-/// This rank's parameters with everything that a step needs to update them.
-pub struct Weights<D: Device> {
-    /// The parameters.
-    pub parameters: FlatBuffer<D>,
-    /// The gradients of the parameters.
-    pub gradients: FlatBuffer<D>,
-    /// The reduction of the gradients and the update of the parameters.
-    pub sync: GradSync<D>,
-    /// The sums of the step: see [`totals`](crate::device::totals).
-    pub sums: D::Buffer,
-}
-
-impl<D: Device> Weights<D> {
-    /// Borrows the reduction and, apart from it, the arrays that it takes.
-    pub fn split<'a>(&'a mut self, device: &'a D) -> (&'a mut GradSync<D>, SyncArrays<'a, D>) {
-        let Weights { parameters, gradients, sync, sums } = self;
-        (sync, SyncArrays { device, parameters, gradients, sums })
-    }
-}
 
 /// The communicators of a [`Pipeline`], created before anything that can fail on one rank alone.
 pub struct PipelineChannels {
@@ -148,9 +128,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
     }
 
     /// Runs the forward and backward passes of all micro-batches of a step. The gradients of the
-    /// loss, times `scale`, of this rank's parameters are handed to [`Weights::sync`] as they are
-    /// completed; the losses are added to [`Weights::sums`] of the last stage. Collective over the
-    /// grid.
+    /// loss, times `scale`, of this rank's parameters are handed to `weights` as they are completed;
+    /// the losses are added to [`Weights::sums`] of the last stage. Collective over the grid.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or there is no memory for messages.
@@ -167,23 +146,14 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let instruction = self.training.instructions[at];
             let rows = source.rows(instruction.action.micro_batch);
             match instruction.action.work {
-                Work::Forward => self.forward(&instruction, &weights.parameters, rows, source)?,
+                Work::Forward => self.forward(&instruction, weights, rows, source)?,
                 Work::Backward => self.backward(&instruction, weights, rows, scale, Pass::Whole)?,
                 Work::InputGradient => self.backward(&instruction, weights, rows, scale, Pass::Inputs)?,
                 Work::WeightGradient => self.backward(&instruction, weights, rows, scale, Pass::Weights)?,
                 _ => self.message(&instruction, rows)?,
             }
         }
-        for local in &mut self.stages {
-            local.collect();
-            if !local.has_gradients.weights {
-                for tensor in local.stage.tensors.clone() {
-                    self.exchanger
-                        .device
-                        .fill(weights.gradients.tensor_mut(self.exchanger.device, tensor), 0.0);
-                }
-            }
-        }
+        self.stages.iter_mut().for_each(LocalStage::collect);
         Ok(())
     }
 
@@ -222,12 +192,12 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let instruction = self.evaluation.instructions[at];
             let rows = source.rows(instruction.action.micro_batch);
             if instruction.action.work == Work::Forward {
-                self.forward(&instruction, &weights.parameters, rows, source)?;
+                self.forward(&instruction, weights, rows, source)?;
                 let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
                 if stage.head.is_some() && rows > 0 {
                     let (activations, gradients) =
                         (&slots[instruction.slot].activations, &mut sets[0].gradients);
-                    stage.loss(&mut self.exchanger, rows, 0.0, activations, gradients, &mut weights.sums);
+                    stage.loss(&mut self.exchanger, rows, 0.0, activations, gradients, weights.sums_mut());
                 }
             } else {
                 self.message(&instruction, rows)?;
@@ -240,7 +210,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
     fn forward(
         &mut self,
         instruction: &Instruction,
-        parameters: &FlatBuffer<D>,
+        weights: &mut Weights<D>,
         rows: usize,
         source: &mut dyn MicroBatchSource<D>,
     ) -> Result<()> {
@@ -272,7 +242,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         for at in 0..self.stages[instruction.local].stage.num_pieces() {
             let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
             let activations = &mut slots[instruction.slot].activations;
-            stage.forward_piece(&mut self.exchanger, parameters, at, rows, activations)?;
+            weights.prepare(device, &stage.tensors_of(at), &stage.tensors, Direction::Forward)?;
+            stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
             self.progress();
         }
         let LocalStage { slots, inner, .. } = &mut self.stages[instruction.local];
@@ -303,21 +274,26 @@ impl<'a, D: Device> Pipeline<'a, D> {
             self.begin_backward(instruction, weights, rows, scale)?;
         }
         let has = self.stages[instruction.local].has_gradients;
-        let completes = instruction.completes && (has.weights || rows > 0);
+        let device = self.exchanger.device;
         for at in (0..self.stages[instruction.local].stage.num_pieces()).rev() {
             let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
-            let mut context = BackwardContext {
-                exchanger: &mut self.exchanger,
-                parameters: &weights.parameters,
-                gradients: &mut weights.gradients,
-                rows,
-                accumulate: has,
-            };
+            let own = stage.tensors_of(at);
+            if pass != Pass::Weights {
+                weights.prepare(device, &own, &stage.tensors, Direction::Backward)?;
+            }
+            weights.open(device, &own)?;
+            let accumulate = weights.accumulate(has);
+            let (parameters, gradients) = weights.parameters_and_gradients();
+            let exchanger = &mut self.exchanger;
+            let mut context = BackwardContext { exchanger, parameters, gradients, rows, accumulate };
             let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
             stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
-            if let Some(first) = stage.first_tensor(at).filter(|_| completes) {
-                let (sync, mut arrays) = weights.split(self.exchanger.device);
-                sync.completed(first, &mut arrays)?;
+            if instruction.completes && rows == 0 && !has.weights {
+                let (_, gradients) = weights.parameters_and_gradients();
+                own.clone().for_each(|tensor| device.fill(gradients.tensor_mut(device, tensor), 0.0));
+            }
+            if pass != Pass::Inputs && !own.is_empty() {
+                weights.completed(device, &(own.start..stage.tensors.end), instruction.completes)?;
             }
             self.progress();
         }
@@ -344,12 +320,14 @@ impl<'a, D: Device> Pipeline<'a, D> {
             (&mut slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
         if self.recompute {
             activations.swap_inner(&mut inner[instruction.set]);
+            let device = self.exchanger.device;
             for at in 0..stage.num_pieces() {
-                stage.forward_piece(&mut self.exchanger, &weights.parameters, at, rows, activations)?;
+                weights.prepare(device, &stage.tensors_of(at), &stage.tensors, Direction::Forward)?;
+                stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
             }
         }
         if stage.head.is_some() && rows > 0 {
-            stage.loss(&mut self.exchanger, rows, scale, activations, gradients, &mut weights.sums);
+            stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut());
         }
         Ok(())
     }

@@ -24,8 +24,7 @@ pub struct Instruction {
     pub neighbour: Option<NeighbourArrays>,
     /// The other end of a message.
     pub message: Option<MessageEnd>,
-    /// After this action, the gradients of this stage and of all later ones of this rank are
-    /// complete.
+    /// After this action, the gradients of this stage are complete.
     pub completes: bool,
 }
 
@@ -154,10 +153,7 @@ impl RankProgram {
                     NeighbourArrays { local: local(stage), number: place(&sets, stage, micro_batch) }
                 }
             });
-            let mut from_here_on =
-                stages.iter().filter(|other| **other >= stage).filter_map(|other| last_of.get(other));
-            let completes =
-                matches!(work, Work::Backward | Work::WeightGradient) && from_here_on.all(|last| *last <= at);
+            let completes = last_of.get(&stage) == Some(&at);
             let message = action.partner().and_then(|partner| {
                 let sender =
                     if matches!(work, Work::SendActivation | Work::SendGradient) { *action } else { partner };

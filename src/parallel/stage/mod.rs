@@ -150,11 +150,11 @@ impl Stage {
         self.pieces.len()
     }
 
-    /// Returns the first tensor of piece `at`, if it has any.
-    pub fn first_tensor(&self, at: usize) -> Option<usize> {
+    /// Returns the numbers of the tensors of piece `at` among those of this rank.
+    pub fn tensors_of(&self, at: usize) -> Range<usize> {
         match &self.pieces[at].piece {
-            Piece::Layer(layer) => (!layer.tensors().is_empty()).then(|| layer.tensors().start),
-            Piece::Exchange(_) => None,
+            Piece::Layer(layer) => layer.tensors(),
+            Piece::Exchange(_) => 0..0,
         }
     }
 
@@ -362,7 +362,7 @@ impl Stage {
     /// Returns true if the gradient at position `at` is needed, by an earlier stage or by
     /// parameters before it.
     fn needs_gradient(&self, at: usize) -> bool {
-        self.index > 0 || (0..at).any(|before| self.first_tensor(before).is_some())
+        self.index > 0 || (0..at).any(|before| !self.tensors_of(before).is_empty())
     }
 
     fn start_exchange<D: Device>(

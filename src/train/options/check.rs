@@ -79,7 +79,7 @@ impl TrainOptions {
         self.machine.check_used(given)?;
         let for_replicas =
             (!has_replicas).then_some("it is about replicas, and this program has one; that is for sync_sgd");
-        for option in ["bucket-mb", "overlap", "reduction", "check-replicas"] {
+        for option in ["bucket-mb", "overlap", "check-replicas"] {
             given.refuse(option, for_replicas)?;
         }
         Ok(())

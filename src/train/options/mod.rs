@@ -16,7 +16,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::app::{CommonOptions, ProgressMode};
-use crate::parallel::data::{Reduction, SyncSettings};
+use crate::parallel::data::SyncSettings;
+use crate::parallel::zero::{Accumulation, ZeroStage};
 use names::or_auto;
 
 pub use check::check_files;
@@ -104,14 +105,19 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "on", help_heading = "Machine")]
     pub overlap: Switch,
 
-    /// How a bucket of gradients becomes new parameters
+    /// Stage of ZeRO: the arrays of which every replica keeps its part only
     #[arg(
         long,
-        value_parser = or_auto::<Reduction>("Whichever is faster for the size of the model"),
+        value_name = "STAGE",
+        value_parser = or_auto::<ZeroStage>("The fastest that is not slower than 0"),
         default_value = "auto",
         help_heading = "Machine"
     )]
-    pub reduction: OrAuto<Reduction>,
+    pub zero: OrAuto<ZeroStage>,
+
+    /// With --zero 2 or 3, the memory in which gradients of several micro-batches are added up
+    #[arg(long, value_enum, default_value = "whole", help_heading = "Machine")]
+    pub accumulate: Accumulation,
 
     /// Steps between checks that all replicas are the same, bit for bit, which they are before each
     /// checkpoint too; 0 for no check at all
@@ -160,7 +166,8 @@ impl TrainOptions {
     pub fn sync_settings(&self) -> SyncSettings {
         SyncSettings {
             bucket_bytes: (self.bucket_mb * 1e6) as usize,
-            reduction: self.reduction.0,
+            zero: self.zero.0,
+            accumulation: self.accumulate,
             overlap: self.overlap == Switch::On,
             clip_norm: self.optimizer.clip_norm,
         }

@@ -14,12 +14,13 @@ pub use step::{Evaluation, RunRequests, StepOutcome};
 
 use super::feed::Resident;
 use crate::comm::Grid;
-use crate::device::{Device, Role, totals};
-use crate::nn::{FlatBuffer, Model};
+use crate::device::Device;
+use crate::nn::Model;
 use crate::optim::{LearningRateSchedule, OptimizerSettings};
-use crate::parallel::data::{GradSync, Reduction, SyncChannels, SyncSettings};
+use crate::parallel::data::{SyncChannels, SyncSettings, WeightSettings, Weights};
 use crate::parallel::layout::{Layout, ParallelPlan};
-use crate::parallel::pipeline::{Pipeline, PipelineChannels, Weights};
+use crate::parallel::pipeline::{Pipeline, PipelineChannels};
+use crate::parallel::zero::{Gathering, ZeroStage};
 use crate::{Error, Result};
 
 /// The settings of a [`Trainer`].
@@ -87,22 +88,16 @@ impl<'a, D: Device> Trainer<'a, D> {
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
         let allocate = || {
             let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
-            let (tensors, shards) = (&layout.tensors, layout.shards());
-            let (sync, segmentation) =
-                GradSync::new(device, tensors, model.tensors.len(), sync_channels, sync, optimizer)?;
-            let mut weights = Weights {
-                parameters: FlatBuffer::zeros(device, &shards, &segmentation, Role::Parameters)?,
-                gradients: FlatBuffer::zeros(device, &shards, &segmentation, Role::Exact)?,
-                sync,
-                sums: device.allocate(totals::LEN, Role::Exact)?,
-            };
-            weights.parameters.initialise(device, &shards, seed)?;
+            let num_micro_batches = plan.schedule.num_micro_batches;
+            let gathering = Gathering::Pass;
+            let settings = WeightSettings { sync, optimizer, num_micro_batches, gathering, seed };
+            let weights = Weights::new(device, &layout, model.tensors.len(), sync_channels, settings)?;
             let (schedule, recompute) = (&plan.schedule, plan.recompute);
             let pipeline = Pipeline::new(device, pipeline_channels, &layout, schedule, capacity, recompute)?;
             Ok((layout, weights, pipeline))
         };
         let (layout, mut weights, pipeline) = grid.all.agree(allocate())?;
-        weights.sync.start(device, &mut weights.parameters, &mut weights.gradients)?;
+        weights.start(device)?;
         Ok(Trainer {
             device,
             grid,
@@ -119,16 +114,16 @@ impl<'a, D: Device> Trainer<'a, D> {
         })
     }
 
-    /// Returns how the gradients of this rank's parameters become new parameters.
-    pub fn reduction(&self) -> Reduction {
-        self.weights.sync.reduction()
+    /// Returns the stage of ZeRO that was chosen.
+    pub fn zero_stage(&self) -> ZeroStage {
+        self.weights.stage()
     }
 
     /// Returns the padded length of every bucket of this rank's gradients, in the order in which
     /// they are sent.
     pub fn bucket_lengths(&self) -> Vec<usize> {
-        let gradients = &self.weights.gradients;
-        (0..gradients.num_segments()).rev().map(|segment| gradients.segment_len(segment)).collect()
+        let parameters = self.weights.parameters();
+        (0..parameters.num_segments()).rev().map(|segment| parameters.segment_len(segment)).collect()
     }
 }
 

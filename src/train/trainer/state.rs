@@ -7,10 +7,9 @@ use crate::Result;
 use crate::comm::Operation;
 use crate::device::Device;
 use crate::nn::hash_values;
-use crate::parallel::data::Reduction;
 use crate::parallel::gather::Assembly;
-use crate::parallel::pipeline::Weights;
 use crate::parallel::replica;
+use crate::parallel::zero::ZeroStage;
 
 impl<D: Device> Trainer<'_, D> {
     /// Overwrites tensor `number` of the model with `values`, on the ranks that hold a part of it.
@@ -21,11 +20,9 @@ impl<D: Device> Trainer<'_, D> {
     pub fn set_tensor(&mut self, number: usize, values: &[f32]) -> Result<()> {
         for (local, (other, shard)) in self.layout.tensors.iter().enumerate() {
             if *other == number {
-                let into = self.weights.parameters.tensor_mut(self.device, local);
-                self.device.write(into, &mut |block| {
-                    shard.extract(values, block);
-                    Ok(())
-                })?;
+                let mut block = vec![0.0; shard.num_elements()];
+                shard.extract(values, &mut block);
+                self.weights.write_parameter(self.device, local, &block)?;
             }
         }
         Ok(())
@@ -33,7 +30,7 @@ impl<D: Device> Trainer<'_, D> {
 
     /// Returns the names of the values that the optimizer keeps for each parameter.
     pub fn slot_names(&self) -> &'static [&'static str] {
-        self.weights.sync.slot_names()
+        self.weights.slot_names()
     }
 
     /// Overwrites tensor `number` of slot `slot` of the optimizer with `values`, on the ranks that
@@ -42,12 +39,11 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// The transfer to the device failed.
     pub fn set_slot(&mut self, slot: usize, number: usize, values: &[f32]) -> Result<()> {
-        let Weights { parameters, sync, .. } = &mut self.weights;
         for (local, (other, shard)) in self.layout.tensors.iter().enumerate() {
             if *other == number {
                 let mut block = vec![0.0; shard.num_elements()];
                 shard.extract(values, &mut block);
-                sync.write_slot(self.device, parameters, slot, local, &block)?;
+                self.weights.write_slot(self.device, slot, local, &block)?;
             }
         }
         Ok(())
@@ -58,10 +54,17 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `whole` failed (rank 0 alone), or the transfer from the device did.
     pub fn assemble_parameters(&self, whole: &mut dyn Assembly) -> Result<()> {
-        let read = |local, show: &mut dyn FnMut(&[f32]) -> Result<()>| {
-            self.device.read(self.weights.parameters.tensor(self.device, local), show)
-        };
-        self.layout.gather(self.grid, 1, &read, whole)
+        self.layout.gather(self.grid, self.num_keepers(), &self.read_parameter(), whole)
+    }
+
+    /// Returns the number of replicas that keep the parameters of a tensor, each a part.
+    fn num_keepers(&self) -> usize {
+        if self.weights.has_parameters_in_parts() { self.grid.shape.data } else { 1 }
+    }
+
+    /// Returns a function that shows the values that this rank keeps of one of its tensors.
+    fn read_parameter(&self) -> impl Fn(usize, &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        |local, show| self.weights.read_parameter(self.device, local, show)
     }
 
     /// Gathers the whole tensors of slot `slot` of the optimizer in `whole`, on rank 0. Collective.
@@ -69,9 +72,8 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `whole` failed (rank 0 alone), or the transfer from the device did.
     pub fn assemble_slot(&self, slot: usize, whole: &mut dyn Assembly) -> Result<()> {
-        let Weights { parameters, sync, .. } = &self.weights;
         let read = |local, show: &mut dyn FnMut(&[f32]) -> Result<()>| {
-            sync.read_slot(self.device, parameters, slot, local, show)
+            self.weights.read_slot(self.device, slot, local, show)
         };
         self.layout.gather(self.grid, self.grid.shape.data, &read, whole)
     }
@@ -82,17 +84,20 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `look` failed (rank 0 alone), or the transfer from the device did.
     pub fn gather_parameters(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        self.layout.look_at(self.grid, self.device, &self.weights.parameters, look)
+        self.layout.look_at(self.grid, self.num_keepers(), &self.read_parameter(), look)
     }
 
     /// Calls `look` on rank 0 with the number and the values of every whole tensor of the last
-    /// step's gradients, in logical order; with [`Reduction::AllReduce`] they are the sums over the
-    /// replicas. Collective.
+    /// step's gradients, in logical order, which are the sums over the replicas. In stage 0 of ZeRO
+    /// only. Collective.
     ///
     /// # Errors
     /// `look` failed (rank 0 alone), or the transfer from the device did.
     pub fn gather_gradients(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        self.layout.look_at(self.grid, self.device, &self.weights.gradients, look)
+        let read = |local, show: &mut dyn FnMut(&[f32]) -> Result<()>| {
+            self.device.read(self.weights.gradients().tensor(self.device, local), show)
+        };
+        self.layout.look_at(self.grid, 1, &read, look)
     }
 
     /// Returns a hash of the bits of all parameters of the model, on every rank: see
@@ -101,20 +106,23 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// The transfer from the device failed.
     pub fn digest(&self) -> Result<u128> {
-        self.layout.digest(self.grid, self.device, &self.weights.parameters)
+        self.layout.digest(self.grid, self.num_keepers(), &self.read_parameter())
     }
 
-    /// Checks that all replicas hold the same bits after step `step`: of the parameters, and of the
-    /// optimizer's slots where every replica keeps all of them. Collective.
+    /// Checks that all replicas hold the same bits after step `step`: of the parameters and of the
+    /// optimizer's slots, as far as every replica keeps all of them. Collective.
     ///
     /// # Errors
     /// The replicas differ: the same error on every rank, which names the replica that differs.
     pub fn check_replicas(&self, step: u64) -> Result<()> {
-        let Weights { parameters, sync, .. } = &self.weights;
-        let mut digest = parameters.digest(self.device)?;
-        if sync.reduction() == Reduction::AllReduce {
+        let weights = &self.weights;
+        if weights.has_parameters_in_parts() {
+            return Ok(());
+        }
+        let mut digest = weights.parameters().digest(self.device)?;
+        if weights.stage() == ZeroStage::None {
             let mut hash = Xxh3::new();
-            sync.look_at_slots(self.device, parameters, &mut |values| hash_values(&mut hash, values))?;
+            weights.look_at_slots(self.device, &mut |values| hash_values(&mut hash, values))?;
             digest ^= hash.digest128();
         }
         self.grid.all.agree(replica::check(&self.grid.data, digest, step))
@@ -127,9 +135,8 @@ impl<D: Device> Trainer<'_, D> {
     /// A parameter is NaN or infinite: the same error on every rank.
     pub fn check_finite(&self, step: u64) -> Result<()> {
         let mut all_finite = [1_u8];
-        let parameters = &self.weights.parameters;
-        for tensor in 0..parameters.num_tensors() {
-            self.device.read(parameters.tensor(self.device, tensor), &mut |values| {
+        for tensor in 0..self.layout.tensors.len() {
+            self.weights.read_parameter(self.device, tensor, &mut |values| {
                 all_finite[0] &= u8::from(values.iter().all(|value| value.is_finite()));
                 Ok(())
             })?;

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::comm::Operation;
 use crate::dataset::Batches;
 use crate::device::{Device, totals};
-use crate::parallel::pipeline::Weights;
+use crate::parallel::data::Weights;
 use crate::parallel::shard;
 use crate::train::feed::{Parts, Resident, Rows};
 
@@ -131,23 +131,23 @@ impl<D: Device> Trainer<'_, D> {
         let Trainer { device, pipeline, weights, resident, recordings, .. } = self;
         let parts = Parts::Equal(pipeline.num_micro_batches());
         let mut rows = Rows { batches, resident: resident.as_mut(), step, share, parts };
-        weights.sync.begin(device, step + 1, learning_rate)?;
-        if pipeline.repeats() && weights.sync.repeats() {
+        weights.begin(device, step + 1, learning_rate)?;
+        if pipeline.repeats() && weights.repeats() {
             pipeline.load(&mut rows)?;
             let recording = recordings.entry(num_samples).or_default();
             let mut work = || {
                 clear_sums(*device, weights);
                 pipeline.train(weights, &mut rows, scale)?;
-                finish_sync(*device, weights)
+                weights.finish(device)
             };
             device.repeat(recording, &mut work)?;
             pipeline.unload();
         } else {
             clear_sums(*device, weights);
             pipeline.train(weights, &mut rows, scale)?;
-            finish_sync(*device, weights)?;
+            weights.finish(device)?;
         }
-        let totals = device.start_totals(device.view(&weights.sums, 0..totals::LEN))?;
+        let totals = device.start_totals(device.view(weights.sums(), 0..totals::LEN))?;
         Ok(OpenStep { step, learning_rate, num_samples, totals })
     }
 
@@ -177,13 +177,15 @@ impl<D: Device> Trainer<'_, D> {
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
         let mut sums = [0.0; totals::LEN];
         let round = self.capacity * self.pipeline.num_micro_batches();
-        for start in share.clone().step_by(round) {
+        // as many rounds on every replica, for all of them take part in gathers of parameters
+        for round_start in (0..num_samples.div_ceil(self.grid.data.size())).step_by(round) {
+            let start = share.end.min(share.start + round_start);
             let share = start..share.end.min(start + round);
             let mut rows =
                 Rows { batches, resident: None, step: 0, share, parts: Parts::Full(self.capacity) };
             clear_sums(self.device, &mut self.weights);
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
-            let round = self.device.start_totals(self.device.view(&self.weights.sums, 0..totals::LEN))?;
+            let round = self.device.start_totals(self.device.view(self.weights.sums(), 0..totals::LEN))?;
             // an `f32` sum over many rounds would lose counts
             let round = self.device.finish_totals(round)?;
             sums.iter_mut().zip(round).for_each(|(sum, value)| *sum += f64::from(value));
@@ -199,7 +201,7 @@ impl<D: Device> Trainer<'_, D> {
         num_samples: usize,
         requests: RunRequests,
     ) -> Result<Means> {
-        if !self.weights.sync.counts_squares() {
+        if !self.weights.counts_squares() {
             sums[totals::GRADIENT_SQUARES] = 0.0;
         }
         if !self.grid.tensor.is_root() {
@@ -225,10 +227,5 @@ impl<D: Device> Trainer<'_, D> {
 }
 
 fn clear_sums<D: Device>(device: &D, weights: &mut Weights<D>) {
-    device.fill(device.view_mut(&mut weights.sums, 0..totals::LEN), 0.0);
-}
-
-fn finish_sync<D: Device>(device: &D, weights: &mut Weights<D>) -> Result<()> {
-    let (sync, mut arrays) = weights.split(device);
-    sync.finish(&mut arrays)
+    device.fill(device.view_mut(weights.sums_mut(), 0..totals::LEN), 0.0);
 }

@@ -6,10 +6,11 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::device::Activation;
 use phalanx::nn::{Features, Loss, Model, Module, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
-use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::schedule::{PipelineScheduleKind, Schedule};
 use phalanx::parallel::tensor::Split;
+use phalanx::parallel::zero::{Accumulation, ZeroStage};
 use phalanx::train::TrainerSettings;
 
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
@@ -19,7 +20,8 @@ const MLPS: [&str; 4] =
 
 const SYNC: SyncSettings = SyncSettings {
     bucket_bytes: 25_000_000,
-    reduction: Some(Reduction::AllReduce),
+    zero: Some(ZeroStage::None),
+    accumulation: Accumulation::Whole,
     overlap: true,
     clip_norm: None,
 };
@@ -213,11 +215,15 @@ pub fn grids<D: TestDevice>(world: &World) {
                 PipelineScheduleKind::Interleaved,
                 PipelineScheduleKind::ZeroBubble,
             ] {
-                for (split, reduction) in
-                    [(Split::Pairs, Reduction::AllReduce), (Split::Gather, Reduction::ReduceScatter)]
-                {
+                for (split, zero, accumulation) in [
+                    (Split::Pairs, ZeroStage::None, Accumulation::Whole),
+                    (Split::Gather, ZeroStage::Slots, Accumulation::Whole),
+                    (Split::Pairs, ZeroStage::Gradients, Accumulation::Parts),
+                    (Split::Gather, ZeroStage::Parameters, Accumulation::Whole),
+                    (Split::Pairs, ZeroStage::Parameters, Accumulation::Parts),
+                ] {
                     let plan = pipeline_plan(&oracle.model(), kind, stage, 2);
-                    let sync = SyncSettings { reduction: Some(reduction), bucket_bytes: 1234, ..SYNC };
+                    let sync = SyncSettings { zero: Some(zero), accumulation, bucket_bytes: 1234, ..SYNC };
                     oracle.check::<D>(&grid, sync, &ParallelPlan { split, recompute: tensor == 2, ..plan });
                 }
             }

@@ -19,6 +19,7 @@ use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
+use phalanx::parallel::zero::ZeroStage;
 use phalanx::train::{RunRequests, StepOutcome, Trainer, TrainerSettings};
 
 /// True while allocations are recorded.
@@ -128,7 +129,7 @@ pub struct Run {
     pub losses: Vec<f64>,
     /// The gradient norm of each step.
     pub norms: Vec<f64>,
-    /// Gradients of the last step, in logical order; with all-reduce the sums over the ranks.
+    /// In stage 0 of ZeRO, the gradients of the last step, in logical order, summed over the ranks.
     pub gradients: Vec<f64>,
     /// The digest of the parameters.
     pub digest: u128,
@@ -205,7 +206,10 @@ impl<'a, D: TestDevice> Rig<'a, D> {
             tested: trainer.evaluate(&mut batches).unwrap().loss,
             digest: trainer.digest().unwrap(),
             parameters: everywhere(grid, |look| trainer.gather_parameters(look)),
-            gradients: everywhere(grid, |look| trainer.gather_gradients(look)),
+            gradients: match trainer.zero_stage() {
+                ZeroStage::None => everywhere(grid, |look| trainer.gather_gradients(look)),
+                _ => Vec::new(),
+            },
             losses: outcomes.iter().map(|outcome| outcome.loss).collect(),
             norms: outcomes.iter().map(|outcome| outcome.gradient_norm).collect(),
         }

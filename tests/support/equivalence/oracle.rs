@@ -7,8 +7,9 @@ use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
 use phalanx::device::Activation;
 use phalanx::nn::{Features, Loss, Model, Network};
 use phalanx::optim::{LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
-use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::zero::ZeroStage;
 use phalanx::train::{Trainer, TrainerSettings};
 
 use super::{TestDevice, assert_close, everywhere, set_parameters, settings, take_step};
@@ -147,7 +148,7 @@ impl Oracle {
             assert_eq!(outcome.learning_rate, *rate);
             found_losses.push(outcome.loss);
             found_norms.push(outcome.gradient_norm);
-            if step == 0 && sync.reduction == Some(Reduction::AllReduce) {
+            if step == 0 && sync.zero == Some(ZeroStage::None) {
                 let found = everywhere(grid, |look| trainer.gather_gradients(look));
                 let mut start = 0;
                 for tensor in &model.tensors {

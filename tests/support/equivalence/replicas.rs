@@ -1,32 +1,43 @@
 //! Replicas on any device: they give PyTorch's numbers, the serial run's, and the same bits again.
 
+use clap::ValueEnum as _;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::device::Activation;
 use phalanx::nn::{Features, Loss, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
-use phalanx::parallel::data::{Reduction, SyncSettings};
+use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::parallel::tensor::Split;
+use phalanx::parallel::zero::{Accumulation, ZeroStage};
 use phalanx::train::TrainerSettings;
 
+use super::layouts::pipeline_plan;
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings, small_table};
 
-/// Returns ways to reduce gradients that must not change the result: large, tensor-sized and odd
-/// buckets, with and without overlap.
+/// Returns ways to reduce gradients that must not change the result, each with a number of
+/// micro-batches: every stage of ZeRO, large, layer-sized and odd buckets, with and without overlap.
 pub fn ways() -> Vec<(SyncSettings, usize)> {
-    let way = |bucket_bytes, reduction, overlap| SyncSettings {
+    let way = |bucket_bytes, zero, overlap| SyncSettings {
         bucket_bytes,
-        reduction: Some(reduction),
+        zero: Some(zero),
+        accumulation: Accumulation::Whole,
         overlap,
         clip_norm: None,
     };
+    let in_parts = |sync| SyncSettings { accumulation: Accumulation::Parts, ..sync };
     vec![
-        (way(25_000_000, Reduction::AllReduce, true), 1),
-        (way(25_000_000, Reduction::ReduceScatter, true), 2),
-        (way(1, Reduction::AllReduce, true), 3),
-        (way(1, Reduction::ReduceScatter, false), 1),
-        (way(1234, Reduction::ReduceScatter, true), 3),
-        (way(1234, Reduction::AllReduce, false), 2),
+        (way(25_000_000, ZeroStage::None, true), 1),
+        (way(25_000_000, ZeroStage::Slots, true), 2),
+        (way(1, ZeroStage::None, true), 3),
+        (way(1, ZeroStage::Slots, false), 1),
+        (way(1234, ZeroStage::Slots, true), 3),
+        (way(1234, ZeroStage::None, false), 2),
+        (way(1234, ZeroStage::Gradients, true), 1),
+        (in_parts(way(1, ZeroStage::Gradients, true)), 3),
+        (way(1234, ZeroStage::Parameters, true), 2),
+        (way(1, ZeroStage::Parameters, false), 1),
+        (in_parts(way(1, ZeroStage::Parameters, true)), 3),
     ]
 }
 
@@ -108,6 +119,48 @@ pub fn ranks_without_samples<D: TestDevice>(world: &World) {
             let shared = run(&grid, sync, num_micro_batches);
             assert_close("losses", &shared.losses, &serial.losses, 1e-5);
             assert_close("parameters", &shared.parameters, &serial.parameters, 1e-5);
+        }
+    }
+}
+
+/// Checks that all stages of ZeRO give the same bits in one layout: with every optimizer, with and
+/// without clipping, with a short last batch, in one stage and in pipelines.
+pub fn zero_same_bits<D: TestDevice>(world: &World) {
+    let network = Network::mlp(&[33, 17, 29, 8], Activation::Gelu, true, 10, Loss::CrossEntropy);
+    let model = network.build(Features::Flat(50)).unwrap();
+    for (index, &rule) in Rule::value_variants().iter().enumerate() {
+        let clip_norm = [None, Some(0.1)][index % 2];
+        let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(rule) };
+        let run = |zero, bucket_bytes, shape, num_micro_batches, plan: Option<ParallelPlan>| {
+            let sync = SyncSettings { zero: Some(zero), bucket_bytes, clip_norm, ..ways()[0].0 };
+            let settings = TrainerSettings { optimizer, ..settings(24, sync) };
+            let mut rig = Rig::<D>::new(&network, Features::Flat(50), num_micro_batches, settings);
+            rig.num_samples = 49;
+            rig.plan = plan.unwrap_or(rig.plan);
+            rig.train(&Grid::new(world, shape).unwrap(), 7, 1e-2).digest
+        };
+        for (bucket_bytes, num_micro_batches) in [(25_000_000, 1), (1234, 1), (1, 3)] {
+            let replicas = GridShape::data(world.size());
+            let mut layouts = vec![(replicas, None)];
+            if world.size().is_multiple_of(2) {
+                let shape = GridShape { data: world.size() / 2, stage: 2, tensor: 1 };
+                for kind in [
+                    PipelineScheduleKind::OneForwardOneBackward,
+                    PipelineScheduleKind::Interleaved,
+                    PipelineScheduleKind::ZeroBubble,
+                ] {
+                    layouts.push((shape, Some(pipeline_plan(&model, kind, 2, num_micro_batches.max(2)))));
+                }
+                let plan = ParallelPlan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
+                layouts.push((GridShape { data: world.size() / 2, stage: 1, tensor: 2 }, Some(plan)));
+            }
+            for (shape, plan) in layouts {
+                let run = |zero| run(zero, bucket_bytes, shape, num_micro_batches, plan.clone());
+                let expected = run(ZeroStage::None);
+                for zero in [ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters] {
+                    assert_eq!(run(zero), expected, "{rule:?} {shape:?} {zero:?} {bucket_bytes}");
+                }
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-// Fills and copies: whole arrays, blocks of matrices, transposition, rows of a table.
+// Fills, copies and sums: whole arrays, blocks of matrices, transposition, rows of a table.
 
 template <class T>
 __device__ __forceinline__ void copy_rows(
@@ -34,6 +34,12 @@ template <class T>
 __device__ __forceinline__ void fill_values(uint64 len, float value, T* into) {
     for (uint64 at = thread_index(); at < len; at += num_threads()) {
         into[at] = from_float<T>(value);
+    }
+}
+
+extern "C" __global__ void add(uint64 len, const float* from, float* into) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        into[at] += from[at];
     }
 }
 

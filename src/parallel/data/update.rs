@@ -1,0 +1,71 @@
+//! The update of a bucket's parameters, and the norm of all gradients.
+
+use super::Weights;
+use crate::Result;
+use crate::comm::Operation;
+use crate::device::{Device, totals};
+use crate::optim::clip_factor;
+use crate::parallel::settle;
+use crate::parallel::zero::ZeroStage;
+use crate::trace::{self, Name};
+
+impl<D: Device> Weights<D> {
+    /// Updates this rank's elements of a bucket, and starts to distribute them.
+    pub(super) fn update_bucket(&mut self, device: &D, segment: usize) -> Result<()> {
+        let range = match self.stage {
+            ZeroStage::None => 0..self.gradients.flat().segment_len(segment),
+            _ => self.partition.owned(segment),
+        };
+        let span = trace::work(Name::Optimizer);
+        let values = self.parameters.updatable(device, segment);
+        let gradient = self.gradients.view(device, segment, range);
+        let sums = device.view_mut(&mut self.sums, 0..totals::LEN);
+        self.optimizer.step(device, segment, values, gradient, sums);
+        settle(device);
+        drop(span);
+        self.gradients.close(segment);
+        self.parameters.updated(segment)
+    }
+
+    /// Updates all parameters with gradients that are scaled to a norm of at most `largest`.
+    /// Collective over the grid.
+    pub(super) fn clip(&mut self, device: &D, largest: f64) -> Result<()> {
+        self.update.gradient_scale = clip_factor(self.norm(device)?, largest);
+        self.optimizer.begin(device, &self.update)?;
+        (0..self.buckets.len()).rev().try_for_each(|segment| self.update_bucket(device, segment))
+    }
+
+    /// Returns the norm of the whole gradient, every logical parameter counted once: summed tensor
+    /// by tensor, in logical order, so that its bits do not depend on the stages of the tensors.
+    /// Every replica sums its part, whatever the stage of ZeRO. Collective over the grid.
+    fn norm(&mut self, device: &D) -> Result<f64> {
+        let len = totals::LEN * self.numbers.len();
+        device.fill(device.view_mut(&mut self.clip_sums, 0..len), 0.0);
+        for segment in 0..self.buckets.len() {
+            let start = self.partition.owned(segment).start;
+            for (tensor, place) in self.gradients.flat().tensors_in(segment) {
+                let kept = self.partition.of_tensor(segment, &place).kept;
+                if !kept.is_empty() {
+                    let own = self.gradients.view(device, segment, start + kept.start..start + kept.end);
+                    let at = totals::LEN * tensor;
+                    device.sum_squares(own, device.view_mut(&mut self.clip_sums, at..at + totals::LEN));
+                }
+            }
+        }
+        self.squares.fill(0.0);
+        device.read(device.view(&self.clip_sums, 0..len), &mut |sums| {
+            for (number, sums) in self.numbers.iter().zip(sums.chunks_exact(totals::LEN)) {
+                self.squares[*number] = f64::from(sums[totals::GRADIENT_SQUARES]);
+            }
+            Ok(())
+        })?;
+        self.norms.all_reduce(&mut self.squares, Operation::Sum)?;
+        Ok(self.squares.iter().sum::<f64>().sqrt())
+    }
+
+    /// Returns true if the squares that this rank's optimizer sums count towards the norm: in stage
+    /// 0 every rank sums all of them, and only one may count.
+    pub fn counts_squares(&self) -> bool {
+        self.stage != ZeroStage::None || self.reductions.is_root()
+    }
+}

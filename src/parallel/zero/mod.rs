@@ -1,0 +1,58 @@
+//! ZeRO: the replicas of a model divide their state among themselves (Rajbhandari et al., "ZeRO",
+//! SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023).
+//!
+//! Every segment of the flat buffers is cut into as many equal parts as there are replicas, and
+//! replica r owns part r. [`ZeroStage`] says of which arrays a replica keeps its part only:
+//!
+//! | stage | optimizer's slots | gradients | parameters | messages of a step, in parameters |
+//! |---|---|---|---|---|
+//! | 0 | whole | whole | whole | all-reduce: 2 |
+//! | 1 | part | whole | whole | reduce-scatter, all-gather: 2 |
+//! | 2 | part | part | whole | reduce-scatter, all-gather: 2 |
+//! | 3 | part | part | part | all-gather, all-gather, reduce-scatter: 3 |
+//!
+//! [`Gradients`] lends a segment of gradients to the layers that fill it and takes it back after
+//! its reduce-scatter. [`Parameters`] gathers a segment of parameters before the layers that read
+//! it, one segment ahead, and drops it after them. Layers see whole segments in every stage.
+//!
+//! Invariants: a layer's tensors lie in one segment, and a segment's tensors in one pipeline stage;
+//! all replicas open, reduce and gather segments in the order of their schedule, which is the same
+//! on all of them; every sum over replicas is in rank order, so all stages give the same bits.
+
+mod gradients;
+mod parameters;
+mod partition;
+
+use clap::ValueEnum;
+
+pub use gradients::{GradientUse, Gradients};
+pub use parameters::{Direction, Gathering, ParameterSettings, Parameters};
+pub use partition::{Partition, TensorPart};
+
+/// The arrays of which every replica keeps its part only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum ZeroStage {
+    /// None: gradients are summed on every replica, which updates all parameters
+    #[value(name = "0")]
+    None,
+    /// The optimizer's slots: every replica updates its part of the parameters
+    #[value(name = "1")]
+    Slots,
+    /// Slots and gradients
+    #[value(name = "2")]
+    Gradients,
+    /// Slots, gradients and parameters, which are gathered when layers need them
+    #[value(name = "3")]
+    Parameters,
+}
+
+/// The place where the gradients of several micro-batches are added up, if replicas keep only their
+/// parts of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Accumulation {
+    /// In whole segments, which are reduce-scattered after the last micro-batch: fewer messages,
+    /// and the bits of the lower stages
+    Whole,
+    /// In the owned parts, to which every micro-batch is reduce-scattered: less memory
+    Parts,
+}

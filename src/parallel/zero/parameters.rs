@@ -1,0 +1,289 @@
+//! The parameters of a rank: whole, or in parts that are gathered for the layers that need them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::{Partition, ZeroStage};
+use crate::Result;
+use crate::comm::{Communicator, Front, Pending};
+use crate::device::{Device, Role};
+use crate::nn::{FlatBuffer, Segmentation, TensorShard};
+
+/// The direction in which passes go through the segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the first to the last.
+    Forward,
+    /// From the last to the first.
+    Backward,
+}
+
+/// The time for which gathered parameters are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gathering {
+    /// Until the update: every segment is gathered once a step.
+    Step,
+    /// Until another segment needs the memory: every segment is gathered for every pass.
+    Pass,
+}
+
+/// The settings of [`Parameters`].
+#[derive(Debug, Clone, Copy)]
+pub struct ParameterSettings {
+    /// The stage of ZeRO.
+    pub stage: ZeroStage,
+    /// The time for which gathered parameters are kept in stage 3.
+    pub gathering: Gathering,
+    /// The seed of the initial values.
+    pub seed: u64,
+}
+
+/// Gathered segments at a time with [`Gathering::Pass`]: the one that is read and the next one.
+const MOST_GATHERED: usize = 2;
+
+/// The parameters of a rank.
+pub struct Parameters<D: Device> {
+    /// The segments that are here.
+    flat: FlatBuffer<D>,
+    partition: Partition,
+    gathers: Communicator,
+    stage: ZeroStage,
+    /// The gathers under way, by segment.
+    pending: Vec<Option<Pending<Front<D::Buffer>>>>,
+    /// In stage 3, the owned parts by segment.
+    parts: Vec<D::Buffer>,
+    /// In stage 3, buffers that no segment uses, each as long as the longest segment.
+    free: Vec<D::Buffer>,
+    /// In stage 3, the segments that are here or on their way, longest unused first.
+    gathered: VecDeque<usize>,
+}
+
+impl<D: Device> Parameters<D> {
+    /// Allocates the memory for the parameters of `tensors` and fills it with their initial values.
+    /// `gathers` are the replicas of these tensors. Not collective.
+    ///
+    /// # Errors
+    /// The device does not have enough memory.
+    pub fn new(
+        device: &D,
+        tensors: &[TensorShard],
+        segmentation: &Segmentation,
+        partition: Partition,
+        gathers: Communicator,
+        settings: ParameterSettings,
+    ) -> Result<Parameters<D>> {
+        let ParameterSettings { stage, gathering, seed } = settings;
+        let in_parts = stage == ZeroStage::Parameters && gathers.size() > 1;
+        let flat = if in_parts {
+            FlatBuffer::without_memory(tensors, segmentation)
+        } else {
+            FlatBuffer::zeros(device, tensors, segmentation, Role::Parameters)?
+        };
+        let (mut parts, mut free) = (Vec::new(), Vec::new());
+        if in_parts {
+            for len in partition.lengths() {
+                parts.push(device.allocate(len, Role::Exact)?);
+            }
+            let num_buffers = match gathering {
+                Gathering::Step => flat.num_segments(),
+                Gathering::Pass => MOST_GATHERED.min(flat.num_segments()),
+            };
+            for _ in 0..num_buffers {
+                free.push(device.allocate(flat.longest_segment(), Role::Parameters)?);
+            }
+        }
+        let pending = (0..flat.num_segments()).map(|_| None).collect();
+        let gathered = VecDeque::new();
+        let mut parameters = Parameters { flat, partition, gathers, stage, pending, parts, free, gathered };
+        if !in_parts {
+            parameters.flat.initialise(device, tensors, seed)?;
+            return Ok(parameters);
+        }
+        for (number, tensor) in tensors.iter().enumerate() {
+            let mut block = vec![0.0; tensor.num_elements()];
+            tensor.initialise(seed, &mut block);
+            parameters.write(device, number, &block)?;
+        }
+        Ok(parameters)
+    }
+
+    /// Returns true if a replica keeps its part only.
+    pub fn is_in_parts(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    /// Returns the segments, of which layers may read those that are here.
+    pub fn flat(&self) -> &FlatBuffer<D> {
+        &self.flat
+    }
+
+    /// Gives every replica the parameters of the first, unless each keeps its part only, and sends
+    /// all messages of a step once, so that MPI allocates all memory and opens all connections that
+    /// they need. Collective over the replicas.
+    ///
+    /// # Errors
+    /// There is no memory for the messages.
+    pub fn start(&mut self, device: &D) -> Result<()> {
+        for segment in 0..self.flat.num_segments() {
+            if self.is_in_parts() {
+                self.fetch(device, segment, None)?;
+                self.drop_gathered(segment);
+            } else if self.gathers.size() > 1 {
+                let values = self.gathers.start_broadcast(self.flat.take(segment), 0)?.wait();
+                self.flat.put(segment, values);
+                self.updated(segment)?;
+            }
+        }
+        self.finish_updates();
+        Ok(())
+    }
+
+    /// Waits until the parameters of `tensors`, which lie in one segment, are here, and starts to
+    /// gather those that a pass in `direction` through `stage`, the tensors of a pipeline stage,
+    /// reads next. Collective over the replicas.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn bring(
+        &mut self,
+        device: &D,
+        tensors: &Range<usize>,
+        stage: &Range<usize>,
+        direction: Direction,
+    ) -> Result<()> {
+        if !self.is_in_parts() || tensors.is_empty() {
+            return Ok(());
+        }
+        let segment = |tensor: usize| self.flat.place(tensor).0;
+        let (now, first, last) = (segment(tensors.start), segment(stage.start), segment(stage.end - 1));
+        let next = match direction {
+            Direction::Forward => Some(now + 1).filter(|next| *next <= last),
+            Direction::Backward => now.checked_sub(1).filter(|next| *next >= first),
+        };
+        self.fetch(device, now, next)
+    }
+
+    /// Makes sure that segment `now` is here and that `next` is on its way.
+    fn fetch(&mut self, device: &D, now: usize, next: Option<usize>) -> Result<()> {
+        self.start_gather(device, now, now)?;
+        self.wait(now);
+        match next {
+            Some(next) => self.start_gather(device, next, now),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts to gather `segment`, unless it is here or on its way. If there is no free memory, the
+    /// segment other than `kept` that has been unused longest is dropped for it.
+    fn start_gather(&mut self, device: &D, segment: usize, kept: usize) -> Result<()> {
+        if let Some(at) = self.gathered.iter().position(|other| *other == segment) {
+            self.gathered.remove(at);
+            self.gathered.push_back(segment);
+            return Ok(());
+        }
+        if self.free.is_empty() {
+            let oldest = self.gathered.iter().copied().find(|other| *other != kept);
+            self.drop_gathered(oldest.expect("there is memory for two segments"));
+        }
+        let mut buffer = self.free.pop().expect("a segment was dropped");
+        let (owned, len) = (self.partition.owned(segment), self.flat.segment_len(segment));
+        let part = device.view(&self.parts[segment], 0..owned.len());
+        device.copy(part, device.view_mut(&mut buffer, owned));
+        self.pending[segment] = Some(self.gathers.start_all_gather_in_place(Front { buffer, len })?);
+        self.gathered.push_back(segment);
+        Ok(())
+    }
+
+    /// Waits until `segment` is here, if it is on its way.
+    fn wait(&mut self, segment: usize) {
+        if let Some(pending) = self.pending[segment].take() {
+            self.flat.put(segment, pending.wait().buffer);
+        }
+    }
+
+    fn drop_gathered(&mut self, segment: usize) {
+        if let Some(at) = self.gathered.iter().position(|other| *other == segment) {
+            self.wait(segment);
+            self.gathered.remove(at);
+            self.free.push(self.flat.take(segment));
+        }
+    }
+
+    /// Borrows the elements of `segment` that this rank updates.
+    pub fn updatable(&mut self, device: &D, segment: usize) -> D::ViewMut<'_> {
+        let owned = self.partition.owned(segment);
+        match self.stage {
+            ZeroStage::Parameters if !self.parts.is_empty() => {
+                device.view_mut(&mut self.parts[segment], 0..owned.len())
+            }
+            ZeroStage::None => {
+                let len = self.flat.segment_len(segment);
+                device.view_mut(self.flat.segment_mut(segment), 0..len)
+            }
+            _ => device.view_mut(self.flat.segment_mut(segment), owned),
+        }
+    }
+
+    /// Accepts that this rank has updated its elements of `segment`: starts to distribute them, or
+    /// drops the old ones. Collective over the replicas, but waits for none of them.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn updated(&mut self, segment: usize) -> Result<()> {
+        if self.is_in_parts() {
+            self.drop_gathered(segment);
+        } else if self.stage != ZeroStage::None && self.gathers.size() > 1 {
+            let front = Front { len: self.flat.segment_len(segment), buffer: self.flat.take(segment) };
+            self.pending[segment] = Some(self.gathers.start_all_gather_in_place(front)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the updates of all replicas are here, where replicas keep all parameters.
+    /// Collective over the replicas.
+    pub fn finish_updates(&mut self) {
+        for segment in 0..self.flat.num_segments() {
+            self.wait(segment);
+        }
+    }
+
+    /// Calls `show` with the values of tensor `tensor` that this rank keeps: all of them, or, in
+    /// stage 3, its part. Not collective.
+    ///
+    /// # Errors
+    /// `show` failed, or the transfer from the device did.
+    pub fn read(&self, device: &D, tensor: usize, show: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        if !self.is_in_parts() {
+            return device.read(self.flat.tensor(device, tensor), show);
+        }
+        let (segment, place) = self.flat.place(tensor);
+        let part = self.partition.of_tensor(segment, &place);
+        if part.kept.is_empty() {
+            return show(&[]);
+        }
+        device.read(device.view(&self.parts[segment], part.kept), show)
+    }
+
+    /// Overwrites tensor `tensor` with `block`, of which a rank that keeps its part only takes
+    /// that. Not collective.
+    ///
+    /// # Errors
+    /// The transfer to the device failed.
+    pub fn write(&mut self, device: &D, tensor: usize, block: &[f32]) -> Result<()> {
+        let (segment, place) = self.flat.place(tensor);
+        let (into, from) = if self.is_in_parts() {
+            self.drop_gathered(segment);
+            let part = self.partition.of_tensor(segment, &place);
+            if part.kept.is_empty() {
+                return Ok(());
+            }
+            (device.view_mut(&mut self.parts[segment], part.kept), &block[part.block])
+        } else {
+            (self.flat.tensor_mut(device, tensor), block)
+        };
+        device.write(into, &mut |values| {
+            values.copy_from_slice(from);
+            Ok(())
+        })
+    }
+}
