@@ -10,12 +10,12 @@ use super::element::datatype;
 use super::{Channel, Handle, Requests, Values};
 use crate::memory::ElementType;
 
-/// A message that has come and been matched to a receive, but not been received.
+/// A message that has arrived and been matched, but not been received.
 pub(in crate::comm) struct MatchedMessage {
     handle: ffi::MPI_Message,
-    /// Its number of elements, or nothing if it is of another type and some element is not whole.
+    /// The number of elements; `None` if the message does not hold a whole number of them.
     pub(in crate::comm) len: Option<usize>,
-    /// Its number of bytes.
+    /// The number of bytes.
     pub(in crate::comm) bytes: usize,
 }
 
@@ -79,7 +79,7 @@ impl Handle {
     /// Sends to one rank and receives from another at the same time (`MPI_Sendrecv`).
     ///
     /// # Safety
-    /// Both are valid until the call returns, and do not overlap.
+    /// The values sent and received are valid until the call returns, and do not overlap.
     pub(in crate::comm) unsafe fn send_receive(
         &self,
         send: Values,
@@ -162,7 +162,7 @@ impl Handle {
     }
 }
 
-/// Measures a matched message.
+/// Reads the length of a matched message from its status.
 fn measured(handle: ffi::MPI_Message, status: &ffi::MPI_Status, element: ElementType) -> MatchedMessage {
     let (mut len, mut bytes) = (0, 0);
     // SAFETY: MPI has filled the status; the datatypes are predefined.
