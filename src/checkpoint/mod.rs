@@ -66,7 +66,7 @@
 //!   HDF5 file that has them under `/model`. `--resume FILE` resumes from an older checkpoint, into
 //!   a new directory.
 //!
-//! # The way of the data
+//! # The path of the data
 //!
 //! The ranks send their shards to rank 0, tensor by tensor, into a [`Snapshot`] (the only copy). A
 //! thread without MPI writes it: HDF5 lays the file out in memory, without the values

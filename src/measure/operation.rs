@@ -1,4 +1,4 @@
-//! An operation that can be measured, as data and functions.
+//! [`MeasuredOperation`]: the data and functions of an operation that can be measured.
 
 use std::ops::Range;
 

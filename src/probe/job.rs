@@ -18,7 +18,7 @@ struct EndedJob {
     seconds: f64,
 }
 
-/// Starts a job that reports how MPI describes itself, and where its ranks are.
+/// Starts a job that reports MPI's description of itself and the placement of its ranks.
 ///
 /// # Errors
 /// The job could not be started or failed; the message says how.

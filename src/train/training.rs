@@ -129,7 +129,7 @@ impl Run<'_> {
         let RunLength { first, num_steps, .. } = length;
         if num_steps < first && self.world.is_root() {
             log::warn!(
-                "the checkpoint has {first} steps already, more than the {num_steps} that were asked for"
+                "the checkpoint has {first} steps already, more than the {num_steps} of this run"
             );
         }
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
@@ -143,7 +143,7 @@ impl Run<'_> {
         log::info!("{num_steps} steps of {} samples{reduction}", sampler.batch_len(0));
         if resumed.is_some() {
             let (epoch, within) = sampler.locate(first);
-            log::info!("going on after step {first}, which is step {within} of epoch {}", epoch + 1);
+            log::info!("resuming after step {first}, which is step {within} of epoch {}", epoch + 1);
         }
     }
 
@@ -297,7 +297,7 @@ impl<'a, D: Device> Training<'a, D> {
         } else {
             String::new()
         };
-        log::info!("stopped after step {}, as asked{who}; {next} goes on from the checkpoint", self.done);
+        log::info!("stopped after step {}, as asked{who}; {next} resumes from the checkpoint", self.done);
         Ok(ExitCode::from(app::STOPPED))
     }
 

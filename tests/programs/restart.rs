@@ -36,7 +36,7 @@ fn steps_done(metrics: &Path) -> u64 {
 
 /// Returns the step after which a run resumed.
 fn resumed_after(done: &Done) -> Option<u64> {
-    let (_, rest) = done.stderr.split_once("going on after step ")?;
+    let (_, rest) = done.stderr.split_once("resuming after step ")?;
     rest.split(',').next()?.parse().ok()
 }
 
@@ -92,7 +92,7 @@ fn interrupted(
             }
             Some(75) => {
                 assert!(was_sent && signal != "KILL", "{}", done.describe());
-                done.says_once("the same command goes on from the checkpoint");
+                done.says_once("the same command resumes from the checkpoint");
                 let step = steps_done(&metrics);
                 before = Some((step, step));
             }

@@ -63,7 +63,8 @@ impl Communicator {
             (None, bytes) => self.take_message(&mut message, &mut vec![0_u8; bytes]),
         }
         let (doing, room) = (format!("receiving from rank {from} with tag {tag}"), values.len());
-        Err(Error::failed(doing, format!("the message has {len} elements, but the buffer has room for {room}")))
+        let why = format!("the message has {len} elements, but the buffer has room for {room}");
+        Err(Error::failed(doing, why))
     }
 
     /// Receives a matched message, which is as long as `values`.

@@ -1,4 +1,4 @@
-//! The state of a bucket between gradients and new parameters.
+//! [`Bucket`], and its [`State`] between gradients and new parameters.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(super) enum State<B> {
 }
 
 impl<D: Device> Bucket<D> {
-    /// Waits for the sum, if it is under way, and puts it in the place of the gradient.
+    /// Waits for the sum, if it is under way, and replaces the gradient by it.
     pub(super) fn put_sum(&mut self, gradients: &mut FlatBuffer<D>) {
         if let State::Reducing(pending) = std::mem::replace(&mut self.state, State::Idle) {
             gradients.put(self.segment, pending.wait());

@@ -1,7 +1,7 @@
 //! Data parallelism: the ranks along the data axis hold equal parameters, of the whole model or of
 //! the same part of it, and each works on its shard of every batch; before the update the gradients
-//! are summed over the axis. (Each rank's gradients are already divided
-//! by the number of rows of the *global* batch, so the sum is the mean, whatever the shards.)
+//! are summed over the axis. (Each rank's gradients are already divided by the number of rows of
+//! the *global* batch, so the sum is the mean, whatever the shards.)
 //!
 //! Gradients are sent in buckets, in the order in which the backward pass completes them, while it
 //! continues with earlier layers. A complete bucket becomes new parameters in one of two ways:
@@ -12,10 +12,10 @@
 //!   the work of the update and the optimizer's memory are divided by the number of ranks
 //!   (Rajbhandari et al., "ZeRO", SC 2020, stage 1).
 //!
-//! Invariants: buckets are started and finished in the same order on every rank, reductions and
-//! gathers each on a communicator of their own, so that no timing can pair the wrong messages; a
-//! bucket's parameters change only after the backward pass has left all its layers; the sums have a
-//! fixed order, so every rank gets the same bits in every run.
+//! Invariants: buckets are started and finished in the same order on every rank, reductions on one
+//! communicator and gathers on another, so that messages are matched correctly whatever the timing;
+//! a bucket's parameters change only after the backward pass has left all its layers; the sums have
+//! a fixed order, so every rank gets the same bits in every run.
 
 mod flight;
 mod slots;
@@ -32,7 +32,7 @@ use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 use crate::optim::{Optimizer, OptimizerSettings, Update, clip_factor};
 use crate::trace::{self, Name};
 
-/// The way from a bucket of gradients to new parameters.
+/// The method that turns a bucket of gradients into new parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Reduction {
     /// Sum on every rank, update on every rank.
@@ -48,11 +48,11 @@ pub enum Reduction {
 pub struct SyncSettings {
     /// The size of the largest bucket, in bytes.
     pub bucket_bytes: usize,
-    /// The way from a bucket to new parameters; `None` for the faster one.
+    /// The method that turns a bucket into new parameters; `None` for the faster one.
     pub reduction: Option<Reduction>,
-    /// Communicate during the backward pass.
+    /// True to communicate during the backward pass.
     pub overlap: bool,
-    /// Clip the gradient to this norm.
+    /// The norm to which the gradient is clipped; `None` for no clipping.
     pub clip_norm: Option<f64>,
 }
 
@@ -60,7 +60,8 @@ pub struct SyncSettings {
 /// operation is faster than two with the update in between.
 const SMALL_PART: usize = 1 << 16;
 
-/// Shards begin on a cache line.
+/// The length of every shard is a multiple of this many elements, so that shards begin on a cache
+/// line.
 const SHARD_MULTIPLE: usize = 32;
 
 /// The communicators of a [`GradSync`], created before anything that can fail on one rank alone.
@@ -118,7 +119,7 @@ pub struct GradSync<D: Device> {
 
 impl<D: Device> GradSync<D> {
     /// Prepares to train this rank's `tensors`, each with its number in a model of `num_tensors`.
-    /// Returns also the segmentation of parameters and gradients. Not collective.
+    /// Also returns the segmentation of parameters and gradients. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
@@ -183,7 +184,7 @@ impl<D: Device> GradSync<D> {
         self.reductions.size() == 1 && self.clip_norm.is_none()
     }
 
-    /// Returns the way from a bucket to new parameters that was chosen.
+    /// Returns the method that was chosen to turn a bucket into new parameters.
     pub fn reduction(&self) -> Reduction {
         self.reduction
     }
@@ -238,9 +239,9 @@ impl<D: Device> GradSync<D> {
         self.optimizer.begin(device, &self.update)
     }
 
-    /// Accepts that the gradients of all tensors from `first_tensor` on are complete: starts the
-    /// buckets that are complete, advances those under way, and updates the parameters of those
-    /// that have arrived. Collective, but waits for no other rank.
+    /// Marks the gradients of all tensors from `first_tensor` on as complete: starts the buckets
+    /// that are complete, advances those under way, and updates the parameters of those that have
+    /// arrived. Collective, but waits for no other rank.
     ///
     /// # Errors
     /// There is no memory for messages.

@@ -24,8 +24,8 @@ pub struct Instruction {
     pub neighbour: Option<NeighbourArrays>,
     /// The other end of a message.
     pub message: Option<MessageEnd>,
-    /// After this action, the gradients of this stage and of all later ones of this rank are
-    /// complete.
+    /// True if, after this action, the gradients of this stage and of all later ones of this rank
+    /// are complete.
     pub completes: bool,
 }
 

@@ -119,7 +119,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         })
     }
 
-    /// Returns how the gradients of this rank's parameters become new parameters.
+    /// Returns the method that turns this rank's gradients into new parameters.
     pub fn reduction(&self) -> Reduction {
         self.weights.sync.reduction()
     }

@@ -15,8 +15,8 @@ use crate::parallel::pipeline::Weights;
 use crate::parallel::shard;
 use crate::train::feed::{Parts, Resident, Rows};
 
-/// The numbers of ranks that ask to stop and to write a checkpoint after a step. They ride on the
-/// reduction of the loss, so all ranks learn of them after the same step.
+/// The numbers of ranks that ask to stop and to write a checkpoint after a step. They are summed
+/// together with the loss, so all ranks learn of them after the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RunRequests {
     /// The number of ranks that ask to stop.
