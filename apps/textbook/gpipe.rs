@@ -6,8 +6,8 @@
 //! mpiexec -n 3 target/release/examples/gpipe
 //! ```
 //!
-//! Look at the losses: up to four ranks give those of one. Look at the first receive of either loop:
-//! a rank waits there in the bubble, which `pipeline --schedule gpipe --trace FILE` draws.
+//! Look at the losses: up to four ranks give the losses of one. Look at the first receive of either
+//! loop: a rank waits there in the bubble, which `pipeline --schedule gpipe --trace FILE` draws.
 
 use phalanx::Result;
 use phalanx::comm::{World, shard};

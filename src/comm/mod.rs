@@ -18,7 +18,7 @@
 //! Ranks may wait in any order, with one exception: a blocking MPI collective does not drive the
 //! engine.
 //!
-//! Nothing here knows what a layer is.
+//! This module is independent of networks and layers.
 
 mod agree;
 mod algorithm;

@@ -88,7 +88,7 @@ unsafe impl<T: Element> HostBuffer for Vec<T> {
     type Element = T;
 }
 
-// SAFETY: the elements are in a memory map of their own, which lives as long as the value.
+// SAFETY: the elements are in a memory map, which stays in place as long as the value exists.
 unsafe impl<T: Element> HostBuffer for Memory<T> {
     type Element = T;
 }

@@ -52,8 +52,8 @@ impl HostArena {
     /// Combines elements of type `T` in place.
     fn combine_as<T: Element>(&mut self, terms: &Terms) {
         let own = self.places.sums.wrapping_add(terms.range.start * size_of::<T>());
-        // SAFETY: `HostArena::new` was promised these values, `inbox_len` terms fit the inbox, and
-        // between the rounds of a chunk MPI accesses neither.
+        // SAFETY: the caller of `HostArena::new` guarantees these values, `inbox_len` terms fit the
+        // inbox, and between the rounds of a chunk MPI accesses neither.
         let (own, inbox) = unsafe {
             let own = std::slice::from_raw_parts_mut(own.cast::<T>(), terms.range.len());
             (own, terms_in(self.inbox_start, terms))
@@ -73,7 +73,7 @@ unsafe fn terms_in<'a, T: bytemuck::Pod>(inbox: *mut u8, terms: &Terms) -> &'a m
     unsafe { std::slice::from_raw_parts_mut(first.cast(), terms.count * terms.stride) }
 }
 
-// SAFETY: `HostArena::new` was promised the values; the inbox is memory of its own.
+// SAFETY: the caller of `HostArena::new` guarantees the values; the arena owns the inbox.
 unsafe impl Arena for HostArena {
     fn values(&self) -> *mut u8 {
         self.places.values
@@ -97,8 +97,8 @@ unsafe impl Arena for HostArena {
             ElementType::Bf16 => {
                 assert_eq!(self.operation, Operation::Sum, "bfloat16 has sums only");
                 let own = self.places.sums.wrapping_add(terms.range.start * size_of::<bf16>());
-                // SAFETY: `HostArena::new` was promised these values, `inbox_len` terms fit the
-                // inbox, and between the rounds of a chunk MPI accesses neither.
+                // SAFETY: the caller of `HostArena::new` guarantees these values, `inbox_len` terms
+                // fit the inbox, and between the rounds of a chunk MPI accesses neither.
                 let (own, inbox) = unsafe {
                     let own = std::slice::from_raw_parts_mut(own.cast::<bf16>(), terms.range.len());
                     (own, terms_in(self.inbox_start, terms))

@@ -1,6 +1,6 @@
 //! Optimizers over flat slices, learning-rate schedules and gradient clipping.
 //!
-//! An optimizer is told which elements belong to its rank; it knows neither layers nor ranks.
+//! An optimizer is told which elements belong to its rank; it is independent of layers and ranks.
 
 mod learning_rate;
 

@@ -1,4 +1,4 @@
-//! The launcher's side of trials: jobs that may die.
+//! The launcher's side of trials: starts jobs that may die, and reads their outcome.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};

@@ -128,9 +128,7 @@ impl Run<'_> {
     ) {
         let RunLength { first, num_steps, .. } = length;
         if num_steps < first && self.world.is_root() {
-            log::warn!(
-                "the checkpoint has {first} steps already, more than the {num_steps} of this run"
-            );
+            log::warn!("the checkpoint has {first} steps already, more than the {num_steps} of this run");
         }
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
@@ -212,8 +210,8 @@ impl<'a, D: Device> Training<'a, D> {
         })
     }
 
-    /// Takes all steps, or those until ranks ask to stop; returns the number of ranks that did.
-    /// Collective.
+    /// Takes all steps, or stops early when ranks ask for it; returns the number of ranks that
+    /// asked. Collective.
     fn train_loop(&mut self) -> Result<usize> {
         let mut paced: Option<Instant> = None;
         while self.done < self.length.num_steps {

@@ -1,4 +1,4 @@
-//! Messages between two ranks (MPI-4.1 §3).
+//! Messages between two ranks (MPI-4.1 §3), and matched probes for messages of unknown length.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;

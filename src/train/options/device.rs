@@ -1,4 +1,5 @@
-//! The options of the device: which one computes, how exactly, and how its values travel.
+//! The options of the device: its kind, the precision of products, and the route of its buffers
+//! into messages. [`AnyDevice`] is the device that they open.
 
 use std::path::{Path, PathBuf};
 

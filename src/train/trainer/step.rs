@@ -104,8 +104,8 @@ impl<D: Device> Trainer<'_, D> {
         open.map(|open| self.finish(open, requests)).transpose()
     }
 
-    /// Returns true if a step should stay open until the next one is started: the device works
-    /// asynchronously.
+    /// Returns true if a step should stay open until the next one is started, because the device
+    /// works asynchronously.
     pub fn runs_ahead(&self) -> bool {
         self.device.is_asynchronous()
     }
