@@ -1,5 +1,5 @@
-//! Pipeline parallelism: each rank is a stage of consecutive layers; micro-batches pass through, all
-//! forward, then all backward (Huang et al., "GPipe", NeurIPS 2019, §2, without recomputation).
+//! Pipeline parallelism: each rank is a stage of consecutive layers; micro-batches pass through,
+//! all forward, then all backward (Huang et al., "GPipe", NeurIPS 2019, §2, without recomputation).
 //!
 //! ```text
 //! cargo run --release --example gpipe

@@ -48,7 +48,7 @@
 //!
 //! The same command resumes where the last one stopped, within an epoch or at its end, and ends
 //! with the bits of a run that was never interrupted. On other ranks, or with another strategy
-//! (`pipeline`, `tensor_mlp`), it does so to the rounding. With more `--epochs` it continues
+//! (`pipeline`, `tensor_mlp`), it does so up to rounding. With more `--epochs` it continues
 //! training; a cosine or linear schedule then follows the new length from there. Another model,
 //! seed, batch size, optimizer or other data are refused, and the difference is named.
 //!

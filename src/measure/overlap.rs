@@ -1,4 +1,4 @@
-//! The part of an operation's time that a computation hides.
+//! [`overlap`]: measures the part of an operation's time that a [`Computation`] hides.
 
 use std::cell::RefCell;
 use std::hint::black_box;

@@ -33,8 +33,8 @@ pub enum Rule {
     AdamW,
     /// Lion, whose updates all have the same size.
     ///
-    /// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, Algorithm 2),
-    /// with decoupled weight decay.
+    /// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, Algorithm
+    /// 2), with decoupled weight decay.
     #[value(name = "lion")]
     Lion,
 }
@@ -51,8 +51,8 @@ pub struct OptimizerSettings {
     pub nesterov: bool,
     /// Weight decay, per unit of learning rate. Default 0.
     pub weight_decay: f64,
-    /// Decay rates of Adam's moments, 0.9 and 0.999 by default; of Lion's interpolation and moment, 0.9
-    /// and 0.99 by default.
+    /// Decay rates of Adam's moments, 0.9 and 0.999 by default; of Lion's interpolation and moment,
+    /// 0.9 and 0.99 by default.
     pub betas: [f64; 2],
     /// Constant added to the root of Adam's second moment. Default 10⁻⁸.
     pub epsilon: f64,

@@ -225,7 +225,7 @@ impl<'a> Checkpoints<'a> {
             self.outcome = Some(written);
         }
         if let (Some(Err(error)), Some(writer)) = (&self.outcome, &mut self.writer) {
-            log::warn!("{error}; trying once more, because it is the last");
+            log::warn!("{error}; trying once more, because this is the last checkpoint");
             if let Err(error) = writer.try_again() {
                 self.outcome = Some(Err(error));
             }

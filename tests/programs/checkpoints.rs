@@ -210,7 +210,7 @@ fn the_last_checkpoint_is_tried_twice() {
     });
     let done = done.expect(1);
     done.says_once("; training continues, and the next checkpoint will be tried");
-    done.says_once("; trying once more, because it is the last");
+    done.says_once("; trying once more, because this is the last checkpoint");
     assert_eq!(done.result()["steps"], 1500, "{}", done.describe());
 }
 

@@ -1,6 +1,7 @@
-//! Direct and pairwise exchange, in which every message goes straight to its destination. The one or
-//! two rounds need no attention from the sender, so they overlap with computation, and sums are
-//! formed where all terms are, in rank order. The two-level all-reduce is made of pairwise exchanges.
+//! Direct and pairwise exchange, in which every message goes straight to its destination. The one
+//! or two rounds need no attention from the sender, so they overlap with computation, and sums are
+//! formed in rank order, where all terms arrive. The two-level all-reduce is made of pairwise
+//! exchanges.
 
 use std::ops::Range;
 

@@ -142,7 +142,7 @@ pub(in crate::comm) struct Combine {
 }
 
 impl Round {
-    /// Makes a round in which `parts` come from `from` and are combined with this rank's own.
+    /// Makes a round in which `parts` arrive from `from` and are combined with this rank's own.
     pub(super) fn combine_from(from: usize, parts: Range<usize>) -> Round {
         let receive = Receive { from, parts: parts.clone(), inbox: Some(0) };
         Round {
@@ -152,7 +152,7 @@ impl Round {
         }
     }
 
-    /// Makes a round in which `parts` come from `from` into the buffer.
+    /// Makes a round in which `parts` arrive from `from` in the buffer.
     pub(super) fn receive_from(from: usize, parts: Range<usize>) -> Round {
         Round { receives: vec![Receive { from, parts, inbox: None }], ..Round::default() }
     }

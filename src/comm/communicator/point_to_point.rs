@@ -32,8 +32,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Blocks until a message from rank `from` has come and returns its number of elements, which
-    /// may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8). Not
+    /// Blocks until a message from rank `from` has arrived and returns its number of elements,
+    /// which may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8). Not
     /// collective.
     ///
     /// # Errors

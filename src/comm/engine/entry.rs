@@ -70,8 +70,8 @@ impl Entry {
     ) -> Result<Rc<Entry>> {
         let (len, element) = (buffer.len(), buffer.element_type());
         let cut = request.cut(len);
-        // SAFETY: promised by the caller, who keeps the buffer until the operation is done; ranks and
-        // lengths were checked, and the cut is of this buffer.
+        // SAFETY: the caller keeps the buffer until the operation is done; ranks and lengths were
+        // checked, and the cut is of this buffer.
         let mut loan = unsafe { buffer.lend(&request.needs(len, is_cuda_aware))? };
         for chunk in 0..cut.chunks() {
             let ranges = cut.all_pieces(chunk).map(|piece| common(&piece, &request.send_range));

@@ -24,8 +24,8 @@ impl Handle {
     pub(in crate::comm) unsafe fn broadcast(&self, mut mode: Mode<'_>, values: Values, root: usize) {
         let (extent, comm, root) = (self.extent(values), self.communicator(Channel::Public), root as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
-        // SAFETY: the caller keeps `values` valid until the operation is complete, and the extent counts
-        // exactly these.
+        // SAFETY: the caller keeps `values` valid until the operation is complete, and the extent
+        // counts exactly these.
         unsafe {
             mode.call(
                 || ffi::MPI_Bcast(pointer, n, t, root, comm),
@@ -44,8 +44,8 @@ impl Handle {
     ) {
         let (part, comm, root) = (self.extent(receive), self.communicator(Channel::Public), root as c_int);
         let (from, into, n, t) = (send.pointer, receive.pointer, part.count, part.datatype);
-        // SAFETY: the caller keeps both buffers valid until the operation is complete, and guarantees
-        // that the root's `send` has a part of this extent for each rank.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and
+        // guarantees that the root's `send` has a part of this extent for each rank.
         unsafe {
             mode.call(
                 || ffi::MPI_Scatter(from, n, t, into, n, t, root, comm),
@@ -64,8 +64,8 @@ impl Handle {
     ) {
         let (part, comm, root) = (self.extent(send), self.communicator(Channel::Public), root as c_int);
         let (from, into, n, t) = (send.pointer, receive.pointer, part.count, part.datatype);
-        // SAFETY: the caller keeps both buffers valid until the operation is complete, and guarantees
-        // that the root's `receive` has a part of this extent for each rank.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and
+        // guarantees that the root's `receive` has a part of this extent for each rank.
         unsafe {
             mode.call(
                 || ffi::MPI_Gather(from, n, t, into, n, t, root, comm),
@@ -84,8 +84,8 @@ impl Handle {
         let part = self.extent(receive.range(0, receive.len / self.size));
         let (from, into, n, t) = (source(send), receive.pointer, part.count, part.datatype);
         let comm = self.communicator(Channel::Public);
-        // SAFETY: the caller keeps both buffers valid until the operation is complete, and the extent
-        // counts one rank's part of `receive`.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+        // extent counts one rank's part of `receive`.
         unsafe {
             mode.call(
                 || ffi::MPI_Allgather(from, n, t, into, n, t, comm),
@@ -99,8 +99,8 @@ impl Handle {
         let part = self.extent(send.range(0, send.len / self.size));
         let (from, into, n, t) = (send.pointer, receive.pointer, part.count, part.datatype);
         let comm = self.communicator(Channel::Public);
-        // SAFETY: the caller keeps both buffers valid until the operation is complete, and the extent
-        // counts one rank's part of each.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+        // extent counts one rank's part of each.
         unsafe {
             mode.call(
                 || ffi::MPI_Alltoall(from, n, t, into, n, t, comm),
@@ -122,8 +122,8 @@ impl Handle {
         let (comm, root) = (self.communicator(Channel::Public), root as c_int);
         for (at, n) in self.pieces(send) {
             let (from, into) = (send.range(at, 0).pointer, receive.range(at, 0).pointer);
-            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the piece
-            // is within each.
+            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+            // piece is within each.
             unsafe {
                 mode.call(
                     || ffi::MPI_Reduce(from, into, n, t, op, root, comm),
@@ -146,8 +146,8 @@ impl Handle {
         for (at, n) in self.pieces(receive) {
             let from = source(send.map(|send| send.range(at, 0)));
             let into = receive.range(at, 0).pointer;
-            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the piece
-            // is within each.
+            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+            // piece is within each.
             unsafe {
                 mode.call(
                     || ffi::MPI_Allreduce(from, into, n, t, op, comm),
@@ -170,8 +170,8 @@ impl Handle {
         for (at, n) in self.pieces(receive) {
             let from = source(send.map(|send| send.range(at, 0)));
             let into = receive.range(at, 0).pointer;
-            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the piece
-            // is within each.
+            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+            // piece is within each.
             unsafe {
                 mode.call(
                     || ffi::MPI_Scan(from, into, n, t, op, comm),
@@ -192,8 +192,8 @@ impl Handle {
     ) {
         let (t, op, n) = (datatype(send.element), reduction(operation), receive.len as c_int);
         let (from, into, comm) = (send.pointer, receive.pointer, self.communicator(Channel::Public));
-        // SAFETY: the caller keeps both buffers valid until the operation is complete, and guarantees
-        // that `send` has as many elements as `receive` for each rank.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and
+        // guarantees that `send` has as many elements as `receive` for each rank.
         unsafe {
             mode.call(
                 || ffi::MPI_Reduce_scatter_block(from, into, n, t, op, comm),

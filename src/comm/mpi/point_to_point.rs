@@ -45,8 +45,8 @@ impl Handle {
         let (extent, comm, to) = (self.extent(values), self.communicator(channel), to as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI writes
-        // the request.
+        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI
+        // writes the request.
         unsafe {
             ffi::MPI_Isend(pointer, n, t, to, tag, comm, request.as_mut_ptr());
             requests.push(request.assume_init());
@@ -68,8 +68,8 @@ impl Handle {
         let (extent, comm, from) = (self.extent(values), self.communicator(channel), from as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI writes
-        // the request.
+        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI
+        // writes the request.
         unsafe {
             ffi::MPI_Irecv(pointer, n, t, from, tag, comm, request.as_mut_ptr());
             requests.push(request.assume_init());
@@ -111,7 +111,7 @@ impl Handle {
         }
     }
 
-    /// Blocks until a message from rank `from` has come, and matches it (`MPI_Mprobe`).
+    /// Blocks until a message from rank `from` has arrived, and matches it (`MPI_Mprobe`).
     pub(in crate::comm) fn wait_for_message(
         &self,
         from: usize,
@@ -127,7 +127,7 @@ impl Handle {
         }
     }
 
-    /// Matches a message from rank `from` if one has come (`MPI_Improbe`).
+    /// Matches a message from rank `from` if one has arrived (`MPI_Improbe`).
     pub(in crate::comm) fn look_for_message(
         &self,
         from: usize,
@@ -136,7 +136,7 @@ impl Handle {
     ) -> Option<MatchedMessage> {
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         let (comm, mut has_come) = (self.communicator(Channel::Public), 0);
-        // SAFETY: MPI_Improbe fills both when it says that the message has come.
+        // SAFETY: MPI_Improbe fills both when it reports that the message has arrived.
         unsafe {
             let (message, status) = (message.as_mut_ptr(), status.as_mut_ptr());
             ffi::MPI_Improbe(from as c_int, tag, comm, &mut has_come, message, status);

@@ -7,9 +7,9 @@
 //! continues with earlier layers. A complete bucket becomes new parameters in one of two ways:
 //!
 //! * *all-reduce*: the bucket is summed on every rank, and every rank updates all of it;
-//! * *reduce-scatter*: rank r gets the sum of part r only and updates that part with optimizer slots
-//!   that it alone keeps, and an all-gather distributes the new parameters. The traffic is the same;
-//!   the work of the update and the optimizer's memory are divided by the number of ranks
+//! * *reduce-scatter*: rank r gets the sum of part r only and updates that part with optimizer
+//!   slots that it alone keeps, and an all-gather distributes the new parameters. The traffic is
+//!   the same; the work of the update and the optimizer's memory are divided by the number of ranks
 //!   (Rajbhandari et al., "ZeRO", SC 2020, stage 1).
 //!
 //! Invariants: buckets are started and finished in the same order on every rank, reductions on one

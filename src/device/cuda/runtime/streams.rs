@@ -129,7 +129,7 @@ impl Streams {
     }
 
     /// Returns true if `event` is complete, or if the query fails: the failure is kept, and waiting
-    /// would be in vain.
+    /// would be useless.
     pub(crate) fn is_complete(&self, event: &CudaEvent) -> bool {
         // SAFETY: the event is borrowed, so it has not been destroyed.
         match unsafe { result::event::query(event.cu_event()) } {
