@@ -3,7 +3,7 @@
 //! ```text
 //! mpiexec -n 4 collectives --demo             every rank's values before and after each operation
 //! mpiexec -n 2 collectives                    time and bandwidth of every operation, size by size
-//! mpiexec -n 2 collectives --compare          beside MPI's own operations, in turns
+//! mpiexec -n 2 collectives --compare          beside MPI's own operations, measured alternately
 //! mpiexec -n 2 collectives --device cuda      on the memory of GPUs
 //! mpiexec -n 2 collectives --operation all-reduce --from 1MiB --algorithm ring --chunk 1MiB
 //! ```
@@ -29,7 +29,7 @@ use phalanx::{Error, Result};
 #[derive(Parser)]
 #[command(name = "collectives", version, args_override_self = true)]
 struct Arguments {
-    /// Print the values of every rank before and after each operation, instead
+    /// Print the values of every rank before and after each operation instead of measuring
     #[arg(long)]
     demo: bool,
 
@@ -49,11 +49,11 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
 
-    /// Seconds that each operation is measured
+    /// Time to measure each operation, in seconds
     #[arg(long, default_value_t = 0.1)]
     seconds: f64,
 
-    /// Measure MPI's own operations beside ours, in turns
+    /// Measure MPI's own operations too, alternately with ours
     #[arg(long)]
     compare: bool,
 

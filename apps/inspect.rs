@@ -16,7 +16,7 @@ use phalanx::app;
 use phalanx::checkpoint::{self, Checkpoint, Difference, Settings, Tensor};
 use phalanx::{Error, Result};
 
-/// Show what a checkpoint holds, verify it, or compare two.
+/// Show the contents of a checkpoint, verify it, or compare two.
 #[derive(Parser)]
 #[command(name = "inspect", version, args_override_self = true)]
 struct Arguments {

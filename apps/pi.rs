@@ -23,7 +23,7 @@ use phalanx::{Error, Result};
 #[derive(Parser)]
 #[command(name = "pi", version, args_override_self = true)]
 struct Arguments {
-    /// Terms of the series, from 1 to 10^15, or "ranks" for one on each rank
+    /// Number of terms of the series, from 1 to 10^15, or "ranks" for one on each rank
     #[arg(long, value_name = "N", default_value = "1000000")]
     terms: Terms,
 

@@ -26,7 +26,7 @@ struct Arguments {
     #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = parse_bytes)]
     largest: usize,
 
-    /// Round trips of each size; the median counts
+    /// Number of round trips of each size; the median is reported
     #[arg(
         long,
         value_name = "N",

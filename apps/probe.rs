@@ -32,7 +32,7 @@ struct Arguments {
     #[arg(long, value_name = "COMMAND", default_value = "mpiexec -n 2")]
     launcher: String,
 
-    /// Print where the ranks of a job are, instead
+    /// Print the placement of a job's ranks instead of probing
     #[arg(long)]
     topology: bool,
 

@@ -1,7 +1,7 @@
 //! The cost of checkpoints: `cargo bench --bench checkpoints`.
 //!
 //! Trains `deep-mlp` 1024 × 4 with AdamW, a state of 50 MB, with a checkpoint every 50 steps and
-//! without, in turns, because on a shared machine only runs of the same minutes are comparable. The
+//! without, alternately, because on a shared machine only runs of the same minutes are comparable. The
 //! lower bound: rank 0 copies the state once (50 MB at memory speed, about 10 ms; on two ranks half
 //! of it comes as messages). While the thread writes, hashes twice and waits for the disk, it takes
 //! its share of memory bandwidth, and of a core if none is idle.
@@ -24,7 +24,7 @@ const STATE_MB: f64 = 3.0 * 4.0 * 4.0 * 1024.0 * 1024.0 / 1e6;
 fn main() {
     println!(
         "deep-mlp 1024 x 4, AdamW, batch 128; a checkpoint of {STATE_MB:.0} MB every 50 steps; \
-         best of {ROUNDS} runs each, in turns"
+         best of {ROUNDS} runs each, alternately"
     );
     println!(
         "{:>5} {:>14} {:>14} {:>8} {:>22}",

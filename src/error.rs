@@ -1,6 +1,6 @@
 //! Errors, phrased so that the reader can act on them.
 //!
-//! An error names the action that failed, then the reason, with the numbers and the way out. It
+//! An error names the action that failed, then the reason, with the numbers and a remedy. It
 //! becomes one line on stderr and the exit code of the job: 2 for bad arguments or input, 1 for
 //! everything else.
 

@@ -13,7 +13,7 @@
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | samples, their order and their statistics | `memory`, `nn` |
 //! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
-//! | [`parallel`] | the strategies: networks meet ranks | all above but `dataset`, `checkpoint` |
+//! | [`parallel`] | the strategies: networks on ranks | all above but `dataset`, `checkpoint` |
 //! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | the cost of communication | `comm`, `device`, `memory` |
 //! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure`, `memory` |
@@ -29,8 +29,8 @@
 //!   ranks agree with one up to rounding, and a repeated command gives the same bits.
 //! * Nothing starts before all ranks have compared their program, its version, their options and
 //!   their data; the few options that may differ are listed in `app/command_line.rs`.
-//! * The path of an error that one rank has alone runs no collective operation: it ends the job at
-//!   once. An error that all ranks share has been agreed on.
+//! * After an error on one rank alone no collective operation runs: the rank ends the job at once.
+//!   An error that all ranks share has been agreed on.
 //! * A training step with one thread per rank allocates no memory once training is under way,
 //!   except, on a GPU, a small record of each message.
 //! * MPI is given a device buffer only as a message, after the device has finished with it; any

@@ -7,9 +7,9 @@
 //! mpiexec -n 2 target/release/examples/average_gradients
 //! ```
 //!
-//! Look at the losses: any number of ranks gives those of one rank, to the rounding of sums. Look
-//! at the all-reduce: no rank computes anything until all gradients have been summed. `sync_sgd`
-//! sums those of the last layers while it computes those of the first.
+//! Look at the losses: any number of ranks gives the losses of one rank, up to the rounding of
+//! sums. Look at the all-reduce: no rank computes anything until all gradients have been summed.
+//! `sync_sgd` sums the gradients of the last layers while it computes those of the first.
 
 use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};

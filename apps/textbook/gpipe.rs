@@ -1,13 +1,13 @@
-//! Pipeline parallelism: each rank is a stage of consecutive layers; micro-batches pass through, all
-//! forward, then all backward (Huang et al., "GPipe", NeurIPS 2019, §2, without recomputation).
+//! Pipeline parallelism: each rank is a stage of consecutive layers; micro-batches pass through,
+//! all forward, then all backward (Huang et al., "GPipe", NeurIPS 2019, §2, without recomputation).
 //!
 //! ```text
 //! cargo run --release --example gpipe
 //! mpiexec -n 3 target/release/examples/gpipe
 //! ```
 //!
-//! Look at the losses: up to four ranks give those of one. Look at the first receive of either loop:
-//! a rank waits there in the bubble, which `pipeline --schedule gpipe --trace FILE` draws.
+//! Look at the losses: up to four ranks give the losses of one. Look at the first receive of either
+//! loop: a rank waits there in the bubble, which `pipeline --schedule gpipe --trace FILE` draws.
 
 use phalanx::Result;
 use phalanx::comm::{World, shard};

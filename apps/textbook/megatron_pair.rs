@@ -7,9 +7,9 @@
 //! mpiexec -n 2 target/release/examples/megatron_pair
 //! ```
 //!
-//! Look at the losses: any number of ranks gives those of one rank, to the rounding of sums. Look
-//! at the all-reduces: two pairs take three in a step, because the input of the first pair needs no
-//! gradient. `tensor_mlp` computes gradients of weights during f.
+//! Look at the losses: any number of ranks gives the losses of one rank, up to the rounding of
+//! sums. Look at the all-reduces: two pairs take three in a step, because the input of the first
+//! pair needs no gradient. `tensor_mlp` computes the gradients of weights during f.
 
 use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};

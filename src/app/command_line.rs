@@ -79,8 +79,9 @@ impl<A: Parser> CommandLine<A> {
         }
     }
 
-    /// Returns the options if all ranks could read theirs and were given equal ones; else the exit
-    /// code of all, after the lowest rank that could not has printed the reason. Collective.
+    /// Returns the options if all ranks could read theirs and were given equal ones; else returns
+    /// the exit code of all ranks, after the lowest rank that could not read its options has
+    /// printed the reason. Collective.
     ///
     /// # Errors
     /// Options differ that must be equal: the same error on every rank, with the names and values

@@ -11,13 +11,14 @@ use crate::{Error, Result};
 /// The use that a program makes of a file.
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
-    /// Reads it.
+    /// The program reads the file.
     Input,
-    /// Reads it or, if it is a directory, the files in it whose names the function accepts.
+    /// The program reads the file or, if it is a directory, the files in it whose names the
+    /// function accepts.
     InputOrDirectory(fn(&str) -> bool),
-    /// Writes it.
+    /// The program writes the file.
     Output,
-    /// Writes it from front to back, line by line.
+    /// The program writes the file from front to back, line by line.
     OutputOrPipe,
 }
 

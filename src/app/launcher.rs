@@ -1,8 +1,8 @@
 //! Checks that the job has the size that the launcher gave it.
 //!
-//! Where MPI and the launcher do not know each other (`srun` with the wrong `--mpi`, the `mpiexec`
-//! of another MPI), each of the N processes is a job of one rank: N serial runs that look right. So
-//! a job of one rank looks up in the environment how many processes were started.
+//! If MPI and the launcher are incompatible (`srun` with the wrong `--mpi`, the `mpiexec` of
+//! another MPI), each of the N processes becomes a job of one rank, and N serial runs go unnoticed.
+//! So a job of one rank looks up in the environment how many processes were started.
 
 use std::env;
 
@@ -50,7 +50,7 @@ pub(super) fn announces_several() -> bool {
     STARTED.iter().find_map(|name| number(name)).is_some_and(|number| number > 1)
 }
 
-/// The variables in which launchers set a process's rank, wrong ones among them.
+/// The variables in which launchers set a process's rank; some hold wrong values.
 const RANKS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
 
 /// Returns this process's rank according to the launcher, for messages printed before MPI has

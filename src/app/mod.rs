@@ -131,7 +131,7 @@ fn fail(error: &Error) -> ExitCode {
 }
 
 /// Refuses to be one of several processes, for a program that has no ranks. Other programs in the
-/// job may wait for it in MPI, so it joins them to refuse.
+/// job may wait for it in MPI, so it starts MPI before it refuses.
 fn refuse_several<A: Parser>() -> ExitCode {
     let line =
         CommandLine::<A>::refused("this program runs as a single process; start it without mpiexec or srun");

@@ -13,18 +13,19 @@ use crate::Result;
 // the heading of options that were added before these would apply to those that have none
 #[command(next_help_heading = None::<&'static str>)]
 pub struct CommonOptions {
-    /// Write a trace of what every rank did, and when, to this file, for ui.perfetto.dev or
+    /// Write a trace of every rank's activities to this file, for ui.perfetto.dev or
     /// chrome://tracing
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub trace: Option<PathBuf>,
 
-    /// End the job with exit code 1 if a rank makes no progress for this long (300s), from the
-    /// start of MPI on, after every rank has said where it is. Choose a time longer than any wait
-    /// in a good run, such as that for a checkpoint or for a slower rank's first pass over the data
+    /// End the job with exit code 1 if a rank makes no progress for this long (300s) at any time
+    /// from the start of MPI; every rank first reports where it is. Choose a time longer than any
+    /// wait in a good run, such as that for a checkpoint or for a slower rank's first pass over the
+    /// data
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Machine")]
     pub watchdog: Option<Duration>,
 
-    /// Log more; twice for everything
+    /// Log more; give it twice for everything
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
 

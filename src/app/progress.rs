@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// The condition under which the bar is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ProgressMode {
-    /// When the job was started from a terminal
+    /// If the job was started from a terminal
     Auto,
     /// Never
     Never,

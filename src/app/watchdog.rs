@@ -2,8 +2,9 @@
 //!
 //! A rank that hangs blocks the others, which wait for it: within a step no rank makes progress. So
 //! each rank has a watchdog of its own, which needs no messages. Each reports the spans that its
-//! rank is in, leaves the others time to do so too, and then aborts the job. It calls nothing of
-//! MPI but `MPI_Abort`, which may hang too: then the process ends, and the launcher ends the job.
+//! rank is in, leaves the others time to do so too, and then aborts the job. The only MPI function
+//! that it calls is `MPI_Abort`, which may hang too; in that case the process exits, and the
+//! launcher ends the job.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};

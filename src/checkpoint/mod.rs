@@ -48,9 +48,9 @@
 //!
 //! The same command resumes where the last one stopped, within an epoch or at its end, and ends
 //! with the bits of a run that was never interrupted. On other ranks, or with another strategy
-//! (`pipeline`, `tensor_mlp`), it does so to the rounding. With more `--epochs` it trains on; a
-//! cosine or linear schedule then follows the new length from there. Another model, seed, batch
-//! size, optimizer or other data are refused, and the difference is named.
+//! (`pipeline`, `tensor_mlp`), it does so up to rounding. With more `--epochs` it continues
+//! training; a cosine or linear schedule then follows the new length from there. Another model,
+//! seed, batch size, optimizer or other data are refused, and the difference is named.
 //!
 //! * `--checkpoint-every 500` or `10m` sets the interval; the newest `--keep 3` files stay. Rank 0
 //!   takes a copy, and a thread writes it while training continues (`benches/README.md` has the
@@ -66,7 +66,7 @@
 //!   HDF5 file that has them under `/model`. `--resume FILE` resumes from an older checkpoint, into
 //!   a new directory.
 //!
-//! # The way of the data
+//! # The path of the data
 //!
 //! The ranks send their shards to rank 0, tensor by tensor, into a [`Snapshot`] (the only copy). A
 //! thread without MPI writes it: HDF5 lays the file out in memory, without the values

@@ -103,8 +103,8 @@ impl Checkpoint {
     }
 }
 
-/// Turns an error of the HDF5 library into ours. In a sealed file, whose every byte is right, the
-/// file is not at fault.
+/// Turns an error of the HDF5 library into ours. A sealed file has been verified byte by byte, so
+/// it is not at fault.
 fn library(path: &Path, is_sealed: bool, error: &hdf5::Error) -> Error {
     let hint = hdf5_hint(&error.to_string());
     let (doing, why) = (format!("reading {}", path.display()), format!("HDF5: {error}{hint}"));

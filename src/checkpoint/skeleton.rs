@@ -1,5 +1,5 @@
 //! The HDF5 file without its values, laid out by the HDF5 library in memory, so that the library
-//! never meets a full disk.
+//! never encounters a full disk.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! The copy of a run's state that is written while training continues.
+//! [`Snapshot`]: the copy of a run's state that is written while training continues.
 
 use std::ops::Range;
 

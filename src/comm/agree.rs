@@ -1,5 +1,5 @@
-//! Agreement: an error on one rank becomes an error on all, before anyone waits for a rank that has
-//! left.
+//! Agreement between ranks: `agree` turns an error on one rank into an error on all, before any
+//! rank waits for one that has left; `compare` refuses settings that differ between ranks.
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -10,20 +10,18 @@ use crate::{Error, Result};
 const FINE: i32 = i32::MAX;
 
 impl Communicator {
-    /// Returns `outcome` if it is `Ok` on every rank; else returns the error of the lowest rank
-    /// that has one on every rank, as [`Error::Agreed`], with the other ranks that failed named in
-    /// the message. Collective; for set-up, before training, where each rank does something that
-    /// can fail for it alone.
+    /// Returns `outcome` if it is `Ok` on every rank. Otherwise returns [`Error::Agreed`] on every
+    /// rank: the error of the lowest rank that failed, with the other failed ranks named in the
+    /// message. Collective; meant for set-up, where a step can fail on one rank alone.
     ///
     /// # Errors
-    /// Some rank passed an error.
+    /// A rank passed an error.
     pub fn agree<T>(&self, outcome: Result<T>) -> Result<T> {
         self.agree_and_name(outcome, true)
     }
 
-    /// Does `work` on rank 0, on behalf of all ranks, and returns its result there and `None`
-    /// elsewhere; an error becomes one on every rank, with a message that does not name rank 0.
-    /// Collective.
+    /// Runs `work` on rank 0 and returns its result there and `None` elsewhere. An error of `work`
+    /// is returned on every rank, in a message that does not name rank 0. Collective.
     ///
     /// # Errors
     /// `work` failed.
@@ -31,12 +29,12 @@ impl Communicator {
         self.agree_and_name(self.is_root().then(work).transpose(), false)
     }
 
-    /// Compares `settings`, names with values, over the ranks. Collective; one `MPI_Allreduce` of
-    /// 32 bytes where they are equal.
+    /// Compares `settings`, pairs of a name and a value, between the ranks. Collective; costs one
+    /// `MPI_Allreduce` of 32 bytes if they are equal.
     ///
     /// # Errors
-    /// They differ: the same error on every rank, with each name, its value on rank 0 and that on
-    /// the lowest rank with another.
+    /// The settings differ: the same error on every rank, with each name, its value on rank 0, and
+    /// its value on the lowest rank that differs.
     pub fn compare(&self, doing: &str, settings: &[(String, String)]) -> Result<()> {
         let mut text = String::new();
         settings.iter().for_each(|(name, value)| text += &format!("{name}\0{value}\0"));

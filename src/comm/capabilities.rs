@@ -1,4 +1,5 @@
-//! The abilities of an MPI library that `probe` found by trying and wrote to a file.
+//! [`Capabilities`]: what an MPI library supports, as `probe` found by experiment and wrote to a
+//! file.
 
 use std::path::Path;
 

@@ -47,7 +47,7 @@ impl GridShape {
 
 /// A rank's communicators: of everyone, and of the ranks that differ from it along one axis only.
 pub struct Grid {
-    /// The shape of the whole.
+    /// The shape of the grid.
     pub shape: GridShape,
     /// All ranks, as they are numbered in the world.
     pub all: Communicator,

@@ -1,4 +1,4 @@
-//! A group of ranks as all operations on it share it.
+//! [`Group`]: MPI's communicator with the counters and plans that all operations on it share.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -12,7 +12,7 @@ use super::nodes::node_of;
 /// The largest tag that every MPI has (MPI-4.1 §9.1.2).
 pub const LARGEST_TAG: i32 = 32_767;
 
-/// Tags that every MPI has.
+/// The number of tags that every MPI has.
 const NUM_TAGS: usize = LARGEST_TAG as usize + 1;
 
 /// A group of ranks: MPI's communicator, and the counters and plans that its operations share.
@@ -22,7 +22,7 @@ pub(super) struct Group {
     pub(super) links: Links,
     /// The route of device buffers, the same for all communicators of the job.
     pub(super) transfers: Rc<Cell<Transfers>>,
-    /// The number in the job of each rank of the group.
+    /// For each rank of the group, its number in the job.
     in_job: Vec<Option<i32>>,
     /// The node of each rank of the group.
     nodes: RefCell<Vec<usize>>,
@@ -54,7 +54,7 @@ impl Group {
         self.plans.borrow_mut().clear();
     }
 
-    /// Returns the plan of this rank, which is made once.
+    /// Returns this rank's plan, which is made at the first call and kept.
     pub(super) fn plan(&self, collective: Collective, algorithm: Algorithm) -> Rc<Plan> {
         let mut plans = self.plans.borrow_mut();
         let ranks = Ranks { rank: self.mpi.rank, nodes: &self.nodes.borrow() };
@@ -68,7 +68,7 @@ impl Group {
         self.next_tag.replace((self.next_tag.get() + count) % NUM_TAGS)
     }
 
-    /// Returns tag `number`, counted round and round.
+    /// Returns tag `number` modulo the number of tags.
     pub(super) fn tag(number: usize) -> i32 {
         (number % NUM_TAGS) as i32
     }

@@ -1,8 +1,8 @@
 //! Names of messages and collective operations in traces, the same on all ranks that take part.
 //!
 //! Every rank counts the groups that it makes, the collective operations of each group, and the
-//! messages of each pair of ranks and tag. MPI orders all of these alike on all ranks, so an
-//! operation gets the same number everywhere.
+//! messages of each pair of ranks and tag. MPI orders all of these in the same way on all ranks, so
+//! an operation gets the same number everywhere.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ impl Links {
         Links::new(name(&[self.group, self.num_groups.get(), color as u64]))
     }
 
-    /// The name of the next collective operation; 0 while nothing is recorded. Collective.
+    /// Returns the name of the next collective operation; 0 while nothing is recorded. Collective.
     pub(super) fn collective(&self) -> i64 {
         if !trace::is_on() {
             return 0;
@@ -45,7 +45,7 @@ impl Links {
         name(&[self.group, self.num_collectives.get()]) as i64
     }
 
-    /// The name of the next message with `tag` that goes `from` one rank `to` another; 0 while
+    /// Returns the name of the next message with `tag` from rank `from` to rank `to`; 0 while
     /// nothing is recorded.
     pub(super) fn message(&self, from: usize, to: usize, tag: i32) -> i64 {
         if !trace::is_on() {

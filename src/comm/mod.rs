@@ -8,17 +8,17 @@
 //! | `agree`, `compare` | `MPI_Allreduce`, and more only after an error | all ranks |
 //! | `start_…` | the `MPI_I…` of that name, or a plan in place; returns a [`Pending`] | as above |
 //!
-//! The rooms, from the bottom up: `mpi/` has the calls into MPI on raw memory; `algorithm/` has
+//! The modules, from the bottom up: `mpi/` has the calls into MPI on raw memory; `algorithm/` has
 //! plans, which are messages between two ranks and sums formed here, and the choice among them;
 //! `group.rs` holds what all operations of one communicator share; `engine/` advances plans, and
-//! device buffers that are on their way to where MPI can read them, in every wait and test;
-//! `communicator/` has the operations, on host and device buffers alike
-//! ([`Buffer`](crate::memory::Buffer)); `world.rs`, `grid.rs` and `agree.rs` say who is there.
+//! device buffers that are being copied for MPI, in every wait and test; `communicator/` has the
+//! operations, on host and device buffers alike ([`Buffer`](crate::memory::Buffer)); `world.rs`
+//! starts MPI, `grid.rs` arranges the ranks, and `agree.rs` compares their settings and errors.
 //!
 //! Ranks may wait in any order, with one exception: a blocking MPI collective does not drive the
 //! engine.
 //!
-//! Nothing here knows what a layer is.
+//! This module is independent of networks and layers.
 
 mod agree;
 mod algorithm;

@@ -1,4 +1,4 @@
-//! The division of things among ranks.
+//! The division of consecutive items among ranks.
 
 use std::ops::Range;
 

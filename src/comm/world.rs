@@ -1,4 +1,4 @@
-//! MPI itself: initialised once, finalised once, and aborted when a rank cannot continue.
+//! [`World`]: MPI, initialised once, finalised once, and aborted when a rank cannot continue.
 #![allow(unsafe_code)]
 
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use super::nodes::{node_of, set_nodes};
 use crate::{Error, Result};
 
 /// This process's rank, for messages from code without a communicator; `usize::MAX` while MPI is
-/// not up.
+/// not initialised.
 static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// The job: all ranks that the launcher started together. A program started without a launcher is a
@@ -41,7 +41,7 @@ impl World {
     /// because a rank that unwound would wait in `MPI_Finalize` for the others, and they for it.
     ///
     /// # Errors
-    /// MPI is up already, or offers less than `MPI_THREAD_FUNNELED`.
+    /// MPI is initialised already, or offers less than `MPI_THREAD_FUNNELED`.
     pub fn start() -> Result<World> {
         let doing = "starting MPI";
         let (universe, provided) = ::mpi::initialize_with_threading(Threading::Funneled)
@@ -67,7 +67,7 @@ impl World {
         let own_mask = [allowed_cores()];
         node.all_gather(&own_mask, &mut masks)?;
         let num_core_sharers = masks.iter().filter(|mask| **mask == own_mask[0]).count();
-        // which calls are made depends on it, so it is the same on every rank
+        // the calls that are made depend on this flag, so it is equal on every rank
         let mut is_crowded = 0_u8;
         let crowded_here = u8::from(num_core_sharers > num_cores());
         universe.world().all_reduce_into(&crowded_here, &mut is_crowded, SystemOperation::max());
@@ -97,13 +97,13 @@ impl World {
         self.communicator.size()
     }
 
-    /// Returns true on rank 0, which speaks for the job. Not collective.
+    /// Returns true on rank 0, which prints and writes files for the job. Not collective.
     pub fn is_root(&self) -> bool {
         self.communicator.is_root()
     }
 
-    /// Returns this rank's number among those that share its node's memory, which chooses its
-    /// device. Not collective.
+    /// Returns this rank's number among the ranks of its node, from which its device is chosen. Not
+    /// collective.
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
@@ -113,9 +113,9 @@ impl World {
         self.num_local_ranks
     }
 
-    /// Returns the number of threads that gives one to every core that this rank may use: the
-    /// launcher's binding counts, and cores that several ranks of a node may use are divided among
-    /// them. Not collective.
+    /// Returns the default number of threads: one for every core that this rank may use within the
+    /// launcher's binding. Cores that several ranks of a node may use are divided among them. Not
+    /// collective.
     pub fn default_threads(&self) -> usize {
         (num_cores() / self.num_core_sharers).max(1)
     }
@@ -126,14 +126,14 @@ impl World {
         num_cores()
     }
 
-    /// Returns true if ranks are more than cores somewhere in the job: then waiting ranks yield
-    /// their core, and blocking calls are started and waited for. Not collective.
+    /// Returns true if there are more ranks than cores somewhere in the job, so that waiting ranks
+    /// yield their core, and blocking calls are started and waited for. Not collective.
     pub fn is_crowded(&self) -> bool {
         yields()
     }
 
-    /// Makes blocking calls MPI's own from now on, and its way of waiting too, even where ranks are
-    /// more than cores: for tools that try what MPI does. Collective.
+    /// Leaves blocking calls and waiting to MPI from now on, even if there are more ranks than
+    /// cores. For tools that test MPI. Collective.
     pub fn wait_inside_mpi(&self) {
         yield_while_waiting(false);
     }
@@ -169,7 +169,8 @@ pub fn library_version() -> String {
     first.replace("Version:", "").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns this process's rank in the job, or nothing before MPI is up, for messages from anywhere.
+/// Returns this process's rank in the job, or `None` before MPI is initialised. For messages from
+/// anywhere.
 pub fn rank_for_messages() -> Option<usize> {
     let rank = RANK.load(Ordering::Relaxed);
     (rank != usize::MAX).then_some(rank)
@@ -180,8 +181,8 @@ fn num_cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns a hash of the set of cores that the system lets this process run on; equal for all
-/// processes where it does not say.
+/// Returns a hash of the set of cores that the system lets this process run on; equal on all
+/// processes if the system does not report it.
 fn allowed_cores() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or_default();
@@ -189,26 +190,26 @@ fn allowed_cores() -> i64 {
 }
 
 /// Ends the whole job at once with `code`, from any thread, without waiting for anyone
-/// (`MPI_Abort`). A launcher that only saw a rank end would end the others itself, and MPICH's then
-/// returns the code of any of the ranks. Not collective.
+/// (`MPI_Abort`). If a rank merely exited, the launcher would end the others, and MPICH's would
+/// then return the exit code of any rank. Not collective.
 pub fn abort(code: u8) -> ! {
     // the last lines are still on their way through the launcher, and MPICH's drops them when the
     // job ends
     thread::sleep(LAST_WORDS);
     if rank_for_messages().is_none() {
-        // MPI is not up, and the launcher takes this for the end of the job; whoever cleans up may
-        // wait for MPI
+        // MPI is not initialised, and the launcher takes this exit for the end of the job; exit
+        // handlers could wait for MPI
         signal_hook::low_level::exit(i32::from(code));
     }
-    // without such a thread it is up to MPI
+    // if the thread cannot be started, MPI alone ends the job
     let _ = thread::Builder::new().spawn(move || {
         thread::sleep(LONGEST_ABORT);
         signal_hook::low_level::exit(i32::from(code))
     });
-    // SAFETY: called after initialisation; MPI_Abort may be called at any time from there to
-    // finalisation. A watchdog, or a thread that panics, calls it beside the thread that
-    // communicates, which MPI_THREAD_FUNNELED does not allow: the process is lost either way, and
-    // ends whether the call returns or not.
+    // SAFETY: called after initialisation; MPI_Abort may be called at any time until finalisation.
+    // A watchdog, or a thread that panics, calls it beside the thread that communicates, which
+    // MPI_THREAD_FUNNELED does not allow: the process is lost either way, and ends whether the call
+    // returns or not.
     unsafe {
         ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, i32::from(code));
     }
@@ -224,7 +225,7 @@ const LONGEST_ABORT: Duration = Duration::from_secs(5);
 fn install_panic_hook() {
     panic::set_hook(Box::new(|information| {
         let rank = rank_for_messages().unwrap_or_default();
-        // in one piece, for several ranks may panic at once
+        // in one write, because several ranks may panic at once
         let _ = io::stderr().write_all(format!("rank {rank}: {information}\n").as_bytes());
         abort(1)
     }));

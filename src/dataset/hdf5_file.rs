@@ -269,7 +269,7 @@ impl Column {
         self.shape.iter().fold(1, |len: usize, size| len.saturating_mul(*size))
     }
 
-    /// Returns the meaning of a column of targets.
+    /// Returns the kind of a column of targets.
     fn kind(&self) -> std::result::Result<Targets, String> {
         let real = matches!(self.descriptor()?, TypeDescriptor::Float(_));
         match (self.shape.as_slice(), real) {
@@ -346,8 +346,8 @@ impl Column {
     }
 }
 
-/// Says why the dataset `name` cannot be used: it is something else, cannot be opened, or does not
-/// exist.
+/// Returns the reason why the dataset `name` cannot be used: it is something else, cannot be
+/// opened, or does not exist.
 fn missing(file: &hdf5::File, name: &str, error: &hdf5::Error) -> String {
     let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty()).collect();
     // a path exists as far as all its parts do

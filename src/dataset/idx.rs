@@ -20,7 +20,8 @@ pub fn is_idx(directory: &Path) -> bool {
 /// Opens the IDX files in `directory`. Not collective; each rank reads all of them.
 ///
 /// # Errors
-/// A file is missing, is not what its name says, is cut short, or does not fit its partner.
+/// A file is missing, cut short or of another format than its name says, or images and labels do
+/// not fit each other.
 pub fn open(directory: &Path) -> Result<Data> {
     let subset = |prefix: &str| -> Result<ByteImages> {
         let images = require(directory, &format!("{prefix}-images-idx3-ubyte"))?;

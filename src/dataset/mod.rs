@@ -1,4 +1,5 @@
-//! Datasets and the order of their samples. Knows no rank: callers ask for samples by number.
+//! Datasets and the order of their samples. Independent of ranks: callers ask for samples by
+//! number.
 
 mod batch;
 mod cifar;

@@ -20,7 +20,8 @@ const LEAF_BYTES: usize = 4 << 20;
 /// The most samples in a leaf.
 const LEAF_SAMPLES: usize = 4096;
 
-/// Values that are summed side by side, so that sums over few channels are vectorised too.
+/// The number of values that are summed side by side, so that sums over few channels are vectorised
+/// too.
 const LANES: usize = 16;
 
 /// Count, mean and sum of squared differences from the mean, for every channel of an image or every

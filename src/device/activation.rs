@@ -37,9 +37,9 @@ pub trait ActivationOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Turns `gradient`, `[rows, columns]`, from the gradient of the outputs into that of the
-    /// inputs, in place, and sums it over the rows into `bias_gradient` if there is one (added to
-    /// what is there if `accumulate`).
+    /// Replaces `gradient`, `[rows, columns]`, the gradient of the outputs, by the gradient of the
+    /// inputs. Writes its sum over the rows to `bias_gradient` if there is one, or adds the sum if
+    /// `accumulate`.
     ///
     /// `saved` is what the forward pass saved if [`Activation::saves`], otherwise its output.
     fn activation_backward(

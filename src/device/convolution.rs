@@ -18,9 +18,9 @@ pub struct ConvolutionShape {
     pub outputs: usize,
     /// Height and width of the kernel.
     pub kernel: usize,
-    /// 2 × 2 max-pooling of the outputs.
+    /// True for 2 × 2 max-pooling of the outputs.
     pub pool: bool,
-    /// ReLU of the (pooled) outputs.
+    /// True for ReLU of the (pooled) outputs.
     pub relu: bool,
 }
 
@@ -72,8 +72,8 @@ pub trait ConvolutionOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Computes the gradient of the weights from `gradient`, that of the outputs before ReLU, added
-    /// to what is there if `accumulate`.
+    /// Computes the gradient of the weights from `gradient`, the gradient of the outputs before
+    /// ReLU; adds it to `weight_gradient` if `accumulate`.
     fn convolution_backward_weight(
         &self,
         shape: &ConvolutionShape,
@@ -84,7 +84,8 @@ pub trait ConvolutionOperations: MemoryOperations {
         accumulate: bool,
     );
 
-    /// Computes the gradient of the inputs from `gradient`, that of the outputs before ReLU.
+    /// Computes the gradient of the inputs from `gradient`, the gradient of the outputs before
+    /// ReLU.
     fn convolution_backward_input(
         &self,
         shape: &ConvolutionShape,

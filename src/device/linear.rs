@@ -25,13 +25,12 @@ pub struct LinearShape {
     pub layout: WeightLayout,
 }
 
-/// The activation between the previous layer and this one, whose backward pass is fused into that
-/// of this layer's product.
+/// The activation before a layer, whose backward pass is fused into the backward pass of the layer.
 #[derive(Debug, Clone, Copy)]
 pub struct FusedActivation<V> {
     /// The activation.
     pub activation: Activation,
-    /// Values that its forward pass saved.
+    /// The values that the forward pass of the activation saved.
     pub saved: V,
 }
 
@@ -54,8 +53,8 @@ pub trait LinearOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Computes `weight_gradient = inputᵀ · gradient` in the layout of the weight, added to what is
-    /// there if `accumulate`.
+    /// Computes `weight_gradient = inputᵀ · gradient` in the layout of the weight, or adds it to
+    /// `weight_gradient` if `accumulate`.
     fn linear_backward_weight(
         &self,
         shape: &LinearShape,

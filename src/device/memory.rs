@@ -29,9 +29,9 @@ pub enum Role {
     Exact,
 }
 
-/// Memory of a device, and the host's side of work that runs later than it is started.
+/// Memory of a device, transfers, and the host's control of work that runs after it is started.
 ///
-/// The methods with a default body suit a device that runs every operation when it is called.
+/// The default methods are for a device that runs every operation when it is called.
 pub trait MemoryOperations {
     /// Memory for values on the device.
     type Buffer: Buffer;

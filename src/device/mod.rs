@@ -26,7 +26,7 @@
 //! they are called, so they return nothing; the next transfer to or from the host returns the first
 //! error.
 //!
-//! No operation is collective, and nothing here knows layers, parameter names or ranks.
+//! No operation is collective, and nothing here depends on layers, parameter names or ranks.
 //! `cpu/matmul.rs` is the only file that names `gemm`, `cuda/` the only folder that names CUDA.
 
 mod activation;

@@ -35,9 +35,9 @@ pub enum OptimizerStep {
 pub struct SgdStep {
     /// Decay rate of the momentum buffer; 0 for none.
     pub momentum: f32,
-    /// Nesterov's momentum.
+    /// True for Nesterov's momentum.
     pub nesterov: bool,
-    /// Added to the gradient: `weight_decay · parameter`.
+    /// Factor of the parameter that is added to the gradient.
     pub weight_decay: f32,
 }
 
@@ -49,7 +49,7 @@ pub struct AdamStep {
     pub beta1: f64,
     /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Constant added to the root of the second moment.
     pub epsilon: f32,
     /// Weight decay: decoupled (AdamW) or added to the gradient (Adam).
     pub weight_decay: f32,

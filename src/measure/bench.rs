@@ -1,4 +1,4 @@
-//! Operations measured on one kind of memory, beside other ways to do them there.
+//! Operations measured on one kind of memory, and alternative ways to do them there.
 
 use super::contender::Contender;
 use super::contest::{Conditions, contest};
@@ -16,7 +16,7 @@ pub struct BenchSettings {
     pub seconds: f64,
     /// The algorithm, if not the one that was measured to be fast.
     pub choice: Option<Choice>,
-    /// Measure the other ways beside it, in turns.
+    /// True to measure the other ways too, alternately.
     pub compare: bool,
 }
 
@@ -33,7 +33,7 @@ pub trait Bench {
     fn measure(&self, operation: Measured, form: CallForm, len: usize) -> Result<Option<Row>>;
 }
 
-/// Host memory, on which MPI's own operations are the other way.
+/// Host memory, where MPI's own operations are the alternative.
 pub struct HostBench<'a> {
     /// The ranks.
     pub all: &'a Communicator,
@@ -65,8 +65,8 @@ impl Bench for HostBench<'_> {
     }
 }
 
-/// Device memory, on which staged messages are another way, and MPI's own operations: on the staged
-/// values, and its all-reduce on the device's memory where it is CUDA-aware.
+/// Device memory. The alternatives are staged messages and MPI's own operations: on staged values
+/// and, for the all-reduce of a CUDA-aware MPI, on device memory.
 pub struct DeviceBench<'a> {
     all: &'a Communicator,
     settings: BenchSettings,

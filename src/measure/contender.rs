@@ -1,4 +1,4 @@
-//! A way to do an operation, to be measured beside others.
+//! [`Contender`]: a way to do an operation, which is measured alternately with others.
 
 use super::{Meanwhile, Subject};
 use crate::Result;
@@ -6,7 +6,7 @@ use crate::comm::{Algorithm, Choice, Communicator};
 
 /// A way to do the operation.
 pub(super) struct Contender<'a> {
-    /// The name beside the others; the first is called by its algorithm.
+    /// The name in results; the first contender is named by its algorithm.
     pub name: &'static str,
     /// The algorithm, if not the one that was measured to be fast.
     pub choice: Option<Choice>,

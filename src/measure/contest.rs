@@ -1,4 +1,4 @@
-//! One operation, done in several ways in turns.
+//! [`contest`]: measures one operation, done in several ways alternately.
 
 use super::contender::Contender;
 use super::overlap::{Computation, overlap};
@@ -21,7 +21,7 @@ pub(super) struct Conditions {
     pub seconds: f64,
 }
 
-/// Measures the first of `contenders` beside the others, and how much of it `computation` hides;
+/// Measures `contenders` alternately, and how much of the first one's time `computation` hides;
 /// `None` if there are none. Collective.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Operations on the memory of a device.
+//! [`DeviceSubject`]: an operation on the memory of a device.
 
 use super::buffers::{DeviceBuffers, DevicePending, Geometry};
 use super::operation::OnDevice;

@@ -1,4 +1,4 @@
-//! Operations on host memory.
+//! [`HostSubject`]: an operation on host memory.
 
 use super::buffers::{Geometry, HostBuffers};
 use super::{CallForm, Meanwhile, Measured, Subject, value};

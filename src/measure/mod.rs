@@ -1,10 +1,10 @@
-//! The cost of communication: every operation is run repeatedly for its time, its bandwidths, the
-//! part of its time that computation hides, and whether its values are right.
+//! The cost of communication: every operation is run repeatedly to measure its time, its bandwidths
+//! and the part of its time that computation hides, and to check its values.
 //!
-//! A [`Subject`] is an operation on buffers of its own. A contest runs several of them in turns, so
-//! that a machine that is slow for a while is slow for all, and takes of each sample the time of
+//! A [`Subject`] is an operation with its buffers. A contest runs several subjects alternately, so
+//! that a temporary slowdown of the machine affects all of them. The time of a sample is that of
 //! the slowest rank. The samples become a [`Row`]. `operations/` has one file per operation, with
-//! everything that is particular to it.
+//! everything that is specific to it.
 
 mod bench;
 mod buffers;
@@ -60,7 +60,7 @@ impl CallForm {
 /// advances it.
 pub type Meanwhile<'a> = &'a mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>;
 
-/// An operation on buffers of its own. All methods are collective.
+/// An operation with its buffers. All methods are collective.
 pub trait Subject {
     /// Writes fresh values to the buffers.
     ///

@@ -1,4 +1,4 @@
-//! An operation that can be measured, as data and functions.
+//! [`MeasuredOperation`]: the data and functions of an operation that can be measured.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub type Measured = &'static MeasuredOperation;
 pub struct MeasuredOperation {
     /// The name on the command line and in results.
     pub name: &'static str,
-    /// The purpose in a few words.
+    /// The description in a few words.
     pub description: &'static str,
     /// Returns, for a number of ranks, the bus bandwidth over the algorithm bandwidth, as
     /// nccl-tests define them (doc/PERFORMANCE.md there): the bytes that the busiest link must

@@ -1,4 +1,4 @@
-//! The part of an operation's time that a computation hides.
+//! [`overlap`]: measures the part of an operation's time that a [`Computation`] hides.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -96,8 +96,8 @@ fn in_slices(
 
 /// Measures how much of an operation's time, about `estimate` in seconds, a computation of equal
 /// length hides, in percent: 100 if the two together take no longer than the computation alone, 0
-/// if they take as long as one after the other. The three are measured in turns, each once after a
-/// barrier. Collective.
+/// if they take as long as one after the other. The three are measured alternately, each once after
+/// a barrier. Collective.
 ///
 /// # Errors
 /// There is no memory for messages.

@@ -44,7 +44,7 @@ pub struct Row {
     /// The part of a non-blocking operation's time that computation hides, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap_percent: Option<f64>,
-    /// The other ways to do the operation, measured in the same turns.
+    /// The other ways to do the operation, measured alternately with it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Other>,
 }

@@ -1,4 +1,4 @@
-//! Times of operations, measured in turns.
+//! [`time`]: measures the times of operations alternately.
 
 use std::time::Instant;
 
@@ -35,7 +35,7 @@ impl Times {
 /// The shortest time of a sample, in seconds: shorter operations are run several times in one.
 const SHORTEST_SAMPLE: f64 = 60e-6;
 
-/// Runs `contenders` in turns, for about `seconds` each. Short operations run many times between
+/// Runs `contenders` alternately, for about `seconds` each. Short operations run many times between
 /// two barriers, one after the other: in operations with a root the root runs ahead, and the time
 /// is that from one operation to the next. Collective.
 ///

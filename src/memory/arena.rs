@@ -1,15 +1,14 @@
-//! The contract between a buffer and what moves or adds its parts.
+//! [`Arena`], the contract between a buffer and the code that moves or sums its parts.
 //!
-//! An operation borrows a [`Buffer`] as an [`Arena`]: two places that MPI may read and write, one
-//! for the buffer's values and one, the *inbox*, for what arrives and is yet to be combined with
-//! them. Host memory is such a place as it is ([`HostArena`]). A device lends its own memory to a
-//! CUDA-aware MPI, or copies the values to pinned host memory chunk by chunk and back (*staged*).
+//! An operation borrows a [`Buffer`] as an [`Arena`]: two regions that MPI may read and write, one
+//! for the buffer's values and one, the *inbox*, for values that arrive and are combined with them.
+//! Host memory is used directly ([`HostArena`]). A device lends its own memory to a CUDA-aware MPI,
+//! or copies the values to pinned host memory chunk by chunk and back (*staged*).
 //!
-//! A chunk travels in this order: [`Arena::fetch`] brings its values to where MPI may read them;
-//! [`Arena::is_here`] says that they are there, and the messages of a round are posted; when they
-//! are complete, [`Arena::combine`] combines the buffer with the inbox and [`Arena::is_combined`]
-//! says that it has; after the last round [`Arena::deliver`] brings the new values back to the
-//! buffer.
+//! A chunk goes through these steps: [`Arena::fetch`] makes its values readable for MPI; once
+//! [`Arena::is_here`] returns true, the messages of a round are posted; when they are complete,
+//! [`Arena::combine`] combines the buffer with the inbox until [`Arena::is_combined`] returns true;
+//! after the last round [`Arena::deliver`] copies the new values back to the buffer.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -25,21 +24,20 @@ pub struct Terms {
     pub count: usize,
     /// The distance from one term to the next, in elements.
     pub stride: usize,
-    /// The position of the buffer's own term among them.
+    /// The position of the buffer's own term among the terms.
     pub own: usize,
 }
 
 /// Memory that an operation works on.
 ///
 /// # Safety
-/// `values` and `inbox` point to memory that MPI may read and write, that stays where it is until
-/// the value is dropped, and that holds the elements of the buffer and of the inbox that it was
-/// made for.
+/// `values` and `inbox` return pointers to memory that MPI may read and write, that stays in place
+/// until the value is dropped, and that holds all elements of the buffer and of the inbox.
 pub unsafe trait Arena {
-    /// Returns the place of element 0 of the buffer.
+    /// Returns the address of element 0 of the buffer.
     fn values(&self) -> *mut u8;
 
-    /// Returns the place of element 0 of the inbox.
+    /// Returns the address of element 0 of the inbox.
     fn inbox(&self) -> *mut u8;
 
     /// Starts bringing `ranges`, the values of chunk `chunk` that are sent, to `values`.

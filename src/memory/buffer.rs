@@ -12,13 +12,13 @@ use crate::Result;
 /// The requirements of one operation on a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
-    /// Chunks into which the buffer is cut.
+    /// The number of chunks into which the buffer is cut.
     pub num_chunks: usize,
-    /// Elements of the inbox, over all lanes.
+    /// The number of elements of the inbox, over all lanes.
     pub inbox_len: usize,
     /// The reduction, if there is one.
     pub operation: Option<Operation>,
-    /// MPI reads and writes device memory.
+    /// True if MPI reads and writes device memory.
     pub is_cuda_aware: bool,
 }
 
@@ -60,19 +60,20 @@ pub unsafe trait Buffer: 'static {
     /// Lends the values to an operation.
     ///
     /// # Errors
-    /// There is no memory for the inbox or for staging, or the device does not know the reduction.
+    /// There is no memory for the inbox or for staging, or the device does not support the
+    /// reduction.
     ///
     /// # Safety
-    /// Until the loan is dropped, the buffer is neither dropped nor touched, but by the operation,
-    /// which names only elements of the buffer and of the inbox.
+    /// Until the loan is dropped, the buffer is not dropped, and only the operation touches it,
+    /// within the elements of the buffer and of the inbox.
     unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan>;
 
     /// Ends the loan; the operation has changed the values in `changed`.
     fn restore(&mut self, _changed: Range<usize>) {}
 }
 
-/// Host memory whose elements stay where they are when the value itself is moved: MPI can be given
-/// it.
+/// Host memory that MPI can be given, because its elements stay in place when the value itself is
+/// moved.
 ///
 /// # Safety
 /// `as_ref` and `as_mut` give the same memory each time, and moving or leaking the value neither
@@ -87,7 +88,7 @@ unsafe impl<T: Element> HostBuffer for Vec<T> {
     type Element = T;
 }
 
-// SAFETY: the elements are in a memory map of their own, which lives as long as the value.
+// SAFETY: the elements are in a memory map, which stays in place as long as the value exists.
 unsafe impl<T: Element> HostBuffer for Memory<T> {
     type Element = T;
 }

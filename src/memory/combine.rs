@@ -14,8 +14,8 @@ pub(super) fn fold_terms<T: Element>(own: &mut [T], inbox: &mut [T], terms: &Ter
         let end = len.min(start + BLOCK);
         let term = |index: usize| index * terms.stride + start..index * terms.stride + end;
         let own = &mut own[start..end];
-        // the terms before this rank's own in order, then that (a + b is b + a to the bit), then
-        // the others
+        // the terms before this rank's own in order, then its own (a + b has the bits of b + a),
+        // then the others
         if terms.own > 0 {
             for index in 1..terms.own {
                 let (first, later) = inbox.split_at_mut(terms.stride);

@@ -18,7 +18,7 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// The bytes of one element.
+    /// Returns the number of bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             ElementType::F64 | ElementType::I64 => 8,
@@ -31,11 +31,11 @@ impl ElementType {
 
 /// A type that a host message can carry: `f32`, `f64`, `i32`, `i64` or `u8`.
 pub trait Element: bytemuck::Pod + Default + PartialOrd + Send + sealed::Sealed {
-    /// The same type as a value.
+    /// The [`ElementType`] of this type.
     const TYPE: ElementType;
 
-    /// `accumulator[i] = accumulator[i] operation values[i]`, with the result of MPI's operation of
-    /// that name.
+    /// Computes `accumulator[i] = accumulator[i] operation values[i]`, with the results of MPI's
+    /// operation of the same name.
     fn fold(operation: Operation, accumulator: &mut [Self], values: &[Self]);
 }
 

@@ -1,4 +1,4 @@
-//! Host memory as an operation works on it.
+//! [`HostArena`]: host memory as an [`Arena`].
 #![allow(unsafe_code)]
 
 use half::bf16;
@@ -13,18 +13,18 @@ use crate::Result;
 pub struct HostArena {
     places: Places,
     inbox: Option<Memory<u64>>,
-    /// The place of the inbox's element 0.
+    /// The address of the inbox's element 0.
     inbox_start: *mut u8,
     element: ElementType,
     operation: Operation,
 }
 
-/// The places of a host buffer's values.
+/// The addresses of a host buffer's values.
 #[derive(Debug, Clone, Copy)]
 pub struct Places {
-    /// The place of value 0, to be sent and received into.
+    /// The address of value 0, from which values are sent and into which they are received.
     pub values: *mut u8,
-    /// The place of combined value 0: `values`, or a pointer offset so that element i matches
+    /// The address of combined value 0: `values`, or a pointer offset so that element i matches
     /// `values[i]`.
     pub sums: *mut u8,
 }
@@ -36,8 +36,8 @@ impl HostArena {
     /// There is no memory for the inbox.
     ///
     /// # Safety
-    /// The values at `places` are valid, and nobody else's, until the arena is dropped: at `values`
-    /// all that the operation sends or receives, at `sums` all that it combines.
+    /// Until the arena is dropped, nobody else accesses the values at `places`, and these are
+    /// valid: at `values` all that the operation sends or receives, at `sums` all that it combines.
     pub unsafe fn new(
         places: Places,
         element: ElementType,
@@ -49,11 +49,11 @@ impl HostArena {
         Ok(HostArena { places, inbox, inbox_start, element, operation })
     }
 
-    /// Combines in place elements of type `T`.
+    /// Combines elements of type `T` in place.
     fn combine_as<T: Element>(&mut self, terms: &Terms) {
         let own = self.places.sums.wrapping_add(terms.range.start * size_of::<T>());
-        // SAFETY: `HostArena::new` was promised these values, `inbox_len` terms fit the inbox, and
-        // between the rounds of a chunk MPI has none of either.
+        // SAFETY: the caller of `HostArena::new` guarantees these values, `inbox_len` terms fit the
+        // inbox, and between the rounds of a chunk MPI accesses neither.
         let (own, inbox) = unsafe {
             let own = std::slice::from_raw_parts_mut(own.cast::<T>(), terms.range.len());
             (own, terms_in(self.inbox_start, terms))
@@ -65,15 +65,15 @@ impl HostArena {
 /// Returns the part of `inbox` that holds `terms`.
 ///
 /// # Safety
-/// The terms are within the inbox, of type `T`, and MPI has none of them.
+/// The terms are within the inbox and of type `T`, and MPI does not access them.
 unsafe fn terms_in<'a, T: bytemuck::Pod>(inbox: *mut u8, terms: &Terms) -> &'a mut [T] {
     let first = inbox.wrapping_add(terms.first * size_of::<T>());
-    // SAFETY: promised by the caller; the other lane's part, which MPI may have, is not in the
-    // slice.
+    // SAFETY: the caller guarantees the terms; the slice does not contain the other lane's part,
+    // which MPI may access.
     unsafe { std::slice::from_raw_parts_mut(first.cast(), terms.count * terms.stride) }
 }
 
-// SAFETY: `HostArena::new` was promised the values; the inbox is memory of its own.
+// SAFETY: the caller of `HostArena::new` guarantees the values; the arena owns the inbox.
 unsafe impl Arena for HostArena {
     fn values(&self) -> *mut u8 {
         self.places.values
@@ -97,8 +97,8 @@ unsafe impl Arena for HostArena {
             ElementType::Bf16 => {
                 assert_eq!(self.operation, Operation::Sum, "bfloat16 has sums only");
                 let own = self.places.sums.wrapping_add(terms.range.start * size_of::<bf16>());
-                // SAFETY: `HostArena::new` was promised these values, `inbox_len` terms fit the
-                // inbox, and between the rounds of a chunk MPI has none of either.
+                // SAFETY: the caller of `HostArena::new` guarantees these values, `inbox_len` terms
+                // fit the inbox, and between the rounds of a chunk MPI accesses neither.
                 let (own, inbox) = unsafe {
                     let own = std::slice::from_raw_parts_mut(own.cast::<bf16>(), terms.range.len());
                     (own, terms_in(self.inbox_start, terms))

@@ -1,9 +1,9 @@
 //! Host memory for large arrays, and the contract between buffers and messages.
 //!
-//! [`Memory`] is zeroed, on page boundaries, and on huge pages where it is large and the system has
-//! them: a training step streams through gigabytes, and MPI copies between processes page by page,
-//! so the size of a page shows. [`Buffer`] and [`Arena`] are what `comm` knows of the memory of a
-//! device, and `device` of messages; neither knows the other.
+//! [`Memory`] is zeroed, begins at a page boundary, and is on huge pages if it is large and the
+//! system has them. The size of a page matters, because a training step streams through gigabytes
+//! and MPI copies between processes page by page. [`Buffer`] and [`Arena`] are the interface
+//! between messages and device memory, so `comm` and `device` do not depend on each other.
 
 mod arena;
 mod buffer;
@@ -38,11 +38,11 @@ pub fn num_maps() -> usize {
     NUM_MAPS.load(Ordering::Relaxed)
 }
 
-/// Refuses what is more than all the memory of this machine: Linux promises it all the same, and
-/// kills whoever uses it.
+/// Refuses a size above the total memory of this machine. Linux would grant it, and later kill the
+/// process that uses it.
 ///
 /// # Errors
-/// It is; how much there is.
+/// `bytes` is above the total memory; the message has both sizes.
 pub fn check_room(bytes: usize) -> std::result::Result<(), String> {
     static TOTAL: OnceLock<Option<usize>> = OnceLock::new();
     let total = TOTAL.get_or_init(|| {
@@ -62,19 +62,19 @@ pub fn check_room(bytes: usize) -> std::result::Result<(), String> {
     }
 }
 
-/// A fixed number of elements, zero at first. They stay where they are when the value is moved, and
+/// A fixed number of elements, initially zero. They stay in place when the value is moved, and
 /// mapped when it is leaked.
 #[derive(Debug)]
 pub struct Memory<T> {
     map: MmapMut,
-    /// Where the elements begin in the map, in bytes.
+    /// The offset of the elements in the map, in bytes.
     start: usize,
     len: usize,
     elements: PhantomData<T>,
 }
 
 impl<T: Pod> Memory<T> {
-    /// Memory for `len` elements. Not collective.
+    /// Allocates `len` zeros. Not collective.
     ///
     /// # Errors
     /// The system does not have that much memory.
@@ -93,7 +93,7 @@ impl<T: Pod> Memory<T> {
         let mut start = 0;
         if is_large {
             start = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
-            // a system without huge pages does without
+            // on a system without huge pages the memory is on small ones
             let _ = map.advise(Advice::HugePage);
         }
         Ok(Memory { map, start, len, elements: PhantomData })

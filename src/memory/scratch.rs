@@ -1,4 +1,5 @@
-//! Host memory that operations use again and again, one set for each thread.
+//! Scratch memory on the host that operations reuse, one set for each thread: [`take`] and
+//! [`give_back`].
 
 use std::cell::RefCell;
 
@@ -9,8 +10,8 @@ thread_local! {
     static UNUSED: RefCell<Vec<Memory<u64>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns memory of at least `bytes`, with anything in it: the smallest unused piece that fits,
-/// for operations of a kind come again with the same sizes, or new memory.
+/// Returns memory of at least `bytes`, with arbitrary contents: the smallest unused piece that
+/// fits, because operations repeat with the same sizes, or else new memory.
 ///
 /// # Errors
 /// The system does not have that much memory.
@@ -27,6 +28,6 @@ pub fn take(bytes: usize) -> Result<Memory<u64>> {
 
 /// Keeps `memory` for the next [`take`].
 pub fn give_back(memory: Memory<u64>) {
-    // at the end of the thread it is freed instead
+    // at the end of the thread the memory is freed instead
     let _ = UNUSED.try_with(|unused| unused.borrow_mut().push(memory));
 }

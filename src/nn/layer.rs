@@ -101,7 +101,8 @@ impl Layer {
     }
 
     /// Returns the approximate number of multiplications and additions of one row's forward pass.
-    /// Computing the gradients of the weights and of the inputs takes that many again each.
+    /// Computing the gradients of the weights takes as many again, and so does computing the
+    /// gradients of the inputs.
     pub fn operations(&self) -> usize {
         match self {
             Layer::Linear { inputs, outputs, .. } => 2 * inputs * outputs,
@@ -113,8 +114,8 @@ impl Layer {
         }
     }
 
-    /// Returns true for a layer whose backward pass turns the gradient of its output into that of
-    /// its input in place.
+    /// Returns true for a layer whose backward pass turns the gradient of its output into the
+    /// gradient of its input in place.
     pub fn is_elementwise(&self) -> bool {
         matches!(self, Layer::Activation(..))
     }
@@ -177,10 +178,10 @@ impl Layer {
         }
     }
 
-    /// Runs the first part of the backward pass: turns `gradient`, that of the output, into the
-    /// gradient of the values before the activation, which the other two parts read, and computes
-    /// the gradient of the bias. If `is_backpropagated`, `gradient` has already passed through the
-    /// activation, and only the bias is left.
+    /// Runs the first part of the backward pass: turns `gradient`, the gradient of the output, into
+    /// the gradient of the values before the activation, which the other two parts read, and
+    /// computes the gradient of the bias. If `is_backpropagated`, `gradient` has already passed
+    /// through the activation, and only the bias is left.
     pub fn backward_activation<D: Device>(
         &self,
         device: &D,

@@ -1,5 +1,5 @@
 //! Networks: the modules that a user writes, the layers that a device runs, losses, initial values,
-//! and flat memory for all parameters. Knows no rank.
+//! and flat memory for all parameters. Independent of ranks.
 
 mod features;
 mod initial;

@@ -3,7 +3,7 @@
 use super::layer::Layer;
 use super::{Features, Loss, TensorSpec};
 
-/// A network built for one input shape. It knows no rank and holds no values.
+/// A network built for one input shape. It is independent of ranks and holds no values.
 #[derive(Debug, Clone)]
 pub struct Model {
     /// The network's name.

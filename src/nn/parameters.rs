@@ -1,8 +1,8 @@
 //! All parameters of a model in flat memory, every tensor a named view of it.
 //!
 //! The *logical order* of a model's elements is the order of its layers, weight before bias, each
-//! tensor row-major. Checkpoints, digests and seeds go by names and logical order, never by a
-//! rank's memory.
+//! tensor row-major. Checkpoints, digests and seeds use names and logical order, never the layout
+//! of a rank's memory.
 //!
 //! In memory the elements lie in that order too, cut between tensors into *segments*. A segment of
 //! gradients travels as one message (a bucket), so it can be handed over whole while its neighbours
@@ -91,8 +91,7 @@ impl TensorShard {
         }
     }
 
-    /// Writes the block's initial values for `seed`, which are those that it has in the whole
-    /// tensor.
+    /// Writes the block's initial values for `seed`, which equal those of the whole tensor.
     pub fn initialise(&self, seed: u64, block: &mut [f32]) {
         let mut at = 0;
         for range in self.ranges() {

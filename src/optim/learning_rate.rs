@@ -6,17 +6,17 @@ use clap::ValueEnum;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LearningRateScheduleKind {
     /// A constant learning rate.
-    #[value(name = "constant", help = "The same all the time")]
+    #[value(name = "constant", help = "Constant")]
     Constant,
     /// A decay by a constant factor every `interval` steps, as PyTorch's `StepLR`.
-    #[value(name = "step", help = "Times --decay-factor every --decay-interval steps")]
+    #[value(name = "step", help = "Multiplied by --decay-factor every --decay-interval steps")]
     Step,
     /// A decay to `last` along half a cosine, as PyTorch's `CosineAnnealingLR` (Loshchilov and
     /// Hutter, 2017, without restarts).
-    #[value(name = "cosine", help = "Down to --final-learning-rate along half a cosine")]
+    #[value(name = "cosine", help = "Falls to --final-learning-rate along half a cosine")]
     Cosine,
     /// A linear decay to `last`.
-    #[value(name = "linear", help = "Down to --final-learning-rate along a line")]
+    #[value(name = "linear", help = "Falls to --final-learning-rate along a line")]
     Linear,
 }
 

@@ -1,6 +1,6 @@
 //! Optimizers over flat slices, learning-rate schedules and gradient clipping.
 //!
-//! An optimizer is told which elements belong to its rank; it knows neither layers nor ranks.
+//! An optimizer is told which elements belong to its rank; it is independent of layers and ranks.
 
 mod learning_rate;
 
@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use crate::Result;
 use crate::device::{AdamStep, Device, LionStep, OptimizerStep, Role, SgdStep, update};
 
-/// The rule that turns gradients into updates. Checkpoints hold its name on the command line.
+/// The rule that turns gradients into updates. Checkpoints record its name on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Rule {
     /// Stochastic gradient descent, with momentum.
@@ -31,10 +31,10 @@ pub enum Rule {
     /// `torch.optim.AdamW`: weight decay shrinks the weights directly.
     #[value(name = "adamw")]
     AdamW,
-    /// Lion, whose updates have one size.
+    /// Lion, whose updates all have the same size.
     ///
-    /// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, Algorithm 2),
-    /// with decoupled weight decay.
+    /// Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, Algorithm
+    /// 2), with decoupled weight decay.
     #[value(name = "lion")]
     Lion,
 }
@@ -51,10 +51,10 @@ pub struct OptimizerSettings {
     pub nesterov: bool,
     /// Weight decay, per unit of learning rate. Default 0.
     pub weight_decay: f64,
-    /// Decay rates of Adam's moments, 0.9 and 0.999 by default; of Lion's interpolation and moment, 0.9
-    /// and 0.99 by default.
+    /// Decay rates of Adam's moments, 0.9 and 0.999 by default; of Lion's interpolation and moment,
+    /// 0.9 and 0.99 by default.
     pub betas: [f64; 2],
-    /// Added to the root of Adam's second moment. Default 10⁻⁸.
+    /// Constant added to the root of Adam's second moment. Default 10⁻⁸.
     pub epsilon: f64,
 }
 

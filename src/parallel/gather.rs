@@ -21,7 +21,7 @@ pub trait Assembly {
     fn complete(&mut self, number: usize) -> Result<()>;
 }
 
-/// Memory for one whole tensor at a time, which a function looks at before the next one.
+/// Memory for one whole tensor at a time, which a function inspects before the next one.
 struct OneAtATime<'a> {
     lengths: Vec<usize>,
     values: Vec<f32>,
@@ -42,8 +42,8 @@ impl Assembly for OneAtATime<'_> {
 impl Layout {
     /// Gathers whole tensors, one after the other in logical order, on rank 0 of the world,
     /// straight into their places in `whole`. At most the block of one rank is held in memory
-    /// beside `whole`. `read` shows this rank's values of tensor `number` of its own: its whole
-    /// block if `num_replicas` is 1, else the part that it keeps, where the parts of the first
+    /// beside `whole`. `read` shows the values of this rank's tensor `number`: the whole block if
+    /// `num_replicas` is 1, else the part that this rank keeps. The parts of the first
     /// `num_replicas` replicas make up the block. Collective over the grid.
     ///
     /// # Errors

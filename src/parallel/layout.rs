@@ -10,7 +10,7 @@ use crate::comm::GridShape;
 use crate::nn::{Model, TensorShard};
 use crate::{Error, Result};
 
-/// A plan of how a model is spread over the stage and tensor axes of a grid.
+/// A plan that spreads a model over the stage and tensor axes of a grid.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParallelPlan {
     /// The actions of the ranks of the stage axis.
@@ -19,8 +19,8 @@ pub struct ParallelPlan {
     pub layers: Vec<Range<usize>>,
     /// The division of layers among the ranks of the tensor axis.
     pub split: Split,
-    /// Discard the activations inside a stage after the forward pass, and recompute them in the
-    /// backward pass.
+    /// True to discard the activations inside a stage after the forward pass, and recompute them in
+    /// the backward pass.
     pub recompute: bool,
     /// The share of the ranks' time that a pipeline's schedule leaves idle, with which traces
     /// compare the measured bubble; `None` for a model that is not trained as a pipeline.

@@ -1,10 +1,11 @@
-//! The strategies: where networks meet ranks.
+//! The strategies, which spread networks over ranks.
 //!
 //! [`shard()`], [`bucket`], [`balance`] and [`schedule`] are pure logic; [`data`] is data
 //! parallelism, [`zero`] the division of its state, [`tensor`] tensor parallelism, [`pipeline`]
-//! pipeline parallelism. A [`ParallelPlan`](layout::ParallelPlan) says how a model is spread over a grid, and a
-//! [`Layout`](layout::Layout) which [stages](stage::Stage) and tensors a rank holds. A pipeline
-//! runs the stages in the order of a schedule; one stage with one micro-batch is the trivial case.
+//! pipeline parallelism. A [`ParallelPlan`](layout::ParallelPlan) spreads a model over a grid, and a
+//! [`Layout`](layout::Layout) lists the [stages](stage::Stage) and tensors that a rank holds.
+//! [`replica`] checks that replicas are equal. A pipeline runs the stages in the order of a
+//! schedule; one stage with one micro-batch is the trivial case.
 
 pub mod balance;
 pub mod bucket;

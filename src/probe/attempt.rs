@@ -1,4 +1,4 @@
-//! The ranks' side of a trial.
+//! The ranks' side of a trial: runs the operation and checks its values.
 
 use std::path::Path;
 

@@ -34,7 +34,7 @@ pub struct TrialReport {
     pub size: String,
     /// The outcome.
     pub outcome: TrialOutcome,
-    /// The last words of the job.
+    /// The last line of the job's output.
     pub note: String,
     /// The time that the job took, in seconds.
     pub seconds: f64,

@@ -1,4 +1,4 @@
-//! The launcher's side of trials: jobs that may die.
+//! The launcher's side of trials: starts jobs that may die, and reads their outcome.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -18,7 +18,7 @@ struct EndedJob {
     seconds: f64,
 }
 
-/// Starts a job that reports how MPI describes itself, and where its ranks are.
+/// Starts a job that reports MPI's description of itself and the placement of its ranks.
 ///
 /// # Errors
 /// The job could not be started or failed; the message says how.

@@ -1,8 +1,8 @@
 //! Experiments that find out what an MPI library supports.
 //!
-//! Some MPIs crash on operations that others support: messages above 2 GiB, reductions of a GPU's
-//! memory, non-blocking ones of it. So every trial is a job of its own ([`start`]) that may die or
-//! hang; each of its ranks runs [`attempt`]. The result ([`Findings`]) is a table to read and a
+//! Some MPIs crash on operations that others support: messages above 2 GiB, reductions in a GPU's
+//! memory, above all non-blocking ones. So every trial is a job of its own ([`start`]) that may die
+//! or hang; each of its ranks runs [`attempt`]. The result ([`Findings`]) is a table to read and a
 //! file that training programs can use.
 
 mod attempt;

@@ -119,7 +119,7 @@ impl EventKind {
 pub struct Event {
     name: i64,
     kind: i64,
-    /// The begin, in nanoseconds on this rank's clock (see [`now`]).
+    /// The start, in nanoseconds on this rank's clock (see [`now`]).
     pub start: i64,
     /// The end, in nanoseconds on this rank's clock.
     pub end: i64,

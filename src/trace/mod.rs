@@ -1,10 +1,10 @@
 //! The recorder of spans: this rank's own work, its time inside MPI, and its messages in flight.
 //!
-//! Nothing is recorded, and next to no time spent, until [`start`] is called; from then on every
+//! Nothing is recorded, and almost no time is spent, until [`start`] is called; from then on every
 //! [`Span`] is recorded, from its creation until it is dropped, and so is every [`Flight`]. The
 //! spans of a rank nest, since one thread creates them all. After [`watch`], another thread can
-//! read the spans that the thread is in ([`SpanStack`]). The recorder does not know what a message
-//! or a rank is: [`comm`](crate::comm) describes what it sends, and [`app`](crate::app) merges the
+//! read the spans that the thread is in ([`SpanStack`]). The recorder is independent of messages
+//! and ranks: [`comm`](crate::comm) describes what it sends, and [`app`](crate::app) merges the
 //! records of the ranks.
 
 mod event;

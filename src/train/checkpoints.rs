@@ -1,4 +1,4 @@
-//! The checkpoints that a run writes.
+//! [`Checkpoints`]: writes a run's checkpoints when they are due, and compares the replicas before.
 
 use std::path::Path;
 use std::time::Instant;
@@ -54,7 +54,7 @@ impl<'a> Checkpoints<'a> {
     /// `resumed`. Collective.
     ///
     /// # Errors
-    /// The directory or the place of --export cannot be written, there is no memory, or
+    /// The directory or the file of --export cannot be written, there is no memory, or
     /// --stop-before does not fit: the same error on every rank.
     pub(super) fn begin(
         all: &'a Communicator,
@@ -90,7 +90,7 @@ impl<'a> Checkpoints<'a> {
         RunRequests { stop: usize::from(stop), checkpoint: usize::from(checkpoint) }
     }
 
-    /// Returns true if a checkpoint is due after `done` steps because of their number.
+    /// Returns true if the number of steps, `done`, makes a checkpoint due.
     pub(super) fn is_due_after(&self, done: u64) -> bool {
         let options = self.settings.options;
         let is_due = matches!(options.checkpoint_every, Every::Steps(steps) if done.is_multiple_of(steps));
@@ -156,8 +156,8 @@ impl<'a> Checkpoints<'a> {
         trainer.check_replicas(done).map_err(|error| self.with_last_good(error))
     }
 
-    /// Adds the newest sound file to `error`, which says that the state is damaged, on rank 0. Not
-    /// collective.
+    /// Adds the name of the newest sound file to `error`, which reports damaged state. Rank 0 only.
+    /// Not collective.
     fn with_last_good(&mut self, error: Error) -> Error {
         let (Some(directory), true) = (&self.settings.options.checkpoint_dir, self.all.is_root()) else {
             return error;
@@ -176,7 +176,7 @@ impl<'a> Checkpoints<'a> {
         Error::Agreed { message: format!("{error}; {advice}"), exit_code: error.exit_code() }
     }
 
-    /// Copies the state after `done` steps, on rank 0, into `memory` if there is some. Collective.
+    /// Copies the state after `done` steps to rank 0, into `memory` if it is given. Collective.
     fn snapshot<D: Device>(
         &self,
         trainer: &Trainer<'_, D>,
@@ -201,8 +201,7 @@ impl<'a> Checkpoints<'a> {
     }
 
     /// Waits for the file that is being written, if there is one. Collective: rank 0 tells the
-    /// others whenever its writer makes progress, so that no watchdog takes the wait for a
-    /// standstill.
+    /// others whenever its writer makes progress, so that no watchdog mistakes the wait for a hang.
     fn wait(&mut self) -> Result<Option<Result<Written>>> {
         if self.settings.options.checkpoint_dir.is_none() {
             return Ok(None);
@@ -226,7 +225,7 @@ impl<'a> Checkpoints<'a> {
             self.outcome = Some(written);
         }
         if let (Some(Err(error)), Some(writer)) = (&self.outcome, &mut self.writer) {
-            log::warn!("{error}; trying once more, for there will be no other");
+            log::warn!("{error}; trying once more, because this is the last checkpoint");
             if let Err(error) = writer.try_again() {
                 self.outcome = Some(Err(error));
             }
@@ -259,7 +258,8 @@ impl<'a> Checkpoints<'a> {
     }
 
     /// Logs the result of writing a file. A failure does not stop the run, because the next file
-    /// may succeed. Of failures in a row, numbers 1, 2, 4, 8 and so on are warnings.
+    /// may succeed. Of consecutive failures, the 1st, 2nd, 4th, 8th and so on are logged as
+    /// warnings.
     fn report(&mut self, written: Result<Written>) {
         let level = |num_failures: u32| {
             if num_failures.is_power_of_two() { log::Level::Warn } else { log::Level::Debug }
@@ -291,7 +291,7 @@ impl<'a> Checkpoints<'a> {
                 };
                 log::log!(
                     level(self.num_failures),
-                    "{error}{count}; training goes on, and the next checkpoint will be tried"
+                    "{error}{count}; training continues, and the next checkpoint will be tried"
                 );
             }
         }
@@ -319,7 +319,7 @@ impl Assembly for Section<'_> {
 }
 
 /// Creates the directory for checkpoints and tries to write in it and in that of --export, so that
-/// training does not begin what it could not save.
+/// training does not begin if its state could not be saved.
 fn prepare(options: &CheckpointOptions) -> Result<()> {
     if let Some(directory) = &options.checkpoint_dir {
         let doing = || format!("preparing --checkpoint-dir {}", directory.display());
@@ -341,8 +341,8 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
     Ok(())
 }
 
-/// Creates `directory` and those above it, and synchronises them, so that they survive a loss of
-/// power as the files in them do.
+/// Creates `directory` and its missing parents, and synchronises them, so that they survive a loss
+/// of power as the files in them do.
 fn create_durably(directory: &Path) -> std::io::Result<()> {
     let above = directory.parent().filter(|above| !above.as_os_str().is_empty());
     if let (false, Some(above)) = (directory.exists(), above) {

@@ -1,5 +1,5 @@
-//! The way of samples into the arrays of a step: read and uploaded micro-batch by micro-batch, or
-//! picked from the samples that are kept on the device.
+//! The samples of a step: [`Rows`] reads and uploads them micro-batch by micro-batch, or gathers
+//! them from a [`Resident`] set that is kept on the device.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The settings of a run by which its checkpoints know it.
+//! The settings that identify a run in its checkpoints.
 //!
 //! Every option is classed here, and only here: as *identity*, which may not change when a run is
 //! resumed; as *changeable*, whose changes are logged; or as neither. The structs of options are
@@ -27,10 +27,11 @@ pub(super) const LEARNING_RATE_SCHEDULE: &str = "--learning-rate-schedule";
 /// The name of the setting with the number of steps of the whole run.
 pub(super) const STEPS_IN_ALL: &str = "steps in all";
 
-/// The settings by which checkpoints know a run.
+/// The settings that identify a run in its checkpoints.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
-    /// The settings that decide the numbers of every step; with another value it is another run.
+    /// The settings that determine the numbers of every step; a run with other values is another
+    /// run.
     pub(super) config: Settings,
     /// The settings that may change from one start of a run to the next.
     pub(super) changeable: Settings,
@@ -136,7 +137,7 @@ impl Identity {
             clip_norm,
         } = options;
         self.must_stay(OPTIMIZER, name_of(optimizer));
-        // the values that are used, also where an option has none
+        // the values in use, also of options that were not given
         self.may_change("--learning-rate", options.schedule(1).base);
         self.may_change("--weight-decay", options.settings().weight_decay);
         self.may_change(MOMENTUM, *momentum);
@@ -170,7 +171,7 @@ impl Identity {
 }
 
 /// Returns the program, the ranks and the versions that write a checkpoint; `compares_replicas` is
-/// true if the replicas are compared before. Not collective.
+/// true if the replicas are compared before each checkpoint. Not collective.
 pub(super) fn written_by(
     program: &str,
     world: &World,

@@ -11,14 +11,14 @@ use crate::app::Progress;
 use crate::comm::World;
 use crate::{Error, Result};
 
-/// The steps that this start of a run takes.
+/// The range of steps of this start of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RunLength {
-    /// The steps that have been done before.
+    /// The number of steps done before.
     pub(super) first: u64,
-    /// The steps of the whole run.
+    /// The number of steps of the whole run.
     pub(super) num_steps: u64,
-    /// The steps of an epoch.
+    /// The number of steps of an epoch.
     pub(super) steps_per_epoch: u64,
 }
 
@@ -45,15 +45,16 @@ pub(super) struct Journal {
     metrics: Option<MetricsFile>,
     progress: Progress,
     length: RunLength,
-    /// In nanoseconds, to three digits: of a fixed size, however many steps there are.
+    /// The times of steps in nanoseconds, to three digits; the size does not grow with the number
+    /// of steps.
     step_times: Histogram<u64>,
     num_samples: usize,
     last_loss: Option<f64>,
 }
 
 impl Journal {
-    /// Begins the record of the steps of `length`, before which the last `loss` was this.
-    /// Collective.
+    /// Begins the record of the steps of `length`; `loss` is that of the step before, if it is
+    /// known. Collective.
     ///
     /// # Errors
     /// The file of --metrics cannot be created: the same error on every rank.

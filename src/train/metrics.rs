@@ -139,7 +139,7 @@ impl MetricsFile {
                 .map_err(|error| error.to_string()),
         };
         if let Err(error) = outcome {
-            log::warn!("writing --metrics {}: {error}; training goes on without it", self.path);
+            log::warn!("writing --metrics {}: {error}; training continues without it", self.path);
             self.failed = true;
         }
     }

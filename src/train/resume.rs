@@ -13,12 +13,12 @@ use crate::nn::Model;
 use crate::optim::LearningRateScheduleKind;
 use crate::{Error, Result};
 
-/// The file with which a run starts, on rank 0.
+/// The file from which a run starts, on rank 0.
 pub(super) struct Start {
     checkpoint: Option<Checkpoint>,
-    /// The run starts anew with the weights of the file.
+    /// True if the run starts anew with the weights of the file.
     weights_only: bool,
-    /// The file has the name and the directory that this run would have given it.
+    /// True if the file has the name and the directory that this run would have given it.
     is_at_home: bool,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Start {
 pub(super) struct RunPosition {
     /// The number of steps done.
     pub(super) step: u64,
-    /// The loss of the last of them, if it is known.
+    /// The loss of the last step done, if it is known.
     pub(super) loss: Option<f64>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct RunPosition {
 pub(super) struct Resumed {
     /// The position of the run in the checkpoint.
     pub(super) position: RunPosition,
-    /// The checkpoint has the name and the directory that this run would have given it.
+    /// True if the checkpoint has the name and the directory that this run would have given it.
     pub(super) is_at_home: bool,
 }
 
@@ -99,10 +99,10 @@ impl Start {
         if !differences.is_empty() {
             let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
             let why = format!(
-                "it belongs to another run: {}; give what it was, or another --checkpoint-dir",
+                "it belongs to another run: {}; restore these settings, or give another --checkpoint-dir",
                 words.join("; ")
             );
-            return Err(Error::input(format!("going on from {path}"), why));
+            return Err(Error::input(format!("resuming from {path}"), why));
         }
         check_tensors(&checkpoint, model)?;
         let by_length = [LearningRateScheduleKind::Cosine, LearningRateScheduleKind::Linear]
@@ -115,7 +115,7 @@ impl Start {
             }
         }
         if options.init.is_some() {
-            log::info!("--init is for the beginning; this run goes on from {path}");
+            log::info!("--init has no effect, because this run resumes from {path}");
         }
         let is_at_home = options.checkpoint_dir.as_deref().is_some_and(|path| lies_in(&checkpoint, path));
         Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_at_home })
@@ -200,7 +200,7 @@ fn newest_in(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Result<()>) -> Re
             "none of its {} checkpoints is sound; to begin anew, give another --checkpoint-dir",
             found.damaged.len()
         );
-        return Err(Error::input(format!("going on from {}", directory.display()), why));
+        return Err(Error::input(format!("resuming from {}", directory.display()), why));
     }
     Ok(found.checkpoint)
 }
@@ -219,11 +219,11 @@ fn refuse_others(directory: &Path, resume: &Resume, start: Option<&Checkpoint>) 
         None if start.is_some() => {
             format!(
                 "it holds a checkpoint of step {newest}, of this run or another; give a new directory, or \
-                 --resume auto to go on from that"
+                 --resume auto to resume from it"
             )
         }
         _ => format!(
-            "it holds a checkpoint of step {newest} already, from which the next start would go on; \
+            "it holds a checkpoint of step {newest} already, from which the next start would resume; \
              --resume auto does so now, another directory begins anew"
         ),
     };
@@ -246,7 +246,7 @@ fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
         Some(slot) => {
             let why =
                 format!("it has no /optimizer/{slot}: it holds weights alone, and --init starts with those");
-            Err(Error::input(format!("going on from {}", file.path.display()), why))
+            Err(Error::input(format!("resuming from {}", file.path.display()), why))
         }
         None => Ok(()),
     }
@@ -288,7 +288,7 @@ fn check_tensors(file: &Checkpoint, model: &Model) -> Result<()> {
     }
     let wanted = |name: &str| model.tensors.iter().any(|spec| spec.name == name);
     match file.tensors.iter().find(|tensor| tensor.group == "model" && !wanted(&tensor.name)) {
-        Some(extra) => fail(format!("it has a tensor /model/{}, which the model has not", extra.name)),
+        Some(extra) => fail(format!("it has a tensor /model/{}, which the model does not have", extra.name)),
         None => Ok(()),
     }
 }

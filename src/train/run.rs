@@ -17,8 +17,8 @@ use crate::parallel::layout::ParallelPlan;
 pub struct Strategy {
     /// The name of the program.
     pub program: &'static str,
-    /// True if the program puts ranks on the data axis; else it trains one replica on any number of
-    /// ranks.
+    /// True if the program puts ranks on the data axis; false if it trains one replica on any
+    /// number of ranks.
     pub has_replicas: bool,
 }
 

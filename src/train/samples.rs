@@ -42,7 +42,7 @@ pub struct Samples {
 /// for means and deviations, and for a checksum if there are checkpoints. Collective.
 ///
 /// # Errors
-/// The data is missing, damaged, or not what the options say: the same error on every rank.
+/// The data is missing, damaged, or does not match the options: the same error on every rank.
 pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     let all = world.communicator();
     let opening = trace::work(Name::Read);
@@ -78,7 +78,7 @@ pub fn open(world: &World, options: &TrainOptions) -> Result<Samples> {
     if let (Some(checksum), Some(preset), Standardisation::Preset) =
         (&mut checksum, &preset, options.data.standardise)
     {
-        // on another scale the samples are other data
+        // samples on another scale count as other data
         let mut hash = Xxh3::new();
         hash_values(&mut hash, preset.as_flattened());
         *checksum += &format!("{:016x}", hash.digest());
@@ -123,7 +123,7 @@ fn check_same_everywhere(
         ("the number of samples to train with", data.train.num_samples().to_string()),
         ("the number of samples to test with", num_tests.to_string()),
         ("the shape of a sample", data.train.features().to_string()),
-        ("what targets are", describe(data.train.targets())),
+        ("the kind of the targets", describe(data.train.targets())),
         ("means and deviations of such data", format!("{:?}", data.train.preset())),
         ("a hash of the samples", format!("{fingerprint:032x}")),
     ];
@@ -131,7 +131,7 @@ fn check_same_everywhere(
     all.compare(&doing, &found.map(|(name, value)| (name.to_owned(), value)))
 }
 
-/// Gathers the statistics of all samples of `dataset`, each rank of its share, with the moments of
+/// Gathers the statistics of all samples of `dataset`, each rank for its share, with the moments of
 /// the inputs if `by_features`. Collective.
 fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool) -> Result<Statistics> {
     let leaves = shard(Statistics::num_leaves(dataset), all.rank(), all.size());
@@ -182,8 +182,8 @@ fn count_classes(largest_label: f64, options: &TrainOptions) -> Result<usize> {
 }
 
 impl Statistics {
-    /// Merges the ranks' statistics; those of the leaves from rank to rank, in their order.
-    /// Collective.
+    /// Merges the ranks' statistics; the moments are merged from rank to rank, in the order of the
+    /// leaves. Collective.
     fn merge(&mut self, all: &Communicator, channels: usize) -> Result<()> {
         let mut largest = [self.largest_label];
         all.all_reduce(&mut largest, Operation::Max)?;

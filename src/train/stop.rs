@@ -25,7 +25,7 @@ pub struct StopRequest {
 
 impl StopRequest {
     /// Listens for SIGTERM, SIGINT and SIGUSR1. The first signal is a request; a second one ends
-    /// the process at once, as it would without this. Not collective.
+    /// the process at once, as it would without the handlers. Not collective.
     ///
     /// # Errors
     /// The system refuses to install the handlers.

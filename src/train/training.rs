@@ -128,9 +128,7 @@ impl Run<'_> {
     ) {
         let RunLength { first, num_steps, .. } = length;
         if num_steps < first && self.world.is_root() {
-            log::warn!(
-                "the checkpoint has {first} steps already, more than the {num_steps} that were asked for"
-            );
+            log::warn!("the checkpoint has {first} steps already, more than the {num_steps} of this run");
         }
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
@@ -138,7 +136,7 @@ impl Run<'_> {
         log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
         if resumed.is_some() {
             let (epoch, within) = sampler.locate(first);
-            log::info!("going on after step {first}, which is step {within} of epoch {}", epoch + 1);
+            log::info!("resuming after step {first}, which is step {within} of epoch {}", epoch + 1);
         }
     }
 
@@ -219,8 +217,8 @@ impl<'a, D: Device> Training<'a, D> {
         })
     }
 
-    /// Takes all steps, or those until ranks ask to stop; returns the number of ranks that did.
-    /// Collective.
+    /// Takes all steps, or stops early when ranks ask for it; returns the number of ranks that
+    /// asked. Collective.
     fn train_loop(&mut self) -> Result<usize> {
         let mut paced: Option<Instant> = None;
         while self.done < self.length.num_steps {
@@ -304,7 +302,7 @@ impl<'a, D: Device> Training<'a, D> {
         } else {
             String::new()
         };
-        log::info!("stopped after step {}, as asked{who}; {next} goes on from the checkpoint", self.done);
+        log::info!("stopped after step {}, as asked{who}; {next} resumes from the checkpoint", self.done);
         Ok(ExitCode::from(app::STOPPED))
     }
 

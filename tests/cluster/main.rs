@@ -170,7 +170,7 @@ fn two_incarnations() {
     cluster.run(&["ip", "link", "set", "sci1", "down"]);
     cluster.run(&["scontrol", "update", "nodename=n1", "state=down", "reason=cut"]);
     elsewhere(&job);
-    job.until("two incarnations", || job.said().contains("going on after step"));
+    job.until("two incarnations", || job.said().contains("resuming after step"));
     // two ranks of each, and a launcher of the new one
     let directory = job.checkpoints.to_string_lossy().into_owned();
     assert!(processes_with(&directory) >= 5, "there are not two incarnations\n{}", job.said());

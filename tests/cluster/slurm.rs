@@ -233,7 +233,7 @@ impl Job<'_> {
         starts.retain(|start| !was_lost(start));
         LOST.fetch_add(said.matches(", start ").count() - starts.len(), Ordering::Relaxed);
         assert!(starts.len() >= num_starts, "{said}");
-        assert!(num_starts < 2 || said.contains("going on after step"), "{said}");
+        assert!(num_starts < 2 || said.contains("resuming after step"), "{said}");
         assert!(said.contains(expected), "{expected} is not in\n{said}");
     }
 }

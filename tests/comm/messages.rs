@@ -16,7 +16,7 @@ pub fn point_to_point(world: &World) {
             assert_eq!(number, [43523, 0, 0, 0]);
             assert_eq!(c.start_receive(vec![0; 3], 0, 8).unwrap().wait(), [43523, 1, 0]);
             let error = c.receive(&mut [0_u8; 8], 0, 9).unwrap_err().to_string();
-            assert!(error.contains("the message has 9 elements, the buffer room for 8"), "{error}");
+            assert!(error.contains("the message has 9 elements, but the buffer has room for 8"), "{error}");
         }
         _ => {}
     }

@@ -188,7 +188,7 @@ fn a_run_goes_on_from_one_device_on_another() {
         let arguments = format!("{run} --checkpoint-dir {path}");
         emulated(libraries, 1, "", &format!("--device {first} {arguments} --steps 5")).run().expect(0);
         let done = emulated(libraries, 1, "", &format!("--device {second} {arguments}")).run().expect(0);
-        done.says_once("going on after step 5");
+        done.says_once("resuming after step 5");
         assert!((loss(&done) - loss(&whole)).abs() < 1e-5 * loss(&whole), "{first} to {second}");
         if first == second {
             assert_eq!(done.digest(), whole.digest());
@@ -238,7 +238,7 @@ fn a_host_that_runs_ahead_loses_nothing() {
         assert!(files.len() > 1, "there are those of the clock and the last one: {files:?}");
         let steps = last + 5;
         let resumed = emulated(libraries, ranks, "", &format!("{run} --steps {steps}")).run().expect(0);
-        resumed.says_once(&format!("going on after step {last},"));
+        resumed.says_once(&format!("resuming after step {last},"));
         let whole = "--device cuda --log-every 0 --learning-rate-schedule constant";
         let whole = emulated(libraries, ranks, "", &format!("{whole} --steps {steps}")).run().expect(0);
         assert_eq!(resumed.digest(), whole.digest(), "{ranks} ranks");

@@ -219,7 +219,7 @@ fn refused(device: &Cuda, messages: &Communicator, all: &Communicator) {
     assert!(messages.start_send(buffer(), size, 0).is_err(), "there is no such rank");
     assert!(messages.start_broadcast(buffer(), size).is_err(), "there is no such root");
     let outcome = messages.start_all_reduce_in_place(buffer(), Operation::Max);
-    assert!(outcome.is_err(), "there are sums only");
+    assert!(outcome.is_err(), "a device supports sums only");
     let outcome = messages.start_all_gather_in_place(buffer());
     assert!(size == 1 || outcome.is_err(), "there is no part for each rank");
 }

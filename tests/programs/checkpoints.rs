@@ -26,7 +26,7 @@ fn the_newest_are_kept_and_a_finished_run_stays_finished() {
     let checkpoints = directory.path().join("new/runs");
     assert_eq!(steps_in(&checkpoints), [40, 45]);
     let again = sync_sgd(3, &arguments).run().expect(0);
-    again.says_once("going on after step 45");
+    again.says_once("resuming after step 45");
     assert_eq!((first.digest(), Some(45)), (again.digest(), again.result()["resumed_after"].as_u64()));
     // nothing is written without a directory; with one, a file at every interval of time
     let by_time = format!("--steps 2000 --checkpoint-dir {path}/timed --checkpoint-every 100ms --keep 0");
@@ -59,7 +59,7 @@ fn another_run_is_refused_with_the_difference() {
     // these may change, and the change is logged
     let changed = format!("{base} --steps 6 --learning-rate 0.01 --micro-batches 2 --log-every 1");
     let done = sync_sgd(2, &changed).run().expect(0);
-    done.says_once("going on after step 4").says_once("--learning-rate was 0.05, is 0.01");
+    done.says_once("resuming after step 4").says_once("--learning-rate was 0.05, is 0.01");
     done.says_once("steps in all was 4, is 6");
 }
 
@@ -120,14 +120,14 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
     bytes[middle] ^= 1;
     fs::write(&newest, bytes).expect("it can be written");
     let again = sync_sgd(2, &arguments).run().expect(0);
-    again.says_once("step-00000030.h5: it is damaged").says_once("going on after step 20");
+    again.says_once("step-00000030.h5: it is damaged").says_once("resuming after step 20");
     assert_eq!(again.digest(), first.digest());
     // naming the directory skips damaged files too, and an unreadable file counts as damaged
     fs::create_dir(directory.path().join("step-00000040.h5")).expect("a directory can be made");
     let again = sync_sgd(2, &format!("{arguments} --resume {path}")).run().expect(0);
     again
         .says_once("step-00000040.h5: it is a directory, a pipe or a device")
-        .says_once("going on after step 30");
+        .says_once("resuming after step 30");
     fs::remove_dir(directory.path().join("step-00000040.h5")).expect("it can be removed");
     for step in [10, 20, 30] {
         fs::write(directory.path().join(checkpoint::file_name(step)), "").expect("it can be written");
@@ -189,7 +189,7 @@ fn a_full_disk_fails_the_checkpoint_and_not_the_training() {
     drop(mounted);
     let done = done.expect(0);
     let what =
-        "No space left on device (os error 28); training goes on, and the next checkpoint will be tried";
+        "No space left on device (os error 28); training continues, and the next checkpoint will be tried";
     done.says_once(&format!("writing {path}/step-00000300.h5: {what}"));
     assert!(!done.stderr.contains("HDF5"), "{}", done.describe());
     assert_eq!((steps, num_files), (vec![1500], 1), "{}", done.describe());
@@ -209,8 +209,8 @@ fn the_last_checkpoint_is_tried_twice() {
         fs::write(&checkpoints, "").expect("it can be written");
     });
     let done = done.expect(1);
-    done.says_once("; training goes on, and the next checkpoint will be tried");
-    done.says_once("; trying once more, for there will be no other");
+    done.says_once("; training continues, and the next checkpoint will be tried");
+    done.says_once("; trying once more, because this is the last checkpoint");
     assert_eq!(done.result()["steps"], 1500, "{}", done.describe());
 }
 

@@ -135,7 +135,7 @@ fn no_output_overwrites_an_input_or_another_output() {
     sync_sgd(2, &format!("{data} --export {path}/w.h5")).run().expect(0);
     fs::rename(at("w.h5"), at("c/step-00000004.h5")).expect("it can be renamed");
     let done = sync_sgd(2, &run).run().expect(0);
-    done.says_once("it holds weights alone").says_once("going on after step 2,");
+    done.says_once("it holds weights alone").says_once("resuming after step 2,");
 }
 
 /// A mounted file system of a few MiB, unmounted when dropped.
@@ -178,7 +178,7 @@ fn a_disk_with_room_for_two_checkpoints_keeps_two() {
     fs::remove_file(format!("{}/step-00000180.h5", mounted.0)).expect("it can be removed");
     fs::write(format!("{}/filler", mounted.0), vec![0; 1_500_000]).expect("there is some room");
     let done = sync_sgd(2, &run.replace("--steps 200", "--steps 240")).run().expect(1);
-    done.says_once("going on after step 200");
+    done.says_once("resuming after step 200");
     assert!(steps_in(Path::new(&mounted.0)).contains(&200), "{}", done.describe());
 }
 

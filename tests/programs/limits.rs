@@ -275,26 +275,26 @@ fn options_of_no_use_are_refused() {
     data::table(&directory.path().join("d.h5"));
     let file = format!("--data {path}/d.h5");
     for (name, arguments, why) in [
-        ("sync_sgd", "--hidden 12", "--hidden: this run has no use for it: it is for --model mlp"),
-        ("sync_sgd", "--activation relu", "--activation: this run has no use for it"),
+        ("sync_sgd", "--hidden 12", "--hidden: it has no effect in this run: it is for --model mlp"),
+        ("sync_sgd", "--activation relu", "--activation: it has no effect in this run"),
         (
             "sync_sgd",
             "--model mlp --layers 3",
-            "--layers: this run has no use for it: it is for --model deep-mlp",
+            "--layers: it has no effect in this run: it is for --model deep-mlp",
         ),
-        ("tensor_mlp", "--width 3", "--width: this run has no use for it"),
+        ("tensor_mlp", "--width 3", "--width: it has no effect in this run"),
         (
             "sync_sgd",
             "--inputs /x",
-            "--inputs: this run has no use for it: it is for HDF5 files, and --data is digits",
+            "--inputs: it has no effect in this run: it is for HDF5 files, and --data is digits",
         ),
-        ("sync_sgd", "--synthetic-samples 9", "--synthetic-samples: this run has no use for it"),
+        ("sync_sgd", "--synthetic-samples 9", "--synthetic-samples: it has no effect in this run"),
         ("sync_sgd", "--optimizer adam --momentum 0.5", "it is for --optimizer sgd, and adam is chosen"),
         ("sync_sgd", "--decay-factor 0.5", "it is for --learning-rate-schedule step, and cosine is chosen"),
         ("sync_sgd", "--device-transfers staged", "it is about the memory of GPUs, and --device is cpu"),
         ("tensor_mlp", "--overlap off", "it is about replicas, and this program has one"),
         ("pipeline", "--check-replicas 5 --model mlp", "it is about replicas, and this program has one"),
-        ("pipeline", "--model mlp --stages-per-rank 3", "--stages-per-rank: this run has no use for it"),
+        ("pipeline", "--model mlp --stages-per-rank 3", "--stages-per-rank: it has no effect in this run"),
     ] {
         refused(name, &format!("--steps 1 {arguments}"), why);
     }
@@ -302,7 +302,7 @@ fn options_of_no_use_are_refused() {
     refused(
         "sync_sgd",
         &deep,
-        "--targets: this run has no use for it: the loss of deep-mlp looks at no targets",
+        "--targets: it has no effect in this run: the loss of deep-mlp reads no targets",
     );
     refused("pipeline", "--model mlp --stages 0", "a stage of 0 layers has nothing to do");
     run("sync_sgd", 2, "--threads 200 --steps 1").expect(0).says_once("--threads 200 is more than the ");

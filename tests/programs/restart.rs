@@ -36,7 +36,7 @@ fn steps_done(metrics: &Path) -> u64 {
 
 /// Returns the step after which a run resumed.
 fn resumed_after(done: &Done) -> Option<u64> {
-    let (_, rest) = done.stderr.split_once("going on after step ")?;
+    let (_, rest) = done.stderr.split_once("resuming after step ")?;
     rest.split(',').next()?.parse().ok()
 }
 
@@ -92,7 +92,7 @@ fn interrupted(
             }
             Some(75) => {
                 assert!(was_sent && signal != "KILL", "{}", done.describe());
-                done.says_once("the same command goes on from the checkpoint");
+                done.says_once("the same command resumes from the checkpoint");
                 let step = steps_done(&metrics);
                 before = Some((step, step));
             }
@@ -135,12 +135,7 @@ fn files_of_earlier_versions_go_on() {
 fn interrupted_runs_end_with_the_same_bits() {
     let runs = [
         ("sync_sgd", 2, "--epochs 3 --eval-every 0", 213),
-        (
-            "sync_sgd",
-            3,
-            "--epochs 3 --eval-every 0 --optimizer adamw --zero 1 --bucket-mb 0.02",
-            213,
-        ),
+        ("sync_sgd", 3, "--epochs 3 --eval-every 0 --optimizer adamw --zero 1 --bucket-mb 0.02", 213),
         ("tensor_mlp", 2, "--steps 400 --optimizer adam --batch-size 64 --eval-every 0", 400),
         (
             "pipeline",

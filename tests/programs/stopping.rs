@@ -31,7 +31,7 @@ fn the_end_of_the_time_stops_a_run_in_good_order() {
         sync_sgd(2, &format!("{arguments} --stop-before 2m")).env("SLURM_JOB_END_TIME", end).run()
     };
     slurm(60).expect(2).says_once("it is 2m, but Slurm leaves the job");
-    slurm(126).expect(75).says_once("going on after step");
+    slurm(126).expect(75).says_once("resuming after step");
 }
 
 #[test]

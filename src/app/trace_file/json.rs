@@ -78,7 +78,7 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
             if event.kind() != EventKind::Flight {
                 let dur = Some(event.duration() as f64 / 1e3);
                 line(&mut into, &TraceEvent { dur, args: arguments(event), ..entry("X", event.start) })?;
-                // an arrow from the begin of a send to the end of the wait for its receive, bound
+                // an arrow from the start of a send to the end of the wait for its receive, bound
                 // to the spans there
                 let arrow = |ph, time| TraceEvent {
                     name: "message",

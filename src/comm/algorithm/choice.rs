@@ -1,9 +1,10 @@
-//! The choice of an algorithm: for device memory by reasoning, for host memory by measurement with
-//! `collectives --compare`, 2 to 4 ranks on two cores with 2 MiB of cache each, Open MPI 4.1.4
-//! (times for 2 ranks). In cells without a number MPI's own operation is as fast as anything here.
+//! The choice of an algorithm and a chunk size. The limits for device memory are estimated, not
+//! measured. The limits for host memory were measured with `collectives --compare` on 2 to 4 ranks,
+//! two cores with 2 MiB of cache each, and Open MPI 4.1.4; the times below are for 2 ranks. In
+//! cells without a number, MPI's own operation is as fast as any algorithm of this crate.
 //!
-//! Where ranks are more than cores, MPI's blocking calls become started ones, whose sums may have
-//! another order.
+//! If there are more ranks than cores, non-blocking MPI calls replace the blocking ones, and may
+//! sum in another order.
 //!
 //! | all-reduce of | MPI's own, blocking | chunks of 1 MiB | MPI's own, started | direct | chunks of 1 MiB |
 //! |---|---|---|---|---|---|
@@ -14,9 +15,10 @@
 //! | 64 MiB | 33 ms | 10 ms | 79 ms | 18 ms | 11 ms |
 //! | 256 MiB | 127 ms | 42 ms | | | |
 //!
-//! Open MPI's reductions allocate their scratch memory afresh for each call and pay for its page
-//! faults; chunks that stay in the caches need little, and need it once. MPI's own reduce-scatter
-//! takes two to eight times as long as the pairwise exchange, but for the shortest buffers.
+//! Open MPI's reductions allocate new scratch memory in each call and pay for its page faults.
+//! Chunks that stay in the caches need little scratch memory, which is allocated once. MPI's own
+//! reduce-scatter takes two to eight times as long as the pairwise exchange, except for the
+//! shortest buffers.
 
 use super::plan::{Algorithm, Collective};
 use crate::comm::mpi::yields;
@@ -43,17 +45,17 @@ pub enum Call {
     Staged,
 }
 
-/// Half of a core's second cache, as cores go.
+/// Half of the L2 cache of a typical core, in bytes.
 const CHUNK: usize = 1 << 20;
 
 impl Choice {
-    /// Chooses `algorithm` on whole buffers.
+    /// Returns the choice of `algorithm` without chunks.
     pub fn whole(algorithm: Algorithm) -> Choice {
         Choice { algorithm, chunk: usize::MAX }
     }
 }
 
-/// Chooses for a buffer of `bytes` on `size` ranks.
+/// Returns the choice for a buffer of `bytes` on `size` ranks.
 pub(in crate::comm) fn choose(collective: Collective, call: Call, bytes: usize, size: usize) -> Choice {
     match (call, collective) {
         (Call::Blocking, Collective::AllReduce) => all_reduce(bytes, size),
@@ -65,25 +67,26 @@ pub(in crate::comm) fn choose(collective: Collective, call: Call, bytes: usize, 
         (Call::Started, Collective::AllReduce) => {
             all_reduce_in_order(bytes, size, if size == 2 { 2 << 20 } else { 32 << 10 }, CHUNK)
         }
-        // one round, which needs no attention
+        // one round, which MPI completes by itself
         (Call::Started, _) => Choice::whole(Algorithm::Pairwise),
-        // one round while a message costs more than its bytes, then part by part, in chunks large
-        // enough that their number does not show and small enough that one is added up while the
-        // next travels
+        // one round while latency dominates, then part by part, in chunks large enough that their
+        // number does not matter and small enough that one is summed while the next travels
         (Call::CudaAware, _) => chunked(collective, bytes, size, 256 << 10, (bytes / 8).max(4 << 20)),
-        // in chunks, of which one is copied while another travels, with parts that are worth a copy
-        // of their own
+        // in chunks, so that one is copied while another travels, with parts large enough to be
+        // worth one copy each
         (Call::Staged, _) => chunked(collective, bytes, size, 32 << 10, (4 << 20).max(size << 18)),
     }
 }
 
-/// The most ranks of which each sends to each in an all-reduce. Beyond, the number of messages
-/// counts for more than how often each value travels. Chosen by reasoning; nobody has measured it.
+/// The most ranks on which every rank sends to every other in an all-reduce. On more ranks, the
+/// number of messages matters more than the number of times that each value is sent. Estimated, not
+/// measured.
 const MOST_DIRECT: usize = 64;
 
-/// Chooses for an all-reduce of `bytes` in rank order, up to [`MOST_DIRECT`] ranks: direct if a
-/// rank receives at most `most_direct_bytes`, else in chunks. The algorithms beyond round bfloat16
-/// in every round, but only tensor ranks form such sums, and they are few.
+/// Returns the choice for an all-reduce of `bytes`. Up to [`MOST_DIRECT`] ranks it sums in rank
+/// order: directly if a rank receives at most `most_direct_bytes`, else in chunks. The algorithms
+/// for more ranks round bfloat16 in every round; only tensor ranks form such sums, and they are
+/// few.
 fn all_reduce_in_order(bytes: usize, size: usize, most_direct_bytes: usize, chunk: usize) -> Choice {
     match (bytes, size > MOST_DIRECT) {
         (..=65_536, true) => Choice::whole(Algorithm::Doubling),
@@ -101,15 +104,15 @@ fn all_reduce(bytes: usize, size: usize) -> Choice {
     }
 }
 
-/// Chooses for sums in rank order, which two ranks form in any case.
+/// Returns the choice for a reduce-scatter that sums in rank order, as MPI does on two ranks.
 fn reduce_scatter(bytes: usize, size: usize) -> Choice {
     let is_short = size == 2 && bytes <= 4096 && !yields();
     Choice::whole(if is_short { Algorithm::Mpi } else { Algorithm::Pairwise })
 }
 
 fn broadcast(bytes: usize) -> Choice {
-    // above, code that counts bytes in a C int fails, and a datatype of pieces takes a path that
-    // few have tried
+    // from 2 GiB on, code that counts bytes in a C int fails, and derived datatypes take paths that
+    // are seldom tested
     if bytes < 1 << 31 {
         Choice::whole(Algorithm::Mpi)
     } else {

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use crate::comm::shard;
 
-/// The lengths of parts and of chunks. Every chunk is an operation of its own with the same plan.
+/// The lengths of a buffer's parts and chunks. Every chunk is moved separately, by the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Cut {
     len: usize,
     parts: usize,
     chunks: usize,
-    /// True where part r belongs to rank r whatever the chunks: chunks then cut every part.
-    /// Otherwise they cut the buffer.
+    /// True if part r belongs to rank r, so that chunks cut every part; false if chunks cut the
+    /// buffer.
     is_owned: bool,
 }
 
@@ -21,7 +21,7 @@ impl Cut {
         Cut { len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
     }
 
-    /// Leaves `len` elements in one piece.
+    /// Returns the cut that leaves `len` elements in one piece.
     pub(in crate::comm) fn whole(len: usize) -> Cut {
         Cut::new(len, 1, usize::MAX, false)
     }

@@ -1,11 +1,11 @@
-//! Rounds between partners at distances that double or halve: as many as the logarithm of the
-//! number of ranks.
+//! All-reduces by recursive doubling and halving: rounds between partners at distances that double
+//! or halve, as many as the logarithm of the number of ranks.
 
 use std::ops::Range;
 
 use super::plan::Round;
 
-/// The rank of a number below the power of two.
+/// Maps a number below the power of two to its rank.
 type RankOf<'a> = &'a dyn Fn(usize) -> usize;
 
 /// Returns the largest power of two up to `size`.
@@ -13,9 +13,9 @@ pub(super) fn power_of_two(size: usize) -> usize {
     1 << size.ilog2()
 }
 
-/// Makes an all-reduce of `parts` from `rounds`, which are for powers of two only: where there are
-/// more ranks, the first ones pair up; the even one sends its values to the odd one before, and
-/// receives the sum from it afterwards.
+/// Extends `rounds`, which need a power of two, to an all-reduce of `parts` on any number of ranks.
+/// The first ranks pair up: the even one sends its values to the odd one before the rounds, and
+/// receives the sum from it after them.
 pub(super) fn with_power_of_two(
     rank: usize,
     size: usize,

@@ -1,11 +1,11 @@
-//! Collective operations as data: the messages and sums of one rank, round by round, without a word
-//! of MPI.
+//! Collective operations as data: the messages and sums of one rank, round by round, independent of
+//! MPI.
 //!
 //! A buffer is cut into *parts*. A [`Plan`] lists for one rank, in terms of parts, the messages of
-//! each round and what is combined when they have come. It knows neither the length of the buffer
-//! nor its place, so one plan serves host and device memory, and every chunk of a long buffer. The
-//! lengths come from a [`Cut`], the memory from an [`Arena`](crate::memory::Arena), and
-//! `engine/rounds.rs` runs the two together.
+//! each round and the sums that follow them. It contains neither the length nor the address of the
+//! buffer, so one plan serves host and device memory, and every chunk of a long buffer. The lengths
+//! come from a [`Cut`], the memory from an [`Arena`](crate::memory::Arena), and `engine/rounds.rs`
+//! runs a plan on them.
 //!
 //! Invariants, which the tests check for every algorithm on 1 to 17 ranks by running the plans of
 //! all ranks against each other: every message that one rank sends in a round, another receives, in

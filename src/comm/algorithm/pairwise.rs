@@ -1,13 +1,14 @@
-//! Direct and pairwise exchange, in which every message goes straight to its destination. The one or
-//! two rounds need no attention from the sender, so they overlap with computation, and sums are
-//! formed where all terms are, in rank order. The two-level all-reduce is made of pairwise exchanges.
+//! Direct and pairwise exchange, in which every message goes straight to its destination. The one
+//! or two rounds need no attention from the sender, so they overlap with computation, and sums are
+//! formed in rank order, where all terms arrive. The two-level all-reduce is made of pairwise
+//! exchanges.
 
 use std::ops::Range;
 
 use super::plan::{Combine, Members, Ranks, Receive, Round, Send};
 
 /// Returns the destination and the source of each step of an exchange with everyone, rotated so
-/// that no rank is hit by all at once.
+/// that the ranks do not all send to the same one at once.
 fn partners(me: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
     (1..size).map(move |step| ((me + step) % size, (me + size - step) % size))
 }
@@ -62,7 +63,7 @@ pub(super) fn scatter(members: &Members, root: usize) -> Round {
 }
 
 /// All-reduces within every node, among the owners of the same parts on all nodes, and within the
-/// node again. Nodes with different numbers of ranks are taken as one.
+/// node again. If nodes have different numbers of ranks, all ranks are treated as one node.
 pub(super) fn two_level(ranks: Ranks<'_>) -> Vec<Round> {
     let Ranks { rank, nodes } = ranks;
     let size = nodes.len();

@@ -1,4 +1,5 @@
-//! The parts of a plan: rounds of messages between two ranks, and sums of what they bring.
+//! The types of a plan: [`Algorithm`], [`Collective`], and the rounds of messages between two ranks
+//! and of sums that make up a [`Plan`].
 
 use std::fmt;
 use std::ops::Range;
@@ -16,15 +17,16 @@ pub enum Algorithm {
     Direct,
     /// Every part travels straight to its owner, and the sum straight to everyone, in two rounds
     /// (pairwise exchange: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005), §4.3). Sums are in
-    /// rank order: the bits of [`Algorithm::Direct`].
+    /// rank order, with the same bits as [`Algorithm::Direct`].
     Pairwise,
-    /// Parts travel round a ring: every rank talks to two others only (Patarasuk and Yuan, JPDC 69
-    /// (2009)).
+    /// Parts travel round a ring: every rank exchanges messages with two others only (Patarasuk and
+    /// Yuan, JPDC 69 (2009)).
     Ring,
     /// Recursive halving, then recursive doubling, with as many rounds as the logarithm of the
     /// number of ranks (Rabenseifner, ICCS 2004).
     Halving,
-    /// Recursive doubling of whole buffers, for short ones (Thakur, Rabenseifner and Gropp, §4.5).
+    /// Recursive doubling of whole buffers, for short buffers (Thakur, Rabenseifner and Gropp,
+    /// §4.5).
     Doubling,
     /// Pairwise within every node, then among the ranks of different nodes that own the same parts,
     /// then within the node again.
@@ -53,7 +55,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A collective operation in place that has plans.
+/// A collective operation in place that can follow a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// Leaves the combination of all buffers in every buffer.
@@ -86,7 +88,7 @@ impl Collective {
     }
 }
 
-/// A rank among those of its group, and the node of each.
+/// A rank of a group, with the node of every rank of the group.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::comm) struct Ranks<'a> {
     pub(in crate::comm) rank: usize,
@@ -94,7 +96,7 @@ pub(in crate::comm) struct Ranks<'a> {
     pub(in crate::comm) nodes: &'a [usize],
 }
 
-/// The part of one rank in a collective operation.
+/// One rank's messages and sums in a collective operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::comm) struct Plan {
     /// The number of parts into which the buffer is cut.
@@ -104,7 +106,7 @@ pub(in crate::comm) struct Plan {
     pub(in crate::comm) rounds: Vec<Round>,
 }
 
-/// Messages that travel at the same time, and the combination that follows when all have come.
+/// Messages that travel at the same time, and the combination that follows when all have arrived.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::comm) struct Round {
     pub(in crate::comm) receives: Vec<Receive>,
@@ -124,7 +126,8 @@ pub(in crate::comm) struct Send {
 pub(in crate::comm) struct Receive {
     pub(in crate::comm) from: usize,
     pub(in crate::comm) parts: Range<usize>,
-    /// Their position in the inbox, in parts; `None` if they go into the buffer itself.
+    /// The position in the inbox, in parts; `None` if the parts are received into the buffer
+    /// itself.
     pub(in crate::comm) inbox: Option<usize>,
 }
 
@@ -132,14 +135,14 @@ pub(in crate::comm) struct Receive {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::comm) struct Combine {
     pub(in crate::comm) parts: Range<usize>,
-    /// The number of terms in the inbox, one after the other, each of as many parts.
+    /// The number of terms in the inbox, which follow each other and have equal numbers of parts.
     pub(in crate::comm) terms: usize,
-    /// The position of this rank's own term among them.
+    /// The position of this rank's own term among the terms.
     pub(in crate::comm) own: usize,
 }
 
 impl Round {
-    /// Makes a round in which `parts` come from `from` and are combined with this rank's own.
+    /// Makes a round in which `parts` arrive from `from` and are combined with this rank's own.
     pub(super) fn combine_from(from: usize, parts: Range<usize>) -> Round {
         let receive = Receive { from, parts: parts.clone(), inbox: Some(0) };
         Round {
@@ -149,7 +152,7 @@ impl Round {
         }
     }
 
-    /// Makes a round in which `parts` come from `from` into the buffer.
+    /// Makes a round in which `parts` arrive from `from` in the buffer.
     pub(super) fn receive_from(from: usize, parts: Range<usize>) -> Round {
         Round { receives: vec![Receive { from, parts, inbox: None }], ..Round::default() }
     }
@@ -165,7 +168,7 @@ impl Round {
 #[derive(Debug, Clone)]
 pub(super) struct Members {
     pub(super) ranks: Vec<usize>,
-    /// This rank's position among them.
+    /// This rank's position among the members.
     pub(super) me: usize,
     pub(super) owned: Vec<Range<usize>>,
 }

@@ -1,10 +1,10 @@
-//! The ring: a part of every rank is on its way at any time, and every rank talks to its two
-//! neighbours only.
+//! Reduce-scatter and all-gather around a ring: at any time every rank sends one part, and every
+//! rank exchanges messages with its two neighbours only.
 
 use super::plan::{Members, Round};
 
-/// Leaves the sum of the parts that a member owns with it: a part starts at the member after its
-/// owner, and each member on its way adds its own.
+/// Leaves with each member the sum of the parts that it owns: a part starts at the member after its
+/// owner, and each member that it passes adds its own term.
 pub(super) fn reduce_scatter(members: &Members) -> Vec<Round> {
     let (me, size) = (members.me, members.len());
     let (next, previous) = (members.ranks[(me + 1) % size], members.ranks[(me + size - 1) % size]);
@@ -12,7 +12,7 @@ pub(super) fn reduce_scatter(members: &Members) -> Vec<Round> {
     (1..size).map(|round| Round::combine_from(previous, of(round + 1)).and_send(next, of(round))).collect()
 }
 
-/// Leaves the parts that each member owns with all.
+/// Leaves the parts that each member owns with all members.
 pub(super) fn all_gather(members: &Members) -> Vec<Round> {
     let (me, size) = (members.me, members.len());
     let (next, previous) = (members.ranks[(me + 1) % size], members.ranks[(me + size - 1) % size]);

@@ -1,4 +1,4 @@
-//! Every plan, run on all ranks against each other without MPI: messages match, nobody waits for
+//! Every plan, run on all ranks against each other without MPI: messages match, no rank waits for
 //! ever although nothing is buffered, and the values are right to the bit.
 
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 
 use super::{Algorithm, Collective, Cut, Plan, Ranks, plan};
 
-/// One message: who receives it is where it is queued.
+/// A message; the queue that holds it determines the receiver.
 struct Message {
     values: Vec<f32>,
     is_taken: std::rc::Rc<std::cell::Cell<bool>>,
@@ -19,7 +19,7 @@ struct Rank {
     values: Vec<f32>,
     inbox: Vec<f32>,
     round: usize,
-    /// The messages of the round that it has sent; nothing before the round is begun.
+    /// The messages that the rank has sent in its round; `None` before the round begins.
     sent: Option<Vec<std::rc::Rc<std::cell::Cell<bool>>>>,
 }
 
@@ -110,7 +110,7 @@ fn value(rank: usize, at: usize) -> f32 {
     ((rank * 7919 + at * 104_729) % 1_000_003) as f32 / 1_000_003.0 - 0.5
 }
 
-/// The values of all ranks afterwards.
+/// Runs an operation on all ranks and returns their values.
 fn perform(
     collective: Collective,
     algorithm: Algorithm,

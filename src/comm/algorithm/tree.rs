@@ -1,9 +1,9 @@
-//! Broadcasts from rank to rank.
+//! Broadcasts by a binomial tree, for short buffers, and by a chain of ranks, for long ones.
 
 use super::plan::Round;
 
-/// A binomial tree: in round k, the ranks that have the values send them to those 2ᵏ further,
-/// counted from the root.
+/// Returns the rounds of a binomial tree: in round k, the ranks that have the values send them to
+/// the ranks 2ᵏ further, counted from the root.
 pub(super) fn binomial(rank: usize, size: usize, root: usize) -> Vec<Round> {
     let number = (rank + size - root) % size;
     let rank_of = |number: usize| (number + root) % size;
@@ -23,7 +23,7 @@ pub(super) fn binomial(rank: usize, size: usize, root: usize) -> Vec<Round> {
     rounds
 }
 
-/// A chain: each rank passes the values to the next, beginning with the root.
+/// Returns the rounds of a chain: each rank sends the values to the next, beginning with the root.
 pub(super) fn chain(rank: usize, size: usize, root: usize) -> Vec<Round> {
     let number = (rank + size - root) % size;
     let mut rounds = Vec::new();

@@ -10,13 +10,13 @@ use crate::comm::mpi::Values;
 use crate::memory::{Buffer, Element, HostBuffer, Operation};
 use crate::trace::Name;
 
-/// Names the values of a host buffer that a [`Pending`] owns.
+/// Returns the values of a host buffer that a [`Pending`] owns.
 fn values<B: HostBuffer>(buffer: &mut B) -> Values {
     Values::of_mut(buffer.as_mut())
 }
 
 impl Communicator {
-    /// Returns when every rank has called it (`MPI_Barrier`). Collective.
+    /// Blocks until every rank has called it (`MPI_Barrier`). Collective.
     pub fn barrier(&self) {
         let _span = self.collective_span(Name::Barrier, 0);
         self.block_on(|mpi, mode| mpi.barrier(mode));
@@ -152,11 +152,11 @@ impl Communicator {
         }))
     }
 
-    /// Starts an all-gather in place: part r of `values` on every rank becomes what it is on rank
-    /// r. Collective.
+    /// Starts an all-gather in place: every rank receives part r of `values` from rank r.
+    /// Collective.
     ///
     /// # Errors
-    /// The length is no multiple of the number of ranks, or there is no memory for staging.
+    /// The length is not a multiple of the number of ranks, or there is no memory for staging.
     pub fn start_all_gather_in_place<B: Buffer>(&self, values: B) -> Result<Pending<B>> {
         self.check_divisible("all-gathering", values.len())?;
         let request = self.in_place(&values, Collective::AllGather, None);
@@ -167,7 +167,7 @@ impl Communicator {
     /// Collective.
     ///
     /// # Errors
-    /// The two lengths differ, or are no multiple of the number of ranks.
+    /// The two lengths differ, or are not a multiple of the number of ranks.
     pub fn all_to_all<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         self.check_all_to_all(send.len(), receive.len())?;
         let _span = self.collective_span(Name::AllToAll, size_of_val(send));
@@ -178,11 +178,11 @@ impl Communicator {
         Ok(())
     }
 
-    /// Starts sending part s of `send` to rank s, whose part r of `receive` it becomes
+    /// Starts sending part s of `send` to rank s, where it becomes part r of `receive`
     /// (`MPI_Ialltoall`). Collective.
     ///
     /// # Errors
-    /// The two lengths differ, or are no multiple of the number of ranks.
+    /// The two lengths differ, or are not a multiple of the number of ranks.
     pub fn start_all_to_all<B: HostBuffer>(&self, send: B, receive: B) -> Result<Pending<(B, B)>> {
         self.check_all_to_all(send.as_ref().len(), receive.as_ref().len())?;
         let flight = self.collective_flight(Name::AllToAll, size_of_val(send.as_ref()));

@@ -1,4 +1,4 @@
-//! A group of ranks that can talk: typed point-to-point messages and collective operations.
+//! [`Communicator`]: a group of ranks that exchange typed messages and run collective operations.
 
 mod collective;
 mod pending;
@@ -29,15 +29,15 @@ pub use pending::Pending;
 /// is called; an error that MPI itself finds ends the job.
 pub struct Communicator {
     group: Rc<Group>,
-    /// The choice for all operations that have a plan of it, instead of the fastest.
+    /// The choice for every operation that has a plan for it, instead of the fastest one.
     choice: Option<Choice>,
-    /// The route of device buffers, instead of the job's.
+    /// The route of device buffers, if not the job's.
     transfers: Option<Transfers>,
 }
 
 impl Communicator {
-    /// Wraps a communicator that is no part of another; in traces its operations are named under
-    /// `name`. Collective.
+    /// Wraps a communicator that was not split from another; `name` identifies its operations in
+    /// traces. Collective.
     pub(super) fn new(communicator: SimpleCommunicator, name: u64) -> Communicator {
         let transfers = Rc::new(Cell::new(Transfers::Staged));
         Communicator::of(Group::new(Handle::new(communicator), Links::new(name), transfers))
@@ -57,7 +57,7 @@ impl Communicator {
         self.group.mpi.size
     }
 
-    /// Returns true on rank 0, which speaks for the group. Not collective.
+    /// Returns true on rank 0, which prints and writes files for the group. Not collective.
     pub fn is_root(&self) -> bool {
         self.rank() == 0
     }
@@ -83,23 +83,23 @@ impl Communicator {
         Ok(Communicator::of(Group::new(part, self.group.links.split(color), transfers)))
     }
 
-    /// Makes another communicator of the same ranks, whose messages never meet those of this one
-    /// (`MPI_Comm_dup`, MPI-4.1 §7.4.2). Collective, while no operation is under way that needs
-    /// this rank to advance it.
+    /// Makes another communicator of the same ranks, whose messages are never matched with messages
+    /// of this one (`MPI_Comm_dup`, MPI-4.1 §7.4.2). Collective, while no operation is under way
+    /// that needs this rank to advance it.
     pub fn duplicate(&self) -> Communicator {
         let (links, transfers) = (self.group.links.split(0), Rc::clone(&self.group.transfers));
         Communicator::of(Group::new(self.group.mpi.duplicate(), links, transfers))
     }
 
-    /// Returns the same communicator with `choice` for every operation that has a plan of it, or
-    /// that MPI has itself: for benchmarks and tests. Not collective, but operations on it are,
-    /// with the same choice.
+    /// Returns this communicator with `choice` for every operation that has a plan for it or, with
+    /// [`Algorithm::Mpi`], that MPI provides. For benchmarks and tests. Not collective, but all
+    /// ranks must use the same choice.
     pub fn using(&self, choice: Choice) -> Communicator {
         Communicator { group: Rc::clone(&self.group), choice: Some(choice), ..*self }
     }
 
-    /// Returns the same communicator with device buffers staged through the host: for benchmarks
-    /// and tests. Not collective.
+    /// Returns this communicator with device buffers staged through the host. For benchmarks and
+    /// tests. Not collective.
     pub fn through_host(&self) -> Communicator {
         let transfers = Some(Transfers::Staged);
         Communicator { group: Rc::clone(&self.group), transfers, ..*self }
@@ -110,9 +110,10 @@ impl Communicator {
     pub fn choice(&self, collective: Collective, call: Call, len: usize, element: ElementType) -> Choice {
         let is_on_host = matches!(call, Call::Blocking | Call::Started);
         let has_mpi = match collective {
-            // MPI counts a part with a C int, and in place would put it where the buffer begins
+            // MPI counts a part in a C int, and in place it would write the part to the start of
+            // the buffer
             Collective::ReduceScatter => is_on_host && len / self.size() <= self.group.mpi.limit(),
-            // MPI has no sums of bfloat16
+            // MPI cannot sum bfloat16
             Collective::AllReduce => element != ElementType::Bf16,
             _ => true,
         };
@@ -134,8 +135,8 @@ impl Communicator {
         }
     }
 
-    /// Sets the route of device buffers for all communicators of the job, which is through the host
-    /// at first. Collective over the job, while no operation is under way.
+    /// Sets the route of device buffers for all communicators of the job; initially it is through
+    /// the host. Collective over the job, while no operation is under way.
     pub fn set_transfers(&self, transfers: Transfers) {
         self.group.transfers.set(transfers);
     }
@@ -157,8 +158,8 @@ impl Communicator {
         self.group.set_nodes(nodes);
     }
 
-    /// Broadcasts the root's `bytes`, of any length, and returns them on every rank. Collective; on
-    /// other ranks `bytes` is ignored.
+    /// Broadcasts the root's `bytes`, of any length, and returns them on every rank. On other ranks
+    /// `bytes` is ignored. Collective.
     ///
     /// # Errors
     /// `root` is out of range.
@@ -170,8 +171,8 @@ impl Communicator {
         Ok(bytes)
     }
 
-    /// Makes a blocking call of MPI's, or starts it and waits for it where ranks are more than
-    /// cores: inside a call that blocks some MPIs only spin.
+    /// Makes a blocking MPI call or, if there are more ranks than cores, starts it and waits for
+    /// it, because some MPIs spin inside blocking calls.
     fn block_on(&self, call: impl FnOnce(&Handle, Mode<'_>)) {
         let mpi = &self.group.mpi;
         if yields() {
@@ -194,7 +195,7 @@ impl Communicator {
     }
 }
 
-/// Checks that come before the call, because MPI's own end the job.
+/// Checks before MPI is called, because an error that MPI finds ends the job.
 impl Communicator {
     fn check_peer(&self, doing: &str, peer: usize, tag: i32) -> Result<()> {
         if peer >= self.size() {

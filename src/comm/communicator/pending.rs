@@ -1,13 +1,8 @@
-//! Operations under way: started now, finished later, with the caller's work in between.
+//! [`Pending`]: an operation that is started now and finished later, with the caller's work in
+//! between.
 //!
-//! A [`Pending`] owns the buffers that MPI reads and writes until [`Pending::wait`] gives them
-//! back, so nothing can touch them too early and nothing can free them too soon. MPI moves data
-//! only inside MPI calls: a program that computes for long calls [`Pending::test`] now and then, as
-//! the backward pass does between layers.
-//!
-//! Device buffers are lent to the operation in the same way (see [`memory`](crate::memory)). They
-//! are posted when the device has finished the work on them that came before. So the race between
-//! MPI and a CUDA stream does not compile: a buffer that is away cannot be computed with.
+//! A buffer that an operation under way owns cannot be used, so the race between MPI and a CUDA
+//! stream does not compile. This compiles:
 //!
 //! ```no_run
 //! use phalanx::comm::Communicator;
@@ -23,6 +18,8 @@
 //! }
 //! ```
 //!
+//! A computation with the buffer before the wait does not:
+//!
 //! ```compile_fail,E0382
 //! # use phalanx::comm::Communicator;
 //! # use phalanx::device::prelude::*;
@@ -36,7 +33,7 @@
 //! # }
 //! ```
 //!
-//! Nor can it be given to a call that reads memory as it is:
+//! Nor does a call that would read device memory from the host:
 //!
 //! ```compile_fail,E0308
 //! # use phalanx::comm::Communicator;
@@ -59,16 +56,16 @@ use crate::comm::mpi::{Handle, Mode, Requests, Values};
 use crate::memory::Buffer;
 use crate::trace::Flight;
 
-/// An operation under way on the buffers `B`, host memory or a device's, which it owns until
-/// [`Pending::wait`] gives them back. So the race between MPI and a CUDA stream does not compile: a
-/// buffer that is away cannot be computed with.
+/// An operation under way, which owns its buffers `B`, in host or device memory, until
+/// [`Pending::wait`] returns them. MPI moves data only inside MPI calls: a program that computes
+/// for a long time calls [`Pending::test`] now and then, as the backward pass does between layers.
 ///
-/// A device buffer is posted to MPI when the device has finished the work on it that came before.
-/// Host messages and host collectives on the same communicator may overtake it meanwhile, so use a
-/// [duplicate](Communicator::duplicate) for device buffers where the two would meet.
+/// A device buffer is posted to MPI when the device has finished the earlier work on it. Until
+/// then, host messages and host collectives on the same communicator may overtake it, so use a
+/// [duplicate](Communicator::duplicate) for device buffers if both are in use.
 ///
-/// Dropped before [`Pending::wait`], it leaks its buffers, for MPI may still write there; that is
-/// sound and wasteful, so only the path of a fatal error does it.
+/// A value that is dropped before [`Pending::wait`] leaks its buffers, because MPI may still write
+/// to them. That is sound but wasteful, and happens only after a fatal error.
 #[must_use = "an operation that is not waited for never ends"]
 pub struct Pending<B> {
     buffers: Option<B>,
@@ -78,7 +75,7 @@ pub struct Pending<B> {
 
 /// The operation.
 enum PendingWork {
-    /// Requests of MPI's, which MPI alone advances.
+    /// MPI requests, which MPI alone advances.
     Requests(Flight, Requests, bool),
     /// An entry in the engine's queue.
     Entry(Rc<Entry>),
@@ -105,8 +102,7 @@ impl<B> Pending<B> {
         self.is_done()
     }
 
-    /// Returns true once the operation is known to be done: MPI need not be asked again. Not
-    /// collective.
+    /// Returns true once the operation is known to be done, without asking MPI. Not collective.
     pub fn is_done(&self) -> bool {
         match &self.work {
             Some(PendingWork::Requests(.., is_done)) => *is_done,
@@ -115,10 +111,10 @@ impl<B> Pending<B> {
         }
     }
 
-    /// Blocks until the operation is done and gives the buffers back; advances all other operations
-    /// under way meanwhile. Not collective in itself, but it returns only when the other ranks have
-    /// done their part: in an operation of several rounds (all-reduces and gathers in place,
-    /// reduce-scatters, device buffers) they test or wait for something that was started too.
+    /// Blocks until the operation is done, advancing all other operations under way, and returns
+    /// the buffers. Not collective, but it returns only when the other ranks have done their part.
+    /// In an operation of several rounds (all-reduces and gathers in place, reduce-scatters, device
+    /// buffers) this requires that they call [`Pending::test`] or wait for any started operation.
     pub fn wait(mut self) -> B {
         // until the operation is done the buffers stay where a panic would leak them
         let mut changed = None;
@@ -131,7 +127,7 @@ impl<B> Pending<B> {
                 }
             }
             Some(PendingWork::Entry(entry)) => {
-                // from when it is posted on
+                // the span begins when the operation is posted
                 let mut span = entry.waiting();
                 if !entry.is_done() {
                     engine::wait_until(|| {
@@ -160,7 +156,7 @@ impl<B> Drop for Pending<B> {
 }
 
 impl Communicator {
-    /// Starts a call of MPI's on host memory.
+    /// Starts an MPI call on host memory.
     pub(super) fn start_call<B>(
         &self,
         flight: Flight,
@@ -176,8 +172,8 @@ impl Communicator {
         Pending { buffers: Some(buffers), work, restore: |_, _| {} }
     }
 
-    /// Starts `request` on `buffer`. What is one call on host memory is left to MPI; everything
-    /// else is driven by the engine.
+    /// Starts `request` on `buffer`. MPI alone advances a request that is one call on host memory;
+    /// the engine advances all others.
     pub(super) fn start<B: Buffer>(&self, mut buffer: B, request: Request) -> Result<Pending<B>> {
         let group = &self.group;
         let is_cuda_aware = self.call_on::<B>() == Call::CudaAware;

@@ -1,5 +1,5 @@
-//! Messages between two ranks. None of them is collective: one rank sends, another receives, both
-//! name the same tag.
+//! Messages between two ranks. None is collective: one rank sends, another receives, and both pass
+//! the same tag.
 #![allow(unsafe_code)]
 
 use super::Communicator;
@@ -11,8 +11,8 @@ use crate::trace::{self, Name, Span};
 use crate::{Error, Result};
 
 impl Communicator {
-    /// Sends `values` to rank `to` (`MPI_Send`, MPI-4.1 §3.2); may block until the receiver has
-    /// come. Not collective.
+    /// Sends `values` to rank `to` (`MPI_Send`, MPI-4.1 §3.2); may block until the receive is
+    /// posted. Not collective.
     ///
     /// # Errors
     /// `to` or `tag` is out of range.
@@ -32,12 +32,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Blocks until a message from rank `from` has come and returns its number of elements, which
-    /// may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8). Not
+    /// Blocks until a message from rank `from` has arrived and returns its number of elements,
+    /// which may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8). Not
     /// collective.
     ///
     /// # Errors
-    /// `from` or `tag` is out of range, or the message is longer than `values`, and then it is
+    /// `from` or `tag` is out of range, or the message is longer than `values`, in which case it is
     /// lost.
     pub fn receive<T: Element>(&self, values: &mut [T], from: usize, tag: i32) -> Result<usize> {
         self.check_peer("receiving", from, tag)?;
@@ -55,15 +55,16 @@ impl Communicator {
             self.take_message(&mut message, &mut values[..len]);
             return Ok(len);
         }
-        // matched is matched: a message that does not fit is received and thrown away, or its
-        // sender would wait for ever
+        // a matched message must be received: one that does not fit is discarded, because its
+        // sender would otherwise wait for ever
         let len = message.len.unwrap_or(message.bytes.div_ceil(size_of::<T>()));
         match (message.len, message.bytes) {
             (Some(len), _) => self.take_message(&mut message, &mut vec![T::default(); len]),
             (None, bytes) => self.take_message(&mut message, &mut vec![0_u8; bytes]),
         }
         let (doing, room) = (format!("receiving from rank {from} with tag {tag}"), values.len());
-        Err(Error::failed(doing, format!("the message has {len} elements, the buffer room for {room}")))
+        let why = format!("the message has {len} elements, but the buffer has room for {room}");
+        Err(Error::failed(doing, why))
     }
 
     /// Receives a matched message, which is as long as `values`.
@@ -92,8 +93,8 @@ impl Communicator {
         self.group.links.message(self.rank(), to, tag);
         let _span = self.message_span(Name::SendReceive, size_of_val(receive), from, tag);
         let (mpi, send, receive) = (&self.group.mpi, Values::of(send), Values::of_mut(receive));
-        // SAFETY: both slices stay borrowed until both messages are complete, and do not overlap,
-        // being borrowed so.
+        // SAFETY: both slices stay borrowed until both messages are complete, and do not overlap
+        // because one of them is borrowed mutably.
         unsafe {
             if is_busy() {
                 self.complete(|requests| {
@@ -107,8 +108,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Starts sending `values` to rank `to` (`MPI_Isend`). A buffer of a device is sent when the
-    /// device has finished the work on it that came before. Not collective.
+    /// Starts sending `values` to rank `to` (`MPI_Isend`). A device buffer is sent when the device
+    /// has finished the earlier work on it. Not collective.
     ///
     /// # Errors
     /// `to` or `tag` is out of range, or there is no memory for staging.

@@ -1,9 +1,9 @@
 //! Reductions (MPI-4.1 §6.9), each blocking and started, and the layout of every operation in place
 //! as a plan. All of them are collective.
 //!
-//! Started sums in place, and long blocking ones, follow a plan whose order depends on nothing but
-//! the number of ranks and the length; long ones are formed chunk by chunk, which stay in the caches
-//! and need no memory that grows with them. Short blocking all-reduces are MPI's.
+//! Started sums in place and long blocking sums follow a plan, whose order depends only on the
+//! number of ranks and the length. Long sums are formed chunk by chunk: chunks stay in the caches,
+//! and their memory does not grow with the buffer. Short blocking all-reduces call `MPI_Allreduce`.
 #![allow(unsafe_code)]
 
 use super::Communicator;
@@ -20,7 +20,7 @@ impl Communicator {
     /// the root only. Collective.
     ///
     /// # Errors
-    /// `root` is out of range, or the root's lengths differ.
+    /// `root` is out of range, or the lengths differ on the root.
     pub fn reduce<T: Element>(
         &self,
         send: &[T],
@@ -41,7 +41,7 @@ impl Communicator {
     /// written on the root only. Collective.
     ///
     /// # Errors
-    /// `root` is out of range, or at the root the lengths differ.
+    /// `root` is out of range, or the lengths differ on the root.
     pub fn start_reduce<B: HostBuffer>(
         &self,
         send: B,
@@ -102,8 +102,8 @@ impl Communicator {
     }
 
     /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, the
-    /// same bits on each and in every run. Up to 64 ranks it is summed in rank order, to the result
-    /// of [`Communicator::start_reduce_scatter`]: short buffers go to everyone at once
+    /// same bits on each and in every run. On up to 64 ranks it sums in rank order, with the result
+    /// of [`Communicator::start_reduce_scatter`]: short buffers are sent to every rank at once
     /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks use
     /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too. Collective.
     ///
@@ -148,7 +148,7 @@ impl Communicator {
     }
 
     /// Combines every rank's `send` and leaves part r on rank r (the operation of
-    /// `MPI_Reduce_scatter_block`), with the bits of [`Communicator::start_reduce_scatter`].
+    /// `MPI_Reduce_scatter_block`), with the same bits as [`Communicator::start_reduce_scatter`].
     /// Collective.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Communicator {
                 unsafe { self.run(collective, choice, places, send.len(), T::TYPE, operation) }
             }
             _ => {
-                // parts on their way are combined with others' too
+                // other algorithms also change parts of other ranks on their way
                 let mut values = send.to_vec();
                 self.run_in_place(collective, choice, &mut values, operation)?;
                 receive.copy_from_slice(&values[start..][..receive.len()]);
@@ -191,25 +191,24 @@ impl Communicator {
     }
 
     /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination
-    /// of that part over all ranks, summed in rank order, hence the same bits whatever MPI does. On
+    /// of that part over all ranks, summed in rank order, so that the bits do not depend on MPI. On
     /// the host the other parts keep their values. Collective.
     ///
     /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in
-    /// one round that needs no attention from the sender, so it overlaps with computation better
-    /// than a ring, and it took 1.0 ms for 16 MiB on two ranks where `MPI_Ireduce_scatter_block` of
-    /// Open MPI 4.1.4 took 9.7 ms.
+    /// one round, so it overlaps with computation better than a ring. For 16 MiB on two ranks it
+    /// took 1.0 ms, and `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
     ///
     /// # Errors
-    /// The length is no multiple of the number of ranks, there is no memory for values that arrive,
-    /// or the buffer is a device's and `operation` is not a sum.
+    /// The length is not a multiple of the number of ranks, there is no memory for values that
+    /// arrive, or the buffer is a device's and `operation` is not a sum.
     pub fn start_reduce_scatter<B: Buffer>(&self, values: B, operation: Operation) -> Result<Pending<B>> {
         self.check_divisible("reduce-scattering", values.len())?;
         let request = self.in_place(&values, Collective::ReduceScatter, Some(operation));
         self.start(values, request)
     }
 
-    /// Runs MPI's own blocking operation, with sums where it has any, on a buffer where it lies,
-    /// whether MPI can read that memory or not: for tools that try what MPI does. Collective.
+    /// Runs MPI's own blocking operation on a buffer in place, with a sum if it is a reduction,
+    /// even if MPI cannot read that memory. For tools that test MPI. Collective.
     ///
     /// # Errors
     /// The buffer cannot be lent.
@@ -227,7 +226,7 @@ impl Communicator {
                 Collective::AllGather => mpi.all_gather(Mode::Blocking, None, values),
                 Collective::Broadcast { root } => mpi.broadcast(Mode::Blocking, values, root),
                 Collective::ReduceScatter => {
-                    unreachable!("in place MPI would put the part where the buffer begins")
+                    unreachable!("in place MPI would write the part to the start of the buffer")
                 }
             }
         }
@@ -299,8 +298,8 @@ impl Communicator {
     /// Runs `collective` on `len` elements at `places` to its end.
     ///
     /// # Safety
-    /// The elements are valid, and nobody else's: at `values` all, at `sums` those that the plan
-    /// combines.
+    /// Until the call returns, the elements (at `values` all, at `sums` those that the plan
+    /// combines) are valid, and nobody else accesses them.
     unsafe fn run(
         &self,
         collective: Collective,
@@ -313,7 +312,8 @@ impl Communicator {
         let task = self.rounds(collective, choice, len, element);
         let request = self.request(collective, task, Some(operation), len);
         let inbox_len = request.needs(len, false).inbox_len;
-        // SAFETY: promised by the caller in the same words.
+        // SAFETY: the caller guarantees that the elements are valid and accessed by nobody else
+        // until this function returns, which drops the arena.
         let mut arena = unsafe { HostArena::new(places, element, operation, inbox_len)? };
         let Task::Rounds { plan, cut, .. } = request.task else { unreachable!("it was made above") };
         let first_tag = self.group.take_tags(cut.chunks());

@@ -16,7 +16,7 @@ use crate::memory::{Buffer, ElementType, Loan, Memory, scratch};
 use crate::trace::{Flight, Span};
 
 thread_local! {
-    /// Entries that are used again and again. Never dropped, like those that did not complete.
+    /// Entries that are kept for reuse. Like the queue of the engine, they are never dropped.
     static UNUSED: ManuallyDrop<RefCell<Vec<Rc<Entry>>>> =
         const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
@@ -28,7 +28,7 @@ pub(in crate::comm) struct Entry {
     is_done: Cell<bool>,
 }
 
-/// An operation with all that it takes to post and to complete it.
+/// An operation with everything that is needed to post and complete it.
 struct Underway {
     group: Rc<Group>,
     request: Request,
@@ -38,8 +38,8 @@ struct Underway {
     /// The name in traces.
     link: i64,
     first_tag: usize,
-    /// The destination of MPI's own reduce-scatter, which in place would put the part where the
-    /// buffer begins.
+    /// The destination of MPI's own reduce-scatter, which in place would write the part to the
+    /// start of the buffer.
     sums: Option<Memory<u64>>,
     state: EntryState,
 }
@@ -54,14 +54,14 @@ enum EntryState {
 
 impl Entry {
     /// Makes an entry of `request` on `buffer`, which the caller keeps until the operation is done.
-    /// Collective if the operation is: the ranks name it alike.
+    /// Collective if the operation is, because all ranks give it the same name in traces.
     ///
     /// # Errors
     /// There is no memory for values that arrive.
     ///
     /// # Safety
-    /// The buffer is neither dropped nor touched until the operation is done; it is leaked if nobody
-    /// waits for that.
+    /// The buffer is neither dropped nor touched until the operation is done, and is leaked if
+    /// nobody waits for the operation.
     pub(in crate::comm) unsafe fn new<B: Buffer>(
         group: &Rc<Group>,
         request: Request,
@@ -70,8 +70,8 @@ impl Entry {
     ) -> Result<Rc<Entry>> {
         let (len, element) = (buffer.len(), buffer.element_type());
         let cut = request.cut(len);
-        // SAFETY: promised by the caller, who keeps the buffer until the operation is done; ranks and
-        // lengths were checked, and the cut is of this buffer.
+        // SAFETY: the caller keeps the buffer until the operation is done; ranks and lengths were
+        // checked, and the cut is of this buffer.
         let mut loan = unsafe { buffer.lend(&request.needs(len, is_cuda_aware))? };
         for chunk in 0..cut.chunks() {
             let ranges = cut.all_pieces(chunk).map(|piece| common(&piece, &request.send_range));

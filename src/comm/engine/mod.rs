@@ -1,15 +1,16 @@
 //! The progress engine: multi-round operations advance in every wait and test.
 //!
-//! MPI moves all messages on inside any of its calls (MPI-4.1 §2.9), but not what is made of
-//! messages here: the next round of a plan, or a device buffer that was on its way to where MPI can
-//! read it. Every operation of that kind is entered in the engine's queue when it is started, and
-//! every wait for anything that was started, and every test that finds it incomplete, advances them
-//! all. So ranks may wait in any order, for each helps the others with whatever they wait for.
+//! MPI advances all messages inside any of its calls (MPI-4.1 §2.9), but not the operations that
+//! are built from messages here: the next round of a plan, or a device buffer that is being copied
+//! to memory that MPI can read. Every such operation is entered in the engine's queue when it is
+//! started. Every wait for a started operation, and every test that finds one incomplete, advances
+//! all of them. So ranks may wait in any order, because a waiting rank advances everything that the
+//! others wait for.
 //!
 //! Invariants: operations are posted in the order in which they were entered, whichever is ready
-//! first, for that is the order that all ranks share. MPI's own blocking collective operations
-//! advance nothing here, so a caller of one first waits for any operation that another rank needs
-//! to reach it.
+//! first, because all ranks share that order. MPI's own blocking collective operations advance
+//! nothing here, so a caller of one first waits for any operation that another rank needs to reach
+//! it.
 
 mod entry;
 mod request;
@@ -35,7 +36,7 @@ thread_local! {
 pub(super) fn enter(entry: &Rc<Entry>) {
     QUEUE.with(|queue| {
         queue.borrow_mut().push(Rc::clone(entry));
-        // those behind one that is not ready wait, or were posted before
+        // entries behind one that is not ready wait, or were posted before
         queue.borrow().iter().all(|entry| entry.post());
     });
 }
@@ -51,8 +52,8 @@ pub(super) fn advance() {
     });
 }
 
-/// Returns true where a wait must not be left to MPI: there is something to advance, or others need
-/// the core.
+/// Returns true if a wait must not be left to MPI, because there is something to advance or other
+/// ranks need the core.
 pub(super) fn is_busy() -> bool {
     yields() || QUEUE.with(|queue| !queue.borrow().is_empty())
 }

@@ -1,5 +1,5 @@
 //! The description of an operation: its task, the elements that it sends and changes, its name in
-//! traces, and the one call of MPI's that starts it where no plan does.
+//! traces, and the MPI call that starts it if it follows no plan.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -36,7 +36,8 @@ pub(in crate::comm) struct Request {
 }
 
 impl Request {
-    /// Returns true if one call of MPI's does it all, so that on host memory MPI alone advances it.
+    /// Returns true if the operation is a single MPI call, so that on host memory MPI alone
+    /// advances it.
     pub(in crate::comm) fn is_one_call(&self) -> bool {
         !matches!(self.task, Task::Rounds { .. } | Task::Mpi(Collective::ReduceScatter))
     }
@@ -49,7 +50,7 @@ impl Request {
         }
     }
 
-    /// Returns what the operation needs of a buffer of `len` elements.
+    /// Returns the requirements of the operation on a buffer of `len` elements.
     pub(in crate::comm) fn needs(&self, len: usize, is_cuda_aware: bool) -> Needs {
         let inbox_len = match &self.task {
             Task::Rounds { plan, cut, .. } => plan.inbox * cut.largest_part() * num_lanes(cut),
@@ -59,7 +60,8 @@ impl Request {
         Needs { num_chunks, inbox_len, operation: self.operation, is_cuda_aware }
     }
 
-    /// Takes the next name of such an operation in traces. Collective if the operation is.
+    /// Returns the next name for an operation of this kind in traces. Collective if the operation
+    /// is.
     pub(in crate::comm) fn link(&self, group: &Group) -> i64 {
         match self.task {
             Task::Send { to, tag } => group.links.message(group.mpi.rank, to, tag),
@@ -78,7 +80,7 @@ impl Request {
         Flight::start(name, bytes, link, peer)
     }
 
-    /// Starts the one call of MPI's on `values`; a reduce-scatter writes its part to `sums`.
+    /// Starts the MPI call on `values`; a reduce-scatter writes its part to `sums`.
     ///
     /// # Safety
     /// Both are valid, and nobody else touches them, until the requests are complete.

@@ -1,11 +1,11 @@
 //! Plans under way: the messages of their rounds, chunk after chunk, a few chunks at a time.
 //!
-//! A chunk travels in this order: its values come to where MPI can read them; the messages of a
-//! round are posted; when all are complete, what came is combined by the [`Arena`], while other
-//! chunks' messages travel; then comes the next round; after the last one the arena delivers the
-//! values. A chunk's messages bear its own tag on the communicator's private twin, so they meet the
-//! right ones in whatever order ranks finish chunks. A rank that waits advances all chunks under
-//! way, so the globally oldest chunk always advances: no deadlock.
+//! A chunk goes through these steps: its values are made readable for MPI; the messages of a round
+//! are posted; when all are complete, the [`Arena`] combines the values that arrived, while
+//! messages of other chunks travel; the next round follows; after the last one the arena delivers
+//! the values. Every chunk has its own tag on the communicator's private twin, so its messages are
+//! matched correctly in whatever order ranks finish chunks. A waiting rank advances all chunks
+//! under way, so the globally oldest chunk always advances and there is no deadlock.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -49,7 +49,7 @@ struct Lane {
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum LaneState {
-    /// The chunk is not where MPI can read it, and nothing has been posted.
+    /// MPI cannot read the chunk yet, and nothing has been posted.
     #[default]
     Fetching,
     /// The messages of a round travel.
@@ -70,8 +70,8 @@ pub(super) fn common(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
 }
 
 impl Rounds {
-    /// Posts the first messages. Collective: every rank has the plan of the same algorithm, the
-    /// same cut and tag.
+    /// Posts the first messages. Collective: every rank passes the plan of the same algorithm, the
+    /// same cut and the same tag.
     pub(in crate::comm) fn start(
         plan: Rc<Plan>,
         cut: Cut,
@@ -98,7 +98,7 @@ impl Rounds {
         }
     }
 
-    /// Posts the messages of a round, if the values of its chunk are here.
+    /// Posts the messages of a round, if MPI can read the values of its chunk.
     fn post(&mut self, ground: &mut Ground<'_>, lane: usize) {
         let Lane { chunk: Some(chunk), round, ref mut state, ref mut requests } = self.lanes[lane] else {
             return;
@@ -141,7 +141,7 @@ impl Rounds {
         }
     }
 
-    /// Advances one chunk as far as it goes.
+    /// Advances one chunk as far as possible.
     fn advance_lane(&mut self, ground: &mut Ground<'_>, lane: usize) {
         while let Some(chunk) = self.lanes[lane].chunk {
             if self.lanes[lane].state == LaneState::Fetching {

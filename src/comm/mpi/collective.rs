@@ -1,13 +1,13 @@
-//! Collective operations of MPI's (MPI-4.1 §6), each blocking and started.
+//! MPI's collective operations that move values (MPI-4.1 §6), from broadcast to reduce-scatter,
+//! each blocking or started. The barrier is in `handle.rs`.
 //!
-//! In place of the values that a rank sends, `None` means that they are where it receives
-//! (`MPI_IN_PLACE`). Where the values on the ranks other than the root do not matter, they may be
-//! empty.
+//! `None` for the values that a rank sends means that they are in the memory that it receives into
+//! (`MPI_IN_PLACE`). Values that MPI ignores on ranks other than the root may be empty.
 //!
 //! # Safety
-//! For all operations: the values are valid until the call returns or its requests are complete,
-//! nobody touches what is received into and nobody writes what is sent before then, and lengths,
-//! roots and operations agree between the ranks as MPI demands.
+//! All operations have the same requirements. The values are valid until the call returns or its
+//! requests are complete; until then nobody accesses the values received into and nobody writes the
+//! values sent. Lengths, roots and operations agree between the ranks as MPI demands.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -24,7 +24,8 @@ impl Handle {
     pub(in crate::comm) unsafe fn broadcast(&self, mut mode: Mode<'_>, values: Values, root: usize) {
         let (extent, comm, root) = (self.extent(values), self.communicator(Channel::Public), root as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
-        // SAFETY: see the head of the file.
+        // SAFETY: the caller keeps `values` valid until the operation is complete, and the extent
+        // counts exactly these.
         unsafe {
             mode.call(
                 || ffi::MPI_Bcast(pointer, n, t, root, comm),
@@ -43,7 +44,8 @@ impl Handle {
     ) {
         let (part, comm, root) = (self.extent(receive), self.communicator(Channel::Public), root as c_int);
         let (from, into, n, t) = (send.pointer, receive.pointer, part.count, part.datatype);
-        // SAFETY: see the head of the file.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and
+        // guarantees that the root's `send` has a part of this extent for each rank.
         unsafe {
             mode.call(
                 || ffi::MPI_Scatter(from, n, t, into, n, t, root, comm),
@@ -62,7 +64,8 @@ impl Handle {
     ) {
         let (part, comm, root) = (self.extent(send), self.communicator(Channel::Public), root as c_int);
         let (from, into, n, t) = (send.pointer, receive.pointer, part.count, part.datatype);
-        // SAFETY: see the head of the file.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and
+        // guarantees that the root's `receive` has a part of this extent for each rank.
         unsafe {
             mode.call(
                 || ffi::MPI_Gather(from, n, t, into, n, t, root, comm),
@@ -81,7 +84,8 @@ impl Handle {
         let part = self.extent(receive.range(0, receive.len / self.size));
         let (from, into, n, t) = (source(send), receive.pointer, part.count, part.datatype);
         let comm = self.communicator(Channel::Public);
-        // SAFETY: see the head of the file.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+        // extent counts one rank's part of `receive`.
         unsafe {
             mode.call(
                 || ffi::MPI_Allgather(from, n, t, into, n, t, comm),
@@ -95,7 +99,8 @@ impl Handle {
         let part = self.extent(send.range(0, send.len / self.size));
         let (from, into, n, t) = (send.pointer, receive.pointer, part.count, part.datatype);
         let comm = self.communicator(Channel::Public);
-        // SAFETY: see the head of the file.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+        // extent counts one rank's part of each.
         unsafe {
             mode.call(
                 || ffi::MPI_Alltoall(from, n, t, into, n, t, comm),
@@ -117,7 +122,8 @@ impl Handle {
         let (comm, root) = (self.communicator(Channel::Public), root as c_int);
         for (at, n) in self.pieces(send) {
             let (from, into) = (send.range(at, 0).pointer, receive.range(at, 0).pointer);
-            // SAFETY: see the head of the file; the piece is within the values.
+            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+            // piece is within each.
             unsafe {
                 mode.call(
                     || ffi::MPI_Reduce(from, into, n, t, op, root, comm),
@@ -140,7 +146,8 @@ impl Handle {
         for (at, n) in self.pieces(receive) {
             let from = source(send.map(|send| send.range(at, 0)));
             let into = receive.range(at, 0).pointer;
-            // SAFETY: see the head of the file; the piece is within the values.
+            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+            // piece is within each.
             unsafe {
                 mode.call(
                     || ffi::MPI_Allreduce(from, into, n, t, op, comm),
@@ -163,7 +170,8 @@ impl Handle {
         for (at, n) in self.pieces(receive) {
             let from = source(send.map(|send| send.range(at, 0)));
             let into = receive.range(at, 0).pointer;
-            // SAFETY: see the head of the file; the piece is within the values.
+            // SAFETY: the caller keeps both buffers valid until the operation is complete, and the
+            // piece is within each.
             unsafe {
                 mode.call(
                     || ffi::MPI_Scan(from, into, n, t, op, comm),
@@ -184,7 +192,8 @@ impl Handle {
     ) {
         let (t, op, n) = (datatype(send.element), reduction(operation), receive.len as c_int);
         let (from, into, comm) = (send.pointer, receive.pointer, self.communicator(Channel::Public));
-        // SAFETY: see the head of the file.
+        // SAFETY: the caller keeps both buffers valid until the operation is complete, and
+        // guarantees that `send` has as many elements as `receive` for each rank.
         unsafe {
             mode.call(
                 || ffi::MPI_Reduce_scatter_block(from, into, n, t, op, comm),
@@ -200,7 +209,7 @@ fn source(send: Option<Values>) -> *const c_void {
 }
 
 /// Returns `MPI_IN_PLACE`, which the binding does not know: a constant of the library's binary
-/// interface. MPICH and its kin have numbers for handles, Open MPI has pointers.
+/// interface. MPICH and its derivatives use numbers as handles, Open MPI uses pointers.
 fn in_place() -> *const c_void {
     const MPICH: usize = usize::MAX;
     const OPEN_MPI: usize = 1;

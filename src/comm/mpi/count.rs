@@ -12,7 +12,7 @@ use ::mpi::traits::AsRaw as _;
 use super::element::datatype;
 use crate::memory::ElementType;
 
-/// A number of elements as MPI counts them: some number of some datatype.
+/// A number of elements in MPI's terms: a count and a datatype.
 pub(super) struct Extent {
     pub(super) datatype: ffi::MPI_Datatype,
     pub(super) count: c_int,

@@ -1,4 +1,4 @@
-//! MPI's datatypes and reductions for the crate's.
+//! MPI's datatypes and reductions for [`ElementType`] and [`Operation`].
 
 use ::mpi::collective::SystemOperation;
 use ::mpi::datatype::Equivalence as _;
@@ -20,7 +20,7 @@ pub(super) fn datatype(element: ElementType) -> ffi::MPI_Datatype {
     }
 }
 
-/// Returns MPI's predefined reduction of that name.
+/// Returns MPI's predefined reduction for `operation`.
 pub(super) fn reduction(operation: Operation) -> ffi::MPI_Op {
     match operation {
         Operation::Sum => SystemOperation::sum().as_raw(),

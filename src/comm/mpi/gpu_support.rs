@@ -1,4 +1,4 @@
-//! MPI's support of device memory.
+//! MPI's support of device memory: the query for it, and the route of device buffers.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,23 +12,24 @@ pub enum Transfers {
     Staged,
 }
 
-/// The answer to whether this MPI is CUDA-aware.
+/// The CUDA-awareness of this MPI, with the source of the information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Awareness {
-    /// It is; the source of the answer.
+    /// MPI is CUDA-aware, according to this source.
     Yes(&'static str),
-    /// It is not, and given a device's pointer it would crash; the source of the answer.
+    /// MPI is not CUDA-aware, according to this source, and would crash on a device pointer.
     No(&'static str),
-    /// Nothing says so.
+    /// Neither MPI nor the environment has the information.
     Unknown,
 }
 
-/// Asks MPI, or the environment where MPI has no query for it. Not collective.
+/// Returns the CUDA-awareness of this MPI, from MPI's own query or, if it has none, from the
+/// environment. Not collective.
 pub fn awareness() -> Awareness {
     const QUERY: &str = "MPIX_Query_cuda_support";
     let program = libloading::os::unix::Library::this();
-    // SAFETY: Open MPI, MPICH and their kin declare the function so where it exists, and it may be
-    // called once MPI is initialised.
+    // SAFETY: every MPI that has the function declares it with this signature, and it may be called
+    // once MPI is initialised.
     let answer = unsafe {
         let query = program.get::<unsafe extern "C" fn() -> c_int>(QUERY.as_bytes());
         query.ok().map(|query| query())

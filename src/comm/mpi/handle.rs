@@ -1,4 +1,5 @@
-//! One communicator of MPI's, and the raw values that its calls take.
+//! [`Handle`], one MPI communicator with its duplicates, parts and barrier, and [`Values`], the raw
+//! memory that MPI calls take.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -17,11 +18,11 @@ use crate::memory::{Element, ElementType};
 /// The largest count that one MPI call takes.
 const LARGEST_COUNT: usize = c_int::MAX as usize;
 
-/// One MPI communicator with a twin for the library's own point-to-point traffic, so that it never
-/// meets the user's tags.
+/// One MPI communicator with a twin for the library's own point-to-point traffic, so that this
+/// traffic is never matched with the user's messages.
 ///
 /// MPI's communicators are never freed: `MPI_Comm_free` is collective (MPI-4.1 §7.4.3), and a rank
-/// that leaves because of an error of its own must not wait for the others. Programs make a handful
+/// that ends because of an error on it alone must not wait for the others. Programs make a handful
 /// of them, which last as long as the job.
 pub(in crate::comm) struct Handle {
     public: ManuallyDrop<SimpleCommunicator>,
@@ -36,7 +37,7 @@ pub(in crate::comm) struct Handle {
 pub(in crate::comm) enum Channel {
     /// The user's messages.
     Public,
-    /// Messages inside a collective operation of ours.
+    /// Messages inside a collective operation of this crate.
     Private,
 }
 
@@ -49,27 +50,27 @@ pub(in crate::comm) struct Values {
 }
 
 impl Values {
-    /// Names `len` elements at `pointer`.
+    /// Returns the `len` elements at `pointer`.
     ///
-    /// MPI is told null for the pointer of an empty Rust slice: it points nowhere, to 1 for bytes,
-    /// and 1 is what Open MPI takes for `MPI_IN_PLACE`. All such pointers are on the first page of
+    /// MPI is given null for the pointer of an empty Rust slice, which is dangling: for bytes it is
+    /// 1, which Open MPI takes for `MPI_IN_PLACE`. All such pointers are on the first page of
     /// memory.
     pub(in crate::comm) fn new(pointer: *mut u8, len: usize, element: ElementType) -> Values {
         let pointer = if pointer.addr() < 4096 { std::ptr::null_mut() } else { pointer.cast() };
         Values { pointer, len, element }
     }
 
-    /// Names the elements of `slice`, to be read.
+    /// Returns the elements of `slice`, to be read.
     pub(in crate::comm) fn of<T: Element>(slice: &[T]) -> Values {
         Values::new(slice.as_ptr().cast_mut().cast(), slice.len(), T::TYPE)
     }
 
-    /// Names the elements of `slice`, to be written.
+    /// Returns the elements of `slice`, to be written.
     pub(in crate::comm) fn of_mut<T: Element>(slice: &mut [T]) -> Values {
         Values::new(slice.as_mut_ptr().cast(), slice.len(), T::TYPE)
     }
 
-    /// Names `len` elements from element `start` on; null stays null.
+    /// Returns the `len` elements from element `start` on; null stays null.
     pub(super) fn range(self, start: usize, len: usize) -> Values {
         let pointer = self.pointer.wrapping_byte_add(start * self.element.bytes());
         Values { pointer: if self.pointer.is_null() { self.pointer } else { pointer }, len, ..self }
@@ -137,7 +138,7 @@ impl Handle {
         (0..len.div_ceil(limit)).map(move |i| (i * limit, limit.min(len - i * limit) as c_int))
     }
 
-    /// Returns when every rank has called it, or has started it (`MPI_Barrier`).
+    /// Blocks until every rank has called it (`MPI_Barrier`), or starts a barrier (`MPI_Ibarrier`).
     pub(in crate::comm) fn barrier(&self, mut mode: Mode<'_>) {
         let comm = self.public.as_raw();
         // SAFETY: a barrier has no buffers, and the communicator is never freed.
@@ -145,16 +146,15 @@ impl Handle {
     }
 }
 
-/// Duplicates a communicator. Where ranks are more than cores it is started and polled, for MPICH
-/// spins inside `MPI_Comm_dup`.
+/// Duplicates a communicator. If there are more ranks than cores, the call is started and polled,
+/// because MPICH spins inside `MPI_Comm_dup`.
 fn duplicate(communicator: &SimpleCommunicator) -> SimpleCommunicator {
     if !yields() {
         return communicator.duplicate();
     }
     let mut twin = MaybeUninit::uninit();
     let mut requests = Requests::with_capacity(1);
-    // SAFETY: the handle stays where it is until MPI has filled it, which it has when the request
-    // is complete.
+    // SAFETY: the handle stays in place until the request is complete, by when MPI has filled it.
     unsafe {
         requests.post(|r| ffi::MPI_Comm_idup(communicator.as_raw(), twin.as_mut_ptr(), r));
         while !requests.test() {

@@ -1,7 +1,7 @@
-//! The calls into MPI, on raw memory: the only place that names `mpi::ffi`, but for `world.rs`.
+//! The calls into MPI, on raw memory: the only place that names `mpi::ffi`, except `world.rs`.
 //!
-//! MPI's default error handler ends the job, so return codes carry no news and are ignored (MPI-4.1
-//! §9.3); lengths and ranks are checked by the callers before they come here.
+//! MPI's default error handler ends the job, so return codes carry no information and are ignored
+//! (MPI-4.1 §9.3). Callers check lengths and ranks beforehand.
 
 mod collective;
 mod count;

@@ -1,4 +1,4 @@
-//! Messages between two ranks (MPI-4.1 §3).
+//! Messages between two ranks (MPI-4.1 §3), and matched probes for messages of unknown length.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,12 +10,12 @@ use super::element::datatype;
 use super::{Channel, Handle, Requests, Values};
 use crate::memory::ElementType;
 
-/// A message that has come and been matched to a receive, but not been received.
+/// A message that has arrived and been matched, but not been received.
 pub(in crate::comm) struct MatchedMessage {
     handle: ffi::MPI_Message,
-    /// Its number of elements, or nothing if it is of another type and some element is not whole.
+    /// The number of elements; `None` if the message does not hold a whole number of them.
     pub(in crate::comm) len: Option<usize>,
-    /// Its number of bytes.
+    /// The number of bytes.
     pub(in crate::comm) bytes: usize,
 }
 
@@ -45,8 +45,8 @@ impl Handle {
         let (extent, comm, to) = (self.extent(values), self.communicator(channel), to as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI writes
-        // the request.
+        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI
+        // writes the request.
         unsafe {
             ffi::MPI_Isend(pointer, n, t, to, tag, comm, request.as_mut_ptr());
             requests.push(request.assume_init());
@@ -68,8 +68,8 @@ impl Handle {
         let (extent, comm, from) = (self.extent(values), self.communicator(channel), from as c_int);
         let (pointer, n, t) = (values.pointer, extent.count, extent.datatype);
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI writes
-        // the request.
+        // SAFETY: the caller keeps the values valid, the extent counts exactly these, and MPI
+        // writes the request.
         unsafe {
             ffi::MPI_Irecv(pointer, n, t, from, tag, comm, request.as_mut_ptr());
             requests.push(request.assume_init());
@@ -79,7 +79,7 @@ impl Handle {
     /// Sends to one rank and receives from another at the same time (`MPI_Sendrecv`).
     ///
     /// # Safety
-    /// Both are valid until the call returns, and do not overlap.
+    /// The values sent and received are valid until the call returns, and do not overlap.
     pub(in crate::comm) unsafe fn send_receive(
         &self,
         send: Values,
@@ -111,7 +111,7 @@ impl Handle {
         }
     }
 
-    /// Blocks until a message from rank `from` has come, and matches it (`MPI_Mprobe`).
+    /// Blocks until a message from rank `from` has arrived, and matches it (`MPI_Mprobe`).
     pub(in crate::comm) fn wait_for_message(
         &self,
         from: usize,
@@ -127,7 +127,7 @@ impl Handle {
         }
     }
 
-    /// Matches a message from rank `from` if one has come (`MPI_Improbe`).
+    /// Matches a message from rank `from` if one has arrived (`MPI_Improbe`).
     pub(in crate::comm) fn look_for_message(
         &self,
         from: usize,
@@ -136,7 +136,7 @@ impl Handle {
     ) -> Option<MatchedMessage> {
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         let (comm, mut has_come) = (self.communicator(Channel::Public), 0);
-        // SAFETY: MPI_Improbe fills both when it says that the message has come.
+        // SAFETY: MPI_Improbe fills both when it reports that the message has arrived.
         unsafe {
             let (message, status) = (message.as_mut_ptr(), status.as_mut_ptr());
             ffi::MPI_Improbe(from as c_int, tag, comm, &mut has_come, message, status);
@@ -162,7 +162,7 @@ impl Handle {
     }
 }
 
-/// Measures a matched message.
+/// Reads the length of a matched message from its status.
 fn measured(handle: ffi::MPI_Message, status: &ffi::MPI_Status, element: ElementType) -> MatchedMessage {
     let (mut len, mut bytes) = (0, 0);
     // SAFETY: MPI has filled the status; the datatypes are predefined.

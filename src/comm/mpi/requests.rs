@@ -1,4 +1,4 @@
-//! MPI's requests, and waiting for them.
+//! [`Requests`] and waiting for them, the [`Mode`] of a call, and yielding the core while waiting.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ::mpi::ffi;
 
 thread_local! {
-    /// Memory for requests, used again and again.
+    /// Memory for requests, kept for reuse.
     static UNUSED: RefCell<Vec<Vec<ffi::MPI_Request>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -41,8 +41,7 @@ impl Requests {
         self.0.push(unsafe { handle.assume_init() });
     }
 
-    /// Returns true when all requests are complete; gives MPI the occasion to move their data
-    /// along.
+    /// Returns true when all requests are complete; lets MPI make progress.
     pub(in crate::comm) fn test(&mut self) -> bool {
         if !self.0.is_empty() {
             let (len, mut flag) = (self.0.len() as c_int, 0);
@@ -71,12 +70,12 @@ impl Drop for Requests {
     fn drop(&mut self) {
         let mut unused = mem::take(&mut self.0);
         unused.clear();
-        // at the end of the thread it is freed instead
+        // at the end of the thread the memory is freed instead
         let _ = UNUSED.try_with(|all| all.borrow_mut().push(unused));
     }
 }
 
-/// The way in which an operation of MPI's is called.
+/// The way in which an MPI operation is called.
 pub(in crate::comm) enum Mode<'a> {
     /// The call returns when the operation is complete on this rank.
     Blocking,
@@ -99,18 +98,20 @@ impl Mode<'_> {
             Mode::Blocking => {
                 blocking();
             }
-            // SAFETY: promised by the caller of this function in the same words.
+            // SAFETY: the caller guarantees that `started` writes the request handle, and that the
+            // memory it names stays valid until the request is complete.
             Mode::Started(requests) => unsafe { requests.post(started) },
         }
     }
 }
 
-/// True where ranks are more than cores, so that one that waits must let the others work: some MPIs
+/// True if there are more ranks than cores, so that a waiting rank must yield its core: some MPIs
 /// only spin.
 static YIELDS: AtomicBool = AtomicBool::new(false);
 
-/// Says whether there are more ranks than cores somewhere in the job. Blocking calls are then
-/// started and waited for, and the two kinds do not match each other (MPI-4.1 §6.12). Collective.
+/// Sets whether there are more ranks than cores somewhere in the job. If so, blocking calls are
+/// started and waited for. The value must be equal on all ranks, because blocking and non-blocking
+/// calls do not match each other (MPI-4.1 §6.12). Collective.
 pub(in crate::comm) fn yield_while_waiting(yields: bool) {
     YIELDS.store(yields, Ordering::Relaxed);
 }
@@ -120,7 +121,7 @@ pub(in crate::comm) fn yields() -> bool {
     YIELDS.load(Ordering::Relaxed)
 }
 
-/// Backs off between polls.
+/// Pauses between polls.
 pub(in crate::comm) fn pause() {
     if yields() {
         std::thread::yield_now();

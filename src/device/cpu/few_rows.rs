@@ -1,4 +1,4 @@
-//! The product of few rows with a wide matrix, as a pipeline's micro-batches have it.
+//! The product of a few rows with a wide matrix, as in a pipeline's micro-batches.
 //!
 //! `gemm` walks down the matrix in panels a few columns wide: with rows a power of two apart, each
 //! step hits the same few sets of the caches, and few rows do not hide that. Here the matrix is

@@ -54,7 +54,7 @@ const MAX_TRANSPOSED_ROWS: usize = 512;
 /// Up to this many rows, it is fastest to read the right-hand side in order: see `few_rows.rs`.
 const MAX_FEW_ROWS: usize = 32;
 
-/// A product with a right-hand side of more elements than this pays for a special way.
+/// Above this many elements of the right-hand side, the special algorithms for few rows pay off.
 const LARGE: usize = 1 << 16;
 
 thread_local! {
@@ -63,7 +63,7 @@ thread_local! {
 }
 
 impl Cpu {
-    /// Computes `product = left · right`, `[left.rows, right.columns]`, added to what is there if
+    /// Computes `product = left · right`, `[left.rows, right.columns]`, or adds it to `product` if
     /// `accumulate`.
     ///
     /// For few rows and a transposed right-hand side, as in the backward pass of `x · W`, the small

@@ -1,9 +1,10 @@
-//! Device buffers on their way through MPI.
+//! Device buffers in messages: [`AwareArena`] lends their memory to MPI, [`StagedArena`] copies
+//! them through the host.
 //!
 //! A CUDA-aware MPI is lent the device memory itself ([`AwareArena`]): an event of the computing
-//! stream says when its values are there; from then on only MPI and the additions touch it, in
-//! turns. The host observes each completion, including the last, so the computing stream has to
-//! wait for nothing.
+//! stream says when its values are there; from then on only MPI and the additions touch it,
+//! alternately. The host observes each completion, including the last, so the computing stream has
+//! to wait for nothing.
 //!
 //! Otherwise the values are staged through pinned host memory ([`StagedArena`]): the stream of
 //! copies to the host waits for that event and copies chunk after chunk, each with an event that
@@ -36,7 +37,7 @@ struct Lent {
 }
 
 impl Lent {
-    /// Returns the place of the values in `range`, and their bytes.
+    /// Returns the address of the values in `range`, and their size in bytes.
     fn place(&self, range: &Range<usize>) -> (CUdeviceptr, usize) {
         assert!(range.end <= self.len, "{range:?} of {} values", self.len);
         (self.pointer + (range.start * self.format.bytes()) as u64, range.len() * self.format.bytes())
@@ -111,8 +112,8 @@ unsafe impl Arena for StagedArena {
         let mut is_copied = false;
         for range in ranges.filter(|range| !range.is_empty()) {
             if !is_copied {
-                // then earlier contents of the mirror are back as well, for the computing stream
-                // waited for them
+                // then earlier contents of the mirror are back as well, because the computing
+                // stream waited for them
                 streams.note(doing, streams.d2h.wait(&self.memory.computed));
                 is_copied = true;
             }
@@ -191,7 +192,7 @@ unsafe impl Buffer for CudaBuffer {
 
     unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan> {
         if let Some(operation) = needs.operation.filter(|operation| *operation != Operation::Sum) {
-            let why = "on a device there are sums only";
+            let why = "a device supports sums only";
             return Err(Error::failed(format!("reducing by {operation:?}"), why));
         }
         let (streams, pointer) = (Rc::clone(&self.streams), self.memory.pointer());
@@ -219,7 +220,7 @@ unsafe impl Buffer for CudaBuffer {
     fn restore(&mut self, changed: Range<usize>) {
         if let Some(memory) = self.messages.last_staged() {
             // an event that was never recorded, or is long complete, costs nothing
-            self.streams.note("going on after a message", self.streams.compute.wait(&memory.delivered));
+            self.streams.note("continuing after a message", self.streams.compute.wait(&memory.delivered));
         }
         self.refresh_copy(changed);
     }

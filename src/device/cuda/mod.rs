@@ -24,7 +24,7 @@
 //! missing is named, with exit code 2. `--device auto` then computes on the CPU and says why. The
 //! ranks of a node take its GPUs in turn, and share them if there are more ranks than GPUs.
 //!
-//! * `--precision f32` (the default) gives the CPU's numbers to the rounding. `tf32` rounds the
+//! * `--precision f32` (the default) gives the CPU's numbers up to rounding. `tf32` rounds the
 //!   factors of products to 10 bits. `bf16` keeps activations and the factors of products in
 //!   bfloat16, and everything that accumulates over time (parameters, optimizer, gradients of
 //!   parameters, sums) in f32. A run may be resumed in another precision or on another device.
@@ -39,7 +39,7 @@
 //! * If MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), messages use it directly,
 //!   and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
 //!   which are copied, sent and added while other chunks are, and while the GPU computes. Both ways
-//!   give the same bits, except for subnormal numbers, which the CPU takes for zero; bfloat16 is
+//!   give the same bits, except for subnormal numbers, which the CPU treats as zero; bfloat16 is
 //!   sent as such. `--device-transfers aware` or `staged` forces one way, and `--probe FILE`
 //!   follows the findings of `probe`. An MPI that would crash is refused.
 //!

@@ -9,10 +9,10 @@
 //! [`ZeroStage`](super::zero::ZeroStage) says which, and [`Gradients`] and [`Parameters`] keep the
 //! memory.
 //!
-//! Invariants: buckets are started and finished in the same order on every rank, reductions and
-//! gathers each on a communicator of their own, so that no timing can pair the wrong messages; a
-//! bucket's parameters change only after the backward pass has left all its layers; the sums have a
-//! fixed order, so every rank gets the same bits in every run.
+//! Invariants: buckets are started and finished in the same order on every rank, reductions on one
+//! communicator and gathers on another, so that messages are matched correctly whatever the timing;
+//! a bucket's parameters change only after the backward pass has left all its layers; the sums have
+//! a fixed order, so every rank gets the same bits in every run.
 
 mod state;
 mod update;
@@ -44,7 +44,7 @@ pub struct SyncSettings {
     pub accumulation: Accumulation,
     /// Communicate during the backward pass.
     pub overlap: bool,
-    /// Clip the gradient to this norm.
+    /// The norm to which the gradient is clipped; `None` for no clipping.
     pub clip_norm: Option<f64>,
 }
 
@@ -67,7 +67,8 @@ pub struct WeightSettings {
 /// operation is faster than two with the update in between.
 const SMALL_PART: usize = 1 << 16;
 
-/// Shards begin on a cache line.
+/// The length of every shard is a multiple of this many elements, so that shards begin on a cache
+/// line.
 const SHARD_MULTIPLE: usize = 32;
 
 /// The communicators of [`Weights`], created before anything that can fail on one rank alone.

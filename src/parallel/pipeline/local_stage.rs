@@ -1,4 +1,4 @@
-//! A stage of a rank, with the arrays of the micro-batches under way through it.
+//! [`LocalStage`]: a stage of a rank, with the arrays of the micro-batches under way in it.
 
 use crate::Result;
 use crate::comm::{Front, Pending};

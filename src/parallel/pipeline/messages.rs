@@ -41,8 +41,8 @@ impl<D: Device> Pipeline<'_, D> {
         Ok(())
     }
 
-    /// Puts the gradient of the stage's output, if it comes from another stage, where the backward
-    /// pass begins, and takes arrays back from their sends.
+    /// Makes the gradient of the stage's output, if another stage computes it, available to the
+    /// backward pass, and takes arrays back from their sends.
     pub(super) fn take_output_gradient(&mut self, instruction: &Instruction, rows: usize) {
         let device = self.exchanger.device;
         let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];

@@ -47,7 +47,7 @@ impl PipelineChannels {
     }
 }
 
-/// The stages of one rank, with all that it takes to run them.
+/// The stages of one rank, with everything that is needed to run them.
 pub struct Pipeline<'a, D: Device> {
     exchanger: Exchanger<'a, D>,
     channel: Communicator,
@@ -56,7 +56,7 @@ pub struct Pipeline<'a, D: Device> {
     evaluation: RankProgram,
     stages: Vec<LocalStage<D>>,
     recompute: bool,
-    /// The samples of the next step are in their arrays already.
+    /// True if the samples of the next step are in their arrays already.
     is_loaded: bool,
 }
 
@@ -306,8 +306,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         Ok(())
     }
 
-    /// Does what precedes the first layer of a backward pass: the forward pass once more, if it is
-    /// recomputed, and the loss.
+    /// Prepares a backward pass: repeats the forward pass, if it is recomputed, and computes the
+    /// loss.
     fn begin_backward(
         &mut self,
         instruction: &Instruction,

@@ -24,7 +24,7 @@ pub struct Instruction {
     pub neighbour: Option<NeighbourArrays>,
     /// The other end of a message.
     pub message: Option<MessageEnd>,
-    /// After this action, the gradients of this stage are complete.
+    /// True if, after this action, the gradients of this stage are complete.
     pub completes: bool,
 }
 

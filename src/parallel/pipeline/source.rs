@@ -1,4 +1,4 @@
-//! The way of samples into the arrays of a stage.
+//! [`MicroBatchSource`], the source of samples, and their loading into the arrays of a stage.
 
 use crate::Result;
 use crate::device::Device;

@@ -56,8 +56,9 @@ impl Work {
         !matches!(self, Work::Forward | Work::SendActivation | Work::ReceiveActivation)
     }
 
-    /// Returns the cost of a pass in units of a forward pass: the gradients of the inputs and those
-    /// of the weights take as many operations each. Messages cost nothing.
+    /// Returns the cost of a pass in units of a forward pass: the gradients of the inputs take as
+    /// many operations as the forward pass, and so do the gradients of the weights. Messages cost
+    /// nothing.
     pub fn cost(self) -> u64 {
         match self {
             Work::Forward | Work::InputGradient | Work::WeightGradient => 1,
@@ -81,7 +82,7 @@ impl Work {
 /// An action of a schedule: a pass or a message of one micro-batch in one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// The stage; of a message, the one at this end.
+    /// The stage; for a message, the stage at this end.
     pub stage: usize,
     /// The kind of the action.
     pub work: Work,
@@ -123,7 +124,7 @@ impl FromStr for Action {
     fn from_str(text: &str) -> Result<Action, String> {
         let fail = || {
             format!(
-                "{text:?} is no action; expected a stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, \
+                "{text:?} is not an action; expected a stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, \
                  and a micro-batch, such as 0F2"
             )
         };

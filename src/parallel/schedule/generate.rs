@@ -18,8 +18,8 @@ pub enum PipelineScheduleKind {
     /// All forward passes, then all backward passes (Huang et al., "GPipe", NeurIPS 2019).
     #[value(name = "gpipe")]
     GPipe,
-    /// As many forward passes as keep all ranks busy, then one backward and one forward pass in
-    /// turn: as long as GPipe's, with at most as many live micro-batches as there are stages
+    /// As many forward passes as keep all ranks busy, then one backward and one forward pass
+    /// alternately: as long as GPipe's, with at most as many live micro-batches as there are stages
     /// (Narayanan et al., "PipeDream-2BW", ICML 2021).
     #[value(name = "1f1b")]
     OneForwardOneBackward,
@@ -94,8 +94,8 @@ impl Generator {
 
     /// Generates Megatron-LM's order: the last rank begins its first backward pass when it has the
     /// first output of the last stage. If the last group has fewer micro-batches than there are
-    /// ranks, ranks can wait for each other in a circle; then all begin with more forward passes,
-    /// as few as are needed.
+    /// ranks, ranks can wait for each other in a cycle; then all begin with more forward passes, as
+    /// few as are needed.
     fn interleaved(&self, stages_per_rank: usize) -> Result<Schedule> {
         let group = self.num_ranks.min(self.num_micro_batches);
         let all = stages_per_rank * self.num_micro_batches;
@@ -146,8 +146,8 @@ impl Generator {
     }
 }
 
-/// Returns `ahead` forward passes, then one of `forward` and one of `backward` in turn, then the
-/// rest of `backward`.
+/// Returns `ahead` forward passes, then one of `forward` and one of `backward` alternately, then
+/// the rest of `backward`.
 fn in_turn(ahead: usize, forward: &[Action], backward: &[Action]) -> Vec<Action> {
     let (first, rest) = forward.split_at(ahead.min(forward.len()));
     let mut passes = first.to_vec();

@@ -11,7 +11,7 @@ impl Schedule {
     /// even if every send waits for its receive. Consecutive stages on one rank need no message.
     ///
     /// # Errors
-    /// Passes wait for each other in a circle, or for a pass that is missing.
+    /// Passes wait for each other in a cycle, or for a pass that is missing.
     pub fn with_messages(&self) -> Result<Schedule> {
         let timeline = Timeline::new(self).map_err(|stuck| {
             let (rank, action) = stuck[0];

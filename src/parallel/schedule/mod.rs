@@ -1,13 +1,12 @@
 //! Pipeline schedules as data: for every rank of the stage axis, its actions of one step, in order.
 //!
 //! A schedule is [generated](PipelineScheduleKind), or [read](Schedule::from_csv) from a file, in
-//! the order of the passes; messages are [put in](Schedule::with_messages), the whole is
+//! the order of the passes; messages are [put in](Schedule::with_messages), the result is
 //! [checked](Schedule::check), and only then does anything run. Pure logic: nothing here
 //! communicates or computes.
 //!
-//! Sending and receiving are actions of their own. A `Receive` says from where on the message may
-//! arrive (the engine posts the receive there and waits where the value is used), a `Send` where it
-//! leaves.
+//! Sending and receiving are separate actions. At a `Receive` the receive is posted, and the rank
+//! waits for it where the value is used. At a `Send` the message is sent.
 //!
 //! # In the program `pipeline`
 //!

@@ -148,12 +148,12 @@ fn broken_schedules_are_refused_by_the_name_of_the_action() {
     }
     let error = Schedule::from_csv("0F0,0X1\n", "plan.csv").unwrap_err().to_string();
     assert!(
-        error.contains("plan.csv") && error.contains("line 1, column 2: \"0X1\" is no action"),
+        error.contains("plan.csv") && error.contains("line 1, column 2: \"0X1\" is not an action"),
         "{error}"
     );
     let error =
         Schedule::from_csv("0F0,0SEND_F0\n\n,1RECV_F0, 1F0,1Q7\n", "plan.csv").unwrap_err().to_string();
-    assert!(error.contains("plan.csv: line 3, column 4: \"1Q7\" is no action"), "{error}");
+    assert!(error.contains("plan.csv: line 3, column 4: \"1Q7\" is not an action"), "{error}");
     let error = Schedule::from_csv("0B0,0F0\n", "plan.csv").unwrap_err().to_string();
     assert!(error.contains("0B0 on rank 0 waits"), "{error}");
 }

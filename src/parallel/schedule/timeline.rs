@@ -9,7 +9,7 @@ use super::{Action, Schedule, Work};
 pub struct TimedPass {
     /// The pass.
     pub action: Action,
-    /// The begin of the pass.
+    /// The start of the pass.
     pub start: u64,
     /// The end of the pass.
     pub end: u64,

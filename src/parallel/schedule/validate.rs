@@ -182,7 +182,7 @@ impl Schedule {
         let Some(mut rank) = (0..at.len()).find(|rank| at[*rank] < self.ranks[*rank].len()) else {
             return Ok(());
         };
-        // a waiting rank's partner has not been reached, so its rank waits too: there is a circle
+        // a waiting rank's partner has not been reached, so its rank waits too: there is a cycle
         let mut chain = Vec::new();
         while !chain.contains(&rank) {
             chain.push(rank);

@@ -46,7 +46,7 @@ impl Head {
 pub struct Stage {
     /// The number of the stage among all stages.
     pub index: usize,
-    /// The numbers of the tensors among those of this rank.
+    /// The range of the stage's tensors among the tensors of this rank.
     pub tensors: Range<usize>,
     /// The loss, in the last stage.
     pub head: Option<Head>,
@@ -59,7 +59,7 @@ pub struct Stage {
 #[derive(Debug, Clone)]
 struct StagePiece {
     piece: Piece,
-    /// The number of its layer in the model.
+    /// The number of the piece's layer in the model.
     layer: usize,
 }
 
@@ -214,8 +214,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Adds the loss of the outputs to `sums`, and writes its gradient, times `scale`, as that of
-    /// the outputs. For the last stage. Not collective.
+    /// Adds the loss of the outputs to `sums`, and writes its gradient, times `scale`, as the
+    /// gradient of the outputs. Only in the last stage. Not collective.
     pub fn loss<D: Device>(
         &self,
         exchanger: &mut Exchanger<'_, D>,
@@ -237,10 +237,10 @@ impl Stage {
         head.loss.evaluate(device, &shape, outputs, targets, gradient, sums);
     }
 
-    /// Runs the backward pass of piece `at`: from the gradient at position `at + 1` to that of its
-    /// parameters and, if it is needed, at position `at`. An exchange before a layer is under way
-    /// while the gradients of the layer's weights are computed. Does nothing for 0 rows. Collective
-    /// over the tensor axis, unless `pass` is for weights.
+    /// Runs the backward pass of piece `at`: from the gradient at position `at + 1` to the gradient
+    /// of its parameters and, if it is needed, the gradient at position `at`. An exchange before a
+    /// layer is under way while the gradients of the layer's weights are computed. Does nothing for
+    /// 0 rows. Collective over the tensor axis, unless `pass` is for weights.
     ///
     /// # Errors
     /// There is no memory for messages.

@@ -23,7 +23,7 @@ pub enum ExchangeKind {
     /// of which each gets its own columns.
     Gather,
     /// Every rank has some of the columns and gathers all; every rank has the gradient of all
-    /// columns already, as that of the loss.
+    /// columns already, as computed from the loss.
     GatherOutput,
 }
 
@@ -122,8 +122,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
         }
     }
 
-    /// Starts the exchange of gradients, from that of `all` to that of `own`. Collective over the
-    /// tensor axis.
+    /// Starts the exchange of gradients, from the gradient of `all` to the gradient of `own`.
+    /// Collective over the tensor axis.
     ///
     /// # Errors
     /// There is no memory for messages.

@@ -4,8 +4,8 @@
 //!
 //! Invariants: every element of every tensor lies on exactly one of the ranks (the bias of a layer
 //! that is split by inputs on the first, whose term of the sum contains it), so norms and digests
-//! count it once; outside a pair, all ranks hold the same bits of the same values; widths need not
-//! be divisible by the number of ranks.
+//! count it once; outside a pair, all ranks hold the same values, bit for bit; widths need not be
+//! divisible by the number of ranks.
 
 pub mod exchange;
 

@@ -59,7 +59,7 @@ impl TrainOptions {
         let share = (batch / num_replicas).max(1);
         Ok((share < num_micro_batches).then(|| {
             format!(
-                "of {num_micro_batches} micro-batches some are empty, for a replica has {share} of the \
+                "of {num_micro_batches} micro-batches some are empty, because a replica has {share} of the \
                  {batch} samples of a batch; --micro-batches {share} would do"
             )
         }))
@@ -69,16 +69,16 @@ impl TrainOptions {
     /// ranks on the data axis. Not collective.
     ///
     /// # Errors
-    /// An option has no effect; the message says in which runs it has one.
+    /// An option has no effect; the message says when it would have one.
     pub(in crate::train) fn check_used(&self, has_replicas: bool) -> Result<()> {
         let given = &self.given;
         self.model.check_used(given)?;
         self.data.check_used(given, self.model.name())?;
         self.optimizer.check_used(given)?;
-        given.refuse("epochs", self.steps.map(|_| "--steps says how long the run is"))?;
+        given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         self.machine.check_used(given)?;
         let for_replicas =
-            (!has_replicas).then_some("it is about replicas, and this program has one; that is for sync_sgd");
+            (!has_replicas).then_some("it is about replicas, and this program has one; use sync_sgd");
         for option in ["bucket-mb", "overlap", "check-replicas"] {
             given.refuse(option, for_replicas)?;
         }
@@ -117,7 +117,7 @@ pub fn check_files(files: &[FileOption<'_>]) -> Result<()> {
     for file in files.iter().filter(|file| file.is_output()) {
         let name = file.path().file_name().unwrap_or_default().to_string_lossy();
         if checkpoint::step_of(&name).is_some() {
-            file.refuse("that is the name of a checkpoint, which a run would go on from; give another")?;
+            file.refuse("that is the name of a checkpoint, from which a run would resume; give another")?;
         }
     }
     crate::app::check_files(files)

@@ -58,25 +58,25 @@ impl FromStr for Resume {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Checkpoints")]
 pub struct CheckpointOptions {
-    /// Directory for checkpoints, made if it is missing; with it SIGTERM, SIGINT and SIGUSR1 at any
-    /// rank stop all ranks after their step, with a checkpoint and exit code 75
+    /// Directory for checkpoints, created if it is missing; with it, SIGTERM, SIGINT or SIGUSR1 at
+    /// any rank stops all ranks after the current step, with a checkpoint and exit code 75
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
 
-    /// Steps (500) or time (10m) from one checkpoint to the next; there is always one at the end
+    /// Steps (500) or time (10m) between checkpoints; there is always one at the end
     #[arg(long, value_name = "N|TIME", default_value = "10m", requires = "checkpoint_dir")]
     pub checkpoint_every: Every,
 
-    /// Checkpoints to keep, the newest; fewer where the disk has no room for so many; 0 for all
+    /// Number of newest checkpoints to keep, fewer if the disk is full; 0 for all
     #[arg(long, value_name = "K", default_value_t = 3, requires = "checkpoint_dir")]
     pub keep: usize,
 
-    /// Go on from the newest sound checkpoint in --checkpoint-dir if there is one (auto), from
-    /// nothing (never), or from this file or directory
+    /// Resume from the newest sound checkpoint in --checkpoint-dir if there is one (auto), or from
+    /// this file or directory, or start anew (never)
     #[arg(long, value_name = "auto|never|PATH", default_value = "auto")]
     pub resume: Resume,
 
-    /// Start with the weights of this file (of --export, a checkpoint, or any HDF5 file with
+    /// Start with the weights of this file (from --export, a checkpoint, or any HDF5 file with
     /// /model/NAME), unless a run is resumed
     #[arg(long, value_name = "FILE")]
     pub init: Option<PathBuf>,
@@ -85,16 +85,16 @@ pub struct CheckpointOptions {
     #[arg(long, value_name = "FILE")]
     pub export: Option<PathBuf>,
 
-    /// Stop this long (55m) after the start as a signal would
+    /// Stop this long (55m) after the start, as after a signal
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir")]
     pub time_limit: Option<Duration>,
 
-    /// The same this long (2m) before Slurm ends the job
+    /// Stop this long (2m) before Slurm ends the job, as after a signal
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir")]
     pub stop_before: Option<Duration>,
 
-    /// Let no step take less than this (20ms): a job that tries out signals and limits then lasts
-    /// as long on every machine
+    /// Shortest time of a step (20ms), so that tests of signals and limits take equally long on
+    /// every machine
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Machine")]
     pub pace: Option<Duration>,
 }

@@ -12,18 +12,17 @@ use crate::Result;
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::nn::Features;
 
-/// The way in which inputs are brought to a common scale. Checkpoints hold its name.
+/// The standardisation of inputs. Checkpoints record its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Standardisation {
-    /// With the usual mean and deviation of MNIST, Fashion-MNIST (of their training sets) and
-    /// CIFAR-10 (0.5 and 0.5); other data as they are
+    /// Published mean and deviation of MNIST and Fashion-MNIST (training sets), and 0.5 and 0.5 for
+    /// CIFAR-10; other data unchanged
     #[value(name = "preset")]
     Preset,
-    /// With the mean and deviation of each feature, or of each channel of images, over the training
-    /// samples
+    /// Mean and deviation of each feature, or of each channel of images, over the training samples
     #[value(name = "features")]
     Features,
-    /// Not at all (bytes of images are divided by 255 all the same)
+    /// No standardisation (bytes of images are still divided by 255)
     #[value(name = "none")]
     None,
 }
@@ -32,8 +31,8 @@ pub enum Standardisation {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataOptions {
-    /// digits (10,000 of them are in the program), synthetic, a directory with the files of MNIST,
-    /// Fashion-MNIST or CIFAR-10, or an HDF5 file
+    /// Source of the samples: digits (10,000 embedded in the program), synthetic, a directory with
+    /// the files of MNIST, Fashion-MNIST or CIFAR-10, or an HDF5 file
     #[arg(long, value_name = "SOURCE", default_value = "digits")]
     pub data: String,
 
@@ -46,15 +45,15 @@ pub struct DataOptions {
     #[arg(long, value_name = "PATH", default_value = "/y")]
     pub targets: String,
 
-    /// Share of the samples of an HDF5 file, at its end, to test with; from 0 to below 1
+    /// Fraction of the samples of an HDF5 file, at its end, to test with; from 0 to below 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub test_fraction: f64,
 
-    /// How inputs are brought to a common scale
+    /// Standardisation of the inputs
     #[arg(long, value_enum, default_value = "preset")]
     pub standardise: Standardisation,
 
-    /// Samples of synthetic data to train with; a tenth as many are made to test with
+    /// Number of synthetic training samples; a tenth as many are generated for testing
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub synthetic_samples: usize,
 
@@ -92,7 +91,7 @@ impl DataOptions {
         let for_synthetic =
             (source != "synthetic").then(|| format!("it is for --data synthetic, and --data is {source}"));
         let (for_file, for_synthetic) = (for_file.as_deref(), for_synthetic.as_deref());
-        let no_targets = (model == ModelName::DeepMlp).then_some("the loss of deep-mlp looks at no targets");
+        let no_targets = (model == ModelName::DeepMlp).then_some("the loss of deep-mlp reads no targets");
         given.refuse("inputs", for_file)?;
         given.refuse("targets", for_file.or(no_targets))?;
         given.refuse("test-fraction", for_file)?;

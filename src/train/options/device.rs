@@ -1,4 +1,5 @@
-//! The options of the device: which one computes, how exactly, and how its values travel.
+//! The options of the device: its kind, the precision of products, and the route of its buffers
+//! into messages. [`AnyDevice`] is the device that they open.
 
 use std::path::{Path, PathBuf};
 
@@ -14,15 +15,15 @@ use crate::{Error, Result};
 /// The kinds of devices that a user can choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceChoice {
-    /// CUDA if every rank has a GPU and what it takes to use it, else the processor
+    /// CUDA if every rank can use a GPU, else the processor
     Auto,
     /// The processor
     Cpu,
-    /// An NVIDIA GPU; ranks of a node take turns, and may share one
+    /// An NVIDIA GPU; the ranks of a node are spread over its GPUs, and may share one
     Cuda,
 }
 
-/// The precisions of products. Checkpoints hold their names.
+/// The precisions of products. Checkpoints record their names.
 impl ValueEnum for Precision {
     fn value_variants<'a>() -> &'a [Precision] {
         &[Precision::F32, Precision::Tf32, Precision::Bf16]
@@ -44,7 +45,7 @@ impl ValueEnum for Precision {
     }
 }
 
-/// The ways of a GPU's buffers into messages.
+/// The routes of a GPU's buffers into messages.
 impl ValueEnum for Transfers {
     fn value_variants<'a>() -> &'a [Transfers] {
         &[Transfers::Aware, Transfers::Staged]
@@ -52,8 +53,8 @@ impl ValueEnum for Transfers {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (name, help) = match self {
-            Transfers::Aware => ("aware", "MPI is given the memory of the GPU; refused where it cannot be"),
-            Transfers::Staged => ("staged", "Through pinned host memory"),
+            Transfers::Aware => ("aware", "MPI reads and writes the memory of the GPU; refused if it cannot"),
+            Transfers::Staged => ("staged", "Values are copied through pinned host memory"),
         };
         Some(PossibleValue::new(name).help(help))
     }
@@ -63,24 +64,24 @@ impl ValueEnum for Transfers {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct DeviceOptions {
-    /// Where to compute
+    /// Device to compute on
     #[arg(long, value_enum, default_value = "cpu")]
     pub device: DeviceChoice,
 
-    /// How exact products of matrices are
+    /// Precision of matrix products
     #[arg(long, value_enum, default_value = "f32")]
     pub precision: Precision,
 
-    /// How values get from a GPU into messages
+    /// Route of values from a GPU into messages
     #[arg(
         long,
         value_parser =
-            or_auto::<Transfers>("Aware if MPI says that it takes the memory of GPUs, else staged"),
+            or_auto::<Transfers>("Aware if MPI says that it accepts the memory of GPUs, else staged"),
         default_value = "auto"
     )]
     pub device_transfers: OrAuto<Transfers>,
 
-    /// What `probe --json FILE` found out about this MPI: decides --device-transfers auto
+    /// File of `probe --json FILE` with the capabilities of this MPI, for --device-transfers auto
     #[arg(long, value_name = "FILE")]
     pub probe: Option<PathBuf>,
 }
@@ -134,7 +135,7 @@ impl DeviceOptions {
         given.refuse("probe", for_cuda.or(for_auto))
     }
 
-    /// Returns how messages travel with this MPI. Not collective.
+    /// Returns the route of device buffers with this MPI. Not collective.
     ///
     /// # Errors
     /// MPI cannot do what is wanted, or the file of --probe cannot be read or is about another MPI.
@@ -167,7 +168,7 @@ impl DeviceOptions {
         }
     }
 
-    /// Decides how messages travel, the same way on every rank. Collective.
+    /// Sets the route of device buffers, the same on every rank. Collective.
     fn use_cuda(&self, world: &World, device: Box<Cuda>) -> Result<AnyDevice> {
         let transfers = world.communicator().agree(self.transfers())?;
         // a message from device memory needs an aware MPI at both ends

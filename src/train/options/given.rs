@@ -16,14 +16,17 @@ impl Given {
         self.0.iter().any(|given| given == name)
     }
 
-    /// Refuses the option with the long name `name` if it was given and has no effect in this run,
-    /// for the `reason`.
+    /// Refuses the option with the long name `name` if it was given and there is a `reason` why it
+    /// has no effect in this run.
     ///
     /// # Errors
     /// The option was given, and there is a reason.
     pub(super) fn refuse(&self, name: &str, reason: Option<&str>) -> crate::Result<()> {
         match reason.filter(|_| self.has(name)) {
-            Some(why) => Err(Error::input(format!("--{name}"), format!("this run has no use for it: {why}"))),
+            Some(why) => {
+                let why = format!("it has no effect in this run: {why}");
+                Err(Error::input(format!("--{name}"), why))
+            }
             None => Ok(()),
         }
     }

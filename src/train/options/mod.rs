@@ -69,8 +69,8 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Training")]
     pub batch_size: usize,
 
-    /// Parts that a replica's share of a batch is worked on in; gradients are exchanged after the
-    /// last [default: 1, with pipeline two to four for each rank]
+    /// Number of parts in which a replica processes its share of a batch; gradients are exchanged
+    /// after the last [default: 1, with pipeline two to four for each rank]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 
@@ -86,8 +86,8 @@ pub struct TrainOptions {
     /// The device.
     pub machine: DeviceOptions,
 
-    /// Threads of each rank [default: the cores that it may use, shared with the ranks that may use
-    /// the same]
+    /// Threads of each rank [default: one for each core that it may use; cores of several ranks are
+    /// divided among them]
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub threads: Option<usize>,
 
@@ -101,7 +101,7 @@ pub struct TrainOptions {
     )]
     pub bucket_mb: f64,
 
-    /// Exchange gradients while the backward pass goes on
+    /// Exchange gradients during the backward pass
     #[arg(long, value_enum, default_value = "on", help_heading = "Machine")]
     pub overlap: Switch,
 
@@ -119,8 +119,8 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "whole", help_heading = "Machine")]
     pub accumulate: Accumulation,
 
-    /// Steps between checks that all replicas are the same, bit for bit, which they are before each
-    /// checkpoint too; 0 for no check at all
+    /// Steps between checks that all replicas are equal, bit for bit; there is also one before each
+    /// checkpoint; 0 for no checks at all
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Machine")]
     pub check_replicas: u64,
 
@@ -129,7 +129,7 @@ pub struct TrainOptions {
     pub eval_every: u64,
 
     /// Write one row per step to this file: JSON lines if it ends in .jsonl or .json, else CSV; a
-    /// run that is resumed goes on in it
+    /// resumed run continues the file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub metrics: Option<PathBuf>,
 
@@ -137,7 +137,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 100, help_heading = "Output")]
     pub log_every: u64,
 
-    /// When to draw a progress bar
+    /// Condition for drawing a progress bar
     #[arg(long, value_enum, default_value = "auto", help_heading = "Output")]
     pub progress: ProgressMode,
 
@@ -162,7 +162,7 @@ impl TrainOptions {
         self.micro_batches.unwrap_or(1)
     }
 
-    /// Returns how gradients are summed over the replicas.
+    /// Returns the settings for the sum of gradients over the replicas.
     pub fn sync_settings(&self) -> SyncSettings {
         SyncSettings {
             bucket_bytes: (self.bucket_mb * 1e6) as usize,

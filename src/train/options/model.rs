@@ -25,7 +25,7 @@ pub enum ModelName {
     Cifar,
 }
 
-/// The activations between the layers of an mlp. Checkpoints hold their names.
+/// The activations between the layers of an mlp. Checkpoints record their names.
 impl ValueEnum for Activation {
     fn value_variants<'a>() -> &'a [Activation] {
         &[Activation::Relu, Activation::Gelu, Activation::Tanh]
@@ -64,7 +64,7 @@ impl SizeList {
         let size = |part: &str| match part.trim().parse() {
             Ok(0) => Err(zero.to_owned()),
             Ok(size) => Ok(size),
-            Err(_) => Err(format!("{part:?} is no whole number; expected {expected}")),
+            Err(_) => Err(format!("{part:?} is not a whole number; expected {expected}")),
         };
         text.split(',').map(size).collect::<std::result::Result<_, _>>().map(SizeList)
     }
@@ -86,7 +86,7 @@ pub struct ModelOptions {
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
 
-    /// Layers of deep-mlp
+    /// Number of layers of deep-mlp
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub layers: usize,
 
@@ -139,7 +139,7 @@ impl ModelOptions {
             Targets::Classes(classes) => Ok(classes),
             other => Err(Error::input(
                 "fitting the model to the data",
-                format!("this model tells classes apart, but the targets are {}", describe(other)),
+                format!("this model needs classes, but the targets are {}", describe(other)),
             )),
         };
         let network = match self.name() {

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Training")]
 pub struct OptimizerOptions {
-    /// The rule by which parameters are updated
+    /// Rule that updates the parameters
     #[arg(long, value_enum, default_value = "sgd")]
     pub optimizer: Rule,
 
@@ -25,7 +25,7 @@ pub struct OptimizerOptions {
     #[arg(long, allow_negative_numbers = true, value_name = "M", default_value_t = 0.9)]
     pub momentum: f64,
 
-    /// Nesterov's momentum in sgd
+    /// Use Nesterov's momentum in sgd
     #[arg(long)]
     pub nesterov: bool,
 
@@ -33,7 +33,7 @@ pub struct OptimizerOptions {
     #[arg(long, allow_negative_numbers = true, value_name = "D")]
     pub weight_decay: Option<f64>,
 
-    /// How the learning rate goes on after the warm-up
+    /// Schedule of the learning rate after the warm-up
     #[arg(long, value_enum, default_value = "cosine")]
     pub learning_rate_schedule: LearningRateScheduleKind,
 
@@ -41,7 +41,7 @@ pub struct OptimizerOptions {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub warmup_steps: u64,
 
-    /// Where the cosine and linear schedules end
+    /// Learning rate at the end of the cosine and linear schedules
     #[arg(long, allow_negative_numbers = true, value_name = "RATE", default_value_t = 0.0)]
     pub final_learning_rate: f64,
 
@@ -53,7 +53,7 @@ pub struct OptimizerOptions {
     #[arg(long, allow_negative_numbers = true, value_name = "F", default_value_t = 0.1)]
     pub decay_factor: f64,
 
-    /// Shorten the gradient to this norm where it is longer [default: leave it]
+    /// Largest norm of the gradient; a longer one is scaled down to it [default: no limit]
     #[arg(long, allow_negative_numbers = true, value_name = "NORM")]
     pub clip_norm: Option<f64>,
 }

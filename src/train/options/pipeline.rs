@@ -16,7 +16,7 @@ use crate::parallel::layout::ParallelPlan;
 use crate::parallel::schedule::{PipelineScheduleKind, Report, Schedule};
 use crate::{Error, Result};
 
-/// A pipeline schedule by its name, or a file with one.
+/// The name of a pipeline schedule, or a file with one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScheduleChoice {
     /// A schedule that is generated.
@@ -55,22 +55,22 @@ pub struct PipelineOptions {
     /// The options given, as the first field.
     pub given: Given,
 
-    /// In which order micro-batches go through the stages: sequential (one at a time), gpipe, 1f1b,
+    /// Order of micro-batches through the stages: sequential (one at a time), gpipe, 1f1b,
     /// interleaved (several stages a rank), zero-bubble (ZB-H1), or a CSV file in the notation of
     /// PyTorch's pipelining (0F0, 1B2, …), a row for each rank
     #[arg(long, value_name = "NAME|FILE", default_value = "1f1b")]
     pub schedule: ScheduleChoice,
 
-    /// Layers of each stage, such as 3,2,3 [default: so that all stages cost the same]
+    /// Number of layers of each stage, such as 3,2,3 [default: equal costs of the stages]
     #[arg(long, value_name = "SIZES", value_parser = parse_stages)]
     pub stages: Option<SizeList>,
 
-    /// Stages of each rank with --schedule interleaved
+    /// Number of stages of each rank with --schedule interleaved
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub stages_per_rank: usize,
 
-    /// Keep only what comes into a stage and what leaves it, and run its forward pass again in the
-    /// backward pass
+    /// Keep only the input and the output of a stage, and repeat its forward pass in the backward
+    /// pass
     #[arg(long)]
     pub recompute: bool,
 
@@ -79,7 +79,8 @@ pub struct PipelineOptions {
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub show_schedule: Option<String>,
 
-    /// Ranks of the schedule that is drawn, unless it is from a file [default: those of the job]
+    /// Number of ranks of the schedule that is drawn, unless it is from a file [default: that of
+    /// the job]
     #[arg(long, value_name = "N", requires = "show_schedule")]
     pub show_ranks: Option<usize>,
 }
@@ -157,7 +158,7 @@ impl PipelineOptions {
                 let schedule = Schedule::from_csv(text.unwrap_or_default(), &self.name())?;
                 let found = schedule.num_micro_batches;
                 if let Some(wanted) = train.micro_batches.filter(|wanted| *wanted != found) {
-                    let why = format!("it is for {found} micro-batches, --micro-batches says {wanted}");
+                    let why = format!("it is for {found} micro-batches, but --micro-batches is {wanted}");
                     return Err(Error::input(format!("reading the schedule {}", self.name()), why));
                 }
                 schedule

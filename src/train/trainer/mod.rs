@@ -127,7 +127,7 @@ impl<'a, D: Device> Trainer<'a, D> {
     }
 }
 
-/// Returns the error of training that has diverged at `step`, counted from 1, because of `what`.
+/// Returns the error for training that diverged at `step`, counted from 1, because of `what`.
 pub(super) fn diverged(step: u64, what: &str) -> Error {
     let way_out = "try a smaller --learning-rate, --clip-norm 1, --warmup-steps or --standardise features";
     Error::on_every_rank(format!("step {step}"), format!("{what}; {way_out}"))

@@ -15,8 +15,8 @@ use crate::parallel::data::Weights;
 use crate::parallel::shard;
 use crate::train::feed::{Parts, Resident, Rows};
 
-/// The numbers of ranks that ask to stop and to write a checkpoint after a step. They ride on the
-/// reduction of the loss, so all ranks learn of them after the same step.
+/// The numbers of ranks that ask to stop and to write a checkpoint after a step. They are summed
+/// together with the loss, so all ranks learn of them after the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RunRequests {
     /// The number of ranks that ask to stop.
@@ -104,8 +104,8 @@ impl<D: Device> Trainer<'_, D> {
         open.map(|open| self.finish(open, requests)).transpose()
     }
 
-    /// Returns true if a step should stay open until the next one is started: the device works
-    /// asynchronously.
+    /// Returns true if a step should stay open until the next one is started, because the device
+    /// works asynchronously.
     pub fn runs_ahead(&self) -> bool {
         self.device.is_asynchronous()
     }

@@ -1,5 +1,5 @@
-//! Matrix products by cuBLASLt, with the bias and activation of a layer in the same pass where it
-//! can.
+//! Matrix products by cuBLASLt, with the bias and activation of a layer in the same pass if
+//! possible.
 //!
 //! cuBLASLt's matrices are column-major: a row-major `[rows, columns]` is `columns × rows` there,
 //! so a layer's y = x · Wᵀ is computed as yᵀ = W · xᵀ. The algorithm for a product is asked for
@@ -104,8 +104,8 @@ pub(crate) struct ProductOutput {
     pub(crate) format: Format,
 }
 
-/// `output = left · right`, added to what is there if `accumulate`, followed by the epilogue. All
-/// matrices are column-major; `size` is `[m, n, k]`, `left` is `m × k`, `right` is `k × n`.
+/// A product `output = left · right`, added to `output` if `accumulate`, followed by the epilogue.
+/// All matrices are column-major; `size` is `[m, n, k]`, `left` is `m × k`, `right` is `k × n`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     pub(crate) size: [usize; 3],
@@ -124,7 +124,7 @@ struct ProductKey {
     transposed: [bool; 2],
     epilogue: cublasLtEpilogue_t,
     accumulate: bool,
-    /// Of the operands, the output and the array that the epilogue reads or saves.
+    /// The alignments of the operands, the output and the array that the epilogue reads or saves.
     alignments: [u32; 4],
 }
 

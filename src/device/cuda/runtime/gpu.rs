@@ -33,7 +33,7 @@ impl Cuda {
         self.num_devices
     }
 
-    /// Returns how often the host has allocated, waited and launched.
+    /// Returns the counts of the host's allocations, waits and launches.
     pub fn counters(&self) -> Counters {
         self.streams.counters()
     }

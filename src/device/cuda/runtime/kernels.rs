@@ -1,5 +1,5 @@
-//! Kernels by name. All are loaded at start: a name that is not in its source fails then, not at
-//! step 900.
+//! Kernels by name. All are loaded at start, so a name that is not in its source fails before
+//! training begins.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -28,7 +28,7 @@ pub(crate) struct AwareMemory {
 }
 
 pub(crate) struct StagedMemory {
-    /// As long as the buffer, with values in its format.
+    /// Pinned memory as long as the buffer, with values in its format.
     pub(crate) mirror: Pinned,
     /// Recorded after the computation with the buffer before it was lent.
     pub(crate) computed: CudaEvent,
@@ -41,7 +41,7 @@ pub(crate) struct StagedMemory {
 /// The copies of one chunk to the mirror.
 pub(crate) struct Fetched {
     pub(crate) event: CudaEvent,
-    /// False where nothing is to be sent.
+    /// False if nothing of the chunk is sent.
     pub(crate) is_copied: bool,
 }
 

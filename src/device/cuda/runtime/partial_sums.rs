@@ -1,5 +1,5 @@
-//! Memory for the partial sums of reductions: blocks leave theirs, and a later block or kernel adds
-//! them in one order.
+//! Memory for the partial sums of reductions: blocks write theirs, and a later block or kernel adds
+//! them in a fixed order.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use super::memory::DeviceMemory;
 use super::streams::Streams;
 use crate::Result;
 
-/// Columns that a block of the kernels which sum over rows has.
+/// The number of columns of a block in the kernels that sum over rows.
 pub(crate) const SUM_COLUMNS: u32 = 32;
 
 /// Memory for partial sums. It grows when it is too short, and is free between operations.
@@ -38,7 +38,7 @@ impl PartialSums {
         self.memory.borrow().pointer()
     }
 
-    /// Returns memory for `len` partial sums, or nothing after a failure.
+    /// Returns memory for `len` partial sums, or `None` after a failure.
     pub(crate) fn reserve(&self, len: usize) -> Option<u64> {
         if len > self.len.get() {
             match DeviceMemory::new(&self.streams, len, Format::F32) {
@@ -56,7 +56,7 @@ impl PartialSums {
         Some(self.memory.borrow().pointer())
     }
 
-    /// Returns the number of partial sums that there is memory for.
+    /// Returns the number of partial sums that fit in the memory.
     pub(crate) fn len(&self) -> usize {
         self.len.get()
     }
@@ -66,7 +66,7 @@ impl PartialSums {
         self.blocks_done.pointer()
     }
 
-    /// Sums the `num` rows at `sums` into `total`, added to what is there if `accumulate`.
+    /// Writes the sum of the `num` rows at `sums` to `total`, or adds it if `accumulate`.
     pub(crate) fn add_to(&self, total: &CudaViewMut<'_>, num: usize, sums: u64, accumulate: bool) {
         let blocks = total.len.div_ceil(SUM_COLUMNS as usize) as u32;
         let threads = (SUM_COLUMNS, BLOCK / SUM_COLUMNS);

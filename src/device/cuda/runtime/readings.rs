@@ -13,13 +13,14 @@ use super::streams::Streams;
 use crate::device::totals;
 use crate::{Error, Result};
 
-/// Up to this many values are read through pinned memory that is kept for it.
+/// The most values that are read through the pinned memory kept for readings.
 const MAX_PINNED: usize = 1024;
 
 /// Readings of totals that may be under way at the same time.
 const MAX_READINGS: usize = 4;
 
-/// Pinned memory for readings: of a few values, and of the totals of the last steps, taken in turn.
+/// Pinned memory for readings: of a few values, and of the totals of the last steps, used in
+/// rotation.
 pub(crate) struct Readings {
     values: RefCell<Pinned>,
     totals: Vec<RefCell<PendingTotals>>,

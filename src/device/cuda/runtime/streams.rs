@@ -29,7 +29,7 @@ kernel_table!(MemoryKernels in "memory.cu" {
     add_partial_sums: Kernel,
 });
 
-/// Counts of what a step at steady state should do seldom or never.
+/// Counts of events that are rare or absent in a step at steady state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Allocations of device or pinned host memory.
@@ -42,7 +42,7 @@ pub struct Counters {
     pub replays: u64,
 }
 
-/// The streams of one device, with what everything that runs in them needs.
+/// The streams of one device, with the state that all operations in them share.
 pub(crate) struct Streams {
     pub(crate) context: Arc<CudaContext>,
     /// All computation, in order.
@@ -129,7 +129,7 @@ impl Streams {
     }
 
     /// Returns true if `event` is complete, or if the query fails: the failure is kept, and waiting
-    /// would be in vain.
+    /// would be useless.
     pub(crate) fn is_complete(&self, event: &CudaEvent) -> bool {
         // SAFETY: the event is borrowed, so it has not been destroyed.
         match unsafe { result::event::query(event.cu_event()) } {
@@ -149,7 +149,7 @@ impl Streams {
         }
     }
 
-    /// Makes the work that is started in `later` from now on wait for all that is in `earlier`.
+    /// Makes work that is started in `later` from now on wait for all work in `earlier`.
     pub(crate) fn order(&self, event: &CudaEvent, earlier: &CudaStream, later: &CudaStream) {
         self.note("ordering streams", event.record(earlier).and_then(|()| later.wait(event)));
     }
