@@ -1,5 +1,6 @@
 //! The world as a grid of data × stage × tensor ranks.
 
+use super::nodes::node_of;
 use super::{Communicator, World};
 use crate::{Error, Result};
 
@@ -75,6 +76,22 @@ impl Grid {
             stage: all.split(data * shape.tensor + tensor, stage)?,
             tensor: all.split(data * shape.stage + stage, tensor)?,
         })
+    }
+
+    /// Returns the first two ranks of the world that share layers but not a node, each with the
+    /// name of its node, or `None` if every tensor axis stays within a node. Collective.
+    ///
+    /// # Errors
+    /// None but those of a broadcast.
+    pub fn tensor_axis_between_nodes(&self, world: &World) -> Result<Option<[(usize, String); 2]>> {
+        let first_of = |rank: usize| rank - rank % self.shape.tensor;
+        let crosses = |rank: &usize| node_of(*rank) != node_of(first_of(*rank));
+        let Some(second) = (0..world.size()).find(crosses) else { return Ok(None) };
+        let name = |rank| -> Result<(usize, String)> {
+            let bytes = self.all.broadcast_bytes(world.host_name().into_bytes(), rank)?;
+            Ok((rank, String::from_utf8_lossy(&bytes).into_owned()))
+        };
+        Ok(Some([name(first_of(second))?, name(second)?]))
     }
 }
 

@@ -5,9 +5,12 @@ use crate::comm::Grid;
 use crate::nn::hash_values;
 use crate::{Error, Result};
 
+/// A function that looks at values of a tensor.
+pub type Show<'a> = dyn FnMut(&[f32]) -> Result<()> + 'a;
+
 /// A function that reads this rank's values of one of its tensors and shows them to another
 /// function.
-pub type ReadTensor<'a> = dyn Fn(usize, &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> + 'a;
+pub type ReadTensor<'a> = dyn Fn(usize, &mut Show<'_>) -> Result<()> + 'a;
 
 /// The memory on rank 0 in which whole tensors are assembled.
 pub trait Assembly {

@@ -16,8 +16,8 @@ mod training;
 
 pub use metrics::{MetricsRow, ResultLine};
 pub use options::{
-    AnyDevice, CheckpointOptions, DataOptions, DeviceChoice, DeviceOptions, Every, Given, ModelName,
-    ModelOptions, OptimizerOptions, OrAuto, PipelineOptions, Resume, ScheduleChoice, SizeList,
+    AnyDevice, CheckpointOptions, DataOptions, DeviceChoice, DeviceOptions, Every, Given, GridOptions,
+    ModelName, ModelOptions, OptimizerOptions, OrAuto, PipelineOptions, Resume, ScheduleChoice, SizeList,
     Standardisation, Switch, TrainOptions, check_files, name_of,
 };
 pub use run::{Strategy, run};

@@ -40,7 +40,7 @@ const ODD: [&str; 16] = [
 ];
 
 /// Options with valid values; slow ones are left out.
-const OPTIONS: [(&str, &[&str]); 43] = [
+const OPTIONS: [(&str, &[&str]); 44] = [
     ("--model", &["mlp", "deep-mlp", "lenet", "cifar"]),
     ("--hidden", &["none", "3", "5,4", "1,1,1,1", "0", ",", "2147483648,2147483648"]),
     ("--width", &["1", "784", "6"]),

@@ -96,7 +96,7 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     refused(2, &format!("--schedule {broken}"), "0SEND_F1 on rank 0 has no 1RECV_F1");
     fs::write(&broken, "0F0,0Q0\n1F0,1B0\n").unwrap();
     refused(2, &format!("--schedule {broken}"), "line 1, column 2: \"0Q0\" is not an action");
-    refused(3, &format!("--schedule {csv}"), "plan.csv is for 2 ranks, but the job has 3");
+    refused(3, &format!("--schedule {csv}"), "plan.csv is for 2 ranks, but 3 share the layers");
     refused(
         2,
         &format!("--schedule {csv} --micro-batches 4"),

@@ -59,6 +59,7 @@ pub fn program(name: &str) -> &'static str {
         "sync_sgd" => env!("CARGO_BIN_EXE_sync_sgd"),
         "tensor_mlp" => env!("CARGO_BIN_EXE_tensor_mlp"),
         "pipeline" => env!("CARGO_BIN_EXE_pipeline"),
+        "hybrid" => env!("CARGO_BIN_EXE_hybrid"),
         "pi" => env!("CARGO_BIN_EXE_pi"),
         "ping" => env!("CARGO_BIN_EXE_ping"),
         "collectives" => env!("CARGO_BIN_EXE_collectives"),

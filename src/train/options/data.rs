@@ -27,13 +27,16 @@ pub enum Standardisation {
     None,
 }
 
+/// The source of the samples if none is given.
+pub(super) const DEFAULT_SOURCE: &str = "digits";
+
 /// The options of the samples.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataOptions {
     /// Source of the samples: digits (10,000 embedded in the program), synthetic, a directory with
     /// the files of MNIST, Fashion-MNIST or CIFAR-10, or an HDF5 file
-    #[arg(long, value_name = "SOURCE", default_value = "digits")]
+    #[arg(long, value_name = "SOURCE", default_value = DEFAULT_SOURCE)]
     pub data: String,
 
     /// Dataset of the inputs in an HDF5 file: [samples, features], [samples, height, width] or

@@ -10,10 +10,11 @@ use super::given::Given;
 use super::model::SizeList;
 use super::names::name_of;
 use crate::app::{self, FileOption};
-use crate::comm::{Communicator, World};
+use crate::comm::{Communicator, Grid, World};
 use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::schedule::{PipelineScheduleKind, Report, Schedule};
+use crate::parallel::tensor::Split;
 use crate::{Error, Result};
 
 /// The name of a pipeline schedule, or a file with one.
@@ -146,6 +147,9 @@ impl PipelineOptions {
             (ScheduleChoice::Named(kind), _) => {
                 let usual = || {
                     let fits = |m: &usize| train.batch_size.is_multiple_of(*m);
+                    if num_ranks == 1 {
+                        return 1;
+                    }
                     let two = num_ranks.saturating_mul(2).max(1);
                     let more = (two..=two.saturating_mul(2).min(train.batch_size)).find(fits);
                     more.or_else(|| (1..two.min(train.batch_size)).rev().find(fits)).unwrap_or(1)
@@ -183,8 +187,8 @@ impl PipelineOptions {
         Ok(Some(String::from_utf8_lossy(&text).into_owned()))
     }
 
-    /// Returns a function that plans how a model is spread over the ranks of `world`: see
-    /// [`ParallelPlan::pipeline`]. The function logs the schedule. Collective.
+    /// Returns a function that plans how a model is spread over the stage axis of `grid`, with the
+    /// layers of a stage divided as `split` says: see [`ParallelPlan::pipeline`]. The function logs the schedule. Collective.
     ///
     /// # Errors
     /// The file of the schedule cannot be read: the same error on every rank. The function fails if
@@ -192,10 +196,14 @@ impl PipelineOptions {
     pub fn planner(
         &self,
         world: &World,
+        grid: &Grid,
+        split: Split,
         train: &TrainOptions,
     ) -> Result<impl Fn(&Model) -> Result<ParallelPlan>> {
-        let file = self.read_file(world.communicator())?;
-        Ok(move |model: &Model| self.plan(model, world.size(), train, file.as_deref()))
+        let (file, num_ranks) = (self.read_file(world.communicator())?, grid.shape.stage);
+        Ok(move |model: &Model| {
+            Ok(ParallelPlan { split, ..self.plan(model, num_ranks, train, file.as_deref())? })
+        })
     }
 
     fn plan(
@@ -208,7 +216,7 @@ impl PipelineOptions {
         let (schedule, report) = self.schedule(num_ranks, train, file)?;
         if schedule.ranks.len() != num_ranks {
             let (name, found) = (self.name(), schedule.ranks.len());
-            let why = format!("{name} is for {found} ranks, but the job has {num_ranks}");
+            let why = format!("{name} is for {found} ranks, but {num_ranks} share the layers");
             return Err(Error::input("--schedule", why));
         }
         let (num_stages, num_layers) = (schedule.num_stages, model.layers.len());

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::comm::Operation;
 use crate::device::Device;
 use crate::nn::hash_values;
-use crate::parallel::gather::Assembly;
+use crate::parallel::gather::{Assembly, Show};
 use crate::parallel::replica;
 use crate::parallel::zero::ZeroStage;
 
@@ -63,7 +63,7 @@ impl<D: Device> Trainer<'_, D> {
     }
 
     /// Returns a function that shows the values that this rank keeps of one of its tensors.
-    fn read_parameter(&self) -> impl Fn(usize, &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+    fn read_parameter(&self) -> impl Fn(usize, &mut Show<'_>) -> Result<()> {
         |local, show| self.weights.read_parameter(self.device, local, show)
     }
 
@@ -72,9 +72,7 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `whole` failed (rank 0 alone), or the transfer from the device did.
     pub fn assemble_slot(&self, slot: usize, whole: &mut dyn Assembly) -> Result<()> {
-        let read = |local, show: &mut dyn FnMut(&[f32]) -> Result<()>| {
-            self.weights.read_slot(self.device, slot, local, show)
-        };
+        let read = |local, show: &mut Show<'_>| self.weights.read_slot(self.device, slot, local, show);
         self.layout.gather(self.grid, self.grid.shape.data, &read, whole)
     }
 
@@ -94,7 +92,7 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `look` failed (rank 0 alone), or the transfer from the device did.
     pub fn gather_gradients(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        let read = |local, show: &mut dyn FnMut(&[f32]) -> Result<()>| {
+        let read = |local, show: &mut Show<'_>| {
             self.device.read(self.weights.gradients().tensor(self.device, local), show)
         };
         self.layout.look_at(self.grid, 1, &read, look)
