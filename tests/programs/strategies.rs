@@ -141,6 +141,51 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
 }
 
 #[test]
+fn hybrid_trains_in_every_layout_and_stage_of_zero() {
+    let model = "--model mlp --hidden 40,30,20,10 --epochs 2 --optimizer adamw --micro-batches 4";
+    let serial = train("sync_sgd", 1, model);
+    for (ranks, axes) in [
+        (1, ""),
+        (3, "--data 3"),
+        (4, "--data 2 --stage 2 --schedule zero-bubble"),
+        (5, "--stage 5"),
+        (6, "--tensor 3 --split gather --recompute"),
+        (8, "--data 2 --stage 2 --tensor 2"),
+    ] {
+        let mut digests = Vec::new();
+        for zero in 0..=3 {
+            let result = train("hybrid", ranks, &format!("{model} {axes} --zero {zero}"));
+            let off = result["loss"].as_f64().unwrap() - serial["loss"].as_f64().unwrap();
+            assert!(off.abs() < 1e-4, "{axes} --zero {zero}: {result} is not {serial}");
+            digests.push(result["parameters_digest"].clone());
+        }
+        assert!(digests.iter().all(|digest| *digest == digests[0]), "{axes}: {digests:?}");
+        let parts = train("hybrid", ranks, &format!("{model} {axes} --zero 3 --accumulate parts"));
+        let off = parts["loss"].as_f64().unwrap() - serial["loss"].as_f64().unwrap();
+        assert!(off.abs() < 1e-4, "{axes}: {parts} is not {serial}");
+    }
+}
+
+#[test]
+fn grids_that_do_not_fit_are_refused_with_all_numbers() {
+    let refused = |ranks, arguments: &str, why: &str| {
+        job("hybrid", ranks, arguments).run().expect(2).says_once(why);
+    };
+    refused(
+        8,
+        "--data 2 --stage 3 --tensor 2",
+        "--replicas 2 × --stage 3 × --tensor 2 make 12 ranks, but the job has 8",
+    );
+    refused(5, "--stage 2", "the job has 5 ranks, which is not a multiple of --stage 2 = 2");
+    refused(2, "--replicas 0", "--replicas: it is 0, but must be at least 1");
+    refused(3, "--stage 3 --model mlp --hidden none", "it takes a layer for each of 3 stages");
+    refused(2, "--zero 4", "invalid value '4' for '--zero <STAGE>'");
+    let alone = job("hybrid", 2, "--stage 2 --model mlp --steps 2 --zero 2").run().expect(0);
+    alone.says_once("--zero 2 has no effect with one replica");
+    alone.says_once("data 1 × stage 2 × tensor 1");
+}
+
+#[test]
 fn a_nan_ends_every_strategy_in_good_order() {
     let blown_up = "--model mlp --learning-rate 1e30 --threads 1";
     for (program, ranks) in [("pipeline", 3), ("tensor_mlp", 2)] {
