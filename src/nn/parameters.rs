@@ -91,12 +91,16 @@ impl TensorShard {
         }
     }
 
-    /// Writes the block's initial values for `seed`, which equal those of the whole tensor.
-    pub fn initialise(&self, seed: u64, block: &mut [f32]) {
+    /// Writes the initial values for `seed` of elements `part` of the block, which are those that
+    /// they have in the whole tensor.
+    pub fn initialise(&self, seed: u64, part: Range<usize>, values: &mut [f32]) {
         let mut at = 0;
         for range in self.ranges() {
-            let values = &mut block[at..at + range.len()];
-            self.spec.initial.fill(seed, &self.spec.name, range.start, values);
+            let (start, end) = (part.start.max(at), part.end.min(at + range.len()));
+            if start < end {
+                let values = &mut values[start - part.start..end - part.start];
+                self.spec.initial.fill(seed, &self.spec.name, range.start + start - at, values);
+            }
             at += range.len();
         }
     }
@@ -278,7 +282,7 @@ impl<D: Device> FlatBuffer<D> {
     pub fn initialise(&mut self, device: &D, tensors: &[TensorShard], seed: u64) -> Result<()> {
         for (index, tensor) in tensors.iter().enumerate() {
             let mut fill = |values: &mut [f32]| {
-                tensor.initialise(seed, values);
+                tensor.initialise(seed, 0..values.len(), values);
                 Ok(())
             };
             device.write(self.tensor_mut(device, index), &mut fill)?;
@@ -356,11 +360,13 @@ mod tests {
             initial: Initial::Normal { deviation: 1.0 },
         };
         let (mut whole, mut rebuilt) = (vec![0.0; 30], vec![f32::NAN; 30]);
-        TensorShard::whole(&spec).initialise(3, &mut whole);
+        TensorShard::whole(&spec).initialise(3, 0..30, &mut whole);
         for (rows, columns) in [(0..2, 0..6), (2..5, 0..1), (2..5, 1..6), (5..5, 0..6), (0..5, 2..2)] {
             let shard = TensorShard { spec: spec.clone(), rows, columns };
             let (mut block, mut same) = (vec![0.0; shard.num_elements()], vec![0.0; shard.num_elements()]);
-            shard.initialise(3, &mut block);
+            let (len, cut) = (block.len(), block.len() / 3);
+            shard.initialise(3, 0..cut, &mut block[..cut]);
+            shard.initialise(3, cut..len, &mut block[cut..]);
             shard.extract(&whole, &mut same);
             assert_eq!(block, same);
             shard.insert(&block, &mut rebuilt);

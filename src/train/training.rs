@@ -318,6 +318,7 @@ impl<'a, D: Device> Training<'a, D> {
         if run.options.check_replicas > 0 {
             checkpoints.check_replicas(&trainer, done)?;
         }
+        trainer.release();
         let digest = trainer.digest()?;
         let JournalSummary { last_loss, num_samples, median_step_ms } = journal.close();
         // the result is printed even if these fail

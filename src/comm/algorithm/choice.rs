@@ -67,6 +67,10 @@ pub(in crate::comm) fn choose(collective: Collective, call: Call, bytes: usize, 
         (Call::Started, Collective::AllReduce) => {
             all_reduce_in_order(bytes, size, if size == 2 { 2 << 20 } else { 32 << 10 }, CHUNK)
         }
+        // chunks add as they arrive and bound the inbox; shorter ones would need more attention
+        (Call::Started, Collective::ReduceScatter) => {
+            Choice { algorithm: Algorithm::Pairwise, chunk: 2 * CHUNK }
+        }
         // one round, which MPI completes by itself
         (Call::Started, _) => Choice::whole(Algorithm::Pairwise),
         // one round while latency dominates, then part by part, in chunks large enough that their

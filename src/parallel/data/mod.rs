@@ -351,6 +351,12 @@ impl<D: Device> Weights<D> {
         Ok(())
     }
 
+    /// Frees the memory that only passes need; later passes allocate it again. Not collective.
+    pub fn release(&mut self) {
+        self.parameters.release();
+        self.gradients.release();
+    }
+
     fn start_reduction(&mut self, segment: usize, is_last: bool) -> Result<()> {
         self.buckets[segment].is_started = true;
         let pending = match self.stage {

@@ -37,10 +37,6 @@ struct GradientPart<D: Device> {
     is_filled: bool,
 }
 
-/// Open segments beyond which a new one waits for the oldest reduce-scatter: one that layers write
-/// to, and one under way.
-const MOST_OPEN: usize = 2;
-
 /// The uses of gradients that decide which memory they need.
 #[derive(Debug, Clone, Copy)]
 pub struct GradientUse {
@@ -58,6 +54,12 @@ impl GradientUse {
     /// Returns true if a segment has memory only while it is open.
     pub fn is_pooled(&self) -> bool {
         self.stage >= ZeroStage::Gradients && (self.num_micro_batches == 1 || self.reduces_each())
+    }
+
+    /// Returns the number of segments that have memory at first: one that layers write to and one
+    /// under way, or, in stage 3, whose gathers take two already, one.
+    fn num_open(&self) -> usize {
+        if self.stage == ZeroStage::Parameters { 1 } else { 2 }
     }
 
     /// Returns true if every micro-batch is reduced by itself.
@@ -85,7 +87,7 @@ impl<D: Device> Gradients<D> {
         }
         let flat = FlatBuffer::without_memory(tensors, segmentation);
         let longest = flat.longest_segment();
-        let num_buffers = MOST_OPEN.min(flat.num_segments());
+        let num_buffers = usage.num_open().min(flat.num_segments());
         let free = (0..num_buffers).map(|_| device.allocate(longest, Role::Exact)).collect::<Result<_>>()?;
         let clears = usage.reduces_each();
         let part = |len| Ok(GradientPart { values: device.allocate(len, Role::Exact)?, is_filled: false });
@@ -193,6 +195,13 @@ impl<D: Device> Gradients<D> {
             && self.flat.is_here(segment)
         {
             free.push(self.flat.take(segment));
+        }
+    }
+
+    /// Frees the memory of segments that are not open; later steps allocate it again.
+    pub fn release(&mut self) {
+        if let GradientMemory::Pooled { free, .. } = &mut self.memory {
+            free.clear();
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{Partition, ZeroStage};
+use super::{Partition, TensorPart, ZeroStage};
 use crate::Result;
 use crate::comm::{Communicator, Front, Pending};
 use crate::device::{Device, Role};
@@ -56,6 +56,7 @@ pub struct Parameters<D: Device> {
     free: Vec<D::Buffer>,
     /// In stage 3, the segments that are here or on their way, longest unused first.
     gathered: VecDeque<usize>,
+    most_gathered: usize,
 }
 
 impl<D: Device> Parameters<D> {
@@ -79,30 +80,37 @@ impl<D: Device> Parameters<D> {
         } else {
             FlatBuffer::zeros(device, tensors, segmentation, Role::Parameters)?
         };
+        let most_gathered = match gathering {
+            Gathering::Step => flat.num_segments(),
+            Gathering::Pass => MOST_GATHERED.min(flat.num_segments()),
+        };
         let (mut parts, mut free) = (Vec::new(), Vec::new());
         if in_parts {
             for len in partition.lengths() {
                 parts.push(device.allocate(len, Role::Exact)?);
             }
-            let num_buffers = match gathering {
-                Gathering::Step => flat.num_segments(),
-                Gathering::Pass => MOST_GATHERED.min(flat.num_segments()),
-            };
-            for _ in 0..num_buffers {
+            for _ in 0..most_gathered {
                 free.push(device.allocate(flat.longest_segment(), Role::Parameters)?);
             }
         }
         let pending = (0..flat.num_segments()).map(|_| None).collect();
         let gathered = VecDeque::new();
-        let mut parameters = Parameters { flat, partition, gathers, stage, pending, parts, free, gathered };
+        let mut parameters =
+            Parameters { flat, partition, gathers, stage, pending, parts, free, gathered, most_gathered };
         if !in_parts {
             parameters.flat.initialise(device, tensors, seed)?;
             return Ok(parameters);
         }
         for (number, tensor) in tensors.iter().enumerate() {
-            let mut block = vec![0.0; tensor.num_elements()];
-            tensor.initialise(seed, &mut block);
-            parameters.write(device, number, &block)?;
+            let (segment, place) = parameters.flat.place(number);
+            let TensorPart { kept, block } = parameters.partition.of_tensor(segment, &place);
+            if !kept.is_empty() {
+                let into = device.view_mut(&mut parameters.parts[segment], kept);
+                device.write(into, &mut |values| {
+                    tensor.initialise(seed, block.clone(), values);
+                    Ok(())
+                })?;
+            }
         }
         Ok(parameters)
     }
@@ -181,11 +189,14 @@ impl<D: Device> Parameters<D> {
             self.gathered.push_back(segment);
             return Ok(());
         }
-        if self.free.is_empty() {
+        if self.free.is_empty() && self.gathered.len() >= self.most_gathered {
             let oldest = self.gathered.iter().copied().find(|other| *other != kept);
             self.drop_gathered(oldest.expect("there is memory for two segments"));
         }
-        let mut buffer = self.free.pop().expect("a segment was dropped");
+        let mut buffer = match self.free.pop() {
+            Some(buffer) => buffer,
+            None => device.allocate(self.flat.longest_segment(), Role::Parameters)?,
+        };
         let (owned, len) = (self.partition.owned(segment), self.flat.segment_len(segment));
         let part = device.view(&self.parts[segment], 0..owned.len());
         device.copy(part, device.view_mut(&mut buffer, owned));
@@ -207,6 +218,14 @@ impl<D: Device> Parameters<D> {
             self.gathered.remove(at);
             self.free.push(self.flat.take(segment));
         }
+    }
+
+    /// Drops all gathered segments and frees their memory; later passes allocate it again.
+    pub fn release(&mut self) {
+        while let Some(segment) = self.gathered.front() {
+            self.drop_gathered(*segment);
+        }
+        self.free.clear();
     }
 
     /// Borrows the elements of `segment` that this rank updates.

@@ -107,6 +107,12 @@ impl<D: Device> Trainer<'_, D> {
         self.layout.digest(self.grid, self.num_keepers(), &self.read_parameter())
     }
 
+    /// Frees the memory that only passes need, so that whole tensors can be gathered in it; later
+    /// passes allocate it again. Not collective.
+    pub fn release(&mut self) {
+        self.weights.release();
+    }
+
     /// Checks that all replicas hold the same bits after step `step`: of the parameters and of the
     /// optimizer's slots, as far as every replica keeps all of them. Collective.
     ///
