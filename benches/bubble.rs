@@ -27,7 +27,7 @@ use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::schedule::PipelineScheduleKind;
-use phalanx::parallel::zero::Accumulation;
+use phalanx::parallel::zero::{Accumulation, Gathering};
 use phalanx::trace::{self, Name};
 use phalanx::train::{RunRequests, Trainer, TrainerSettings, name_of};
 use support::mpiexec;
@@ -82,7 +82,8 @@ fn measure(kind: PipelineScheduleKind) -> Result<()> {
     };
     let batch_size = ROWS * MICRO_BATCHES;
     let (optimizer, learning_rate) = (OptimizerSettings::new(Rule::Sgd), LearningRateSchedule::constant(0.0));
-    let settings = TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 1 };
+    let settings =
+        TrainerSettings { batch_size, sync, gathering: Gathering::Pass, optimizer, learning_rate, seed: 1 };
     let mut trainer = Trainer::new(&Sleeper, &grid, &model, &plan, settings)?;
     let set = Synthetic::open(Features::Flat(WIDTH), Targets::Nothing, 0, batch_size, 1)?;
     let mut batches = Batches::new(set, Sampler::new(batch_size, batch_size, Order::Sequential, 1), None);

@@ -20,7 +20,7 @@ use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
-use phalanx::parallel::zero::Accumulation;
+use phalanx::parallel::zero::{Accumulation, Gathering};
 use phalanx::train::{RunRequests, Trainer, TrainerSettings};
 
 /// The duration of each measurement in seconds.
@@ -182,7 +182,8 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
     };
     let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(rule) };
     let (batch_size, learning_rate) = (case.batch_size, LearningRateSchedule::constant(1e-4));
-    let settings = TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 1 };
+    let settings =
+        TrainerSettings { batch_size, sync, gathering: Gathering::Pass, optimizer, learning_rate, seed: 1 };
     let mut trainer = Trainer::new(&device, &grid, &model, &plan, settings)?;
     let set = Synthetic::open(model.input, targets, 0, case.batch_size, 1)?;
     let sampler = Sampler::new(case.batch_size, case.batch_size, Order::Sequential, 1);

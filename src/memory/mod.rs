@@ -38,22 +38,36 @@ pub fn num_maps() -> usize {
     NUM_MAPS.load(Ordering::Relaxed)
 }
 
-/// Refuses a size above the total memory of this machine. Linux would grant it, and later kill the
-/// process that uses it.
-///
-/// # Errors
-/// `bytes` is above the total memory; the message has both sizes.
-pub fn check_room(bytes: usize) -> std::result::Result<(), String> {
+/// The number of bytes in the memory maps made so far.
+static NUM_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the number of bytes of all values for which this process has made memory maps here.
+#[doc(hidden)]
+pub fn num_mapped_bytes() -> usize {
+    NUM_BYTES.load(Ordering::Relaxed)
+}
+
+/// Returns the total memory of this machine, with its swap space, in bytes, if the system reports
+/// it.
+pub fn total_bytes() -> Option<usize> {
     static TOTAL: OnceLock<Option<usize>> = OnceLock::new();
-    let total = TOTAL.get_or_init(|| {
+    *TOTAL.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let kibibytes = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<usize>().ok()
         };
         Some((kibibytes("MemTotal")? + kibibytes("SwapTotal").unwrap_or(0)).saturating_mul(1024))
-    });
-    match *total {
+    })
+}
+
+/// Refuses a size above the total memory of this machine. Linux would grant it, and later kill the
+/// process that uses it.
+///
+/// # Errors
+/// `bytes` is above the total memory; the message has both sizes.
+pub fn check_room(bytes: usize) -> std::result::Result<(), String> {
+    match total_bytes() {
         Some(total) if bytes > total => {
             let gibibytes = |bytes: usize| bytes as f64 / f64::from(1 << 30);
             Err(format!("that is {:.1} GiB, and this machine has {:.1}", gibibytes(bytes), gibibytes(total)))
@@ -89,6 +103,7 @@ impl<T: Pod> Memory<T> {
         let is_large = bytes >= HUGE_PAGE;
         let room = if is_large { bytes.saturating_add(HUGE_PAGE) } else { bytes.max(1) };
         NUM_MAPS.fetch_add(1, Ordering::Relaxed);
+        NUM_BYTES.fetch_add(bytes, Ordering::Relaxed);
         let map = MmapMut::map_anon(room).map_err(|error| fail(&error))?;
         let mut start = 0;
         if is_large {

@@ -165,11 +165,3 @@ fn rows_until(step: u64, is_json: bool, file: &File) -> io::Result<u64> {
     }
     Ok(kept)
 }
-
-/// Returns the peak memory of this process, in megabytes, if the system reports it.
-pub fn peak_memory_mb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kibibytes =
-        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"))?;
-    Some(kibibytes.parse::<f64>().ok()? * 1.024e-3)
-}

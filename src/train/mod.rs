@@ -5,6 +5,7 @@ mod checkpoints;
 mod feed;
 mod identity;
 mod journal;
+mod memory;
 mod metrics;
 mod options;
 mod resume;

@@ -7,7 +7,8 @@ use std::time::Instant;
 use super::checkpoints::{CheckpointSettings, Checkpoints};
 use super::identity::{self, Identity};
 use super::journal::{Journal, JournalSummary, RunLength};
-use super::metrics::{ResultLine, peak_memory_mb};
+use super::memory::{self, MemoryPlan};
+use super::metrics::ResultLine;
 use super::options::{Resume, TrainOptions, name_of};
 use super::resume::{self, Resumed, RunPosition, Start};
 use super::samples::Samples;
@@ -32,6 +33,7 @@ pub(super) struct Run<'a> {
     pub(super) options: &'a TrainOptions,
     pub(super) model: &'a Model,
     pub(super) plan: &'a ParallelPlan,
+    pub(super) memory: MemoryPlan,
     /// The number of threads of each rank.
     pub(super) threads: usize,
     /// The time at which the run began.
@@ -188,6 +190,7 @@ impl<'a, D: Device> Training<'a, D> {
         let settings = TrainerSettings {
             batch_size: options.batch_size.min(samples.train.dataset().num_samples()),
             sync: options.sync_settings(),
+            gathering: run.memory.gathering,
             optimizer: options.optimizer.settings(),
             learning_rate: options.optimizer.schedule(num_steps),
             seed: options.seed,
@@ -318,6 +321,7 @@ impl<'a, D: Device> Training<'a, D> {
         if run.options.check_replicas > 0 {
             checkpoints.check_replicas(&trainer, done)?;
         }
+        memory::log_reached(run.world)?;
         trainer.release();
         let digest = trainer.digest()?;
         let JournalSummary { last_loss, num_samples, median_step_ms } = journal.close();
@@ -340,7 +344,7 @@ impl<'a, D: Device> Training<'a, D> {
             accuracy: tested.and_then(|outcome| outcome.accuracy),
             samples_per_second: if self.seconds > 0.0 { num_samples as f64 / self.seconds } else { 0.0 },
             median_step_ms,
-            peak_memory_mb: peak_memory_mb(),
+            peak_memory_mb: memory::peak_memory_mb(),
             parameters_digest: format!("{digest:032x}"),
         };
         if run.world.is_root() {

@@ -66,7 +66,7 @@ const DIFFERENT: [(&str, &[(&str, &str)]); 6] = [
             ("--warmup-steps 3", "--warmup-steps is 0 on rank 0 and 3 on rank"),
             ("--final-learning-rate 0.01", "--final-learning-rate is 0 on rank 0 and 0.01 on rank"),
             ("--clip-norm 1", "--clip-norm is unset on rank 0 and 1 on rank"),
-            ("--bucket-mb 1", "--bucket-mb is 25 on rank 0 and 1 on rank"),
+            ("--bucket-mb 1", "--bucket-mb is unset on rank 0 and 1 on rank"),
             ("--overlap off", "--overlap is on on rank 0 and off on rank"),
             ("--zero 1", "--zero is auto on rank 0 and 1 on rank"),
             ("--check-replicas 5", "--check-replicas is 1000 on rank 0 and 5 on rank"),

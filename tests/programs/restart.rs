@@ -194,7 +194,7 @@ fn any_program_goes_on_from_any_other_s_checkpoint() {
     ];
     let run = |program: &str, ranks: usize, arguments: &str| {
         let (program, more) = program.split_once(' ').unwrap_or((program, ""));
-        let more = more.replace("{}", if ranks % 2 == 0 { "2" } else { "1" });
+        let more = more.replace("{}", if ranks.is_multiple_of(2) { "2" } else { "1" });
         job(program, ranks, &format!("{MODEL} {more} {arguments}")).run()
     };
     let whole = at("whole.h5");

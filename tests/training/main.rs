@@ -49,6 +49,7 @@ static CASES: &[Case] = &[
     Case { name: "clipping_counts_every_parameter_once", ranks: ALL, run: replicas::clipping::<Cpu> },
     Case { name: "ranks_without_samples", ranks: ALL, run: replicas::ranks_without_samples::<Cpu> },
     Case { name: "zero_same_bits", ranks: ALL, run: replicas::zero_same_bits::<Cpu> },
+    Case { name: "footprints", ranks: ALL, run: replicas::footprints },
     Case { name: "the_same_twice", ranks: ALL, run: replicas::the_same_twice::<Cpu> },
     Case { name: "worked_example_gradient_descent", ranks: &[1, 2], run: replicas::gradient_descent::<Cpu> },
     Case { name: "replica_check_names_the_rank", ranks: &[2, 3, 4], run: replica_check },

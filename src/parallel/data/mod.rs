@@ -14,13 +14,14 @@
 //! a bucket's parameters change only after the backward pass has left all its layers; the sums have
 //! a fixed order, so every rank gets the same bits in every run.
 
+mod plan;
 mod state;
 mod update;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::bucket::buckets;
+pub use self::plan::StatePlan;
 use super::layout::Layout;
 use super::stage::Accumulate;
 use super::zero::{
@@ -30,7 +31,7 @@ use super::zero::{
 use crate::Result;
 use crate::comm::{Communicator, Front, Grid, Operation, Pending};
 use crate::device::{Device, Role, totals};
-use crate::nn::{FlatBuffer, Segmentation};
+use crate::nn::FlatBuffer;
 use crate::optim::{Optimizer, OptimizerSettings, Update};
 
 /// The settings of the reduction of gradients.
@@ -62,14 +63,6 @@ pub struct WeightSettings {
     /// The seed of the initial parameters.
     pub seed: u64,
 }
-
-/// Below this many parameters per rank the latency of a message outweighs its bytes, and one
-/// operation is faster than two with the update in between.
-const SMALL_PART: usize = 1 << 16;
-
-/// The length of every shard is a multiple of this many elements, so that shards begin on a cache
-/// line.
-const SHARD_MULTIPLE: usize = 32;
 
 /// The communicators of [`Weights`], created before anything that can fail on one rank alone.
 pub struct SyncChannels {
@@ -147,21 +140,10 @@ impl<D: Device> Weights<D> {
     ) -> Result<Weights<D>> {
         let WeightSettings { sync, optimizer, num_micro_batches, gathering, seed } = settings;
         let SyncChannels { reductions, gathers, norms } = channels;
-        let (rank, size) = (reductions.rank(), reductions.size());
         let shards = layout.shards();
-        let num_elements: usize = shards.iter().map(|shard| shard.num_elements()).sum();
-        let faster = if num_elements / size < SMALL_PART { ZeroStage::None } else { ZeroStage::Slots };
-        let stage = if size == 1 { ZeroStage::None } else { sync.zero.unwrap_or(faster) };
-        let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
-        let segmentation = Segmentation { segments, multiple: size * SHARD_MULTIPLE };
-        let lengths = segmentation.segment_lengths(&shards);
-        let partition = Partition::new(&lengths, rank, size);
-        let usage = GradientUse {
-            stage,
-            accumulation: sync.accumulation,
-            num_micro_batches,
-            clips: sync.clip_norm.is_some(),
-        };
+        let StatePlan { stage, segmentation, lengths, usage } =
+            StatePlan::new(layout, reductions.size(), sync, num_micro_batches);
+        let partition = Partition::new(&lengths, reductions.rank(), reductions.size());
         let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
         let parameters = ParameterSettings { stage, gathering, seed };
         Ok(Weights {
@@ -390,23 +372,4 @@ impl<D: Device> Reduction<D> {
     fn test(&mut self) -> bool {
         self.pending.as_mut().is_none_or(Pending::test)
     }
-}
-
-/// Cuts the tensors of `layout` into buckets of at most `most` elements. A layer is never cut, nor
-/// do layers of two stages share a bucket.
-fn segments(layout: &Layout, most: usize) -> Vec<Range<usize>> {
-    let mut segments = Vec::new();
-    for stage in &layout.stages {
-        let layers: Vec<Range<usize>> =
-            (0..stage.num_pieces()).map(|at| stage.tensors_of(at)).filter(|own| !own.is_empty()).collect();
-        let len =
-            |own: &Range<usize>| layout.tensors[own.clone()].iter().map(|(_, s)| s.num_elements()).sum();
-        let lengths: Vec<usize> = layers.iter().map(len).collect();
-        for bucket in buckets(&lengths, most) {
-            segments.push(layers[bucket.start].start..layers[bucket.end - 1].end);
-        }
-    }
-    let num_tensors: usize = segments.iter().map(ExactSizeIterator::len).sum();
-    assert_eq!(num_tensors, layout.tensors.len(), "every tensor belongs to a layer");
-    segments
 }

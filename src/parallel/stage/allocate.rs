@@ -1,13 +1,44 @@
 //! The allocation of the arrays of a stage's passes.
 
 use super::arrays::{Activations, Gradients, Inner};
-use super::{Head, Stage};
+use super::{Head, Position, Stage};
 use crate::Result;
 use crate::device::{Device, Role};
 use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::Exchanger;
 
+/// The numbers of values of a row in the arrays of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowWidths {
+    /// In the arrays of a slot that recomputation keeps: the values at the ends, and the targets.
+    pub ends: usize,
+    /// In the other arrays of a slot.
+    pub inner: usize,
+    /// In the arrays of a set of gradients.
+    pub gradients: usize,
+}
+
 impl Stage {
+    /// Returns the numbers of values of a row in the arrays that [`Stage::activations`],
+    /// [`Stage::inner`] and [`Stage::gradients`] allocate.
+    pub fn row_widths(&self) -> RowWidths {
+        let last = self.positions[self.pieces.len()];
+        let width_of = |find: &dyn Fn(&Position) -> bool| {
+            self.positions.iter().find(|position| find(position)).map_or(0, |position| position.width)
+        };
+        let saved = self.pieces.iter().map(|piece| match &piece.piece {
+            Piece::Layer(layer) => layer.saved_len(),
+            Piece::Exchange(_) => 0,
+        });
+        let end = if last.value > 0 { last.width } else { 0 };
+        RowWidths {
+            ends: self.positions[0].width + end + self.head.as_ref().map_or(0, Head::targets_per_row),
+            inner: (1..last.value).map(|number| width_of(&|at| at.value == number)).sum::<usize>()
+                + saved.sum::<usize>(),
+            gradients: (0..=last.gradient).map(|number| width_of(&|at| at.gradient == number)).sum(),
+        }
+    }
+
     /// Allocates the arrays of micro-batches of at most `rows` rows; only those at the ends if the
     /// others are swapped in. Not collective.
     ///

@@ -15,6 +15,7 @@ mod tests;
 
 use std::ops::Range;
 
+pub use allocate::RowWidths;
 pub use arrays::{Activations, Gradients, Inner};
 
 use super::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};

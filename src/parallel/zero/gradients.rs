@@ -58,8 +58,13 @@ impl GradientUse {
 
     /// Returns the number of segments that have memory at first: one that layers write to and one
     /// under way, or, in stage 3, whose gathers take two already, one.
-    fn num_open(&self) -> usize {
+    pub fn num_open(&self) -> usize {
         if self.stage == ZeroStage::Parameters { 1 } else { 2 }
+    }
+
+    /// Returns true if the owned parts have memory of their own.
+    pub fn keeps_parts(&self) -> bool {
+        self.is_pooled() && (self.clips || self.reduces_each())
     }
 
     /// Returns true if every micro-batch is reduced by itself.
@@ -91,7 +96,7 @@ impl<D: Device> Gradients<D> {
         let free = (0..num_buffers).map(|_| device.allocate(longest, Role::Exact)).collect::<Result<_>>()?;
         let clears = usage.reduces_each();
         let part = |len| Ok(GradientPart { values: device.allocate(len, Role::Exact)?, is_filled: false });
-        let parts = if usage.clips || clears {
+        let parts = if usage.keeps_parts() {
             partition.lengths().into_iter().map(part).collect::<Result<_>>()?
         } else {
             Vec::new()

@@ -38,6 +38,16 @@ pub struct ParameterSettings {
     pub seed: u64,
 }
 
+impl Gathering {
+    /// Returns the most of `num_segments` that are gathered at a time.
+    pub fn most(self, num_segments: usize) -> usize {
+        match self {
+            Gathering::Step => num_segments,
+            Gathering::Pass => MOST_GATHERED.min(num_segments),
+        }
+    }
+}
+
 /// Gathered segments at a time with [`Gathering::Pass`]: the one that is read and the next one.
 const MOST_GATHERED: usize = 2;
 
@@ -80,10 +90,7 @@ impl<D: Device> Parameters<D> {
         } else {
             FlatBuffer::zeros(device, tensors, segmentation, Role::Parameters)?
         };
-        let most_gathered = match gathering {
-            Gathering::Step => flat.num_segments(),
-            Gathering::Pass => MOST_GATHERED.min(flat.num_segments()),
-        };
+        let most_gathered = gathering.most(flat.num_segments());
         let (mut parts, mut free) = (Vec::new(), Vec::new());
         if in_parts {
             for len in partition.lengths() {

@@ -19,7 +19,7 @@ impl TrainOptions {
         let batch = self.batch_size;
         positive("--batch-size", batch as f64)?;
         positive("--micro-batches", self.micro_batches() as f64)?;
-        positive("--bucket-mb", self.bucket_mb)?;
+        positive("--bucket-mb", self.bucket_mb.unwrap_or(1.0))?;
         self.optimizer.check()?;
         self.model.check()?;
         at_most("--threads", self.threads.unwrap_or(1), 1024)?;

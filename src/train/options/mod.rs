@@ -93,15 +93,10 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub threads: Option<usize>,
 
-    /// Largest bucket of gradients that is summed by one operation, in MB
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MB",
-        default_value_t = 25.0,
-        help_heading = "Machine"
-    )]
-    pub bucket_mb: f64,
+    /// Largest bucket of gradients that is summed by one operation, in MB, or one layer if that is
+    /// larger [default: 25, with --zero 2 or 3, which need memory for several buckets, 4]
+    #[arg(long, allow_negative_numbers = true, value_name = "MB", help_heading = "Machine")]
+    pub bucket_mb: Option<f64>,
 
     /// Exchange gradients during the backward pass
     #[arg(long, value_enum, default_value = "on", help_heading = "Machine")]
@@ -166,8 +161,10 @@ impl TrainOptions {
 
     /// Returns the settings for the sum of gradients over the replicas.
     pub fn sync_settings(&self) -> SyncSettings {
+        let is_small = self.zero.0.is_some_and(|stage| stage >= ZeroStage::Gradients);
+        let bucket_mb = self.bucket_mb.unwrap_or(if is_small { 4.0 } else { 25.0 });
         SyncSettings {
-            bucket_bytes: (self.bucket_mb * 1e6) as usize,
+            bucket_bytes: (bucket_mb * 1e6) as usize,
             zero: self.zero.0,
             accumulation: self.accumulate,
             overlap: self.overlap == Switch::On,

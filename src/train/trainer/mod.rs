@@ -30,6 +30,8 @@ pub struct TrainerSettings {
     pub batch_size: usize,
     /// The settings of the sum of gradients over the replicas.
     pub sync: SyncSettings,
+    /// The time for which gathered parameters are kept in stage 3 of ZeRO.
+    pub gathering: Gathering,
     /// The optimizer's rule and constants.
     pub optimizer: OptimizerSettings,
     /// The learning rate of every step.
@@ -82,14 +84,13 @@ impl<'a, D: Device> Trainer<'a, D> {
         plan: &ParallelPlan,
         settings: TrainerSettings,
     ) -> Result<Trainer<'a, D>> {
-        let TrainerSettings { batch_size, sync, optimizer, learning_rate, seed } = settings;
+        let TrainerSettings { batch_size, sync, gathering, optimizer, learning_rate, seed } = settings;
         let (sync_channels, pipeline_channels) = (SyncChannels::new(grid), PipelineChannels::new(grid));
         let share = batch_size.div_ceil(grid.data.size());
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
         let allocate = || {
             let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
             let num_micro_batches = plan.schedule.num_micro_batches;
-            let gathering = Gathering::Pass;
             let settings = WeightSettings { sync, optimizer, num_micro_batches, gathering, seed };
             let weights = Weights::new(device, &layout, model.tensors.len(), sync_channels, settings)?;
             let (schedule, recompute) = (&plan.schedule, plan.recompute);

@@ -230,7 +230,7 @@ pub fn grids<D: TestDevice>(world: &World) {
                 }
                 for (recompute, bucket_bytes) in [(false, 1234), (true, 25_000_000)] {
                     number += 1;
-                    if number % every != 0 {
+                    if !number.is_multiple_of(every) {
                         continue;
                     }
                     let plan = ParallelPlan { split, recompute, ..plan.clone() };

@@ -19,7 +19,7 @@ use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
-use phalanx::parallel::zero::ZeroStage;
+use phalanx::parallel::zero::{Gathering, ZeroStage};
 use phalanx::train::{RunRequests, StepOutcome, Trainer, TrainerSettings};
 
 /// True while allocations are recorded.
@@ -85,7 +85,7 @@ pub fn serial_grid(world: &World) -> Grid {
 pub fn settings(batch_size: usize, sync: SyncSettings) -> TrainerSettings {
     let (optimizer, learning_rate) =
         (OptimizerSettings::new(Rule::Sgd), LearningRateSchedule::constant(0.01));
-    TrainerSettings { batch_size, sync, optimizer, learning_rate, seed: 11 }
+    TrainerSettings { batch_size, sync, gathering: Gathering::Pass, optimizer, learning_rate, seed: 11 }
 }
 
 /// Returns a table of inputs with real targets.

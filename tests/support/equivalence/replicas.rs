@@ -3,14 +3,17 @@
 use clap::ValueEnum as _;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::device::Activation;
+use phalanx::device::Cpu;
+use phalanx::memory;
 use phalanx::nn::{Features, Loss, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
-use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::footprint::{Footprint, FootprintSettings};
+use phalanx::parallel::layout::{Layout, ParallelPlan};
 use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::{Accumulation, ZeroStage};
-use phalanx::train::TrainerSettings;
+use phalanx::train::{Trainer, TrainerSettings};
 
 use super::layouts::pipeline_plan;
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings, small_table};
@@ -161,6 +164,53 @@ pub fn zero_same_bits<D: TestDevice>(world: &World) {
                     assert_eq!(run(zero), expected, "{rule:?} {shape:?} {zero:?} {bucket_bytes}");
                 }
             }
+        }
+    }
+}
+
+/// Holds the memory that a plan says to the memory that a trainer allocates, for every way to reduce
+/// gradients, with and without recomputation.
+pub fn footprints(world: &World) {
+    let network = Network::deep_mlp(300, 5);
+    let model = network.build(Features::Flat(300)).unwrap();
+    let size = world.size();
+    let mut layouts = vec![(GridShape::data(size), PipelineScheduleKind::Sequential, false)];
+    layouts.push((GridShape { data: 1, stage: 1, tensor: size }, PipelineScheduleKind::Sequential, false));
+    if size.is_multiple_of(2) {
+        let shape = GridShape { data: size / 2, stage: 2, tensor: 1 };
+        layouts.push((shape, PipelineScheduleKind::OneForwardOneBackward, false));
+        layouts.push((shape, PipelineScheduleKind::ZeroBubble, true));
+    }
+    for (shape, kind, recompute) in layouts {
+        for ((sync, num_micro_batches), optimizer) in
+            ways().into_iter().zip([Rule::AdamW, Rule::Sgd].repeat(9))
+        {
+            let grid = Grid::new(world, shape).unwrap();
+            let plan = pipeline_plan(&model, kind, shape.stage, num_micro_batches);
+            let plan = ParallelPlan { recompute, ..plan };
+            let optimizer = OptimizerSettings::new(optimizer);
+            let settings = TrainerSettings { optimizer, ..settings(64, sync) };
+            let layout = Layout::new(&model, shape, grid.all.rank(), &plan).unwrap();
+            let expected = Footprint::new(
+                &layout,
+                &plan,
+                &FootprintSettings {
+                    shape,
+                    stage_rank: grid.stage.rank(),
+                    batch_size: 64,
+                    sync,
+                    num_slots: optimizer.num_slots(),
+                    gathering: settings.gathering,
+                },
+            );
+            let before = memory::num_mapped_bytes();
+            let trainer = Trainer::new(Cpu::shared(), &grid, &model, &plan, settings).unwrap();
+            let found = memory::num_mapped_bytes() - before;
+            drop(trainer);
+            // messages reuse the memory of earlier ones
+            let least = expected.total() - expected.messages;
+            let most = expected.total() + expected.total() / 50 + 4096;
+            assert!((least..=most).contains(&found), "{found} {expected:?} {shape:?} {kind:?} {sync:?}");
         }
     }
 }

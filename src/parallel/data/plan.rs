@@ -1,0 +1,70 @@
+//! The segments of a rank's state, and what each replica keeps of them: pure logic.
+
+use std::ops::Range;
+
+use super::SyncSettings;
+use crate::nn::{Segmentation, TensorShard};
+use crate::parallel::bucket::buckets;
+use crate::parallel::layout::Layout;
+use crate::parallel::zero::{GradientUse, ZeroStage};
+
+/// Below this many parameters per rank the latency of a message outweighs its bytes, and one
+/// operation is faster than two with the update in between.
+const SMALL_PART: usize = 1 << 16;
+
+/// Shards begin on a cache line.
+const SHARD_MULTIPLE: usize = 32;
+
+/// The plan of a rank's state.
+#[derive(Debug, Clone)]
+pub struct StatePlan {
+    /// The stage of ZeRO; [`ZeroStage::None`] if there is one replica.
+    pub stage: ZeroStage,
+    /// The tensors of each segment.
+    pub segmentation: Segmentation,
+    /// The padded length of each segment.
+    pub lengths: Vec<usize>,
+    /// The memory that gradients need.
+    pub usage: GradientUse,
+}
+
+impl StatePlan {
+    /// Plans the state of the tensors of `layout`, which `num_replicas` share.
+    pub fn new(
+        layout: &Layout,
+        num_replicas: usize,
+        sync: SyncSettings,
+        num_micro_batches: usize,
+    ) -> StatePlan {
+        let shards = layout.shards();
+        let num_elements: usize = shards.iter().map(TensorShard::num_elements).sum();
+        let is_small = num_elements / num_replicas < SMALL_PART;
+        let fastest = if is_small { ZeroStage::None } else { ZeroStage::Slots };
+        let stage = if num_replicas == 1 { ZeroStage::None } else { sync.zero.unwrap_or(fastest) };
+        let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
+        let segmentation = Segmentation { segments, multiple: num_replicas * SHARD_MULTIPLE };
+        let lengths = segmentation.segment_lengths(&shards);
+        let (accumulation, clips) = (sync.accumulation, sync.clip_norm.is_some());
+        let usage = GradientUse { stage, accumulation, num_micro_batches, clips };
+        StatePlan { stage, segmentation, lengths, usage }
+    }
+}
+
+/// Cuts the tensors of `layout` into buckets of at most `most` elements. A layer is never cut, nor
+/// do layers of two stages share a bucket.
+fn segments(layout: &Layout, most: usize) -> Vec<Range<usize>> {
+    let mut segments = Vec::new();
+    for stage in &layout.stages {
+        let layers: Vec<Range<usize>> =
+            (0..stage.num_pieces()).map(|at| stage.tensors_of(at)).filter(|own| !own.is_empty()).collect();
+        let len =
+            |own: &Range<usize>| layout.tensors[own.clone()].iter().map(|(_, s)| s.num_elements()).sum();
+        let lengths: Vec<usize> = layers.iter().map(len).collect();
+        for bucket in buckets(&lengths, most) {
+            segments.push(layers[bucket.start].start..layers[bucket.end - 1].end);
+        }
+    }
+    let num_tensors: usize = segments.iter().map(ExactSizeIterator::len).sum();
+    assert_eq!(num_tensors, layout.tensors.len(), "every tensor belongs to a layer");
+    segments
+}

@@ -1,0 +1,107 @@
+//! The memory that a rank needs to train, computed before anything is allocated: pure logic.
+//!
+//! A test holds every term to the allocations of a trainer.
+
+use super::data::{StatePlan, SyncSettings};
+use super::layout::{Layout, ParallelPlan};
+use super::pipeline::program::RankProgram;
+use super::stage::{RowWidths, Stage};
+use super::zero::{Gathering, ZeroStage};
+use crate::comm::GridShape;
+
+/// The memory of a rank, in bytes, for values of 4 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Footprint {
+    /// The parameters, or this rank's part and the gathered segments.
+    pub parameters: usize,
+    /// The gradients, or the open segments and this rank's part.
+    pub gradients: usize,
+    /// The optimizer's slots.
+    pub slots: usize,
+    /// The activations and their gradients, of all micro-batches under way.
+    pub activations: usize,
+    /// Of these, the activations of one micro-batch.
+    pub micro_batch: usize,
+    /// The values on their way from other ranks.
+    pub messages: usize,
+}
+
+/// The settings of a run on which its memory depends.
+#[derive(Debug, Clone, Copy)]
+pub struct FootprintSettings {
+    /// The shape of the grid.
+    pub shape: GridShape,
+    /// This rank's number on the stage axis.
+    pub stage_rank: usize,
+    /// The largest global batch, in samples.
+    pub batch_size: usize,
+    /// The settings of the reduction of gradients.
+    pub sync: SyncSettings,
+    /// The number of values that the optimizer keeps for each parameter.
+    pub num_slots: usize,
+    /// The time for which gathered parameters are kept in stage 3.
+    pub gathering: Gathering,
+}
+
+/// The most values of a reduction that are on their way to a rank at a time: two chunks of each of
+/// two buckets.
+const MOST_ON_THE_WAY: usize = 4 * (2 << 20) / size_of::<f32>();
+
+impl Footprint {
+    /// Returns the memory of the rank with `layout`, which `plan` made.
+    pub fn new(layout: &Layout, plan: &ParallelPlan, settings: &FootprintSettings) -> Footprint {
+        let FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering } = *settings;
+        let num_micro_batches = plan.schedule.num_micro_batches;
+        let StatePlan { stage, lengths, usage, .. } =
+            StatePlan::new(layout, shape.data, sync, num_micro_batches);
+        let (total, longest) = (lengths.iter().sum::<usize>(), lengths.iter().copied().max().unwrap_or(0));
+        let part = total / shape.data;
+        let parameters = match stage {
+            ZeroStage::Parameters => part + gathering.most(lengths.len()) * longest,
+            _ => total,
+        };
+        let gradients = if usage.is_pooled() {
+            let kept = if usage.keeps_parts() { part } else { 0 };
+            usage.num_open().min(lengths.len()) * longest + kept
+        } else {
+            total
+        };
+        let slots = num_slots * if stage == ZeroStage::None { total } else { part };
+        let rows = batch_size.div_ceil(shape.data).div_ceil(num_micro_batches);
+        let (activations, micro_batch) = activations(layout, plan, stage_rank, rows);
+        let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
+        let exchange = if shape.tensor > 1 { 2 * rows * widest } else { 0 };
+        let reduction = if shape.data > 1 { longest.min(MOST_ON_THE_WAY) } else { 0 };
+        let bytes = |values: usize| values * size_of::<f32>();
+        Footprint {
+            parameters: bytes(parameters),
+            gradients: bytes(gradients),
+            slots: bytes(slots),
+            activations: bytes(activations),
+            micro_batch: bytes(micro_batch),
+            messages: bytes(exchange + reduction),
+        }
+    }
+
+    /// Returns the sum.
+    pub fn total(&self) -> usize {
+        self.parameters + self.gradients + self.slots + self.activations + self.messages
+    }
+}
+
+/// Returns the numbers of values of all activations and gradients of a rank, and of the activations
+/// of one micro-batch, of at most `rows` rows.
+fn activations(layout: &Layout, plan: &ParallelPlan, stage_rank: usize, rows: usize) -> (usize, usize) {
+    let training = RankProgram::new(&plan.schedule, stage_rank);
+    let evaluation = RankProgram::new(&plan.schedule.forward_only(), stage_rank);
+    let (mut all, mut one) = (0, 0);
+    for (local, stage) in layout.stages.iter().enumerate() {
+        let RowWidths { ends, inner, gradients } = stage.row_widths();
+        let num_slots = training.num_slots[local].max(evaluation.num_slots[local]);
+        let num_sets = training.num_sets[local].max(1);
+        let num_inner = if plan.recompute { num_sets + 1 } else { num_slots };
+        all += rows * (num_slots * ends + num_inner * inner + num_sets * gradients);
+        one += rows * (ends + if plan.recompute { 0 } else { inner });
+    }
+    (all, one)
+}
