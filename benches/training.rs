@@ -29,6 +29,7 @@ struct Case {
 #[derive(Clone, Copy)]
 enum Program {
     SyncSgd,
+    Zero(&'static str),
     TensorMlp(&'static str),
     Pipeline(&'static str),
 }
@@ -38,6 +39,7 @@ impl Program {
     fn parts(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Program::SyncSgd => ("sync_sgd", env!("CARGO_BIN_EXE_sync_sgd"), ""),
+            Program::Zero(options) => ("sync_sgd", env!("CARGO_BIN_EXE_sync_sgd"), options),
             Program::TensorMlp(options) => ("tensor_mlp", env!("CARGO_BIN_EXE_tensor_mlp"), options),
             Program::Pipeline(options) => ("pipeline", env!("CARGO_BIN_EXE_pipeline"), options),
         }
@@ -79,6 +81,10 @@ const CASES: &[Case] = &[
     lenet(2),
     deep(1, Program::SyncSgd),
     deep(2, Program::SyncSgd),
+    deep(2, Program::Zero("--zero 0")),
+    deep(2, Program::Zero("--zero 1")),
+    deep(2, Program::Zero("--zero 2")),
+    deep(2, Program::Zero("--zero 3")),
     deep(2, Program::TensorMlp("--split pairs")),
     deep(2, Program::TensorMlp("--split gather")),
     deep(2, Program::Pipeline("--micro-batches 8 --schedule gpipe")),

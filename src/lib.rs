@@ -74,8 +74,12 @@
 //!
 //! * *Shard*: the section of something divided among ranks that one rank holds: of a tensor, of the
 //!   rows of a batch, of a list.
-//! * *Replica*: one of several ranks, or groups of ranks, that hold equal parameters. *Bucket*: a
-//!   segment of gradients, which is reduced in one message.
+//! * *Replica*: one of several ranks, or groups of ranks, that hold equal parameters, or a *part*
+//!   each of the same ones. *Bucket*: a segment of gradients, which is reduced in one message.
+//! * *ZeRO*: the division of a model's state among its replicas, in stages 0 to 3. *Owned*: said of
+//!   the part that a replica updates. *Gathered*: said of parameters that a replica holds whole for
+//!   as long as layers read them. *Open*: said of a segment of gradients that layers write to.
+//! * *Footprint*: the memory that a rank needs.
 //! * *Stage*: consecutive layers that one rank runs. *Micro-batch*: the rows of a batch that pass
 //!   through a stage at once. *Schedule*: the *actions* (passes and messages) of every stage in one
 //!   step, in order. *Bubble*: the time in a step in which stages are idle.
