@@ -8,6 +8,7 @@ mod loss;
 mod model;
 mod network;
 mod parameters;
+mod tensor;
 
 #[cfg(test)]
 mod tests;
@@ -18,4 +19,5 @@ pub use layer::{Layer, Tape};
 pub use loss::Loss;
 pub use model::Model;
 pub use network::{Module, Network};
-pub use parameters::{FlatBuffer, Segmentation, TensorShard, TensorSpec, hash_values};
+pub use parameters::{FlatBuffer, Segmentation, hash_values};
+pub use tensor::{TensorShard, TensorSpec};

@@ -13,98 +13,9 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::Initial;
+use super::tensor::TensorShard;
 use crate::Result;
 use crate::device::{Device, Role};
-
-/// The specification of one tensor of a model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TensorSpec {
-    /// PyTorch's name, such as `fc1.weight`.
-    pub name: String,
-    /// The shape, outermost dimension first.
-    pub shape: Vec<usize>,
-    /// The distribution of the elements before training.
-    pub initial: Initial,
-}
-
-impl TensorSpec {
-    /// Returns the number of elements.
-    pub fn num_elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
-
-/// The shard of a tensor that one rank holds: a block of the tensor seen as a matrix of its first
-/// dimension by all others. The blocks of a divided tensor cover it exactly once, so a sum over all
-/// ranks' shards counts every element once.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TensorShard {
-    /// The whole tensor.
-    pub spec: TensorSpec,
-    /// The rows of the block: indices of the first dimension.
-    pub rows: Range<usize>,
-    /// The columns of the block: indices of the elements under one row.
-    pub columns: Range<usize>,
-}
-
-impl TensorShard {
-    /// Returns the shard that is all of the tensor.
-    pub fn whole(spec: &TensorSpec) -> TensorShard {
-        let (rows, columns) = (spec.shape[0], spec.shape[1..].iter().product());
-        TensorShard { spec: spec.clone(), rows: 0..rows, columns: 0..columns }
-    }
-
-    /// Returns the number of elements in the block.
-    pub fn num_elements(&self) -> usize {
-        self.rows.len() * self.columns.len()
-    }
-
-    /// Returns the contiguous ranges of the whole tensor that make up the block: one per row, or a
-    /// single one for a block of whole rows.
-    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let width: usize = self.spec.shape[1..].iter().product();
-        let (rows, columns) = (self.rows.clone(), self.columns.clone());
-        let (num, len) =
-            if columns.len() == width { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
-        (0..num).map(move |row| {
-            let start = (rows.start + row) * width + columns.start;
-            start..start + len
-        })
-    }
-
-    /// Copies the block out of the `whole` tensor.
-    pub fn extract(&self, whole: &[f32], block: &mut [f32]) {
-        let mut at = 0;
-        for range in self.ranges() {
-            block[at..at + range.len()].copy_from_slice(&whole[range.clone()]);
-            at += range.len();
-        }
-    }
-
-    /// Copies the block to its place in the `whole` tensor.
-    pub fn insert(&self, block: &[f32], whole: &mut [f32]) {
-        let mut at = 0;
-        for range in self.ranges() {
-            whole[range.clone()].copy_from_slice(&block[at..at + range.len()]);
-            at += range.len();
-        }
-    }
-
-    /// Writes the initial values for `seed` of elements `part` of the block, which are those that
-    /// they have in the whole tensor.
-    pub fn initialise(&self, seed: u64, part: Range<usize>, values: &mut [f32]) {
-        let mut at = 0;
-        for range in self.ranges() {
-            let (start, end) = (part.start.max(at), part.end.min(at + range.len()));
-            if start < end {
-                let values = &mut values[start - part.start..end - part.start];
-                self.spec.initial.fill(seed, &self.spec.name, range.start + start - at, values);
-            }
-            at += range.len();
-        }
-    }
-}
 
 /// Every tensor begins at a multiple of this many elements, with zeros before it: on a cache line,
 /// and aligned so that the matrix units of a GPU read it at full speed.
@@ -338,6 +249,7 @@ pub fn hash_values(hash: &mut Xxh3, values: &[f32]) {
 mod tests {
     use super::*;
     use crate::device::Cpu;
+    use crate::nn::{Initial, TensorSpec};
 
     fn tensors() -> Vec<TensorShard> {
         [vec![3, 5], vec![3], vec![2, 2, 2], vec![7]]
@@ -350,28 +262,6 @@ mod tests {
             })
             .map(|spec| TensorShard::whole(&spec))
             .collect()
-    }
-
-    #[test]
-    fn blocks_of_a_tensor_start_as_the_whole_does_and_go_back_to_it() {
-        let spec = TensorSpec {
-            name: "t".into(),
-            shape: vec![5, 2, 3],
-            initial: Initial::Normal { deviation: 1.0 },
-        };
-        let (mut whole, mut rebuilt) = (vec![0.0; 30], vec![f32::NAN; 30]);
-        TensorShard::whole(&spec).initialise(3, 0..30, &mut whole);
-        for (rows, columns) in [(0..2, 0..6), (2..5, 0..1), (2..5, 1..6), (5..5, 0..6), (0..5, 2..2)] {
-            let shard = TensorShard { spec: spec.clone(), rows, columns };
-            let (mut block, mut same) = (vec![0.0; shard.num_elements()], vec![0.0; shard.num_elements()]);
-            let (len, cut) = (block.len(), block.len() / 3);
-            shard.initialise(3, 0..cut, &mut block[..cut]);
-            shard.initialise(3, cut..len, &mut block[cut..]);
-            shard.extract(&whole, &mut same);
-            assert_eq!(block, same);
-            shard.insert(&block, &mut rebuilt);
-        }
-        assert_eq!(rebuilt, whole);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The strategies, which spread networks over ranks.
 //!
-//! [`shard()`], [`bucket`], [`balance`], [`footprint`] and [`schedule`] are pure logic; [`data`] is data
+//! [`shard()`], [`bucket`], [`balance`] and [`schedule`] are pure logic; [`data`] is data
 //! parallelism, [`zero`] the division of its state, [`tensor`] tensor parallelism, [`pipeline`]
 //! pipeline parallelism. A [`ParallelPlan`](layout::ParallelPlan) spreads a model over a grid, and a
 //! [`Layout`](layout::Layout) lists the [stages](stage::Stage) and tensors that a rank holds.
@@ -10,7 +10,6 @@
 pub mod balance;
 pub mod bucket;
 pub mod data;
-pub mod footprint;
 pub mod gather;
 pub mod layout;
 pub mod pipeline;

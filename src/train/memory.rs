@@ -9,8 +9,8 @@ use super::options::{DeviceChoice, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
 use crate::nn::Model;
 use crate::parallel::data::SyncSettings;
-use crate::parallel::footprint::{Footprint, FootprintSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
+use crate::parallel::pipeline::footprint::{Footprint, FootprintSettings};
 use crate::parallel::zero::{Accumulation, Gathering, ZeroStage};
 use crate::{Error, Result};
 

@@ -30,15 +30,16 @@ const MAY_USE: &[(&str, &str)] = &[
     ("optim", "device"),
     ("dataset", "memory nn"),
     ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor trace"),
-    ("parallel/data", "comm device memory nn optim parallel trace"),
+    ("parallel/data", "comm device memory nn optim parallel parallel/stage parallel/zero trace"),
     (
         "parallel/pipeline",
         "comm device memory nn parallel parallel/data parallel/schedule \
-         parallel/stage parallel/tensor trace",
+         parallel/stage parallel/tensor parallel/zero trace",
     ),
     ("parallel/schedule", ""),
     ("parallel/stage", "device nn parallel parallel/tensor trace"),
     ("parallel/tensor", "comm device memory nn"),
+    ("parallel/zero", "comm device memory nn"),
     ("checkpoint", "memory nn"),
     ("app", "app/trace_file comm device trace"),
     ("app/trace_file", "comm trace"),

@@ -146,7 +146,8 @@ fn interrupted_runs_end_with_the_same_bits() {
         (
             "hybrid",
             4,
-            "--model mlp --hidden 64,32 --steps 250 --stage 2 --zero 3 --optimizer adam --clip-norm 1 --eval-every 0",
+            "--model mlp --hidden 64,32 --steps 250 --stage 2 --zero 3 --optimizer adam --clip-norm 1 \
+             --eval-every 0",
             250,
         ),
     ];

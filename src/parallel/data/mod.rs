@@ -6,8 +6,7 @@
 //! Gradients are sent in buckets, in the order in which the backward pass completes them, while it
 //! continues with earlier layers. A complete bucket is summed on every rank, which updates all of
 //! it, or reduce-scattered, after which every rank updates the part that it owns:
-//! [`ZeroStage`](super::zero::ZeroStage) says which, and [`Gradients`] and [`Parameters`] keep the
-//! memory.
+//! [`ZeroStage`] says which, and [`GradientSegments`] and [`ParameterSegments`] keep the memory.
 //!
 //! Invariants: buckets are started and finished in the same order on every rank, reductions on one
 //! communicator and gathers on another, so that messages are matched correctly whatever the timing;
@@ -15,6 +14,7 @@
 //! a fixed order, so every rank gets the same bits in every run.
 
 mod plan;
+mod settings;
 mod state;
 mod update;
 
@@ -22,47 +22,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 pub use self::plan::StatePlan;
+pub use self::settings::{SyncSettings, WeightSettings};
 use super::layout::Layout;
 use super::stage::Accumulate;
 use super::zero::{
-    Accumulation, Direction, Gathering, GradientUse, Gradients, ParameterSettings, Parameters, Partition,
-    ZeroStage,
+    Direction, GradientSegments, GradientUse, ParameterSegments, ParameterSettings, Partition, ZeroStage,
 };
 use crate::Result;
 use crate::comm::{Communicator, Front, Grid, Operation, Pending};
 use crate::device::{Device, Role, totals};
 use crate::nn::FlatBuffer;
-use crate::optim::{Optimizer, OptimizerSettings, Update};
-
-/// The settings of the reduction of gradients.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SyncSettings {
-    /// The size of the largest bucket, in bytes.
-    pub bucket_bytes: usize,
-    /// The stage of ZeRO; `None` for the fastest that is not slower than stage 0.
-    pub zero: Option<ZeroStage>,
-    /// The place where gradients of several micro-batches are added up from stage 2 on.
-    pub accumulation: Accumulation,
-    /// Communicate during the backward pass.
-    pub overlap: bool,
-    /// The norm to which the gradient is clipped; `None` for no clipping.
-    pub clip_norm: Option<f64>,
-}
-
-/// The settings of [`Weights`] that depend on the run.
-#[derive(Debug, Clone, Copy)]
-pub struct WeightSettings {
-    /// The settings of the reduction.
-    pub sync: SyncSettings,
-    /// The optimizer's rule and constants.
-    pub optimizer: OptimizerSettings,
-    /// The number of micro-batches in a step.
-    pub num_micro_batches: usize,
-    /// The time for which gathered parameters are kept in stage 3.
-    pub gathering: Gathering,
-    /// The seed of the initial parameters.
-    pub seed: u64,
-}
+use crate::optim::{Optimizer, Update};
 
 /// The communicators of [`Weights`], created before anything that can fail on one rank alone.
 pub struct SyncChannels {
@@ -84,8 +54,8 @@ impl SyncChannels {
 /// The parameters of a rank with their gradients, and everything that a step needs to reduce these
 /// and to update those.
 pub struct Weights<D: Device> {
-    parameters: Parameters<D>,
-    gradients: Gradients<D>,
+    parameters: ParameterSegments<D>,
+    gradients: GradientSegments<D>,
     /// The sums of the step: see [`totals`].
     sums: D::Buffer,
     reductions: Communicator,
@@ -147,7 +117,7 @@ impl<D: Device> Weights<D> {
         let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
         let parameters = ParameterSettings { stage, gathering, seed };
         Ok(Weights {
-            parameters: Parameters::new(
+            parameters: ParameterSegments::new(
                 device,
                 &shards,
                 &segmentation,
@@ -155,7 +125,7 @@ impl<D: Device> Weights<D> {
                 gathers,
                 parameters,
             )?,
-            gradients: Gradients::new(device, &shards, &segmentation, partition.clone(), usage)?,
+            gradients: GradientSegments::new(device, &shards, &segmentation, partition.clone(), usage)?,
             sums: device.allocate(totals::LEN, Role::Exact)?,
             reductions,
             norms,
@@ -280,8 +250,8 @@ impl<D: Device> Weights<D> {
     }
 
     /// Returns the gradients to which a backward pass adds, where earlier micro-batches of the step
-    /// have contributed to those of `so_far`: with [`Accumulation::Parts`] a segment begins with
-    /// zeros, and other passes may contribute to its biases before its weights are complete.
+    /// have contributed to those of `so_far`. Where every micro-batch is reduced by itself, a segment
+    /// begins with zeros, and other passes may add to its biases before its weights are complete.
     pub fn accumulate(&self, so_far: Accumulate) -> Accumulate {
         if self.usage.reduces_each() { Accumulate { biases: true, weights: false } } else { so_far }
     }

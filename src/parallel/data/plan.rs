@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::SyncSettings;
+use super::settings::SyncSettings;
 use crate::nn::{Segmentation, TensorShard};
 use crate::parallel::bucket::buckets;
 use crate::parallel::layout::Layout;

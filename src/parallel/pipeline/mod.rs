@@ -12,6 +12,7 @@
 //! step are tagged by direction, stage and micro-batch; every rank sums the micro-batches in the
 //! order of its schedule, so a schedule that keeps that order gives the bits of a single stage.
 
+pub mod footprint;
 mod local_stage;
 mod messages;
 pub mod program;

@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use super::{Accumulation, Partition, ZeroStage};
+use super::partition::Partition;
+use super::stage::{Accumulation, ZeroStage};
 use crate::Result;
 use crate::comm::Front;
 use crate::device::{Device, Role};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 
 /// The gradients of a rank's parameters. A segment is *open* while layers may write to it.
-pub struct Gradients<D: Device> {
+pub struct GradientSegments<D: Device> {
     flat: FlatBuffer<D>,
     partition: Partition,
     memory: GradientMemory<D>,
@@ -74,7 +75,7 @@ impl GradientUse {
     }
 }
 
-impl<D: Device> Gradients<D> {
+impl<D: Device> GradientSegments<D> {
     /// Allocates the memory for the gradients of `tensors`. Not collective.
     ///
     /// # Errors
@@ -85,10 +86,10 @@ impl<D: Device> Gradients<D> {
         segmentation: &Segmentation,
         partition: Partition,
         usage: GradientUse,
-    ) -> Result<Gradients<D>> {
+    ) -> Result<GradientSegments<D>> {
         if !usage.is_pooled() {
             let flat = FlatBuffer::zeros(device, tensors, segmentation, Role::Exact)?;
-            return Ok(Gradients { flat, partition, memory: GradientMemory::Whole });
+            return Ok(GradientSegments { flat, partition, memory: GradientMemory::Whole });
         }
         let flat = FlatBuffer::without_memory(tensors, segmentation);
         let longest = flat.longest_segment();
@@ -101,7 +102,7 @@ impl<D: Device> Gradients<D> {
         } else {
             Vec::new()
         };
-        Ok(Gradients { flat, partition, memory: GradientMemory::Pooled { free, parts, clears } })
+        Ok(GradientSegments { flat, partition, memory: GradientMemory::Pooled { free, parts, clears } })
     }
 
     /// Returns the segments, of which layers may write to those that are open.

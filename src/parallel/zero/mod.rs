@@ -11,8 +11,8 @@
 //! | 2 | part | part | whole | reduce-scatter, all-gather: 2 |
 //! | 3 | part | part | part | all-gather, all-gather, reduce-scatter: 3 |
 //!
-//! [`Gradients`] lends a segment of gradients to the layers that fill it and takes it back after
-//! its reduce-scatter. [`Parameters`] gathers a segment of parameters before the layers that read
+//! [`GradientSegments`] lends a segment of gradients to the layers that fill it and takes it back after
+//! its reduce-scatter. [`ParameterSegments`] gathers a segment of parameters before the layers that read
 //! it, one segment ahead, and drops it after them. Layers see whole segments in every stage.
 //!
 //! Invariants: a layer's tensors lie in one segment, and a segment's tensors in one pipeline stage;
@@ -22,37 +22,9 @@
 mod gradients;
 mod parameters;
 mod partition;
+mod stage;
 
-use clap::ValueEnum;
-
-pub use gradients::{GradientUse, Gradients};
-pub use parameters::{Direction, Gathering, ParameterSettings, Parameters};
+pub use gradients::{GradientSegments, GradientUse};
+pub use parameters::{Direction, Gathering, ParameterSegments, ParameterSettings};
 pub use partition::{Partition, TensorPart};
-
-/// The arrays of which every replica keeps its part only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum ZeroStage {
-    /// None: gradients are summed on every replica, which updates all parameters
-    #[value(name = "0")]
-    None,
-    /// The optimizer's slots: every replica updates its part of the parameters
-    #[value(name = "1")]
-    Slots,
-    /// Slots and gradients
-    #[value(name = "2")]
-    Gradients,
-    /// Slots, gradients and parameters, which are gathered when layers need them
-    #[value(name = "3")]
-    Parameters,
-}
-
-/// The place where the gradients of several micro-batches are added up, if replicas keep only their
-/// parts of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Accumulation {
-    /// In whole segments, which are reduce-scattered after the last micro-batch: fewer messages,
-    /// and the bits of the lower stages
-    Whole,
-    /// In the owned parts, to which every micro-batch is reduce-scattered: less memory
-    Parts,
-}
+pub use stage::{Accumulation, ZeroStage};

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{Partition, TensorPart, ZeroStage};
+use super::partition::{Partition, TensorPart};
+use super::stage::ZeroStage;
 use crate::Result;
 use crate::comm::{Communicator, Front, Pending};
 use crate::device::{Device, Role};
@@ -27,7 +28,7 @@ pub enum Gathering {
     Pass,
 }
 
-/// The settings of [`Parameters`].
+/// The settings of [`ParameterSegments`].
 #[derive(Debug, Clone, Copy)]
 pub struct ParameterSettings {
     /// The stage of ZeRO.
@@ -52,7 +53,7 @@ impl Gathering {
 const MOST_GATHERED: usize = 2;
 
 /// The parameters of a rank.
-pub struct Parameters<D: Device> {
+pub struct ParameterSegments<D: Device> {
     /// The segments that are here.
     flat: FlatBuffer<D>,
     partition: Partition,
@@ -69,7 +70,7 @@ pub struct Parameters<D: Device> {
     most_gathered: usize,
 }
 
-impl<D: Device> Parameters<D> {
+impl<D: Device> ParameterSegments<D> {
     /// Allocates the memory for the parameters of `tensors` and fills it with their initial values.
     /// `gathers` are the replicas of these tensors. Not collective.
     ///
@@ -82,7 +83,7 @@ impl<D: Device> Parameters<D> {
         partition: Partition,
         gathers: Communicator,
         settings: ParameterSettings,
-    ) -> Result<Parameters<D>> {
+    ) -> Result<ParameterSegments<D>> {
         let ParameterSettings { stage, gathering, seed } = settings;
         let in_parts = stage == ZeroStage::Parameters && gathers.size() > 1;
         let flat = if in_parts {
@@ -102,8 +103,17 @@ impl<D: Device> Parameters<D> {
         }
         let pending = (0..flat.num_segments()).map(|_| None).collect();
         let gathered = VecDeque::new();
-        let mut parameters =
-            Parameters { flat, partition, gathers, stage, pending, parts, free, gathered, most_gathered };
+        let mut parameters = ParameterSegments {
+            flat,
+            partition,
+            gathers,
+            stage,
+            pending,
+            parts,
+            free,
+            gathered,
+            most_gathered,
+        };
         if !in_parts {
             parameters.flat.initialise(device, tensors, seed)?;
             return Ok(parameters);

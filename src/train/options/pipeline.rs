@@ -188,7 +188,8 @@ impl PipelineOptions {
     }
 
     /// Returns a function that plans how a model is spread over the stage axis of `grid`, with the
-    /// layers of a stage divided as `split` says: see [`ParallelPlan::pipeline`]. The function logs the schedule. Collective.
+    /// layers of a stage divided as `split` says: see [`ParallelPlan::pipeline`]. The function logs
+    /// the schedule. Collective.
     ///
     /// # Errors
     /// The file of the schedule cannot be read: the same error on every rank. The function fails if

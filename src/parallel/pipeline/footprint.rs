@@ -2,12 +2,12 @@
 //!
 //! A test holds every term to the allocations of a trainer.
 
-use super::data::{StatePlan, SyncSettings};
-use super::layout::{Layout, ParallelPlan};
-use super::pipeline::program::RankProgram;
-use super::stage::{RowWidths, Stage};
-use super::zero::{Gathering, ZeroStage};
+use super::program::RankProgram;
 use crate::comm::GridShape;
+use crate::parallel::data::{StatePlan, SyncSettings};
+use crate::parallel::layout::{Layout, ParallelPlan};
+use crate::parallel::stage::{RowWidths, Stage};
+use crate::parallel::zero::{Gathering, ZeroStage};
 
 /// The memory of a rank, in bytes, for values of 4 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
