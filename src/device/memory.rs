@@ -90,6 +90,11 @@ pub trait MemoryOperations {
         false
     }
 
+    /// Returns true if the device's memory is that of the host.
+    fn is_on_host(&self) -> bool {
+        <Self::Buffer as Buffer>::IS_ON_HOST
+    }
+
     /// Returns the number of bytes that training samples may occupy on the device for the whole
     /// run.
     fn sample_budget(&self) -> usize {

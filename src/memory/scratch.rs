@@ -2,12 +2,22 @@
 //! [`give_back`].
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Memory;
 use crate::Result;
 
 thread_local! {
     static UNUSED: RefCell<Vec<Memory<u64>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The number of bytes of all scratch memory made so far.
+static NUM_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the number of bytes of all scratch memory that this process has made.
+#[doc(hidden)]
+pub fn num_bytes() -> usize {
+    NUM_BYTES.load(Ordering::Relaxed)
 }
 
 /// Returns memory of at least `bytes`, with arbitrary contents: the smallest unused piece that
@@ -21,7 +31,10 @@ pub fn take(bytes: usize) -> Result<Memory<u64>> {
         let fitting = (0..unused.len()).filter(|&at| unused[at].len() >= needed);
         match fitting.min_by_key(|&at| unused[at].len()) {
             Some(at) => Ok(unused.swap_remove(at)),
-            None => Memory::zeroed(needed),
+            None => {
+                NUM_BYTES.fetch_add(needed * size_of::<u64>(), Ordering::Relaxed);
+                Memory::zeroed(needed)
+            }
         }
     })
 }

@@ -170,20 +170,15 @@ impl Identity {
     }
 }
 
-/// Returns the program, the ranks and the versions that write a checkpoint; `compares_replicas` is
-/// true if the replicas are compared before each checkpoint. Not collective.
+/// Returns the program, the ranks and the versions that write a checkpoint, and the relation of
+/// its `replicas`. Not collective.
 pub(super) fn written_by(
     program: &str,
     world: &World,
     grid: &Grid,
     threads: usize,
-    compares_replicas: bool,
+    replicas: &str,
 ) -> Settings {
-    let replicas = match grid.shape.data {
-        1 => "one",
-        _ if compares_replicas => "the same bits",
-        _ => "not compared",
-    };
     [
         ("program", program.into()),
         ("version", app::VERSION.into()),

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::options::{DeviceChoice, TrainOptions, name_of};
+use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
 use crate::nn::Model;
 use crate::parallel::data::SyncSettings;
@@ -25,7 +25,6 @@ pub(super) struct MemoryPlan {
 struct Candidate {
     option: String,
     sync: SyncSettings,
-    recompute: bool,
 }
 
 /// Returns megabytes for messages.
@@ -34,9 +33,9 @@ fn megabytes(bytes: usize) -> f64 {
 }
 
 impl MemoryPlan {
-    /// Computes the memory that every rank needs to train `model` as `plan` and `options` say, logs
-    /// that of the fullest rank, and refuses what does not fit into the memory of a node.
-    /// Collective.
+    /// Computes the memory that every rank needs to train `model` as `plan` and `options` say, with
+    /// batches of at most `batch_size` samples, logs that of the fullest rank, and refuses what does
+    /// not fit into the memory of a node if it is `on_host`. Collective.
     ///
     /// # Errors
     /// The ranks of a node need more than it has, or one rank needs more than its limit: the same
@@ -47,73 +46,66 @@ impl MemoryPlan {
         model: &Model,
         plan: &ParallelPlan,
         options: &TrainOptions,
+        batch_size: usize,
+        on_host: bool,
     ) -> Result<MemoryPlan> {
         let layout = grid.all.agree(Layout::new(model, grid.shape, grid.all.rank(), plan))?;
         let (_, stage_rank, _) = grid.shape.coordinates(grid.all.rank());
-        let footprint = |candidate: &Candidate, gathering| {
-            let settings = FootprintSettings {
-                shape: grid.shape,
-                stage_rank,
-                batch_size: options.batch_size,
-                sync: candidate.sync,
-                num_slots: options.optimizer.settings().num_slots(),
-                gathering,
-            };
-            Footprint::new(
-                &layout,
-                &ParallelPlan { recompute: candidate.recompute, ..plan.clone() },
-                &settings,
-            )
+        let num_slots = options.optimizer.settings().num_slots();
+        let shape = grid.shape;
+        let footprint = |sync, gathering| {
+            let settings = FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering };
+            Footprint::new(&layout, plan, &settings)
         };
+        // rank 0 copies the whole state for a checkpoint, the parameters for --export
+        let copies = match &options.checkpoints {
+            checkpoints if checkpoints.checkpoint_dir.is_some() => 1 + num_slots,
+            checkpoints => usize::from(checkpoints.export.is_some()),
+        };
+        let copies = if world.is_root() { copies } else { 0 };
+        let copy = model.num_parameters().saturating_mul(copies * size_of::<f32>());
+        let sync = options.sync_settings();
         let candidates = candidates(grid, plan, options);
-        // rank 0 copies the whole state for a checkpoint
-        let copies = 1 + options.optimizer.settings().num_slots();
-        let writes = options.checkpoints.checkpoint_dir.is_some() && world.is_root();
-        let copy = if writes { copies * model.num_parameters() * size_of::<f32>() } else { 0 };
-        let own = footprint(&candidates[0], Gathering::Pass);
-        let kept = footprint(&candidates[0], Gathering::Step);
-        let mut needs = vec![own.total() + copy, kept.total() + copy];
-        let others = candidates[1..].iter().map(|candidate| footprint(candidate, Gathering::Pass).total());
-        needs.extend(others.map(|total| total + copy));
-        let mut job = Job::exchange(world, &needs)?;
-        job.log(own, copy, &grid.all)?;
-        if options.machine.device != DeviceChoice::Cpu {
-            job.lift_limits();
-        }
-        if job.fits(0).is_ok() {
-            let has_passes = plan.schedule.num_micro_batches > 1 && kept.total() > own.total();
-            let keeps = has_passes && options.zero.0 == Some(ZeroStage::Parameters) && job.fits(1).is_ok();
-            let gathering = if keeps { Gathering::Step } else { Gathering::Pass };
-            if has_passes && options.zero.0 == Some(ZeroStage::Parameters) {
-                let often = if keeps { "step" } else { "micro-batch and pass" };
+        let plans = [footprint(sync, Gathering::Pass), footprint(sync, Gathering::Step)];
+        let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass));
+        let needs: Vec<usize> =
+            plans.into_iter().chain(others).map(|plan| plan.total().saturating_add(copy)).collect();
+        let job = Job::exchange(world, &needs, on_host)?;
+        let in_parts = sync.zero == Some(ZeroStage::Parameters) && shape.data > 1;
+        let has_passes = in_parts && plan.schedule.num_micro_batches > 1 && job.differ(0, 1);
+        let gathering = if has_passes && job.misfit(1).is_none() { Gathering::Step } else { Gathering::Pass };
+        job.log(plans[usize::from(gathering == Gathering::Step)], copy, &grid.all)?;
+        let Some(misfit) = job.misfit(usize::from(gathering == Gathering::Step)) else {
+            if has_passes {
+                let often = if gathering == Gathering::Step { "step" } else { "micro-batch and pass" };
                 log::info!("every bucket of parameters is gathered once a {often}");
             }
             return Ok(MemoryPlan { gathering });
-        }
-        let why = job.fits(0).err().unwrap_or_default();
-        let next = (1..candidates.len()).find(|number| job.fits(number + 1).is_ok());
+        };
+        let node = grid.all.broadcast_bytes(world.host_name().into_bytes(), misfit.rank)?;
+        let why = misfit.words(&String::from_utf8_lossy(&node));
+        let next = (0..candidates.len()).find(|number| job.misfit(number + plans.len()).is_none());
         let way_out = match next {
             Some(number) => format!("{} would fit", candidates[number].option),
-            None => "no stage of ZeRO makes it fit; use more nodes, or a smaller model".to_owned(),
+            None => "more nodes, a smaller --batch-size or a smaller model would need less".to_owned(),
         };
         Err(Error::Agreed { message: format!("planning the memory: {why}; {way_out}"), exit_code: 2 })
     }
 }
 
-/// Returns the settings of `options`, and then those that need less memory, each with its options.
+/// Returns settings that need less memory than those of `options`, each with its options.
 fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<Candidate> {
-    let (sync, recompute) = (options.sync_settings(), plan.recompute);
-    let mut all = vec![Candidate { option: String::new(), sync, recompute }];
-    let mut add = |option, sync, recompute| all.push(Candidate { option, sync, recompute });
-    let stages = [ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters];
-    let stages: Vec<_> = stages.into_iter().filter(|_| grid.shape.data > 1).collect();
-    for &stage in &stages {
-        let sync = SyncSettings { zero: Some(stage), ..sync };
-        add(format!("--zero {}", name_of(&stage)), sync, recompute);
+    let mut all = Vec::new();
+    if grid.shape.data == 1 {
+        return all;
     }
-    if let (Some(&stage), true) = (stages.last(), plan.schedule.num_micro_batches > 1) {
-        let sync = SyncSettings { zero: Some(stage), accumulation: Accumulation::Parts, ..sync };
-        add(format!("--zero {} --accumulate parts", name_of(&stage)), sync, recompute);
+    for stage in [ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters] {
+        let options = TrainOptions { zero: OrAuto(Some(stage)), ..options.clone() };
+        all.push(Candidate { option: format!("--zero {}", name_of(&stage)), sync: options.sync_settings() });
+        if stage == ZeroStage::Parameters && plan.schedule.num_micro_batches > 1 {
+            let sync = TrainOptions { accumulate: Accumulation::Parts, ..options }.sync_settings();
+            all.push(Candidate { option: "--zero 3 --accumulate parts".to_owned(), sync });
+        }
     }
     all
 }
@@ -132,14 +124,18 @@ const NODE_LIMIT: usize = 3;
 const NEEDS: usize = 4;
 
 impl Job {
-    /// Exchanges the needs of all ranks and the limits of their nodes. Collective.
-    fn exchange(world: &World, needs: &[usize]) -> Result<Job> {
-        let clamp = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX / 1024);
+    /// Exchanges the needs of all ranks and the limits of their nodes, which there are none of for
+    /// runs that are not `on_host`: GPUs refuse what they do not have when it is allocated.
+    /// Collective.
+    fn exchange(world: &World, needs: &[usize], on_host: bool) -> Result<Job> {
+        // small enough that the sum over the ranks of a node is exact
+        let clamp = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX).min(i64::MAX / (1 << 20));
+        let limit = |bytes: Option<usize>| bytes.filter(|_| on_host).map_or(-1, clamp);
         let mut own = vec![
             clamp(world.node()),
             clamp(status_bytes("VmRSS:").unwrap_or(0)),
-            address_space_left().map_or(-1, clamp),
-            node_limit().map_or(-1, clamp),
+            limit(address_space_left()),
+            limit(node_limit()),
         ];
         own.extend(needs.iter().map(|bytes| clamp(*bytes)));
         let mut all = vec![0; own.len() * world.size()];
@@ -147,12 +143,9 @@ impl Job {
         Ok(Job { ranks: all.chunks_exact(own.len()).map(<[i64]>::to_vec).collect() })
     }
 
-    /// Removes the limits of ranks and nodes, for runs whose memory is that of GPUs: these refuse
-    /// what they do not have when it is allocated.
-    fn lift_limits(&mut self) {
-        for own in &mut self.ranks {
-            (own[OWN_LIMIT], own[NODE_LIMIT]) = (-1, -1);
-        }
+    /// Returns true if two needs of some rank differ.
+    fn differ(&self, first: usize, second: usize) -> bool {
+        self.ranks.iter().any(|own| own[NEEDS + first] != own[NEEDS + second])
     }
 
     /// Logs the memory of the fullest rank, whose footprint its own rank sends to all. Collective.
@@ -175,34 +168,40 @@ impl Job {
         Ok(())
     }
 
-    /// Returns the reason why need number `number` does not fit, if it does not.
-    fn fits(&self, number: usize) -> std::result::Result<(), String> {
-        for (rank, own) in self.ranks.iter().enumerate() {
-            let (need, limit) = (own[NEEDS + number], own[OWN_LIMIT]);
-            if limit >= 0 && need > limit {
-                return Err(format!(
-                    "rank {rank} needs {:.0} MB, but may allocate {:.0} MB more (ulimit -v)",
-                    megabytes(need as usize),
-                    megabytes(limit as usize)
-                ));
+    /// Returns the first rank whose need number `number` does not fit, if there is one.
+    fn misfit(&self, number: usize) -> Option<Misfit> {
+        self.ranks.iter().enumerate().find_map(|(rank, own)| {
+            let same = || self.ranks.iter().filter(|other| other[NODE] == own[NODE]);
+            let sum: i64 = same().map(|other| other[NEEDS + number] + other[AT_START]).sum();
+            if own[OWN_LIMIT] >= 0 && own[NEEDS + number] > own[OWN_LIMIT] {
+                Some(Misfit { rank, num_ranks: 1, need: own[NEEDS + number], limit: own[OWN_LIMIT] })
+            } else if own[NODE_LIMIT] >= 0 && sum > own[NODE_LIMIT] {
+                Some(Misfit { rank, num_ranks: same().count(), need: sum, limit: own[NODE_LIMIT] })
+            } else {
+                None
             }
-            let same = self.ranks.iter().filter(|other| other[NODE] == own[NODE]);
-            let (mut sum, mut count) = (0, 0);
-            for other in same {
-                sum += other[NEEDS + number] + other[AT_START];
-                count += 1;
-            }
-            let limit = own[NODE_LIMIT];
-            if limit >= 0 && sum > limit {
-                return Err(format!(
-                    "the {count} ranks of node {} need {:.0} MB, but it has {:.0} MB for them",
-                    own[NODE],
-                    megabytes(sum as usize),
-                    megabytes(limit as usize)
-                ));
-            }
+        })
+    }
+}
+
+/// A rank that needs more than it may allocate, or the ranks of its node, that need more than the
+/// node has.
+struct Misfit {
+    rank: usize,
+    num_ranks: usize,
+    need: i64,
+    limit: i64,
+}
+
+impl Misfit {
+    /// Returns the reason, with the name of the `node` of the rank.
+    fn words(&self, node: &str) -> String {
+        let [need, limit] = [self.need, self.limit].map(|bytes| megabytes(bytes as usize));
+        let rank = self.rank;
+        match self.num_ranks {
+            1 => format!("rank {rank} needs {need:.0} MB, but may allocate {limit:.0} MB on {node}"),
+            num => format!("the {num} ranks on {node} need {need:.0} MB, but it has {limit:.0} MB for them"),
         }
-        Ok(())
     }
 }
 

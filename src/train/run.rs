@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use super::memory::MemoryPlan;
 use super::options::{AnyDevice, TrainOptions};
 use super::samples;
 use super::stop::StopRequest;
@@ -65,8 +64,7 @@ pub fn run(
         Ok(plan)
     }))?;
     let program = strategy.program;
-    let memory = MemoryPlan::check(world, grid, &model, &plan, options)?;
-    let run = Run { memory, world, grid, program, options, model: &model, plan: &plan, threads, began };
+    let run = Run { world, grid, program, options, model: &model, plan: &plan, threads, began };
     let exit_code = match options.machine.open(world, threads)? {
         AnyDevice::Cpu(device) => run.train("cpu", &device, samples, stop),
         AnyDevice::Cuda(device) => run.train("cuda", &*device, samples, stop),

@@ -33,7 +33,6 @@ pub(super) struct Run<'a> {
     pub(super) options: &'a TrainOptions,
     pub(super) model: &'a Model,
     pub(super) plan: &'a ParallelPlan,
-    pub(super) memory: MemoryPlan,
     /// The number of threads of each rank.
     pub(super) threads: usize,
     /// The time at which the run began.
@@ -94,9 +93,15 @@ impl Run<'_> {
         let span = trace::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);
-        let compares_replicas = self.grid.shape.data > 1 && self.options.check_replicas > 0;
-        let written_by =
-            identity::written_by(self.program, self.world, self.grid, self.threads, compares_replicas);
+        let in_parts = trainer.zero_stage() == ZeroStage::Parameters;
+        let compares_replicas = self.grid.shape.data > 1 && self.options.check_replicas > 0 && !in_parts;
+        let replicas = match self.grid.shape.data {
+            1 => "one",
+            _ if in_parts => "in parts",
+            _ if compares_replicas => "the same bits",
+            _ => "not compared",
+        };
+        let written_by = identity::written_by(self.program, self.world, self.grid, self.threads, replicas);
         let settings = CheckpointSettings {
             options,
             model: self.model,
@@ -187,10 +192,20 @@ impl<'a, D: Device> Training<'a, D> {
         let sampler = samples.train.sampler();
         let steps_per_epoch = sampler.steps_per_epoch();
         let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
+        let batch_size = options.batch_size.min(samples.train.dataset().num_samples());
+        let memory = MemoryPlan::check(
+            run.world,
+            run.grid,
+            run.model,
+            run.plan,
+            options,
+            batch_size,
+            device.is_on_host(),
+        )?;
         let settings = TrainerSettings {
-            batch_size: options.batch_size.min(samples.train.dataset().num_samples()),
+            batch_size,
             sync: options.sync_settings(),
-            gathering: run.memory.gathering,
+            gathering: memory.gathering,
             optimizer: options.optimizer.settings(),
             learning_rate: options.optimizer.schedule(num_steps),
             seed: options.seed,
@@ -321,13 +336,13 @@ impl<'a, D: Device> Training<'a, D> {
         if run.options.check_replicas > 0 {
             checkpoints.check_replicas(&trainer, done)?;
         }
-        memory::log_reached(run.world)?;
         trainer.release();
         let digest = trainer.digest()?;
         let JournalSummary { last_loss, num_samples, median_step_ms } = journal.close();
         // the result is printed even if these fail
         let written = checkpoints.finish();
         let exported = checkpoints.export(&trainer, done);
+        memory::log_reached(run.world)?;
         let result = ResultLine {
             program: run.program.to_owned(),
             ranks: run.world.size(),

@@ -52,6 +52,7 @@ static CASES: &[Case] = &[
     Case { name: "ranks_without_samples", ranks: &[3], run: replicas::ranks_without_samples::<Cuda> },
     Case { name: "worked_example_gradient_descent", ranks: &[2], run: replicas::gradient_descent::<Cuda> },
     Case { name: "shared_batches_equal_whole_ones", ranks: &[2], run: replicas::shared_batches::<Cuda> },
+    Case { name: "zero_same_bits", ranks: &[2, 3], run: replicas::zero_same_bits::<Cuda> },
     Case { name: "the_same_twice", ranks: &[2], run: replicas::the_same_twice::<Cuda> },
     Case { name: "stages_that_share_a_rank", ranks: &[2], run: layouts::stages_that_share_a_rank::<Cuda> },
     Case { name: "grids_clipped", ranks: &[8], run: layouts::grids_clipped::<Cuda> },
@@ -61,7 +62,7 @@ static CASES: &[Case] = &[
     Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
     Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
-    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda> },
+    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 25> },
     Case { name: "messages", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation },
     Case {
         name: "oracle_lenet_sgd_straight_from_memory",
@@ -71,7 +72,7 @@ static CASES: &[Case] = &[
     Case {
         name: "grids_straight_from_memory",
         ranks: &[4, 8],
-        run: |world| messages::aware(world, layouts::grids::<Cuda>),
+        run: |world| messages::aware(world, layouts::grids::<Cuda, 25>),
     },
     Case {
         name: "odd_widths_straight_from_memory",

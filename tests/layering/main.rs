@@ -30,7 +30,11 @@ const MAY_USE: &[(&str, &str)] = &[
     ("optim", "device"),
     ("dataset", "memory nn"),
     ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor trace"),
-    ("parallel/data", "comm device memory nn optim parallel parallel/stage parallel/zero trace"),
+    (
+        "parallel/data",
+        "comm device memory nn optim parallel parallel/schedule \
+         parallel/stage parallel/zero trace",
+    ),
     (
         "parallel/pipeline",
         "comm device memory nn parallel parallel/data parallel/schedule \

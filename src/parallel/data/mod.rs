@@ -96,7 +96,7 @@ struct Reduction<D: Device> {
 
 impl<D: Device> Weights<D> {
     /// Allocates the memory for the tensors of `layout`, of a model of `num_tensors`, and fills the
-    /// parameters with their initial values for `seed`. A step has `num_micro_batches`. Not
+    /// parameters with their initial values for `seed`. Not
     /// collective.
     ///
     /// # Errors
@@ -108,11 +108,11 @@ impl<D: Device> Weights<D> {
         channels: SyncChannels,
         settings: WeightSettings,
     ) -> Result<Weights<D>> {
-        let WeightSettings { sync, optimizer, num_micro_batches, gathering, seed } = settings;
+        let WeightSettings { sync, optimizer, passes, gathering, seed } = settings;
         let SyncChannels { reductions, gathers, norms } = channels;
         let shards = layout.shards();
         let StatePlan { stage, segmentation, lengths, usage } =
-            StatePlan::new(layout, reductions.size(), sync, num_micro_batches);
+            StatePlan::new(layout, reductions.size(), sync, passes);
         let partition = Partition::new(&lengths, reductions.rank(), reductions.size());
         let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
         let parameters = ParameterSettings { stage, gathering, seed };

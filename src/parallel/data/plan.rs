@@ -6,6 +6,7 @@ use super::settings::SyncSettings;
 use crate::nn::{Segmentation, TensorShard};
 use crate::parallel::bucket::buckets;
 use crate::parallel::layout::Layout;
+use crate::parallel::schedule::Passes;
 use crate::parallel::zero::{GradientUse, ZeroStage};
 
 /// Below this many parameters per rank the latency of a message outweighs its bytes, and one
@@ -30,14 +31,9 @@ pub struct StatePlan {
 
 impl StatePlan {
     /// Plans the state of the tensors of `layout`, which `num_replicas` share.
-    pub fn new(
-        layout: &Layout,
-        num_replicas: usize,
-        sync: SyncSettings,
-        num_micro_batches: usize,
-    ) -> StatePlan {
+    pub fn new(layout: &Layout, num_replicas: usize, sync: SyncSettings, passes: Passes) -> StatePlan {
         let shards = layout.shards();
-        let num_elements: usize = shards.iter().map(TensorShard::num_elements).sum();
+        let num_elements = shards.iter().map(TensorShard::num_elements).fold(0, usize::saturating_add);
         let is_small = num_elements / num_replicas < SMALL_PART;
         let fastest = if is_small { ZeroStage::None } else { ZeroStage::Slots };
         let stage = if num_replicas == 1 { ZeroStage::None } else { sync.zero.unwrap_or(fastest) };
@@ -45,7 +41,8 @@ impl StatePlan {
         let segmentation = Segmentation { segments, multiple: num_replicas * SHARD_MULTIPLE };
         let lengths = segmentation.segment_lengths(&shards);
         let (accumulation, clips) = (sync.accumulation, sync.clip_norm.is_some());
-        let usage = GradientUse { stage, accumulation, num_micro_batches, clips };
+        let Passes { num_micro_batches, splits_passes } = passes;
+        let usage = GradientUse { stage, accumulation, num_micro_batches, splits_passes, clips };
         StatePlan { stage, segmentation, lengths, usage }
     }
 }

@@ -1,6 +1,7 @@
 //! The settings of the weights of a rank and of the reduction of their gradients.
 
 use crate::optim::OptimizerSettings;
+use crate::parallel::schedule::Passes;
 use crate::parallel::zero::{Accumulation, Gathering, ZeroStage};
 
 /// The settings of the reduction of gradients.
@@ -25,8 +26,8 @@ pub struct WeightSettings {
     pub sync: SyncSettings,
     /// The optimizer's rule and constants.
     pub optimizer: OptimizerSettings,
-    /// The number of micro-batches in a step.
-    pub num_micro_batches: usize,
+    /// The passes of a step.
+    pub passes: Passes,
     /// The time for which gathered parameters are kept in stage 3.
     pub gathering: Gathering,
     /// The seed of the initial parameters.

@@ -53,39 +53,42 @@ impl Footprint {
         let FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering } = *settings;
         let num_micro_batches = plan.schedule.num_micro_batches;
         let StatePlan { stage, lengths, usage, .. } =
-            StatePlan::new(layout, shape.data, sync, num_micro_batches);
-        let (total, longest) = (lengths.iter().sum::<usize>(), lengths.iter().copied().max().unwrap_or(0));
+            StatePlan::new(layout, shape.data, sync, plan.schedule.passes());
+        let sum = |lengths: &[usize]| lengths.iter().copied().fold(0, usize::saturating_add);
+        let (total, longest) = (sum(&lengths), lengths.iter().copied().max().unwrap_or(0));
         let part = total / shape.data;
         let parameters = match stage {
-            ZeroStage::Parameters => part + gathering.most(lengths.len()) * longest,
+            ZeroStage::Parameters => part.saturating_add(sum(&gathering.buffers(&lengths))),
             _ => total,
         };
         let gradients = if usage.is_pooled() {
             let kept = if usage.keeps_parts() { part } else { 0 };
-            usage.num_open().min(lengths.len()) * longest + kept
+            usage.num_open(lengths.len()).saturating_mul(longest).saturating_add(kept)
         } else {
             total
         };
-        let slots = num_slots * if stage == ZeroStage::None { total } else { part };
+        let slots = num_slots.saturating_mul(if stage == ZeroStage::None { total } else { part });
         let rows = batch_size.div_ceil(shape.data).div_ceil(num_micro_batches);
         let (activations, micro_batch) = activations(layout, plan, stage_rank, rows);
         let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
-        let exchange = if shape.tensor > 1 { 2 * rows * widest } else { 0 };
+        let exchange = if shape.tensor > 1 { rows.saturating_mul(widest).saturating_mul(2) } else { 0 };
         let reduction = if shape.data > 1 { longest.min(MOST_ON_THE_WAY) } else { 0 };
-        let bytes = |values: usize| values * size_of::<f32>();
+        let bytes = |values: usize| values.saturating_mul(size_of::<f32>());
         Footprint {
             parameters: bytes(parameters),
             gradients: bytes(gradients),
             slots: bytes(slots),
             activations: bytes(activations),
             micro_batch: bytes(micro_batch),
-            messages: bytes(exchange + reduction),
+            messages: bytes(exchange.saturating_add(reduction)),
         }
     }
 
     /// Returns the sum.
     pub fn total(&self) -> usize {
-        self.parameters + self.gradients + self.slots + self.activations + self.messages
+        [self.parameters, self.gradients, self.slots, self.activations, self.messages]
+            .into_iter()
+            .fold(0, usize::saturating_add)
     }
 }
 
@@ -94,14 +97,18 @@ impl Footprint {
 fn activations(layout: &Layout, plan: &ParallelPlan, stage_rank: usize, rows: usize) -> (usize, usize) {
     let training = RankProgram::new(&plan.schedule, stage_rank);
     let evaluation = RankProgram::new(&plan.schedule.forward_only(), stage_rank);
-    let (mut all, mut one) = (0, 0);
+    let (mut all, mut one) = (0_usize, 0_usize);
     for (local, stage) in layout.stages.iter().enumerate() {
         let RowWidths { ends, inner, gradients } = stage.row_widths();
         let num_slots = training.num_slots[local].max(evaluation.num_slots[local]);
         let num_sets = training.num_sets[local].max(1);
         let num_inner = if plan.recompute { num_sets + 1 } else { num_slots };
-        all += rows * (num_slots * ends + num_inner * inner + num_sets * gradients);
-        one += rows * (ends + if plan.recompute { 0 } else { inner });
+        let widths = num_slots
+            .saturating_mul(ends)
+            .saturating_add(num_inner.saturating_mul(inner))
+            .saturating_add(num_sets.saturating_mul(gradients));
+        all = rows.saturating_mul(widths).saturating_add(all);
+        one = rows.saturating_mul(ends + if plan.recompute { 0 } else { inner }).saturating_add(one);
     }
     (all, one)
 }

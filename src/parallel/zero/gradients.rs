@@ -47,6 +47,9 @@ pub struct GradientUse {
     pub accumulation: Accumulation,
     /// The number of micro-batches in a step.
     pub num_micro_batches: usize,
+    /// True if gradients of biases and of weights are computed in passes of their own, between which
+    /// all segments are open.
+    pub splits_passes: bool,
     /// True if all gradients are kept until their norm is known.
     pub clips: bool,
 }
@@ -54,13 +57,16 @@ pub struct GradientUse {
 impl GradientUse {
     /// Returns true if a segment has memory only while it is open.
     pub fn is_pooled(&self) -> bool {
-        self.stage >= ZeroStage::Gradients && (self.num_micro_batches == 1 || self.reduces_each())
+        let is_single = self.num_micro_batches == 1 && !self.splits_passes;
+        self.stage >= ZeroStage::Gradients && (is_single || self.reduces_each())
     }
 
-    /// Returns the number of segments that have memory at first: one that layers write to and one
-    /// under way, or, in stage 3, whose gathers take two already, one.
-    pub fn num_open(&self) -> usize {
-        if self.stage == ZeroStage::Parameters { 1 } else { 2 }
+    /// Returns how many of `num_segments` have memory at first: all that may be open at a time, or
+    /// the one that layers write to and one under way, or, in stage 3, whose gathers take two
+    /// already, one.
+    pub fn num_open(&self, num_segments: usize) -> usize {
+        let most = if self.stage == ZeroStage::Parameters { 1 } else { 2 };
+        if self.splits_passes { num_segments } else { most.min(num_segments) }
     }
 
     /// Returns true if the owned parts have memory of their own.
@@ -93,7 +99,7 @@ impl<D: Device> GradientSegments<D> {
         }
         let flat = FlatBuffer::without_memory(tensors, segmentation);
         let longest = flat.longest_segment();
-        let num_buffers = usage.num_open().min(flat.num_segments());
+        let num_buffers = usage.num_open(flat.num_segments());
         let free = (0..num_buffers).map(|_| device.allocate(longest, Role::Exact)).collect::<Result<_>>()?;
         let clears = usage.reduces_each();
         let part = |len| Ok(GradientPart { values: device.allocate(len, Role::Exact)?, is_filled: false });

@@ -8,6 +8,7 @@ use super::stage::ZeroStage;
 use crate::Result;
 use crate::comm::{Communicator, Front, Pending};
 use crate::device::{Device, Role};
+use crate::memory::Buffer;
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
 
 /// The direction in which passes go through the segments.
@@ -40,11 +41,15 @@ pub struct ParameterSettings {
 }
 
 impl Gathering {
-    /// Returns the most of `num_segments` that are gathered at a time.
-    pub fn most(self, num_segments: usize) -> usize {
+    /// Returns the lengths of the buffers for gathered segments, of which there are some of
+    /// `lengths`.
+    pub fn buffers(self, lengths: &[usize]) -> Vec<usize> {
         match self {
-            Gathering::Step => num_segments,
-            Gathering::Pass => MOST_GATHERED.min(num_segments),
+            Gathering::Step => lengths.to_vec(),
+            Gathering::Pass => {
+                let longest = lengths.iter().copied().max().unwrap_or_default();
+                vec![longest; MOST_GATHERED.min(lengths.len())]
+            }
         }
     }
 }
@@ -67,7 +72,10 @@ pub struct ParameterSegments<D: Device> {
     free: Vec<D::Buffer>,
     /// In stage 3, the segments that are here or on their way, longest unused first.
     gathered: VecDeque<usize>,
-    most_gathered: usize,
+    /// True if a replica keeps its part only.
+    in_parts: bool,
+    /// The lengths of all buffers for gathered segments.
+    buffers: Vec<usize>,
 }
 
 impl<D: Device> ParameterSegments<D> {
@@ -91,14 +99,15 @@ impl<D: Device> ParameterSegments<D> {
         } else {
             FlatBuffer::zeros(device, tensors, segmentation, Role::Parameters)?
         };
-        let most_gathered = gathering.most(flat.num_segments());
+        let lengths: Vec<usize> = (0..flat.num_segments()).map(|own| flat.segment_len(own)).collect();
+        let buffers = gathering.buffers(&lengths);
         let (mut parts, mut free) = (Vec::new(), Vec::new());
         if in_parts {
             for len in partition.lengths() {
                 parts.push(device.allocate(len, Role::Exact)?);
             }
-            for _ in 0..most_gathered {
-                free.push(device.allocate(flat.longest_segment(), Role::Parameters)?);
+            for len in &buffers {
+                free.push(device.allocate(*len, Role::Parameters)?);
             }
         }
         let pending = (0..flat.num_segments()).map(|_| None).collect();
@@ -112,7 +121,8 @@ impl<D: Device> ParameterSegments<D> {
             parts,
             free,
             gathered,
-            most_gathered,
+            in_parts,
+            buffers,
         };
         if !in_parts {
             parameters.flat.initialise(device, tensors, seed)?;
@@ -134,7 +144,7 @@ impl<D: Device> ParameterSegments<D> {
 
     /// Returns true if a replica keeps its part only.
     pub fn is_in_parts(&self) -> bool {
-        !self.parts.is_empty()
+        self.in_parts
     }
 
     /// Returns the segments, of which layers may read those that are here.
@@ -206,15 +216,20 @@ impl<D: Device> ParameterSegments<D> {
             self.gathered.push_back(segment);
             return Ok(());
         }
-        if self.free.is_empty() && self.gathered.len() >= self.most_gathered {
+        if self.gathered.len() == self.buffers.len() {
             let oldest = self.gathered.iter().copied().find(|other| *other != kept);
             self.drop_gathered(oldest.expect("there is memory for two segments"));
         }
-        let mut buffer = match self.free.pop() {
-            Some(buffer) => buffer,
-            None => device.allocate(self.flat.longest_segment(), Role::Parameters)?,
-        };
         let (owned, len) = (self.partition.owned(segment), self.flat.segment_len(segment));
+        // the shortest that is long enough, so that longer segments find theirs
+        let fitting = (0..self.free.len()).filter(|at| self.free[*at].len() >= len);
+        let mut buffer = match fitting.min_by_key(|at| self.free[*at].len()) {
+            Some(at) => self.free.swap_remove(at),
+            None => {
+                let longer = self.buffers.iter().copied().filter(|other| *other >= len).min();
+                device.allocate(longer.unwrap_or(len), Role::Parameters)?
+            }
+        };
         let part = device.view(&self.parts[segment], 0..owned.len());
         device.copy(part, device.view_mut(&mut buffer, owned));
         self.pending[segment] = Some(self.gathers.start_all_gather_in_place(Front { buffer, len })?);
@@ -239,9 +254,7 @@ impl<D: Device> ParameterSegments<D> {
 
     /// Drops all gathered segments and frees their memory; later passes allocate it again.
     pub fn release(&mut self) {
-        while let Some(segment) = self.gathered.front() {
-            self.drop_gathered(*segment);
-        }
+        self.finish_updates();
         self.free.clear();
     }
 
@@ -249,7 +262,7 @@ impl<D: Device> ParameterSegments<D> {
     pub fn updatable(&mut self, device: &D, segment: usize) -> D::ViewMut<'_> {
         let owned = self.partition.owned(segment);
         match self.stage {
-            ZeroStage::Parameters if !self.parts.is_empty() => {
+            ZeroStage::Parameters if self.in_parts => {
                 device.view_mut(&mut self.parts[segment], 0..owned.len())
             }
             ZeroStage::None => {
@@ -260,24 +273,27 @@ impl<D: Device> ParameterSegments<D> {
         }
     }
 
-    /// Accepts that this rank has updated its elements of `segment`: starts to distribute them, or
-    /// drops the old ones. Collective over the replicas, but waits for none of them.
+    /// Accepts that this rank has updated its elements of `segment`, which no pass of the step reads
+    /// any more: starts to distribute them, unless replicas keep their parts only. Collective over
+    /// the replicas, but waits for none of them.
     ///
     /// # Errors
     /// There is no memory for messages.
     pub fn updated(&mut self, segment: usize) -> Result<()> {
-        if self.is_in_parts() {
-            self.drop_gathered(segment);
-        } else if self.stage != ZeroStage::None && self.gathers.size() > 1 {
+        if !self.in_parts && self.stage != ZeroStage::None && self.gathers.size() > 1 {
             let front = Front { len: self.flat.segment_len(segment), buffer: self.flat.take(segment) };
             self.pending[segment] = Some(self.gathers.start_all_gather_in_place(front)?);
         }
         Ok(())
     }
 
-    /// Waits until the updates of all replicas are here, where replicas keep all parameters.
-    /// Collective over the replicas.
+    /// Waits until the updates of all replicas are here, or drops the gathered segments, which are
+    /// those from before the update. (Dropping each at its update would let timing decide which
+    /// segments are here, and so which are gathered.) Collective over the replicas.
     pub fn finish_updates(&mut self) {
+        while let Some(segment) = self.gathered.front() {
+            self.drop_gathered(*segment);
+        }
         for segment in 0..self.flat.num_segments() {
             self.wait(segment);
         }

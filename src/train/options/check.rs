@@ -7,6 +7,7 @@ use super::range::{at_least_one, at_most, positive};
 use crate::app::FileOption;
 use crate::checkpoint;
 use crate::dataset::{self, LARGEST_SIZE};
+use crate::parallel::zero::ZeroStage;
 use crate::{Error, Result};
 
 impl TrainOptions {
@@ -77,8 +78,16 @@ impl TrainOptions {
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         self.machine.check_used(given)?;
-        let for_replicas =
-            (!has_replicas).then_some("it is about replicas, and this program has one; use sync_sgd");
+        let in_parts = self.zero.0.is_some_and(|stage| stage >= ZeroStage::Gradients);
+        given.refuse("accumulate", (!in_parts).then_some("it is for --zero 2 and 3"))?;
+        let has_parts = self.zero.0 == Some(ZeroStage::Parameters);
+        let why = "with --zero 3 replicas have no parameters in common";
+        given.refuse(
+            "check-replicas",
+            (has_replicas && has_parts && self.check_replicas > 0).then_some(why),
+        )?;
+        let for_replicas = (!has_replicas)
+            .then_some("it is about replicas, and this program has one; use sync_sgd or hybrid");
         for option in ["bucket-mb", "overlap", "check-replicas"] {
             given.refuse(option, for_replicas)?;
         }

@@ -16,7 +16,12 @@ pub struct GridOptions {
     #[arg(long, value_name = "N")]
     pub replicas: Option<usize>,
 
-    /// Ranks among which the layers of a replica are spread [default: the ranks that --replicas and
+    /// The number of replicas that --data gave.
+    #[arg(skip)]
+    pub from_data: Option<usize>,
+
+    /// Ranks among which the layers of a replica are spread (--stages gives their numbers of layers)
+    /// [default: the ranks that --replicas and
     /// --tensor leave, or 1]
     #[arg(long, value_name = "N")]
     pub stage: Option<usize>,
@@ -33,7 +38,7 @@ impl GridOptions {
     pub fn with_data(mut self, train: &TrainOptions) -> (GridOptions, TrainOptions) {
         let mut train = train.clone();
         if let Ok(replicas) = train.data.data.parse() {
-            self.replicas.get_or_insert(replicas);
+            self.from_data = Some(replicas);
             train.data.data = super::data::DEFAULT_SOURCE.to_owned();
         }
         (self, train)
@@ -45,7 +50,15 @@ impl GridOptions {
     /// # Errors
     /// An axis is 0, or the product of the axes is not `num_ranks`.
     pub fn shape(&self, num_ranks: usize) -> Result<GridShape> {
-        let axes = [("--replicas", self.replicas), ("--stage", self.stage), ("--tensor", self.tensor)];
+        let data = match (self.replicas, self.from_data) {
+            (Some(replicas), Some(data)) => {
+                let why = format!("--data {data} and --replicas {replicas} both give the data axis");
+                return Err(Error::input("laying out the grid", why));
+            }
+            (None, Some(data)) => ("--data", Some(data)),
+            (replicas, None) => ("--replicas", replicas),
+        };
+        let axes = [data, ("--stage", self.stage), ("--tensor", self.tensor)];
         for (option, axis) in axes {
             at_least_one(option, axis)?;
         }
@@ -103,7 +116,7 @@ mod tests {
     #[test]
     fn an_axis_left_out_takes_what_is_left() {
         let shape = |replicas, stage, tensor, ranks| {
-            let shape = GridOptions { replicas, stage, tensor }.shape(ranks);
+            let shape = GridOptions { replicas, from_data: None, stage, tensor }.shape(ranks);
             shape.map(|shape| (shape.data, shape.stage, shape.tensor)).map_err(|error| error.to_string())
         };
         assert_eq!(shape(None, None, None, 8), Ok((8, 1, 1)));
@@ -116,6 +129,8 @@ mod tests {
         let error = shape(None, Some(3), None, 8).unwrap_err();
         assert!(error.contains("the job has 8 ranks, which is not a multiple of --stage 3 = 3"), "{error}");
         assert!(shape(None, Some(16), None, 8).is_err());
+        let both = GridOptions { replicas: Some(2), from_data: Some(4), stage: None, tensor: None };
+        assert!(both.shape(8).unwrap_err().to_string().contains("--data 4 and --replicas 2"));
         assert!(shape(Some(0), None, None, 8).is_err());
         assert!(shape(Some(usize::MAX), Some(2), None, 8).is_err());
     }

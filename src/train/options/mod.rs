@@ -72,7 +72,8 @@ pub struct TrainOptions {
     pub batch_size: usize,
 
     /// Number of parts in which a replica processes its share of a batch; gradients are exchanged
-    /// after the last [default: 1, with pipeline two to four for each rank]
+    /// after the last, unless --accumulate says otherwise [default: 1, with several stages two to
+    /// four for each]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 

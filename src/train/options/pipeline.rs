@@ -239,14 +239,15 @@ impl PipelineOptions {
         Ok(plan)
     }
 
-    /// Draws the schedule as --show-schedule asks, on rank 0. Collective.
+    /// Draws the schedule as --show-schedule asks, for `num_ranks` unless --show-ranks says how many,
+    /// on rank 0. Collective.
     ///
     /// # Errors
     /// The schedule is not sound, or the file cannot be written.
-    pub fn show(&self, world: &World, file: &str, train: &TrainOptions) -> Result<()> {
+    pub fn show(&self, world: &World, file: &str, num_ranks: usize, train: &TrainOptions) -> Result<()> {
         let text = self.read_file(world.communicator())?;
         let draw = || {
-            let num_ranks = self.show_ranks.unwrap_or(world.size());
+            let num_ranks = self.show_ranks.unwrap_or(num_ranks);
             let (schedule, report) = self.schedule(num_ranks, train, text.as_deref())?;
             let path = Path::new(file);
             match path.extension().and_then(|extension| extension.to_str()) {

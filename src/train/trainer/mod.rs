@@ -90,8 +90,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
         let allocate = || {
             let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
-            let num_micro_batches = plan.schedule.num_micro_batches;
-            let settings = WeightSettings { sync, optimizer, num_micro_batches, gathering, seed };
+            let settings =
+                WeightSettings { sync, optimizer, passes: plan.schedule.passes(), gathering, seed };
             let weights = Weights::new(device, &layout, model.tensors.len(), sync_channels, settings)?;
             let (schedule, recompute) = (&plan.schedule, plan.recompute);
             let pipeline = Pipeline::new(device, pipeline_channels, &layout, schedule, capacity, recompute)?;

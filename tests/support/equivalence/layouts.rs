@@ -210,10 +210,10 @@ fn shapes(size: usize) -> Vec<GridShape> {
 
 /// Checks data × stage × tensor with every stage of ZeRO against PyTorch's numbers, under each
 /// schedule, with and without recomputation, and against the bits of stage 0 in the same layout.
-/// Takes one combination in four, other ones for each number of ranks, unless `PHALANX_SOAK` is
+/// Takes one combination in `EVERY`, other ones for each number of ranks, unless `PHALANX_SOAK` is
 /// set.
-pub fn grids<D: TestDevice>(world: &World) {
-    let every = if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { 4 };
+pub fn grids<D: TestDevice, const EVERY: usize>(world: &World) {
+    let every = if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { EVERY };
     let mut number = world.size();
     for shape in shapes(world.size()) {
         let grid = Grid::new(world, shape).unwrap();
