@@ -1,9 +1,9 @@
-//! The memory that a run needs, said before it is allocated, and the memory that it reached.
+//! The memory that a run needs, logged before it is allocated, and the memory that it reached.
 //!
 //! Every rank computes its [`Footprint`] and those of the layouts that need less, and all ranks
 //! exchange them with the limits of their nodes, so that all come to the same conclusion.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
@@ -14,7 +14,7 @@ use crate::parallel::pipeline::footprint::{Footprint, FootprintSettings};
 use crate::parallel::zero::{Accumulation, Gathering, ZeroStage};
 use crate::{Error, Result};
 
-/// The check of the memory of a job, and what all ranks agreed on.
+/// The decisions of all ranks about the memory of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryPlan {
     /// The time for which gathered parameters are kept in stage 3.
@@ -112,21 +112,26 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<C
 
 /// The memory of all ranks and nodes of a job, in bytes.
 struct Job {
-    /// For each rank, its node, its memory at the start, its own limit and that of its node, and its
-    /// needs.
-    ranks: Vec<Vec<i64>>,
+    ranks: Vec<RankMemory>,
 }
 
-const NODE: usize = 0;
-const AT_START: usize = 1;
-const OWN_LIMIT: usize = 2;
-const NODE_LIMIT: usize = 3;
-const NEEDS: usize = 4;
+/// The memory of a rank, in bytes.
+struct RankMemory {
+    /// The number of its node.
+    node: i64,
+    /// What it takes before training.
+    at_start: i64,
+    /// What it may still allocate, if that is limited.
+    own_limit: Option<i64>,
+    /// What all ranks of its node may take, if that is known.
+    node_limit: Option<i64>,
+    /// What it needs beside that at the start, for each layout that is considered.
+    needs: Vec<i64>,
+}
 
 impl Job {
-    /// Exchanges the needs of all ranks and the limits of their nodes, which there are none of for
-    /// runs that are not `on_host`: GPUs refuse what they do not have when it is allocated.
-    /// Collective.
+    /// Exchanges the needs of all ranks and the limits of their nodes. A run that is not `on_host`
+    /// has no limits, because a GPU refuses what it does not have when it is allocated. Collective.
     fn exchange(world: &World, needs: &[usize], on_host: bool) -> Result<Job> {
         // small enough that the sum over the ranks of a node is exact
         let clamp = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX).min(i64::MAX / (1 << 20));
@@ -140,17 +145,24 @@ impl Job {
         own.extend(needs.iter().map(|bytes| clamp(*bytes)));
         let mut all = vec![0; own.len() * world.size()];
         world.communicator().all_gather(&own, &mut all)?;
-        Ok(Job { ranks: all.chunks_exact(own.len()).map(<[i64]>::to_vec).collect() })
+        let decode = |row: &[i64]| RankMemory {
+            node: row[0],
+            at_start: row[1],
+            own_limit: Some(row[2]).filter(|limit| *limit >= 0),
+            node_limit: Some(row[3]).filter(|limit| *limit >= 0),
+            needs: row[4..].to_vec(),
+        };
+        Ok(Job { ranks: all.chunks_exact(own.len()).map(decode).collect() })
     }
 
     /// Returns true if two needs of some rank differ.
     fn differ(&self, first: usize, second: usize) -> bool {
-        self.ranks.iter().any(|own| own[NEEDS + first] != own[NEEDS + second])
+        self.ranks.iter().any(|rank| rank.needs[first] != rank.needs[second])
     }
 
     /// Logs the memory of the fullest rank, whose footprint its own rank sends to all. Collective.
     fn log(&self, own: Footprint, copy: usize, all: &Communicator) -> Result<()> {
-        let need = |rank: &usize| self.ranks[*rank][NEEDS];
+        let need = |rank: &usize| self.ranks[*rank].needs[0];
         let fullest = (0..self.ranks.len()).max_by_key(|rank| (need(rank), std::cmp::Reverse(*rank)));
         let Footprint { parameters, gradients, slots, activations, micro_batch, messages } = own;
         let mut terms = [parameters, gradients, slots, activations, micro_batch, messages, copy]
@@ -163,7 +175,7 @@ impl Job {
              optimizer {slots:.1}, activations {activations:.1} ({micro_batch:.1} a micro-batch), messages \
              {messages:.1}, copy for checkpoints {copy:.1}; {:.1} in all, beside {:.1} at the start",
             parameters + gradients + slots + activations + messages + copy,
-            megabytes(self.ranks[fullest.unwrap_or_default()][AT_START] as usize)
+            megabytes(self.ranks[fullest.unwrap_or_default()].at_start as usize)
         );
         Ok(())
     }
@@ -171,14 +183,14 @@ impl Job {
     /// Returns the first rank whose need number `number` does not fit, if there is one.
     fn misfit(&self, number: usize) -> Option<Misfit> {
         self.ranks.iter().enumerate().find_map(|(rank, own)| {
-            let same = || self.ranks.iter().filter(|other| other[NODE] == own[NODE]);
-            let sum: i64 = same().map(|other| other[NEEDS + number] + other[AT_START]).sum();
-            if own[OWN_LIMIT] >= 0 && own[NEEDS + number] > own[OWN_LIMIT] {
-                Some(Misfit { rank, num_ranks: 1, need: own[NEEDS + number], limit: own[OWN_LIMIT] })
-            } else if own[NODE_LIMIT] >= 0 && sum > own[NODE_LIMIT] {
-                Some(Misfit { rank, num_ranks: same().count(), need: sum, limit: own[NODE_LIMIT] })
+            let same = || self.ranks.iter().filter(|other| other.node == own.node);
+            let sum: i64 = same().map(|other| other.needs[number] + other.at_start).sum();
+            let exceeds = |need: i64, limit: Option<i64>| limit.filter(|limit| need > *limit);
+            if let Some(limit) = exceeds(own.needs[number], own.own_limit) {
+                Some(Misfit { rank, num_ranks: 1, need: own.needs[number], limit })
             } else {
-                None
+                let limit = exceeds(sum, own.node_limit)?;
+                Some(Misfit { rank, num_ranks: same().count(), need: sum, limit })
             }
         })
     }
@@ -238,30 +250,74 @@ fn address_space_left() -> Option<usize> {
 
 /// Returns the memory of this node, or of this job's part of it, in bytes, if the system reports it.
 fn node_limit() -> Option<usize> {
-    let total = crate::memory::total_bytes();
-    [total, cgroup_limit()].into_iter().flatten().min()
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let cgroup = cgroup_limit(&groups, Path::new("/sys/fs/cgroup"));
+    [crate::memory::total_bytes(), cgroup].into_iter().flatten().min()
 }
 
-/// Returns the smallest limit of the control groups of this process (version 2, or the memory
-/// controller of version 1).
-fn cgroup_limit() -> Option<usize> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+/// Returns the smallest memory limit of the control groups in `groups`, lines of
+/// `/proc/self/cgroup`, and of those above them, in the file system at `root` (Linux's
+/// cgroup-v2.rst and cgroup-v1/memory.rst).
+fn cgroup_limit(groups: &str, root: &Path) -> Option<usize> {
     let mut limits = Vec::new();
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let (root, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
+            "" => (root.to_owned(), "memory.max"),
             _ if controllers.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+                (root.join("memory"), "memory.limit_in_bytes")
             }
             _ => continue,
         };
-        let group: PathBuf = Path::new(root).join(path.trim_start_matches('/'));
-        let above = group.ancestors().take_while(|folder| folder.starts_with(root));
+        let group = root.join(path.trim_start_matches('/'));
+        let above = group.ancestors().take_while(|folder| folder.starts_with(&root));
+        // "max" is no limit
         let read =
             |folder: &Path| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse::<usize>().ok();
         limits.extend(above.filter_map(read));
     }
     limits.into_iter().min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_limit_of_a_control_group_and_those_above_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |folder: &str, file: &str, text: &str| {
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+            std::fs::write(root.path().join(folder).join(file), text).unwrap();
+        };
+        write("slurm/job_7/step_0", "memory.max", "max\n");
+        write("slurm/job_7", "memory.max", "4096000\n");
+        write("slurm", "memory.max", "8192000\n");
+        write("memory/batch/job", "memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory/batch", "memory.limit_in_bytes", "5000000\n");
+        let limit = |groups| cgroup_limit(groups, root.path());
+        assert_eq!(limit("0::/slurm/job_7/step_0\n"), Some(4_096_000));
+        assert_eq!(limit("0::/slurm\n"), Some(8_192_000));
+        assert_eq!(limit("12:cpuset:/x\n5:cpu,memory:/batch/job\n0::/\n"), Some(5_000_000));
+        assert_eq!(limit("0::/elsewhere\n"), None);
+        assert_eq!(limit("nonsense"), None);
+    }
+
+    #[test]
+    fn ranks_of_a_node_share_its_memory() {
+        let rank = |node, own_limit, need| RankMemory {
+            node,
+            at_start: 10,
+            own_limit,
+            node_limit: Some(100),
+            needs: vec![need],
+        };
+        let misfit = |ranks| Job { ranks }.misfit(0).map(|found| (found.rank, found.num_ranks, found.need));
+        assert_eq!(misfit(vec![rank(0, None, 40), rank(0, None, 40), rank(1, None, 90)]), None);
+        assert_eq!(misfit(vec![rank(0, None, 40), rank(1, None, 41), rank(1, None, 40)]), Some((1, 2, 101)));
+        assert_eq!(misfit(vec![rank(0, None, 1), rank(0, Some(5), 6)]), Some((1, 1, 6)));
+        let node = Misfit { rank: 1, num_ranks: 2, need: 101_000_000, limit: 100_000_000 };
+        assert_eq!(node.words("n7"), "the 2 ranks on n7 need 101 MB, but it has 100 MB for them");
+    }
 }

@@ -96,8 +96,7 @@ struct Reduction<D: Device> {
 
 impl<D: Device> Weights<D> {
     /// Allocates the memory for the tensors of `layout`, of a model of `num_tensors`, and fills the
-    /// parameters with their initial values for `seed`. Not
-    /// collective.
+    /// parameters with their initial values. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
@@ -185,22 +184,34 @@ impl<D: Device> Weights<D> {
         &mut self.sums
     }
 
-    /// Makes every replica start with the same parameters, and sends all messages of a step once,
-    /// so that MPI allocates all memory and opens all connections that they need. Collective.
+    /// Makes every replica start with the same parameters, and sends all messages of a step once, as
+    /// many at a time as a step may, so that MPI allocates all memory and opens all connections that
+    /// they need. Collective.
     ///
     /// # Errors
     /// There is no memory for the messages.
     pub fn start(&mut self, device: &D) -> Result<()> {
         self.parameters.start(device)?;
         for segment in (0..self.buckets.len()).rev() {
+            while !self.gradients.can_open(segment) && !self.reducing.is_empty() {
+                self.discard_reduction(device);
+            }
             self.gradients.open(device, segment)?;
             self.start_reduction(segment, false)?;
-            if let Some(Reduction { pending: Some(pending), .. }) = self.reducing.pop_front() {
-                self.gradients.reduced(device, segment, pending.wait().buffer);
-            }
-            self.gradients.close(segment);
+        }
+        while !self.reducing.is_empty() {
+            self.discard_reduction(device);
         }
         Ok(())
+    }
+
+    /// Waits for the oldest reduction, whose sum is not used.
+    fn discard_reduction(&mut self, device: &D) {
+        let Some(Reduction { segment, pending, .. }) = self.reducing.pop_front() else { return };
+        if let Some(pending) = pending {
+            self.gradients.reduced(device, segment, pending.wait().buffer);
+        }
+        self.gradients.close(segment);
     }
 
     /// Begins a step. Not collective.

@@ -11,13 +11,15 @@
 //! | 2 | part | part | whole | reduce-scatter, all-gather: 2 |
 //! | 3 | part | part | part | all-gather, all-gather, reduce-scatter: 3 |
 //!
-//! [`GradientSegments`] lends a segment of gradients to the layers that fill it and takes it back after
-//! its reduce-scatter. [`ParameterSegments`] gathers a segment of parameters before the layers that read
-//! it, one segment ahead, and drops it after them. Layers see whole segments in every stage.
+//! [`GradientSegments`] lends a segment of gradients to the layers that fill it and takes it back
+//! after its reduce-scatter. [`ParameterSegments`] gathers a segment of parameters before the layers
+//! that read it, one segment ahead, and drops it after them. Layers see whole segments in every
+//! stage.
 //!
 //! Invariants: a layer's tensors lie in one segment, and a segment's tensors in one pipeline stage;
 //! all replicas open, reduce and gather segments in the order of their schedule, which is the same
-//! on all of them; every sum over replicas is in rank order, so all stages give the same bits.
+//! on all of them, and no timing changes that order; every sum over replicas is in rank order, so
+//! all stages give the same bits.
 
 mod gradients;
 mod parameters;

@@ -41,8 +41,7 @@ pub struct ParameterSettings {
 }
 
 impl Gathering {
-    /// Returns the lengths of the buffers for gathered segments, of which there are some of
-    /// `lengths`.
+    /// Returns the lengths of the buffers for gathered segments, where the segments have `lengths`.
     pub fn buffers(self, lengths: &[usize]) -> Vec<usize> {
         match self {
             Gathering::Step => lengths.to_vec(),
@@ -54,7 +53,8 @@ impl Gathering {
     }
 }
 
-/// Gathered segments at a time with [`Gathering::Pass`]: the one that is read and the next one.
+/// Number of segments that are gathered at a time with [`Gathering::Pass`]: the one that is read and
+/// the next one.
 const MOST_GATHERED: usize = 2;
 
 /// The parameters of a rank.
@@ -68,7 +68,7 @@ pub struct ParameterSegments<D: Device> {
     pending: Vec<Option<Pending<Front<D::Buffer>>>>,
     /// In stage 3, the owned parts by segment.
     parts: Vec<D::Buffer>,
-    /// In stage 3, buffers that no segment uses, each as long as the longest segment.
+    /// In stage 3, the buffers that no segment uses.
     free: Vec<D::Buffer>,
     /// In stage 3, the segments that are here or on their way, longest unused first.
     gathered: VecDeque<usize>,
