@@ -47,6 +47,9 @@ impl GridShape {
 }
 
 /// A rank's communicators: of everyone, and of the ranks that differ from it along one axis only.
+///
+/// MPI has a limited number of communicators, about 2,000 in MPICH, and ours are never freed: make
+/// one grid for all training runs of a process.
 pub struct Grid {
     /// The shape of the grid.
     pub shape: GridShape,
@@ -58,6 +61,24 @@ pub struct Grid {
     pub stage: Communicator,
     /// The ranks that share this rank's layers; neighbours in the world, so that they share a node.
     pub tensor: Communicator,
+    /// Duplicates for operations that overlap with others of the same ranks.
+    pub channels: Channels,
+}
+
+/// Duplicates of a grid's communicators, one for each kind of operation that goes on beside others,
+/// so that no message is matched with one of another kind.
+#[derive(Clone)]
+pub struct Channels {
+    /// Reductions of gradients, over the data axis.
+    pub reductions: Communicator,
+    /// Gathers of parameters, over the data axis.
+    pub gathers: Communicator,
+    /// Sums of the gradients' squares, over all ranks.
+    pub norms: Communicator,
+    /// Activations and their gradients, over the stage axis.
+    pub stages: Communicator,
+    /// Parts of activations, over the tensor axis.
+    pub tensors: Communicator,
 }
 
 impl Grid {
@@ -69,13 +90,41 @@ impl Grid {
         shape.check(world.size())?;
         let (data, stage, tensor) = shape.coordinates(world.rank());
         let all = world.communicator();
-        Ok(Grid {
+        Ok(Grid::of(
             shape,
-            all: all.duplicate(),
-            data: all.split(stage * shape.tensor + tensor, data)?,
-            stage: all.split(data * shape.tensor + tensor, stage)?,
-            tensor: all.split(data * shape.stage + stage, tensor)?,
-        })
+            all.duplicate(),
+            all.split(stage * shape.tensor + tensor, data)?,
+            all.split(data * shape.tensor + tensor, stage)?,
+            all.split(data * shape.stage + stage, tensor)?,
+        ))
+    }
+
+    /// Makes a grid of this rank alone, beside every other rank. Collective.
+    ///
+    /// # Errors
+    /// None but those of a split.
+    pub fn alone(world: &World) -> Result<Grid> {
+        let all = world.communicator().split(world.rank(), 0)?;
+        let axis = || all.duplicate();
+        let (data, stage, tensor) = (axis(), axis(), axis());
+        Ok(Grid::of(GridShape::data(1), all, data, stage, tensor))
+    }
+
+    fn of(
+        shape: GridShape,
+        all: Communicator,
+        data: Communicator,
+        stage: Communicator,
+        tensor: Communicator,
+    ) -> Grid {
+        let channels = Channels {
+            reductions: data.duplicate(),
+            gathers: data.duplicate(),
+            norms: all.duplicate(),
+            stages: stage.duplicate(),
+            tensors: tensor.duplicate(),
+        };
+        Grid { shape, all, data, stage, tensor, channels }
     }
 
     /// Returns the first two ranks of the world that share layers but not a node, each with the

@@ -26,7 +26,8 @@ pub use pending::Pending;
 /// Operations are blocking unless their name begins with `start_`. "Collective" means that every
 /// rank of the group calls it, in the same order relative to the group's other collective
 /// operations, with the same root, operation and lengths. Lengths and ranks are checked before MPI
-/// is called; an error that MPI itself finds ends the job.
+/// is called; an error that MPI itself finds ends the job. A clone is the same communicator of MPI.
+#[derive(Clone)]
 pub struct Communicator {
     group: Rc<Group>,
     /// The choice for every operation that has a plan for it, instead of the fastest one.

@@ -29,27 +29,10 @@ use super::zero::{
     Direction, GradientSegments, GradientUse, ParameterSegments, ParameterSettings, Partition, ZeroStage,
 };
 use crate::Result;
-use crate::comm::{Communicator, Front, Grid, Operation, Pending};
+use crate::comm::{Channels, Communicator, Front, Operation, Pending};
 use crate::device::{Device, Role, totals};
 use crate::nn::FlatBuffer;
 use crate::optim::{Optimizer, Update};
-
-/// The communicators of [`Weights`], created before anything that can fail on one rank alone.
-pub struct SyncChannels {
-    reductions: Communicator,
-    gathers: Communicator,
-    norms: Communicator,
-}
-
-impl SyncChannels {
-    /// Duplicates the communicators of the data axis and of all of `grid`. Collective over the
-    /// grid.
-    pub fn new(grid: &Grid) -> SyncChannels {
-        let Grid { data, all, .. } = grid;
-        let own = || data.duplicate();
-        SyncChannels { reductions: own(), gathers: own(), norms: all.duplicate() }
-    }
-}
 
 /// The parameters of a rank with their gradients, and everything that a step needs to reduce these
 /// and to update those.
@@ -104,11 +87,11 @@ impl<D: Device> Weights<D> {
         device: &D,
         layout: &Layout,
         num_tensors: usize,
-        channels: SyncChannels,
+        channels: &Channels,
         settings: WeightSettings,
     ) -> Result<Weights<D>> {
         let WeightSettings { sync, optimizer, passes, gathering, seed } = settings;
-        let SyncChannels { reductions, gathers, norms } = channels;
+        let Channels { reductions, gathers, norms, .. } = channels.clone();
         let shards = layout.shards();
         let StatePlan { stage, segmentation, lengths, usage } =
             StatePlan::new(layout, reductions.size(), sync, passes);

@@ -28,25 +28,10 @@ use super::schedule::{Schedule, Work};
 use super::stage::{Accumulate, BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::zero::Direction;
-use crate::comm::{Communicator, Grid, LARGEST_TAG};
+use crate::comm::{Channels, Communicator, LARGEST_TAG};
 use crate::device::Device;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
-
-/// The communicators of a [`Pipeline`], created before anything that can fail on one rank alone.
-pub struct PipelineChannels {
-    stage: Communicator,
-    tensor: Communicator,
-}
-
-impl PipelineChannels {
-    /// Duplicates the communicators of the stage and tensor axes of `grid`. Collective over the
-    /// grid.
-    pub fn new(grid: &Grid) -> PipelineChannels {
-        let own = |axis: &Communicator| axis.duplicate();
-        PipelineChannels { stage: own(&grid.stage), tensor: own(&grid.tensor) }
-    }
-}
 
 /// The stages of one rank, with everything that is needed to run them.
 pub struct Pipeline<'a, D: Device> {
@@ -71,13 +56,13 @@ impl<'a, D: Device> Pipeline<'a, D> {
     /// The device does not have enough memory, or a step has more messages than MPI has tags.
     pub fn new(
         device: &'a D,
-        channels: PipelineChannels,
+        channels: &Channels,
         layout: &Layout,
         schedule: &Schedule,
         rows: usize,
         recompute: bool,
     ) -> Result<Pipeline<'a, D>> {
-        let PipelineChannels { stage: channel, tensor } = channels;
+        let Channels { stages: channel, tensors: tensor, .. } = channels.clone();
         let (most, limit) = (program::most_local_stages(schedule), LARGEST_TAG as usize + 1);
         let num_tags = most.saturating_mul(schedule.num_micro_batches).saturating_mul(2);
         if schedule.num_stages > 1 && num_tags > limit {

@@ -17,9 +17,9 @@ use crate::comm::Grid;
 use crate::device::Device;
 use crate::nn::Model;
 use crate::optim::{LearningRateSchedule, OptimizerSettings};
-use crate::parallel::data::{SyncChannels, SyncSettings, WeightSettings, Weights};
+use crate::parallel::data::{SyncSettings, WeightSettings, Weights};
 use crate::parallel::layout::{Layout, ParallelPlan};
-use crate::parallel::pipeline::{Pipeline, PipelineChannels};
+use crate::parallel::pipeline::Pipeline;
 use crate::parallel::zero::{Gathering, ZeroStage};
 use crate::{Error, Result};
 
@@ -85,16 +85,15 @@ impl<'a, D: Device> Trainer<'a, D> {
         settings: TrainerSettings,
     ) -> Result<Trainer<'a, D>> {
         let TrainerSettings { batch_size, sync, gathering, optimizer, learning_rate, seed } = settings;
-        let (sync_channels, pipeline_channels) = (SyncChannels::new(grid), PipelineChannels::new(grid));
         let share = batch_size.div_ceil(grid.data.size());
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
         let allocate = || {
             let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
             let settings =
                 WeightSettings { sync, optimizer, passes: plan.schedule.passes(), gathering, seed };
-            let weights = Weights::new(device, &layout, model.tensors.len(), sync_channels, settings)?;
+            let weights = Weights::new(device, &layout, model.tensors.len(), &grid.channels, settings)?;
             let (schedule, recompute) = (&plan.schedule, plan.recompute);
-            let pipeline = Pipeline::new(device, pipeline_channels, &layout, schedule, capacity, recompute)?;
+            let pipeline = Pipeline::new(device, &grid.channels, &layout, schedule, capacity, recompute)?;
             Ok((layout, weights, pipeline))
         };
         let (layout, mut weights, pipeline) = grid.all.agree(allocate())?;

@@ -200,7 +200,7 @@ pub fn odd_widths<D: TestDevice>(world: &World) {
 }
 
 /// Returns all shapes of grids of `size` ranks.
-fn shapes(size: usize) -> Vec<GridShape> {
+pub fn shapes(size: usize) -> Vec<GridShape> {
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     let shape = |data: usize| {
         divisors(size / data).map(move |stage| GridShape { data, stage, tensor: size / data / stage })
@@ -260,9 +260,10 @@ pub fn grids_clipped<D: TestDevice>(world: &World) {
     let serial = rig.train(&serial_grid(world), 9, 1e-3);
     assert!(serial.norms[0] > 0.1, "the example must need clipping");
     for (data, stage, tensor) in [(2, 2, 2), (1, 4, 2), (2, 1, 4), (4, 2, 1), (8, 1, 1)] {
+        let grid = Grid::new(world, GridShape { data, stage, tensor }).unwrap();
         for kind in [PipelineScheduleKind::GPipe, PipelineScheduleKind::ZeroBubble] {
             rig.plan = pipeline_plan(&model, kind, stage, 2);
-            let found = rig.train(&Grid::new(world, GridShape { data, stage, tensor }).unwrap(), 9, 1e-3);
+            let found = rig.train(&grid, 9, 1e-3);
             assert_close("losses", &found.losses, &serial.losses, 1e-5);
             assert_close("norms", &found.norms, &serial.norms, 1e-5);
             assert_close("parameters", &found.parameters, &serial.parameters, 1e-5);

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use oracle::Oracle;
-use phalanx::comm::{Grid, GridShape, World};
+use phalanx::comm::{Grid, World};
 use phalanx::dataset::{self, Batches, Order, Sampler, Standardise, Synthetic, Table, Targets};
 use phalanx::device::{Cpu, Cuda, Device, Precision};
 use phalanx::nn::{Features, Loss, Model, Network};
@@ -77,8 +77,7 @@ impl TestDevice for Cuda {
 
 /// Returns a grid of this rank alone.
 pub fn serial_grid(world: &World) -> Grid {
-    let alone = || world.communicator().split(world.rank(), 0).unwrap();
-    Grid { shape: GridShape::data(1), all: alone(), data: alone(), stage: alone(), tensor: alone() }
+    Grid::alone(world).unwrap()
 }
 
 /// Returns settings with plain SGD.

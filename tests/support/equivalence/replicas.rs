@@ -15,7 +15,7 @@ use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::{Accumulation, Gathering, ZeroStage};
 use phalanx::train::TrainerSettings;
 
-use super::layouts::pipeline_plan;
+use super::layouts::{pipeline_plan, shapes};
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings, small_table};
 
 /// Returns ways to reduce gradients that must not change the result, each with a number of
@@ -131,17 +131,19 @@ pub fn ranks_without_samples<D: TestDevice>(world: &World) {
 pub fn zero_same_bits<D: TestDevice>(world: &World) {
     let network = Network::mlp(&[33, 17, 29, 8], Activation::Gelu, true, 10, Loss::CrossEntropy);
     let model = network.build(Features::Flat(50)).unwrap();
+    let grids = shapes(world.size()).into_iter().map(|shape| Grid::new(world, shape).unwrap());
+    let grids: Vec<_> = grids.collect();
     for (index, &rule) in Rule::value_variants().iter().enumerate() {
         let clip_norm = [None, Some(0.1)][index % 2];
         let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(rule) };
-        let run = |zero, bucket_bytes, shape, num_micro_batches, plan: Option<ParallelPlan>| {
+        let run = |zero, bucket_bytes, grid: &Grid, num_micro_batches, plan: Option<ParallelPlan>| {
             let sync = SyncSettings { zero: Some(zero), bucket_bytes, clip_norm, ..ways()[0].0 };
             let gathering = if bucket_bytes == 1 { Gathering::Step } else { Gathering::Pass };
             let settings = TrainerSettings { optimizer, gathering, ..settings(24, sync) };
             let mut rig = Rig::<D>::new(&network, Features::Flat(50), num_micro_batches, settings);
             rig.num_samples = 49;
             rig.plan = plan.unwrap_or(rig.plan);
-            rig.train(&Grid::new(world, shape).unwrap(), 7, 1e-2).digest
+            rig.train(grid, 7, 1e-2).digest
         };
         for (bucket_bytes, num_micro_batches) in [(25_000_000, 1), (1234, 1), (1234, 4), (1, 3)] {
             let replicas = GridShape::data(world.size());
@@ -159,7 +161,8 @@ pub fn zero_same_bits<D: TestDevice>(world: &World) {
                 layouts.push((GridShape { data: world.size() / 2, stage: 1, tensor: 2 }, Some(plan)));
             }
             for (shape, plan) in layouts {
-                let run = |zero| run(zero, bucket_bytes, shape, num_micro_batches, plan.clone());
+                let grid = grids.iter().find(|grid| grid.shape == shape).unwrap();
+                let run = |zero| run(zero, bucket_bytes, grid, num_micro_batches, plan.clone());
                 let expected = run(ZeroStage::None);
                 for zero in [ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters] {
                     assert_eq!(run(zero), expected, "{rule:?} {shape:?} {zero:?} {bucket_bytes}");
@@ -183,10 +186,10 @@ pub fn footprints(world: &World) {
         layouts.push((shape, PipelineScheduleKind::ZeroBubble, true));
     }
     for (shape, kind, recompute) in layouts {
+        let grid = Grid::new(world, shape).unwrap();
         for ((sync, num_micro_batches), optimizer) in
             ways().into_iter().zip([Rule::AdamW, Rule::Sgd].repeat(9))
         {
-            let grid = Grid::new(world, shape).unwrap();
             let plan = pipeline_plan(&model, kind, shape.stage, num_micro_batches);
             let plan = ParallelPlan { recompute, ..plan };
             let gathering = if optimizer == Rule::Sgd { Gathering::Step } else { Gathering::Pass };
