@@ -52,9 +52,10 @@
 //! training; a cosine or linear schedule then follows the new length from there. Another model,
 //! seed, batch size, optimizer or other data are refused, and the difference is named.
 //!
-//! * `--checkpoint-every 500` or `10m` sets the interval; the newest `--keep 3` files stay. Rank 0
-//!   takes a copy, and a thread writes it while training continues (`benches/README.md` has the
-//!   cost). SIGKILL or a lost node cost the steps since the last complete checkpoint.
+//! * `--checkpoint-every 500` or `10m` sets the interval; the newest `--keep 3` files stay. Every
+//!   rank copies its part of the state, and a thread of rank 0 writes the file while training
+//!   continues (`benches/README.md` has the cost). SIGKILL or a lost node cost the steps since the
+//!   last complete checkpoint.
 //! * SIGTERM, SIGUSR1 or SIGINT at any rank, `--time-limit 55m`, or `--stop-before 2m` (before
 //!   Slurm ends the job) stop all ranks after the same step, with a checkpoint and exit code 75. A
 //!   second signal stops at once. To stop a job by hand, send SIGUSR1 to `mpiexec` or to the ranks:
@@ -68,13 +69,14 @@
 //!
 //! # The path of the data
 //!
-//! The ranks send their shards to rank 0, tensor by tensor, into a [`Snapshot`] (the only copy). A
-//! thread without MPI writes it: HDF5 lays the file out in memory, without the values
-//! (`skeleton.rs`); layout and values are written from front to back under a temporary name, then
-//! the seal over all of it; fsync, rename and fsync of the directory follow ([`write()`]). The
-//! snapshot's memory is reused for the next one. Reading back: the seal is checked against every
-//! byte before HDF5 opens the file, and each tensor against its own checksum when it is read
-//! ([`Checkpoint`]).
+//! Every rank copies the parts of the state that it provides, and training continues. On rank 0 a
+//! thread without MPI writes the file ([`write()`]): HDF5 lays it out in memory, without the values
+//! (`skeleton.rs`); the thread draws the values from a [`StateSource`], tensor by tensor, and writes
+//! them under a temporary name; the checksums are known then, and the rest of the layout follows;
+//! the file is read back for the seal over all of it; then come fsync, rename and fsync of the
+//! directory. The ranks send the parts that are drawn while they train, and rank 0 has memory for a
+//! few batches of tensors. Reading: the seal is checked against every byte before HDF5 opens the
+//! file, and each tensor against its own checksum when it is read ([`Checkpoint`]).
 //!
 //! # Invariants
 //!
@@ -86,22 +88,22 @@
 //!   temporary names are unique, final names appear by rename, and files that disappear during a
 //!   search are skipped.
 
+mod contents;
 mod description;
 mod directory;
 mod read;
 mod seal;
 mod skeleton;
-mod snapshot;
 mod write;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
+pub use contents::{Contents, StateSource, group_name};
 pub use description::{Description, Difference, Settings};
 pub use directory::{Found, file_name, list, newest_acceptable, newest_sound, remove_temporaries, step_of};
 pub use read::{Checkpoint, Tensor};
-pub use snapshot::{Snapshot, group_name};
 pub use write::{Boundary, write};
 pub use writer::{Writer, Written, write_and_prune};
 

@@ -10,30 +10,39 @@ use hdf5::types::VarLenUnicode;
 use hdf5::{Group, Location};
 use tempfile::NamedTempFile;
 
+use super::contents::{Contents, TensorEntry};
 use super::seal;
-use super::snapshot::{Snapshot, TensorEntry};
 use crate::{Error, Result};
+
+/// The checksums in a file: XXH3 with 128 bits of values as little-endian bytes.
+#[derive(Debug, Clone)]
+pub(super) struct Checksums {
+    /// That of every tensor.
+    pub(super) tensors: Vec<u128>,
+    /// That of all parameters in a row.
+    pub(super) parameters: u128,
+}
 
 /// A file in memory whose HDF5 datasets are not filled in.
 pub(super) struct Skeleton {
     pub(super) file: File,
-    /// For each tensor of the snapshot, the offset of its values in the file.
+    /// For each tensor of the contents, the offset of its values in the file.
     pub(super) offsets: Vec<u64>,
     /// The length of the whole file.
     pub(super) len: u64,
 }
 
-/// Lays out the file for `snapshot`, whose tensors have these `checksums` and whose parameters have
-/// this `digest`. Not collective.
+/// Lays out the file for `contents`, whose tensors and parameters have these `checksums`, which do
+/// not change the layout. Not collective.
 ///
 /// # Errors
 /// The HDF5 library failed.
-pub(super) fn skeleton(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> Result<Skeleton> {
-    build(snapshot, checksums, digest)
+pub(super) fn skeleton(contents: &Contents, checksums: &Checksums) -> Result<Skeleton> {
+    build(contents, checksums)
         .map_err(|error| Error::failed("laying out a checkpoint", format!("HDF5: {error}")))
 }
 
-fn build(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> hdf5::Result<Skeleton> {
+fn build(contents: &Contents, checksums: &Checksums) -> hdf5::Result<Skeleton> {
     let system = |error: io::Error| hdf5::Error::Internal(error.to_string());
     // HDF5 opens files by name only; the name is removed as soon as the file is open
     let in_memory = NamedTempFile::new_in("/dev/shm").or_else(|_| NamedTempFile::new()).map_err(system)?;
@@ -44,11 +53,11 @@ fn build(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> hdf5::Result<
     let file = options.create(in_memory.path())?;
     let (in_memory, path) = in_memory.into_parts();
     path.close().map_err(system)?;
-    describe(&file, snapshot, digest)?;
+    describe(&file, contents, checksums.parameters)?;
     let mut offsets = Vec::new();
     let mut group: Option<(&str, Group)> = None;
-    for (entry, checksum) in snapshot.entries().iter().zip(checksums) {
-        let TensorEntry { group: path, name, shape, .. } = entry;
+    for (entry, checksum) in contents.entries().iter().zip(&checksums.tensors) {
+        let TensorEntry { group: path, name, shape } = entry;
         if group.as_ref().is_none_or(|(open, _)| open != path) {
             group = Some((path, create_group(&file, path)?));
         }
@@ -73,8 +82,8 @@ fn build(snapshot: &Snapshot, checksums: &[u128], digest: u128) -> hdf5::Result<
     Ok(Skeleton { file: in_memory, offsets, len })
 }
 
-fn describe(file: &hdf5::File, snapshot: &Snapshot, digest: u128) -> hdf5::Result<()> {
-    let description = &snapshot.description;
+fn describe(file: &hdf5::File, contents: &Contents, digest: u128) -> hdf5::Result<()> {
+    let description = &contents.description;
     let numbers = [
         ("step", description.step),
         ("epoch", description.epoch),

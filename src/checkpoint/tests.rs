@@ -1,4 +1,5 @@
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -20,16 +21,40 @@ fn tensors() -> Vec<TensorSpec> {
 
 const SLOTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
-fn snapshot(step: u64) -> Snapshot {
-    let mut snapshot = Snapshot::new(&tensors(), &SLOTS).unwrap();
-    for slot in [None, Some(0), Some(1)] {
-        for (number, spec) in tensors().iter().enumerate() {
-            let seed = step * 10 + slot.map_or(0, |slot| slot as u64 + 1);
-            spec.initial.fill(seed, &spec.name, 0, snapshot.tensor_mut(slot, number));
+/// A state in memory.
+struct WholeState {
+    contents: Contents,
+    /// `[section × tensor]`
+    values: Vec<Vec<f32>>,
+}
+
+impl StateSource for WholeState {
+    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
+        self.values.iter().try_for_each(|values| write(values))
+    }
+}
+
+impl WholeState {
+    fn write(mut self, path: &Path) -> crate::Result<u64> {
+        write(path, &self.contents.clone(), &mut self, &mut |_| ())
+    }
+
+    fn write_and_prune(mut self, path: &Path, keep: usize, report: &mut dyn FnMut(Boundary)) {
+        write_and_prune(path, keep, &self.contents.clone(), &mut self, report).unwrap();
+    }
+}
+
+fn state(step: u64) -> WholeState {
+    let mut values = Vec::new();
+    for section in 0..=SLOTS.len() as u64 {
+        for spec in tensors() {
+            let mut own = vec![0.0; spec.num_elements()];
+            spec.initial.fill(step * 10 + section, &spec.name, 0, &mut own);
+            values.push(own);
         }
     }
     let settings = |name: &str| [(name.to_owned(), serde_json::Value::from(step))].into();
-    snapshot.description = Description {
+    let description = Description {
         step,
         epoch: 3,
         loss: Some(0.1 + 0.2),
@@ -40,12 +65,12 @@ fn snapshot(step: u64) -> Snapshot {
         options: settings("b"),
         written_by: settings("c"),
     };
-    snapshot
+    WholeState { contents: Contents::new(&tensors(), &SLOTS, description), values }
 }
 
 fn write_to(directory: &Path, step: u64) -> std::path::PathBuf {
     let path = directory.join(file_name(step));
-    write(&path, &snapshot(step), &mut |_| ()).unwrap();
+    state(step).write(&path).unwrap();
     path
 }
 
@@ -54,13 +79,12 @@ fn what_is_written_is_read_and_the_same_state_gives_the_same_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let path = write_to(directory.path(), 5);
     let file = Checkpoint::open(&path).unwrap();
-    let mut original = snapshot(5);
-    assert_eq!(file.description, original.description);
-    for (slot, group) in [(None, "model"), (Some(0), "optimizer/exp_avg"), (Some(1), "optimizer/exp_avg_sq")]
-    {
+    let original = state(5);
+    assert_eq!(file.description, original.contents.description);
+    for (section, group) in ["model", "optimizer/exp_avg", "optimizer/exp_avg_sq"].iter().enumerate() {
         for (number, spec) in tensors().iter().enumerate() {
             let values = file.read(group, &spec.name, &spec.shape).unwrap();
-            assert_eq!(values, original.tensor_mut(slot, number), "{group} {}", spec.name);
+            assert_eq!(values, original.values[3 * section + number], "{group} {}", spec.name);
         }
     }
     assert_eq!(file.tensors.len(), 9);
@@ -79,12 +103,11 @@ fn the_name_appears_after_the_bytes_are_durable() {
         write_to(directory.path(), step);
     }
     let (path, mut told) = (directory.path().join(file_name(3)), Vec::new());
-    write_and_prune(&path, 2, &snapshot(3), &mut |boundary| {
+    state(3).write_and_prune(&path, 2, &mut |boundary| {
         let renamed = matches!(boundary, Renamed | DirectorySynced | Removed);
         assert_eq!(path.exists(), renamed, "after {boundary:?}");
         told.push(boundary);
-    })
-    .unwrap();
+    });
     told.dedup();
     assert_eq!(told, [Created, Wrote, Synced, Renamed, DirectorySynced, Removed]);
     let steps: Vec<u64> = list(directory.path()).unwrap().into_iter().map(|(step, _)| step).collect();
@@ -94,11 +117,12 @@ fn the_name_appears_after_the_bytes_are_durable() {
 #[test]
 fn a_parameter_that_is_nan_is_not_published() {
     let directory = tempfile::tempdir().unwrap();
-    let mut bad = snapshot(7);
-    bad.tensor_mut(Some(1), 2)[5] = f32::INFINITY;
-    write(&directory.path().join(file_name(6)), &bad, &mut |_| ()).unwrap();
-    bad.tensor_mut(None, 2)[5] = f32::NAN;
-    let why = write(&directory.path().join(file_name(7)), &bad, &mut |_| ()).unwrap_err().to_string();
+    let mut bad = state(7);
+    bad.values[8][5] = f32::INFINITY;
+    bad.write(&directory.path().join(file_name(6))).unwrap();
+    let mut bad = state(7);
+    bad.values[2][5] = f32::NAN;
+    let why = bad.write(&directory.path().join(file_name(7))).unwrap_err().to_string();
     assert!(why.contains("model/fc1.weight holds a value that is NaN or infinite"), "{why}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
@@ -117,7 +141,7 @@ fn damaged_newer_files_do_not_crowd_out_sound_ones() {
     }
     remove_temporaries(directory.path()).unwrap();
     fs::remove_file(directory.path().join(".step-00000041.h5.def.tmp")).unwrap();
-    write_and_prune(&directory.path().join(file_name(25)), 1, &snapshot(25), &mut |_| ()).unwrap();
+    state(25).write_and_prune(&directory.path().join(file_name(25)), 1, &mut |_| ());
     let steps: Vec<u64> = list(directory.path()).unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!((steps, fs::read_dir(directory.path()).unwrap().count()), (vec![25, 30], 2));
     assert_eq!(newest_sound(directory.path()).unwrap().checkpoint.unwrap().description.step, 25);
@@ -132,14 +156,33 @@ fn damaged_newer_files_do_not_crowd_out_sound_ones() {
 }
 
 #[test]
-fn a_writer_that_is_dropped_ends_its_work() {
+fn a_failed_file_can_be_tried_again() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = Writer::new(directory.path().to_owned(), 3, snapshot(0)).unwrap();
-    // it only touches the memory at first, without an outcome
-    assert!(writer.wait().is_none() && writer.take().is_some());
-    writer.start(snapshot(9)).unwrap();
-    drop(writer);
-    assert!(Checkpoint::open(&directory.path().join(file_name(9))).is_ok());
+    let path = directory.path().join(file_name(9));
+    let mut writer = Writer::new(3);
+    assert!(writer.wait().is_none() && writer.take().is_none());
+    fs::create_dir(&path).unwrap();
+    let WholeState { contents, values } = state(9);
+    writer.start(path.clone(), contents.clone(), WholeState { contents, values }).unwrap();
+    assert!(writer.wait().is_some_and(|outcome| outcome.is_err()));
+    fs::remove_dir(&path).unwrap();
+    writer.try_again().unwrap();
+    assert!(writer.wait().is_some_and(|outcome| outcome.is_ok()));
+    assert!(Checkpoint::open(&path).is_ok() && writer.take().is_some());
+}
+
+#[test]
+fn a_state_of_other_lengths_is_not_published() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(file_name(9));
+    let mut short = state(9);
+    short.values[1].pop();
+    let why = short.write(&path).unwrap_err().to_string();
+    assert!(why.contains("model/conv1.bias has 3 values, not 2"), "{why}");
+    let mut few = state(9);
+    few.values.pop();
+    assert!(few.write(&path).unwrap_err().to_string().contains("fewer tensors"));
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
 /// Damages a file in one of several ways, and names it.
@@ -227,8 +270,7 @@ fn two_writers_of_one_directory_leave_sound_files() {
     let directory = tempfile::tempdir().unwrap();
     let write_all = || {
         for step in 1..40 {
-            write_and_prune(&directory.path().join(file_name(step)), 2, &snapshot(step), &mut |_| ())
-                .unwrap();
+            state(step).write_and_prune(&directory.path().join(file_name(step)), 2, &mut |_| ());
         }
     };
     std::thread::scope(|scope| {

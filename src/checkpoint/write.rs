@@ -1,15 +1,16 @@
-//! Writing a snapshot to a durable file.
+//! Writing a checkpoint to a durable file.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::contents::{Contents, StateSource, group_name};
 use super::seal;
-use super::skeleton::{Skeleton, skeleton};
-use super::snapshot::Snapshot;
+use super::skeleton::{Checksums, Skeleton, skeleton};
 use crate::nn::hash_values;
 use crate::{Error, Result};
 
@@ -40,122 +41,158 @@ pub(super) struct Failure {
     pub(super) is_full: bool,
 }
 
-/// Writes `snapshot` to `path`, whole and durable or not at all: under a temporary name in the same
-/// directory, then fsync, rename, fsync of the directory. Calls `report` after each step and
-/// returns the number of bytes. Not collective; does not use MPI.
+/// Writes the tensors of `contents`, with values from `state`, to `path`, whole and durable or not
+/// at all: under a temporary name in the same directory, then fsync, rename, fsync of the directory.
+/// Calls `report` after each step and returns the number of bytes. Not collective; does not use MPI.
 ///
 /// # Errors
-/// A parameter is NaN or infinite, or the system reports an error. The temporary file is then
-/// removed, and a file that was at `path` is unchanged, unless only the last fsync failed.
-pub fn write(path: &Path, snapshot: &Snapshot, report: &mut dyn FnMut(Boundary)) -> Result<u64> {
-    attempt(path, snapshot, report).map_err(|failure| failure.error)
+/// A parameter is NaN or infinite, the values cannot be had, or the system reports an error. The
+/// temporary file is then removed, and a file that was at `path` is unchanged, unless only the last
+/// fsync failed.
+pub fn write(
+    path: &Path,
+    contents: &Contents,
+    state: &mut dyn StateSource,
+    report: &mut dyn FnMut(Boundary),
+) -> Result<u64> {
+    attempt(path, contents, state, report).map_err(|failure| failure.error)
 }
 
 /// Does the work of [`write()`], and reports whether it failed because the disk was full.
 pub(super) fn attempt(
     path: &Path,
-    snapshot: &Snapshot,
+    contents: &Contents,
+    state: &mut dyn StateSource,
     report: &mut dyn FnMut(Boundary),
 ) -> std::result::Result<u64, Failure> {
-    let doing = || format!("writing {}", path.display());
-    let otherwise = |error| Failure { error, is_full: false };
-    let (checksums, digest) = checksums(snapshot).map_err(|why| otherwise(Error::failed(doing(), why)))?;
-    let skeleton = skeleton(snapshot, &checksums, digest).map_err(otherwise)?;
-    publish(path, snapshot, skeleton, report).map_err(|error| {
+    let system = |error: io::Error| {
         let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        Failure { error: Error::failed(doing(), error), is_full }
-    })
+        Failure { error: Error::failed(format!("writing {}", path.display()), error), is_full }
+    };
+    let otherwise = |error| Failure { error, is_full: false };
+    let unknown = Checksums { tensors: vec![0; contents.entries().len()], parameters: 0 };
+    let layout = skeleton(contents, &unknown).map_err(otherwise)?;
+    let mut file = create(path).map_err(system)?;
+    report(Boundary::Created);
+    let checksums = write_values(file.as_file_mut(), contents, &layout, state, report).map_err(system)?;
+    let complete = skeleton(contents, &checksums).map_err(otherwise)?;
+    assert_eq!((&complete.offsets, complete.len), (&layout.offsets, layout.len), "one layout of a file");
+    finish(file.as_file_mut(), complete, contents, report).map_err(system)?;
+    publish(file, path, report).map_err(system)?;
+    Ok(layout.len)
 }
 
-/// Computes the checksum of every tensor and the digest of the model: the checksum of all
-/// parameters in a row.
-fn checksums(snapshot: &Snapshot) -> std::result::Result<(Vec<u128>, u128), String> {
-    let (mut checksums, mut digest) = (Vec::new(), Xxh3::new());
-    for entry in snapshot.entries() {
-        let values = snapshot.values(entry);
-        // (a slot may overflow without stopping the run)
-        if entry.group == "model" && !values.iter().all(|value| value.is_finite()) {
-            return Err(format!("{}/{} holds a value that is NaN or infinite", entry.group, entry.name));
-        }
-        let mut hash = Xxh3::new();
-        hash_values(&mut hash, values);
-        checksums.push(hash.digest128());
-        if entry.group == "model" {
-            hash_values(&mut digest, values);
-        }
-    }
-    Ok((checksums, digest.digest128()))
-}
-
-fn publish(
-    path: &Path,
-    snapshot: &Snapshot,
-    skeleton: Skeleton,
-    report: &mut dyn FnMut(Boundary),
-) -> io::Result<u64> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+/// Creates a temporary file beside `path`.
+fn create(path: &Path) -> io::Result<NamedTempFile> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let mut file = tempfile::Builder::new()
+    tempfile::Builder::new()
         .prefix(&format!(".{name}."))
         .suffix(".tmp")
         // reduced by the umask, as for any file
         .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(directory)?;
-    report(Boundary::Created);
-    let len = skeleton.len;
-    let open = file.as_file_mut();
-    let digest = write_body(open, snapshot, skeleton, report)?;
-    open.seek(SeekFrom::Start(0))?;
-    open.write_all(&seal::make(len, digest))?;
+        .tempfile_in(directory_of(path))
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes all values to their places in `file`, and returns their checksums.
+fn write_values(
+    file: &mut File,
+    contents: &Contents,
+    layout: &Skeleton,
+    state: &mut dyn StateSource,
+    report: &mut dyn FnMut(Boundary),
+) -> io::Result<Checksums> {
+    let (mut tensors, mut digest) = (Vec::new(), Xxh3::new());
+    let mut pending = contents.entries().iter().zip(&layout.offsets);
+    state.draw(&mut |values| {
+        let Some((entry, offset)) = pending.next() else {
+            return Err(io::Error::other("there are more tensors than in the file"));
+        };
+        let len: usize = entry.shape.iter().product();
+        if values.len() != len {
+            let (group, name, found) = (&entry.group, &entry.name, values.len());
+            return Err(io::Error::other(format!("{group}/{name} has {len} values, not {found}")));
+        }
+        let is_parameter = entry.group == group_name(None);
+        // (a slot may overflow without stopping the run)
+        if is_parameter && !values.iter().all(|value| value.is_finite()) {
+            let why = format!("{}/{} holds a value that is NaN or infinite", entry.group, entry.name);
+            return Err(io::Error::other(why));
+        }
+        let mut hash = Xxh3::new();
+        file.seek(SeekFrom::Start(*offset))?;
+        for block in values.chunks(BLOCK / size_of::<f32>()) {
+            hash_values(&mut hash, block);
+            if is_parameter {
+                hash_values(&mut digest, block);
+            }
+            file.write_all(bytemuck::cast_slice(block))?;
+            report(Boundary::Wrote);
+        }
+        tensors.push(hash.digest128());
+        Ok(())
+    })?;
+    if pending.next().is_some() {
+        return Err(io::Error::other("there are fewer tensors than in the file"));
+    }
+    Ok(Checksums { tensors, parameters: digest.digest128() })
+}
+
+/// Writes everything that is not a value, from the skeleton, then the seal, for which all of the
+/// file is read.
+fn finish(
+    file: &mut File,
+    mut skeleton: Skeleton,
+    contents: &Contents,
+    report: &mut dyn FnMut(Boundary),
+) -> io::Result<()> {
+    let bytes_of = |shape: &[usize]| (shape.iter().product::<usize>() * size_of::<f32>()) as u64;
+    let ends = contents.entries().iter().zip(&skeleton.offsets);
+    let mut values: Vec<(u64, u64)> =
+        ends.map(|(entry, start)| (*start, start + bytes_of(&entry.shape))).collect();
+    values.sort_unstable();
+    values.push((skeleton.len, skeleton.len));
+    let mut at = seal::LEN as u64;
+    let mut between = Vec::new();
+    for (start, end) in values {
+        between.resize((start - at) as usize, 0);
+        skeleton.file.seek(SeekFrom::Start(at))?;
+        skeleton.file.read_exact(&mut between)?;
+        file.seek(SeekFrom::Start(at))?;
+        file.write_all(&between)?;
+        at = end;
+    }
     report(Boundary::Wrote);
-    open.sync_all()?;
+    file.seek(SeekFrom::Start(seal::LEN as u64))?;
+    let (mut hash, mut block) = (Xxh3::new(), vec![0; BLOCK]);
+    loop {
+        let num_read = file.read(&mut block)?;
+        if num_read == 0 {
+            break;
+        }
+        hash.update(&block[..num_read]);
+        report(Boundary::Wrote);
+    }
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(&seal::make(skeleton.len, hash.digest128()))?;
+    report(Boundary::Wrote);
+    Ok(())
+}
+
+/// Makes `file` durable under the name `path`.
+fn publish(file: NamedTempFile, path: &Path, report: &mut dyn FnMut(Boundary)) -> io::Result<()> {
+    file.as_file().sync_all()?;
     report(Boundary::Synced);
     file.persist(path).map_err(|error| error.error)?;
     report(Boundary::Renamed);
-    match File::open(directory)?.sync_all() {
+    match File::open(directory_of(path))?.sync_all() {
         // some file systems cannot sync directories, and make renames durable by themselves
         Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {}
         synced => synced?,
     }
     report(Boundary::DirectorySynced);
-    Ok(len)
-}
-
-/// Writes everything behind the seal, from front to back, the values from the snapshot and the rest
-/// from the skeleton.
-fn write_body(
-    file: &mut File,
-    snapshot: &Snapshot,
-    mut skeleton: Skeleton,
-    report: &mut dyn FnMut(Boundary),
-) -> io::Result<u128> {
-    let mut hash = Xxh3::new();
-    file.write_all(&[0; seal::LEN])?;
-    let mut at = seal::LEN as u64;
-    let mut put = |bytes: &[u8]| {
-        for block in bytes.chunks(BLOCK) {
-            file.write_all(block)?;
-            hash.update(block);
-            report(Boundary::Wrote);
-        }
-        io::Result::Ok(())
-    };
-    let mut values: Vec<(u64, &[f32])> = skeleton
-        .offsets
-        .iter()
-        .zip(snapshot.entries())
-        .map(|(at, entry)| (*at, snapshot.values(entry)))
-        .collect();
-    values.sort_unstable_by_key(|(at, _)| *at);
-    values.push((skeleton.len, &[]));
-    let mut between = Vec::new();
-    for (offset, values) in values {
-        between.resize((offset - at) as usize, 0);
-        skeleton.file.seek(SeekFrom::Start(at))?;
-        skeleton.file.read_exact(&mut between)?;
-        put(&between)?;
-        put(bytemuck::cast_slice(values))?;
-        at = offset + size_of_val(values) as u64;
-    }
-    Ok(hash.digest128())
+    Ok(())
 }

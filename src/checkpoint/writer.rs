@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::write::{self, Failure};
-use super::{Boundary, Snapshot, directory, file_name};
+use super::{Boundary, Contents, StateSource, directory};
 use crate::{Error, Result};
 
 /// A checkpoint that has been written under its final name.
@@ -26,129 +26,124 @@ pub struct Written {
     pub removed: Vec<PathBuf>,
 }
 
+/// The time between two looks at the thread.
+const PAUSE: Duration = Duration::from_micros(200);
+
 /// The least time between two reports of progress to a rank that waits for the thread.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Writes one snapshot after the other into a directory, each on a thread that does not use MPI.
-pub struct Writer {
-    directory: PathBuf,
+/// Writes one checkpoint after the other, each on a thread that does not use MPI and draws the
+/// values from an `S`.
+pub struct Writer<S> {
     keep: usize,
-    /// Memory for the next snapshot, absent while a thread has it. Holds the last snapshot until
-    /// then.
-    idle: Option<Snapshot>,
-    /// The thread, which returns the snapshot and, if it was written, the outcome.
-    busy: Option<JoinHandle<(Snapshot, Option<Result<Written>>)>>,
+    /// The last checkpoint, while no thread has it.
+    idle: Option<WriteJob<S>>,
+    /// The thread, which returns the checkpoint and the outcome.
+    busy: Option<JoinHandle<(WriteJob<S>, Result<Written>)>>,
     /// The number of steps that the thread has completed, which shows its progress.
     progress: Arc<AtomicU64>,
 }
 
-impl Writer {
-    /// Creates a writer into `directory`, where the newest `keep` checkpoints stay (all if that is
-    /// 0). A thread touches the memory of `snapshot` at once, so that the first checkpoint does not
-    /// wait for the system to assign its pages. Not collective.
-    ///
-    /// # Errors
-    /// The system cannot start a thread.
-    pub fn new(directory: PathBuf, keep: usize, mut snapshot: Snapshot) -> Result<Writer> {
-        let progress = Arc::<AtomicU64>::default();
-        let counter = Arc::clone(&progress);
-        let touch = move || {
-            snapshot.touch(&mut || {
-                counter.fetch_add(1, Ordering::Relaxed);
-            });
-            (snapshot, None)
-        };
-        let busy = Some(spawn(touch, "preparing memory for checkpoints")?);
-        Ok(Writer { directory, keep, idle: None, busy, progress })
+/// A checkpoint to be written.
+struct WriteJob<S> {
+    path: PathBuf,
+    contents: Contents,
+    state: S,
+}
+
+impl<S: StateSource + Send + 'static> Writer<S> {
+    /// Creates a writer that leaves the newest `keep` checkpoints of a directory (all if that is 0).
+    pub fn new(keep: usize) -> Writer<S> {
+        Writer { keep, idle: None, busy: None, progress: Arc::default() }
     }
 
-    /// Takes the memory for the next snapshot. [`Writer::wait`] must come first.
-    pub fn take(&mut self) -> Option<Snapshot> {
-        self.idle.take()
+    /// Takes the source of the last checkpoint back. [`Writer::wait`] must come first.
+    pub fn take(&mut self) -> Option<S> {
+        self.idle.take().map(|job| job.state)
     }
 
-    /// Starts to write `snapshot`.
+    /// Starts to write `contents`, with values from `state`, to `path`.
     ///
     /// # Errors
     /// The system cannot start a thread.
     ///
     /// # Panics
     /// A thread is at work: [`Writer::wait`] must come first.
-    pub fn start(&mut self, snapshot: Snapshot) -> Result<()> {
-        assert!(self.busy.is_none(), "a snapshot is started only after the last one was waited for");
-        let path = self.directory.join(file_name(snapshot.description.step));
-        let keep = self.keep;
-        let doing = format!("writing {}", path.display());
-        let progress = Arc::clone(&self.progress);
+    pub fn start(&mut self, path: PathBuf, contents: Contents, state: S) -> Result<()> {
+        self.start_job(WriteJob { path, contents, state })
+    }
+
+    fn start_job(&mut self, mut job: WriteJob<S>) -> Result<()> {
+        assert!(self.busy.is_none(), "a checkpoint is started only after the last one was waited for");
+        let (keep, progress) = (self.keep, Arc::clone(&self.progress));
+        let doing = format!("writing {}", job.path.display());
         let work = move || {
             let mut report = |_| {
                 progress.fetch_add(1, Ordering::Relaxed);
             };
-            let outcome = write_and_prune(&path, keep, &snapshot, &mut report);
-            (snapshot, Some(outcome))
+            let WriteJob { path, contents, state } = &mut job;
+            let outcome = write_and_prune(path, keep, contents, state, &mut report);
+            (job, outcome)
         };
-        self.busy = Some(spawn(work, &doing)?);
+        let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
+        self.busy = Some(thread.map_err(|error| Error::failed(doing, error))?);
         Ok(())
     }
 
-    /// Returns the outcome of the last snapshot, once, when the thread has finished.
+    /// Returns the number of steps that threads have completed.
+    pub fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    /// Returns true while a thread is at work.
+    pub fn is_busy(&self) -> bool {
+        self.busy.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Returns the outcome of the last checkpoint, once, when the thread has finished.
     pub fn poll(&mut self) -> Option<Result<Written>> {
         if self.busy.as_ref()?.is_finished() { self.wait() } else { None }
     }
 
-    /// Starts to write the last snapshot again after a failure, if it has not been taken.
+    /// Starts to write the last checkpoint again after a failure, unless its source was taken.
     ///
     /// # Errors
     /// The system cannot start a thread.
     pub fn try_again(&mut self) -> Result<()> {
-        let Some(snapshot) = self.idle.take() else { return Ok(()) };
-        self.start(snapshot)
+        self.idle.take().map_or(Ok(()), |job| self.start_job(job))
     }
 
-    /// Blocks until the thread has made further progress (true) or is idle (false).
-    pub fn wait_for_progress(&self) -> bool {
-        let (before, start) = (self.progress.load(Ordering::Relaxed), Instant::now());
-        while self.busy.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if start.elapsed() > REPORT_INTERVAL && self.progress.load(Ordering::Relaxed) != before {
+    /// Blocks until the thread has made further progress (true) or is idle (false); calls
+    /// `meanwhile` again and again.
+    pub fn wait_for_progress(&self, meanwhile: &mut dyn FnMut()) -> bool {
+        let (before, start) = (self.progress(), Instant::now());
+        while self.is_busy() {
+            if start.elapsed() > REPORT_INTERVAL && self.progress() != before {
                 return true;
             }
-            thread::sleep(Duration::from_millis(1));
+            meanwhile();
+            thread::sleep(PAUSE);
         }
         false
     }
 
-    /// Blocks until the last snapshot is written, and returns the outcome unless [`Writer::poll`]
+    /// Blocks until the last checkpoint is written, and returns the outcome unless [`Writer::poll`]
     /// has.
     pub fn wait(&mut self) -> Option<Result<Written>> {
         match self.busy.take()?.join() {
-            Ok((snapshot, outcome)) => {
-                self.idle = Some(snapshot);
-                outcome
+            Ok((job, outcome)) => {
+                self.idle = Some(job);
+                Some(outcome)
             }
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 }
 
-impl Drop for Writer {
-    /// Blocks until the last snapshot is written, so that it is whole however the run ends.
-    fn drop(&mut self) {
-        if let Some(thread) = self.busy.take() {
-            // a panic has been printed, and there is no caller to return an error to
-            let _ = thread.join();
-        }
-    }
-}
-
-fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static, doing: &str) -> Result<JoinHandle<T>> {
-    let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
-    thread.map_err(|error| Error::failed(doing, error))
-}
-
-/// Writes `snapshot` to `path`, creating the directory if it is missing, then removes all but the
-/// newest `keep` checkpoints beside it (none if that is 0). If the disk is full, removes older ones
-/// first, one by one, as long as a sound one stays (none if all are to be kept). Calls `report`
-/// after each step. Not collective; does not use MPI.
+/// Writes `contents`, with values from `state`, to `path`, creating the directory if it is missing,
+/// then removes all but the newest `keep` checkpoints beside it (none if that is 0). If the disk is
+/// full, removes older ones first, one by one, as long as a sound one stays (none if all are to be
+/// kept). Calls `report` after each step. Not collective; does not use MPI.
 ///
 /// # Errors
 /// A parameter is NaN or infinite, or the system reports an error (see [`write`](super::write())).
@@ -156,17 +151,18 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static, doing: &s
 pub fn write_and_prune(
     path: &Path,
     keep: usize,
-    snapshot: &Snapshot,
+    contents: &Contents,
+    state: &mut dyn StateSource,
     report: &mut dyn FnMut(Boundary),
 ) -> Result<Written> {
     let start = Instant::now();
     let directory = path.parent().unwrap_or(Path::new("."));
-    let step = snapshot.description.step;
+    let step = contents.description.step;
     // an error here shows again when the file is written
     let _ = fs::create_dir_all(directory);
     let mut removed = Vec::new();
     let num_bytes = loop {
-        match write::attempt(path, snapshot, report) {
+        match write::attempt(path, contents, state, report) {
             Ok(num_bytes) => break num_bytes,
             Err(Failure { is_full: true, .. })
                 if keep > 0

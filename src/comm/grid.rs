@@ -79,6 +79,8 @@ pub struct Channels {
     pub stages: Communicator,
     /// Parts of activations, over the tensor axis.
     pub tensors: Communicator,
+    /// Parts of the state for checkpoints, over all ranks.
+    pub checkpoints: Communicator,
 }
 
 impl Grid {
@@ -123,6 +125,7 @@ impl Grid {
             norms: all.duplicate(),
             stages: stage.duplicate(),
             tensors: tensor.duplicate(),
+            checkpoints: all.duplicate(),
         };
         Grid { shape, all, data, stage, tensor, channels }
     }

@@ -19,5 +19,5 @@ pub use layer::{Layer, Tape};
 pub use loss::Loss;
 pub use model::Model;
 pub use network::{Module, Network};
-pub use parameters::{FlatBuffer, Segmentation, hash_values};
+pub use parameters::{FlatBuffer, Segmentation, TensorPosition, hash_values};
 pub use tensor::{TensorShard, TensorSpec};

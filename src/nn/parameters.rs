@@ -51,6 +51,17 @@ impl Segmentation {
         self.segments.iter().map(len).collect()
     }
 
+    /// Returns the position of every one of `tensors`.
+    pub fn positions(&self, tensors: &[TensorShard]) -> Vec<TensorPosition> {
+        let mut positions = Vec::new();
+        for (segment, own) in self.segments.iter().enumerate() {
+            let lengths = tensors[own.clone()].iter().map(TensorShard::num_elements);
+            let places = Segmentation::places(lengths).0.into_iter();
+            positions.extend(places.map(|range| TensorPosition { segment, range }));
+        }
+        positions
+    }
+
     /// Returns the segmentation of `num_tensors` tensors into one segment.
     pub fn whole(num_tensors: usize) -> Segmentation {
         Segmentation { segments: vec![0..num_tensors; 1], multiple: 1 }
@@ -71,9 +82,11 @@ struct Segment<D: Device> {
 
 /// The position of a tensor in a flat buffer.
 #[derive(Debug, Clone)]
-struct TensorPosition {
-    segment: usize,
-    range: Range<usize>,
+pub struct TensorPosition {
+    /// The segment.
+    pub segment: usize,
+    /// The elements of the segment.
+    pub range: Range<usize>,
 }
 
 impl<D: Device> FlatBuffer<D> {
@@ -97,14 +110,9 @@ impl<D: Device> FlatBuffer<D> {
     /// Lays `tensors` out as `segmentation` says, without memory: no segment is here until
     /// [`FlatBuffer::put`]. Not collective.
     pub fn without_memory(tensors: &[TensorShard], segmentation: &Segmentation) -> FlatBuffer<D> {
-        let mut flat = FlatBuffer { segments: Vec::new(), places: Vec::new() };
-        for (segment, range) in segmentation.segments.iter().enumerate() {
-            let (places, end) =
-                Segmentation::places(tensors[range.clone()].iter().map(TensorShard::num_elements));
-            flat.places.extend(places.into_iter().map(|range| TensorPosition { segment, range }));
-            flat.segments.push(Segment { buffer: None, len: end.next_multiple_of(segmentation.multiple) });
-        }
-        flat
+        let lengths = segmentation.segment_lengths(tensors).into_iter();
+        let segments = lengths.map(|len| Segment { buffer: None, len }).collect();
+        FlatBuffer { segments, places: segmentation.positions(tensors) }
     }
 
     /// Returns the number of segments.

@@ -69,26 +69,31 @@ impl TensorShard {
         }
     }
 
-    /// Copies the block to its place in the `whole` tensor.
-    pub fn insert(&self, block: &[f32], whole: &mut [f32]) {
-        let mut at = 0;
-        for range in self.ranges() {
-            whole[range.clone()].copy_from_slice(&block[at..at + range.len()]);
-            at += range.len();
+    /// Copies elements `part` of the block, which are `values`, to their places in the `whole`
+    /// tensor.
+    pub fn insert(&self, part: Range<usize>, values: &[f32], whole: &mut [f32]) {
+        for (range, start) in self.ranges_of(part) {
+            whole[start..start + range.len()].copy_from_slice(&values[range]);
         }
+    }
+
+    /// Returns the contiguous ranges of the whole tensor that make up elements `part` of the block:
+    /// for each, its range in the part and its start in the whole tensor.
+    fn ranges_of(&self, part: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+        let mut at = 0;
+        self.ranges().filter_map(move |range| {
+            let (start, end) = (part.start.max(at), part.end.min(at + range.len()));
+            let in_whole = range.start + start.saturating_sub(at);
+            at += range.len();
+            (start < end).then(|| (start - part.start..end - part.start, in_whole))
+        })
     }
 
     /// Writes the initial values for `seed` of elements `part` of the block, which are those that
     /// they have in the whole tensor.
     pub fn initialise(&self, seed: u64, part: Range<usize>, values: &mut [f32]) {
-        let mut at = 0;
-        for range in self.ranges() {
-            let (start, end) = (part.start.max(at), part.end.min(at + range.len()));
-            if start < end {
-                let values = &mut values[start - part.start..end - part.start];
-                self.spec.initial.fill(seed, &self.spec.name, range.start + start - at, values);
-            }
-            at += range.len();
+        for (range, start) in self.ranges_of(part) {
+            self.spec.initial.fill(seed, &self.spec.name, start, &mut values[range]);
         }
     }
 }
@@ -114,7 +119,8 @@ mod tests {
             shard.initialise(3, cut..len, &mut block[cut..]);
             shard.extract(&whole, &mut same);
             assert_eq!(block, same);
-            shard.insert(&block, &mut rebuilt);
+            shard.insert(0..cut, &block[..cut], &mut rebuilt);
+            shard.insert(cut..len, &block[cut..], &mut rebuilt);
         }
         assert_eq!(rebuilt, whole);
     }

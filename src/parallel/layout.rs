@@ -74,17 +74,13 @@ impl ParallelPlan {
     }
 }
 
-/// The stages and tensors of one rank, and the places of all others. `gather.rs` gathers whole
-/// tensors from their places.
+/// The stages and tensors of one rank.
 #[derive(Debug, Clone)]
 pub struct Layout {
     /// This rank's stages, in order.
     pub stages: Vec<Stage>,
     /// This rank's tensors in logical order, each with its number in the model.
     pub tensors: Vec<(usize, TensorShard)>,
-    /// For each tensor of the model, the ranks of the first replica that hold a shard of it, each
-    /// with its shard.
-    pub(super) places: Vec<Vec<(usize, TensorShard)>>,
 }
 
 impl Layout {
@@ -116,18 +112,11 @@ impl Layout {
             ));
         }
         let (_, stage_rank, tensor_rank) = shape.coordinates(rank);
-        let mut layout =
-            Layout { stages: Vec::new(), tensors: Vec::new(), places: vec![Vec::new(); model.tensors.len()] };
-        for other in 0..shape.tensor {
-            let parts = split(model, *how, other, shape.tensor)?;
-            for (index, run) in layers.iter().enumerate() {
-                let owner = schedule.rank_of(index).expect("a checked schedule runs every stage");
-                for (number, shard) in parts[run.clone()].iter().flat_map(|part| &part.tensors) {
-                    layout.places[*number].push((shape.rank(0, owner, other), shard.clone()));
-                }
-                if (owner, other) == (stage_rank, tensor_rank) {
-                    layout.add_stage(model, index, &parts, run.clone(), index + 1 == layers.len());
-                }
+        let mut layout = Layout { stages: Vec::new(), tensors: Vec::new() };
+        let parts = split(model, *how, tensor_rank, shape.tensor)?;
+        for (index, run) in layers.iter().enumerate() {
+            if schedule.rank_of(index) == Some(stage_rank) {
+                layout.add_stage(model, index, &parts, run.clone(), index + 1 == layers.len());
             }
         }
         Ok(layout)

@@ -10,7 +10,6 @@
 pub mod balance;
 pub mod bucket;
 pub mod data;
-pub mod gather;
 pub mod layout;
 pub mod pipeline;
 pub mod replica;

@@ -5,10 +5,11 @@
 
 use std::path::Path;
 
+use super::checkpoints;
 use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
 use crate::nn::Model;
-use crate::parallel::data::SyncSettings;
+use crate::parallel::data::{StateParts, SyncSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::pipeline::footprint::{Footprint, FootprintSettings};
 use crate::parallel::zero::{Accumulation, Gathering, ZeroStage};
@@ -57,14 +58,13 @@ impl MemoryPlan {
             let settings = FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering };
             Footprint::new(&layout, plan, &settings)
         };
-        // rank 0 copies the whole state for a checkpoint, the parameters for --export
-        let copies = match &options.checkpoints {
+        let sync = options.sync_settings();
+        let parts = grid.all.agree(StateParts::new(model, shape, plan, sync))?;
+        let num_sections = match &options.checkpoints {
             checkpoints if checkpoints.checkpoint_dir.is_some() => 1 + num_slots,
             checkpoints => usize::from(checkpoints.export.is_some()),
         };
-        let copies = if world.is_root() { copies } else { 0 };
-        let copy = model.num_parameters().saturating_mul(copies * size_of::<f32>());
-        let sync = options.sync_settings();
+        let copy = copies(&parts, world, num_sections);
         let candidates = candidates(grid, plan, options);
         let plans = [footprint(sync, Gathering::Pass), footprint(sync, Gathering::Step)];
         let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass));
@@ -91,6 +91,19 @@ impl MemoryPlan {
         };
         Err(Error::Agreed { message: format!("planning the memory: {why}; {way_out}"), exit_code: 2 })
     }
+}
+
+/// Returns the bytes that this rank needs to write `num_sections` of the parameters and slots: a
+/// copy of its parts, and on rank 0 the batches that are on their way.
+fn copies(parts: &StateParts, world: &World, num_sections: usize) -> usize {
+    let own: usize = (0..parts.batches().len()).map(|batch| parts.len_of(batch, world.rank())).sum();
+    let num_batches = match (num_sections, world.is_root(), world.size()) {
+        (0, ..) | (_, false, _) => 0,
+        (_, true, 1) => 1,
+        (_, true, _) => 1 + checkpoints::AHEAD,
+    };
+    let values = own.saturating_mul(num_sections).saturating_add(num_batches * parts.largest_batch());
+    values.saturating_mul(size_of::<f32>())
 }
 
 /// Returns settings that need less memory than those of `options`, each with its options.

@@ -1,6 +1,7 @@
 //! A run on its device: set-up, loop and result.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -106,6 +107,7 @@ impl Run<'_> {
             options,
             model: self.model,
             slots,
+            parts: Arc::clone(trainer.parts()),
             description: Description {
                 seed: self.options.seed,
                 model: self.model.name.clone(),
@@ -117,7 +119,7 @@ impl Run<'_> {
             steps_per_epoch: length.steps_per_epoch,
             compares_replicas,
         };
-        let mut checkpoints = Checkpoints::begin(all, settings, resumed, stop, self.began)?;
+        let mut checkpoints = Checkpoints::begin(self.grid, settings, resumed, stop, self.began)?;
         if let Some(resumed) = resumed {
             checkpoints.save(trainer, resumed.position)?;
         }

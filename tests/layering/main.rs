@@ -53,7 +53,11 @@ const MAY_USE: &[(&str, &str)] = &[
     (
         "train",
         "app checkpoint comm dataset device memory nn optim parallel \
-         trace train/options train/trainer",
+         trace train/checkpoints train/options train/trainer",
+    ),
+    (
+        "train/checkpoints",
+        "checkpoint comm device memory nn parallel trace train train/options train/trainer",
     ),
     ("train/options", "app checkpoint comm dataset device memory nn optim parallel"),
     ("train/trainer", "comm dataset device memory nn optim parallel train"),

@@ -10,8 +10,11 @@
 //! Invariants: operations are posted in the order in which they were entered, whichever is ready
 //! first, because all ranks share that order. MPI's own blocking collective operations advance
 //! nothing here, so a caller of one first waits for any operation that another rank needs to reach
-//! it.
+//! it. Nor do [tasks in the background](Background) advance in them: a rank never waits for the
+//! task of another that may be in one. (A rank cannot start such an operation instead because it has
+//! tasks: MPI does not match it with the blocking one of a rank without, MPI-4.1 §6.12.)
 
+mod background;
 mod entry;
 mod request;
 mod rounds;
@@ -21,6 +24,7 @@ use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
 use super::mpi::{Requests, pause, yields};
+pub use background::{Background, attach};
 pub(super) use entry::Entry;
 pub(super) use request::{Request, Task};
 pub(super) use rounds::{Ground, Rounds};
@@ -41,8 +45,9 @@ pub(super) fn enter(entry: &Rc<Entry>) {
     });
 }
 
-/// Advances all operations under way.
-pub(super) fn advance() {
+/// Advances all operations under way and all tasks in the background, without waiting. Not
+/// collective.
+pub fn advance() {
     let mut all_posted = true;
     QUEUE.with(|queue| {
         queue.borrow_mut().retain(|entry| {
@@ -50,12 +55,13 @@ pub(super) fn advance() {
             !entry.advance()
         });
     });
+    background::advance();
 }
 
 /// Returns true if a wait must not be left to MPI, because there is something to advance or other
 /// ranks need the core.
 pub(super) fn is_busy() -> bool {
-    yields() || QUEUE.with(|queue| !queue.borrow().is_empty())
+    yields() || background::has_tasks() || QUEUE.with(|queue| !queue.borrow().is_empty())
 }
 
 /// Advances all operations under way until `is_done`.

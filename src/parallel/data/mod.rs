@@ -13,6 +13,8 @@
 //! a bucket's parameters change only after the backward pass has left all its layers; the sums have
 //! a fixed order, so every rank gets the same bits in every run.
 
+mod gather;
+mod parts;
 mod plan;
 mod settings;
 mod state;
@@ -21,6 +23,8 @@ mod update;
 use std::collections::VecDeque;
 use std::ops::Range;
 
+pub use self::gather::{ReadPart, Show};
+pub use self::parts::{ProvidedPart, StateParts};
 pub use self::plan::StatePlan;
 pub use self::settings::{SyncSettings, WeightSettings};
 use super::layout::Layout;

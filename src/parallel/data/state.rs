@@ -1,7 +1,6 @@
 //! The state of a rank tensor by tensor, for checkpoints and checks.
 //!
-//! A tensor's values lie on one replica, or on several consecutive ones that keep a part each.
-//! Where all replicas keep all of them, the first one provides them.
+//! Every replica provides the part of a tensor that it owns in ZeRO, also where it keeps all of it.
 
 use super::Weights;
 use crate::Result;
@@ -19,8 +18,7 @@ impl<D: Device> Weights<D> {
         self.parameters.is_in_parts()
     }
 
-    /// Calls `show` with the values of tensor `tensor` that this rank keeps: all of them, or its
-    /// part. Not collective.
+    /// Calls `show` with the part of tensor `tensor` that this rank provides. Not collective.
     ///
     /// # Errors
     /// `show` failed, or the transfer from the device did.
@@ -42,8 +40,8 @@ impl<D: Device> Weights<D> {
         self.parameters.write(device, tensor, block)
     }
 
-    /// Calls `show` with the part of tensor `tensor` of slot `slot` that this rank provides. Over
-    /// the data axis, in rank order, the parts make up the block of the tensor. Not collective.
+    /// Calls `show` with the part of tensor `tensor` of slot `slot` that this rank provides. Not
+    /// collective.
     ///
     /// # Errors
     /// `show` failed, or the transfer from the device did.
@@ -54,11 +52,33 @@ impl<D: Device> Weights<D> {
         tensor: usize,
         show: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
-        let (segment, TensorPart { kept, .. }) = self.slot_part(tensor);
-        if self.stage == ZeroStage::None && !self.reductions.is_root() || kept.is_empty() {
-            return show(&[]);
+        let (segment, place) = self.parameters.flat().place(tensor);
+        let TensorPart { kept, block } = self.partition.of_tensor(segment, &place);
+        let own = match self.stage {
+            ZeroStage::None => place.start + block.start..place.start + block.end,
+            _ => kept,
+        };
+        if block.is_empty() {
+            show(&[])
+        } else {
+            device.read(self.optimizer.slot(device, segment, slot, own), show)
         }
-        device.read(self.optimizer.slot(device, segment, slot, kept), show)
+    }
+
+    /// Calls `show` with the part of the gradient of tensor `tensor` that this rank provides; in
+    /// stage 0 only. Not collective.
+    ///
+    /// # Errors
+    /// `show` failed, or the transfer from the device did.
+    pub fn read_gradient(
+        &self,
+        device: &D,
+        tensor: usize,
+        show: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let (segment, place) = self.parameters.flat().place(tensor);
+        let block = self.partition.of_tensor(segment, &place).block;
+        device.read(self.gradients().tensor(device, tensor), &mut |values| show(&values[block.clone()]))
     }
 
     /// Calls `look` with all values that this rank keeps, slot by slot and tensor by tensor. Not

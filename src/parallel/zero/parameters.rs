@@ -299,21 +299,21 @@ impl<D: Device> ParameterSegments<D> {
         }
     }
 
-    /// Calls `show` with the values of tensor `tensor` that this rank keeps: all of them, or, in
-    /// stage 3, its part. Not collective.
+    /// Calls `show` with the values of tensor `tensor` that this replica owns. Not collective.
     ///
     /// # Errors
     /// `show` failed, or the transfer from the device did.
     pub fn read(&self, device: &D, tensor: usize, show: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        if !self.is_in_parts() {
-            return device.read(self.flat.tensor(device, tensor), show);
-        }
         let (segment, place) = self.flat.place(tensor);
-        let part = self.partition.of_tensor(segment, &place);
-        if part.kept.is_empty() {
+        let TensorPart { kept, block } = self.partition.of_tensor(segment, &place);
+        if kept.is_empty() {
             return show(&[]);
         }
-        device.read(device.view(&self.parts[segment], part.kept), show)
+        if self.is_in_parts() {
+            return device.read(device.view(&self.parts[segment], kept), show);
+        }
+        let owned = place.start + block.start..place.start + block.end;
+        device.read(device.view(self.flat.segment(segment), owned), show)
     }
 
     /// Overwrites tensor `tensor` with `block`, of which a rank that keeps its part only takes

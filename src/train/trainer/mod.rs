@@ -8,6 +8,7 @@ mod state;
 mod step;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 pub use step::{Evaluation, RunRequests, StepOutcome};
@@ -17,7 +18,7 @@ use crate::comm::Grid;
 use crate::device::Device;
 use crate::nn::Model;
 use crate::optim::{LearningRateSchedule, OptimizerSettings};
-use crate::parallel::data::{SyncSettings, WeightSettings, Weights};
+use crate::parallel::data::{StateParts, SyncSettings, WeightSettings, Weights};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::pipeline::Pipeline;
 use crate::parallel::zero::{Gathering, ZeroStage};
@@ -46,6 +47,8 @@ pub struct Trainer<'a, D: Device> {
     grid: &'a Grid,
     model: &'a Model,
     layout: Layout,
+    /// The ranks that provide each tensor.
+    parts: Arc<StateParts>,
     pipeline: Pipeline<'a, D>,
     weights: Weights<D>,
     learning_rate: LearningRateSchedule,
@@ -89,20 +92,22 @@ impl<'a, D: Device> Trainer<'a, D> {
         let capacity = share.div_ceil(plan.schedule.num_micro_batches);
         let allocate = || {
             let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
+            let parts = Arc::new(StateParts::new(model, grid.shape, plan, sync)?);
             let settings =
                 WeightSettings { sync, optimizer, passes: plan.schedule.passes(), gathering, seed };
             let weights = Weights::new(device, &layout, model.tensors.len(), &grid.channels, settings)?;
             let (schedule, recompute) = (&plan.schedule, plan.recompute);
             let pipeline = Pipeline::new(device, &grid.channels, &layout, schedule, capacity, recompute)?;
-            Ok((layout, weights, pipeline))
+            Ok((layout, parts, weights, pipeline))
         };
-        let (layout, mut weights, pipeline) = grid.all.agree(allocate())?;
+        let (layout, parts, mut weights, pipeline) = grid.all.agree(allocate())?;
         weights.start(device)?;
         Ok(Trainer {
             device,
             grid,
             model,
             layout,
+            parts,
             pipeline,
             weights,
             learning_rate,

@@ -1,5 +1,7 @@
 //! The state of a trainer, as checkpoints and checks read and overwrite it.
 
+use std::sync::Arc;
+
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Trainer, diverged};
@@ -7,7 +9,7 @@ use crate::Result;
 use crate::comm::Operation;
 use crate::device::Device;
 use crate::nn::hash_values;
-use crate::parallel::gather::{Assembly, Show};
+use crate::parallel::data::{Show, StateParts};
 use crate::parallel::replica;
 use crate::parallel::zero::ZeroStage;
 
@@ -49,31 +51,23 @@ impl<D: Device> Trainer<'_, D> {
         Ok(())
     }
 
-    /// Gathers the whole tensors of the model in `whole`, on rank 0. Collective.
+    /// Calls `show` with the part of tensor `number` of the model (`slot` is `None`) or of a slot of
+    /// the optimizer that this rank provides: see [`StateParts`]. Not collective.
     ///
     /// # Errors
-    /// `whole` failed (rank 0 alone), or the transfer from the device did.
-    pub fn assemble_parameters(&self, whole: &mut dyn Assembly) -> Result<()> {
-        self.layout.gather(self.grid, self.num_keepers(), &self.read_parameter(), whole)
+    /// `show` failed, or the transfer from the device did.
+    pub fn read_part(&self, slot: Option<usize>, number: usize, show: &mut Show<'_>) -> Result<()> {
+        let local = self.layout.tensors.iter().position(|(other, _)| *other == number);
+        match (local, slot) {
+            (None, _) => show(&[]),
+            (Some(local), None) => self.weights.read_parameter(self.device, local, show),
+            (Some(local), Some(slot)) => self.weights.read_slot(self.device, slot, local, show),
+        }
     }
 
-    /// Returns the number of replicas that keep the parameters of a tensor, each a part.
-    fn num_keepers(&self) -> usize {
-        if self.weights.has_parameters_in_parts() { self.grid.shape.data } else { 1 }
-    }
-
-    /// Returns a function that shows the values that this rank keeps of one of its tensors.
-    fn read_parameter(&self) -> impl Fn(usize, &mut Show<'_>) -> Result<()> {
-        |local, show| self.weights.read_parameter(self.device, local, show)
-    }
-
-    /// Gathers the whole tensors of slot `slot` of the optimizer in `whole`, on rank 0. Collective.
-    ///
-    /// # Errors
-    /// `whole` failed (rank 0 alone), or the transfer from the device did.
-    pub fn assemble_slot(&self, slot: usize, whole: &mut dyn Assembly) -> Result<()> {
-        let read = |local, show: &mut Show<'_>| self.weights.read_slot(self.device, slot, local, show);
-        self.layout.gather(self.grid, self.grid.shape.data, &read, whole)
+    /// Returns the ranks that provide each tensor.
+    pub fn parts(&self) -> &Arc<StateParts> {
+        &self.parts
     }
 
     /// Calls `look` on rank 0 with the number and the values of every whole tensor of the model, in
@@ -82,7 +76,7 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `look` failed (rank 0 alone), or the transfer from the device did.
     pub fn gather_parameters(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        self.layout.look_at(self.grid, self.num_keepers(), &self.read_parameter(), look)
+        self.parts.look_at(self.grid, &|number, show| self.read_part(None, number, show), look)
     }
 
     /// Calls `look` on rank 0 with the number and the values of every whole tensor of the last
@@ -92,19 +86,25 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `look` failed (rank 0 alone), or the transfer from the device did.
     pub fn gather_gradients(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        let read = |local, show: &mut Show<'_>| {
-            self.device.read(self.weights.gradients().tensor(self.device, local), show)
+        let read = |number, show: &mut Show<'_>| match self
+            .layout
+            .tensors
+            .iter()
+            .position(|(other, _)| *other == number)
+        {
+            Some(local) => self.weights.read_gradient(self.device, local, show),
+            None => show(&[]),
         };
-        self.layout.look_at(self.grid, 1, &read, look)
+        self.parts.look_at(self.grid, &read, look)
     }
 
     /// Returns a hash of the bits of all parameters of the model, on every rank: see
-    /// [`Layout::digest`](crate::parallel::layout::Layout::digest). Collective.
+    /// [`StateParts::digest`]. Collective.
     ///
     /// # Errors
     /// The transfer from the device failed.
     pub fn digest(&self) -> Result<u128> {
-        self.layout.digest(self.grid, self.num_keepers(), &self.read_parameter())
+        self.parts.digest(self.grid, &|number, show| self.read_part(None, number, show))
     }
 
     /// Frees the memory that only passes need, so that whole tensors can be gathered in it; later

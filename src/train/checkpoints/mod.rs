@@ -1,17 +1,25 @@
 //! [`Checkpoints`]: writes a run's checkpoints when they are due, and compares the replicas before.
 
+mod copy;
+mod draw;
+mod provide;
+mod state_writer;
+
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
+pub(super) use self::draw::AHEAD;
+use self::state_writer::StateWriter;
 use super::options::{CheckpointOptions, Every};
 use super::resume::{Resumed, RunPosition};
 use super::stop::StopRequest;
 use super::trainer::{RunRequests, Trainer};
-use crate::checkpoint::{self, Description, Snapshot, Writer, Written};
-use crate::comm::Communicator;
+use crate::checkpoint::{self, Contents, Description, Written};
+use crate::comm::{self, Grid};
 use crate::device::Device;
 use crate::nn::Model;
-use crate::parallel::gather::Assembly;
+use crate::parallel::data::StateParts;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
 
@@ -23,6 +31,8 @@ pub(super) struct CheckpointSettings<'a> {
     pub(super) model: &'a Model,
     /// The names of the optimizer's slots.
     pub(super) slots: &'static [&'static str],
+    /// The ranks that provide each tensor.
+    pub(super) parts: Arc<StateParts>,
     /// The description of the run in every file, without the step.
     pub(super) description: Description,
     /// The number of steps of an epoch.
@@ -33,12 +43,12 @@ pub(super) struct CheckpointSettings<'a> {
 
 /// The checkpoints of a run.
 pub(super) struct Checkpoints<'a> {
-    all: &'a Communicator,
+    grid: &'a Grid,
     settings: CheckpointSettings<'a>,
-    /// The writer, on rank 0, if there is a directory.
-    writer: Option<Writer>,
+    /// The writer, if there is a directory.
+    writer: Option<StateWriter>,
     stop: Option<StopRequest>,
-    /// The step of the last snapshot.
+    /// The step of the last checkpoint.
     last: Option<u64>,
     last_time: Instant,
     /// The result of writing the last file, on rank 0.
@@ -57,34 +67,33 @@ impl<'a> Checkpoints<'a> {
     /// The directory or the file of --export cannot be written, there is no memory, or
     /// --stop-before does not fit: the same error on every rank.
     pub(super) fn begin(
-        all: &'a Communicator,
+        grid: &'a Grid,
         settings: CheckpointSettings<'a>,
         resumed: Option<Resumed>,
         stop: Option<StopRequest>,
         start: Instant,
     ) -> Result<Checkpoints<'a>> {
-        let CheckpointSettings { options, model, slots, .. } = settings;
-        let prepare = || {
-            prepare(options)?;
-            let writer = options
-                .checkpoint_dir
-                .clone()
-                .map(|path| Writer::new(path, options.keep, Snapshot::new(&model.tensors, slots)?));
-            Ok((writer.transpose()?, options.deadline(start)?))
+        let CheckpointSettings { options, slots, parts, .. } = &settings;
+        let prepare = || prepare(options).and_then(|()| options.deadline(start));
+        let deadline = grid.all.agree_with_root(prepare)?.flatten();
+        let writer = match &options.checkpoint_dir {
+            Some(_) => Some(StateWriter::new(grid, parts, slots.len(), options.keep)?),
+            None => None,
         };
-        let (writer, deadline) = all.agree_with_root(prepare)?.unwrap_or_default();
         let stop = stop.map(|stop| stop.at(deadline));
         // the next start would not find a checkpoint that lies elsewhere
         let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.position.step);
         let last_time = Instant::now();
-        Ok(Checkpoints { all, settings, writer, stop, last, last_time, outcome: None, num_failures: 0 })
+        Ok(Checkpoints { grid, settings, writer, stop, last, last_time, outcome: None, num_failures: 0 })
     }
 
     /// Returns the requests of this rank at the end of a step. Not collective.
     pub(super) fn requests(&self) -> RunRequests {
         let stop = self.stop.as_ref().is_some_and(StopRequest::is_made);
         let checkpoint = match self.settings.options.checkpoint_every {
-            Every::Time(interval) => self.writer.is_some() && self.last_time.elapsed() >= interval,
+            Every::Time(interval) => {
+                self.grid.all.is_root() && self.writer.is_some() && self.last_time.elapsed() >= interval
+            }
             Every::Steps(_) => false,
         };
         RunRequests { stop: usize::from(stop), checkpoint: usize::from(checkpoint) }
@@ -107,7 +116,8 @@ impl<'a> Checkpoints<'a> {
         position: RunPosition,
         requests: RunRequests,
     ) -> Result<()> {
-        if let Some(written) = self.writer.as_mut().and_then(Writer::poll) {
+        comm::advance();
+        if let Some(written) = self.writer.as_mut().and_then(StateWriter::poll) {
             self.report(written);
         }
         if self.is_due_after(position.step) || requests.checkpoint > 0 {
@@ -122,11 +132,12 @@ impl<'a> Checkpoints<'a> {
     /// Collective.
     ///
     /// # Errors
-    /// The replicas differ (the same error on every rank), or there is no memory for the copy (rank
-    /// 0 alone).
+    /// The replicas differ (the same error on every rank), or the copy or the thread cannot be made
+    /// (one rank alone).
     pub(super) fn save<D: Device>(&mut self, trainer: &Trainer<'_, D>, position: RunPosition) -> Result<()> {
         let RunPosition { step: done, loss } = position;
-        if self.settings.options.checkpoint_dir.is_none() || self.last == Some(done) {
+        let Some(directory) = self.settings.options.checkpoint_dir.clone() else { return Ok(()) };
+        if self.last == Some(done) {
             return Ok(());
         }
         let _span = trace::work(Name::Checkpoint);
@@ -137,15 +148,12 @@ impl<'a> Checkpoints<'a> {
         if let Some(written) = self.wait()? {
             self.report(written);
         }
-        let memory = self.writer.as_mut().and_then(Writer::take);
         self.settings.description.loss = loss;
-        let snapshot = self.snapshot(trainer, done, trainer.slot_names(), memory)?;
-        if let (Some(writer), Some(snapshot)) = (&mut self.writer, snapshot)
-            && let Err(error) = writer.start(snapshot)
-        {
-            self.report(Err(error));
+        let contents = self.contents(done, self.settings.slots);
+        match &mut self.writer {
+            Some(writer) => writer.start(trainer, directory.join(checkpoint::file_name(done)), contents),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Compares the replicas after `done` steps. Collective.
@@ -159,7 +167,7 @@ impl<'a> Checkpoints<'a> {
     /// Adds the name of the newest sound file to `error`, which reports damaged state. Rank 0 only.
     /// Not collective.
     fn with_last_good(&mut self, error: Error) -> Error {
-        let (Some(directory), true) = (&self.settings.options.checkpoint_dir, self.all.is_root()) else {
+        let (Some(directory), true) = (&self.settings.options.checkpoint_dir, self.grid.all.is_root()) else {
             return error;
         };
         // an error of this rank alone is not about the state
@@ -167,7 +175,9 @@ impl<'a> Checkpoints<'a> {
             return error;
         }
         // the file that is being written is sound
-        let _ = self.writer.as_mut().and_then(Writer::wait);
+        if let Some(writer) = &mut self.writer {
+            writer.drain();
+        }
         let found = checkpoint::newest_sound(directory).ok().and_then(|found| found.checkpoint);
         let advice = match found {
             Some(good) => format!("the last checkpoint before it is {}", good.path.display()),
@@ -176,42 +186,17 @@ impl<'a> Checkpoints<'a> {
         Error::Agreed { message: format!("{error}; {advice}"), exit_code: error.exit_code() }
     }
 
-    /// Copies the state after `done` steps to rank 0, into `memory` if it is given. Collective.
-    fn snapshot<D: Device>(
-        &self,
-        trainer: &Trainer<'_, D>,
-        done: u64,
-        slots: &[&str],
-        memory: Option<Snapshot>,
-    ) -> Result<Option<Snapshot>> {
-        let mut snapshot = match memory {
-            None if self.all.is_root() => Some(Snapshot::new(&self.settings.model.tensors, slots)?),
-            memory => memory,
-        };
-        trainer.assemble_parameters(&mut Section { snapshot: snapshot.as_mut(), slot: None })?;
-        for slot in 0..slots.len() {
-            trainer.assemble_slot(slot, &mut Section { snapshot: snapshot.as_mut(), slot: Some(slot) })?;
-        }
-        if let Some(snapshot) = &mut snapshot {
-            let CheckpointSettings { description, steps_per_epoch, .. } = &self.settings;
-            let (epoch, step_in_epoch) = (done / steps_per_epoch, done % steps_per_epoch);
-            snapshot.description = Description { step: done, epoch, step_in_epoch, ..description.clone() };
-        }
-        Ok(snapshot)
+    /// Returns the contents of a file after `done` steps, with the optimizer's `slots`.
+    fn contents(&self, done: u64, slots: &[&str]) -> Contents {
+        let CheckpointSettings { description, steps_per_epoch, model, .. } = &self.settings;
+        let (epoch, step_in_epoch) = (done / steps_per_epoch, done % steps_per_epoch);
+        let description = Description { step: done, epoch, step_in_epoch, ..description.clone() };
+        Contents::new(&model.tensors, slots, description)
     }
 
-    /// Waits for the file that is being written, if there is one. Collective: rank 0 tells the
-    /// others whenever its writer makes progress, so that no watchdog mistakes the wait for a hang.
+    /// Waits for the file that is being written, if there is one. Collective.
     fn wait(&mut self) -> Result<Option<Result<Written>>> {
-        if self.settings.options.checkpoint_dir.is_none() {
-            return Ok(None);
-        }
-        let mut gets_on = [1_u8];
-        while gets_on[0] == 1 {
-            gets_on[0] = u8::from(self.writer.as_ref().is_some_and(Writer::wait_for_progress));
-            self.all.broadcast(&mut gets_on, 0)?;
-        }
-        Ok(self.writer.as_mut().and_then(Writer::wait))
+        self.writer.as_mut().map_or(Ok(None), StateWriter::wait)
     }
 
     /// Waits for the last checkpoint, which is tried once more if it failed, and frees the memory
@@ -224,21 +209,23 @@ impl<'a> Checkpoints<'a> {
         if let Some(written) = self.wait()? {
             self.outcome = Some(written);
         }
-        if let (Some(Err(error)), Some(writer)) = (&self.outcome, &mut self.writer) {
-            log::warn!("{error}; trying once more, because this is the last checkpoint");
-            if let Err(error) = writer.try_again() {
-                self.outcome = Some(Err(error));
+        let mut has_failed = [u8::from(matches!(self.outcome, Some(Err(_))))];
+        self.grid.all.broadcast(&mut has_failed, 0)?;
+        if let (1, Some(writer)) = (has_failed[0], &mut self.writer) {
+            if let Some(Err(error)) = &self.outcome {
+                log::warn!("{error}; trying once more, because this is the last checkpoint");
             }
-        }
-        if let Some(written) = self.wait()? {
-            self.outcome = Some(written);
+            writer.try_again()?;
+            if let Some(written) = self.wait()? {
+                self.outcome = Some(written);
+            }
         }
         self.writer = None;
         if let Some(Ok(written)) = self.outcome.take_if(|outcome| outcome.is_ok()) {
             self.report(Ok(written));
         }
         let failed = self.outcome.take_if(|outcome| outcome.is_err());
-        let outcome = self.all.agree_with_root(|| failed.transpose());
+        let outcome = self.grid.all.agree_with_root(|| failed.transpose());
         if let (Ok(_), Some(stop)) = (&outcome, &self.stop) {
             stop.end();
         }
@@ -248,13 +235,14 @@ impl<'a> Checkpoints<'a> {
     /// Writes the weights after `done` steps to the file of --export, if there is one. Collective.
     ///
     /// # Errors
-    /// The file cannot be written: the same error on every rank. There is no memory for the copy
-    /// (rank 0 alone).
+    /// The file cannot be written, or there is no memory for the copies: the same error on every
+    /// rank.
     pub(super) fn export<D: Device>(&self, trainer: &Trainer<'_, D>, done: u64) -> Result<()> {
         let Some(path) = &self.settings.options.export else { return Ok(()) };
-        let snapshot = self.snapshot(trainer, done, &[], None)?;
-        let write = |snapshot| checkpoint::write(path, &snapshot, &mut |_| ());
-        self.all.agree_with_root(|| snapshot.map(write).transpose()).map(|_| ())
+        let mut writer = StateWriter::new(self.grid, &self.settings.parts, 0, 0)?;
+        writer.start(trainer, path.clone(), self.contents(done, &[]))?;
+        let written = writer.wait()?;
+        self.grid.all.agree_with_root(|| written.transpose()).map(|_| ())
     }
 
     /// Logs the result of writing a file. A failure does not stop the run, because the next file
@@ -296,25 +284,6 @@ impl<'a> Checkpoints<'a> {
             }
         }
         self.outcome = Some(written);
-    }
-}
-
-/// The parameters or one slot of a snapshot; empty on ranks that have no snapshot.
-struct Section<'s> {
-    snapshot: Option<&'s mut Snapshot>,
-    slot: Option<usize>,
-}
-
-impl Assembly for Section<'_> {
-    fn tensor(&mut self, number: usize) -> &mut [f32] {
-        match &mut self.snapshot {
-            Some(snapshot) => snapshot.tensor_mut(self.slot, number),
-            None => &mut [],
-        }
-    }
-
-    fn complete(&mut self, _number: usize) -> Result<()> {
-        Ok(())
     }
 }
 

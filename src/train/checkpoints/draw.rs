@@ -1,0 +1,237 @@
+//! Rank 0 draws the state from the ranks that provide its parts: the thread that writes a
+//! checkpoint asks for batches ([`DrawnState`]), and the rank's own thread, the only one that uses
+//! MPI, requests and receives them ([`Drawing`]).
+//!
+//! ```text
+//! thread of the writer          rank 0                        other ranks
+//! DrawnState ── wanted ──▶ Drawing ── request of a batch ──▶ Providing
+//!            ◀── arrived ──        ◀────── its values ──────
+//!            ─── used ────▶  (memory of messages, for the next ones)
+//! ```
+//!
+//! Invariants: messages arrive in the order in which batches are wanted, and by rank within a batch;
+//! no more than [`AHEAD`] batches are on their way, so the memory is bounded however slow the disk
+//! is; a thread that fails leaves messages behind, which its next attempt discards.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::copy::StateCopy;
+use super::provide::{END, REQUEST, VALUES};
+use crate::checkpoint::StateSource;
+use crate::comm::{Background, Communicator, Front, Pending};
+use crate::parallel::data::StateParts;
+
+/// The number of batches that are on their way to the thread.
+pub(in crate::train) const AHEAD: usize = 2;
+
+/// The whole state, as the thread that writes it sees it.
+pub(super) struct DrawnState {
+    parts: Arc<StateParts>,
+    /// The copy of rank 0's own parts.
+    pub(super) copy: StateCopy,
+    wanted: Sender<usize>,
+    arrived: Receiver<Vec<f32>>,
+    used: Sender<Vec<f32>>,
+    /// The number of messages that were asked for and have not been received.
+    num_expected: usize,
+    whole: Vec<f32>,
+}
+
+/// Rank 0's side of the messages.
+pub(super) struct Drawing {
+    channel: Communicator,
+    parts: Arc<StateParts>,
+    wanted: Receiver<usize>,
+    arrived: Sender<Vec<f32>>,
+    used: Receiver<Vec<f32>>,
+    requests: Vec<Pending<Vec<i64>>>,
+    /// The messages on their way, in the order in which they were asked for.
+    receiving: VecDeque<Pending<Front<Vec<f32>>>>,
+    /// The memory of messages that is not in use.
+    free: Vec<Vec<f32>>,
+    state: DrawingState,
+}
+
+/// The state of [`Drawing`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DrawingState {
+    /// The thread may ask for batches.
+    Open,
+    /// The thread has ended, and the ranks will be told when the last messages have arrived.
+    Ending,
+    /// The ranks have been told.
+    Ended,
+}
+
+/// Connects a thread that draws the state with the messages of rank 0.
+pub(super) fn connect(all: Communicator, parts: &Arc<StateParts>, copy: StateCopy) -> (DrawnState, Drawing) {
+    let ((wanted, wants), (arrivals, arrived), (used, returned)) = (channel(), channel(), channel());
+    let drawn = DrawnState {
+        parts: Arc::clone(parts),
+        copy,
+        wanted,
+        arrived,
+        used,
+        num_expected: 0,
+        whole: Vec::new(),
+    };
+    let drawing = Drawing {
+        channel: all,
+        parts: Arc::clone(parts),
+        wanted: wants,
+        arrived: arrivals,
+        used: returned,
+        requests: Vec::new(),
+        receiving: VecDeque::new(),
+        free: Vec::new(),
+        state: DrawingState::Ended,
+    };
+    (drawn, drawing)
+}
+
+/// A batch of one rank, of which the values before `at` have been used.
+struct ReceivedBatch {
+    rank: usize,
+    values: Vec<f32>,
+    at: usize,
+}
+
+impl DrawnState {
+    /// Asks for `batch`, if there is such a batch.
+    fn want(&mut self, batch: usize) {
+        if batch < self.copy.num_batches() {
+            let providers = self.parts.providers(batch % self.parts.batches().len());
+            self.num_expected += providers.keys().filter(|rank| **rank != 0).count();
+            // if rank 0 has given up, the next message does not arrive, which is the error
+            let _ = self.wanted.send(batch);
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<Vec<f32>> {
+        let values = self.arrived.recv().map_err(|_| io::Error::other("training has ended"))?;
+        self.num_expected -= 1;
+        Ok(values)
+    }
+
+    fn give_back(&self, values: Vec<f32>) {
+        // nobody needs the memory if rank 0 has given up
+        let _ = self.used.send(values);
+    }
+
+    /// Writes the tensors of `batch`, which were asked for.
+    fn draw_batch(
+        &mut self,
+        batch: usize,
+        write: &mut dyn FnMut(&[f32]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let parts = Arc::clone(&self.parts);
+        let of_section = batch % parts.batches().len();
+        let mut received: Vec<ReceivedBatch> = Vec::new();
+        for rank in parts.providers(of_section).into_keys().filter(|rank| *rank != 0) {
+            received.push(ReceivedBatch { rank, values: self.receive()?, at: 0 });
+        }
+        let (own, mut own_at) = (self.copy.batch(batch).unwrap_or_default(), 0);
+        let lengths: Vec<usize> = parts.tensor_lengths().collect();
+        for number in parts.batches()[of_section].clone() {
+            self.whole.resize(lengths[number], 0.0);
+            for part in parts.parts_of(number) {
+                let (values, at) = match received.binary_search_by_key(&part.rank, |message| message.rank) {
+                    Ok(index) => {
+                        let ReceivedBatch { values, at, .. } = &mut received[index];
+                        (&values[..], at)
+                    }
+                    Err(_) => (own, &mut own_at),
+                };
+                let end = *at + part.block.len();
+                part.shard.insert(part.block, &values[*at..end], &mut self.whole);
+                *at = end;
+            }
+            write(&self.whole)?;
+        }
+        received.into_iter().for_each(|message| self.give_back(message.values));
+        Ok(())
+    }
+}
+
+impl StateSource for DrawnState {
+    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
+        while self.num_expected > 0 {
+            let left = self.receive()?;
+            self.give_back(left);
+        }
+        (0..AHEAD).for_each(|batch| self.want(batch));
+        for batch in 0..self.copy.num_batches() {
+            self.draw_batch(batch, write)?;
+            self.want(batch + AHEAD);
+        }
+        Ok(())
+    }
+}
+
+impl Drawing {
+    /// Expects the requests of a thread.
+    pub(super) fn begin(&mut self) {
+        self.state = DrawingState::Open;
+    }
+
+    /// Accepts that the thread has ended.
+    pub(super) fn end(&mut self) {
+        self.state = DrawingState::Ending;
+    }
+
+    /// Returns true if all ranks have been told that no request follows.
+    pub(super) fn is_done(&self) -> bool {
+        self.state == DrawingState::Ended && self.requests.is_empty()
+    }
+
+    fn request(&mut self, batch: i64, rank: usize) {
+        let request = self.channel.start_send(vec![batch], rank, REQUEST);
+        self.requests.push(request.expect("the rank and the tag exist, and host memory needs no staging"));
+    }
+
+    fn start_receive(&mut self, rank: usize, len: usize) {
+        let fitting = (0..self.free.len()).filter(|at| self.free[*at].len() >= len);
+        let buffer = match fitting.min_by_key(|at| self.free[*at].len()) {
+            Some(at) => self.free.swap_remove(at),
+            None => {
+                // in place of one that is too short
+                self.free.pop();
+                vec![0.0; len]
+            }
+        };
+        let receive = self.channel.start_receive(Front { buffer, len }, rank, VALUES);
+        self.receiving.push_back(receive.expect("the rank and the tag exist"));
+    }
+}
+
+impl Background for Drawing {
+    fn advance(&mut self) -> bool {
+        self.free.extend(self.used.try_iter());
+        while let Ok(batch) = self.wanted.try_recv() {
+            let providers = self.parts.providers(batch % self.parts.batches().len());
+            for (rank, len) in providers.into_iter().filter(|(rank, _)| *rank != 0) {
+                self.request(batch as i64, rank);
+                self.start_receive(rank, len);
+            }
+        }
+        while self.receiving.front_mut().is_some_and(Pending::test) {
+            if let Some(receive) = self.receiving.pop_front() {
+                // a thread that has ended needs no values
+                let _ = self.arrived.send(receive.wait().buffer);
+            }
+        }
+        if self.state == DrawingState::Ending && self.receiving.is_empty() {
+            (1..self.channel.size()).for_each(|rank| self.request(END, rank));
+            self.state = DrawingState::Ended;
+        }
+        for at in (0..self.requests.len()).rev() {
+            if self.requests[at].test() {
+                drop(self.requests.swap_remove(at).wait());
+            }
+        }
+        self.is_done()
+    }
+}
