@@ -26,9 +26,6 @@ pub struct Written {
     pub removed: Vec<PathBuf>,
 }
 
-/// The time between two looks at the thread.
-const PAUSE: Duration = Duration::from_micros(200);
-
 /// The least time between two reports of progress to a rank that waits for the thread.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -113,16 +110,15 @@ impl<S: StateSource + Send + 'static> Writer<S> {
         self.idle.take().map_or(Ok(()), |job| self.start_job(job))
     }
 
-    /// Blocks until the thread has made further progress (true) or is idle (false); calls
-    /// `meanwhile` again and again.
-    pub fn wait_for_progress(&self, meanwhile: &mut dyn FnMut()) -> bool {
+    /// Blocks until the thread has made further progress (true) or is idle (false), in calls of
+    /// `pause`.
+    pub fn wait_for_progress(&self, pause: &mut dyn FnMut()) -> bool {
         let (before, start) = (self.progress(), Instant::now());
         while self.is_busy() {
             if start.elapsed() > REPORT_INTERVAL && self.progress() != before {
                 return true;
             }
-            meanwhile();
-            thread::sleep(PAUSE);
+            pause();
         }
         false
     }

@@ -37,7 +37,7 @@ pub use crate::memory::{Element, Front, Operation};
 pub use algorithm::{Algorithm, Call, Choice, Collective};
 pub use capabilities::Capabilities;
 pub use communicator::{Communicator, Pending};
-pub use engine::{Background, advance, attach};
+pub use engine::{Background, advance, advance_for, attach};
 pub use grid::{Channels, Grid, GridShape};
 pub use group::LARGEST_TAG;
 pub use mpi::{Awareness, Transfers, awareness};

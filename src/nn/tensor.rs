@@ -77,6 +77,14 @@ impl TensorShard {
         }
     }
 
+    /// Returns the range of the whole tensor that elements `part` of the block are, if they are
+    /// contiguous.
+    pub fn contiguous(&self, part: Range<usize>) -> Option<Range<usize>> {
+        let mut ranges = self.ranges_of(part);
+        let (range, start) = ranges.next()?;
+        ranges.next().is_none().then(|| start..start + range.len())
+    }
+
     /// Returns the contiguous ranges of the whole tensor that make up elements `part` of the block:
     /// for each, its range in the part and its start in the whole tensor.
     fn ranges_of(&self, part: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
@@ -119,6 +127,8 @@ mod tests {
             shard.initialise(3, cut..len, &mut block[cut..]);
             shard.extract(&whole, &mut same);
             assert_eq!(block, same);
+            let is_whole_rows = shard.columns.len() == 6 && len > 0;
+            assert_eq!(shard.contiguous(0..len).is_some(), is_whole_rows, "{shard:?}");
             shard.insert(0..cut, &block[..cut], &mut rebuilt);
             shard.insert(cut..len, &block[cut..], &mut rebuilt);
         }

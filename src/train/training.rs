@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
 
 use super::checkpoints::{CheckpointSettings, Checkpoints};
@@ -18,7 +17,7 @@ use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings, diverged
 use crate::Result;
 use crate::app;
 use crate::checkpoint::Description;
-use crate::comm::{Grid, World};
+use crate::comm::{self, Grid, World};
 use crate::device::Device;
 use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
@@ -245,7 +244,7 @@ impl<'a, D: Device> Training<'a, D> {
             if let (Some(pace), Some(before)) =
                 (self.run.options.checkpoints.pace, paced.replace(Instant::now()))
             {
-                thread::sleep(pace.saturating_sub(before.elapsed()));
+                comm::advance_for(pace.saturating_sub(before.elapsed()));
                 paced = Some(Instant::now());
             }
             let start = Instant::now();

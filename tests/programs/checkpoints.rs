@@ -224,25 +224,6 @@ impl Drop for Mounted {
     }
 }
 
-#[test]
-fn a_checkpoint_costs_rank_0_a_copy_of_its_part() {
-    let (_directory, path) = directory();
-    let base =
-        "--model deep-mlp --width 1024 --data synthetic --synthetic-samples 256 --optimizer adamw --steps 6";
-    let peak = |arguments: &str| {
-        let result = sync_sgd(2, &format!("{base} {arguments}")).run().expect(0).result();
-        result["peak_memory_mb"].as_f64().expect("Linux says how much memory a process had")
-    };
-    let without = peak("");
-    let with = peak(&format!("--checkpoint-dir {path} --checkpoint-every 2 --keep 1 --export {path}/w.h5"));
-    // 1024 × 1024 parameters in each of four layers, and two slots; batches of two layers, of which
-    // half a batch arrives in a message; the rest is the HDF5 library's and the thread's own
-    let layer = 4.0 * 1024.0 * 1024.0 / 1e6;
-    let (copy, batches) = (3.0 * 4.0 * layer / 2.0, (1.0 + 2.0 / 2.0) * 2.0 * layer);
-    let bound = copy + batches + 10.0;
-    assert!(with - without < bound, "{with} MB with checkpoints, {without} MB without, not {bound} more");
-}
-
 /// A state of one tensor and one slot, all of the same value.
 struct FlatState(f32);
 

@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{Job, data, directory, kill, mpiexec, program, rank_processes, say_skipped, until};
+use crate::support::{Job, data, directory, mpiexec, program, rank_processes, say_skipped, until};
 use phalanx::checkpoint::{self, Checkpoint};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
@@ -193,34 +193,4 @@ fn a_directory_that_was_removed_is_made_again() {
     });
     done.expect(0);
     assert_eq!(steps_in(&home).last(), Some(&60));
-}
-
-/// The first checkpoint of a large state takes no longer than the others, because its memory has
-/// been touched before.
-#[test]
-fn memory_for_checkpoints_is_there_before_the_first() {
-    let (directory, path) = directory();
-    let run = format!(
-        "--model deep-mlp --width 1024 --data synthetic --synthetic-samples 128 --optimizer adamw \
-         --steps 1000 --pace 300ms --checkpoint-dir {path} --metrics {path}/m.csv"
-    );
-    let metrics = directory.path().join("m.csv");
-    let resident = |process: u32| {
-        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-        let kibibytes =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-        kibibytes.and_then(|text| text.trim().parse::<f64>().ok()).unwrap_or(0.0) * 1.024e-3
-    };
-    let mut more = 0.0;
-    let done = sync_sgd(2, &run).run_with(|launcher| {
-        // a few steps later, all other memory has been touched
-        until(|| fs::read_to_string(&metrics).is_ok_and(|rows| rows.lines().count() > 5));
-        let ranks = rank_processes(launcher);
-        more = resident(ranks[0]) - resident(ranks[1]);
-        kill("TERM", &ranks[1].to_string());
-    });
-    let done = done.expect(75);
-    assert!(steps_in(directory.path()).len() == 1, "{}", done.describe());
-    // three times 16.8 MB, which only rank 0 has
-    assert!(more > 45.0, "rank 0 has {more:.0} MB more than rank 1\n{}", done.describe());
 }

@@ -5,6 +5,7 @@ mod checkpoints;
 mod data_files;
 mod faults;
 mod limits;
+mod memory;
 mod restart;
 #[path = "../support/mod.rs"]
 mod support;

@@ -358,39 +358,3 @@ fn a_long_pass_says_that_it_is_at_it() {
     done.says_once("looking through 4000000 samples (0.3 GB)");
     assert!(Path::new(&path).exists());
 }
-
-/// Runs `arguments` of sync_sgd on 4 ranks that may map `kibibytes` each.
-fn limited(kibibytes: usize, arguments: &str) -> Done {
-    let script = format!("ulimit -v {kibibytes}; exec \"$0\" \"$@\"");
-    mpiexec(4, "sh")
-        .args(["-c", &script, program("sync_sgd")])
-        .args(arguments.split_whitespace())
-        .args(["--threads", "1", "--eval-every", "0"])
-        .run()
-}
-
-#[test]
-fn memory_that_cannot_suffice_is_refused_with_the_next_layout_that_fits() {
-    const MODEL: &str = "--model deep-mlp --width 1024 --layers 8 --data synthetic --synthetic-samples 256 \
-                         --optimizer adamw --steps 3";
-    let number = |text: &str, before: &str| -> usize {
-        let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("{before} is not in {text}"));
-        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().expect("a number follows")
-    };
-    // what MPI and the program map by themselves is known only by trying
-    let enough = 1 << 20;
-    let first = limited(enough, &format!("{MODEL} --width 8192")).expect(2);
-    first.says_once("planning the memory: rank 0 needs");
-    let own = enough * 1024 / 1_000_000 - number(&first.stderr, "but may allocate ");
-    let limit = (own + 110) * 1000;
-    let refused = limited(limit, &format!("{MODEL} --zero 0")).expect(2);
-    refused.says_once("rank 0 needs 146 MB, but may allocate");
-    refused.says_once("--zero 1 would fit");
-    let done = limited(limit, &format!("{MODEL} --zero 1")).expect(0);
-    done.says_once("memory of the fullest rank, in MB: parameters 33.6, gradients 33.6, optimizer 16.8");
-    done.says_once("memory reached: ");
-    let free = run("sync_sgd", 4, &format!("{MODEL} --zero 0")).expect(0);
-    let small = limited((own + 60) * 1000, &format!("{MODEL} --zero 3")).expect(0);
-    assert_eq!(small.digest(), free.digest());
-}

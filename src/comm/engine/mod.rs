@@ -22,12 +22,17 @@ mod rounds;
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::mpi::{Requests, pause, yields};
 pub use background::{Background, attach};
 pub(super) use entry::Entry;
 pub(super) use request::{Request, Task};
 pub(super) use rounds::{Ground, Rounds};
+
+/// The time between two looks at messages of a rank that has nothing else to do.
+const PAUSE: Duration = Duration::from_micros(200);
 
 thread_local! {
     /// Operations under way. Never dropped: MPI may still write to the memory of those that did not
@@ -56,6 +61,20 @@ pub fn advance() {
         });
     });
     background::advance();
+}
+
+/// Advances all operations under way and all tasks in the background for this time, mostly asleep.
+/// Not collective.
+pub fn advance_for(time: Duration) {
+    let start = Instant::now();
+    loop {
+        advance();
+        let left = time.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        thread::sleep(left.min(PAUSE));
+    }
 }
 
 /// Returns true if a wait must not be left to MPI, because there is something to advance or other

@@ -43,6 +43,8 @@ impl StateParts {
                         part.shard.insert(part.block.clone(), values, &mut whole);
                         Ok(())
                     })?;
+                } else if let Some(range) = part.shard.contiguous(part.block.clone()) {
+                    grid.all.receive(&mut whole[range], part.rank, tag)?;
                 } else {
                     received.resize(part.block.len(), 0.0);
                     grid.all.receive(&mut received, part.rank, tag)?;

@@ -31,14 +31,17 @@ pub(super) struct StateWriter {
 
 enum WriterRole {
     /// Rank 0.
-    Root {
-        writer: Writer<DrawnState>,
-        /// The source of the values, while no thread has it.
-        state: Option<DrawnState>,
-        drawing: Rc<RefCell<Drawing>>,
-    },
+    Root(Box<RootWriter>),
     /// Every other rank.
     Provider(Rc<RefCell<Providing>>),
+}
+
+/// The thread that writes, and the messages for it.
+struct RootWriter {
+    writer: Writer<DrawnState>,
+    /// The source of the values before the first file; later the writer has it.
+    state: Option<DrawnState>,
+    drawing: Rc<RefCell<Drawing>>,
 }
 
 impl StateWriter {
@@ -59,7 +62,7 @@ impl StateWriter {
         let role = if all.is_root() {
             let (state, drawing) = connect(all.clone(), parts, copy);
             let drawing = Rc::new(RefCell::new(drawing));
-            WriterRole::Root { writer: Writer::new(keep), state: Some(state), drawing }
+            WriterRole::Root(Box::new(RootWriter { writer: Writer::new(keep), state: Some(state), drawing }))
         } else {
             WriterRole::Provider(Rc::new(RefCell::new(Providing::new(all.clone(), copy))))
         };
@@ -78,7 +81,8 @@ impl StateWriter {
         contents: Contents,
     ) -> Result<()> {
         match &mut self.role {
-            WriterRole::Root { writer, state, drawing } => {
+            WriterRole::Root(root) => {
+                let RootWriter { writer, state, drawing } = &mut **root;
                 let mut own = state.take().or_else(|| writer.take()).expect("no thread has the source");
                 own.copy.fill(trainer)?;
                 drawing.borrow_mut().begin();
@@ -102,7 +106,8 @@ impl StateWriter {
     /// Rank 0 cannot start a thread.
     pub(super) fn try_again(&mut self) -> Result<()> {
         match &mut self.role {
-            WriterRole::Root { writer, drawing, .. } => {
+            WriterRole::Root(root) => {
+                let RootWriter { writer, drawing, .. } = &mut **root;
                 drawing.borrow_mut().begin();
                 comm::attach(drawing);
                 writer.try_again().inspect_err(|_| drawing.borrow_mut().end())
@@ -117,9 +122,9 @@ impl StateWriter {
 
     /// Returns the outcome of the last file, once, on rank 0, when it is written. Not collective.
     pub(super) fn poll(&mut self) -> Option<Result<Written>> {
-        let WriterRole::Root { writer, drawing, .. } = &mut self.role else { return None };
-        let outcome = writer.poll()?;
-        drawing.borrow_mut().end();
+        let WriterRole::Root(root) = &mut self.role else { return None };
+        let outcome = root.writer.poll()?;
+        root.drawing.borrow_mut().end();
         Some(outcome)
     }
 
@@ -132,8 +137,8 @@ impl StateWriter {
     pub(super) fn wait(&mut self) -> Result<Option<Result<Written>>> {
         let mut gets_on = vec![1_u8];
         while gets_on[0] == 1 {
-            if let WriterRole::Root { writer, .. } = &self.role {
-                gets_on[0] = u8::from(writer.wait_for_progress(&mut comm::advance));
+            if let WriterRole::Root(root) = &self.role {
+                gets_on[0] = u8::from(root.writer.wait_for_progress(&mut || comm::advance_for(PAUSE)));
             }
             // started, because a rank must not block while rank 0 waits for its parts
             let mut broadcast = self.all.start_broadcast(gets_on, 0)?;
@@ -153,7 +158,7 @@ impl StateWriter {
     /// Returns true if no message of the last file is under way.
     fn is_done(&self) -> bool {
         match &self.role {
-            WriterRole::Root { writer, drawing, .. } => !writer.is_busy() && drawing.borrow().is_done(),
+            WriterRole::Root(root) => !root.writer.is_busy() && root.drawing.borrow().is_done(),
             WriterRole::Provider(providing) => providing.borrow().is_done(),
         }
     }
@@ -163,20 +168,19 @@ impl StateWriter {
     pub(super) fn drain(&mut self) {
         let (mut last, mut since) = (self.progress(), Instant::now());
         while !self.is_done() && since.elapsed() < PATIENCE {
-            comm::advance();
+            comm::advance_for(PAUSE);
             // a failure is reported by what ends the rank
             let _ = self.poll();
             let now = self.progress();
             if now != last {
                 (last, since) = (now, Instant::now());
             }
-            thread::sleep(PAUSE);
         }
     }
 
     fn progress(&self) -> u64 {
         match &self.role {
-            WriterRole::Root { writer, .. } => writer.progress(),
+            WriterRole::Root(root) => root.writer.progress(),
             WriterRole::Provider(providing) => providing.borrow().num_requests(),
         }
     }
