@@ -88,8 +88,7 @@
 //!
 //! Runs:
 //!
-//! * *Checkpoint*: a file from which a run continues. *Part*: the elements of a tensor that one rank
-//!   provides for it. *Batch of tensors*: the tensors whose parts rank 0 asks for at a time. *Seal*: the checksum over all of a checkpoint.
+//! * *Checkpoint*: a file from which a run continues. *Seal*: the checksum over all of a checkpoint.
 //! * *Digest*: a hash of all parameters' bits in logical order. *Fingerprint*: a hash by which
 //!   ranks compare their data.
 //! * *Span*: an activity of one thread, from begin to end. *Flight*: the time that a message

@@ -19,8 +19,8 @@ pub struct ParallelPlan {
     pub layers: Vec<Range<usize>>,
     /// The division of layers among the ranks of the tensor axis.
     pub split: Split,
-    /// True to discard the activations inside a stage after the forward pass, and recompute them in
-    /// the backward pass.
+    /// True to discard the activations inside groups of layers after the forward pass, and recompute
+    /// them in the backward pass.
     pub recompute: bool,
     /// The share of the ranks' time that a pipeline's schedule leaves idle, with which traces
     /// compare the measured bubble; `None` for a model that is not trained as a pipeline.

@@ -56,6 +56,7 @@ impl Identity {
             overlap: _,
             zero: _,
             accumulate: _,
+            recompute: _,
             check_replicas: _,
             eval_every: _,
             metrics: _,

@@ -56,6 +56,7 @@ pub fn run(
         dataset.num_samples()
     );
     let plan = all.agree(plan(&model).and_then(|plan| {
+        let plan = ParallelPlan { recompute: options.recompute, ..plan };
         let (num_micro_batches, num_samples) = (plan.schedule.num_micro_batches, dataset.num_samples());
         let remark = options.check_micro_batches(num_micro_batches, grid.shape.data, num_samples)?;
         if let (Some(remark), true) = (remark, world.is_root()) {

@@ -99,11 +99,12 @@ fn interrupted(
             code => {
                 assert!(was_sent && signal == "KILL" && code != Some(2), "{}", done.describe());
                 // SIGKILL may come while the last checkpoint is written, because training does not
-                // wait for that
+                // wait for that; nor does the row of the step after which the next one is due
                 let step = steps_done(&metrics);
-                let due = step / EVERY * EVERY;
-                let is_written = done.stderr.contains(&format!("checkpoint of step {due}: "));
-                before = Some((step, if is_written { due } else { due.saturating_sub(EVERY) }));
+                let (due, begun) = (step / EVERY * EVERY, step.saturating_sub(1) / EVERY * EVERY);
+                let is_written = |step: &u64| done.stderr.contains(&format!("checkpoint of step {step}: "));
+                let newest = [due, begun].into_iter().find(is_written);
+                before = Some((step, newest.unwrap_or(begun.saturating_sub(EVERY))));
             }
         }
         *wanted -= 1;

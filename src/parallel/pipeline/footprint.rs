@@ -3,10 +3,11 @@
 //! A test holds every term to the allocations of a trainer.
 
 use super::program::RankProgram;
+use super::stage_arrays::StageArrays;
 use crate::comm::GridShape;
 use crate::parallel::data::{StatePlan, SyncSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
-use crate::parallel::stage::{RowWidths, Stage};
+use crate::parallel::stage::Stage;
 use crate::parallel::zero::{Gathering, ZeroStage};
 
 /// The memory of a rank, in bytes, for values of 4 bytes.
@@ -99,16 +100,20 @@ fn activations(layout: &Layout, plan: &ParallelPlan, stage_rank: usize, rows: us
     let evaluation = RankProgram::new(&plan.schedule.forward_only(), stage_rank);
     let (mut all, mut one) = (0_usize, 0_usize);
     for (local, stage) in layout.stages.iter().enumerate() {
-        let RowWidths { ends, inner, gradients } = stage.row_widths();
-        let num_slots = training.num_slots[local].max(evaluation.num_slots[local]);
-        let num_sets = training.num_sets[local].max(1);
-        let num_inner = if plan.recompute { num_sets + 1 } else { num_slots };
-        let widths = num_slots
-            .saturating_mul(ends)
-            .saturating_add(num_inner.saturating_mul(inner))
-            .saturating_add(num_sets.saturating_mul(gradients));
-        all = rows.saturating_mul(widths).saturating_add(all);
-        one = rows.saturating_mul(ends + if plan.recompute { 0 } else { inner }).saturating_add(one);
+        let programs = [&training, &evaluation];
+        let StageArrays { num_slots, num_sets, num_inner, groups } =
+            StageArrays::new(stage, local, programs, &plan.schedule, plan.recompute);
+        let widths = stage.row_widths(&groups);
+        let (slot, num_inner) = match plan.recompute {
+            true => (widths.kept, num_inner),
+            false => (widths.kept + widths.inner(), 0),
+        };
+        let values = num_slots
+            .saturating_mul(slot)
+            .saturating_add(num_inner.saturating_mul(widths.inner()))
+            .saturating_add(num_sets.saturating_mul(widths.gradients));
+        all = rows.saturating_mul(values).saturating_add(all);
+        one = rows.saturating_mul(slot).saturating_add(one);
     }
     (all, one)
 }

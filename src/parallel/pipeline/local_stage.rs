@@ -3,14 +3,18 @@
 use crate::Result;
 use crate::comm::{Front, Pending};
 use crate::device::Device;
-use crate::parallel::stage::{Accumulate, Activations, Gradients, Inner, Stage};
+use crate::parallel::stage::{Accumulate, Activations, Gradients, Inner, PieceGroup, Stage};
 use crate::parallel::tensor::exchange::Exchanger;
+
+use super::stage_arrays::StageArrays;
 
 /// A stage of a rank with its arrays.
 pub(super) struct LocalStage<D: Device> {
     pub(super) stage: Stage,
     pub(super) slots: Vec<ActivationSlot<D>>,
     pub(super) sets: Vec<GradientSet<D>>,
+    /// The groups of pieces that are computed again together; all of them without recomputation.
+    pub(super) groups: Vec<PieceGroup>,
     /// With recomputation, the arrays that are computed again: those of each set, then those of
     /// forward passes.
     pub(super) inner: Vec<Inner<D>>,
@@ -37,22 +41,21 @@ pub(super) struct GradientSet<D: Device> {
 }
 
 impl<D: Device> LocalStage<D> {
-    /// Allocates `num_slots` slots and `num_sets` sets of `stage` for at most `rows` rows. Not
-    /// collective.
+    /// Allocates the arrays of `stage` for at most `rows` rows, as `arrays` says. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
     pub(super) fn new(
         exchanger: &Exchanger<'_, D>,
         stage: &Stage,
-        num_slots: usize,
-        num_sets: usize,
         rows: usize,
-        recompute: bool,
+        arrays: StageArrays,
     ) -> Result<LocalStage<D>> {
+        let StageArrays { num_slots, num_sets, num_inner, groups } = arrays;
+        let kept = (num_inner > 0).then_some(&groups[..]);
         let slot = |_| -> Result<ActivationSlot<D>> {
             Ok(ActivationSlot {
-                activations: stage.activations(exchanger, rows, recompute)?,
+                activations: stage.activations(exchanger, rows, kept)?,
                 input: None,
                 output: None,
             })
@@ -60,11 +63,11 @@ impl<D: Device> LocalStage<D> {
         let set = |_| -> Result<GradientSet<D>> {
             Ok(GradientSet { gradients: stage.gradients(exchanger, rows)?, output: None, input: None })
         };
-        let num_inner = if recompute { num_sets + 1 } else { 0 };
         Ok(LocalStage {
             slots: (0..num_slots).map(slot).collect::<Result<_>>()?,
             sets: (0..num_sets).map(set).collect::<Result<_>>()?,
-            inner: (0..num_inner).map(|_| stage.inner(exchanger, Some(rows))).collect::<Result<_>>()?,
+            inner: (0..num_inner).map(|_| stage.inner(exchanger, rows, &groups)).collect::<Result<_>>()?,
+            groups,
             has_gradients: Accumulate::default(),
             stage: stage.clone(),
         })

@@ -17,11 +17,13 @@ mod local_stage;
 mod messages;
 pub mod program;
 mod source;
+mod stage_arrays;
 
 use self::local_stage::LocalStage;
 use self::program::{Instruction, NeighbourArrays, RankProgram};
 pub use self::source::MicroBatchSource;
 use self::source::load;
+use self::stage_arrays::StageArrays;
 use super::data::Weights;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
@@ -48,9 +50,9 @@ pub struct Pipeline<'a, D: Device> {
 
 impl<'a, D: Device> Pipeline<'a, D> {
     /// Prepares to run the stages of `layout` in the order of `schedule`, which has been checked,
-    /// for micro-batches of at most `rows` rows. With `recompute` a slot keeps only the input and
-    /// the output of the stage, and the backward pass begins with another forward pass (Chen et
-    /// al., "Training deep nets with sublinear memory cost", 2016). Not collective.
+    /// for micro-batches of at most `rows` rows. With `recompute` a slot keeps only the values
+    /// between groups of layers, and the backward pass of a group begins with its forward pass. Not
+    /// collective.
     ///
     /// # Errors
     /// The device does not have enough memory, or a step has more messages than MPI has tags.
@@ -85,15 +87,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let evaluation = RankProgram::new(&schedule.forward_only(), channel.rank());
         let mut stages = Vec::new();
         for (local, stage) in layout.stages.iter().enumerate() {
-            let num_slots = training.num_slots[local].max(evaluation.num_slots[local]);
-            stages.push(LocalStage::new(
-                &exchanger,
-                stage,
-                num_slots,
-                training.num_sets[local].max(1),
-                rows,
-                recompute,
-            )?);
+            let arrays = StageArrays::new(stage, local, [&training, &evaluation], schedule, recompute);
+            stages.push(LocalStage::new(&exchanger, stage, rows, arrays)?);
         }
         let num_micro_batches = schedule.num_micro_batches;
         Ok(Pipeline {
@@ -217,24 +212,28 @@ impl<'a, D: Device> Pipeline<'a, D> {
         }
         let _span =
             trace::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
-        let LocalStage { stage, slots, inner, .. } = &mut self.stages[instruction.local];
+        let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
         let activations = &mut slots[instruction.slot].activations;
         if !self.is_loaded {
             load(device, stage, instruction.action.micro_batch, rows, activations, source)?;
         }
-        if let Some(inner) = inner.last_mut() {
-            activations.swap_inner(inner);
-        }
-        for at in 0..self.stages[instruction.local].stage.num_pieces() {
-            let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
-            let activations = &mut slots[instruction.slot].activations;
-            weights.prepare(device, &stage.tensors_of(at), &stage.tensors, Direction::Forward)?;
-            stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
-            self.progress();
-        }
-        let LocalStage { slots, inner, .. } = &mut self.stages[instruction.local];
-        if let Some(inner) = inner.last_mut() {
-            slots[instruction.slot].activations.swap_inner(inner);
+        for group in 0..self.stages[instruction.local].groups.len() {
+            let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
+            let pieces = groups[group].pieces.clone();
+            if let Some(inner) = inner.last_mut() {
+                slots[instruction.slot].activations.swap_inner(&groups[group], inner);
+            }
+            for at in pieces {
+                let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
+                let activations = &mut slots[instruction.slot].activations;
+                weights.prepare(device, &stage.tensors_of(at), &stage.tensors, Direction::Forward)?;
+                stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
+                self.progress();
+            }
+            let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
+            if let Some(inner) = inner.last_mut() {
+                slots[instruction.slot].activations.swap_inner(&groups[group], inner);
+            }
         }
         Ok(())
     }
@@ -256,12 +255,41 @@ impl<'a, D: Device> Pipeline<'a, D> {
             self.take_output_gradient(instruction, rows);
         }
         let _span = trace::work(name).micro_batch(instruction.action.stage, instruction.action.micro_batch);
-        if pass != Pass::Weights {
-            self.begin_backward(instruction, weights, rows, scale)?;
+        let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
+        if pass != Pass::Weights && stage.head.is_some() && rows > 0 {
+            let (activations, gradients) =
+                (&slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
+            stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut());
         }
+        for group in (0..self.stages[instruction.local].groups.len()).rev() {
+            if self.recompute && pass != Pass::Weights {
+                self.recompute_group(instruction, weights, rows, group)?;
+            }
+            self.backward_group(instruction, weights, rows, pass, group)?;
+            let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
+            if self.recompute && pass != Pass::Inputs {
+                let activations = &mut slots[instruction.slot].activations;
+                activations.swap_inner(&groups[group], &mut inner[instruction.set]);
+            }
+        }
+        let LocalStage { has_gradients, .. } = &mut self.stages[instruction.local];
+        has_gradients.biases |= rows > 0 && pass != Pass::Weights;
+        has_gradients.weights |= rows > 0 && pass != Pass::Inputs;
+        Ok(())
+    }
+
+    /// Runs the backward pass of the pieces of a group.
+    fn backward_group(
+        &mut self,
+        instruction: &Instruction,
+        weights: &mut Weights<D>,
+        rows: usize,
+        pass: Pass,
+        group: usize,
+    ) -> Result<()> {
         let has = self.stages[instruction.local].has_gradients;
         let device = self.exchanger.device;
-        for at in (0..self.stages[instruction.local].stage.num_pieces()).rev() {
+        for at in self.stages[instruction.local].groups[group].pieces.clone().rev() {
             let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
             let own = stage.tensors_of(at);
             if pass != Pass::Weights {
@@ -283,37 +311,24 @@ impl<'a, D: Device> Pipeline<'a, D> {
             }
             self.progress();
         }
-        let LocalStage { slots, inner, has_gradients, .. } = &mut self.stages[instruction.local];
-        has_gradients.biases |= rows > 0 && pass != Pass::Weights;
-        has_gradients.weights |= rows > 0 && pass != Pass::Inputs;
-        if self.recompute && pass != Pass::Inputs {
-            slots[instruction.slot].activations.swap_inner(&mut inner[instruction.set]);
-        }
         Ok(())
     }
 
-    /// Prepares a backward pass: repeats the forward pass, if it is recomputed, and computes the
-    /// loss.
-    fn begin_backward(
+    /// Repeats the forward pass of a group, in the arrays of the set of gradients.
+    fn recompute_group(
         &mut self,
         instruction: &Instruction,
         weights: &mut Weights<D>,
         rows: usize,
-        scale: f32,
+        group: usize,
     ) -> Result<()> {
-        let LocalStage { stage, slots, sets, inner, .. } = &mut self.stages[instruction.local];
-        let (activations, gradients) =
-            (&mut slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
-        if self.recompute {
-            activations.swap_inner(&mut inner[instruction.set]);
-            let device = self.exchanger.device;
-            for at in 0..stage.num_pieces() {
-                weights.prepare(device, &stage.tensors_of(at), &stage.tensors, Direction::Forward)?;
-                stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
-            }
-        }
-        if stage.head.is_some() && rows > 0 {
-            stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut());
+        let LocalStage { stage, slots, groups, inner, .. } = &mut self.stages[instruction.local];
+        let (activations, group) = (&mut slots[instruction.slot].activations, &groups[group]);
+        activations.swap_inner(group, &mut inner[instruction.set]);
+        let (device, own) = (self.exchanger.device, stage.tensors_of_group(group));
+        for at in group.pieces.clone() {
+            weights.prepare(device, &stage.tensors_of(at), &own, Direction::Forward)?;
+            stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
         }
         Ok(())
     }

@@ -1,6 +1,17 @@
 //! The arrays of a stage's passes.
 
+use std::ops::Range;
+
 use crate::device::Device;
+
+/// Consecutive pieces of a stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PieceGroup {
+    /// The pieces.
+    pub pieces: Range<usize>,
+    /// The arrays of values between the group's ends.
+    pub(super) values: Range<usize>,
+}
 
 /// The arrays of one micro-batch in a stage.
 pub struct Activations<D: Device> {
@@ -10,8 +21,8 @@ pub struct Activations<D: Device> {
     pub(super) saved: Vec<Option<D::Buffer>>,
 }
 
-/// All arrays of [`Activations`] except the values at both ends, which recomputation computes
-/// again.
+/// The arrays of one [`PieceGroup`] of pieces at a time, without the values at its ends: recomputation
+/// computes them again.
 pub struct Inner<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
     pub(super) saved: Vec<Option<D::Buffer>>,
@@ -40,11 +51,11 @@ impl<D: Device> Activations<D> {
         (self.values.first_mut().expect("there is an array for position 0"), &mut self.targets)
     }
 
-    /// Exchanges the arrays between the ends for those of `inner`.
-    pub fn swap_inner(&mut self, inner: &mut Inner<D>) {
-        let len = inner.values.len();
-        self.values[1..1 + len].swap_with_slice(&mut inner.values);
-        self.saved.swap_with_slice(&mut inner.saved);
+    /// Exchanges the arrays between the ends of `group` for those of `inner`.
+    pub fn swap_inner(&mut self, group: &PieceGroup, inner: &mut Inner<D>) {
+        let PieceGroup { pieces, values } = group;
+        self.values[values.clone()].swap_with_slice(&mut inner.values[..values.len()]);
+        self.saved[pieces.clone()].swap_with_slice(&mut inner.saved[..pieces.len()]);
     }
 }
 

@@ -9,14 +9,15 @@
 
 mod allocate;
 mod arrays;
+mod groups;
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-pub use allocate::RowWidths;
-pub use arrays::{Activations, Gradients, Inner};
+pub use arrays::{Activations, Gradients, Inner, PieceGroup};
+pub use groups::RowWidths;
 
 use super::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
 use super::tensor::{LayerPart, Piece};

@@ -29,7 +29,7 @@ impl Probe {
         let head = Head { loss, outputs: model.outputs };
         let stage = Stage::new(0, &split(&model, Split::Pairs, 0, 1).unwrap(), input.len(), 0, Some(head));
         let exchanger = Exchanger::alone(&device);
-        let mut activations = stage.activations(&exchanger, rows, false).unwrap();
+        let mut activations = stage.activations(&exchanger, rows, None).unwrap();
         let (inputs, targets) = activations.samples();
         Initial::Normal { deviation: 1.0 }.fill(1, "input", 0, inputs.as_mut().unwrap());
         if loss == Loss::CrossEntropy {
@@ -168,5 +168,43 @@ fn gradients_accumulate_in_every_layer() {
     for (name, modules, input) in networks() {
         println!("{name}");
         Probe::new(modules, input, Loss::CrossEntropy).check_accumulation();
+    }
+}
+
+#[test]
+fn groups_cover_a_stage_and_need_less_memory() {
+    let stage = |modules: Vec<Module>, width: usize| {
+        let loss = Loss::MeanSquaredError;
+        let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
+        let parts = split(&model, Split::Pairs, 0, 1).unwrap();
+        Stage::new(0, &parts, width, 0, Some(Head { loss, outputs: model.outputs }))
+    };
+    let deep = stage(vec![Module::Product { outputs: 64 }; 16], 64);
+    let with_activations =
+        vec![Module::Linear { outputs: 64, bias: true }, Module::Activation(Activation::Gelu)];
+    let mlp = stage(vec![with_activations; 8].concat(), 64);
+    for (stage, num_slots) in [(&deep, 1), (&deep, 4), (&mlp, 1), (&stage(vec![], 3), 1)] {
+        let groups = stage.smallest_groups(num_slots, 2);
+        let mut end = 0;
+        for group in &groups {
+            assert_eq!(group.pieces.start, end);
+            end = group.pieces.end;
+            // an activation and the layer after it share a pass
+            let before = group.pieces.start.checked_sub(1).map(|at| &stage.pieces[at].piece);
+            let is_activation = matches!(before, Some(Piece::Layer(layer)) if layer.is_elementwise());
+            assert!(!is_activation, "{groups:?}");
+        }
+        assert_eq!(end, stage.num_pieces());
+        let whole = stage.row_widths(&stage.one_group());
+        let memory = |groups: &[PieceGroup]| {
+            let widths = stage.row_widths(groups);
+            (num_slots * widths.kept, 2 * widths.inner())
+        };
+        let (kept, inner) = memory(&groups);
+        assert!(kept + inner <= num_slots * whole.kept + 2 * whole.inner(), "{groups:?}");
+        if stage.num_pieces() > 0 {
+            let without = num_slots * (whole.kept + whole.inner());
+            assert!(3 * (kept + inner) <= 2 * without, "{kept} + {inner} of {without}");
+        }
     }
 }

@@ -117,6 +117,11 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "whole", help_heading = "Machine")]
     pub accumulate: Accumulation,
 
+    /// Keep only the activations between groups of layers, as many as save the most memory, and
+    /// repeat the forward pass of a group in the backward pass
+    #[arg(long, help_heading = "Machine")]
+    pub recompute: bool,
+
     /// Steps between checks that all replicas are equal, bit for bit; there is also one before each
     /// checkpoint; 0 for no checks at all
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Machine")]

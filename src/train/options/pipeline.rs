@@ -70,11 +70,6 @@ pub struct PipelineOptions {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub stages_per_rank: usize,
 
-    /// Keep only the input and the output of a stage, and repeat its forward pass in the backward
-    /// pass
-    #[arg(long)]
-    pub recompute: bool,
-
     /// Draw the schedule instead of training: as a table, or into FILE as a picture (.svg) or as
     /// CSV (.csv)
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
@@ -229,7 +224,6 @@ impl PipelineOptions {
         }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
         let plan = ParallelPlan {
-            recompute: self.recompute,
             expected_bubble: Some(report.bubble),
             ..ParallelPlan::pipeline(model, schedule, sizes)?
         };

@@ -179,9 +179,11 @@ pub fn footprints(world: &World) {
     let model = network.build(Features::Flat(300)).unwrap();
     let size = world.size();
     let mut layouts = vec![(GridShape::data(size), PipelineScheduleKind::Sequential, false)];
+    layouts.push((GridShape::data(size), PipelineScheduleKind::Sequential, true));
     layouts.push((GridShape { data: 1, stage: 1, tensor: size }, PipelineScheduleKind::Sequential, false));
     if size.is_multiple_of(2) {
         let shape = GridShape { data: size / 2, stage: 2, tensor: 1 };
+        layouts.push((shape, PipelineScheduleKind::OneForwardOneBackward, true));
         layouts.push((shape, PipelineScheduleKind::OneForwardOneBackward, false));
         layouts.push((shape, PipelineScheduleKind::ZeroBubble, true));
     }
@@ -226,14 +228,17 @@ pub fn footprints(world: &World) {
 pub fn the_same_twice<D: TestDevice>(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     let image = Features::Image { height: 28, width: 28, channels: 1 };
+    let network = Network::lenet(10);
     for (sync, num_micro_batches) in ways() {
         let settings = settings(32, sync);
-        let digests = [0, 1].map(|_| {
-            Rig::<D>::new(&Network::lenet(10), image, num_micro_batches, settings)
-                .train(&grid, 5, 0.05)
-                .digest
-        });
-        assert_eq!(digests[0], digests[1]);
+        let digest = |recompute| {
+            let mut rig = Rig::<D>::new(&network, image, num_micro_batches, settings);
+            rig.plan.recompute = recompute;
+            rig.train(&grid, 5, 0.05).digest
+        };
+        let expected = digest(false);
+        assert_eq!(digest(false), expected);
+        assert_eq!(digest(true), expected, "with recomputation");
     }
 }
 

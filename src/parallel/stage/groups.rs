@@ -1,0 +1,130 @@
+//! The groups of pieces of a stage whose activations are computed again together: pure logic.
+//!
+//! A forward pass keeps the values between groups, and a backward pass repeats the forward pass of
+//! one group after the other (Chen et al., "Training deep nets with sublinear memory cost", 2016):
+//! about √n arrays are kept of n, and √n are computed again at a time.
+
+use std::ops::Range;
+
+use super::arrays::PieceGroup;
+use super::{Head, Stage};
+use crate::parallel::tensor::Piece;
+
+/// The numbers of values of a row in the arrays of a stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowWidths {
+    /// In the arrays of a slot that recomputation keeps: the values between groups and at the ends
+    /// of the stage, and the targets.
+    pub kept: usize,
+    /// In each array of values between the ends of a group, for the widest group.
+    pub inner_values: Vec<usize>,
+    /// In each array of what the pieces of a group save, for the widest group.
+    pub inner_saved: Vec<usize>,
+    /// In the arrays of a set of gradients.
+    pub gradients: usize,
+}
+
+impl RowWidths {
+    /// Returns the number of values of a row in all arrays between the ends of a group.
+    pub fn inner(&self) -> usize {
+        self.inner_values.iter().chain(&self.inner_saved).sum()
+    }
+}
+
+impl Stage {
+    /// Returns all pieces as one group.
+    pub fn one_group(&self) -> Vec<PieceGroup> {
+        vec![self.group(0..self.pieces.len())]
+    }
+
+    /// Cuts the pieces into the groups that need the least memory, where `num_slots` micro-batches
+    /// keep the values between groups and `num_inner` have the arrays of a group.
+    pub fn smallest_groups(&self, num_slots: usize, num_inner: usize) -> Vec<PieceGroup> {
+        let cuts: Vec<usize> = (1..self.pieces.len()).filter(|at| self.can_cut(*at)).collect();
+        let grouped = |num_cuts: usize| {
+            let inner_cuts = (1..=num_cuts).map(|cut| cuts[cut * (cuts.len() + 1) / (num_cuts + 1) - 1]);
+            let ends = inner_cuts.chain([self.pieces.len()]);
+            let mut start = 0;
+            let group = |end| self.group(std::mem::replace(&mut start, end)..end);
+            ends.map(group).collect::<Vec<_>>()
+        };
+        let memory = |groups: &Vec<PieceGroup>| {
+            let widths = self.row_widths(groups);
+            num_slots * widths.kept + num_inner * widths.inner()
+        };
+        (0..=cuts.len()).map(grouped).min_by_key(memory).unwrap_or_else(|| self.one_group())
+    }
+
+    /// Returns true if the pieces from `at` on can be computed again without those before, whose
+    /// arrays are then elsewhere.
+    fn can_cut(&self, at: usize) -> bool {
+        // an exchange in place changes the values before it, and the backward pass of a layer may
+        // include that of an activation before it
+        let changes_input = matches!(&self.pieces[at].piece, Piece::Exchange(found) if found.is_in_place());
+        let may_be_fused =
+            matches!(&self.pieces[at - 1].piece, Piece::Layer(found) if found.is_elementwise());
+        !changes_input && !may_be_fused
+    }
+
+    fn group(&self, pieces: Range<usize>) -> PieceGroup {
+        let (first, last) = (self.positions[pieces.start].value, self.positions[pieces.end].value);
+        PieceGroup { pieces, values: (first + 1).min(last)..last }
+    }
+
+    /// Returns the number of values of a row in array `number` of values.
+    pub(super) fn value_width(&self, number: usize) -> usize {
+        let position = self.positions.iter().find(|position| position.value == number);
+        position.expect("arrays are numbered without gaps").width
+    }
+
+    /// Returns the number of values of a row in array `number` of gradients.
+    pub(super) fn gradient_width(&self, number: usize) -> usize {
+        // values that share an array have the same width
+        let position = self.positions.iter().find(|position| position.gradient == number);
+        position.expect("arrays are numbered without gaps").width
+    }
+
+    /// Returns the number of values of a row that piece `at` saves.
+    pub(super) fn saved_width(&self, at: usize) -> usize {
+        match &self.pieces[at].piece {
+            Piece::Layer(layer) => layer.saved_len(),
+            Piece::Exchange(_) => 0,
+        }
+    }
+
+    /// Returns the arrays of values that are kept between passes if those inside of `groups` are
+    /// not.
+    pub(super) fn kept_values<'a>(&self, groups: &'a [PieceGroup]) -> impl Iterator<Item = usize> + use<'a> {
+        let last = self.positions[self.pieces.len()].value;
+        (0..=last).filter(|number| !groups.iter().any(|group| group.values.contains(number)))
+    }
+
+    /// Returns the numbers of values of a row in the arrays that [`Stage::activations`],
+    /// [`Stage::inner`] and [`Stage::gradients`] allocate for these groups.
+    pub fn row_widths(&self, groups: &[PieceGroup]) -> RowWidths {
+        let widest = |ranges: &dyn Fn(&PieceGroup) -> Range<usize>, width: &dyn Fn(usize) -> usize| {
+            let most = groups.iter().map(|group| ranges(group).len()).max().unwrap_or_default();
+            let of_array = |at: usize| {
+                groups.iter().filter_map(|group| ranges(group).nth(at)).map(width).max().unwrap_or_default()
+            };
+            (0..most).map(of_array).collect::<Vec<_>>()
+        };
+        let kept: usize = self.kept_values(groups).map(|number| self.value_width(number)).sum();
+        let last = self.positions[self.pieces.len()].gradient;
+        RowWidths {
+            kept: kept + self.head.as_ref().map_or(0, Head::targets_per_row),
+            inner_values: widest(&|group| group.values.clone(), &|number| self.value_width(number)),
+            inner_saved: widest(&|group| group.pieces.clone(), &|at| self.saved_width(at)),
+            gradients: (0..=last).map(|number| self.gradient_width(number)).sum(),
+        }
+    }
+
+    /// Returns the tensors of the pieces of `group` among those of this rank.
+    pub fn tensors_of_group(&self, group: &PieceGroup) -> Range<usize> {
+        let mut own = group.pieces.clone().map(|at| self.tensors_of(at)).filter(|own| !own.is_empty());
+        match own.next() {
+            Some(first) => first.start..own.next_back().map_or(first.end, |last| last.end),
+            None => 0..0,
+        }
+    }
+}
