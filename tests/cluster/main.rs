@@ -60,7 +60,19 @@ fn every_template_runs(cluster: &Cluster) {
         cluster.submit("tensor2", "mpiexec", "tensor_mlp", "", short),
         cluster.submit("stage", "srun", "pipeline", "", &format!("{short} --hidden 64,64,64")),
         cluster.submit("stage2", "mpiexec", "pipeline", "", &format!("{short} --hidden 64,64,64")),
+        cluster.submit(
+            "hybrid",
+            "srun",
+            "hybrid",
+            "",
+            &format!("{short} --hidden 64,64 --tensor 2 --zero 3"),
+        ),
+        cluster.submit("hybrid2", "mpiexec", "hybrid", "", &format!("{short} --hidden 64,64 --stage 2")),
     ];
+    let mut across =
+        cluster.submit("across", "srun", "hybrid", "--ntasks-per-node=2", &format!("{short} --tensor 4"));
+    let said = across.end();
+    assert!(said.contains("--tensor 4: ranks 0 and 2 share layers but are on two nodes, n"), "{said}");
     for job in &jobs {
         job.end_with(1, "\"steps\":20");
     }

@@ -119,7 +119,7 @@ impl Cluster {
         let folder = self.path("all", "programs");
         if fs::create_dir(&folder).is_ok() {
             let built = Path::new(PROGRAMS).parent().expect("a program is in a folder");
-            for name in ["pi", "ping", "collectives", "probe", "tensor_mlp", "pipeline"] {
+            for name in ["pi", "ping", "collectives", "probe", "tensor_mlp", "pipeline", "hybrid"] {
                 std::os::unix::fs::symlink(built.join(name), folder.join(name)).expect("a link can be made");
             }
             let held = folder.join("sync_sgd");
