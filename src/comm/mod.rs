@@ -16,7 +16,8 @@
 //! starts MPI, `grid.rs` arranges the ranks, and `agree.rs` compares their settings and errors.
 //!
 //! Ranks may wait in any order, with one exception: a blocking MPI collective does not drive the
-//! engine.
+//! engine. A caller's own messages, of which later ones depend on earlier ones, go on in every wait
+//! and test as a task in the [`Background`].
 //!
 //! This module is independent of networks and layers.
 

@@ -26,6 +26,7 @@ pub(super) struct MemoryPlan {
 struct Candidate {
     option: String,
     sync: SyncSettings,
+    recompute: bool,
 }
 
 /// Returns megabytes for messages.
@@ -54,9 +55,10 @@ impl MemoryPlan {
         let (_, stage_rank, _) = grid.shape.coordinates(grid.all.rank());
         let num_slots = options.optimizer.settings().num_slots();
         let shape = grid.shape;
-        let footprint = |sync, gathering| {
+        let footprint = |sync, gathering, recompute| {
             let settings = FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering };
-            Footprint::new(&layout, plan, &settings)
+            let plan = ParallelPlan { recompute, ..plan.clone() };
+            Footprint::new(&layout, &plan, &settings)
         };
         let sync = options.sync_settings();
         let parts = grid.all.agree(StateParts::new(model, shape, plan, sync))?;
@@ -66,8 +68,8 @@ impl MemoryPlan {
         };
         let copy = copies(&parts, world, num_sections);
         let candidates = candidates(grid, plan, options);
-        let plans = [footprint(sync, Gathering::Pass), footprint(sync, Gathering::Step)];
-        let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass));
+        let plans = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan.recompute));
+        let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, other.recompute));
         let needs: Vec<usize> =
             plans.into_iter().chain(others).map(|plan| plan.total().saturating_add(copy)).collect();
         let job = Job::exchange(world, &needs, on_host)?;
@@ -106,18 +108,29 @@ fn copies(parts: &StateParts, world: &World, num_sections: usize) -> usize {
     values.saturating_mul(size_of::<f32>())
 }
 
-/// Returns settings that need less memory than those of `options`, each with its options.
+/// Returns settings that need less memory than those of `options`, the faster ones first.
 fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<Candidate> {
+    let with = |option: &str, options: TrainOptions| {
+        let (sync, recompute) = (options.sync_settings(), options.recompute);
+        Candidate { option: option.to_owned(), sync, recompute }
+    };
     let mut all = Vec::new();
-    if grid.shape.data == 1 {
-        return all;
+    let stages: &[ZeroStage] = match grid.shape.data {
+        1 => &[],
+        _ => &[ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters],
+    };
+    for stage in stages {
+        let option = format!("--zero {}", name_of(stage));
+        all.push(with(&option, TrainOptions { zero: OrAuto(Some(*stage)), ..options.clone() }));
     }
-    for stage in [ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters] {
-        let options = TrainOptions { zero: OrAuto(Some(stage)), ..options.clone() };
-        all.push(Candidate { option: format!("--zero {}", name_of(&stage)), sync: options.sync_settings() });
-        if stage == ZeroStage::Parameters && plan.schedule.num_micro_batches > 1 {
-            let sync = TrainOptions { accumulate: Accumulation::Parts, ..options }.sync_settings();
-            all.push(Candidate { option: "--zero 3 --accumulate parts".to_owned(), sync });
+    let recomputing = TrainOptions { recompute: true, ..options.clone() };
+    all.push(with("--recompute", recomputing.clone()));
+    if !stages.is_empty() {
+        let least = TrainOptions { zero: OrAuto(Some(ZeroStage::Parameters)), ..recomputing };
+        all.push(with("--zero 3 --recompute", least.clone()));
+        if plan.schedule.num_micro_batches > 1 {
+            let least = TrainOptions { accumulate: Accumulation::Parts, ..least };
+            all.push(with("--zero 3 --accumulate parts --recompute", least));
         }
     }
     all

@@ -28,6 +28,7 @@ static CASES: &[Case] = &[
     Case { name: "waits_in_any_order", ranks: &[1, 2, 3, 5], run: algorithms::waits_in_any_order },
     Case { name: "large_buffers", ranks: &[2, 3, 8], run: algorithms::large_buffers },
     Case { name: "point_to_point", ranks: &[2, 3], run: messages::point_to_point },
+    Case { name: "tasks_in_the_background", ranks: &[1, 2, 3, 5], run: messages::tasks_in_the_background },
     Case { name: "more_than_a_c_int_counts", ranks: &[2], run: messages::more_than_a_c_int_counts },
     Case { name: "worked_example_collectives", ranks: &[4, 8], run: examples::collectives },
     Case { name: "worked_example_split_products", ranks: &[2, 4], run: examples::split_products },

@@ -1,6 +1,9 @@
 //! Point-to-point messages, and messages of more elements than a C `int` counts.
 
-use phalanx::comm::{Operation, World};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use phalanx::comm::{Background, Communicator, Operation, Pending, World, advance, attach};
 
 pub fn point_to_point(world: &World) {
     let c = world.communicator();
@@ -54,4 +57,73 @@ pub fn more_than_a_c_int_counts(world: &World) {
     assert_eq!((values[1], values[len - 1]), (2, ((len - 1) % 251 + 1) as u8));
     world.communicator().all_reduce(&mut values, Operation::Max).unwrap();
     assert_eq!((values[1], values[len - 2]), (2, ((len - 2) % 251 + 1) as u8));
+}
+
+const ROUNDS: usize = 5;
+
+/// Passes a number that goes around the ranks to the next rank, counted up, [`ROUNDS`] times.
+struct Relay {
+    all: Communicator,
+    left: usize,
+    token: Option<Pending<Vec<i64>>>,
+    sends: Vec<Pending<Vec<i64>>>,
+}
+
+impl Relay {
+    fn send(&mut self, number: i64, tag: i32) {
+        let next = (self.all.rank() + 1) % self.all.size();
+        self.sends.push(self.all.start_send(vec![number], next, tag).unwrap());
+    }
+
+    fn receive(&self) -> Pending<Vec<i64>> {
+        let size = self.all.size();
+        self.all.start_receive(vec![0], (self.all.rank() + size - 1) % size, 0).unwrap()
+    }
+}
+
+impl Background for Relay {
+    fn advance(&mut self) -> bool {
+        while let Some(mut token) = self.token.take() {
+            if !token.test() {
+                self.token = Some(token);
+                return false;
+            }
+            let number = token.wait()[0];
+            self.left -= 1;
+            if self.left > 0 || !self.all.is_root() {
+                self.send(number + 1, 0);
+            }
+            if self.left == 0 {
+                self.send(number, 1);
+            } else {
+                self.token = Some(self.receive());
+            }
+        }
+        true
+    }
+}
+
+/// Every rank only waits for one message, which its neighbour's task sends at its end.
+pub fn tasks_in_the_background(world: &World) {
+    let all = world.communicator().duplicate();
+    let (rank, size) = (all.rank(), all.size());
+    let mut relay = Relay { all: all.clone(), left: ROUNDS, token: None, sends: Vec::new() };
+    relay.token = Some(relay.receive());
+    if all.is_root() {
+        relay.send(0, 0);
+    }
+    let relay = Rc::new(RefCell::new(relay));
+    attach(&relay);
+    let left = (rank + size - 1) % size;
+    let found = all.start_receive(vec![0], left, 1).unwrap().wait()[0];
+    // the number that the neighbour received last
+    let expected = (ROUNDS - 1) * size + (left + size - 1) % size;
+    assert_eq!(found, expected as i64);
+    // the neighbour's last number may be here, but not yet seen
+    while relay.borrow().left > 0 {
+        advance();
+    }
+    let mut relay = relay.borrow_mut();
+    relay.sends.drain(..).for_each(|send| drop(send.wait()));
+    assert!(relay.left == 0 && relay.token.is_none());
 }
