@@ -256,7 +256,8 @@ fn traces_are_sound_and_hold_what_was_done() {
             "sync_sgd",
             3,
             "--steps 5",
-            0,
+            // the part of a tensor that rank 1 provides at the end, and the four of rank 2
+            5,
             &[
                 "step",
                 "read samples",
