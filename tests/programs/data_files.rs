@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Done, data, mpiexec, say_skipped};
+use crate::support::{Done, Job, data, mpiexec, say_skipped};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use ndarray::{Array1, Array2, Array4};
 use serde_json::Value;
 use tempfile::TempDir;
 
-fn train(ranks: usize, path: &Path, arguments: &str) -> Done {
+fn training(ranks: usize, path: &Path, arguments: &str) -> Job {
     let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args([
         "--threads",
         "1",
@@ -21,10 +21,11 @@ fn train(ranks: usize, path: &Path, arguments: &str) -> Done {
         "--batch-size",
         "8",
     ]);
-    job.args([Path::new("--data"), path])
-        .args(arguments.split_whitespace())
-        .limit(Duration::from_secs(60))
-        .run()
+    job.args([Path::new("--data"), path]).args(arguments.split_whitespace()).limit(Duration::from_secs(60))
+}
+
+fn train(ranks: usize, path: &Path, arguments: &str) -> Done {
+    training(ranks, path, arguments).run()
 }
 
 fn result(ranks: usize, path: &Path, arguments: &str) -> Value {
@@ -35,7 +36,7 @@ fn result(ranks: usize, path: &Path, arguments: &str) -> Value {
 #[track_caller]
 fn refused(path: &Path, arguments: &str, why: &str) {
     for ranks in [1, 3] {
-        let done = train(ranks, path, arguments).expect(2);
+        let done = training(ranks, path, arguments).without_grace().run().expect(2);
         done.says_once(why);
         assert!(
             done.stderr.contains(&path.display().to_string()),

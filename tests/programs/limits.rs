@@ -7,22 +7,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::{Done, data, directory, mpiexec, program, rank_processes};
+use crate::support::{Done, Job, data, directory, mpiexec, program, rank_processes};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use half::f16;
 use ndarray::{Array, Array1, Array2};
 use tempfile::TempDir;
 
-fn run(name: &str, ranks: usize, arguments: &str) -> Done {
+fn job(name: &str, ranks: usize, arguments: &str) -> Job {
     let job = mpiexec(ranks, program(name)).args(["--threads", "1", "--log-every", "0", "--eval-every", "0"]);
-    job.args(arguments.split_whitespace()).limit(Duration::from_secs(60)).run()
+    job.args(arguments.split_whitespace()).limit(Duration::from_secs(60))
+}
+
+fn run(name: &str, ranks: usize, arguments: &str) -> Done {
+    job(name, ranks, arguments).run()
 }
 
 /// Checks on three ranks for exit code 2 and one line with the text.
 #[track_caller]
 fn refused(name: &str, arguments: &str, why: &str) {
-    run(name, 3, arguments).expect(2).says_once(why).says_once("error: ");
+    job(name, 3, arguments).without_grace().run().expect(2).says_once(why).says_once("error: ");
 }
 
 fn hdf5_file(write: impl FnOnce(&hdf5::File)) -> (TempDir, PathBuf) {

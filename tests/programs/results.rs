@@ -249,7 +249,7 @@ fn own_file_for_each_rank(folder: &Path) -> PathBuf {
 #[track_caller]
 fn refused(arguments: &[&str], text: &str) {
     for ranks in [1, 3] {
-        let done = sync_sgd(ranks, "").args(arguments).limit(Duration::from_secs(30)).run();
+        let done = sync_sgd(ranks, "").args(arguments).without_grace().limit(Duration::from_secs(30)).run();
         done.expect(2).says_once(text);
     }
 }

@@ -89,7 +89,7 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     assert_eq!(named["parameters_digest"], read["parameters_digest"]);
 
     let refused = |ranks, arguments: &str, text: &str| {
-        job("pipeline", ranks, arguments).run().expect(2).says_once(text);
+        job("pipeline", ranks, arguments).without_grace().run().expect(2).says_once(text);
     };
     let broken = file("broken.csv");
     fs::write(&broken, text.replacen("1RECV_F1,", "", 1)).unwrap();
@@ -116,7 +116,7 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
 fn what_does_not_fit_is_refused_once_with_the_numbers() {
     for ranks in [2, 3] {
         let refused = |program, arguments: &str, text: &str| {
-            job(program, ranks, arguments).run().expect(2).says_once(text);
+            job(program, ranks, arguments).without_grace().run().expect(2).says_once(text);
         };
         refused(
             "tensor_mlp",
@@ -168,7 +168,7 @@ fn hybrid_trains_in_every_layout_and_stage_of_zero() {
 #[test]
 fn grids_that_do_not_fit_are_refused_with_all_numbers() {
     let refused = |ranks, arguments: &str, why: &str| {
-        job("hybrid", ranks, arguments).run().expect(2).says_once(why);
+        job("hybrid", ranks, arguments).without_grace().run().expect(2).says_once(why);
     };
     refused(
         8,

@@ -147,6 +147,12 @@ impl Job {
         self
     }
 
+    /// Makes Open MPI's launcher kill the other ranks as soon as one has failed, and not two seconds
+    /// later: for errors on which all ranks agree, and which have been printed by then.
+    pub fn without_grace(self) -> Job {
+        self.env("OMPI_MCA_odls_base_sigkill_timeout", || "0".into())
+    }
+
     /// Makes the job search `directory` first for libraries.
     pub fn libraries(self, directory: Option<&'static str>) -> Job {
         match directory {
