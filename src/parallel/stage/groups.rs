@@ -37,8 +37,9 @@ impl Stage {
         vec![self.group(0..self.pieces.len())]
     }
 
-    /// Cuts the pieces into the groups that need the least memory, where `num_slots` micro-batches
-    /// keep the values between groups and `num_inner` have the arrays of a group.
+    /// Cuts the pieces into the groups that need the fewest arrays of values, where `num_slots`
+    /// micro-batches keep those between groups and `num_inner` have those of a group. The widths do
+    /// not count: ranks that share layers have other widths, and must exchange in one order.
     pub fn smallest_groups(&self, num_slots: usize, num_inner: usize) -> Vec<PieceGroup> {
         let cuts: Vec<usize> = (1..self.pieces.len()).filter(|at| self.can_cut(*at)).collect();
         let grouped = |num_cuts: usize| {
@@ -48,11 +49,11 @@ impl Stage {
             let group = |end| self.group(std::mem::replace(&mut start, end)..end);
             ends.map(group).collect::<Vec<_>>()
         };
-        let memory = |groups: &Vec<PieceGroup>| {
-            let widths = self.row_widths(groups);
-            num_slots * widths.kept + num_inner * widths.inner()
+        let num_arrays = |groups: &Vec<PieceGroup>| {
+            let widest = groups.iter().map(|group| group.values.len()).max().unwrap_or_default();
+            num_slots * self.kept_values(groups).count() + num_inner * widest
         };
-        (0..=cuts.len()).map(grouped).min_by_key(memory).unwrap_or_else(|| self.one_group())
+        (0..=cuts.len()).map(grouped).min_by_key(num_arrays).unwrap_or_else(|| self.one_group())
     }
 
     /// Returns true if the pieces from `at` on can be computed again without those before, whose

@@ -117,8 +117,8 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "whole", help_heading = "Machine")]
     pub accumulate: Accumulation,
 
-    /// Keep only the activations between groups of layers, as many as save the most memory, and
-    /// repeat the forward pass of a group in the backward pass
+    /// Keep only the activations between groups of layers, and repeat the forward pass of a group in
+    /// the backward pass
     #[arg(long, help_heading = "Machine")]
     pub recompute: bool,
 
