@@ -12,6 +12,7 @@
 //! | [`nn`] | networks, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | samples, their order and their statistics | `memory`, `nn` |
+//! | [`store`] | samples of files in the job's memory | `comm`, `dataset`, `nn`, `trace` |
 //! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
 //! | [`parallel`] | the strategies: networks on ranks | all above but `dataset`, `checkpoint` |
 //! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
@@ -68,7 +69,7 @@
 //!   order*: the order of layers, tensors and elements that no layout changes.
 //! * *Slot*: one value per parameter that the optimizer keeps, such as Adam's first moment.
 //! * *Segment*: consecutive tensors in one buffer, padded to divide evenly. *Block*: a rectangular
-//!   section of a matrix.
+//!   section of a matrix; of a dataset, the consecutive samples that are read and unpacked together.
 //!
 //! Strategies:
 //!
@@ -114,6 +115,7 @@ pub mod nn;
 pub mod optim;
 pub mod parallel;
 pub mod probe;
+pub mod store;
 pub mod trace;
 pub mod train;
 

@@ -81,6 +81,8 @@ pub struct Channels {
     pub tensors: Communicator,
     /// Parts of the state for checkpoints, over all ranks.
     pub checkpoints: Communicator,
+    /// Samples of other nodes, over all ranks.
+    pub samples: Communicator,
 }
 
 impl Grid {
@@ -126,6 +128,7 @@ impl Grid {
             stages: stage.duplicate(),
             tensors: tensor.duplicate(),
             checkpoints: all.duplicate(),
+            samples: all.duplicate(),
         };
         Grid { shape, all, data, stage, tensor, channels }
     }

@@ -13,7 +13,8 @@
 //! `group.rs` holds what all operations of one communicator share; `engine/` advances plans, and
 //! device buffers that are being copied for MPI, in every wait and test; `communicator/` has the
 //! operations, on host and device buffers alike ([`Buffer`](crate::memory::Buffer)); `world.rs`
-//! starts MPI, `grid.rs` arranges the ranks, and `agree.rs` compares their settings and errors.
+//! starts MPI, `shared_memory.rs` has the memory that a node's ranks share, `grid.rs` arranges the
+//! ranks, and `agree.rs` compares their settings and errors.
 //!
 //! Ranks may wait in any order, with one exception: a blocking MPI collective does not drive the
 //! engine. A caller's own messages, of which later ones depend on earlier ones, go on in every wait
@@ -32,6 +33,7 @@ mod links;
 mod mpi;
 mod nodes;
 mod shard;
+mod shared_memory;
 mod world;
 
 pub use crate::memory::{Element, Front, Operation};
@@ -43,4 +45,5 @@ pub use grid::{Channels, Grid, GridShape};
 pub use group::LARGEST_TAG;
 pub use mpi::{Awareness, Transfers, awareness};
 pub use shard::shard;
+pub use shared_memory::{SharedMemory, shared_room};
 pub use world::{World, abort, library_version, rank_for_messages};

@@ -26,8 +26,7 @@ static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// job of one rank.
 pub struct World {
     communicator: Communicator,
-    local_rank: usize,
-    num_local_ranks: usize,
+    node: Communicator,
     num_core_sharers: usize,
     num_nodes: usize,
     _universe: Universe,
@@ -62,7 +61,6 @@ impl World {
         set_nodes(nodes.into_iter().map(|leader| leader as usize).collect());
         let communicator = Communicator::new(world, 1);
         let node = Communicator::new(node, 2);
-        let local_rank = node.rank();
         let mut masks = vec![0_i64; node.size()];
         let own_mask = [allowed_cores()];
         node.all_gather(&own_mask, &mut masks)?;
@@ -75,8 +73,7 @@ impl World {
         Ok(World {
             num_nodes: (0..communicator.size()).filter(|rank| node_of(*rank) == *rank).count(),
             communicator,
-            local_rank,
-            num_local_ranks: node.size(),
+            node,
             num_core_sharers,
             _universe: universe,
         })
@@ -85,6 +82,11 @@ impl World {
     /// Returns the communicator of all ranks of the job.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
+    }
+
+    /// Returns the communicator of the ranks of this node. Not collective.
+    pub fn node_communicator(&self) -> &Communicator {
+        &self.node
     }
 
     /// Returns this rank's number in the job. Not collective.
@@ -105,12 +107,12 @@ impl World {
     /// Returns this rank's number among the ranks of its node, from which its device is chosen. Not
     /// collective.
     pub fn local_rank(&self) -> usize {
-        self.local_rank
+        self.node.rank()
     }
 
     /// Returns the number of ranks on this node. Not collective.
     pub fn num_local_ranks(&self) -> usize {
-        self.num_local_ranks
+        self.node.size()
     }
 
     /// Returns the default number of threads: one for every core that this rank may use within the
@@ -152,13 +154,18 @@ impl World {
 
     /// Returns the name of this rank's node. Not collective.
     pub fn host_name(&self) -> String {
-        ::mpi::environment::processor_name().unwrap_or_default()
+        host_name()
     }
 
     /// Returns the level of thread support that MPI grants. Not collective.
     pub fn thread_level(&self) -> String {
         format!("{:?}", ::mpi::environment::threading_support()).to_lowercase()
     }
+}
+
+/// Returns the name of this process's node.
+pub(super) fn host_name() -> String {
+    ::mpi::environment::processor_name().unwrap_or_default()
 }
 
 /// Returns MPI's own name and version, for logs. Not collective.

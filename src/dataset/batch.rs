@@ -80,6 +80,20 @@ impl Batches {
         &*self.dataset
     }
 
+    /// Prepares for the samples of step `step`, and begins to prepare for step `next`, if there is
+    /// one. Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read (this rank alone).
+    pub fn begin_step(&mut self, step: u64, next: Option<u64>) -> Result<()> {
+        self.dataset.begin_step(&self.sampler, step, next)
+    }
+
+    /// Ends what [`Batches::begin_step`] has begun. Collective.
+    pub fn finish(&mut self) {
+        self.dataset.finish();
+    }
+
     /// Reads the samples at `positions` of the global batch of `step`. An empty `inputs` or
     /// `targets` is skipped. Not collective.
     ///

@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Dataset, Targets};
+use super::{Dataset, SampleBlocks, Targets};
 use crate::nn::Features;
 use crate::{Error, Result};
 
@@ -175,6 +176,14 @@ impl<S: Dataset> Dataset for Subset<S> {
 
     fn preset(&self) -> Option<Vec<[f32; 2]>> {
         self.whole.borrow().preset()
+    }
+
+    fn blocks(&self) -> SampleBlocks {
+        self.whole.borrow().blocks().within(&self.range)
+    }
+
+    fn waited(&self) -> Duration {
+        self.whole.borrow().waited()
     }
 
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {

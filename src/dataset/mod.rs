@@ -2,30 +2,38 @@
 //! number.
 
 mod batch;
+mod block_order;
+mod blocks;
 mod cifar;
 mod digits;
-mod hdf5_file;
+mod hdf5;
 mod idx;
 mod memory;
+mod permutation;
 mod sampler;
 mod statistics;
+mod stored;
 mod synthetic;
 
 #[cfg(test)]
 mod tests;
 
 pub use batch::{Batches, Standardise};
+pub use block_order::{BlockOrder, EpochOrder};
+pub use blocks::SampleBlocks;
 pub use cifar::{is_cifar, open as open_cifar};
 pub use digits::open as open_digits;
-pub use hdf5_file::{Hdf5File, Hdf5Options};
+pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set};
 pub use idx::{is_idx, open as open_idx};
 pub use memory::{ByteImages, Subset, Table};
 pub use sampler::{Order, Sampler};
-pub use statistics::{MomentTree, Statistics, num_channels};
+pub use statistics::{MomentTree, Statistics, leaves, num_channels};
+pub use stored::{ColumnFormat, RowFormat, StoredType};
 pub use synthetic::Synthetic;
 
 use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -64,6 +72,12 @@ impl Targets {
 /// The number of samples in the fingerprint of a dataset that is not in memory: each may cost a
 /// packed chunk.
 const SEEN_SAMPLES: usize = 8;
+
+/// The most values of samples that are read together where any number would do.
+const BLOCK_VALUES: usize = 1 << 20;
+
+/// The most samples that are read together where any number would do.
+const BLOCK_SAMPLES: usize = 4096;
 
 /// The largest unpacked size in bytes of a file that is read whole: twice the images of EMNIST, the
 /// largest published set in these formats.
@@ -117,6 +131,30 @@ pub trait Dataset {
     fn preset(&self) -> Option<Vec<[f32; 2]>> {
         None
     }
+
+    /// Returns the blocks of samples that are cheapest to read together.
+    fn blocks(&self) -> SampleBlocks {
+        let len = self.features().len().saturating_add(self.targets().len());
+        SampleBlocks::every((BLOCK_VALUES / len.max(1)).clamp(1, BLOCK_SAMPLES), self.num_samples())
+    }
+
+    /// Prepares for [`Dataset::read`] of the samples that `sampler` has for step `step`, and begins
+    /// to prepare for step `next`, if there is one. Collective over the ranks that share a data
+    /// store, which are all; other datasets do nothing.
+    ///
+    /// # Errors
+    /// A sample cannot be read (this rank alone).
+    fn begin_step(&mut self, _sampler: &Sampler, _step: u64, _next: Option<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns the time for which this rank has waited for samples, until now.
+    fn waited(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Ends what [`Dataset::begin_step`] has begun. Collective like that.
+    fn finish(&mut self) {}
 
     /// Returns a hash by which ranks detect different data: of all samples where they are in
     /// memory, else of a few that are spread over the dataset. Not collective.

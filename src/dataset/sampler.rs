@@ -1,28 +1,38 @@
 //! The samples of each step's global batch: a pure function of the seed and the step, identical on
 //! every rank and for every number of ranks.
 
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::block_order::{BlockOrder, EpochOrder};
+use super::permutation::{Permutation, mix};
+
 /// The order of the samples within an epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     /// By sample number.
     Sequential,
     /// A new random permutation in each epoch.
     Shuffled,
+    /// A new random order of blocks in each epoch, and of the samples in each window of blocks.
+    Blocks(BlockOrder),
 }
 
 /// Cuts epochs into global batches. The last batch of an epoch takes the remaining samples.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Sampler {
     num_samples: usize,
     batch_size: usize,
     order: Order,
     seed: u64,
+    /// The order of the blocks in the epoch that was asked for last.
+    epoch: RefCell<Option<EpochOrder>>,
 }
 
 impl Sampler {
     /// Creates a sampler of batches of `batch_size ≥ 1` out of `num_samples ≥ 1`.
     pub fn new(num_samples: usize, batch_size: usize, order: Order, seed: u64) -> Sampler {
-        Sampler { num_samples, batch_size, order, seed }
+        Sampler { num_samples, batch_size, order, seed, epoch: RefCell::new(None) }
     }
 
     /// Returns the number of steps in an epoch.
@@ -35,87 +45,60 @@ impl Sampler {
         (step / self.steps_per_epoch(), step % self.steps_per_epoch())
     }
 
+    /// Returns the order of the samples.
+    pub fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// Returns the positions in its epoch of the global batch of a step.
+    pub fn positions(&self, step: u64) -> Range<usize> {
+        let start = self.locate(step).1 as usize * self.batch_size;
+        start..self.num_samples.min(start + self.batch_size)
+    }
+
     /// Returns the number of samples in the global batch of a step.
     pub fn batch_len(&self, step: u64) -> usize {
-        let (_, within) = self.locate(step);
-        self.batch_size.min(self.num_samples - within as usize * self.batch_size)
+        self.positions(step).len()
     }
 
     /// Writes the numbers of the samples at `positions` of the global batch of a step to `samples`.
     /// The cost per sample does not depend on its position.
-    pub fn samples(&self, step: u64, positions: std::ops::Range<usize>, samples: &mut Vec<usize>) {
+    pub fn samples(&self, step: u64, positions: Range<usize>, samples: &mut Vec<usize>) {
         let (epoch, within) = self.locate(step);
         let start = within as usize * self.batch_size;
         samples.clear();
-        match self.order {
+        match &self.order {
             Order::Sequential => samples.extend(start + positions.start..start + positions.end),
             Order::Shuffled => {
                 let permutation = Permutation::new(self.num_samples as u64, mix(mix(self.seed) ^ epoch));
                 samples.extend(positions.map(|position| permutation.at((start + position) as u64) as usize));
             }
-        }
-    }
-}
-
-/// A permutation of `0..len` whose elements are computed one by one, without a table: a Feistel
-/// network on the smallest even number of bits that holds `len`, applied repeatedly until the
-/// result is below `len` (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
-/// 2002, §4).
-struct Permutation {
-    len: u64,
-    half_bits: u32,
-    keys: [u64; Permutation::ROUNDS],
-}
-
-impl Permutation {
-    const ROUNDS: usize = 6;
-
-    fn new(len: u64, key: u64) -> Permutation {
-        let bits = u64::BITS - (len.max(2) - 1).leading_zeros();
-        let keys = std::array::from_fn(|round| mix(key.wrapping_add(round as u64 + 1)));
-        Permutation { len, half_bits: bits.div_ceil(2), keys }
-    }
-
-    fn at(&self, index: u64) -> u64 {
-        let mut value = index;
-        loop {
-            value = self.encrypt(value);
-            if value < self.len {
-                return value;
+            Order::Blocks(order) => {
+                let mut known = self.epoch.borrow_mut();
+                let order = match known.take() {
+                    Some(known) if known.epoch == epoch => known,
+                    _ => order.epoch(epoch),
+                };
+                order.samples(start + positions.start..start + positions.end, samples);
+                *known = Some(order);
             }
         }
     }
-
-    fn encrypt(&self, value: u64) -> u64 {
-        let mask = (1 << self.half_bits) - 1;
-        let (mut left, mut right) = (value >> self.half_bits, value & mask);
-        for key in self.keys {
-            (left, right) = (right, left ^ (mix(right ^ key) & mask));
-        }
-        left << self.half_bits | right
-    }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every input bit reaches every
-/// output bit.
-fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ value >> 31
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dataset::blocks::SampleBlocks;
 
     #[test]
     fn every_epoch_visits_every_sample_once_for_all_sizes() {
         let mut samples = Vec::new();
         for num_samples in 1..130 {
             for batch_size in [1, 2, 3, 7, 64, 129, 200] {
-                for order in [Order::Sequential, Order::Shuffled] {
-                    let sampler = Sampler::new(num_samples, batch_size, order, 9);
+                let blocks = BlockOrder::new(SampleBlocks::every(8, num_samples), 3, 9);
+                for order in [Order::Sequential, Order::Shuffled, Order::Blocks(blocks)] {
+                    let sampler = Sampler::new(num_samples, batch_size, order.clone(), 9);
                     for epoch in 0..2 {
                         let mut seen = vec![false; num_samples];
                         for within in 0..sampler.steps_per_epoch() {

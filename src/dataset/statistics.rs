@@ -9,16 +9,10 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Dataset, zeros};
+use super::{BLOCK_SAMPLES, BLOCK_VALUES, Dataset, SampleBlocks, zeros};
 use crate::memory::check_room;
 use crate::nn::{Features, hash_values};
 use crate::{Error, Result};
-
-/// The most bytes of samples in a leaf.
-const LEAF_BYTES: usize = 4 << 20;
-
-/// The most samples in a leaf.
-const LEAF_SAMPLES: usize = 4096;
 
 /// The number of values that are summed side by side, so that sums over few channels are vectorised
 /// too.
@@ -180,19 +174,14 @@ pub fn num_channels(features: Features) -> usize {
     }
 }
 
-/// Returns the number of samples in a leaf of `dataset`.
-fn leaf_samples(dataset: &dyn Dataset) -> usize {
+/// Returns the leaves of `dataset`: whole blocks, as many as are read together.
+pub fn leaves(dataset: &dyn Dataset) -> SampleBlocks {
     let len = dataset.features().len().saturating_add(dataset.targets().len());
-    (LEAF_BYTES / size_of::<f32>() / len.max(1)).clamp(1, LEAF_SAMPLES)
+    dataset.blocks().joined((BLOCK_VALUES / len.max(1)).clamp(1, BLOCK_SAMPLES))
 }
 
 impl Statistics {
-    /// Returns the number of leaves of `dataset`.
-    pub fn num_leaves(dataset: &dyn Dataset) -> usize {
-        dataset.num_samples().div_ceil(leaf_samples(dataset))
-    }
-
-    /// Reads the samples of `leaves` of `dataset` and computes their statistics, the distribution
+    /// Reads the samples of some [`leaves`] of `dataset` and computes their statistics, the distribution
     /// of the inputs only if `with_moments`. Calls `after_leaf` after each leaf. Not collective:
     /// the caller divides the leaves among the ranks and combines the results.
     ///
@@ -207,18 +196,18 @@ impl Statistics {
         let channels = num_channels(dataset.features());
         let mut found = Statistics { moments: MomentTree::default(), largest_label: -1.0, checksum: [0; 2] };
         let (len, targets_len) = (dataset.features().len(), dataset.targets().len());
-        let (in_leaf, num_samples) = (leaf_samples(dataset), dataset.num_samples());
-        let room = in_leaf.min(num_samples);
+        let all = self::leaves(dataset);
+        let room = all.largest();
         let (mut inputs, mut targets) = (zeros(room * len)?, zeros(room * targets_len)?);
         if with_moments {
             // room for the means and squares of one node for each halving of the number of leaves,
             // and of a few more
-            let num_nodes = Statistics::num_leaves(dataset).ilog2() as usize + 4;
+            let num_nodes = all.num_blocks().ilog2() as usize + 4;
             let fail = |why: String| Error::failed("finding means and deviations", why);
             check_room(channels.saturating_mul(2 * size_of::<f64>() * num_nodes)).map_err(fail)?;
         }
         for leaf in leaves {
-            let samples: Vec<usize> = (leaf * in_leaf..num_samples.min((leaf + 1) * in_leaf)).collect();
+            let samples: Vec<usize> = all.samples(leaf).collect();
             let (inputs, targets) =
                 (&mut inputs[..samples.len() * len], &mut targets[..samples.len() * targets_len]);
             dataset.read(&samples, inputs, targets)?;

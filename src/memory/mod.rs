@@ -10,11 +10,11 @@ mod buffer;
 mod combine;
 mod element;
 mod host_arena;
+mod node;
 pub mod scratch;
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytemuck::Pod;
@@ -25,6 +25,7 @@ pub use arena::{Arena, Terms};
 pub use buffer::{Buffer, Front, HostBuffer, Loan, Needs};
 pub use element::{Element, ElementType, Operation};
 pub use host_arena::{HostArena, Places};
+pub use node::{check_room, free_bytes, kibibytes, limit_bytes, total_bytes};
 
 /// The size of a huge page on the machines that have them.
 const HUGE_PAGE: usize = 2 << 20;
@@ -45,35 +46,6 @@ static NUM_BYTES: AtomicUsize = AtomicUsize::new(0);
 #[doc(hidden)]
 pub fn num_mapped_bytes() -> usize {
     NUM_BYTES.load(Ordering::Relaxed)
-}
-
-/// Returns the total memory of this machine, with its swap space, in bytes, if the system reports
-/// it.
-pub fn total_bytes() -> Option<usize> {
-    static TOTAL: OnceLock<Option<usize>> = OnceLock::new();
-    *TOTAL.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let kibibytes = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<usize>().ok()
-        };
-        Some((kibibytes("MemTotal")? + kibibytes("SwapTotal").unwrap_or(0)).saturating_mul(1024))
-    })
-}
-
-/// Refuses a size above the total memory of this machine. Linux would grant it, and later kill the
-/// process that uses it.
-///
-/// # Errors
-/// `bytes` is above the total memory; the message has both sizes.
-pub fn check_room(bytes: usize) -> std::result::Result<(), String> {
-    match total_bytes() {
-        Some(total) if bytes > total => {
-            let gibibytes = |bytes: usize| bytes as f64 / f64::from(1 << 30);
-            Err(format!("that is {:.1} GiB, and this machine has {:.1}", gibibytes(bytes), gibibytes(total)))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// A fixed number of elements, initially zero. They stay in place when the value is moved, and

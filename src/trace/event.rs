@@ -16,6 +16,12 @@ pub enum Name {
     Evaluation,
     /// Reading samples.
     Read,
+    /// Reading and unpacking blocks of samples from a file.
+    Load,
+    /// Exchanging samples with other nodes.
+    DataExchange,
+    /// Waiting for blocks of samples.
+    DataWait,
     /// The forward pass of a micro-batch through a stage.
     Forward,
     /// The backward pass of a micro-batch through a stage.
@@ -60,11 +66,14 @@ pub enum Name {
 
 impl Name {
     /// All names with their texts, each at the index of its number.
-    const ALL: [(Name, &'static str); 24] = [
+    const ALL: [(Name, &'static str); 27] = [
         (Name::Start, "starting MPI"),
         (Name::Step, "step"),
         (Name::Evaluation, "evaluation"),
         (Name::Read, "read samples"),
+        (Name::Load, "load samples"),
+        (Name::DataExchange, "exchange samples"),
+        (Name::DataWait, "wait for samples"),
         (Name::Forward, "forward"),
         (Name::Backward, "backward"),
         (Name::InputGradient, "input gradient"),
@@ -107,10 +116,13 @@ pub enum EventKind {
     Communication,
     /// A message was in flight, whatever the rank did meanwhile.
     Flight,
+    /// The thread of this rank that reads samples worked.
+    Loader,
 }
 
 impl EventKind {
-    const ALL: [EventKind; 3] = [EventKind::Work, EventKind::Communication, EventKind::Flight];
+    const ALL: [EventKind; 4] =
+        [EventKind::Work, EventKind::Communication, EventKind::Flight, EventKind::Loader];
 }
 
 /// One record. All fields are numbers, so that it can be sent.

@@ -51,6 +51,14 @@ pub fn finish() -> Record {
     RECORD.take()
 }
 
+/// Adds what another thread of this rank has recorded, if the calling thread is recorded.
+pub fn append(record: Record) {
+    if is_on() {
+        record.events.into_iter().for_each(self::record);
+        RECORD.with_borrow_mut(|own| own.num_lost += record.num_lost);
+    }
+}
+
 fn record(event: Event) {
     RECORD.with_borrow_mut(|record| {
         if record.events.len() < LIMIT.get() {
@@ -73,6 +81,11 @@ pub struct Span(Option<Event>);
 /// Begins a span of work.
 pub fn work(name: Name) -> Span {
     Span::new(is_observed().then(|| Event::new(name, EventKind::Work)))
+}
+
+/// Begins a span of the thread that reads samples, which records for itself ([`append`]).
+pub fn loader(name: Name) -> Span {
+    Span::new(is_on().then(|| Event::new(name, EventKind::Loader)))
 }
 
 /// Begins a span inside MPI, for a message of `bytes` that is called `link` on all ranks that take

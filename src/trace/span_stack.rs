@@ -78,7 +78,7 @@ impl std::fmt::Display for SpanStack {
                 (EventKind::Work, _) if span.micro_batch >= 0 => {
                     write!(f, " of micro-batch {} in stage {}", span.micro_batch, span.stage)?;
                 }
-                (EventKind::Work, _) => {}
+                (EventKind::Work | EventKind::Loader, _) => {}
                 (EventKind::Communication | EventKind::Flight, name) => {
                     write!(f, " of {} bytes", span.bytes)?;
                     let direction = if name == Name::Send { "to" } else { "from" };

@@ -7,13 +7,14 @@
 use serde_json::Value;
 
 use super::options::{
-    CheckpointOptions, DataOptions, DeviceOptions, ModelName, ModelOptions, OptimizerOptions, TrainOptions,
-    describe, name_of,
+    CheckpointOptions, DataOptions, DeviceOptions, ModelName, ModelOptions, OptimizerOptions, Shuffle,
+    TrainOptions, describe, name_of,
 };
 use super::samples::Samples;
 use crate::app::{self, CommonOptions};
 use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World, library_version};
+use crate::dataset::Order;
 use crate::nn::Model;
 
 /// The name of the setting with the network.
@@ -76,6 +77,7 @@ impl Identity {
         identity.must_stay("--batch-size", *(batch_size.min(&dataset.num_samples())));
         identity.must_stay("--seed", *seed);
         identity.may_change(STEPS_IN_ALL, num_steps);
+        identity.class_order(samples.train.sampler().order());
         identity.class_model(model_options, model);
         identity.class_data(data);
         identity.class_optimizer(optimizer);
@@ -107,6 +109,16 @@ impl Identity {
         }
     }
 
+    /// Records the order of the samples if it is by blocks: the one in use, also if it was chosen
+    /// because the samples do not fit into memory.
+    fn class_order(&mut self, order: &Order) {
+        if let Order::Blocks(order) = order {
+            self.must_stay("--shuffle", name_of(&Shuffle::Blocks));
+            self.must_stay("--shuffle-window", order.window());
+            self.must_stay("blocks of samples", order.blocks().num_blocks());
+        }
+    }
+
     fn class_data(&mut self, options: &DataOptions) {
         // the checksum and the shapes of the samples stand for all options that choose them
         let DataOptions {
@@ -114,6 +126,10 @@ impl Identity {
             inputs: _,
             targets: _,
             test_fraction: _,
+            test_data: _,
+            data_store: _,
+            shuffle: _,
+            shuffle_window: _,
             standardise,
             synthetic_samples: _,
             synthetic_shape: _,

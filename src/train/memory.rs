@@ -3,11 +3,10 @@
 //! Every rank computes its [`Footprint`] and those of the layouts that need less, and all ranks
 //! exchange them with the limits of their nodes, so that all come to the same conclusion.
 
-use std::path::Path;
-
 use super::checkpoints;
 use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
+use crate::memory::{kibibytes, limit_bytes};
 use crate::nn::Model;
 use crate::parallel::data::{StateParts, SyncSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
@@ -36,7 +35,8 @@ fn megabytes(bytes: usize) -> f64 {
 
 impl MemoryPlan {
     /// Computes the memory that every rank needs to train `model` as `plan` and `options` say, with
-    /// batches of at most `batch_size` samples, logs that of the fullest rank, and refuses what does
+    /// batches of at most `batch_size` samples and, on the first rank of a node, `shared_bytes` that
+    /// its ranks share, logs that of the fullest rank, and refuses what does
     /// not fit into the memory of a node if it is `on_host`. Collective.
     ///
     /// # Errors
@@ -49,6 +49,7 @@ impl MemoryPlan {
         plan: &ParallelPlan,
         options: &TrainOptions,
         batch_size: usize,
+        shared_bytes: usize,
         on_host: bool,
     ) -> Result<MemoryPlan> {
         let layout = grid.all.agree(Layout::new(model, grid.shape, grid.all.rank(), plan))?;
@@ -72,7 +73,7 @@ impl MemoryPlan {
         let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, other.recompute));
         let needs: Vec<usize> =
             plans.into_iter().chain(others).map(|plan| plan.total().saturating_add(copy)).collect();
-        let job = Job::exchange(world, &needs, on_host)?;
+        let job = Job::exchange(world, &needs, shared_bytes, on_host)?;
         let in_parts = sync.zero == Some(ZeroStage::Parameters) && shape.data > 1;
         let has_passes = in_parts && plan.schedule.num_micro_batches > 1 && job.differ(0, 1);
         let gathering = if has_passes && job.misfit(1).is_none() { Gathering::Step } else { Gathering::Pass };
@@ -158,15 +159,15 @@ struct RankMemory {
 impl Job {
     /// Exchanges the needs of all ranks and the limits of their nodes. A run that is not `on_host`
     /// has no limits, because a GPU refuses what it does not have when it is allocated. Collective.
-    fn exchange(world: &World, needs: &[usize], on_host: bool) -> Result<Job> {
+    fn exchange(world: &World, needs: &[usize], shared_bytes: usize, on_host: bool) -> Result<Job> {
         // small enough that the sum over the ranks of a node is exact
         let clamp = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX).min(i64::MAX / (1 << 20));
         let limit = |bytes: Option<usize>| bytes.filter(|_| on_host).map_or(-1, clamp);
         let mut own = vec![
             clamp(world.node()),
-            clamp(status_bytes("VmRSS:").unwrap_or(0)),
+            clamp(private_bytes().unwrap_or(0).saturating_add(shared_bytes)),
             limit(address_space_left()),
-            limit(node_limit()),
+            limit(limit_bytes()),
         ];
         own.extend(needs.iter().map(|bytes| clamp(*bytes)));
         let mut all = vec![0; own.len() * world.size()];
@@ -246,8 +247,12 @@ impl Misfit {
 /// Returns the bytes of a line of `/proc/self/status`, if the system reports it.
 fn status_bytes(name: &str) -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kibibytes = status.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))?;
-    Some(kibibytes.parse::<usize>().ok()? * 1024)
+    kibibytes(&status, name)
+}
+
+/// Returns the memory that this process takes for itself alone.
+fn private_bytes() -> Option<usize> {
+    Some(status_bytes("VmRSS:")?.saturating_sub(status_bytes("RssShmem:").unwrap_or(0)))
 }
 
 /// Returns the peak memory of this process, in megabytes, if the system reports it.
@@ -274,61 +279,9 @@ fn address_space_left() -> Option<usize> {
     Some(limit.saturating_sub(status_bytes("VmSize:")?))
 }
 
-/// Returns the memory of this node, or of this job's part of it, in bytes, if the system reports it.
-fn node_limit() -> Option<usize> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let cgroup = cgroup_limit(&groups, Path::new("/sys/fs/cgroup"));
-    [crate::memory::total_bytes(), cgroup].into_iter().flatten().min()
-}
-
-/// Returns the smallest memory limit of the control groups in `groups`, lines of
-/// `/proc/self/cgroup`, and of those above them, in the file system at `root` (Linux's
-/// cgroup-v2.rst and cgroup-v1/memory.rst).
-fn cgroup_limit(groups: &str, root: &Path) -> Option<usize> {
-    let mut limits = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (root, file) = match controllers {
-            "" => (root.to_owned(), "memory.max"),
-            _ if controllers.split(',').any(|name| name == "memory") => {
-                (root.join("memory"), "memory.limit_in_bytes")
-            }
-            _ => continue,
-        };
-        let group = root.join(path.trim_start_matches('/'));
-        let above = group.ancestors().take_while(|folder| folder.starts_with(&root));
-        // "max" is no limit
-        let read =
-            |folder: &Path| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse::<usize>().ok();
-        limits.extend(above.filter_map(read));
-    }
-    limits.into_iter().min()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_smallest_limit_of_a_control_group_and_those_above_counts() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |folder: &str, file: &str, text: &str| {
-            std::fs::create_dir_all(root.path().join(folder)).unwrap();
-            std::fs::write(root.path().join(folder).join(file), text).unwrap();
-        };
-        write("slurm/job_7/step_0", "memory.max", "max\n");
-        write("slurm/job_7", "memory.max", "4096000\n");
-        write("slurm", "memory.max", "8192000\n");
-        write("memory/batch/job", "memory.limit_in_bytes", "9223372036854771712\n");
-        write("memory/batch", "memory.limit_in_bytes", "5000000\n");
-        let limit = |groups| cgroup_limit(groups, root.path());
-        assert_eq!(limit("0::/slurm/job_7/step_0\n"), Some(4_096_000));
-        assert_eq!(limit("0::/slurm\n"), Some(8_192_000));
-        assert_eq!(limit("12:cpuset:/x\n5:cpu,memory:/batch/job\n0::/\n"), Some(5_000_000));
-        assert_eq!(limit("0::/elsewhere\n"), None);
-        assert_eq!(limit("nonsense"), None);
-    }
 
     #[test]
     fn ranks_of_a_node_share_its_memory() {

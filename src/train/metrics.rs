@@ -61,6 +61,9 @@ pub struct ResultLine {
     pub samples_per_second: f64,
     /// The median time of a step on rank 0, in milliseconds.
     pub median_step_ms: f64,
+    /// The time for which a rank waited for training samples, as a share of the time of all steps:
+    /// that of the rank that waited most.
+    pub data_wait: Option<f64>,
     /// The peak memory of rank 0, in megabytes, if the system reports it.
     pub peak_memory_mb: Option<f64>,
     /// A hash of all final parameters' bits in logical order, in hexadecimal.

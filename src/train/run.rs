@@ -43,7 +43,7 @@ pub fn run(
     let stop = all.agree(listen())?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     announce_job(world, grid, strategy.program, threads);
-    let samples = samples::open(world, options)?;
+    let samples = samples::open(world, grid, options)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.model.build(dataset.features(), dataset.targets()))?;
     let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::checkpoints::{CheckpointSettings, Checkpoints};
 use super::identity::{self, Identity};
@@ -11,7 +11,7 @@ use super::memory::{self, MemoryPlan};
 use super::metrics::ResultLine;
 use super::options::{Resume, TrainOptions, name_of};
 use super::resume::{self, Resumed, RunPosition, Start};
-use super::samples::Samples;
+use super::samples::{self, Samples};
 use super::stop::StopRequest;
 use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings, diverged};
 use crate::Result;
@@ -53,6 +53,8 @@ struct Training<'a, D: Device> {
     resumed_after: Option<u64>,
     /// The evaluation of the current parameters, if they have been evaluated.
     tested: Option<Evaluation>,
+    /// The time for which this rank had waited for samples before the first step.
+    waited_before: Duration,
     /// The time of all steps, with that of checkpoints and log lines.
     seconds: f64,
 }
@@ -201,6 +203,7 @@ impl<'a, D: Device> Training<'a, D> {
             run.plan,
             options,
             batch_size,
+            samples.shared_bytes,
             device.is_on_host(),
         )?;
         let settings = TrainerSettings {
@@ -222,6 +225,7 @@ impl<'a, D: Device> Training<'a, D> {
             log::info!("{kept} samples stay on the device");
         }
         let journal = Journal::new(run.world, options, length, loss)?;
+        let waited_before = samples.train.dataset().waited();
         Ok(Training {
             run,
             trainer,
@@ -232,6 +236,7 @@ impl<'a, D: Device> Training<'a, D> {
             done: first,
             resumed_after: resumed.map(|resumed| resumed.position.step),
             tested: None,
+            waited_before,
             seconds: 0.0,
         })
     }
@@ -269,6 +274,7 @@ impl<'a, D: Device> Training<'a, D> {
         app::set_step(done);
         let span = trace::work(Name::Step).step(done);
         let mut requests = RunRequests::default();
+        self.samples.train.begin_step(step, (done < self.length.num_steps).then_some(done))?;
         let previous = self.trainer.step(step, &mut self.samples.train, || self.checkpoints.requests())?;
         if let Some(outcome) = previous {
             requests = outcome.requests;
@@ -301,6 +307,13 @@ impl<'a, D: Device> Training<'a, D> {
         Ok(requests)
     }
 
+    /// Returns the largest share of the time of all steps for which a rank has waited for samples, if
+    /// there were steps. Collective.
+    fn data_wait(&self) -> Result<Option<f64>> {
+        let waited = self.samples.train.dataset().waited().saturating_sub(self.waited_before);
+        samples::share_of_waiting(self.run.world, waited, self.seconds)
+    }
+
     fn is_test_due(&self) -> bool {
         due(self.done, self.run.options.eval_every.saturating_mul(self.length.steps_per_epoch))
     }
@@ -312,6 +325,7 @@ impl<'a, D: Device> Training<'a, D> {
     /// Ends the run early because `num_ranks` asked for it. Collective.
     fn stop(mut self, num_ranks: usize) -> Result<ExitCode> {
         let world = self.run.world;
+        self.samples.train.finish();
         self.checkpoints.save(&self.trainer, self.position())?;
         self.checkpoints.finish()?;
         let is_auto = self.run.options.checkpoints.resume == Resume::Auto;
@@ -327,6 +341,8 @@ impl<'a, D: Device> Training<'a, D> {
 
     /// Writes the last checkpoint, makes the last checks, and prints the result line. Collective.
     fn result(mut self, device_name: &str) -> Result<ExitCode> {
+        self.samples.train.finish();
+        let data_wait = self.data_wait()?;
         self.checkpoints.save(&self.trainer, self.position())?;
         let Training { run, mut trainer, mut samples, mut checkpoints, journal, length, done, .. } = self;
         let tested = match self.tested {
@@ -360,6 +376,7 @@ impl<'a, D: Device> Training<'a, D> {
             accuracy: tested.and_then(|outcome| outcome.accuracy),
             samples_per_second: if self.seconds > 0.0 { num_samples as f64 / self.seconds } else { 0.0 },
             median_step_ms,
+            data_wait,
             peak_memory_mb: memory::peak_memory_mb(),
             parameters_digest: format!("{digest:032x}"),
         };

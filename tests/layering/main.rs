@@ -28,7 +28,9 @@ const MAY_USE: &[(&str, &str)] = &[
     ("device/cuda/runtime", "device"),
     ("nn", "device"),
     ("optim", "device"),
-    ("dataset", "memory nn"),
+    ("dataset", "dataset/hdf5 memory nn"),
+    ("dataset/hdf5", "dataset memory nn"),
+    ("store", "comm dataset nn trace"),
     ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor trace"),
     (
         "parallel/data",
@@ -53,8 +55,9 @@ const MAY_USE: &[(&str, &str)] = &[
     (
         "train",
         "app checkpoint comm dataset device memory nn optim parallel \
-         trace train/checkpoints train/options train/trainer",
+         store trace train/checkpoints train/options train/samples train/trainer",
     ),
+    ("train/samples", "comm dataset memory nn store trace train/options"),
     (
         "train/checkpoints",
         "checkpoint comm device memory nn parallel trace train train/options train/trainer",

@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod data_files;
+mod data_store;
 mod faults;
 mod limits;
 mod memory;

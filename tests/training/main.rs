@@ -1,6 +1,7 @@
 //! Training gives the same numbers in every layout: PyTorch's, those of one rank, and those of the
 //! same command run before.
 
+mod samples;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -62,6 +63,7 @@ static CASES: &[Case] = &[
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cpu> },
     Case { name: "odd_widths", ranks: &[2, 3, 4, 5], run: layouts::odd_widths::<Cpu> },
     Case { name: "grids", ranks: &[1, 2, 3, 4, 6, 8], run: layouts::grids::<Cpu, 4> },
+    Case { name: "kept_samples", ranks: &[1, 2, 3, 4, 5], run: samples::kept_samples },
     Case { name: "grids_clipped", ranks: &[8], run: layouts::grids_clipped::<Cpu> },
     Case { name: "initial_weights", ranks: ALL, run: layouts::initial_weights::<Cpu> },
     Case { name: "any_layout_allocates_nothing_of_ours", ranks: &[2, 3, 4], run: no_allocation_in_layouts },

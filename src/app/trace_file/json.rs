@@ -29,7 +29,8 @@ struct TraceEvent<'a> {
     args: Map<String, Value>,
 }
 
-/// Writes the events of all ranks of `program`: a process with a single row for each rank.
+/// Writes the events of all ranks of `program`: a process for each rank, with a row
+/// for its work and one for the thread that reads samples, if there is one.
 pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -> io::Result<()> {
     let origin = ranks.iter().flatten().map(|event| event.start).min().unwrap_or_default();
     writeln!(
@@ -43,6 +44,11 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
         for (what, args) in [("process_name", &name), ("thread_name", &name), ("process_sort_index", &order)]
         {
             let entry = json!({"name": what, "ph": "M", "pid": rank, "tid": 0, "args": args});
+            writeln!(into, "{entry},")?;
+        }
+        if ranks[rank].iter().any(|event| event.kind() == EventKind::Loader) {
+            let args = json!({"name": "loader"});
+            let entry = json!({"name": "thread_name", "ph": "M", "pid": rank, "tid": 1, "args": args});
             writeln!(into, "{entry},")?;
         }
     }
@@ -61,6 +67,7 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
                 EventKind::Work => "work",
                 EventKind::Communication => "communication",
                 EventKind::Flight => "in flight",
+                EventKind::Loader => "loader",
             };
             let at = |time: i64| (time - origin) as f64 / 1e3;
             let entry = |ph, time| TraceEvent {
@@ -70,7 +77,7 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
                 ts: at(time),
                 dur: None,
                 pid: rank,
-                tid: 0,
+                tid: usize::from(event.kind() == EventKind::Loader),
                 id: None,
                 bp: None,
                 args: Map::new(),

@@ -7,6 +7,7 @@ mod reduction;
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 
 use ::mpi::topology::SimpleCommunicator;
 
@@ -90,6 +91,11 @@ impl Communicator {
     pub fn duplicate(&self) -> Communicator {
         let (links, transfers) = (self.group.links.split(0), Rc::clone(&self.group.transfers));
         Communicator::of(Group::new(self.group.mpi.duplicate(), links, transfers))
+    }
+
+    /// Allocates words that all ranks of the group share; they must be on one node. Collective.
+    pub(in crate::comm) fn shared_words(&self, num_words: usize) -> &'static [AtomicU64] {
+        self.group.mpi.allocate_shared(num_words)
     }
 
     /// Returns this communicator with `choice` for every operation that has a plan for it or, with

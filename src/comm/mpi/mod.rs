@@ -10,6 +10,7 @@ mod gpu_support;
 mod handle;
 mod point_to_point;
 mod requests;
+mod window;
 
 pub use gpu_support::{Awareness, Transfers, awareness};
 pub(super) use handle::{Channel, Handle, Values};

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::given::Given;
 use super::model::ModelName;
-use super::range::at_most;
+use super::range::{at_least_one, at_most};
 use crate::Result;
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::nn::Features;
@@ -27,6 +27,28 @@ pub enum Standardisation {
     None,
 }
 
+/// The memory for the samples of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DataStore {
+    /// On if all samples fit into half of the free memory of every node
+    Auto,
+    /// All samples are read before training, each once in the whole job, and kept by the nodes
+    On,
+    /// Blocks of samples are read ahead, and kept as long as they are needed
+    Off,
+}
+
+/// The order of the training samples in an epoch. Checkpoints record its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shuffle {
+    /// Any sample may follow any other
+    #[value(name = "full")]
+    Full,
+    /// Blocks in random order, with their samples mixed within a window of blocks
+    #[value(name = "blocks")]
+    Blocks,
+}
+
 /// The source of the samples if none is given.
 pub(super) const DEFAULT_SOURCE: &str = "digits";
 
@@ -35,7 +57,8 @@ pub(super) const DEFAULT_SOURCE: &str = "digits";
 #[command(next_help_heading = "Data")]
 pub struct DataOptions {
     /// Source of the samples: digits (10,000 embedded in the program), synthetic, a directory with
-    /// the files of MNIST, Fashion-MNIST or CIFAR-10, or an HDF5 file
+    /// the files of MNIST, Fashion-MNIST or CIFAR-10, an HDF5 file, or a pattern such as 'run-*.h5' of
+    /// several, which are one set in the order of their names
     #[arg(long, value_name = "SOURCE", default_value = DEFAULT_SOURCE)]
     pub data: String,
 
@@ -51,6 +74,22 @@ pub struct DataOptions {
     /// Fraction of the samples of an HDF5 file, at its end, to test with; from 0 to below 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub test_fraction: f64,
+
+    /// HDF5 file, or pattern of files, with the samples to test with
+    #[arg(long, value_name = "FILE", conflicts_with = "test_fraction")]
+    pub test_data: Option<String>,
+
+    /// Memory for the samples of HDF5 files
+    #[arg(long, value_enum, default_value = "auto")]
+    pub data_store: DataStore,
+
+    /// Order of the training samples of HDF5 files [default: full with a data store, else blocks]
+    #[arg(long, value_enum)]
+    pub shuffle: Option<Shuffle>,
+
+    /// Number of blocks, of at least a megabyte, within which --shuffle blocks mixes samples
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub shuffle_window: usize,
 
     /// Standardisation of the inputs
     #[arg(long, value_enum, default_value = "preset")]
@@ -79,6 +118,7 @@ impl DataOptions {
     /// # Errors
     /// An option is out of its range.
     pub(super) fn check(&self) -> Result<()> {
+        at_least_one("--shuffle-window", Some(self.shuffle_window))?;
         at_most("--synthetic-samples", self.synthetic_samples, MOST_SAMPLES)
     }
 
@@ -98,6 +138,11 @@ impl DataOptions {
         given.refuse("inputs", for_file)?;
         given.refuse("targets", for_file.or(no_targets))?;
         given.refuse("test-fraction", for_file)?;
+        given.refuse("test-data", for_file)?;
+        given.refuse("data-store", for_file)?;
+        given.refuse("shuffle", for_file)?;
+        let full = (self.shuffle == Some(Shuffle::Full)).then_some("it is for --shuffle blocks");
+        given.refuse("shuffle-window", for_file.or(full))?;
         given.refuse("synthetic-samples", for_synthetic)?;
         given.refuse("synthetic-shape", for_synthetic)?;
         given.refuse("synthetic-targets", for_synthetic.or(no_targets))

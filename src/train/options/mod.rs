@@ -24,7 +24,7 @@ use names::or_auto;
 pub use check::check_files;
 pub use checkpoint::{CheckpointOptions, Every, Resume};
 pub(super) use data::MOST_CLASSES;
-pub use data::{DataOptions, Standardisation};
+pub use data::{DataOptions, DataStore, Shuffle, Standardisation};
 pub use device::{AnyDevice, DeviceChoice, DeviceOptions};
 pub use given::Given;
 pub use grid::GridOptions;
@@ -197,5 +197,6 @@ mod tests {
         assert_eq!(names::<LearningRateScheduleKind>(), "constant step cosine linear");
         assert_eq!(names::<Precision>(), "f32 tf32 bf16");
         assert_eq!(names::<Standardisation>(), "preset features none");
+        assert_eq!(names::<Shuffle>(), "full blocks");
     }
 }

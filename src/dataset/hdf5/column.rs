@@ -1,0 +1,193 @@
+//! One HDF5 dataset of a file, as rows.
+
+use std::ops::Range;
+
+use half::f16;
+use hdf5::types::{FloatSize, IntSize, TypeDescriptor};
+use hdf5::{Hyperslab, SliceOrIndex};
+use ndarray::IxDyn;
+
+use super::names::missing;
+use crate::dataset::stored::{ColumnFormat, StoredType, with_type};
+use crate::dataset::{LARGEST_SIZE, Targets};
+use crate::memory::check_room;
+use crate::nn::Features;
+
+/// The filters of the HDF Group's registry that users meet, by number.
+const FILTERS: [(i32, &str); 9] = [
+    (4, "szip"),
+    (307, "bzip2"),
+    (32_000, "lzf"),
+    (32_001, "blosc"),
+    (32_004, "lz4"),
+    (32_008, "bitshuffle"),
+    (32_013, "zfp"),
+    (32_015, "zstd"),
+    (32_026, "blosc2"),
+];
+
+/// The result of work on a column, with the reason of a failure.
+type Outcome<T> = Result<T, String>;
+
+/// One HDF5 dataset of a file, as rows.
+#[derive(Clone)]
+pub(super) struct Column {
+    pub(super) name: String,
+    dataset: hdf5::Dataset,
+    /// The shape of one row.
+    shape: Vec<usize>,
+    /// True if the numbers are truth values, which HDF5 reads as a type of their own.
+    is_boolean: bool,
+    pub(super) format: ColumnFormat,
+    pub(super) num_rows: usize,
+    /// The number of rows in a chunk, if the dataset is chunked.
+    pub(super) chunk_rows: Option<usize>,
+}
+
+impl Column {
+    /// Opens the dataset `name` of `file`.
+    pub(super) fn open(file: &hdf5::File, name: &str) -> Outcome<Column> {
+        let dataset = file.dataset(name).map_err(|error| missing(file, name, &error))?;
+        let shape = dataset.shape();
+        let Some((&num_rows, row)) = shape.split_first() else {
+            return Err(format!("{name} is a single number, expected a row for each sample"));
+        };
+        let descriptor = dataset.dtype().and_then(|dtype| dtype.to_descriptor());
+        let descriptor = descriptor.map_err(|error| {
+            format!(
+                "{name} has a type that cannot be read ({error}); floats of 16, 32 and 64 bits can, and \
+                 integers"
+            )
+        })?;
+        let stored = match descriptor {
+            TypeDescriptor::Boolean | TypeDescriptor::Unsigned(IntSize::U1) => StoredType::U8,
+            TypeDescriptor::Unsigned(IntSize::U2) => StoredType::U16,
+            TypeDescriptor::Unsigned(IntSize::U4) => StoredType::U32,
+            TypeDescriptor::Unsigned(IntSize::U8) => StoredType::U64,
+            TypeDescriptor::Integer(IntSize::U1) => StoredType::I8,
+            TypeDescriptor::Integer(IntSize::U2) => StoredType::I16,
+            TypeDescriptor::Integer(IntSize::U4) => StoredType::I32,
+            TypeDescriptor::Integer(IntSize::U8) => StoredType::I64,
+            TypeDescriptor::Float(FloatSize::U2) => StoredType::F16,
+            TypeDescriptor::Float(FloatSize::U4) => StoredType::F32,
+            TypeDescriptor::Float(FloatSize::U8) => StoredType::F64,
+            other => {
+                return Err(format!("{name} holds {other}, expected integers or floating-point numbers"));
+            }
+        };
+        let len = row.iter().fold(1, |len: usize, size| len.saturating_mul(*size));
+        if len > LARGEST_SIZE {
+            return Err(format!("{name} has rows of {len} values, and {LARGEST_SIZE} are the limit"));
+        }
+        check_filters(&dataset, name)?;
+        Ok(Column {
+            name: name.to_owned(),
+            shape: row.to_vec(),
+            is_boolean: matches!(descriptor, TypeDescriptor::Boolean),
+            format: ColumnFormat { stored, len, channels: 1, divisor: 1.0 },
+            num_rows,
+            chunk_rows: dataset.chunk().and_then(|chunk| chunk.first().copied()).filter(|rows| *rows > 0),
+            dataset,
+        })
+    }
+
+    /// Returns the shape of the inputs in this column, and sets how they are converted.
+    pub(super) fn as_inputs(&mut self) -> Outcome<Features> {
+        let features = match *self.shape.as_slice() {
+            [] => Features::Flat(1),
+            [len] => Features::Flat(len),
+            [height, width] => Features::Image { height, width, channels: 1 },
+            [channels, height, width] => Features::Image { height, width, channels },
+            _ => {
+                return Err(format!(
+                    "{}: its rows have {} dimensions, expected at most channels × height × width",
+                    self.name,
+                    self.shape.len()
+                ));
+            }
+        };
+        if let Features::Image { channels, .. } = features {
+            self.format.channels = channels;
+            if self.format.stored == StoredType::U8 && !self.is_boolean {
+                self.format.divisor = 255.0;
+            }
+        }
+        Ok(features)
+    }
+
+    /// Returns the kind of the targets in this column; the number of classes is still unknown.
+    pub(super) fn as_targets(&self) -> Outcome<Targets> {
+        let real = matches!(self.format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64);
+        match (self.shape.as_slice(), real) {
+            ([] | [1], false) => Ok(Targets::Classes(0)),
+            ([], true) => Ok(Targets::Values(1)),
+            ([len], true) if *len > 0 => Ok(Targets::Values(*len)),
+            (shape, _) => Err(format!(
+                "{} has rows of shape {shape:?}, expected one class number (integers) or a list of real \
+                 values",
+                self.name
+            )),
+        }
+    }
+
+    /// Writes the bytes of `rows` to every `stride` bytes of `bytes`, from byte `offset` on.
+    pub(super) fn read(
+        &self,
+        rows: &Range<usize>,
+        bytes: &mut [u8],
+        offset: usize,
+        stride: usize,
+    ) -> Outcome<()> {
+        let fail = |why: String| format!("{}, rows {} to {}: {why}", self.name, rows.start, rows.end - 1);
+        check_room(rows.len().saturating_mul(self.format.bytes())).map_err(fail)?;
+        macro_rules! scatter {
+            ($type:ty) => {{
+                let values = self.read_as::<$type>(rows).map_err(fail)?;
+                self.scatter(bytemuck::cast_slice(&values), bytes, offset, stride);
+            }};
+        }
+        if self.is_boolean {
+            let values = self.read_as::<bool>(rows).map_err(fail)?;
+            let values: Vec<u8> = values.into_iter().map(u8::from).collect();
+            self.scatter(&values, bytes, offset, stride);
+        } else {
+            with_type!(self.format.stored, scatter);
+        }
+        Ok(())
+    }
+
+    fn read_as<T: hdf5::H5Type>(&self, rows: &Range<usize>) -> Outcome<Vec<T>> {
+        let all = |(start, count)| SliceOrIndex::SliceCount { start, step: 1, count, block: 1 };
+        let ranges =
+            std::iter::once((rows.start, rows.len())).chain(self.shape.iter().map(|&size| (0, size)));
+        let selection = Hyperslab::from(ranges.map(all).collect::<Vec<_>>());
+        let values = self.dataset.read_slice::<T, _, IxDyn>(selection).map_err(|error| error.to_string())?;
+        Ok(values.into_raw_vec_and_offset().0)
+    }
+
+    fn scatter(&self, values: &[u8], bytes: &mut [u8], offset: usize, stride: usize) {
+        let len = self.format.bytes();
+        for (row, value) in bytes.chunks_exact_mut(stride).zip(values.chunks_exact(len.max(1))) {
+            row[offset..][..len].copy_from_slice(value);
+        }
+    }
+}
+
+/// Refuses a dataset that is packed with a filter that the HDF5 library does not have.
+fn check_filters(dataset: &hdf5::Dataset, name: &str) -> Outcome<()> {
+    for filter in dataset.filters() {
+        if filter.is_available() {
+            continue;
+        }
+        let id = filter.id();
+        let known = FILTERS.iter().find(|(number, _)| *number == id);
+        let filter = known.map_or(format!("filter {id}"), |(_, known)| format!("{known} (filter {id})"));
+        let place = std::env::var("HDF5_PLUGIN_PATH")
+            .map_or("which is not set".to_owned(), |path| format!("which is {path}"));
+        return Err(format!(
+            "{name} is packed with {filter}, which this HDF5 library does not have; install its plugin and \
+             name the folder of it in HDF5_PLUGIN_PATH, {place}"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! The user's own samples in HDF5 files, of which several in order are one set.
+//!
+//! A sample is a row of the dataset of inputs and one of the dataset of targets. Rows are read in
+//! the file's own type. `column.rs` reads one HDF5 dataset, `file.rs` both of a file; `names.rs`
+//! lists what a file has, for messages.
+
+mod column;
+mod file;
+mod names;
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::blocks::SampleBlocks;
+use super::stored::RowFormat;
+use super::{Dataset, Targets};
+use crate::nn::Features;
+use crate::{Error, Result};
+use file::Hdf5File;
+pub use file::{FileVersion, Hdf5Names};
+
+/// One or several HDF5 files of samples, one after the other. A clone reads the same open files.
+#[derive(Clone)]
+pub struct Hdf5Set {
+    source: String,
+    files: Vec<Hdf5File>,
+    blocks: SampleBlocks,
+    /// The first sample of each file, and then the number of samples.
+    starts: Vec<usize>,
+    kind: Targets,
+    format: RowFormat,
+    /// The bytes of rows that are read directly.
+    bytes: Vec<u8>,
+    /// The time for which rows were read directly.
+    waited: Duration,
+}
+
+impl Hdf5Set {
+    /// Opens the files at `paths`, at least one, which `source` names. Not collective. The number of
+    /// classes of integer targets is still unknown: see [`Hdf5Set::set_classes`].
+    ///
+    /// # Errors
+    /// A path is not an HDF5 file, or has no dataset of that name, type and shape, or the shapes or
+    /// the types of two files differ; the message says what the files have.
+    pub fn open(source: &str, paths: &[PathBuf], names: &Hdf5Names) -> Result<Hdf5Set> {
+        let mut files: Vec<Hdf5File> = Vec::with_capacity(paths.len());
+        let (mut blocks, mut starts) = (SampleBlocks::every(1, 0), vec![0]);
+        for path in paths {
+            let file = Hdf5File::open(path, names)?;
+            if let Some(first) = files.first() {
+                check_same_shape(first, &file)?;
+            }
+            blocks.append(&file.blocks());
+            starts.push(blocks.num_samples());
+            files.push(file);
+        }
+        let Some(first) = files.first() else {
+            return Err(Error::input(format!("opening {source}"), "no file has such a name"));
+        };
+        let (kind, format) = (first.kind, first.row_format());
+        let source = match files.len() {
+            1 => source.to_owned(),
+            num => format!("{source} ({num} files)"),
+        };
+        Ok(Hdf5Set { source, files, blocks, starts, kind, format, bytes: Vec::new(), waited: Duration::ZERO })
+    }
+
+    /// Sets the number of classes of integer targets: one more than the largest, which a pass over
+    /// them found.
+    pub fn set_classes(&mut self, num_classes: usize) {
+        if let Targets::Classes(classes) = &mut self.kind {
+            *classes = num_classes;
+        }
+    }
+
+    /// Returns the format of a row.
+    pub fn row_format(&self) -> RowFormat {
+        self.format
+    }
+
+    /// Returns the version of every file that was opened, with its path.
+    pub fn versions(&self) -> impl Iterator<Item = (String, FileVersion)> {
+        self.files.iter().map(|file| (file.path.display().to_string(), file.version()))
+    }
+
+    /// Writes the bytes of `rows` to `bytes`, row after row. Not collective.
+    ///
+    /// # Errors
+    /// A file cannot be read any more or has changed, or a value is NaN, infinite or a negative
+    /// class number.
+    pub fn read_rows(&self, rows: Range<usize>, bytes: &mut [u8]) -> Result<()> {
+        let (mut start, stride) = (rows.start, self.format.bytes());
+        while start < rows.end {
+            let file = self.starts.partition_point(|first| *first <= start) - 1;
+            let end = rows.end.min(self.starts[file + 1]);
+            let within = start - self.starts[file]..end - self.starts[file];
+            let bytes = &mut bytes[(start - rows.start) * stride..(end - rows.start) * stride];
+            self.files[file].read(&within, bytes)?;
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses `other` if its rows differ from those of `first`.
+fn check_same_shape(first: &Hdf5File, other: &Hdf5File) -> Result<()> {
+    if first.features == other.features
+        && first.kind == other.kind
+        && first.row_format() == other.row_format()
+    {
+        return Ok(());
+    }
+    let words = |file: &Hdf5File| {
+        let RowFormat { inputs, targets } = file.row_format();
+        let targets = targets
+            .map_or(String::new(), |targets| format!(" and targets of {} {}", targets.len, targets.stored));
+        format!("inputs of {} {}{targets}", file.features, inputs.stored)
+    };
+    let why = format!(
+        "it has {}, but {} has {}; all files of a set must have the same",
+        words(other),
+        first.path.display(),
+        words(first)
+    );
+    Err(Error::input(format!("reading {}", other.path.display()), why))
+}
+
+impl Dataset for Hdf5Set {
+    fn source(&self) -> String {
+        self.source.clone()
+    }
+
+    fn num_samples(&self) -> usize {
+        self.blocks.num_samples()
+    }
+
+    fn features(&self) -> Features {
+        self.files[0].features
+    }
+
+    fn targets(&self) -> Targets {
+        self.kind
+    }
+
+    fn blocks(&self) -> SampleBlocks {
+        self.blocks.clone()
+    }
+
+    fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+        let (began, stride) = (Instant::now(), self.format.bytes());
+        let (len, targets_len) = (self.features().len(), self.kind.len());
+        // each row once, consecutive ones together
+        let mut wanted: Vec<(usize, usize)> = samples.iter().copied().zip(0..).collect();
+        wanted.sort_unstable();
+        let mut bytes = std::mem::take(&mut self.bytes);
+        for run in wanted.chunk_by(|a, b| b.0 - a.0 <= 1) {
+            let (first, last) = (run[0].0, run[run.len() - 1].0);
+            bytes.resize((last + 1 - first) * stride, 0);
+            self.read_rows(first..last + 1, &mut bytes)?;
+            for &(row, position) in run {
+                let part =
+                    |values: &mut [f32], len: usize| position * len..position * len + len.min(values.len());
+                let (at_inputs, at_targets) = (part(inputs, len), part(targets, targets_len));
+                let row = &bytes[(row - first) * stride..][..stride];
+                let inputs = inputs.get_mut(at_inputs).unwrap_or_default();
+                self.format.decode(row, inputs, targets.get_mut(at_targets).unwrap_or_default());
+            }
+        }
+        self.bytes = bytes;
+        self.waited += began.elapsed();
+        Ok(())
+    }
+}

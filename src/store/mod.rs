@@ -1,0 +1,162 @@
+//! The samples of files in the memory of the job, so that a step never waits for a disk.
+//!
+//! Every sample has a *home*: a rank that reads its block from the file, and the node of that rank,
+//! which keeps it in memory that the ranks of the node share, in the type of the file. A rank reads
+//! samples of its own node from that memory. Samples of other nodes are sent to it one step ahead.
+//!
+//! * [`StoredSet`] keeps all samples of a set. Each rank reads its share of the blocks once, before
+//!   training.
+//! * [`WindowSet`] keeps the blocks of the window of a [`BlockOrder`](crate::dataset::BlockOrder)
+//!   from which the samples of the next steps come, and of the window after it. A thread of each
+//!   rank reads blocks ahead.
+//!
+//! Invariants: the order of the samples does not depend on any of this; a sample that is not in
+//! memory, for whatever reason, is read from the file; a rank that waits for a block advances
+//! everything that other ranks wait for; and an error of a rank's thread is found by every rank that
+//! waits for its blocks.
+
+mod exchange;
+mod loader;
+mod shelf;
+mod stored_set;
+mod window_set;
+
+pub use stored_set::StoredSet;
+pub use window_set::{WindowSet, window_bytes};
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::Result;
+use crate::comm::{Communicator, Grid, World};
+use crate::dataset::{Dataset, Hdf5Set, RowFormat};
+
+/// The ranks of a job as the data store sees them.
+#[derive(Clone)]
+pub struct StoreRanks {
+    /// All ranks, for messages about samples alone.
+    pub all: Communicator,
+    /// The ranks of this node.
+    pub node: Communicator,
+    /// The node of every rank, as the number of its first rank.
+    pub nodes: Vec<usize>,
+    /// The replica that every rank belongs to.
+    pub replicas: Vec<usize>,
+    /// The number of replicas, which divide a batch among them.
+    pub num_replicas: usize,
+}
+
+impl StoreRanks {
+    /// Makes a communicator for samples, and gathers the places of all ranks. Collective.
+    ///
+    /// # Errors
+    /// None but those of a gather.
+    pub fn new(world: &World, grid: &Grid) -> Result<StoreRanks> {
+        StoreRanks::of(world.communicator().duplicate(), world.node_communicator().clone(), &grid.data)
+    }
+
+    /// Gathers the places of the ranks of `all`, of which those of `node` share memory, and those of
+    /// `data` are this rank's replicas. Collective.
+    ///
+    /// # Errors
+    /// None but those of a gather.
+    pub fn of(all: Communicator, node: Communicator, data: &Communicator) -> Result<StoreRanks> {
+        let mut leader = [all.rank() as i64];
+        node.broadcast(&mut leader, 0)?;
+        let own = [leader[0], data.rank() as i64];
+        let mut places = vec![0; own.len() * all.size()];
+        all.all_gather(&own, &mut places)?;
+        let nodes = places.chunks_exact(2).map(|place| place[0] as usize).collect();
+        let replicas = places.chunks_exact(2).map(|place| place[1] as usize).collect();
+        Ok(StoreRanks { all, node, nodes, replicas, num_replicas: data.size() })
+    }
+
+    /// Returns the node of this rank.
+    fn own_node(&self) -> usize {
+        self.nodes[self.all.rank()]
+    }
+
+    /// Returns the nodes in the order of their numbers.
+    fn all_nodes(&self) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|rank| self.nodes[*rank] == *rank).collect()
+    }
+}
+
+/// Samples of files, which several sets share.
+type SharedFiles = Rc<RefCell<Hdf5Set>>;
+
+/// Consecutive samples of a set of files.
+struct Source {
+    files: SharedFiles,
+    range: Range<usize>,
+    format: RowFormat,
+}
+
+impl Source {
+    fn new(files: &SharedFiles, range: Range<usize>) -> Source {
+        let format = files.borrow().row_format();
+        Source { files: Rc::clone(files), range, format }
+    }
+
+    /// Returns the number of words in which a sample is kept.
+    fn row_words(&self) -> usize {
+        row_words(&self.format)
+    }
+
+    /// Copies the words of a sample to `row`, from the files.
+    fn copy(&self, sample: usize, row: &mut [u64]) -> Result<()> {
+        let sample = self.range.start + sample;
+        let bytes = &mut bytemuck::cast_slice_mut(row)[..self.format.bytes()];
+        self.files.borrow().read_rows(sample..sample + 1, bytes)
+    }
+
+    /// Converts samples whose words `copy` copies to `row`; those for which it returns false are read
+    /// from the files.
+    fn decode(
+        &mut self,
+        samples: &[usize],
+        inputs: &mut [f32],
+        targets: &mut [f32],
+        row: &mut [u64],
+        mut copy: impl FnMut(usize, &mut [u64]) -> Result<bool>,
+    ) -> Result<()> {
+        let num = samples.len().max(1);
+        let (len, targets_len) = (inputs.len() / num, targets.len() / num);
+        for (at, &sample) in samples.iter().enumerate() {
+            let inputs = &mut inputs[at * len..][..len];
+            let targets = &mut targets[at * targets_len..][..targets_len];
+            if copy(sample, row)? {
+                self.format.decode(bytemuck::cast_slice(row), inputs, targets);
+            } else {
+                self.files.borrow_mut().read(&[self.range.start + sample], inputs, targets)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the number of words in which a sample of `format` is kept.
+fn row_words(format: &RowFormat) -> usize {
+    format.bytes().div_ceil(size_of::<u64>())
+}
+
+/// Reads the samples `rows` of `files` and passes the words of each to `keep`, with its number
+/// among them. `bytes` and `words` are scratch.
+fn read_block(
+    files: &Hdf5Set,
+    rows: Range<usize>,
+    bytes: &mut Vec<u8>,
+    mut keep: impl FnMut(usize, &[u64]),
+) -> Result<()> {
+    let format = files.row_format();
+    let stride = format.bytes();
+    bytes.resize(rows.len() * stride, 0);
+    files.read_rows(rows, bytes)?;
+    let mut words = vec![0_u64; row_words(&format)];
+    for (number, row) in bytes.chunks_exact(stride).enumerate() {
+        bytemuck::cast_slice_mut(&mut words)[..stride].copy_from_slice(row);
+        keep(number, &words);
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! The samples that the options name, opened on all ranks.
+//!
+//! `source.rs` opens what `--data` and `--test-data` name; `storage.rs` chooses where the samples of
+//! files are kept, and reads them; `scan.rs` looks through all samples once for their classes and
+//! moments, and keeps what it finds for later starts.
+
+mod scan;
+mod source;
+mod storage;
+
+use std::time::Duration;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::options::{Standardisation, TrainOptions, describe};
+use crate::Result;
+use crate::comm::{Communicator, Grid, Operation, World};
+use crate::dataset::{Batches, Dataset, Order, Sampler, Standardise, Targets};
+use crate::nn::hash_values;
+use crate::trace::{self, Name};
+use scan::{Scan, ScanRequest};
+use source::Opened;
+use storage::Storage;
+
+/// The share of waiting for samples above which there is a warning.
+const MOST_WAITING: f64 = 0.05;
+
+/// The seconds of training below which waiting is not worth a warning.
+const WORTH_WARNING: f64 = 1.0;
+
+/// The samples of a training program.
+pub struct Samples {
+    /// The training samples, in shuffled batches.
+    pub train: Batches,
+    /// The test samples, in order.
+    pub test: Option<Batches>,
+    /// A checksum of the training samples, if the run has checkpoints.
+    pub checksum: Option<String>,
+    /// The bytes of samples that this rank's node keeps for all of its ranks, on the first of them.
+    pub shared_bytes: usize,
+}
+
+/// Opens the data that `options` name, on every rank. The ranks share one pass over the samples, if
+/// one is needed: over the user's own files to reject NaN and infinity and to count the classes,
+/// for means and deviations, and for a checksum if there are checkpoints. Collective.
+///
+/// # Errors
+/// The data is missing, damaged, or does not match the options: the same error on every rank.
+pub fn open(world: &World, grid: &Grid, options: &TrainOptions) -> Result<Samples> {
+    let all = world.communicator();
+    let opening = trace::work(Name::Read);
+    let mut opened = all.agree(source::open(options))?;
+    let fingerprint = opened.fingerprint();
+    drop(opening);
+    check_same_everywhere(all, options, &opened, all.agree(fingerprint)?)?;
+    let Opened { data, files, .. } = opened;
+    let storage = files.as_ref().map(|files| Storage::choose(world, grid, options, files)).transpose()?;
+    let Storage { mut data, order, shared_bytes } = storage.unwrap_or_else(|| Storage::of(data));
+
+    let preset = data.train.preset();
+    let mut pairs = preset.as_ref().map(|pairs| pairs.iter().map(|pair| pair.map(f64::from)).collect());
+    let by_features = options.data.standardise == Standardisation::Features;
+    let needs_checksum = options.checkpoints.are_wanted();
+    // seed, shape and number identify synthetic samples
+    let is_synthetic = options.data.data == "synthetic";
+    let mut checksum = (needs_checksum && is_synthetic).then(|| "synthetic".to_owned());
+    if files.is_some() || by_features || needs_checksum && !is_synthetic {
+        let request = ScanRequest::new(options, files.as_ref(), by_features);
+        let Scan { largest_label, checksum: found, pairs: own_pairs } = request.run(all, &mut data)?;
+        if let (Some(files), Targets::Classes(_)) = (&files, data.train.targets()) {
+            let classes = all.agree(scan::count_classes(largest_label, options))?;
+            files.set_classes(classes);
+        }
+        pairs = if by_features { own_pairs } else { pairs };
+        checksum = needs_checksum.then(|| format!("{:012x}{:012x}", found[0], found[1]));
+    }
+    if options.data.standardise == Standardisation::None {
+        pairs = None;
+    }
+    if let (Some(checksum), Some(preset), Standardisation::Preset) =
+        (&mut checksum, &preset, options.data.standardise)
+    {
+        // samples on another scale count as other data
+        let mut hash = Xxh3::new();
+        hash_values(&mut hash, preset.as_flattened());
+        *checksum += &format!("{:016x}", hash.digest());
+    }
+    let batches = |dataset: Box<dyn Dataset>, batch_size, order| {
+        let sampler = Sampler::new(dataset.num_samples(), batch_size, order, options.seed);
+        Batches::new(dataset, sampler, pairs.as_deref().map(Standardise::new))
+    };
+    let test = data.test.map(|test| {
+        let all_of_it = test.num_samples();
+        batches(test, all_of_it, Order::Sequential)
+    });
+    Ok(Samples { train: batches(data.train, options.batch_size, order), test, checksum, shared_bytes })
+}
+
+/// Refuses data that differ between ranks, such as a stale copy on one node: the ranks would train
+/// with batches that do not belong together. Collective.
+fn check_same_everywhere(
+    all: &Communicator,
+    options: &TrainOptions,
+    opened: &Opened,
+    fingerprint: u128,
+) -> Result<()> {
+    let source = options.data.data.as_str();
+    let Opened { data, kind, .. } = opened;
+    let num_tests = data.test.as_ref().map_or(0, |test| test.num_samples());
+    let found = [
+        ("--data", (*kind).to_owned()),
+        ("the number of samples to train with", data.train.num_samples().to_string()),
+        ("the number of samples to test with", num_tests.to_string()),
+        ("the shape of a sample", data.train.features().to_string()),
+        ("the kind of the targets", describe(data.train.targets())),
+        ("means and deviations of such data", format!("{:?}", data.train.preset())),
+        ("a hash of the samples", format!("{fingerprint:032x}")),
+    ];
+    let doing = format!("opening --data {source} (is it the same on every node?)");
+    all.compare(&doing, &found.map(|(name, value)| (name.to_owned(), value)))
+}
+
+/// Returns the largest share of `seconds`, the time of all steps, for which a rank has `waited` for
+/// samples, if there were steps, and warns if it is large. Collective.
+pub fn share_of_waiting(world: &World, waited: Duration, seconds: f64) -> Result<Option<f64>> {
+    let mut share = [waited.as_secs_f64() / seconds.max(1e-9)];
+    world.communicator().all_reduce(&mut share, Operation::Max)?;
+    if share[0] > MOST_WAITING && seconds > WORTH_WARNING && world.is_root() {
+        log::warn!(
+            "{:.0} % of the time of the steps was waiting for samples; --data-store on keeps them in \
+             memory, and more ranks on a node unpack faster",
+            100.0 * share[0]
+        );
+    }
+    Ok((seconds > 0.0).then_some(share[0]))
+}

@@ -1,0 +1,185 @@
+//! What `--data` and `--test-data` name.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use crate::dataset::{
+    self, Data, Dataset, Hdf5Names, Hdf5Set, SampleBlocks, Subset, Synthetic, Targets, leaves,
+};
+use crate::nn::Features;
+use crate::train::options::{DataOptions, ModelName, TrainOptions, describe};
+use crate::{Error, Result};
+
+/// The samples that were opened.
+pub(super) struct Opened {
+    /// The samples, read from their files directly if they are in files.
+    pub(super) data: Data,
+    /// The kind of source, for messages.
+    pub(super) kind: &'static str,
+    /// The user's own files, if the samples are in some.
+    pub(super) files: Option<Files>,
+}
+
+/// Consecutive samples of files.
+#[derive(Clone)]
+pub(super) struct FileRange {
+    pub(super) files: Rc<RefCell<Hdf5Set>>,
+    pub(super) range: Range<usize>,
+}
+
+/// The user's own files.
+pub(super) struct Files {
+    pub(super) train: FileRange,
+    pub(super) test: Option<FileRange>,
+}
+
+impl FileRange {
+    /// Returns these samples, read from the files directly.
+    pub(super) fn direct(&self) -> Box<dyn Dataset> {
+        Box::new(Subset::new(Rc::clone(&self.files), self.range.clone()))
+    }
+
+    /// Returns the leaves of these samples, which ranks look through as a whole.
+    pub(super) fn leaves(&self) -> SampleBlocks {
+        leaves(&*self.direct())
+    }
+}
+
+impl Files {
+    /// Returns the ranges, that for training first.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = &FileRange> {
+        std::iter::once(&self.train).chain(&self.test)
+    }
+
+    /// Sets the number of classes in all files.
+    pub(super) fn set_classes(&self, num_classes: usize) {
+        self.ranges().for_each(|part| part.files.borrow_mut().set_classes(num_classes));
+    }
+}
+
+impl Opened {
+    /// Returns a hash of the samples. Not collective.
+    pub(super) fn fingerprint(&mut self) -> Result<u128> {
+        let mut fingerprint = self.data.train.fingerprint()?;
+        if let Some(test) = &mut self.data.test {
+            fingerprint = fingerprint.rotate_left(1) ^ test.fingerprint()?;
+        }
+        Ok(fingerprint)
+    }
+}
+
+/// Opens the samples that `options` name. Not collective.
+pub(super) fn open(options: &TrainOptions) -> Result<Opened> {
+    let opened = match options.data.data.as_str() {
+        "digits" => Opened { data: dataset::open_digits()?, kind: "digits", files: None },
+        "synthetic" => Opened { data: synthetic(options)?, kind: "synthetic", files: None },
+        path => open_path(path, options)?,
+    };
+    let train = &opened.data.train;
+    if let Some(test) = &opened.data.test {
+        let fail = |why| Err(Error::input(format!("opening --data {}", options.data.data), why));
+        if test.features() != train.features() {
+            return fail(format!("{} to train with, but {} to test with", train.features(), test.features()));
+        }
+        if test.targets() != train.targets() {
+            let [train, test] = [train.targets(), test.targets()].map(describe);
+            return fail(format!("{train} to train with, but {test} to test with"));
+        }
+    }
+    Ok(opened)
+}
+
+fn open_path(name: &str, options: &TrainOptions) -> Result<Opened> {
+    let path = Path::new(name);
+    let fail = |why: String| Error::input(format!("opening --data {name}"), why);
+    if !path.is_dir() {
+        let what = "digits, synthetic, a directory, an HDF5 file or a pattern of such files";
+        return hdf5(&paths("--data", name, what)?, options);
+    }
+    let data = if dataset::is_cifar(path) {
+        dataset::open_cifar(path)?
+    } else if dataset::is_idx(path) {
+        dataset::open_idx(path)?
+    } else {
+        let known = "train-images-idx3-ubyte.gz (MNIST, Fashion-MNIST) nor data_batch_1.bin (CIFAR-10)";
+        return Err(fail(format!("the directory has neither {known}; data/fetch gets them")));
+    };
+    Ok(Opened { data, kind: "a directory", files: None })
+}
+
+/// Returns the file called `name`, or the files that match it as a pattern, in the order of their
+/// names.
+fn paths(option: &str, name: &str, expected: &str) -> Result<Vec<PathBuf>> {
+    let fail = |why: String| Error::input(format!("opening {option} {name}"), why);
+    let missing = match std::fs::metadata(name) {
+        Ok(_) => return Ok(vec![PathBuf::from(name)]),
+        Err(error) => error,
+    };
+    if !name.contains(['*', '?', '[']) {
+        return Err(fail(format!("{missing}; expected {expected}")));
+    }
+    let found = glob::glob(name).map_err(|error| fail(error.to_string()))?;
+    let mut paths: Vec<PathBuf> =
+        found.collect::<std::result::Result<_, _>>().map_err(|error| fail(error.to_string()))?;
+    paths.sort();
+    if paths.is_empty() {
+        return Err(fail("no file matches this pattern".into()));
+    }
+    Ok(paths)
+}
+
+fn hdf5(paths: &[PathBuf], options: &TrainOptions) -> Result<Opened> {
+    let DataOptions { data, inputs, targets, test_fraction, test_data, .. } = &options.data;
+    if !(0.0..1.0).contains(test_fraction) {
+        let why = format!("it is {test_fraction}, but must be from 0 to below 1");
+        return Err(Error::input("--test-fraction", why));
+    }
+    // the loss of deep-mlp reads no targets, so the file need not have any
+    let targets = (options.model.name() != ModelName::DeepMlp).then(|| targets.clone());
+    let names = Hdf5Names { inputs: inputs.clone(), targets };
+    let open = |name: &str, paths: &[PathBuf]| {
+        Hdf5Set::open(name, paths, &names).map(|files| Rc::new(RefCell::new(files)))
+    };
+    let files = open(data, paths)?;
+    let num_samples = files.borrow().num_samples();
+    let num_test = (num_samples as f64 * test_fraction).round() as usize;
+    let num_train = num_samples - num_test;
+    if num_train == 0 {
+        let why = format!("{test_fraction} of {num_samples} samples leaves none to train with");
+        return Err(Error::input("--test-fraction", why));
+    }
+    let test = match test_data {
+        Some(name) => {
+            let files = open(name, &self::paths("--test-data", name, "an HDF5 file or a pattern")?)?;
+            let range = 0..files.borrow().num_samples();
+            Some(FileRange { files, range })
+        }
+        None => (num_test > 0).then(|| FileRange { files: Rc::clone(&files), range: num_train..num_samples }),
+    };
+    let files = Files { train: FileRange { files, range: 0..num_train }, test };
+    let data = Data { train: files.train.direct(), test: files.test.as_ref().map(FileRange::direct) };
+    Ok(Opened { data, kind: "files", files: Some(files) })
+}
+
+fn synthetic(options: &TrainOptions) -> Result<Data> {
+    let DataOptions { synthetic_samples, synthetic_shape, synthetic_targets, .. } = &options.data;
+    if *synthetic_samples == 0 {
+        return Err(Error::input("--synthetic-samples", "it is 0, but must be at least 1"));
+    }
+    let image = |size, channels| Features::Image { height: size, width: size, channels };
+    let features = match (synthetic_shape, options.model.name()) {
+        (Some(shape), _) => shape.0,
+        (None, ModelName::Mlp) => Features::Flat(784),
+        (None, ModelName::DeepMlp) => Features::Flat(options.model.width.unwrap_or(1024)),
+        (None, ModelName::Lenet) => image(28, 1),
+        (None, ModelName::Cifar) => image(32, 3),
+    };
+    let targets =
+        if options.model.name() == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
+    let num_test = synthetic_samples.div_ceil(10);
+    let part = |first, len| Synthetic::open(features, targets, first, len, options.seed);
+    let test = part(*synthetic_samples, num_test)?;
+    Ok(Data { train: part(0, *synthetic_samples)?, test: Some(test) })
+}

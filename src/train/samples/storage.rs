@@ -1,0 +1,158 @@
+//! Where the samples of files are kept: all of them in memory, a window of blocks, or none.
+
+use std::time::{Duration, Instant};
+
+use super::source::{FileRange, Files};
+use crate::comm::{Grid, Operation, World, shared_room};
+use crate::dataset::{BlockOrder, Data, Dataset, Order};
+use crate::memory::free_bytes;
+use crate::store::{StoreRanks, StoredSet, WindowSet, window_bytes};
+use crate::trace::{self, Name};
+use crate::train::options::{DataStore, Shuffle, TrainOptions};
+use crate::{Error, Result};
+
+/// The time between two log lines about the progress of a pass.
+pub(super) const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+/// Sets that take more bytes than this are logged.
+pub(super) const WORTH_SAYING: usize = 100_000_000;
+
+/// The samples where they are kept, and their order.
+pub(super) struct Storage {
+    pub(super) data: Data,
+    /// The order of the training samples.
+    pub(super) order: Order,
+    /// The bytes that this rank's node keeps for all of its ranks, on the first of them.
+    pub(super) shared_bytes: usize,
+}
+
+impl Storage {
+    /// Leaves samples where they are, to be read in any order.
+    pub(super) fn of(data: Data) -> Storage {
+        Storage { data, order: Order::Shuffled, shared_bytes: 0 }
+    }
+
+    /// Chooses where the samples of `files` are kept as `options` say, and reads those that are kept
+    /// in memory. Collective.
+    ///
+    /// # Errors
+    /// There is not enough memory for what the options want, or a file cannot be read: the same
+    /// error on every rank.
+    pub(super) fn choose(
+        world: &World,
+        grid: &Grid,
+        options: &TrainOptions,
+        files: &Files,
+    ) -> Result<Storage> {
+        let samples = grid.channels.samples.clone();
+        let ranks = StoreRanks::of(samples, world.node_communicator().clone(), &grid.data)?;
+        let bytes_of = |part: &FileRange| StoredSet::bytes(&ranks, &part.files.borrow(), &part.leaves());
+        let bytes: usize = files.ranges().map(bytes_of).sum();
+        // the ranks of a node may see different values, so that the smallest counts
+        let room = free_bytes().into_iter().chain(shared_room()).min().unwrap_or(usize::MAX);
+        let mut extremes = [-(clamp(room) as f64), clamp(bytes) as f64];
+        world.communicator().all_reduce(&mut extremes, Operation::Max)?;
+        let [room, bytes_of_node] = [-extremes[0] as usize, extremes[1] as usize];
+        let is_stored = match options.data.data_store {
+            DataStore::Off => false,
+            DataStore::On if bytes_of_node > room => {
+                let why = format!(
+                    "the samples take {:.1} MB of a node's memory, and {:.1} MB are free; more nodes, or \
+                     --data-store off, need less",
+                    megabytes(bytes_of_node),
+                    megabytes(room)
+                );
+                return Err(Error::Agreed { message: format!("--data-store on: {why}"), exit_code: 2 });
+            }
+            DataStore::On => true,
+            DataStore::Auto => bytes_of_node <= room / 2,
+        };
+        let shuffle = options.data.shuffle.unwrap_or(if is_stored { Shuffle::Full } else { Shuffle::Blocks });
+        let blocks = files.train.direct().blocks();
+        let window = options.data.shuffle_window.min(blocks.num_blocks());
+        let block_order = BlockOrder::new(blocks, window, options.seed);
+        let order = match shuffle {
+            Shuffle::Full => Order::Shuffled,
+            Shuffle::Blocks => Order::Blocks(block_order.clone()),
+        };
+        if shuffle == Shuffle::Blocks {
+            let in_block = block_order.blocks().largest();
+            log::info!("samples are mixed within windows of {window} blocks of at most {in_block} samples");
+        }
+        let is_first = world.local_rank() == 0;
+        if is_stored {
+            let what = || {
+                format!(
+                    "{:.1} MB of samples on a node, of {:.1} MB free",
+                    megabytes(bytes_of_node),
+                    megabytes(room)
+                )
+            };
+            if bytes > WORTH_SAYING {
+                log::info!("keeping all samples in memory: {}", what());
+            } else {
+                log::debug!("keeping all samples in memory: {}", what());
+            }
+            let train = load(&ranks, &files.train, bytes)?;
+            let test = files.test.as_ref().map(|test| load(&ranks, test, bytes)).transpose()?;
+            let shared_bytes = if is_first { bytes } else { 0 };
+            return Ok(Storage { data: Data { train, test }, order, shared_bytes });
+        }
+        let test = files.test.as_ref().map(FileRange::direct);
+        if shuffle == Shuffle::Full {
+            if world.is_root() {
+                log::warn!("--shuffle full without a data store reads every sample by itself, which is slow");
+            }
+            return Ok(Storage { data: Data { train: files.train.direct(), test }, order, shared_bytes: 0 });
+        }
+        let FileRange { files: train, range } = &files.train;
+        let batch_size = options.batch_size.min(range.len());
+        let bytes = window_bytes(&block_order, &train.borrow(), batch_size, world.num_nodes());
+        if bytes > room {
+            let why = format!(
+                "{window} blocks take {:.1} MB of a node's memory, and {:.1} MB are free; fewer blocks are \
+                 mixed less, but fit",
+                megabytes(bytes),
+                megabytes(room)
+            );
+            return Err(Error::Agreed { message: format!("--shuffle-window: {why}"), exit_code: 2 });
+        }
+        log::info!(
+            "reading samples ahead: {:.1} MB on a node for two windows; all samples take {:.1} MB, of {:.1} \
+             MB free",
+            megabytes(bytes),
+            megabytes(bytes_of_node),
+            megabytes(room)
+        );
+        let train = WindowSet::open(&ranks, train, range.clone(), block_order, batch_size)?;
+        let shared_bytes = if is_first { bytes } else { 0 };
+        Ok(Storage { data: Data { train: Box::new(train), test }, order, shared_bytes })
+    }
+}
+
+/// Returns a number of bytes that an `f64` can hold.
+fn clamp(bytes: usize) -> usize {
+    bytes.min(1 << 52)
+}
+
+fn megabytes(bytes: usize) -> f64 {
+    bytes as f64 / 1e6
+}
+
+/// Reads samples into memory, and says how far it is. Collective.
+fn load(ranks: &StoreRanks, part: &FileRange, bytes: usize) -> Result<Box<dyn Dataset>> {
+    let (mut num_read, mut last_line) = (0, Instant::now());
+    let mut span = Some(trace::work(Name::Load));
+    let mut after_block = |num_blocks: usize| {
+        num_read += 1;
+        // a new span shows the watchdog that reading makes progress
+        span = None;
+        span = Some(trace::work(Name::Load));
+        if last_line.elapsed() > BETWEEN_LINES {
+            last_line = Instant::now();
+            log::info!("{} % of {:.1} MB read", 100 * num_read / num_blocks, megabytes(bytes));
+        }
+    };
+    let set = StoredSet::load(ranks, &part.files, part.range.clone(), part.leaves(), &mut after_block)?;
+    Ok(Box::new(set))
+}
