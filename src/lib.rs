@@ -11,7 +11,7 @@
 //! | [`device`] | arithmetic; the only place that names `gemm` and CUDA | `memory` |
 //! | [`nn`] | networks, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
-//! | [`dataset`] | samples, their order and their statistics | `memory`, `nn` |
+//! | [`dataset`] | samples, their order and their statistics | `memory`, `nn`, `trace` |
 //! | [`store`] | samples of files in the job's memory | `comm`, `dataset`, `nn`, `trace` |
 //! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
 //! | [`parallel`] | the strategies: networks on ranks | all above but `dataset`, `checkpoint` |

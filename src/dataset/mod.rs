@@ -23,7 +23,7 @@ pub use block_order::{BlockOrder, EpochOrder};
 pub use blocks::SampleBlocks;
 pub use cifar::{is_cifar, open as open_cifar};
 pub use digits::open as open_digits;
-pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set};
+pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set, RowBuffer};
 pub use idx::{is_idx, open as open_idx};
 pub use memory::{ByteImages, Subset, Table};
 pub use sampler::{Order, Sampler};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::read_block;
 use super::shelf::Shelf;
-use crate::dataset::{BlockOrder, EpochOrder, Hdf5Set};
-use crate::trace::{self, Name, Record};
+use crate::dataset::{BlockOrder, EpochOrder, Hdf5Set, RowBuffer};
+use crate::trace::{self, Record};
 use crate::{Error, Result};
 
 /// The time between two looks at a slot that is still needed.
@@ -66,10 +66,10 @@ impl Loader {
         tickets: Tickets,
     ) -> Result<Loader> {
         let is_over = Arc::new(AtomicBool::new(false));
-        let (over, files, is_traced) = (Arc::clone(&is_over), files.clone(), trace::is_on());
+        let (over, files, is_traced) = (Arc::clone(&is_over), files.reader(), trace::is_on());
         let work = move || {
             if is_traced {
-                trace::start(1);
+                trace::start_loader();
             }
             if let Err(error) = read_ahead(&files, &range, shelf, &tickets, &over) {
                 shelf.fail(&error);
@@ -98,7 +98,7 @@ fn read_ahead(
     tickets: &Tickets,
     is_over: &AtomicBool,
 ) -> Result<()> {
-    let mut bytes = Vec::new();
+    let mut buffer = RowBuffer::default();
     let mut known: Option<EpochOrder> = None;
     let is_over = || is_over.load(Ordering::Relaxed);
     while !is_over() {
@@ -115,8 +115,7 @@ fn read_ahead(
         let rows = tickets.order.blocks().samples(order.block(place));
         let rows = range.start + rows.start..range.start + rows.end;
         known = Some(order);
-        let _span = trace::loader(Name::Load);
-        read_block(files, rows, &mut bytes, |row, words| shelf.write(ticket, row, words))?;
+        read_block(files, rows, &mut buffer, |row, words| shelf.write(ticket, row, words))?;
         shelf.fill(ticket);
     }
     Ok(())

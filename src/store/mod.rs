@@ -30,7 +30,7 @@ use std::rc::Rc;
 
 use crate::Result;
 use crate::comm::{Communicator, Grid, World};
-use crate::dataset::{Dataset, Hdf5Set, RowFormat};
+use crate::dataset::{Dataset, Hdf5Set, RowBuffer, RowFormat};
 
 /// The ranks of a job as the data store sees them.
 #[derive(Clone)]
@@ -107,8 +107,9 @@ impl Source {
     /// Copies the words of a sample to `row`, from the files.
     fn copy(&self, sample: usize, row: &mut [u64]) -> Result<()> {
         let sample = self.range.start + sample;
-        let bytes = &mut bytemuck::cast_slice_mut(row)[..self.format.bytes()];
-        self.files.borrow().read_rows(sample..sample + 1, bytes)
+        read_block(&self.files.borrow(), sample..sample + 1, &mut RowBuffer::default(), |_, words| {
+            row.copy_from_slice(words);
+        })
     }
 
     /// Converts samples whose words `copy` copies to `row`; those for which it returns false are read
@@ -123,14 +124,28 @@ impl Source {
     ) -> Result<()> {
         let num = samples.len().max(1);
         let (len, targets_len) = (inputs.len() / num, targets.len() / num);
+        let mut missing = Vec::new();
         for (at, &sample) in samples.iter().enumerate() {
-            let inputs = &mut inputs[at * len..][..len];
-            let targets = &mut targets[at * targets_len..][..targets_len];
             if copy(sample, row)? {
+                let inputs = &mut inputs[at * len..][..len];
+                let targets = &mut targets[at * targets_len..][..targets_len];
                 self.format.decode(bytemuck::cast_slice(row), inputs, targets);
             } else {
-                self.files.borrow_mut().read(&[self.range.start + sample], inputs, targets)?;
+                missing.push(at);
             }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        // together, so that a block is unpacked once
+        let wanted: Vec<usize> = missing.iter().map(|at| self.range.start + samples[*at]).collect();
+        let mut found = [vec![0.0; wanted.len() * len], vec![0.0; wanted.len() * targets_len]];
+        let [found_inputs, found_targets] = &mut found;
+        self.files.borrow_mut().read(&wanted, found_inputs, found_targets)?;
+        for (number, at) in missing.into_iter().enumerate() {
+            inputs[at * len..][..len].copy_from_slice(&found_inputs[number * len..][..len]);
+            let targets = &mut targets[at * targets_len..][..targets_len];
+            targets.copy_from_slice(&found_targets[number * targets_len..][..targets_len]);
         }
         Ok(())
     }
@@ -142,21 +157,24 @@ fn row_words(format: &RowFormat) -> usize {
 }
 
 /// Reads the samples `rows` of `files` and passes the words of each to `keep`, with its number
-/// among them. `bytes` and `words` are scratch.
+/// among them.
 fn read_block(
     files: &Hdf5Set,
     rows: Range<usize>,
-    bytes: &mut Vec<u8>,
+    buffer: &mut RowBuffer,
     mut keep: impl FnMut(usize, &[u64]),
 ) -> Result<()> {
-    let format = files.row_format();
-    let stride = format.bytes();
-    bytes.resize(rows.len() * stride, 0);
-    files.read_rows(rows, bytes)?;
-    let mut words = vec![0_u64; row_words(&format)];
-    for (number, row) in bytes.chunks_exact(stride).enumerate() {
-        bytemuck::cast_slice_mut(&mut words)[..stride].copy_from_slice(row);
-        keep(number, &words);
-    }
-    Ok(())
+    let mut words = vec![0_u64; row_words(&files.row_format())];
+    let first = rows.start;
+    files.read_rows(rows, buffer, |row, inputs, targets| {
+        join(inputs, targets, &mut words);
+        keep(row - first, &words);
+    })
+}
+
+/// Writes the bytes of the inputs and of the targets of a sample to `words`.
+fn join(inputs: &[u8], targets: &[u8], words: &mut [u64]) {
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+    bytes[..inputs.len()].copy_from_slice(inputs);
+    bytes[inputs.len()..][..targets.len()].copy_from_slice(targets);
 }

@@ -7,7 +7,7 @@ use super::exchange::{Home, SampleExchange};
 use super::{SharedFiles, Source, StoreRanks, read_block, row_words};
 use crate::Result;
 use crate::comm::{SharedMemory, shard};
-use crate::dataset::{Dataset, Hdf5Set, SampleBlocks, Sampler, Targets};
+use crate::dataset::{Dataset, Hdf5Set, RowBuffer, SampleBlocks, Sampler, Targets};
 use crate::nn::Features;
 
 /// A set whose samples are all in the job's memory. Every rank reads its share of the blocks, and
@@ -108,15 +108,19 @@ impl StoredSet {
         }
         let memory = SharedMemory::new(&ranks.all, &ranks.node, num_words)?;
         let mut read = || {
-            let (files, share) = (files.borrow(), shard(blocks.num_blocks(), own, ranks.all.size()));
-            let (mut bytes, num_blocks) = (Vec::new(), share.len());
-            let start = starts[own].unwrap_or_default();
-            for block in share {
+            let (files, first) = (files.borrow(), range.start + shares[own]);
+            let share = first..range.start + shares[own + 1];
+            // blocks of the files are smaller than those that ranks share, and stay in a cache
+            let blocks = files.blocks().within(&share);
+            let (mut buffer, start) = (RowBuffer::default(), starts[own].unwrap_or_default());
+            for block in 0..blocks.num_blocks() {
                 let rows = blocks.samples(block);
-                let at = start + (rows.start - shares[own]) * row_words;
-                let rows = range.start + rows.start..range.start + rows.end;
-                read_block(&files, rows, &mut bytes, |row, words| memory.write(at + row * row_words, words))?;
-                after_block(num_blocks);
+                let at = start + rows.start * row_words;
+                let rows = first + rows.start..first + rows.end;
+                read_block(&files, rows, &mut buffer, |row, words| {
+                    memory.write(at + row * row_words, words)
+                })?;
+                after_block(blocks.num_blocks());
             }
             Ok(())
         };

@@ -16,8 +16,10 @@ pub enum Name {
     Evaluation,
     /// Reading samples.
     Read,
-    /// Reading and unpacking blocks of samples from a file.
+    /// Reading and unpacking samples, both in the HDF5 library.
     Load,
+    /// Unpacking samples.
+    Unpack,
     /// Exchanging samples with other nodes.
     DataExchange,
     /// Waiting for blocks of samples.
@@ -66,12 +68,13 @@ pub enum Name {
 
 impl Name {
     /// All names with their texts, each at the index of its number.
-    const ALL: [(Name, &'static str); 27] = [
+    const ALL: [(Name, &'static str); 28] = [
         (Name::Start, "starting MPI"),
         (Name::Step, "step"),
         (Name::Evaluation, "evaluation"),
         (Name::Read, "read samples"),
-        (Name::Load, "load samples"),
+        (Name::Load, "read and unpack samples"),
+        (Name::Unpack, "unpack samples"),
         (Name::DataExchange, "exchange samples"),
         (Name::DataWait, "wait for samples"),
         (Name::Forward, "forward"),

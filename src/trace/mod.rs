@@ -29,6 +29,8 @@ pub struct Record {
 
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
+    /// True on a thread that reads samples for another.
+    static IS_LOADER: Cell<bool> = const { Cell::new(false) };
     static LIMIT: Cell<usize> = const { Cell::new(0) };
     static RECORD: RefCell<Record> = RefCell::default();
 }
@@ -38,6 +40,12 @@ pub fn start(num_ranks: usize) {
     now();
     LIMIT.set((MOST_EVENTS[0] / num_ranks).min(MOST_EVENTS[1]));
     ON.set(true);
+}
+
+/// Starts recording the calling thread, which reads samples for another; see [`append`].
+pub fn start_loader() {
+    start(1);
+    IS_LOADER.set(true);
 }
 
 /// Returns true while the calling thread is recorded.
@@ -80,12 +88,8 @@ pub struct Span(Option<Event>);
 
 /// Begins a span of work.
 pub fn work(name: Name) -> Span {
-    Span::new(is_observed().then(|| Event::new(name, EventKind::Work)))
-}
-
-/// Begins a span of the thread that reads samples, which records for itself ([`append`]).
-pub fn loader(name: Name) -> Span {
-    Span::new(is_on().then(|| Event::new(name, EventKind::Loader)))
+    let kind = || if IS_LOADER.get() { EventKind::Loader } else { EventKind::Work };
+    Span::new(is_observed().then(|| Event::new(name, kind())))
 }
 
 /// Begins a span inside MPI, for a message of `bytes` that is called `link` on all ranks that take

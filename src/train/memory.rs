@@ -21,6 +21,15 @@ pub(super) struct MemoryPlan {
     pub(super) gathering: Gathering,
 }
 
+/// The needs of samples.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SampleNeeds {
+    /// The most samples of a batch.
+    pub(super) batch_size: usize,
+    /// The bytes of samples that the ranks of a node share, on the first of them; 0 on the others.
+    pub(super) shared_bytes: usize,
+}
+
 /// A way to need less memory, with the option that chooses it.
 struct Candidate {
     option: String,
@@ -35,8 +44,7 @@ fn megabytes(bytes: usize) -> f64 {
 
 impl MemoryPlan {
     /// Computes the memory that every rank needs to train `model` as `plan` and `options` say, with
-    /// batches of at most `batch_size` samples and, on the first rank of a node, `shared_bytes` that
-    /// its ranks share, logs that of the fullest rank, and refuses what does
+    /// the needs of `samples`, logs that of the fullest rank, and refuses what does
     /// not fit into the memory of a node if it is `on_host`. Collective.
     ///
     /// # Errors
@@ -48,10 +56,10 @@ impl MemoryPlan {
         model: &Model,
         plan: &ParallelPlan,
         options: &TrainOptions,
-        batch_size: usize,
-        shared_bytes: usize,
+        samples: SampleNeeds,
         on_host: bool,
     ) -> Result<MemoryPlan> {
+        let SampleNeeds { batch_size, shared_bytes } = samples;
         let layout = grid.all.agree(Layout::new(model, grid.shape, grid.all.rank(), plan))?;
         let (_, stage_rank, _) = grid.shape.coordinates(grid.all.rank());
         let num_slots = options.optimizer.settings().num_slots();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::checkpoints::{CheckpointSettings, Checkpoints};
 use super::identity::{self, Identity};
 use super::journal::{Journal, JournalSummary, RunLength};
-use super::memory::{self, MemoryPlan};
+use super::memory::{self, MemoryPlan, SampleNeeds};
 use super::metrics::ResultLine;
 use super::options::{Resume, TrainOptions, name_of};
 use super::resume::{self, Resumed, RunPosition, Start};
@@ -202,8 +202,7 @@ impl<'a, D: Device> Training<'a, D> {
             run.model,
             run.plan,
             options,
-            batch_size,
-            samples.shared_bytes,
+            SampleNeeds { batch_size, shared_bytes: samples.shared_bytes },
             device.is_on_host(),
         )?;
         let settings = TrainerSettings {

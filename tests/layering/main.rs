@@ -29,7 +29,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("nn", "device"),
     ("optim", "device"),
     ("dataset", "dataset/hdf5 memory nn"),
-    ("dataset/hdf5", "dataset memory nn"),
+    ("dataset/hdf5", "dataset memory nn trace"),
     ("store", "comm dataset nn trace"),
     ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor trace"),
     (

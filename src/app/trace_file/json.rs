@@ -38,7 +38,7 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
         "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[",
         json!({"program": program})
     )?;
-    for rank in 0..ranks.len() {
+    for (rank, events) in ranks.iter().enumerate() {
         let name = json!({"name": format!("rank {rank}")});
         let order = json!({"sort_index": rank});
         for (what, args) in [("process_name", &name), ("thread_name", &name), ("process_sort_index", &order)]
@@ -46,7 +46,7 @@ pub(super) fn write(mut into: impl Write, program: &str, ranks: &[Vec<Event>]) -
             let entry = json!({"name": what, "ph": "M", "pid": rank, "tid": 0, "args": args});
             writeln!(into, "{entry},")?;
         }
-        if ranks[rank].iter().any(|event| event.kind() == EventKind::Loader) {
+        if events.iter().any(|event| event.kind() == EventKind::Loader) {
             let args = json!({"name": "loader"});
             let entry = json!({"name": "thread_name", "ph": "M", "pid": rank, "tid": 1, "args": args});
             writeln!(into, "{entry},")?;

@@ -1,17 +1,20 @@
 //! One HDF5 dataset of a file, as rows.
 
 use std::ops::Range;
+use std::path::Path;
 
 use half::f16;
 use hdf5::types::{FloatSize, IntSize, TypeDescriptor};
 use hdf5::{Hyperslab, SliceOrIndex};
 use ndarray::IxDyn;
 
+use super::direct::{DirectReader, Scratch};
 use super::names::missing;
 use crate::dataset::stored::{ColumnFormat, StoredType, with_type};
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::memory::check_room;
 use crate::nn::Features;
+use crate::trace::{self, Name};
 
 /// The filters of the HDF Group's registry that users meet, by number.
 const FILTERS: [(i32, &str); 9] = [
@@ -40,13 +43,14 @@ pub(super) struct Column {
     is_boolean: bool,
     pub(super) format: ColumnFormat,
     pub(super) num_rows: usize,
+    direct: Option<DirectReader>,
     /// The number of rows in a chunk, if the dataset is chunked.
     pub(super) chunk_rows: Option<usize>,
 }
 
 impl Column {
-    /// Opens the dataset `name` of `file`.
-    pub(super) fn open(file: &hdf5::File, name: &str) -> Outcome<Column> {
+    /// Opens the dataset `name` of `file`, which is at `path`.
+    pub(super) fn open(path: &Path, file: &hdf5::File, name: &str) -> Outcome<Column> {
         let dataset = file.dataset(name).map_err(|error| missing(file, name, &error))?;
         let shape = dataset.shape();
         let Some((&num_rows, row)) = shape.split_first() else {
@@ -80,11 +84,13 @@ impl Column {
             return Err(format!("{name} has rows of {len} values, and {LARGEST_SIZE} are the limit"));
         }
         check_filters(&dataset, name)?;
+        let format = ColumnFormat { stored, len, channels: 1, divisor: 1.0 };
         Ok(Column {
             name: name.to_owned(),
             shape: row.to_vec(),
             is_boolean: matches!(descriptor, TypeDescriptor::Boolean),
-            format: ColumnFormat { stored, len, channels: 1, divisor: 1.0 },
+            format,
+            direct: DirectReader::new(path, &dataset, format.bytes()),
             num_rows,
             chunk_rows: dataset.chunk().and_then(|chunk| chunk.first().copied()).filter(|rows| *rows > 0),
             dataset,
@@ -130,28 +136,32 @@ impl Column {
         }
     }
 
-    /// Writes the bytes of `rows` to every `stride` bytes of `bytes`, from byte `offset` on.
+    /// Writes the bytes of `rows` to `bytes`, row after row.
     pub(super) fn read(
         &self,
         rows: &Range<usize>,
-        bytes: &mut [u8],
-        offset: usize,
-        stride: usize,
+        bytes: &mut Vec<u8>,
+        scratch: &mut Scratch,
     ) -> Outcome<()> {
-        let fail = |why: String| format!("{}, rows {} to {}: {why}", self.name, rows.start, rows.end - 1);
-        check_room(rows.len().saturating_mul(self.format.bytes())).map_err(fail)?;
-        macro_rules! scatter {
-            ($type:ty) => {{
-                let values = self.read_as::<$type>(rows).map_err(fail)?;
-                self.scatter(bytemuck::cast_slice(&values), bytes, offset, stride);
-            }};
+        let last = rows.end.saturating_sub(1);
+        let fail = |why: String| format!("{}, rows {} to {last}: {why}", self.name, rows.start);
+        let len = rows.len().saturating_mul(self.format.bytes());
+        check_room(len).map_err(fail)?;
+        if let Some(direct) = &self.direct {
+            bytes.resize(len, 0);
+            return direct.read(rows, bytes, scratch).map_err(fail);
+        }
+        let _span = trace::work(Name::Load);
+        bytes.clear();
+        macro_rules! read {
+            ($type:ty) => {
+                bytes.extend_from_slice(bytemuck::cast_slice(&self.read_as::<$type>(rows).map_err(fail)?))
+            };
         }
         if self.is_boolean {
-            let values = self.read_as::<bool>(rows).map_err(fail)?;
-            let values: Vec<u8> = values.into_iter().map(u8::from).collect();
-            self.scatter(&values, bytes, offset, stride);
+            bytes.extend(self.read_as::<bool>(rows).map_err(fail)?.into_iter().map(u8::from));
         } else {
-            with_type!(self.format.stored, scatter);
+            with_type!(self.format.stored, read);
         }
         Ok(())
     }
@@ -163,13 +173,6 @@ impl Column {
         let selection = Hyperslab::from(ranges.map(all).collect::<Vec<_>>());
         let values = self.dataset.read_slice::<T, _, IxDyn>(selection).map_err(|error| error.to_string())?;
         Ok(values.into_raw_vec_and_offset().0)
-    }
-
-    fn scatter(&self, values: &[u8], bytes: &mut [u8], offset: usize, stride: usize) {
-        let len = self.format.bytes();
-        for (row, value) in bytes.chunks_exact_mut(stride).zip(values.chunks_exact(len.max(1))) {
-            row[offset..][..len].copy_from_slice(value);
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::column::Column;
+use super::direct::RowBuffer;
 use crate::dataset::blocks::SampleBlocks;
 use crate::dataset::stored::{RowFormat, StoredType};
 use crate::dataset::{Targets, open_file};
@@ -76,7 +77,7 @@ impl Hdf5File {
     pub(super) fn open(path: &Path, names: &Hdf5Names) -> Result<Hdf5File> {
         let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
         let (file, version) = open_hdf5(path).map_err(fail)?;
-        let column = |name: &str| Column::open(&file, name).map_err(fail);
+        let column = |name: &str| Column::open(path, &file, name).map_err(fail);
         let mut inputs = column(&names.inputs)?;
         let targets = names.targets.as_deref().map(column).transpose()?;
         let features = inputs.as_inputs().map_err(fail)?;
@@ -118,23 +119,23 @@ impl Hdf5File {
         SampleBlocks::every(len.clamp(1, self.num_samples), self.num_samples)
     }
 
-    /// Writes the bytes of `rows` to `bytes`, row after row.
+    /// Reads the bytes of `rows` to `buffer`.
     ///
     /// # Errors
     /// The file cannot be read any more or has changed, or a value is NaN, infinite or a negative
     /// class number.
-    pub(super) fn read(&self, rows: &Range<usize>, bytes: &mut [u8]) -> Result<()> {
+    pub(super) fn read(&self, rows: &Range<usize>, buffer: &mut RowBuffer) -> Result<()> {
         let fail = |why: String| Error::input(format!("reading {}", self.path.display()), why);
         self.check_version().map_err(fail)?;
-        let format = self.row_format();
-        let (stride, offset) = (format.bytes(), format.inputs.bytes());
-        self.inputs.read(rows, bytes, 0, stride).map_err(fail)?;
-        check_finite(&self.inputs, rows, bytes, 0, stride).map_err(fail)?;
-        if let Some(targets) = &self.targets {
-            targets.read(rows, bytes, offset, stride).map_err(fail)?;
-            check_finite(targets, rows, bytes, offset, stride).map_err(fail)?;
+        let RowBuffer { inputs, targets, scratch } = buffer;
+        self.inputs.read(rows, inputs, scratch).map_err(fail)?;
+        check_finite(&self.inputs, rows, inputs).map_err(fail)?;
+        targets.clear();
+        if let Some(column) = &self.targets {
+            column.read(rows, targets, scratch).map_err(fail)?;
+            check_finite(column, rows, targets).map_err(fail)?;
             if matches!(self.kind, Targets::Classes(_)) {
-                check_labels(targets, rows, bytes, offset, stride).map_err(fail)?;
+                check_labels(column, rows, targets).map_err(fail)?;
             }
         }
         Ok(())
@@ -183,32 +184,15 @@ fn open_hdf5(path: &Path) -> std::result::Result<(hdf5::File, FileVersion), Stri
     Ok((file, FileVersion::of(&metadata)))
 }
 
-/// Returns the values of every row of a column in `bytes`.
-fn decoded<'a>(
-    column: &'a Column,
-    bytes: &'a [u8],
-    offset: usize,
-    stride: usize,
-) -> impl Iterator<Item = Vec<f32>> + 'a {
-    bytes.chunks_exact(stride).map(move |row| {
-        let mut values = vec![0.0; column.format.len];
-        column.format.decode(&row[offset..][..column.format.bytes()], &mut values);
-        values
-    })
-}
-
-/// Refuses NaN and infinities.
-fn check_finite(
-    column: &Column,
-    rows: &Range<usize>,
-    bytes: &[u8],
-    offset: usize,
-    stride: usize,
-) -> std::result::Result<(), String> {
-    if !matches!(column.format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64) {
+/// Refuses NaN and infinities in the rows of a column.
+fn check_finite(column: &Column, rows: &Range<usize>, bytes: &[u8]) -> std::result::Result<(), String> {
+    let format = &column.format;
+    if !matches!(format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64) {
         return Ok(());
     }
-    for (row, values) in rows.clone().zip(decoded(column, bytes, offset, stride)) {
+    let mut values = vec![0.0; format.len];
+    for (row, bytes) in rows.clone().zip(bytes.chunks_exact(format.bytes())) {
+        format.decode(bytes, &mut values);
         // without a branch for each value
         if values.iter().fold(true, |all, value| all & value.is_finite()) {
             continue;
@@ -222,19 +206,14 @@ fn check_finite(
     Ok(())
 }
 
-/// Refuses negative class numbers.
-fn check_labels(
-    column: &Column,
-    rows: &Range<usize>,
-    bytes: &[u8],
-    offset: usize,
-    stride: usize,
-) -> std::result::Result<(), String> {
-    let mut labels = rows.clone().zip(decoded(column, bytes, offset, stride));
-    match labels.find(|(_, label)| label[0] < 0.0) {
-        Some((row, label)) => {
-            Err(format!("{} is {} at row {row}, class numbers start at 0", column.name, label[0]))
+/// Refuses negative class numbers in the rows of a column.
+fn check_labels(column: &Column, rows: &Range<usize>, bytes: &[u8]) -> std::result::Result<(), String> {
+    let mut label = [0.0];
+    for (row, bytes) in rows.clone().zip(bytes.chunks_exact(column.format.bytes())) {
+        column.format.decode(bytes, &mut label);
+        if label[0] < 0.0 {
+            return Err(format!("{} is {} at row {row}, class numbers start at 0", column.name, label[0]));
         }
-        None => Ok(()),
     }
+    Ok(())
 }

@@ -1,10 +1,11 @@
 //! The user's own samples in HDF5 files, of which several in order are one set.
 //!
 //! A sample is a row of the dataset of inputs and one of the dataset of targets. Rows are read in
-//! the file's own type. `column.rs` reads one HDF5 dataset, `file.rs` both of a file; `names.rs`
-//! lists what a file has, for messages.
+//! the file's own type. `column.rs` reads one HDF5 dataset, by the library or, where it can,
+//! `direct.rs`; `file.rs` reads both datasets of a file; `names.rs` lists what a file has, for messages.
 
 mod column;
+mod direct;
 mod file;
 mod names;
 
@@ -17,11 +18,11 @@ use super::stored::RowFormat;
 use super::{Dataset, Targets};
 use crate::nn::Features;
 use crate::{Error, Result};
+pub use direct::RowBuffer;
 use file::Hdf5File;
 pub use file::{FileVersion, Hdf5Names};
 
-/// One or several HDF5 files of samples, one after the other. A clone reads the same open files.
-#[derive(Clone)]
+/// One or several HDF5 files of samples, one after the other.
 pub struct Hdf5Set {
     source: String,
     files: Vec<Hdf5File>,
@@ -30,8 +31,8 @@ pub struct Hdf5Set {
     starts: Vec<usize>,
     kind: Targets,
     format: RowFormat,
-    /// The bytes of rows that are read directly.
-    bytes: Vec<u8>,
+    /// Memory for rows that are read directly.
+    buffer: RowBuffer,
     /// The time for which rows were read directly.
     waited: Duration,
 }
@@ -63,7 +64,31 @@ impl Hdf5Set {
             1 => source.to_owned(),
             num => format!("{source} ({num} files)"),
         };
-        Ok(Hdf5Set { source, files, blocks, starts, kind, format, bytes: Vec::new(), waited: Duration::ZERO })
+        Ok(Hdf5Set {
+            source,
+            files,
+            blocks,
+            starts,
+            kind,
+            format,
+            buffer: RowBuffer::default(),
+            waited: Duration::ZERO,
+        })
+    }
+
+    /// Returns a reader of the same open files, for another thread.
+    pub fn reader(&self) -> Hdf5Set {
+        let Hdf5Set { source, files, blocks, starts, kind, format, .. } = self;
+        Hdf5Set {
+            source: source.clone(),
+            files: files.clone(),
+            blocks: blocks.clone(),
+            starts: starts.clone(),
+            kind: *kind,
+            format: *format,
+            buffer: RowBuffer::default(),
+            waited: Duration::ZERO,
+        }
     }
 
     /// Sets the number of classes of integer targets: one more than the largest, which a pass over
@@ -84,19 +109,29 @@ impl Hdf5Set {
         self.files.iter().map(|file| (file.path.display().to_string(), file.version()))
     }
 
-    /// Writes the bytes of `rows` to `bytes`, row after row. Not collective.
+    /// Reads the rows in `rows` and passes the bytes of the inputs and of the targets of each to
+    /// `keep`, in their order. Not collective.
     ///
     /// # Errors
     /// A file cannot be read any more or has changed, or a value is NaN, infinite or a negative
     /// class number.
-    pub fn read_rows(&self, rows: Range<usize>, bytes: &mut [u8]) -> Result<()> {
-        let (mut start, stride) = (rows.start, self.format.bytes());
+    pub fn read_rows(
+        &self,
+        rows: Range<usize>,
+        buffer: &mut RowBuffer,
+        mut keep: impl FnMut(usize, &[u8], &[u8]),
+    ) -> Result<()> {
+        let (len, targets_len) = (self.format.inputs.bytes(), self.format.targets.map_or(0, |t| t.bytes()));
+        let mut start = rows.start;
         while start < rows.end {
             let file = self.starts.partition_point(|first| *first <= start) - 1;
             let end = rows.end.min(self.starts[file + 1]);
             let within = start - self.starts[file]..end - self.starts[file];
-            let bytes = &mut bytes[(start - rows.start) * stride..(end - rows.start) * stride];
-            self.files[file].read(&within, bytes)?;
+            self.files[file].read(&within, buffer)?;
+            for row in 0..end - start {
+                let inputs = &buffer.inputs[row * len..][..len];
+                keep(start + row, inputs, &buffer.targets[row * targets_len..][..targets_len]);
+            }
             start = end;
         }
         Ok(())
@@ -152,26 +187,27 @@ impl Dataset for Hdf5Set {
     }
 
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
-        let (began, stride) = (Instant::now(), self.format.bytes());
-        let (len, targets_len) = (self.features().len(), self.kind.len());
+        let began = Instant::now();
+        let (format, len, targets_len) = (self.format, self.features().len(), self.kind.len());
         // each row once, consecutive ones together
         let mut wanted: Vec<(usize, usize)> = samples.iter().copied().zip(0..).collect();
         wanted.sort_unstable();
-        let mut bytes = std::mem::take(&mut self.bytes);
+        let mut buffer = std::mem::take(&mut self.buffer);
         for run in wanted.chunk_by(|a, b| b.0 - a.0 <= 1) {
             let (first, last) = (run[0].0, run[run.len() - 1].0);
-            bytes.resize((last + 1 - first) * stride, 0);
-            self.read_rows(first..last + 1, &mut bytes)?;
-            for &(row, position) in run {
-                let part =
-                    |values: &mut [f32], len: usize| position * len..position * len + len.min(values.len());
-                let (at_inputs, at_targets) = (part(inputs, len), part(targets, targets_len));
-                let row = &bytes[(row - first) * stride..][..stride];
-                let inputs = inputs.get_mut(at_inputs).unwrap_or_default();
-                self.format.decode(row, inputs, targets.get_mut(at_targets).unwrap_or_default());
-            }
+            let mut places = run.iter().peekable();
+            self.read_rows(first..last + 1, &mut buffer, |row, input_bytes, target_bytes| {
+                while let Some((_, place)) = places.next_if(|(wanted, _)| *wanted == row) {
+                    if !inputs.is_empty() {
+                        format.inputs.decode(input_bytes, &mut inputs[place * len..][..len]);
+                    }
+                    if let (Some(format), false) = (&format.targets, targets.is_empty()) {
+                        format.decode(target_bytes, &mut targets[place * targets_len..][..targets_len]);
+                    }
+                }
+            })?;
         }
-        self.bytes = bytes;
+        self.buffer = buffer;
         self.waited += began.elapsed();
         Ok(())
     }
