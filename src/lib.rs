@@ -87,6 +87,14 @@
 //! * *Batch*: the samples of one step, over all ranks. *Step*: one update of the parameters.
 //!   *Epoch*: one pass over all samples.
 //!
+//! Data:
+//!
+//! * *Block*: see above. *Window*: the consecutive blocks of an epoch's order within which samples are
+//!   mixed. *Place*: the position of a block in that order.
+//! * *Home*: the rank that reads a sample from its file, on the node that keeps it. *Ticket*: the
+//!   number of a block in the order in which a node needs its blocks.
+//! * *Scan*: the pass over all samples before training.
+//!
 //! Runs:
 //!
 //! * *Checkpoint*: a file from which a run continues. *Seal*: the checksum over all of a checkpoint.

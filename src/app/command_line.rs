@@ -23,7 +23,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The options that ranks may be given differently: how much they log, how many threads they have,
 /// and the path of the data, whose contents are compared instead.
-const MAY_DIFFER: [&str; 5] = ["--data", "--pace", "--quiet", "--threads", "--verbose"];
+const MAY_DIFFER: [&str; 6] = ["--data", "--pace", "--quiet", "--test-data", "--threads", "--verbose"];
 
 /// A command line that has been read.
 pub(super) struct CommandLine<A> {

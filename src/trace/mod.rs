@@ -84,7 +84,7 @@ fn is_observed() -> bool {
 
 /// An activity of this rank, from the creation of the value until it is dropped.
 #[must_use = "a span ends where it is dropped"]
-pub struct Span(Option<Event>);
+pub struct Span(Option<Box<Event>>);
 
 /// Begins a span of work.
 pub fn work(name: Name) -> Span {
@@ -103,7 +103,7 @@ impl Span {
         if let Some(event) = &event {
             span_stack::enter(event);
         }
-        Span(event)
+        Span(event.map(Box::new))
     }
 
     fn with(mut self, set: impl FnOnce(&mut Event)) -> Span {
@@ -141,20 +141,21 @@ impl Drop for Span {
     }
 }
 
-/// A message in flight.
-#[derive(Debug, Clone, Copy)]
-pub struct Flight(Option<Event>);
+/// A message in flight. It is a pointer, so that messages that nobody records are moved fast.
+#[derive(Debug)]
+pub struct Flight(Option<Box<Event>>);
 
 impl Flight {
     /// Begins a flight; the arguments are those of [`communication`].
     pub fn start(name: Name, bytes: usize, link: i64, peer: Option<usize>) -> Flight {
-        Flight(is_observed().then(|| Event::communication(EventKind::Flight, name, bytes, link, peer)))
+        let event = || Box::new(Event::communication(EventKind::Flight, name, bytes, link, peer));
+        Flight(is_observed().then(event))
     }
 
     /// Begins the span in which the message is handed to MPI.
     pub fn posting(&self) -> Span {
-        let event = self.0.filter(|_| is_observed());
-        Span::new(event.map(Event::communicated))
+        let event = self.0.as_ref().filter(|_| is_observed());
+        Span::new(event.map(|event| event.communicated()))
     }
 
     /// Waits for the end of the flight with `wait`.

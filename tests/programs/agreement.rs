@@ -42,7 +42,7 @@ fn start(name: &str, odd: usize, more: &str) -> Done {
         let own = if rank == odd { words(more) } else { Vec::new() };
         job = Some(next.args(words(base(name))).args(own.into_iter().map(empty)));
     }
-    job.expect("there are ranks").limit(SOON).run().expect(2)
+    job.expect("there are ranks").without_grace().limit(SOON).run().expect(2)
 }
 
 /// Additional arguments of one rank, and a part of the expected message.
@@ -250,7 +250,7 @@ fn pipes_are_refused_where_they_would_hang() {
         let done = mpiexec(2, program(name))
             .args(["--threads", "1", "--steps", "2"])
             .args(more.replace("DIR", &path).split(' '));
-        done.limit(SOON).run().expect(2)
+        done.without_grace().limit(SOON).run().expect(2)
     };
     refused("sync_sgd", "--data DIR/p")
         .says_once("--data")

@@ -22,6 +22,11 @@ fn run(ranks: usize, data: &Path, arguments: &str) -> Done {
     job(ranks, data, arguments).run()
 }
 
+/// Runs a job on which all ranks agree that it must be refused.
+fn refused(ranks: usize, data: &Path, arguments: &str) -> Done {
+    job(ranks, data, arguments).without_grace().run().expect(2)
+}
+
 fn digest(ranks: usize, data: &Path, arguments: &str) -> String {
     run(ranks, data, arguments).expect(0).digest()
 }
@@ -87,8 +92,8 @@ fn a_run_resumes_in_the_middle_of_an_epoch() {
             assert_eq!(done.stderr.contains("have not changed since"), steps > 13, "{}", done.describe());
             assert!(steps < 70 || done.digest() == whole, "{}", done.describe());
         }
-        let other = run(ranks, &path, &format!("--steps 80 {common} --shuffle blocks --shuffle-window 3"));
-        other.expect(2).says_once("--shuffle-window");
+        let other = format!("--steps 80 {common} --shuffle blocks --shuffle-window 3");
+        refused(ranks, &path, &other).says_once("--shuffle-window");
     }
     // a file that was written again is looked through again
     write(&path, 0, 1500);
@@ -116,14 +121,14 @@ fn several_files_are_one_set_in_the_order_of_their_names() {
     assert!(done.result()["accuracy"].is_number());
     let data_wait = done.result()["data_wait"].as_f64().unwrap();
     assert!((0.0..0.5).contains(&data_wait), "{data_wait}");
-    run(2, &folder.path().join("none-*.h5"), "").expect(2).says_once("no file matches this pattern");
+    refused(2, &folder.path().join("none-*.h5"), "").says_once("no file matches this pattern");
     // another number of features, and another type
     let odd = folder.path().join("run-4.h5");
     let file = hdf5::File::create(&odd).unwrap();
     file.new_dataset_builder().with_data(&Array2::<f32>::ones((5, 7))).create("x").unwrap();
     file.new_dataset_builder().with_data(&Array1::from(vec![0_i64, 1, 2, 0, 1])).create("y").unwrap();
     drop(file);
-    let refused = run(2, &pattern, "--steps 20").expect(2);
+    let refused = refused(2, &pattern, "--steps 20");
     refused.says_once("run-4.h5: it has inputs of 7 features f32 and targets of 1 i64, but");
 }
 
@@ -143,10 +148,10 @@ fn a_trace_shows_how_samples_are_read() {
 fn what_cannot_be_kept_is_refused_with_the_numbers() {
     let folder = folder();
     let path = packed(&folder, 300);
-    let digits = run(1, Path::new("digits"), "--data-store on").expect(2);
+    let digits = refused(1, Path::new("digits"), "--data-store on");
     digits.says_once("--data-store: it has no effect in this run: it is for HDF5 files");
-    run(1, &path, "--shuffle full --shuffle-window 3").expect(2).says_once("it is for --shuffle blocks");
-    run(1, &path, "--shuffle-window 0").expect(2).says_once("--shuffle-window");
+    refused(1, &path, "--shuffle full --shuffle-window 3").says_once("it is for --shuffle blocks");
+    refused(1, &path, "--shuffle-window 0").says_once("--shuffle-window");
 }
 
 // --- files that are damaged, changed or unreadable
@@ -177,7 +182,7 @@ fn a_damaged_chunk_is_named_before_training() {
         write_chunks(&path, 0, 700, has_checksums);
         damage(&path, middle_of_chunk(&path, 9));
         for ranks in [1, 3] {
-            let done = run(ranks, &path, &format!("--data-store {store}")).expect(2);
+            let done = refused(ranks, &path, &format!("--data-store {store}"));
             done.says_once("data.h5: /x, rows ");
         }
     }
@@ -218,7 +223,7 @@ fn a_missing_filter_is_named() {
     assert_eq!(bytes[at..at + 2], [1, 0]);
     bytes[at..at + 2].copy_from_slice(&32_015_u16.to_le_bytes());
     fs::write(&path, bytes).unwrap();
-    let done = run(2, &path, "").expect(2);
+    let done = refused(2, &path, "");
     done.says_once("/x is packed with zstd (filter 32015), which this HDF5 library does not have");
     done.says_once("HDF5_PLUGIN_PATH");
 }

@@ -104,6 +104,8 @@ impl TrainOptions {
                 dataset::is_published_name,
             ));
         }
+        let test_data = self.data.test_data.as_deref().map(Path::new);
+        files.extend(test_data.map(|path| FileOption::input("--test-data", path)));
         files.extend(self.machine.probe.iter().map(|path| FileOption::input("--probe", path)));
         let is_checkpoint = |name: &str| checkpoint::step_of(name).is_some();
         let directory = self.checkpoints.checkpoint_dir.as_deref().map(|path| ("--checkpoint-dir", path));

@@ -75,7 +75,8 @@ pub struct DataOptions {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub test_fraction: f64,
 
-    /// HDF5 file, or pattern of files, with the samples to test with
+    /// HDF5 file, or pattern of files, with the samples to test with [default: the part of --data
+    /// that --test-fraction gives]
     #[arg(long, value_name = "FILE", conflicts_with = "test_fraction")]
     pub test_data: Option<String>,
 
