@@ -44,6 +44,13 @@ impl SharedMemory {
         Ok(SharedMemory { words: node.shared_words(num_words) })
     }
 
+    /// Makes words of this process alone, which are 0, for tests. Not collective.
+    #[doc(hidden)]
+    pub fn of_process(num_words: usize) -> SharedMemory {
+        let words: Vec<AtomicU64> = (0..num_words).map(|_| AtomicU64::new(0)).collect();
+        SharedMemory { words: words.leak() }
+    }
+
     /// Returns the words. Not collective.
     pub fn words(&self) -> &'static [AtomicU64] {
         self.words

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 /// Consecutive samples, cut into blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SampleBlocks {
@@ -35,6 +37,11 @@ impl SampleBlocks {
     /// Returns the block of a sample.
     pub fn of(&self, sample: usize) -> usize {
         self.starts.partition_point(|start| *start <= sample) - 1
+    }
+
+    /// Returns a hash of the cut, by which ranks compare it.
+    pub fn hash(&self) -> u64 {
+        xxh3_64(bytemuck::cast_slice(&self.starts))
     }
 
     /// Returns the number of samples in the largest block.

@@ -62,7 +62,6 @@ impl SampleExchange {
         step: u64,
         next: Option<u64>,
     ) -> Result<()> {
-        let began = Instant::now();
         let span = trace::work(Name::DataExchange);
         let messages = match self.under_way.take() {
             Some(messages) if messages.step == step => messages,
@@ -73,13 +72,15 @@ impl SampleExchange {
         };
         self.places.clear();
         self.arrived.clear();
-        for (samples, words) in messages.wait() {
+        let began = Instant::now();
+        let arrived = messages.wait();
+        self.waited += began.elapsed();
+        for (samples, words) in arrived {
             for (number, sample) in samples.into_iter().enumerate() {
                 self.places.insert(sample, self.arrived.len() + number * self.row_words);
             }
             self.arrived.extend(words.into_iter().map(|word| word as u64));
         }
-        self.waited += began.elapsed();
         if let Some(next) = next {
             self.under_way = Some(self.start(homes, sampler, next)?);
         }

@@ -98,6 +98,10 @@ fn read_ahead(
     tickets: &Tickets,
     is_over: &AtomicBool,
 ) -> Result<()> {
+    if tickets.in_epoch() == 0 {
+        // there are fewer blocks than nodes
+        return Ok(());
+    }
     let mut buffer = RowBuffer::default();
     let mut known: Option<EpochOrder> = None;
     let is_over = || is_over.load(Ordering::Relaxed);

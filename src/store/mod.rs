@@ -10,10 +10,10 @@
 //!   from which the samples of the next steps come, and of the window after it. A thread of each
 //!   rank reads blocks ahead.
 //!
-//! Invariants: the order of the samples does not depend on any of this; a sample that is not in
-//! memory, for whatever reason, is read from the file; a rank that waits for a block advances
-//! everything that other ranks wait for; and an error of a rank's thread is found by every rank that
-//! waits for its blocks.
+//! Invariants: once an order of the samples is chosen, it does not depend on any of this; a sample
+//! that is not in memory, for whatever reason, is read from the file; a rank that waits for a block
+//! advances everything that other ranks wait for; and an error of a rank's thread is found by every
+//! rank that waits for its blocks.
 
 mod exchange;
 mod loader;

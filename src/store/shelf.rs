@@ -2,8 +2,8 @@
 //!
 //! SampleBlocks are numbered in the order in which they are needed, over all epochs: a block's number is
 //! its *ticket*. Ticket t is kept in slot t modulo the number of slots. The threads of the ranks
-//! take tickets one by one; one that has a ticket waits until every rank has released the earlier
-//! block in its slot, reads its block, and marks the slot as filled.
+//! take tickets one by one; one that has a ticket waits until the earlier block in its slot has been
+//! read, and released by every rank, reads its block, and marks the slot as filled.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,8 +21,10 @@ const FAILURE: usize = 1;
 const EXIT_CODE: usize = 2;
 /// The word with the length of the error's text in bytes, which follows it.
 const TEXT: usize = 3;
+/// The word with the first ticket of all.
+const FIRST: usize = TEXT + 1 + TEXT_WORDS;
 /// The first word after those.
-const END: usize = TEXT + 1 + TEXT_WORDS;
+const END: usize = FIRST + 1;
 
 /// States of an error.
 const WRITING: u64 = 1;
@@ -95,6 +97,7 @@ impl Shelf {
     /// Sets the first ticket that will be taken and needed. On one rank, before any thread starts.
     pub(super) fn begin(&self, ticket: u64) {
         (0..self.num_ranks).for_each(|rank| self.released(rank).store(ticket, Ordering::Relaxed));
+        self.word(FIRST).store(ticket, Ordering::Relaxed);
         self.word(NEXT).store(ticket, Ordering::Release);
     }
 
@@ -103,10 +106,14 @@ impl Shelf {
         self.word(NEXT).fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Returns true if the slot of a ticket may be overwritten.
+    /// Returns true if the slot of a ticket may be overwritten: every rank has released the ticket
+    /// before it there, and its thread has filled the slot. Nobody may have waited for that.
     pub(super) fn is_free(&self, ticket: u64) -> bool {
+        let num_slots = self.num_slots as u64;
         let needed = (0..self.num_ranks).map(|rank| self.released(rank).load(Ordering::Acquire)).min();
-        needed.is_some_and(|needed| ticket < needed + self.num_slots as u64)
+        let is_first = ticket < self.word(FIRST).load(Ordering::Relaxed) + num_slots;
+        needed.is_some_and(|needed| ticket < needed + num_slots)
+            && (is_first || self.is_filled(ticket - num_slots))
     }
 
     /// Writes a sample of the block of a ticket.
@@ -175,5 +182,51 @@ impl Shelf {
         } else {
             Error::Failed(text)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_overwritten_only_after_it_has_been_filled_and_released() {
+        let (num_ranks, num_slots) = (2, 3);
+        let memory = SharedMemory::of_process(Shelf::num_words(num_ranks, num_slots, 4));
+        let shelf = Shelf { memory, num_ranks, num_slots, slot_words: 4, row_words: 2 };
+        shelf.begin(10);
+        assert_eq!([shelf.take(), shelf.take(), shelf.take(), shelf.take()], [10, 11, 12, 13]);
+        assert!((10..13).all(|ticket| shelf.is_free(ticket)) && !shelf.is_free(13));
+        shelf.write(10, 1, &[5, 6]);
+        shelf.fill(10);
+        let mut row = [0; 2];
+        shelf.read(10, 1, &mut row);
+        assert!(shelf.is_filled(10) && !shelf.is_filled(11) && row == [5, 6]);
+        shelf.release(0, 12);
+        assert!(!shelf.is_free(13), "the other rank needs 10");
+        shelf.release(1, 12);
+        assert!(shelf.is_free(13));
+        // nobody has waited for 11, whose thread still reads it
+        assert!(!shelf.is_free(14));
+        shelf.fill(11);
+        assert!(shelf.is_free(14) && shelf.has_room(0, 14) && !shelf.has_room(0, 15));
+        assert!(!shelf.has_room(0, 11));
+    }
+
+    #[test]
+    fn one_rank_returns_the_first_error() {
+        let shelf = Shelf {
+            memory: SharedMemory::of_process(Shelf::num_words(1, 1, 1)),
+            num_ranks: 1,
+            num_slots: 1,
+            slot_words: 1,
+            row_words: 1,
+        };
+        assert!(!shelf.failure().unwrap());
+        shelf.fail(&Error::input("reading x.h5", "it is damaged"));
+        shelf.fail(&Error::failed("later", "it does not count"));
+        let error = shelf.failure().unwrap_err();
+        assert_eq!((error.to_string().as_str(), error.exit_code()), ("reading x.h5: it is damaged", 2));
+        assert!(shelf.failure().unwrap());
     }
 }

@@ -81,7 +81,7 @@ impl StoredSet {
         let shares = shares(blocks, ranks.all.size());
         let own = (0..ranks.all.size()).filter(|rank| ranks.nodes[*rank] == ranks.own_node());
         let num_samples: usize = own.map(|rank| shares[rank + 1] - shares[rank]).sum();
-        num_samples * row_words(&files.row_format()) * size_of::<u64>()
+        num_samples.saturating_mul(row_words(&files.row_format()) * size_of::<u64>())
     }
 
     /// Allocates memory for the samples `range` of `files`, and reads them: every rank its share of

@@ -48,9 +48,12 @@ fn num_slots(order: &BlockOrder, batch_size: usize, num_nodes: usize) -> usize {
     let blocks = order.blocks();
     let mean = (blocks.num_samples() / blocks.num_blocks().max(1)).max(1);
     let in_window = order.window().saturating_mul(mean);
-    // samples of the next step are sent to other nodes already
-    let ahead = if num_nodes > 1 { 2 * batch_size } else { batch_size };
-    let num_windows = 1 + ahead.div_ceil(in_window);
+    // samples of the next step are sent to other nodes already, and the last window of an epoch may
+    // be short
+    let num_windows = match num_nodes {
+        1 => 1 + batch_size.div_ceil(in_window),
+        _ => 2 + (2 * batch_size).div_ceil(in_window),
+    };
     let needed = num_windows.saturating_mul(order.window()).min(2 * blocks.num_blocks());
     needed.div_ceil(num_nodes) + 1
 }

@@ -14,7 +14,6 @@ use super::resume::{self, Resumed, RunPosition, Start};
 use super::samples::{self, Samples};
 use super::stop::StopRequest;
 use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings, diverged};
-use crate::Result;
 use crate::app;
 use crate::checkpoint::Description;
 use crate::comm::{self, Grid, World};
@@ -23,6 +22,7 @@ use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::zero::ZeroStage;
 use crate::trace::{self, Name};
+use crate::{Error, Result};
 
 /// The parts of a run that do not depend on the device.
 pub(super) struct Run<'a> {
@@ -53,8 +53,8 @@ struct Training<'a, D: Device> {
     resumed_after: Option<u64>,
     /// The evaluation of the current parameters, if they have been evaluated.
     tested: Option<Evaluation>,
-    /// The time for which this rank had waited for samples before the first step.
-    waited_before: Duration,
+    /// The time of all steps for which this rank has waited for samples.
+    waited: Duration,
     /// The time of all steps, with that of checkpoints and log lines.
     seconds: f64,
 }
@@ -73,7 +73,12 @@ impl Run<'_> {
         stop: Option<StopRequest>,
     ) -> Result<ExitCode> {
         let mut training = Training::set_up(self, device, samples, stop)?;
-        match training.train_loop()? {
+        let outcome = training.train_loop();
+        if matches!(outcome, Err(Error::Agreed { .. })) {
+            // the ranks end in good order, so that messages with samples must end too
+            training.samples.train.finish();
+        }
+        match outcome? {
             0 => training.result(device_name),
             num_ranks => training.stop(num_ranks),
         }
@@ -224,7 +229,6 @@ impl<'a, D: Device> Training<'a, D> {
             log::info!("{kept} samples stay on the device");
         }
         let journal = Journal::new(run.world, options, length, loss)?;
-        let waited_before = samples.train.dataset().waited();
         Ok(Training {
             run,
             trainer,
@@ -235,7 +239,7 @@ impl<'a, D: Device> Training<'a, D> {
             done: first,
             resumed_after: resumed.map(|resumed| resumed.position.step),
             tested: None,
-            waited_before,
+            waited: Duration::ZERO,
             seconds: 0.0,
         })
     }
@@ -273,8 +277,11 @@ impl<'a, D: Device> Training<'a, D> {
         app::set_step(done);
         let span = trace::work(Name::Step).step(done);
         let mut requests = RunRequests::default();
-        self.samples.train.begin_step(step, (done < self.length.num_steps).then_some(done))?;
-        let previous = self.trainer.step(step, &mut self.samples.train, || self.checkpoints.requests())?;
+        let train = &mut self.samples.train;
+        let waited_before = train.dataset().waited();
+        train.begin_step(step, (done < self.length.num_steps).then_some(done))?;
+        let previous = self.trainer.step(step, train, || self.checkpoints.requests())?;
+        self.waited += train.dataset().waited().saturating_sub(waited_before);
         if let Some(outcome) = previous {
             requests = outcome.requests;
             self.journal.record(&outcome);
@@ -306,13 +313,6 @@ impl<'a, D: Device> Training<'a, D> {
         Ok(requests)
     }
 
-    /// Returns the largest share of the time of all steps for which a rank has waited for samples, if
-    /// there were steps. Collective.
-    fn data_wait(&self) -> Result<Option<f64>> {
-        let waited = self.samples.train.dataset().waited().saturating_sub(self.waited_before);
-        samples::share_of_waiting(self.run.world, waited, self.seconds)
-    }
-
     fn is_test_due(&self) -> bool {
         due(self.done, self.run.options.eval_every.saturating_mul(self.length.steps_per_epoch))
     }
@@ -341,7 +341,7 @@ impl<'a, D: Device> Training<'a, D> {
     /// Writes the last checkpoint, makes the last checks, and prints the result line. Collective.
     fn result(mut self, device_name: &str) -> Result<ExitCode> {
         self.samples.train.finish();
-        let data_wait = self.data_wait()?;
+        let data_wait = samples::share_of_waiting(self.run.world, self.waited, self.seconds)?;
         self.checkpoints.save(&self.trainer, self.position())?;
         let Training { run, mut trainer, mut samples, mut checkpoints, journal, length, done, .. } = self;
         let tested = match self.tested {

@@ -104,8 +104,9 @@ pub fn kept_samples(world: &World) {
             for order in [Order::Shuffled, Order::Blocks(block_order)] {
                 take_steps(all, replica, &mut stored, &sampler(order), epoch / 2..2 * epoch + 2);
             }
-            for window in [1, 3, 100] {
-                let order = BlockOrder::new(blocks.clone(), window, 5);
+            // with blocks of 200 samples there are two, fewer than nodes
+            for (len, window) in [(9, 1), (9, 3), (9, 100), (200, 1)] {
+                let order = BlockOrder::new(SampleBlocks::every(len, USED.len()), window, 5);
                 for first in [0, epoch - 1] {
                     let mut set = WindowSet::open(&ranks, &files, USED, order.clone(), batch).unwrap();
                     let sampler = sampler(Order::Blocks(order.clone()));

@@ -85,12 +85,19 @@ impl Column {
         }
         check_filters(&dataset, name)?;
         let format = ColumnFormat { stored, len, channels: 1, divisor: 1.0 };
+        // not in another byte order, with fewer bits, or with another exponent
+        macro_rules! is {
+            ($type:ty) => {
+                dataset.dtype().is_ok_and(|dtype| dtype.is::<$type>())
+            };
+        }
+        let is_native = with_type!(stored, is);
         Ok(Column {
             name: name.to_owned(),
             shape: row.to_vec(),
             is_boolean: matches!(descriptor, TypeDescriptor::Boolean),
             format,
-            direct: DirectReader::new(path, &dataset, format.bytes()),
+            direct: is_native.then(|| DirectReader::new(path, &dataset, format.bytes())).flatten(),
             num_rows,
             chunk_rows: dataset.chunk().and_then(|chunk| chunk.first().copied()).filter(|rows| *rows > 0),
             dataset,
@@ -149,7 +156,10 @@ impl Column {
         check_room(len).map_err(fail)?;
         if let Some(direct) = &self.direct {
             bytes.resize(len, 0);
-            return direct.read(rows, bytes, scratch).map_err(fail);
+            // what cannot be read so is for the library to read, or to refuse
+            if direct.read(rows, bytes, scratch).is_ok() {
+                return Ok(());
+            }
         }
         let _span = trace::work(Name::Load);
         bytes.clear();

@@ -13,6 +13,7 @@ use crate::dataset::blocks::SampleBlocks;
 use crate::dataset::stored::{RowFormat, StoredType};
 use crate::dataset::{Targets, open_file};
 use crate::error::hdf5_hint;
+use crate::memory::check_room;
 use crate::nn::Features;
 use crate::{Error, Result};
 
@@ -98,6 +99,8 @@ impl Hdf5File {
             let why = format!("{} has {num_samples} rows of {features}: nothing to learn from", inputs.name);
             return Err(fail(why));
         }
+        // a header can announce any number of rows; a block takes a word
+        check_room(num_samples.saturating_mul(inputs.format.bytes()) / BLOCK_BYTES).map_err(fail)?;
         Ok(Hdf5File { path: path.to_owned(), version, inputs, targets, features, kind, num_samples })
     }
 
@@ -127,12 +130,12 @@ impl Hdf5File {
     pub(super) fn read(&self, rows: &Range<usize>, buffer: &mut RowBuffer) -> Result<()> {
         let fail = |why: String| Error::input(format!("reading {}", self.path.display()), why);
         self.check_version().map_err(fail)?;
-        let RowBuffer { inputs, targets, scratch } = buffer;
+        let RowBuffer { inputs, targets, scratch: [scratch, other] } = buffer;
         self.inputs.read(rows, inputs, scratch).map_err(fail)?;
         check_finite(&self.inputs, rows, inputs).map_err(fail)?;
         targets.clear();
         if let Some(column) = &self.targets {
-            column.read(rows, targets, scratch).map_err(fail)?;
+            column.read(rows, targets, other).map_err(fail)?;
             check_finite(column, rows, targets).map_err(fail)?;
             if matches!(self.kind, Targets::Classes(_)) {
                 check_labels(column, rows, targets).map_err(fail)?;

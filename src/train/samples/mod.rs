@@ -19,7 +19,7 @@ use crate::dataset::{Batches, Dataset, Order, Sampler, Standardise, Targets};
 use crate::nn::hash_values;
 use crate::trace::{self, Name};
 use scan::{Scan, ScanRequest};
-use source::Opened;
+use source::{FileRange, Files, Opened};
 use storage::Storage;
 
 /// The share of waiting for samples above which there is a warning.
@@ -105,7 +105,13 @@ fn check_same_everywhere(
     fingerprint: u128,
 ) -> Result<()> {
     let source = options.data.data.as_str();
-    let Opened { data, kind, .. } = opened;
+    let Opened { data, kind, files } = opened;
+    // nodes that store the same numbers otherwise would order them otherwise
+    let storage = |part: &FileRange| {
+        let files = part.files.borrow();
+        format!("{:?}, blocks {:016x}", files.row_format(), files.blocks().hash())
+    };
+    let storage: Vec<String> = files.iter().flat_map(Files::ranges).map(storage).collect();
     let num_tests = data.test.as_ref().map_or(0, |test| test.num_samples());
     let found = [
         ("--data", (*kind).to_owned()),
@@ -114,6 +120,7 @@ fn check_same_everywhere(
         ("the shape of a sample", data.train.features().to_string()),
         ("the kind of the targets", describe(data.train.targets())),
         ("means and deviations of such data", format!("{:?}", data.train.preset())),
+        ("the types and chunks of the files", storage.join("; ")),
         ("a hash of the samples", format!("{fingerprint:032x}")),
     ];
     let doing = format!("opening --data {source} (is it the same on every node?)");

@@ -64,7 +64,8 @@ impl ScanRequest {
                 });
                 json!([versions.collect::<Vec<_>>(), part.range.start, part.range.end])
             });
-            json!([inputs, targets, by_features, parts.collect::<Vec<_>>()]).to_string()
+            let has_targets = files.train.files.borrow().row_format().targets.is_some();
+            json!([inputs, targets, has_targets, by_features, parts.collect::<Vec<_>>()]).to_string()
         });
         let path = options.checkpoints.checkpoint_dir.as_ref().map(|folder| folder.join(FILE_NAME));
         ScanRequest { by_features, with_test: files.is_some(), of, path }
@@ -77,7 +78,11 @@ impl ScanRequest {
     /// A sample cannot be read: the same error on every rank.
     pub(super) fn run(&self, all: &Communicator, data: &mut Data) -> Result<Scan> {
         let kept = if all.is_root() { self.read().unwrap_or_default() } else { Vec::new() };
-        if let Some(scan) = self.decode(&all.broadcast_bytes(kept, 0)?) {
+        let kept = self.decode(&all.broadcast_bytes(kept, 0)?);
+        // nodes may have files of their own, which one of them may have changed
+        let mut is_known = [i64::from(kept.is_some())];
+        all.all_reduce(&mut is_known, Operation::Min)?;
+        if let Some(scan) = kept.filter(|_| is_known[0] == 1) {
             log::info!("the samples have not changed since an earlier start looked through them");
             return Ok(scan);
         }
