@@ -27,7 +27,7 @@ pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set, RowBuffer};
 pub use idx::{is_idx, open as open_idx};
 pub use memory::{ByteImages, Subset, Table};
 pub use sampler::{Order, Sampler};
-pub use statistics::{MomentTree, Statistics, leaves, num_channels};
+pub use statistics::{MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 pub use stored::{ColumnFormat, RowFormat, StoredType};
 pub use synthetic::Synthetic;
 

@@ -152,16 +152,34 @@ impl MomentTree {
     }
 }
 
+/// The statistics that a pass over samples computes, besides the largest class number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WantedStatistics {
+    /// The distribution of the inputs.
+    pub moments: bool,
+    /// The checksum of the samples.
+    pub checksum: bool,
+    /// A look at every input, which refuses NaN and infinity.
+    pub finite: bool,
+}
+
+impl WantedStatistics {
+    /// Returns true if the pass reads inputs, and not targets alone.
+    pub fn reads_inputs(self) -> bool {
+        self.moments || self.checksum || self.finite
+    }
+}
+
 /// The results of a pass over the samples of some leaves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statistics {
-    /// The distribution of the inputs; empty if it was not requested.
+    /// The distribution of the inputs; empty if it was not wanted.
     pub moments: MomentTree,
     /// The largest class number, −1 before the first.
     pub largest_label: f64,
     /// The sums over all samples of the upper and of the lower halves of a hash of each sample and
     /// its number: a checksum that does not depend on which rank reads which samples. It cannot
-    /// overflow with fewer than 2³¹ samples.
+    /// overflow with fewer than 2³¹ samples. 0 if it was not wanted.
     pub checksum: [i64; 2],
 }
 
@@ -181,21 +199,23 @@ pub fn leaves(dataset: &dyn Dataset) -> SampleBlocks {
 }
 
 impl Statistics {
-    /// Reads the samples of some [`leaves`] of `dataset` and computes their statistics, the distribution
-    /// of the inputs only if `with_moments`. Calls `after_leaf` after each leaf. Not collective:
-    /// the caller divides the leaves among the ranks and combines the results.
+    /// Reads the samples of some [`leaves`] of `dataset` and computes what is `wanted` of them. Calls
+    /// `after_leaf` after each leaf. Not collective: the caller divides the leaves among the ranks and
+    /// combines the results.
     ///
     /// # Errors
     /// A sample cannot be read or holds NaN or an infinity, or there is no memory for a leaf.
     pub fn gather(
         dataset: &mut dyn Dataset,
         leaves: Range<usize>,
-        with_moments: bool,
+        wanted: WantedStatistics,
         after_leaf: &mut dyn FnMut(),
     ) -> Result<Statistics> {
         let channels = num_channels(dataset.features());
         let mut found = Statistics { moments: MomentTree::default(), largest_label: -1.0, checksum: [0; 2] };
-        let (len, targets_len) = (dataset.features().len(), dataset.targets().len());
+        let WantedStatistics { moments: with_moments, checksum: with_checksum, .. } = wanted;
+        let len = if wanted.reads_inputs() { dataset.features().len() } else { 0 };
+        let targets_len = dataset.targets().len();
         let all = self::leaves(dataset);
         let room = all.largest();
         let (mut inputs, mut targets) = (zeros(room * len)?, zeros(room * targets_len)?);
@@ -211,7 +231,7 @@ impl Statistics {
             let (inputs, targets) =
                 (&mut inputs[..samples.len() * len], &mut targets[..samples.len() * targets_len]);
             dataset.read(&samples, inputs, targets)?;
-            for (index, sample) in samples.iter().enumerate() {
+            for (index, sample) in samples.iter().enumerate().filter(|_| with_checksum) {
                 let mut hash = Xxh3::with_seed(*sample as u64);
                 hash_values(&mut hash, &inputs[index * len..(index + 1) * len]);
                 hash_values(&mut hash, &targets[index * targets_len..(index + 1) * targets_len]);

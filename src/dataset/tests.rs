@@ -23,6 +23,9 @@ fn table() -> Table {
     }
 }
 
+/// All that a pass can compute.
+const ALL: WantedStatistics = WantedStatistics { moments: true, checksum: true, finite: true };
+
 #[test]
 fn samples_come_in_the_order_asked_for() {
     let (inputs, targets) = read(&mut table(), &[2, 0, 2]);
@@ -59,7 +62,7 @@ fn the_embedded_digits_are_there() {
     let mut test = test.unwrap();
     assert_eq!((train.num_samples(), test.num_samples()), (9000, 1000));
     let leaves = 0..leaves(&*test).num_blocks();
-    let statistics = Statistics::gather(&mut *test, leaves, true, &mut || ()).unwrap();
+    let statistics = Statistics::gather(&mut *test, leaves, ALL, &mut || ()).unwrap();
     let [mean, deviation] = statistics.moments.total().unwrap().pairs()[0];
     assert!((mean - 0.1307).abs() < 5e-3 && (deviation - 0.3081).abs() < 5e-3, "{mean} {deviation}");
     assert_eq!(statistics.largest_label, 9.0);
@@ -71,7 +74,7 @@ fn statistics_of_parts_add_up_and_standardise() {
     let mut set = Synthetic::new(Features::Flat(5), Targets::Classes(4), 0, 30_000, 1);
     let num_leaves = leaves(&set).num_blocks();
     assert_eq!(num_leaves, 8);
-    let mut gather = |leaves| Statistics::gather(&mut set, leaves, true, &mut || ()).unwrap();
+    let mut gather = |leaves| Statistics::gather(&mut set, leaves, ALL, &mut || ()).unwrap();
     let whole = gather(0..num_leaves);
     let mut sum = MomentTree::default();
     let mut checksum = 0;
@@ -86,7 +89,7 @@ fn statistics_of_parts_add_up_and_standardise() {
     let mut set = table();
     set.inputs.iter_mut().step_by(3).for_each(|value| *value = 7.0);
     let moments =
-        Statistics::gather(&mut set, 0..1, true, &mut || ()).unwrap().moments.total().unwrap().pairs();
+        Statistics::gather(&mut set, 0..1, ALL, &mut || ()).unwrap().moments.total().unwrap().pairs();
     assert_eq!(moments[0], [7.0, 1.0]);
     let sampler = Sampler::new(10, 10, Order::Sequential, 0);
     let mut batches = Batches::new(Box::new(set), sampler, Some(Standardise::new(&moments)));

@@ -60,13 +60,13 @@ impl Loader {
     /// # Errors
     /// The thread cannot be started.
     pub(super) fn start(
-        files: &Hdf5Set,
+        files: Hdf5Set,
         range: Range<usize>,
         shelf: Shelf,
         tickets: Tickets,
     ) -> Result<Loader> {
         let is_over = Arc::new(AtomicBool::new(false));
-        let (over, files, is_traced) = (Arc::clone(&is_over), files.reader(), trace::is_on());
+        let (over, is_traced) = (Arc::clone(&is_over), trace::is_on());
         let work = move || {
             if is_traced {
                 trace::start_loader();

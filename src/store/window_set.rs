@@ -22,6 +22,8 @@ pub struct WindowSet {
     node: Communicator,
     window: Window,
     exchange: Option<SampleExchange>,
+    /// True if the files' pages stay in the system's cache until they are read again.
+    is_cached: bool,
     /// The step that has begun.
     step: Option<u64>,
     /// The words of one sample.
@@ -66,7 +68,8 @@ pub fn window_bytes(order: &BlockOrder, files: &Hdf5Set, batch_size: usize, num_
 
 impl WindowSet {
     /// Makes room for the samples `range` of `files`, which are read in `order` in steps of
-    /// `batch_size`. Threads read blocks from the first step on. Collective.
+    /// `batch_size`. Threads read blocks from the first step on; past the system's page cache unless
+    /// `is_cached`. Collective.
     ///
     /// # Errors
     /// There is not enough shared memory: the same error on every rank.
@@ -76,6 +79,7 @@ impl WindowSet {
         range: Range<usize>,
         order: BlockOrder,
         batch_size: usize,
+        is_cached: bool,
     ) -> Result<WindowSet> {
         let source = Source::new(files, range);
         let (nodes, row_words) = (ranks.all_nodes(), source.row_words());
@@ -98,7 +102,7 @@ impl WindowSet {
         };
         let exchange = (nodes.len() > 1).then(|| SampleExchange::new(ranks, row_words));
         let node = ranks.node.clone();
-        Ok(WindowSet { source, node, window, exchange, step: None, row: vec![0; row_words] })
+        Ok(WindowSet { source, node, window, exchange, is_cached, step: None, row: vec![0; row_words] })
     }
 }
 
@@ -213,7 +217,7 @@ impl Dataset for WindowSet {
     }
 
     fn begin_step(&mut self, sampler: &Sampler, step: u64, next: Option<u64>) -> Result<()> {
-        let WindowSet { source, window, exchange, .. } = self;
+        let WindowSet { source, window, exchange, is_cached, .. } = self;
         window.order(next.unwrap_or(step));
         let ticket = window.release(sampler, step);
         if window.loader.is_none() {
@@ -222,7 +226,11 @@ impl Dataset for WindowSet {
             }
             self.node.barrier();
             let (range, tickets) = (source.range.clone(), window.tickets.clone());
-            window.loader = Some(Loader::start(&source.files.borrow(), range, window.shelf, tickets)?);
+            let mut files = source.files.borrow().reader();
+            if !*is_cached {
+                files.bypass_cache();
+            }
+            window.loader = Some(Loader::start(files, range, window.shelf, tickets)?);
         }
         self.step = Some(step);
         window.check()?;

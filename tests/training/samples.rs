@@ -107,8 +107,10 @@ pub fn kept_samples(world: &World) {
             // with blocks of 200 samples there are two, fewer than nodes
             for (len, window) in [(9, 1), (9, 3), (9, 100), (200, 1)] {
                 let order = BlockOrder::new(SampleBlocks::every(len, USED.len()), window, 5);
-                for first in [0, epoch - 1] {
-                    let mut set = WindowSet::open(&ranks, &files, USED, order.clone(), batch).unwrap();
+                for (first, is_cached) in [(0, true), (epoch - 1, false)] {
+                    let order_here = order.clone();
+                    let set = WindowSet::open(&ranks, &files, USED, order_here, batch, is_cached);
+                    let mut set = set.unwrap();
                     let sampler = sampler(Order::Blocks(order.clone()));
                     take_steps(all, replica, &mut set, &sampler, first..2 * epoch + 2);
                 }

@@ -10,6 +10,7 @@ use ndarray::IxDyn;
 
 use super::direct::{DirectReader, Scratch};
 use super::names::missing;
+use super::pages::PageBuffer;
 use crate::dataset::stored::{ColumnFormat, StoredType, with_type};
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::memory::check_room;
@@ -143,11 +144,16 @@ impl Column {
         }
     }
 
-    /// Writes the bytes of `rows` to `bytes`, row after row.
+    /// Reads past the page cache from now on, where that is possible.
+    pub(super) fn bypass_cache(&mut self) {
+        self.direct.iter_mut().for_each(DirectReader::bypass_cache);
+    }
+
+    /// Reads `rows` to `bytes`, row after row.
     pub(super) fn read(
         &self,
         rows: &Range<usize>,
-        bytes: &mut Vec<u8>,
+        bytes: &mut PageBuffer,
         scratch: &mut Scratch,
     ) -> Outcome<()> {
         let last = rows.end.saturating_sub(1);
@@ -155,21 +161,21 @@ impl Column {
         let len = rows.len().saturating_mul(self.format.bytes());
         check_room(len).map_err(fail)?;
         if let Some(direct) = &self.direct {
-            bytes.resize(len, 0);
             // what cannot be read so is for the library to read, or to refuse
             if direct.read(rows, bytes, scratch).is_ok() {
                 return Ok(());
             }
         }
         let _span = trace::work(Name::Load);
-        bytes.clear();
         macro_rules! read {
             ($type:ty) => {
-                bytes.extend_from_slice(bytemuck::cast_slice(&self.read_as::<$type>(rows).map_err(fail)?))
+                bytes.set(bytemuck::cast_slice(&self.read_as::<$type>(rows).map_err(fail)?))
             };
         }
         if self.is_boolean {
-            bytes.extend(self.read_as::<bool>(rows).map_err(fail)?.into_iter().map(u8::from));
+            let values: Vec<u8> =
+                self.read_as::<bool>(rows).map_err(fail)?.into_iter().map(u8::from).collect();
+            bytes.set(&values);
         } else {
             with_type!(self.format.stored, read);
         }

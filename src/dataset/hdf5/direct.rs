@@ -7,7 +7,6 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use hdf5::dataset::Layout;
 use hdf5::filters::Filter;
 use libdeflater::Decompressor;
 
+use super::pages::{ByteFile, PageBuffer};
 use crate::trace::{self, Name};
 
 /// The longest time to look for the places of all chunks: before version 1.14 of the library, the
@@ -30,9 +30,9 @@ const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 #[derive(Default)]
 pub struct RowBuffer {
     /// The bytes of the inputs, row after row.
-    pub inputs: Vec<u8>,
+    pub(super) inputs: PageBuffer,
     /// The bytes of the targets, row after row.
-    pub targets: Vec<u8>,
+    pub(super) targets: PageBuffer,
     /// For the inputs and for the targets.
     pub(super) scratch: [Scratch; 2],
 }
@@ -40,7 +40,7 @@ pub struct RowBuffer {
 /// Memory for unpacking chunks.
 #[derive(Default)]
 pub(super) struct Scratch {
-    packed: Vec<u8>,
+    packed: PageBuffer,
     chunk: Vec<u8>,
     shuffled: Vec<u8>,
     decompressor: Option<Decompressor>,
@@ -51,7 +51,7 @@ pub(super) struct Scratch {
 /// The places of the rows of a dataset in its file. A clone reads the same open file.
 #[derive(Clone)]
 pub(super) struct DirectReader {
-    file: Arc<File>,
+    file: ByteFile,
     row_bytes: usize,
     storage: RowStorage,
 }
@@ -79,7 +79,7 @@ impl DirectReader {
     /// numbers must be stored as they are in memory. Returns `None` if the library has to read them.
     pub(super) fn new(path: &Path, dataset: &hdf5::Dataset, row_bytes: usize) -> Option<DirectReader> {
         let element = dataset.dtype().ok()?.size();
-        let file = File::open(path).ok()?;
+        let file = ByteFile::new(File::open(path).ok()?);
         let mut first = [0; SIGNATURE.len()];
         file.read_exact_at(&mut first, 0).ok().filter(|()| first == *SIGNATURE)?;
         let storage = match dataset.layout() {
@@ -87,21 +87,28 @@ impl DirectReader {
             Layout::Chunked => RowStorage::Chunked(Arc::new(Chunks::find(dataset, element)?)),
             _ => return None,
         };
-        Some(DirectReader { file: Arc::new(file), row_bytes, storage })
+        Some(DirectReader { file, row_bytes, storage })
     }
 
-    /// Writes the bytes of `rows` to `bytes`, or returns the reason why they cannot be read.
+    /// Reads past the page cache from now on, if the file system can.
+    pub(super) fn bypass_cache(&mut self) {
+        self.file.bypass_cache();
+    }
+
+    /// Reads `rows` to `bytes`, or returns the reason why they cannot be read.
     pub(super) fn read(
         &self,
         rows: &Range<usize>,
-        bytes: &mut [u8],
+        bytes: &mut PageBuffer,
         scratch: &mut Scratch,
     ) -> Result<(), String> {
+        let len = rows.len() * self.row_bytes;
         match &self.storage {
             RowStorage::Contiguous(start) => {
-                self.read_at(start + (rows.start * self.row_bytes) as u64, bytes)
+                self.read_at(start + (rows.start * self.row_bytes) as u64, len, bytes)
             }
             RowStorage::Chunked(chunks) => {
+                let bytes = bytes.room(len);
                 let mut row = rows.start;
                 while row < rows.end {
                     let number = row / chunks.num_rows;
@@ -117,10 +124,10 @@ impl DirectReader {
         }
     }
 
-    fn read_at(&self, place: u64, bytes: &mut [u8]) -> Result<(), String> {
+    fn read_at(&self, place: u64, len: usize, bytes: &mut PageBuffer) -> Result<(), String> {
         let _span = trace::work(Name::Read);
-        let outcome = self.file.read_exact_at(bytes, place);
-        outcome.map_err(|error| format!("{error} (reading {} bytes at {place})", bytes.len()))
+        let outcome = bytes.read(&self.file, place, len);
+        outcome.map_err(|error| format!("{error} (reading {len} bytes at {place})"))
     }
 
     /// Writes the bytes of a chunk from `start` on to `into`.
@@ -135,15 +142,14 @@ impl DirectReader {
         let (place, size) = chunks.places[number];
         let len = chunks.num_rows * self.row_bytes;
         let Scratch { packed, chunk, shuffled, decompressor, kept } = scratch;
-        let name = (Arc::as_ptr(&self.file).addr(), place);
+        let name = (self.file.id(), place);
         let is_kept = kept.take() == Some(name);
         if !is_kept {
-            packed.resize(size, 0);
-            self.read_at(place, packed)?;
+            self.read_at(place, size, packed)?;
         }
         let _span = trace::work(Name::Unpack);
         let damaged = |why: &str| format!("the chunk of {size} bytes at {place} is damaged: {why}");
-        let mut bytes = &*packed;
+        let mut bytes: &[u8] = packed;
         if chunks.is_deflated {
             let unpacked = if chunks.shuffled.is_some() { &mut *shuffled } else { &mut *chunk };
             if !is_kept {
@@ -258,14 +264,14 @@ mod tests {
             let dataset = file.dataset(name).unwrap();
             let direct = DirectReader::new(&path, &dataset, 12 * element).unwrap();
             for rows in [0..50, 0..7, 3..4, 6..22, 49..50, 5..5] {
-                let mut bytes = vec![0; rows.len() * 12 * element];
+                let mut bytes = PageBuffer::default();
                 direct.read(&rows, &mut bytes, &mut scratch).unwrap();
                 let expected: Vec<u8> = if element == 8 {
                     bytemuck::cast_slice(&values.as_slice().unwrap()[rows.start * 12..rows.end * 12]).to_vec()
                 } else {
                     bytemuck::cast_slice(&small.as_slice().unwrap()[rows.start * 12..rows.end * 12]).to_vec()
                 };
-                assert_eq!(bytes, expected, "{name} {rows:?}");
+                assert_eq!(*bytes, expected, "{name} {rows:?}");
             }
         }
         for name in ["shuffle", "checked", "cut"] {

@@ -109,6 +109,11 @@ impl Hdf5File {
         self.version
     }
 
+    /// Reads inputs past the page cache from now on. Targets are small, and neighbours share a page.
+    pub(super) fn bypass_cache(&mut self) {
+        self.inputs.bypass_cache();
+    }
+
     /// Returns the format of a row.
     pub(super) fn row_format(&self) -> RowFormat {
         RowFormat { inputs: self.inputs.format, targets: self.targets.as_ref().map(|targets| targets.format) }
@@ -122,18 +127,20 @@ impl Hdf5File {
         SampleBlocks::every(len.clamp(1, self.num_samples), self.num_samples)
     }
 
-    /// Reads the bytes of `rows` to `buffer`.
+    /// Reads the bytes of `rows` to `buffer`, those of the inputs only if `with_inputs`.
     ///
     /// # Errors
     /// The file cannot be read any more or has changed, or a value is NaN, infinite or a negative
     /// class number.
-    pub(super) fn read(&self, rows: &Range<usize>, buffer: &mut RowBuffer) -> Result<()> {
+    pub(super) fn read(&self, rows: &Range<usize>, with_inputs: bool, buffer: &mut RowBuffer) -> Result<()> {
         let fail = |why: String| Error::input(format!("reading {}", self.path.display()), why);
         self.check_version().map_err(fail)?;
         let RowBuffer { inputs, targets, scratch: [scratch, other] } = buffer;
-        self.inputs.read(rows, inputs, scratch).map_err(fail)?;
-        check_finite(&self.inputs, rows, inputs).map_err(fail)?;
-        targets.clear();
+        if with_inputs {
+            self.inputs.read(rows, inputs, scratch).map_err(fail)?;
+            check_finite(&self.inputs, rows, inputs).map_err(fail)?;
+        }
+        targets.set(&[]);
         if let Some(column) = &self.targets {
             column.read(rows, targets, other).map_err(fail)?;
             check_finite(column, rows, targets).map_err(fail)?;

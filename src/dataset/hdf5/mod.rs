@@ -2,12 +2,14 @@
 //!
 //! A sample is a row of the dataset of inputs and one of the dataset of targets. Rows are read in
 //! the file's own type. `column.rs` reads one HDF5 dataset, by the library or, where it can,
-//! `direct.rs`; `file.rs` reads both datasets of a file; `names.rs` lists what a file has, for messages.
+//! `direct.rs` from the bytes of `pages.rs`; `file.rs` reads both datasets of a file; `names.rs` lists
+//! what a file has, for messages.
 
 mod column;
 mod direct;
 mod file;
 mod names;
+mod pages;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -76,6 +78,16 @@ impl Hdf5Set {
         })
     }
 
+    /// Reads inputs past the system's page cache from now on, where that is possible.
+    pub fn bypass_cache(&mut self) {
+        self.files.iter_mut().for_each(Hdf5File::bypass_cache);
+    }
+
+    /// Returns the bytes of all files.
+    pub fn file_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.version().len).sum()
+    }
+
     /// Returns a reader of the same open files, for another thread.
     pub fn reader(&self) -> Hdf5Set {
         let Hdf5Set { source, files, blocks, starts, kind, format, .. } = self;
@@ -119,15 +131,27 @@ impl Hdf5Set {
         &self,
         rows: Range<usize>,
         buffer: &mut RowBuffer,
+        keep: impl FnMut(usize, &[u8], &[u8]),
+    ) -> Result<()> {
+        self.read_columns(rows, true, buffer, keep)
+    }
+
+    /// As [`Hdf5Set::read_rows`]; without inputs, those are empty and not read.
+    fn read_columns(
+        &self,
+        rows: Range<usize>,
+        with_inputs: bool,
+        buffer: &mut RowBuffer,
         mut keep: impl FnMut(usize, &[u8], &[u8]),
     ) -> Result<()> {
-        let (len, targets_len) = (self.format.inputs.bytes(), self.format.targets.map_or(0, |t| t.bytes()));
+        let len = if with_inputs { self.format.inputs.bytes() } else { 0 };
+        let targets_len = self.format.targets.map_or(0, |targets| targets.bytes());
         let mut start = rows.start;
         while start < rows.end {
             let file = self.starts.partition_point(|first| *first <= start) - 1;
             let end = rows.end.min(self.starts[file + 1]);
             let within = start - self.starts[file]..end - self.starts[file];
-            self.files[file].read(&within, buffer)?;
+            self.files[file].read(&within, with_inputs, buffer)?;
             for row in 0..end - start {
                 let inputs = &buffer.inputs[row * len..][..len];
                 keep(start + row, inputs, &buffer.targets[row * targets_len..][..targets_len]);
@@ -189,6 +213,7 @@ impl Dataset for Hdf5Set {
     fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
         let began = Instant::now();
         let (format, len, targets_len) = (self.format, self.features().len(), self.kind.len());
+        let with_inputs = !inputs.is_empty();
         // each row once, consecutive ones together
         let mut wanted: Vec<(usize, usize)> = samples.iter().copied().zip(0..).collect();
         wanted.sort_unstable();
@@ -196,9 +221,10 @@ impl Dataset for Hdf5Set {
         for run in wanted.chunk_by(|a, b| b.0 - a.0 <= 1) {
             let (first, last) = (run[0].0, run[run.len() - 1].0);
             let mut places = run.iter().peekable();
-            self.read_rows(first..last + 1, &mut buffer, |row, input_bytes, target_bytes| {
+            let rows = first..last + 1;
+            self.read_columns(rows, with_inputs, &mut buffer, |row, input_bytes, target_bytes| {
                 while let Some((_, place)) = places.next_if(|(wanted, _)| *wanted == row) {
-                    if !inputs.is_empty() {
+                    if with_inputs {
                         format.inputs.decode(input_bytes, &mut inputs[place * len..][..len]);
                     }
                     if let (Some(format), false) = (&format.targets, targets.is_empty()) {

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::options::{Standardisation, TrainOptions, describe};
 use crate::Result;
 use crate::comm::{Communicator, Grid, Operation, World};
-use crate::dataset::{Batches, Dataset, Order, Sampler, Standardise, Targets};
+use crate::dataset::{Batches, Dataset, Order, Sampler, Standardise, Targets, WantedStatistics};
 use crate::nn::hash_values;
 use crate::trace::{self, Name};
 use scan::{Scan, ScanRequest};
@@ -65,7 +65,9 @@ pub fn open(world: &World, grid: &Grid, options: &TrainOptions) -> Result<Sample
     let is_synthetic = options.data.data == "synthetic";
     let mut checksum = (needs_checksum && is_synthetic).then(|| "synthetic".to_owned());
     if files.is_some() || by_features || needs_checksum && !is_synthetic {
-        let request = ScanRequest::new(options, files.as_ref(), by_features);
+        // what the pass does not read is looked at when it is read for the first time
+        let wanted = WantedStatistics { moments: by_features, checksum: needs_checksum, finite: false };
+        let request = ScanRequest::new(options, files.as_ref(), wanted);
         let Scan { largest_label, checksum: found, pairs: own_pairs } = request.run(all, &mut data)?;
         if let (Some(files), Targets::Classes(_)) = (&files, data.train.targets()) {
             let classes = all.agree(scan::count_classes(largest_label, options))?;

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::source::Files;
 use super::storage::{BETWEEN_LINES, WORTH_SAYING};
 use crate::comm::{Communicator, Operation, shard};
-use crate::dataset::{Data, Dataset, MomentTree, Statistics, leaves, num_channels};
+use crate::dataset::{Data, Dataset, MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 use crate::trace::{self, Name};
 use crate::train::options::{DataOptions, MOST_CLASSES, TrainOptions};
 use crate::{Error, Result};
@@ -43,7 +43,7 @@ struct ScanFile {
 
 /// The pass that a run needs.
 pub(super) struct ScanRequest {
-    by_features: bool,
+    wanted: WantedStatistics,
     /// True if the test samples are looked through too.
     with_test: bool,
     /// The files and the samples in them, if they are in files that a later start may find unchanged.
@@ -54,7 +54,11 @@ pub(super) struct ScanRequest {
 
 impl ScanRequest {
     /// Describes the pass of a run over samples, which are those of `files` if there are any.
-    pub(super) fn new(options: &TrainOptions, files: Option<&Files>, by_features: bool) -> ScanRequest {
+    pub(super) fn new(
+        options: &TrainOptions,
+        files: Option<&Files>,
+        wanted: WantedStatistics,
+    ) -> ScanRequest {
         let DataOptions { inputs, targets, .. } = &options.data;
         let of = files.map(|files| {
             let parts = files.ranges().map(|part| {
@@ -65,10 +69,12 @@ impl ScanRequest {
                 json!([versions.collect::<Vec<_>>(), part.range.start, part.range.end])
             });
             let has_targets = files.train.files.borrow().row_format().targets.is_some();
-            json!([inputs, targets, has_targets, by_features, parts.collect::<Vec<_>>()]).to_string()
+            let WantedStatistics { moments, checksum, finite } = wanted;
+            let wanted = [moments, checksum, finite];
+            json!([inputs, targets, has_targets, wanted, parts.collect::<Vec<_>>()]).to_string()
         });
         let path = options.checkpoints.checkpoint_dir.as_ref().map(|folder| folder.join(FILE_NAME));
-        ScanRequest { by_features, with_test: files.is_some(), of, path }
+        ScanRequest { wanted, with_test: files.is_some(), of, path }
     }
 
     /// Returns the result of an earlier start if it is of the same samples, or looks through all
@@ -86,13 +92,15 @@ impl ScanRequest {
             log::info!("the samples have not changed since an earlier start looked through them");
             return Ok(scan);
         }
-        let found = look_through(all, &mut *data.train, self.by_features)?;
+        let found = look_through(all, &mut *data.train, self.wanted)?;
         let mut scan = Scan { largest_label: found.largest_label, checksum: found.checksum, pairs: None };
-        if self.by_features {
+        if self.wanted.moments {
             scan.pairs = found.moments.total().map(|moments| moments.pairs());
         }
         if let Some(test) = data.test.as_mut().filter(|_| self.with_test) {
-            let found = look_through(all, &mut **test, false)?;
+            // the training samples are looked at when they are read, these perhaps only at the end
+            let wanted = WantedStatistics { finite: true, ..WantedStatistics::default() };
+            let found = look_through(all, &mut **test, wanted)?;
             scan.largest_label = scan.largest_label.max(found.largest_label);
         }
         if let Err(error) = self.write(&scan, all.is_root()) {
@@ -133,14 +141,17 @@ impl ScanRequest {
     }
 }
 
-/// Gathers the statistics of all samples of `dataset`, each rank for its share, with the moments of
-/// the inputs if `by_features`. Collective.
-fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool) -> Result<Statistics> {
+/// Gathers the statistics of all samples of `dataset`, each rank for its share. Collective.
+fn look_through(
+    all: &Communicator,
+    dataset: &mut dyn Dataset,
+    wanted: WantedStatistics,
+) -> Result<Statistics> {
     let leaves = shard(leaves(dataset).num_blocks(), all.rank(), all.size());
     let (num_leaves, num_samples) = (leaves.len(), dataset.num_samples());
     let bytes =
         num_samples.saturating_mul((dataset.features().len() + dataset.targets().len()) * size_of::<f32>());
-    if bytes > WORTH_SAYING {
+    if bytes > WORTH_SAYING && wanted.reads_inputs() {
         log::info!(
             "looking through {num_samples} samples ({:.1} GB) for their classes and moments, \
              and for NaN and infinity",
@@ -158,7 +169,7 @@ fn look_through(all: &Communicator, dataset: &mut dyn Dataset, by_features: bool
             log::info!("looked through {} % of them", 100 * num_seen / num_leaves.max(1));
         }
     };
-    let found = Statistics::gather(dataset, leaves, by_features, &mut told);
+    let found = Statistics::gather(dataset, leaves, wanted, &mut told);
     drop(span);
     let mut found = all.agree(found)?;
     found.merge(all, num_channels(dataset.features()))?;

@@ -124,7 +124,8 @@ impl Storage {
             megabytes(bytes_of_node),
             megabytes(room)
         );
-        let train = WindowSet::open(&ranks, train, range.clone(), block_order, batch_size)?;
+        let is_cached = train.borrow().file_bytes() < room.saturating_sub(bytes) as u64;
+        let train = WindowSet::open(&ranks, train, range.clone(), block_order, batch_size, is_cached)?;
         let shared_bytes = if is_first { bytes } else { 0 };
         Ok(Storage { data: Data { train: Box::new(train), test }, order, shared_bytes })
     }
