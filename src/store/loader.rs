@@ -15,6 +15,10 @@ use crate::{Error, Result};
 /// The time between two looks at a slot that is still needed.
 const PAUSE: Duration = Duration::from_micros(500);
 
+/// The rows after which a thread offers its core to others: a rank that has to wait for one delays
+/// all ranks.
+const ROWS_AT_A_TIME: usize = 32;
+
 /// The blocks of a node in the order in which they are needed: in every epoch, those at every
 /// `num_nodes`-th place from `node` on.
 #[derive(Clone)]
@@ -119,7 +123,12 @@ fn read_ahead(
         let rows = tickets.order.blocks().samples(order.block(place));
         let rows = range.start + rows.start..range.start + rows.end;
         known = Some(order);
-        read_block(files, rows, &mut buffer, |row, words| shelf.write(ticket, row, words))?;
+        read_block(files, rows, &mut buffer, |row, words| {
+            if row % ROWS_AT_A_TIME == 0 {
+                thread::yield_now();
+            }
+            shelf.write(ticket, row, words);
+        })?;
         shelf.fill(ticket);
     }
     Ok(())
