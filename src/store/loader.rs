@@ -75,9 +75,7 @@ impl Loader {
             if is_traced {
                 trace::start_loader();
             }
-            if let Err(error) = read_ahead(&files, &range, shelf, &tickets, &over) {
-                shelf.fail(&error);
-            }
+            read_ahead(&files, &range, shelf, &tickets, &over);
             trace::finish()
         };
         let thread = thread::Builder::new().name("loader".into()).spawn(work);
@@ -95,16 +93,11 @@ impl Drop for Loader {
     }
 }
 
-fn read_ahead(
-    files: &Hdf5Set,
-    range: &Range<usize>,
-    shelf: Shelf,
-    tickets: &Tickets,
-    is_over: &AtomicBool,
-) -> Result<()> {
+/// Reads blocks until `is_over`.
+fn read_ahead(files: &Hdf5Set, range: &Range<usize>, shelf: Shelf, tickets: &Tickets, is_over: &AtomicBool) {
     if tickets.in_epoch() == 0 {
         // there are fewer blocks than nodes
-        return Ok(());
+        return;
     }
     let mut buffer = RowBuffer::default();
     let mut known: Option<EpochOrder> = None;
@@ -113,7 +106,7 @@ fn read_ahead(
         let ticket = shelf.take();
         while !shelf.is_free(ticket) {
             if is_over() {
-                return Ok(());
+                return;
             }
             thread::sleep(PAUSE);
         }
@@ -123,15 +116,17 @@ fn read_ahead(
         let rows = tickets.order.blocks().samples(order.block(place));
         let rows = range.start + rows.start..range.start + rows.end;
         known = Some(order);
-        read_block(files, rows, &mut buffer, |row, words| {
+        let outcome = read_block(files, rows, &mut buffer, |row, words| {
             if row % ROWS_AT_A_TIME == 0 {
                 thread::yield_now();
             }
             shelf.write(ticket, row, words);
-        })?;
-        shelf.fill(ticket);
+        });
+        match outcome {
+            Ok(()) => shelf.fill(ticket),
+            Err(error) => shelf.fail(ticket, &error),
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! [`Shelf`]: the blocks that the ranks of a node keep for a while, in memory that they share.
 //!
-//! SampleBlocks are numbered in the order in which they are needed, over all epochs: a block's number is
+//! Blocks are numbered in the order in which they are needed, over all epochs: a block's number is
 //! its *ticket*. Ticket t is kept in slot t modulo the number of slots. The threads of the ranks
 //! take tickets one by one; one that has a ticket waits until the earlier block in its slot has been
-//! read, and released by every rank, reads its block, and marks the slot as filled.
+//! read, and released by every rank, reads its block, and marks the slot as filled. A block that
+//! cannot be read ends the job when a step needs it, so that the end does not depend on how far the
+//! threads have read ahead.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,6 +27,9 @@ const TEXT: usize = 3;
 const FIRST: usize = TEXT + 1 + TEXT_WORDS;
 /// The first word after those.
 const END: usize = FIRST + 1;
+
+/// Marks the ticket of a slot whose block cannot be read.
+const UNREADABLE: u64 = 1 << 63;
 
 /// States of an error.
 const WRITING: u64 = 1;
@@ -113,7 +118,7 @@ impl Shelf {
         let needed = (0..self.num_ranks).map(|rank| self.released(rank).load(Ordering::Acquire)).min();
         let is_first = ticket < self.word(FIRST).load(Ordering::Relaxed) + num_slots;
         needed.is_some_and(|needed| ticket < needed + num_slots)
-            && (is_first || self.is_filled(ticket - num_slots))
+            && (is_first || self.state(ticket - num_slots) & !UNREADABLE == ticket - num_slots + 1)
     }
 
     /// Writes a sample of the block of a ticket.
@@ -139,7 +144,12 @@ impl Shelf {
 
     /// Returns true if the block of a ticket can be read.
     pub(super) fn is_filled(&self, ticket: u64) -> bool {
-        self.filled(self.slot(ticket)).load(Ordering::Acquire) == ticket + 1
+        self.state(ticket) == ticket + 1
+    }
+
+    /// Returns the state of the slot of a ticket: the ticket that it holds, plus 1, perhaps marked.
+    fn state(&self, ticket: u64) -> u64 {
+        self.filled(self.slot(ticket)).load(Ordering::Acquire)
     }
 
     /// Reads a sample of the block of a ticket.
@@ -147,8 +157,15 @@ impl Shelf {
         self.memory.read(self.start(ticket) + row * self.row_words, words);
     }
 
-    /// Passes an error to the ranks that wait for blocks; only the first one counts.
-    pub(super) fn fail(&self, error: &Error) {
+    /// Passes an error to the ranks that need the block of a ticket. The text is that of the first
+    /// error.
+    pub(super) fn fail(&self, ticket: u64, error: &Error) {
+        self.keep(error);
+        self.filled(self.slot(ticket)).store(UNREADABLE | (ticket + 1), Ordering::Release);
+    }
+
+    /// Keeps an error if it is the first.
+    fn keep(&self, error: &Error) {
         let state = self.word(FAILURE);
         if state.compare_exchange(0, WRITING, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
@@ -163,11 +180,12 @@ impl Shelf {
         state.store(WRITTEN, Ordering::Release);
     }
 
-    /// Returns the error of a thread, to the first rank that asks: it ends the job. Returns true to
-    /// others, which wait for that.
-    pub(super) fn failure(&self) -> std::result::Result<bool, Error> {
+    /// Returns the error if the block of a ticket cannot be read, to the first rank that asks: it ends
+    /// the job. Returns true to others, which wait for that.
+    pub(super) fn failure(&self, ticket: u64) -> std::result::Result<bool, Error> {
         let state = self.word(FAILURE);
-        if state.load(Ordering::Acquire) < WRITTEN {
+        let is_unreadable = self.state(ticket) == UNREADABLE | (ticket + 1);
+        if !is_unreadable || state.load(Ordering::Acquire) < WRITTEN {
             return Ok(false);
         }
         if state.compare_exchange(WRITTEN, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -222,11 +240,16 @@ mod tests {
             slot_words: 1,
             row_words: 1,
         };
-        assert!(!shelf.failure().unwrap());
-        shelf.fail(&Error::input("reading x.h5", "it is damaged"));
-        shelf.fail(&Error::failed("later", "it does not count"));
-        let error = shelf.failure().unwrap_err();
+        shelf.begin(5);
+        shelf.fill(5);
+        assert!(!shelf.failure(5).unwrap() && !shelf.failure(6).unwrap());
+        shelf.fail(6, &Error::input("reading x.h5", "it is damaged"));
+        assert!(!shelf.is_filled(6) && !shelf.failure(5).unwrap(), "other blocks come");
+        shelf.release(0, 7);
+        assert!(shelf.is_free(7));
+        shelf.fail(7, &Error::failed("later", "it does not count"));
+        let error = shelf.failure(7).unwrap_err();
         assert_eq!((error.to_string().as_str(), error.exit_code()), ("reading x.h5: it is damaged", 2));
-        assert!(shelf.failure().unwrap());
+        assert!(shelf.failure(7).unwrap());
     }
 }

@@ -137,9 +137,9 @@ impl Window {
         ticket
     }
 
-    /// Returns the error of a thread of this node, if there is one.
-    fn check(&self) -> Result<()> {
-        while self.shelf.failure()? {
+    /// Returns the error if the block of a ticket cannot be read.
+    fn check(&self, ticket: u64) -> Result<()> {
+        while self.shelf.failure(ticket)? {
             // another rank ends the job
             thread::sleep(Duration::from_millis(10));
         }
@@ -167,7 +167,7 @@ impl Window {
         let began = Instant::now();
         let span = trace::work(Name::DataWait);
         while !self.shelf.is_filled(ticket) {
-            self.check()?;
+            self.check(ticket)?;
             comm::advance();
             thread::sleep(Duration::from_micros(50));
         }
@@ -233,7 +233,6 @@ impl Dataset for WindowSet {
             window.loader = Some(Loader::start(files, range, window.shelf, tickets)?);
         }
         self.step = Some(step);
-        window.check()?;
         match exchange {
             Some(exchange) => exchange.begin_step(&mut WindowHomes { window, source }, sampler, step, next),
             None => Ok(()),

@@ -22,6 +22,9 @@ use crate::trace::{self, Name};
 /// time grows with the square of their number.
 const LONGEST_SEARCH: Duration = Duration::from_millis(300);
 
+/// The packed size below which chunks are small.
+const SMALL_CHUNK: usize = 64 << 10;
+
 /// The first bytes of a file whose addresses count from its beginning (HDF5 File Format
 /// Specification 3.0, §II.A).
 const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
@@ -90,9 +93,19 @@ impl DirectReader {
         Some(DirectReader { file, row_bytes, storage })
     }
 
-    /// Reads past the page cache from now on, if the file system can.
+    /// Reads past the page cache from now on, if the file system can, unless chunks are small: the
+    /// system reads neighbours of those ahead.
     pub(super) fn bypass_cache(&mut self) {
-        self.file.bypass_cache();
+        let is_small = match &self.storage {
+            RowStorage::Contiguous(_) => false,
+            RowStorage::Chunked(chunks) => {
+                let bytes: usize = chunks.places.iter().map(|(_, size)| size).sum();
+                bytes < SMALL_CHUNK * chunks.places.len()
+            }
+        };
+        if !is_small {
+            self.file.bypass_cache();
+        }
     }
 
     /// Reads `rows` to `bytes`, or returns the reason why they cannot be read.

@@ -4,7 +4,7 @@
 //! read again, so that keeping its pages costs time and brings nothing.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Error, ErrorKind, Result};
+use std::io::{ErrorKind, Result};
 use std::ops::Deref;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-/// The alignment of places, lengths and memory in reads past the page cache: a multiple of what
+/// The alignment of places, lengths and memory in reads past the page cache: a multiple of what most
 /// devices and file systems ask for (open(2), `O_DIRECT`).
 const PAGE: usize = 4096;
 
@@ -79,14 +79,21 @@ impl PageBuffer {
         &mut self.memory[..len]
     }
 
-    /// Reads `len` bytes at `place` of `file`.
+    /// Reads `len` bytes at `place` of `file`, through the page cache where the file system cannot
+    /// read past it in pages.
     ///
     /// # Errors
     /// The file is shorter or cannot be read.
     pub(super) fn read(&mut self, file: &ByteFile, place: u64, len: usize) -> Result<()> {
-        let Some(uncached) = &file.uncached else {
-            return file.read_exact_at(self.room(len), place);
-        };
+        match &file.uncached {
+            Some(uncached) if self.read_pages(uncached, place, len) => Ok(()),
+            _ => file.read_exact_at(self.room(len), place),
+        }
+    }
+
+    /// Reads `len` bytes at `place` of `file`, opened for reads past the page cache, as whole pages.
+    /// Returns false if they cannot be read in this way.
+    fn read_pages(&mut self, file: &File, place: u64, len: usize) -> bool {
         let before = (place % PAGE as u64) as usize;
         let whole = (before + len).next_multiple_of(PAGE);
         let room = self.room(whole + PAGE);
@@ -94,15 +101,14 @@ impl PageBuffer {
         let pages = &mut room[aligned..][..whole];
         let mut num_read = 0;
         while num_read < before + len {
-            match uncached.read_at(&mut pages[num_read..], place - before as u64 + num_read as u64) {
-                Ok(0) => return Err(Error::from(ErrorKind::UnexpectedEof)),
-                Ok(num) => num_read += num,
+            match file.read_at(&mut pages[num_read..], place - before as u64 + num_read as u64) {
+                Ok(num) if num > 0 => num_read += num,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                _ => return false,
             }
         }
         (self.start, self.len) = (aligned + before, len);
-        Ok(())
+        true
     }
 }
 

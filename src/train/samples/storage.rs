@@ -50,9 +50,11 @@ impl Storage {
         let bytes: usize = files.ranges().map(bytes_of).sum();
         // the ranks of a node may see different values, so that the smallest counts
         let room = free_bytes().into_iter().chain(shared_room()).min().unwrap_or(usize::MAX);
-        let mut extremes = [-(clamp(room) as f64), clamp(bytes) as f64];
+        let free = free_bytes().unwrap_or(usize::MAX);
+        let mut extremes = [-(clamp(room) as f64), clamp(bytes) as f64, -(clamp(free) as f64)];
         world.communicator().all_reduce(&mut extremes, Operation::Max)?;
-        let [room, bytes_of_node] = [-extremes[0] as usize, extremes[1] as usize];
+        let [room, bytes_of_node, free] =
+            [-extremes[0], extremes[1], -extremes[2]].map(|bytes| bytes as usize);
         let is_stored = match options.data.data_store {
             DataStore::Off => false,
             DataStore::On if bytes_of_node > room => {
@@ -124,7 +126,9 @@ impl Storage {
             megabytes(bytes_of_node),
             megabytes(room)
         );
-        let is_cached = train.borrow().file_bytes() < room.saturating_sub(bytes) as u64;
+        // a node may read all blocks, and a file may hold more than the samples
+        let most_read = bytes_of_node.saturating_mul(world.num_nodes()) as u64;
+        let is_cached = train.borrow().file_bytes().min(most_read) < free.saturating_sub(bytes) as u64;
         let train = WindowSet::open(&ranks, train, range.clone(), block_order, batch_size, is_cached)?;
         let shared_bytes = if is_first { bytes } else { 0 };
         Ok(Storage { data: Data { train: Box::new(train), test }, order, shared_bytes })
