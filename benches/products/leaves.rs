@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use phalanx::comm::shard;
+
 /// The largest number of leaves.
 pub const MOST_LEAVES: usize = 8;
 
@@ -25,11 +27,8 @@ pub struct Leaves {
 
 impl Leaves {
     /// Returns the terms of a leaf. Lengths differ by at most 1, with the longer leaves first.
-    #[inline(always)]
     pub fn terms(self, leaf: usize) -> Range<usize> {
-        let (part, longer) = (self.len / self.num, self.len % self.num);
-        let start = leaf * part + leaf.min(longer);
-        start..start + part + usize::from(leaf < longer)
+        shard(self.len, leaf, self.num)
     }
 
     /// Returns the number of values on top of the stack that are added to the value of `leaf`, one

@@ -55,6 +55,7 @@ fn interleave(lines: &[f32], num_terms: usize, width: usize, strip: &mut [f32]) 
         let terms = first..num_terms.min(first + AT_ONCE);
         let strip = &mut strip[terms.start * width..terms.end * width];
         for (at, line) in lines.chunks_exact(num_terms).enumerate() {
+            // the same loop twice, for one is unrolled
             if let Some(several) = line[terms.clone()].first_chunk::<AT_ONCE>() {
                 for (i, element) in several.iter().enumerate() {
                     strip[i * width + at] = *element;

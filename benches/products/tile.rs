@@ -84,7 +84,8 @@ fn add_tile<S: Simd, const ROWS: usize, const WIDTH: usize>(
     }
 }
 
-/// Where a tile is written to: `height × width` elements of rows that are `stride` apart.
+/// The section of a product that a tile is written to: `height` rows, `stride` apart, of `width`
+/// elements.
 pub struct Target<'a> {
     pub values: &'a mut [f32],
     pub stride: usize,

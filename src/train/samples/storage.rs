@@ -49,8 +49,8 @@ impl Storage {
         let bytes_of = |part: &FileRange| StoredSet::bytes(&ranks, &part.files.borrow(), &part.leaves());
         let bytes: usize = files.ranges().map(bytes_of).sum();
         // the ranks of a node may see different values, so that the smallest counts
-        let room = free_bytes().into_iter().chain(shared_room()).min().unwrap_or(usize::MAX);
         let free = free_bytes().unwrap_or(usize::MAX);
+        let room = shared_room().map_or(free, |room| room.min(free));
         let mut extremes = [-(clamp(room) as f64), clamp(bytes) as f64, -(clamp(free) as f64)];
         world.communicator().all_reduce(&mut extremes, Operation::Max)?;
         let [room, bytes_of_node, free] =
