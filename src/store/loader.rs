@@ -12,7 +12,7 @@ use crate::dataset::{BlockOrder, EpochOrder, Hdf5Set, RowBuffer};
 use crate::trace::{self, Record};
 use crate::{Error, Result};
 
-/// The time between two looks at a slot that is still needed.
+/// The time between two looks at the next slot while it is still needed.
 const PAUSE: Duration = Duration::from_micros(500);
 
 /// The rows after which a thread offers its core to others: a rank that has to wait for one delays
@@ -101,15 +101,11 @@ fn read_ahead(files: &Hdf5Set, range: &Range<usize>, shelf: Shelf, tickets: &Tic
     }
     let mut buffer = RowBuffer::default();
     let mut known: Option<EpochOrder> = None;
-    let is_over = || is_over.load(Ordering::Relaxed);
-    while !is_over() {
-        let ticket = shelf.take();
-        while !shelf.is_free(ticket) {
-            if is_over() {
-                return;
-            }
+    while !is_over.load(Ordering::Relaxed) {
+        let Some(ticket) = shelf.take() else {
             thread::sleep(PAUSE);
-        }
+            continue;
+        };
         let (epoch, place) = tickets.place(ticket);
         let order = known.take().filter(|known| known.epoch == epoch);
         let order = order.unwrap_or_else(|| tickets.order.epoch(epoch));

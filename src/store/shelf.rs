@@ -2,10 +2,11 @@
 //!
 //! Blocks are numbered in the order in which they are needed, over all epochs: a block's number is
 //! its *ticket*. Ticket t is kept in slot t modulo the number of slots. The threads of the ranks
-//! take tickets one by one; one that has a ticket waits until the earlier block in its slot has been
-//! read, and released by every rank, reads its block, and marks the slot as filled. A block that
-//! cannot be read ends the job when a step needs it, so that the end does not depend on how far the
-//! threads have read ahead.
+//! take tickets one by one, each as soon as the earlier block in its slot has been read, and released
+//! by every rank. A thread that has taken a ticket reads its block, whatever else happens, and marks
+//! the slot as filled: a rank that finishes first leaves none behind for which others would wait. A
+//! block that cannot be read ends the job when a step needs it, so that the end does not depend on how
+//! far the threads have read ahead.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -106,14 +107,22 @@ impl Shelf {
         self.word(NEXT).store(ticket, Ordering::Release);
     }
 
-    /// Takes the next ticket.
-    pub(super) fn take(&self) -> u64 {
-        self.word(NEXT).fetch_add(1, Ordering::AcqRel)
+    /// Takes the next ticket, if its slot may be overwritten. Whoever takes it must fill the slot.
+    pub(super) fn take(&self) -> Option<u64> {
+        let next = self.word(NEXT);
+        let mut ticket = next.load(Ordering::Acquire);
+        while self.is_free(ticket) {
+            match next.compare_exchange(ticket, ticket + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(ticket),
+                Err(later) => ticket = later,
+            }
+        }
+        None
     }
 
     /// Returns true if the slot of a ticket may be overwritten: every rank has released the ticket
     /// before it there, and its thread has filled the slot. Nobody may have waited for that.
-    pub(super) fn is_free(&self, ticket: u64) -> bool {
+    fn is_free(&self, ticket: u64) -> bool {
         let num_slots = self.num_slots as u64;
         let needed = (0..self.num_ranks).map(|rank| self.released(rank).load(Ordering::Acquire)).min();
         let is_first = ticket < self.word(FIRST).load(Ordering::Relaxed) + num_slots;
@@ -213,21 +222,22 @@ mod tests {
         let memory = SharedMemory::of_process(Shelf::num_words(num_ranks, num_slots, 4));
         let shelf = Shelf { memory, num_ranks, num_slots, slot_words: 4, row_words: 2 };
         shelf.begin(10);
-        assert_eq!([shelf.take(), shelf.take(), shelf.take(), shelf.take()], [10, 11, 12, 13]);
-        assert!((10..13).all(|ticket| shelf.is_free(ticket)) && !shelf.is_free(13));
+        assert_eq!([shelf.take(), shelf.take(), shelf.take()], [10, 11, 12].map(Some));
+        assert_eq!(shelf.take(), None, "a rank may end without reading 13");
         shelf.write(10, 1, &[5, 6]);
         shelf.fill(10);
         let mut row = [0; 2];
         shelf.read(10, 1, &mut row);
         assert!(shelf.is_filled(10) && !shelf.is_filled(11) && row == [5, 6]);
         shelf.release(0, 12);
-        assert!(!shelf.is_free(13), "the other rank needs 10");
+        assert_eq!(shelf.take(), None, "the other rank needs 10");
         shelf.release(1, 12);
-        assert!(shelf.is_free(13));
+        assert_eq!(shelf.take(), Some(13));
         // nobody has waited for 11, whose thread still reads it
-        assert!(!shelf.is_free(14));
+        assert_eq!(shelf.take(), None);
         shelf.fill(11);
-        assert!(shelf.is_free(14) && shelf.has_room(0, 14) && !shelf.has_room(0, 15));
+        assert_eq!(shelf.take(), Some(14));
+        assert!(shelf.has_room(0, 14) && !shelf.has_room(0, 15));
         assert!(!shelf.has_room(0, 11));
     }
 
@@ -246,7 +256,7 @@ mod tests {
         shelf.fail(6, &Error::input("reading x.h5", "it is damaged"));
         assert!(!shelf.is_filled(6) && !shelf.failure(5).unwrap(), "other blocks come");
         shelf.release(0, 7);
-        assert!(shelf.is_free(7));
+        assert!(shelf.is_free(7), "the slot is used again");
         shelf.fail(7, &Error::failed("later", "it does not count"));
         let error = shelf.failure(7).unwrap_err();
         assert_eq!((error.to_string().as_str(), error.exit_code()), ("reading x.h5: it is damaged", 2));
