@@ -8,7 +8,8 @@
 //! | [`memory`] | large arrays on huge pages; buffers as messages see them | |
 //! | [`trace`] | the recorder of spans: what a rank did when | |
 //! | [`comm`] | ranks and messages; the only place that names MPI | `memory`, `trace` |
-//! | [`device`] | arithmetic; the only place that names `gemm` and CUDA | `memory` |
+//! | [`sums`] | sums whose bits depend on no order | |
+//! | [`device`] | arithmetic; the only place that names `gemm` and CUDA | `memory`, `sums` |
 //! | [`nn`] | networks, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | samples, their order and their statistics | `memory`, `nn`, `trace` |
@@ -124,6 +125,7 @@ pub mod optim;
 pub mod parallel;
 pub mod probe;
 pub mod store;
+pub mod sums;
 pub mod trace;
 pub mod train;
 

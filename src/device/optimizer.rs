@@ -1,6 +1,7 @@
 //! Contract of the optimizers' steps over flat slices of parameters.
 
 use super::memory::MemoryOperations;
+use crate::sums::ExactSum;
 
 /// Indices into the values of an optimizer that change from step to step.
 ///
@@ -68,6 +69,9 @@ pub struct LionStep {
     pub weight_decay: f32,
 }
 
+/// Elements of the array in which squares are summed: the words of an [`ExactSum`].
+pub const SQUARES_LEN: usize = size_of::<ExactSum>() / size_of::<f32>();
+
 /// Updates of parameters, and the squares that the gradient's norm is made of.
 pub trait OptimizerOperations: MemoryOperations {
     /// Updates `parameters` in one pass and adds the squares of the unscaled gradient to
@@ -85,6 +89,13 @@ pub trait OptimizerOperations: MemoryOperations {
         sums: Self::ViewMut<'_>,
     );
 
-    /// Adds the squares of `values` to `sums[totals::GRADIENT_SQUARES]`.
-    fn sum_squares(&self, values: Self::View<'_>, sums: Self::ViewMut<'_>);
+    /// Adds the squares of `values` to the sum in `squares`, which has [`SQUARES_LEN`] elements that
+    /// are 0 at first, and which [`OptimizerOperations::exact_squares`] understands.
+    fn sum_squares(&self, values: Self::View<'_>, squares: Self::ViewMut<'_>);
+
+    /// Returns the sum in `squares`, which [`OptimizerOperations::sum_squares`] has formed. On the CPU
+    /// it is exact; on a GPU it was rounded.
+    fn exact_squares(&self, squares: &[f32]) -> ExactSum {
+        bytemuck::pod_read_unaligned(bytemuck::cast_slice(squares))
+    }
 }

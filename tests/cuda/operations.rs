@@ -2,7 +2,7 @@
 
 use phalanx::device::{
     Activation, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape, OptimizerStep,
-    PoolShape, Role, totals, update,
+    PoolShape, Role, SQUARES_LEN, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -167,10 +167,32 @@ impl Operation for Optimizer {
 operation!(GatherRows { columns: usize }, |this, device, views, outs| {
     device.gather_rows(this.columns, views[0], views[1], outs[0].take().unwrap())
 });
-operation!(Squares {}, |this, device, views, outs| {
-    let _ = this;
-    device.sum_squares(views[0], outs[0].take().unwrap())
-});
+/// Sums squares twice into one sum.
+pub struct Squares;
+
+impl Operation for Squares {
+    fn run<D: Device>(&self, device: &D, buffers: &mut [D::Buffer], lengths: &[usize]) {
+        let [values, norm] = buffers else { panic!("a norm has two arrays") };
+        let mut squares = device.allocate(SQUARES_LEN, Role::Exact).unwrap();
+        let [len, half] = [lengths[0], lengths[0] / 2];
+        for range in [0..half, half..len] {
+            let squares = device.view_mut(&mut squares, 0..SQUARES_LEN);
+            device.sum_squares(device.view(values, range), squares);
+        }
+        let mut sum = 0.0;
+        let read = |squares: &[f32]| {
+            sum = device.exact_squares(squares).value() as f32;
+            Ok(())
+        };
+        device.read(device.view(&squares, 0..SQUARES_LEN), &mut { read }).unwrap();
+        let write = |norm: &mut [f32]| {
+            norm[0] = sum.sqrt();
+            Ok(())
+        };
+        device.write(device.view_mut(norm, 0..1), &mut { write }).unwrap();
+    }
+}
+
 operation!(FillAndCopy { value: f32 }, |this, device, views, outs| {
     device.fill(outs[0].take().unwrap(), this.value);
     device.copy(views[0], outs[1].take().unwrap())

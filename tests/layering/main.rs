@@ -16,15 +16,16 @@ const MAY_USE: &[(&str, &str)] = &[
     ("", ""),
     ("memory", ""),
     ("trace", ""),
+    ("sums", ""),
     ("comm", "comm/algorithm comm/communicator comm/mpi memory trace"),
     ("comm/algorithm", "comm/mpi trace"),
     ("comm/communicator", "comm comm/algorithm comm/engine comm/mpi memory trace"),
     ("comm/engine", "comm comm/algorithm comm/mpi memory trace"),
     ("comm/mpi", "memory"),
-    ("device", "memory"),
-    ("device/cpu", "device memory"),
+    ("device", "memory sums"),
+    ("device/cpu", "device memory sums"),
     ("device/cpu/convolution", "device device/cpu"),
-    ("device/cuda", "device device/cuda/runtime memory"),
+    ("device/cuda", "device device/cuda/runtime memory sums"),
     ("device/cuda/runtime", "device"),
     ("nn", "device"),
     ("optim", "device"),
@@ -35,7 +36,7 @@ const MAY_USE: &[(&str, &str)] = &[
     (
         "parallel/data",
         "comm device memory nn optim parallel parallel/schedule \
-         parallel/stage parallel/zero trace",
+         parallel/stage parallel/zero sums trace",
     ),
     (
         "parallel/pipeline",

@@ -1,6 +1,7 @@
 //! Loops over arrays: split among the threads, compiled for the widest vectors of the processor.
 
 use super::Cpu;
+use crate::sums::ExactSum;
 
 /// Elements over which a sum stays in `f32` lanes before it is continued in `f64`; threads take
 /// whole chunks.
@@ -86,7 +87,7 @@ impl Cpu {
         sums.iter().sum()
     }
 
-    /// Returns the sum of the squares of `values`.
+    /// Returns the sum of the squares of `values`, in an order that depends on the threads.
     pub(super) fn squares(&self, values: &[f32]) -> f64 {
         self.sum_over(values.chunks(self.part_len(values.len())), |values| {
             let mut sum = 0.0;
@@ -96,6 +97,23 @@ impl Cpu {
             );
             sum
         })
+    }
+
+    /// Adds the squares of `values` to `sum`, whose bits no order changes.
+    pub(super) fn add_squares(&self, values: &[f32], sum: &mut ExactSum) {
+        let add = |values, sum: &mut ExactSum| {
+            self.vectorised(
+                #[inline(always)]
+                || sum.add_squares(values),
+            );
+        };
+        if self.threads == 1 {
+            return add(values, sum);
+        }
+        let parts = values.chunks(self.part_len(values.len()));
+        let mut sums = vec![ExactSum::default(); parts.len()];
+        self.for_each(parts.zip(&mut sums), |(values, sum)| add(values, sum));
+        sums.iter().for_each(|other| *sum += *other);
     }
 }
 

@@ -32,8 +32,10 @@ impl OptimizerOperations for Cpu {
         sums[totals::GRADIENT_SQUARES] += squares as f32;
     }
 
-    fn sum_squares(&self, values: &[f32], sums: &mut [f32]) {
-        sums[totals::GRADIENT_SQUARES] += self.squares(values) as f32;
+    fn sum_squares(&self, values: &[f32], squares: &mut [f32]) {
+        let mut sum = self.exact_squares(squares);
+        self.add_squares(values, &mut sum);
+        bytemuck::cast_slice_mut(squares).copy_from_slice(bytemuck::bytes_of(&sum));
     }
 }
 

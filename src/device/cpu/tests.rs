@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, WeightLayout, totals,
-    update,
+    Activation, AdamStep, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, SQUARES_LEN, WeightLayout,
+    totals, update,
 };
 use crate::memory::Memory;
 
@@ -287,7 +287,11 @@ fn threads_share_long_arrays_without_a_trace() {
         let step = OptimizerStep::Adam(adam);
         cpu.optimizer_step(&step, &update, &mut parameters, &gradients, &mut moments, &mut sums);
         cpu.activation_backward(Activation::Tanh, len, &gradients, &mut moments[0], None, false);
-        (parameters, moments.map(|moment| moment.to_vec()), cpu.squares(&gradients) as f32, sums)
+        let mut squares = [0.0; SQUARES_LEN];
+        cpu.sum_squares(&gradients, &mut squares);
+        let exact = cpu.exact_squares(&squares).value();
+        assert!((exact - cpu.squares(&gradients)).abs() < 1e-6 * exact, "{exact}");
+        (parameters, moments.map(|moment| moment.to_vec()), exact, sums)
     });
     assert_eq!(results[0], results[1]);
 }

@@ -4,7 +4,8 @@ use super::runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, launch};
-use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals};
+use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SQUARES_LEN, SgdStep, totals};
+use crate::sums::ExactSum;
 
 /// Largest number of slots of an optimizer: `MAX_SLOTS` of the kernels.
 const MAX_SLOTS: usize = 4;
@@ -152,7 +153,8 @@ impl OptimizerOperations for Cuda {
         }
     }
 
-    fn sum_squares(&self, values: CudaView<'_>, sums: CudaViewMut<'_>) {
+    fn sum_squares(&self, values: CudaView<'_>, squares: CudaViewMut<'_>) {
+        assert_eq!(squares.len, SQUARES_LEN);
         launch!(
             self.streams,
             &self.kernels.of::<OptimizerKernels>().sum_squares,
@@ -161,8 +163,14 @@ impl OptimizerOperations for Cuda {
             values.pointer,
             self.partial_sums.of_blocks(),
             self.partial_sums.blocks_done(),
-            gradient_squares(&sums),
+            squares.pointer,
         );
+    }
+
+    fn exact_squares(&self, squares: &[f32]) -> ExactSum {
+        let mut sum = ExactSum::default();
+        sum.add(f64::from(squares[0]));
+        sum
     }
 }
 

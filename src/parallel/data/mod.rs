@@ -34,7 +34,7 @@ use super::zero::{
 };
 use crate::Result;
 use crate::comm::{Channels, Communicator, Front, Operation, Pending};
-use crate::device::{Device, Role, totals};
+use crate::device::{Device, Role, SQUARES_LEN, totals};
 use crate::nn::FlatBuffer;
 use crate::optim::{Optimizer, Update};
 
@@ -60,9 +60,8 @@ pub struct Weights<D: Device> {
     update: Update,
     /// The number in the model of each of this rank's tensors.
     numbers: Vec<usize>,
-    /// Sums of squares for clipping, [`totals::LEN`] elements for each of this rank's tensors.
-    clip_sums: D::Buffer,
-    squares: Vec<f64>,
+    /// Sums of squares for clipping, [`SQUARES_LEN`] elements for each of this rank's tensors.
+    squares: D::Buffer,
 }
 
 /// A bucket.
@@ -82,15 +81,14 @@ struct Reduction<D: Device> {
 }
 
 impl<D: Device> Weights<D> {
-    /// Allocates the memory for the tensors of `layout`, of a model of `num_tensors`, and fills the
-    /// parameters with their initial values. Not collective.
+    /// Allocates the memory for the tensors of `layout`, and fills the parameters with their initial
+    /// values. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
     pub fn new(
         device: &D,
         layout: &Layout,
-        num_tensors: usize,
         channels: &Channels,
         settings: WeightSettings,
     ) -> Result<Weights<D>> {
@@ -129,8 +127,7 @@ impl<D: Device> Weights<D> {
             reducing: VecDeque::new(),
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
             numbers: layout.tensors.iter().map(|(number, _)| *number).collect(),
-            clip_sums: device.allocate(totals::LEN * shards.len(), Role::Exact)?,
-            squares: vec![0.0; num_tensors],
+            squares: device.allocate(SQUARES_LEN * shards.len(), Role::Exact)?,
         })
     }
 

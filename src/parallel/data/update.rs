@@ -3,10 +3,11 @@
 use super::Weights;
 use crate::Result;
 use crate::comm::Operation;
-use crate::device::{Device, totals};
+use crate::device::{Device, SQUARES_LEN, totals};
 use crate::optim::clip_factor;
 use crate::parallel::settle;
 use crate::parallel::zero::ZeroStage;
+use crate::sums::ExactSum;
 use crate::trace::{self, Name};
 
 impl<D: Device> Weights<D> {
@@ -35,32 +36,30 @@ impl<D: Device> Weights<D> {
         (0..self.buckets.len()).rev().try_for_each(|segment| self.update_bucket(device, segment))
     }
 
-    /// Returns the norm of the whole gradient, every logical parameter counted once: summed tensor
-    /// by tensor, in logical order, so that its bits do not depend on the stages of the tensors.
-    /// Every replica sums its part, whatever the stage of ZeRO. Collective over the grid.
+    /// Returns the norm of the whole gradient, every logical parameter counted once. The sum of
+    /// squares is exact, so its bits do not depend on where tensors are cut. Every replica sums its
+    /// part, whatever the stage of ZeRO. Collective over the grid.
     fn norm(&mut self, device: &D) -> Result<f64> {
-        let len = totals::LEN * self.numbers.len();
-        device.fill(device.view_mut(&mut self.clip_sums, 0..len), 0.0);
+        let len = SQUARES_LEN * self.numbers.len();
+        device.fill(device.view_mut(&mut self.squares, 0..len), 0.0);
         for segment in 0..self.buckets.len() {
             let start = self.partition.owned(segment).start;
             for (tensor, place) in self.gradients.flat().tensors_in(segment) {
                 let kept = self.partition.of_tensor(segment, &place).kept;
                 if !kept.is_empty() {
                     let own = self.gradients.view(device, segment, start + kept.start..start + kept.end);
-                    let at = totals::LEN * tensor;
-                    device.sum_squares(own, device.view_mut(&mut self.clip_sums, at..at + totals::LEN));
+                    let at = SQUARES_LEN * tensor;
+                    device.sum_squares(own, device.view_mut(&mut self.squares, at..at + SQUARES_LEN));
                 }
             }
         }
-        self.squares.fill(0.0);
-        device.read(device.view(&self.clip_sums, 0..len), &mut |sums| {
-            for (number, sums) in self.numbers.iter().zip(sums.chunks_exact(totals::LEN)) {
-                self.squares[*number] = f64::from(sums[totals::GRADIENT_SQUARES]);
-            }
+        let mut sum = ExactSum::default();
+        device.read(device.view(&self.squares, 0..len), &mut |squares| {
+            squares.chunks_exact(SQUARES_LEN).for_each(|squares| sum += device.exact_squares(squares));
             Ok(())
         })?;
-        self.norms.all_reduce(&mut self.squares, Operation::Sum)?;
-        Ok(self.squares.iter().sum::<f64>().sqrt())
+        self.norms.all_reduce(sum.words_mut(), Operation::Sum)?;
+        Ok(sum.value().sqrt())
     }
 
     /// Returns true if the squares that this rank's optimizer sums count towards the norm: in stage

@@ -95,7 +95,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             let parts = Arc::new(StateParts::new(model, grid.shape, plan, sync)?);
             let settings =
                 WeightSettings { sync, optimizer, passes: plan.schedule.passes(), gathering, seed };
-            let weights = Weights::new(device, &layout, model.tensors.len(), &grid.channels, settings)?;
+            let weights = Weights::new(device, &layout, &grid.channels, settings)?;
             let (schedule, recompute) = (&plan.schedule, plan.recompute);
             let pipeline = Pipeline::new(device, &grid.channels, &layout, schedule, capacity, recompute)?;
             Ok((layout, parts, weights, pipeline))

@@ -1,0 +1,245 @@
+//! [`ExactSum`]: a sum that is rounded once, when it is read.
+//!
+//! The accumulator is a fixed-point number that is wide enough for every term: Kulisch & Miranker,
+//! "The arithmetic of the digital computer: a new approach", SIAM Review 1986. Additions to it are
+//! exact, so they may come in any order, and be spread over threads and ranks. An array is first
+//! reduced in `f64` lanes: each term is cut at a bit so high that the sum of all upper sections is
+//! exact, then the lower sections likewise, until nothing is left (Rump, Ogita & Oishi, "Accurate
+//! floating-point summation", SIAM J. Sci. Comput. 2008).
+
+use std::ops::AddAssign;
+
+use bytemuck::{Pod, Zeroable};
+
+/// The power of two of the accumulator's lowest bit: the square of the smallest `f32` is 2⁻²⁹⁸.
+const LOWEST: i32 = -320;
+
+/// Bits of a digit that has no carries.
+const DIGIT_BITS: u32 = 32;
+
+/// Digits up to 2³²⁰: the square of the largest `f32` is below 2²⁵⁶.
+const NUM_DIGITS: usize = 20;
+
+/// Terms that are cut at the same bit.
+const NUM_TERMS: usize = 1024;
+
+/// Sums that are formed side by side in vectors.
+const LANES: usize = 16;
+
+/// A sum of numbers, exact until it is read. It holds squares and values of `f32`, as many as
+/// there is memory for. A sum with a term that is NaN or infinite is NaN.
+///
+/// The words of several sums, added as integers, are the words of the sum of all terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Zeroable, Pod)]
+#[repr(C)]
+pub struct ExactSum {
+    /// Digit i is a multiple of 2^(32 · i − 320); carries stay in the upper half of each word.
+    digits: [i64; NUM_DIGITS],
+    /// The number of terms that are NaN or infinite.
+    num_not_finite: i64,
+}
+
+impl Default for ExactSum {
+    fn default() -> ExactSum {
+        ExactSum::zeroed()
+    }
+}
+
+impl AddAssign for ExactSum {
+    fn add_assign(&mut self, mut other: ExactSum) {
+        self.words_mut().iter_mut().zip(other.words_mut()).for_each(|(word, other)| *word += *other);
+    }
+}
+
+impl ExactSum {
+    /// Returns the words, which may be added to those of other sums, for instance by an all-reduce.
+    pub fn words_mut(&mut self) -> &mut [i64] {
+        bytemuck::cast_slice_mut(std::slice::from_mut(self))
+    }
+
+    /// Adds a multiple of 2⁻³²⁰ below 2²⁸⁸.
+    ///
+    /// # Panics
+    /// The term is no such multiple.
+    pub fn add(&mut self, term: f64) {
+        if !term.is_finite() {
+            self.num_not_finite += 1;
+        } else if term != 0.0 {
+            let bits = term.abs().to_bits();
+            let (exponent, fraction) = ((bits >> 52) as i32, bits & ((1 << 52) - 1));
+            let mantissa = fraction | u64::from(exponent > 0) << 52;
+            let zeros = mantissa.trailing_zeros();
+            let mantissa = mantissa >> zeros;
+            let place = exponent.max(1) - 1075 + zeros as i32 - LOWEST;
+            let is_held = place >= 0 && place + mantissa.ilog2() as i32 + LOWEST < 288;
+            assert!(is_held, "{term} does not fit an exact sum");
+            let (digit, shift) = (place as u32 / DIGIT_BITS, place as u32 % DIGIT_BITS);
+            let mut rest = u128::from(mantissa) << shift;
+            for word in &mut self.digits[digit as usize..] {
+                let low = (rest & ((1 << DIGIT_BITS) - 1)) as i64;
+                *word += if term < 0.0 { -low } else { low };
+                rest >>= DIGIT_BITS;
+            }
+        }
+    }
+
+    /// Adds the squares of `values`. Inlined, so that it uses the vectors that its caller is
+    /// compiled for.
+    #[inline(always)]
+    pub fn add_squares(&mut self, values: &[f32]) {
+        let mut terms = [0.0; NUM_TERMS];
+        for values in values.chunks(NUM_TERMS) {
+            let len = values.len().next_multiple_of(LANES);
+            let terms = &mut terms[..len];
+            terms[values.len()..].fill(0.0);
+            for (term, value) in terms.iter_mut().zip(values) {
+                // exact: two factors of 24 bits
+                *term = f64::from(*value) * f64::from(*value);
+            }
+            self.add_terms(terms.as_chunks_mut().0);
+        }
+    }
+
+    /// Adds at most [`NUM_TERMS`] terms, which are overwritten.
+    #[inline(always)]
+    fn add_terms(&mut self, terms: &mut [[f64; LANES]]) {
+        let mut largest = [0; LANES];
+        for terms in &*terms {
+            keep_largest(terms, &mut largest);
+        }
+        loop {
+            let largest_bits = largest.iter().copied().max().unwrap_or(0);
+            if largest_bits == 0 {
+                return;
+            }
+            if !f64::from_bits(largest_bits as u64).is_finite() {
+                self.num_not_finite += 1;
+                return;
+            }
+            // Terms are below 2^(exponent + 1), so 1024 of them are below 2^(exponent + 11): their
+            // multiples of 2^(exponent − 42) add up without rounding. Adding and subtracting 1.5 ·
+            // 2^(52 + u) rounds a number to a multiple of 2^u.
+            let exponent = (largest_bits >> 52) as u64;
+            let cut = 1.5 * f64::from_bits((exponent + 10) << 52);
+            let mut sums = [0.0; LANES];
+            largest = [0; LANES];
+            for terms in &mut *terms {
+                for (term, sum) in terms.iter_mut().zip(&mut sums) {
+                    let upper = (*term + cut) - cut;
+                    *term -= upper;
+                    *sum += upper;
+                }
+                keep_largest(terms, &mut largest);
+            }
+            self.add(sums.iter().sum());
+        }
+    }
+
+    /// Returns the sum, rounded to the nearest `f64`.
+    pub fn value(&self) -> f64 {
+        if self.num_not_finite != 0 {
+            return f64::NAN;
+        }
+        let mut digits = self.digits;
+        let is_negative = carry(&mut digits) < 0;
+        if is_negative {
+            digits = self.digits.map(|digit| -digit);
+            carry(&mut digits);
+        }
+        let Some(top) = digits.iter().rposition(|digit| *digit != 0) else { return 0.0 };
+        // four digits hold more bits than an `f64`; a bit below stands for all lower digits
+        let bottom = top.saturating_sub(3);
+        let upper =
+            digits[bottom..=top].iter().rev().fold(0, |sum, digit| sum << DIGIT_BITS | *digit as u128);
+        let sticky = u128::from(digits[..bottom].iter().any(|digit| *digit != 0));
+        let power = LOWEST + (DIGIT_BITS as usize * bottom) as i32;
+        let magnitude = (upper | sticky) as f64 * 2_f64.powi(power);
+        if is_negative { -magnitude } else { magnitude }
+    }
+}
+
+/// Keeps in `largest` the bits of the largest magnitudes, of which NaN and infinity are the largest.
+#[inline(always)]
+fn keep_largest(terms: &[f64; LANES], largest: &mut [i64; LANES]) {
+    for (term, largest) in terms.iter().zip(largest) {
+        *largest = (*largest).max((term.to_bits() & !(1 << 63)) as i64);
+    }
+}
+
+/// Leaves in each digit but the highest its lower half, and returns the highest, which has the sign.
+fn carry(digits: &mut [i64; NUM_DIGITS]) -> i64 {
+    let mut carried = 0;
+    for digit in &mut digits[..NUM_DIGITS - 1] {
+        *digit += carried;
+        carried = *digit >> DIGIT_BITS;
+        *digit &= (1 << DIGIT_BITS) - 1;
+    }
+    digits[NUM_DIGITS - 1] += carried;
+    digits[NUM_DIGITS - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(terms: &[f64]) -> f64 {
+        let mut sum = ExactSum::default();
+        terms.iter().for_each(|term| sum.add(*term));
+        sum.value()
+    }
+
+    #[test]
+    fn a_sum_is_rounded_once() {
+        assert_eq!(sum(&[]), 0.0);
+        assert_eq!(sum(&[1.0, 2_f64.powi(-52), -1.0]), 2_f64.powi(-52));
+        assert_eq!(sum(&[1e70, 1.0, -1e70]), 1.0);
+        assert_eq!(sum(&[2_f64.powi(-298), 2_f64.powi(250), -2_f64.powi(250)]), 2_f64.powi(-298));
+        assert_eq!(sum(&[-3.5, 1.25]), -2.25);
+        // halfway between two numbers of f64 is rounded to the even one, a little more upwards
+        let half = 2_f64.powi(-53);
+        assert_eq!(sum(&[1.0, half]), 1.0);
+        assert_eq!(sum(&[1.0, half, 2_f64.powi(-290)]), 1.0 + f64::EPSILON);
+        assert_eq!(sum(&[1.0, half, -2_f64.powi(-290)]), 1.0);
+        assert!(sum(&[1.0, f64::NAN]).is_nan() && sum(&[f64::INFINITY]).is_nan());
+    }
+
+    #[test]
+    #[should_panic(expected = "does not fit")]
+    fn a_term_below_the_lowest_bit_is_refused() {
+        sum(&[2_f64.powi(-321)]);
+    }
+
+    #[test]
+    fn squares_of_every_magnitude_add_up_in_any_order_and_parts() {
+        // magnitudes from the smallest number to the largest, and of trained networks
+        let values: Vec<f32> = (0..5000_u32)
+            .map(|i| {
+                let bits = i.wrapping_mul(2_654_435_761);
+                let wide = f32::from_bits(bits & 0x7f7f_ffff);
+                if i % 3 == 0 { wide } else { (bits % 2001) as f32 * 1e-6 - 1e-3 }
+            })
+            .collect();
+        let mut expected = ExactSum::default();
+        values.iter().for_each(|value| expected.add(f64::from(*value) * f64::from(*value)));
+        let expected_value = expected.value();
+        assert!(expected_value.is_finite() && expected_value > 0.0);
+        for part in [1, 7, 1024, 1500, 5000] {
+            for reverse in [false, true] {
+                let mut all = ExactSum::default();
+                for values in values.chunks(part) {
+                    let mut values = values.to_vec();
+                    if reverse {
+                        values.reverse();
+                    }
+                    let mut sum = ExactSum::default();
+                    sum.add_squares(&values);
+                    all += sum;
+                }
+                assert_eq!(all.value().to_bits(), expected_value.to_bits(), "parts of {part}");
+            }
+        }
+        let mut sum = ExactSum::default();
+        sum.add_squares(&[1.0, f32::INFINITY]);
+        assert!(sum.value().is_nan());
+    }
+}
