@@ -8,7 +8,7 @@
 //! | [`memory`] | large arrays on huge pages; buffers as messages see them | |
 //! | [`trace`] | the recorder of spans: what a rank did when | |
 //! | [`comm`] | ranks and messages; the only place that names MPI | `memory`, `trace` |
-//! | [`sums`] | sums whose bits depend on no order | |
+//! | [`sums`] | sums with the same bits for any division of their terms | |
 //! | [`device`] | arithmetic; the only place that names `gemm` and CUDA | `memory`, `sums` |
 //! | [`nn`] | networks, losses, initial values, flat parameters | `device` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |

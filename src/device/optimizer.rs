@@ -69,9 +69,6 @@ pub struct LionStep {
     pub weight_decay: f32,
 }
 
-/// Elements of the array in which squares are summed: the words of an [`ExactSum`].
-pub const SQUARES_LEN: usize = size_of::<ExactSum>() / size_of::<f32>();
-
 /// Updates of parameters, and the squares that the gradient's norm is made of.
 pub trait OptimizerOperations: MemoryOperations {
     /// Updates `parameters` in one pass and adds the squares of the unscaled gradient to
@@ -89,8 +86,14 @@ pub trait OptimizerOperations: MemoryOperations {
         sums: Self::ViewMut<'_>,
     );
 
-    /// Adds the squares of `values` to the sum in `squares`, which has [`SQUARES_LEN`] elements that
-    /// are 0 at first, and which [`OptimizerOperations::exact_squares`] understands.
+    /// Returns the number of elements in which a sum of squares is kept: by default the words of an
+    /// [`ExactSum`].
+    fn squares_len(&self) -> usize {
+        size_of::<ExactSum>() / size_of::<f32>()
+    }
+
+    /// Adds the squares of `values` to the sum in `squares`, which has
+    /// [`OptimizerOperations::squares_len`] elements that are 0 at first.
     fn sum_squares(&self, values: Self::View<'_>, squares: Self::ViewMut<'_>);
 
     /// Returns the sum in `squares`, which [`OptimizerOperations::sum_squares`] has formed. On the CPU

@@ -197,9 +197,11 @@ impl<D: Device> Optimizer<D> {
 }
 
 /// Returns the factor that scales a gradient of norm `norm` to at most `largest`, as
-/// `torch.nn.utils.clip_grad_norm_`.
+/// `torch.nn.utils.clip_grad_norm_`: 0 if the norm is infinite, NaN if it is NaN.
 pub fn clip_factor(norm: f64, largest: f64) -> f64 {
-    (largest / (norm + 1e-6)).min(1.0)
+    let factor = largest / (norm + 1e-6);
+    // `f64::min` would return 1 for NaN
+    if factor > 1.0 { 1.0 } else { factor }
 }
 
 #[cfg(test)]
@@ -283,5 +285,7 @@ mod tests {
     fn clipping_never_lengthens() {
         assert_eq!(clip_factor(0.5, 1.0), 1.0);
         assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
+        assert_eq!(clip_factor(f64::INFINITY, 1.0), 0.0);
+        assert!(clip_factor(f64::NAN, 1.0).is_nan());
     }
 }

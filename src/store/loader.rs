@@ -12,7 +12,7 @@ use crate::dataset::{BlockOrder, EpochOrder, Hdf5Set, RowBuffer};
 use crate::trace::{self, Record};
 use crate::{Error, Result};
 
-/// The time between two looks at the next slot while it is still needed.
+/// The time after which a thread that cannot take a ticket tries again.
 const PAUSE: Duration = Duration::from_micros(500);
 
 /// The rows after which a thread offers its core to others: a rank that has to wait for one delays

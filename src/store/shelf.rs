@@ -2,11 +2,11 @@
 //!
 //! Blocks are numbered in the order in which they are needed, over all epochs: a block's number is
 //! its *ticket*. Ticket t is kept in slot t modulo the number of slots. The threads of the ranks
-//! take tickets one by one, each as soon as the earlier block in its slot has been read, and released
-//! by every rank. A thread that has taken a ticket reads its block, whatever else happens, and marks
-//! the slot as filled: a rank that finishes first leaves none behind for which others would wait. A
-//! block that cannot be read ends the job when a step needs it, so that the end does not depend on how
-//! far the threads have read ahead.
+//! take tickets in order. The next ticket can be taken once the earlier block in its slot has been
+//! read from its file and every rank has released it. A thread that has taken a ticket reads the block
+//! and marks the slot as filled, even if its rank has finished training meanwhile: other ranks may
+//! wait for the block. A block that cannot be read ends the job when a step needs it, so that the end
+//! does not depend on how far the threads have read ahead.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

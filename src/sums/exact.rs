@@ -26,17 +26,20 @@ const NUM_TERMS: usize = 1024;
 /// Sums that are formed side by side in vectors.
 const LANES: usize = 16;
 
-/// A sum of numbers, exact until it is read. It holds squares and values of `f32`, as many as
-/// there is memory for. A sum with a term that is NaN or infinite is NaN.
+/// A sum of numbers, exact until it is read. It holds squares and values of `f32`. A sum with a term
+/// that is NaN is NaN, else one with an infinite square is infinite.
 ///
-/// The words of several sums, added as integers, are the words of the sum of all terms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Zeroable, Pod)]
+/// If the words of several sums are added as integers, the result is a sum of all their terms: its
+/// [`value`](ExactSum::value) does not depend on how the terms were divided, its words do.
+#[derive(Debug, Clone, Copy, Zeroable, Pod)]
 #[repr(C)]
 pub struct ExactSum {
-    /// Digit i is a multiple of 2^(32 · i − 320); carries stay in the upper half of each word.
+    /// Digit i counts multiples of 2^(32 · i − 320), with a sign and carries in its upper half.
     digits: [i64; NUM_DIGITS],
-    /// The number of terms that are NaN or infinite.
-    num_not_finite: i64,
+    /// More than 0 if there is a term that is infinite.
+    infinite: i64,
+    /// More than 0 if there is a term that is NaN.
+    not_a_number: i64,
 }
 
 impl Default for ExactSum {
@@ -57,13 +60,15 @@ impl ExactSum {
         bytemuck::cast_slice_mut(std::slice::from_mut(self))
     }
 
-    /// Adds a multiple of 2⁻³²⁰ below 2²⁸⁸.
+    /// Adds a multiple of 2⁻³²⁰ below 2²⁸⁸, or infinity or NaN. At most 2³¹ terms may be added.
     ///
     /// # Panics
-    /// The term is no such multiple.
+    /// The term is finite, but no such multiple.
     pub fn add(&mut self, term: f64) {
-        if !term.is_finite() {
-            self.num_not_finite += 1;
+        if term == f64::INFINITY {
+            self.infinite += 1;
+        } else if !term.is_finite() {
+            self.not_a_number += 1;
         } else if term != 0.0 {
             let bits = term.abs().to_bits();
             let (exponent, fraction) = ((bits >> 52) as i32, bits & ((1 << 52) - 1));
@@ -83,8 +88,8 @@ impl ExactSum {
         }
     }
 
-    /// Adds the squares of `values`. Inlined, so that it uses the vectors that its caller is
-    /// compiled for.
+    /// Adds the squares of at most 2⁴⁰ `values`. Inlined, so that it uses the vectors that its caller
+    /// is compiled for.
     #[inline(always)]
     pub fn add_squares(&mut self, values: &[f32]) {
         let mut terms = [0.0; NUM_TERMS];
@@ -112,9 +117,9 @@ impl ExactSum {
             if largest_bits == 0 {
                 return;
             }
-            if !f64::from_bits(largest_bits as u64).is_finite() {
-                self.num_not_finite += 1;
-                return;
+            let largest_term = f64::from_bits(largest_bits as u64);
+            if !largest_term.is_finite() {
+                return self.add(largest_term);
             }
             // Terms are below 2^(exponent + 1), so 1024 of them are below 2^(exponent + 11): their
             // multiples of 2^(exponent − 42) add up without rounding. Adding and subtracting 1.5 ·
@@ -137,8 +142,11 @@ impl ExactSum {
 
     /// Returns the sum, rounded to the nearest `f64`.
     pub fn value(&self) -> f64 {
-        if self.num_not_finite != 0 {
+        if self.not_a_number > 0 {
             return f64::NAN;
+        }
+        if self.infinite > 0 {
+            return f64::INFINITY;
         }
         let mut digits = self.digits;
         let is_negative = carry(&mut digits) < 0;
@@ -200,7 +208,8 @@ mod tests {
         assert_eq!(sum(&[1.0, half]), 1.0);
         assert_eq!(sum(&[1.0, half, 2_f64.powi(-290)]), 1.0 + f64::EPSILON);
         assert_eq!(sum(&[1.0, half, -2_f64.powi(-290)]), 1.0);
-        assert!(sum(&[1.0, f64::NAN]).is_nan() && sum(&[f64::INFINITY]).is_nan());
+        assert!(sum(&[1.0, f64::NAN]).is_nan() && sum(&[f64::INFINITY, f64::NAN]).is_nan());
+        assert_eq!(sum(&[1.0, f64::INFINITY]), f64::INFINITY);
     }
 
     #[test]
@@ -211,35 +220,41 @@ mod tests {
 
     #[test]
     fn squares_of_every_magnitude_add_up_in_any_order_and_parts() {
-        // magnitudes from the smallest number to the largest, and of trained networks
-        let values: Vec<f32> = (0..5000_u32)
-            .map(|i| {
-                let bits = i.wrapping_mul(2_654_435_761);
-                let wide = f32::from_bits(bits & 0x7f7f_ffff);
-                if i % 3 == 0 { wide } else { (bits % 2001) as f32 * 1e-6 - 1e-3 }
-            })
-            .collect();
-        let mut expected = ExactSum::default();
-        values.iter().for_each(|value| expected.add(f64::from(*value) * f64::from(*value)));
-        let expected_value = expected.value();
-        assert!(expected_value.is_finite() && expected_value > 0.0);
-        for part in [1, 7, 1024, 1500, 5000] {
-            for reverse in [false, true] {
-                let mut all = ExactSum::default();
-                for values in values.chunks(part) {
-                    let mut values = values.to_vec();
-                    if reverse {
-                        values.reverse();
+        let random = |i: u32| i.wrapping_mul(2_654_435_761);
+        let any = |i| f32::from_bits(random(i) & 0x7f7f_ffff);
+        let gradient = |i| (random(i) % 2001) as f32 * 1e-6 - 1e-3;
+        let subnormal = |i| f32::from_bits(random(i) & 0x007f_ffff);
+        let mixed = |i| if i % 2 == 0 { gradient(i) * 1e18 } else { gradient(i) * 1e-17 };
+        let sets: [&dyn Fn(u32) -> f32; 4] = [&any, &gradient, &subnormal, &mixed];
+        for values in sets {
+            let values: Vec<f32> = (0..5000).map(values).collect();
+            let mut expected = ExactSum::default();
+            values.iter().for_each(|value| expected.add(f64::from(*value) * f64::from(*value)));
+            carry(&mut expected.digits);
+            for part in [1, 7, 1024, 1500, 5000] {
+                for reverse in [false, true] {
+                    let mut all = ExactSum::default();
+                    for values in values.chunks(part) {
+                        let mut values = values.to_vec();
+                        if reverse {
+                            values.reverse();
+                        }
+                        let mut sum = ExactSum::default();
+                        sum.add_squares(&values);
+                        all += sum;
                     }
-                    let mut sum = ExactSum::default();
-                    sum.add_squares(&values);
-                    all += sum;
+                    assert_eq!(all.value().to_bits(), expected.value().to_bits(), "parts of {part}");
+                    carry(&mut all.digits);
+                    assert_eq!(all.digits, expected.digits, "parts of {part}");
                 }
-                assert_eq!(all.value().to_bits(), expected_value.to_bits(), "parts of {part}");
             }
         }
-        let mut sum = ExactSum::default();
-        sum.add_squares(&[1.0, f32::INFINITY]);
-        assert!(sum.value().is_nan());
+        let squares = |values: &[f32]| {
+            let mut sum = ExactSum::default();
+            sum.add_squares(values);
+            sum.value()
+        };
+        assert_eq!(squares(&[1.0, f32::NEG_INFINITY]), f64::INFINITY);
+        assert!(squares(&[f32::NAN, f32::INFINITY]).is_nan());
     }
 }

@@ -1,4 +1,5 @@
-//! Sums whose bits depend on no order: not on ranks, threads or parts of a state.
+//! Sums that have the same bits for any number of ranks and threads, and for any division of their
+//! terms.
 
 mod exact;
 

@@ -1,7 +1,8 @@
 //! Every operation with exact expectations, for every element type.
 
 use phalanx::Result;
-use phalanx::comm::{Communicator, Element, Operation, World};
+use phalanx::comm::{Communicator, Element, Operation, World, shard};
+use phalanx::sums::ExactSum;
 
 use crate::value;
 
@@ -181,4 +182,16 @@ pub fn wrong_lengths(world: &World) {
     if size > 1 {
         refused(c.start_all_gather_in_place(vec![1; size + 1]).map(drop), "one for each rank");
     }
+}
+
+/// Squares that ranks divide have the sum that one rank finds.
+pub fn exact_sums(world: &World) {
+    let communicator = world.communicator();
+    let values: Vec<f32> = (0..5003_u32).map(|i| (i * i % 4099) as f32 * 1e-4 - 0.2).collect();
+    let mut expected = ExactSum::default();
+    values.iter().for_each(|value| expected.add(f64::from(*value) * f64::from(*value)));
+    let mut sum = ExactSum::default();
+    sum.add_squares(&values[shard(values.len(), communicator.rank(), communicator.size())]);
+    communicator.all_reduce(sum.words_mut(), Operation::Sum).unwrap();
+    assert_eq!(sum.value().to_bits(), expected.value().to_bits());
 }

@@ -2,7 +2,7 @@
 
 use phalanx::device::{
     Activation, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape, OptimizerStep,
-    PoolShape, Role, SQUARES_LEN, totals, update,
+    PoolShape, Role, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -172,11 +172,11 @@ pub struct Squares;
 
 impl Operation for Squares {
     fn run<D: Device>(&self, device: &D, buffers: &mut [D::Buffer], lengths: &[usize]) {
-        let [values, norm] = buffers else { panic!("a norm has two arrays") };
-        let mut squares = device.allocate(SQUARES_LEN, Role::Exact).unwrap();
+        let [values, total] = buffers else { panic!("a sum of squares has two arrays") };
+        let mut squares = device.allocate(device.squares_len(), Role::Exact).unwrap();
         let [len, half] = [lengths[0], lengths[0] / 2];
         for range in [0..half, half..len] {
-            let squares = device.view_mut(&mut squares, 0..SQUARES_LEN);
+            let squares = device.view_mut(&mut squares, 0..device.squares_len());
             device.sum_squares(device.view(values, range), squares);
         }
         let mut sum = 0.0;
@@ -184,12 +184,12 @@ impl Operation for Squares {
             sum = device.exact_squares(squares).value() as f32;
             Ok(())
         };
-        device.read(device.view(&squares, 0..SQUARES_LEN), &mut { read }).unwrap();
-        let write = |norm: &mut [f32]| {
-            norm[0] = sum.sqrt();
+        device.read(device.view(&squares, 0..device.squares_len()), &mut { read }).unwrap();
+        let write = |total: &mut [f32]| {
+            total[0] = sum;
             Ok(())
         };
-        device.write(device.view_mut(norm, 0..1), &mut { write }).unwrap();
+        device.write(device.view_mut(total, 0..1), &mut { write }).unwrap();
     }
 }
 

@@ -296,7 +296,11 @@ fn optimizers(cuda: &Cuda, tolerance: f32) {
         let mut arrays = read.to_vec();
         arrays.extend([weights(random(len, 2)), exact(random(len, 3)), sums.clone()]);
         compare(&format!("{len} values {step:?}"), cuda, tolerance, &arrays, &Optimizer { step });
-        compare("squares", cuda, tolerance, &[exact(random(len, 6)), output(1)], &Squares);
+        let total = || exact(vec![f32::NAN]);
+        compare("squares", cuda, tolerance, &[exact(random(len, 6)), total()], &Squares);
+        let mut values = random(len, 6);
+        values[len / 2] = f32::NAN;
+        compare("squares with NaN", cuda, tolerance, &[exact(values), total()], &Squares);
     }
 }
 

@@ -99,7 +99,7 @@ impl Cpu {
         })
     }
 
-    /// Adds the squares of `values` to `sum`, whose bits no order changes.
+    /// Adds the squares of `values` to `sum`, whose value is the same for any number of threads.
     pub(super) fn add_squares(&self, values: &[f32], sum: &mut ExactSum) {
         let add = |values, sum: &mut ExactSum| {
             self.vectorised(

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, SQUARES_LEN, WeightLayout,
-    totals, update,
+    Activation, AdamStep, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, WeightLayout, totals,
+    update,
 };
 use crate::memory::Memory;
 
@@ -287,7 +287,7 @@ fn threads_share_long_arrays_without_a_trace() {
         let step = OptimizerStep::Adam(adam);
         cpu.optimizer_step(&step, &update, &mut parameters, &gradients, &mut moments, &mut sums);
         cpu.activation_backward(Activation::Tanh, len, &gradients, &mut moments[0], None, false);
-        let mut squares = [0.0; SQUARES_LEN];
+        let mut squares = vec![0.0; cpu.squares_len()];
         cpu.sum_squares(&gradients, &mut squares);
         let exact = cpu.exact_squares(&squares).value();
         assert!((exact - cpu.squares(&gradients)).abs() < 1e-6 * exact, "{exact}");

@@ -4,7 +4,7 @@ use super::runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, launch};
-use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SQUARES_LEN, SgdStep, totals};
+use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals};
 use crate::sums::ExactSum;
 
 /// Largest number of slots of an optimizer: `MAX_SLOTS` of the kernels.
@@ -154,7 +154,7 @@ impl OptimizerOperations for Cuda {
     }
 
     fn sum_squares(&self, values: CudaView<'_>, squares: CudaViewMut<'_>) {
-        assert_eq!(squares.len, SQUARES_LEN);
+        assert_eq!(squares.len, self.squares_len());
         launch!(
             self.streams,
             &self.kernels.of::<OptimizerKernels>().sum_squares,
@@ -165,6 +165,11 @@ impl OptimizerOperations for Cuda {
             self.partial_sums.blocks_done(),
             squares.pointer,
         );
+    }
+
+    /// One: the kernel adds up `f32`.
+    fn squares_len(&self) -> usize {
+        1
     }
 
     fn exact_squares(&self, squares: &[f32]) -> ExactSum {

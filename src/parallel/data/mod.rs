@@ -34,7 +34,7 @@ use super::zero::{
 };
 use crate::Result;
 use crate::comm::{Channels, Communicator, Front, Operation, Pending};
-use crate::device::{Device, Role, SQUARES_LEN, totals};
+use crate::device::{Device, Role, totals};
 use crate::nn::FlatBuffer;
 use crate::optim::{Optimizer, Update};
 
@@ -58,9 +58,9 @@ pub struct Weights<D: Device> {
     /// The reductions under way, oldest first.
     reducing: VecDeque<Reduction<D>>,
     update: Update,
-    /// The number in the model of each of this rank's tensors.
-    numbers: Vec<usize>,
-    /// Sums of squares for clipping, [`SQUARES_LEN`] elements for each of this rank's tensors.
+    /// The number of this rank's tensors.
+    num_tensors: usize,
+    /// Sums of squares for clipping, one for each of this rank's tensors.
     squares: D::Buffer,
 }
 
@@ -126,8 +126,8 @@ impl<D: Device> Weights<D> {
                 .collect(),
             reducing: VecDeque::new(),
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
-            numbers: layout.tensors.iter().map(|(number, _)| *number).collect(),
-            squares: device.allocate(SQUARES_LEN * shards.len(), Role::Exact)?,
+            num_tensors: shards.len(),
+            squares: device.allocate(device.squares_len() * shards.len(), Role::Exact)?,
         })
     }
 

@@ -3,7 +3,7 @@
 use super::Weights;
 use crate::Result;
 use crate::comm::Operation;
-use crate::device::{Device, SQUARES_LEN, totals};
+use crate::device::{Device, totals};
 use crate::optim::clip_factor;
 use crate::parallel::settle;
 use crate::parallel::zero::ZeroStage;
@@ -36,11 +36,13 @@ impl<D: Device> Weights<D> {
         (0..self.buckets.len()).rev().try_for_each(|segment| self.update_bucket(device, segment))
     }
 
-    /// Returns the norm of the whole gradient, every logical parameter counted once. The sum of
-    /// squares is exact, so its bits do not depend on where tensors are cut. Every replica sums its
-    /// part, whatever the stage of ZeRO. Collective over the grid.
+    /// Returns the norm of the whole gradient, every logical parameter counted once. Its bits do not
+    /// depend on the stages of the tensors, and, on the CPU, where squares are summed exactly, not on
+    /// the ranks that tensors are divided among. Every replica sums its part, whatever the stage of
+    /// ZeRO. Collective over the grid.
     fn norm(&mut self, device: &D) -> Result<f64> {
-        let len = SQUARES_LEN * self.numbers.len();
+        let each = device.squares_len();
+        let len = each * self.num_tensors;
         device.fill(device.view_mut(&mut self.squares, 0..len), 0.0);
         for segment in 0..self.buckets.len() {
             let start = self.partition.owned(segment).start;
@@ -48,14 +50,14 @@ impl<D: Device> Weights<D> {
                 let kept = self.partition.of_tensor(segment, &place).kept;
                 if !kept.is_empty() {
                     let own = self.gradients.view(device, segment, start + kept.start..start + kept.end);
-                    let at = SQUARES_LEN * tensor;
-                    device.sum_squares(own, device.view_mut(&mut self.squares, at..at + SQUARES_LEN));
+                    let squares = device.view_mut(&mut self.squares, each * tensor..each * (tensor + 1));
+                    device.sum_squares(own, squares);
                 }
             }
         }
         let mut sum = ExactSum::default();
         device.read(device.view(&self.squares, 0..len), &mut |squares| {
-            squares.chunks_exact(SQUARES_LEN).for_each(|squares| sum += device.exact_squares(squares));
+            squares.chunks_exact(each).for_each(|squares| sum += device.exact_squares(squares));
             Ok(())
         })?;
         self.norms.all_reduce(sum.words_mut(), Operation::Sum)?;
