@@ -46,7 +46,7 @@
 //! mpiexec -n 4 sync_sgd --checkpoint-dir run7 --checkpoint-every 500
 //! ```
 //!
-//! The same command resumes where the last one stopped, within an epoch or at its end, and ends
+//! If the command is repeated, it resumes where it stopped, within an epoch or at its end, and ends
 //! with the bits of a run that was never interrupted. On other ranks, or with another strategy
 //! (`pipeline`, `tensor_mlp`), it does so up to rounding. With more `--epochs` it continues
 //! training; a cosine or linear schedule then follows the new length from there. Another model,

@@ -152,15 +152,15 @@ struct Job {
 
 /// The memory of a rank, in bytes.
 struct RankMemory {
-    /// The number of its node.
+    /// The number of the rank's node.
     node: i64,
-    /// What it takes before training.
+    /// The memory that the rank takes before training.
     at_start: i64,
-    /// What it may still allocate, if that is limited.
+    /// The memory that the rank may still allocate, if that is limited.
     own_limit: Option<i64>,
-    /// What all ranks of its node may take, if that is known.
+    /// The memory that all ranks of the node may take together, if that is known.
     node_limit: Option<i64>,
-    /// What it needs beside that at the start, for each layout that is considered.
+    /// The memory that training needs in addition, for each layout that is considered.
     needs: Vec<i64>,
 }
 

@@ -163,3 +163,27 @@ fn no_line_is_over_110_columns() {
     }
     assert!(wide.is_empty(), "{} lines:\n{}", wide.len(), wide.join("\n"));
 }
+
+/// A sentence of documentation that begins with a question word, or with "The same", cannot be
+/// understood by a reader who sees it alone.
+#[test]
+fn documentation_names_its_subject() {
+    const WORDS: [&str; 7] = ["What ", "How ", "Where ", "Who ", "Whose ", "Which ", "The same "];
+    let mut wrong = Vec::new();
+    for source in sources(&["src", "apps"]) {
+        let mut begins = true;
+        for (line, text) in source.text.lines().enumerate() {
+            let text = text.trim_start();
+            let documentation = ["///", "//!"].iter().find_map(|mark| text.strip_prefix(mark));
+            let Some(sentence) = documentation.map(str::trim) else {
+                begins = true;
+                continue;
+            };
+            if begins && WORDS.iter().any(|word| sentence.starts_with(word)) {
+                wrong.push(format!("{}:{}: {sentence}", source.path, line + 1));
+            }
+            begins = sentence.is_empty();
+        }
+    }
+    assert!(wrong.is_empty(), "{} sentences:\n{}", wrong.len(), wrong.join("\n"));
+}

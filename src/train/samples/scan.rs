@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// The name of the file with the result, in the directory of checkpoints.
 const FILE_NAME: &str = "data-scan.json";
 
-/// What a pass over all samples finds.
+/// The result of a pass over all samples.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Scan {
     /// The largest class number of the samples to train and to test with.

@@ -1,4 +1,4 @@
-//! What `--data` and `--test-data` name.
+//! The data sets that `--data` and `--test-data` name.
 
 use std::cell::RefCell;
 use std::ops::Range;

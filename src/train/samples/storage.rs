@@ -1,4 +1,5 @@
-//! Where the samples of files are kept: all of them in memory, a window of blocks, or none.
+//! The choice of where the samples of files are kept: all of them in memory, a window of blocks, or
+//! none.
 
 use std::time::{Duration, Instant};
 
