@@ -93,7 +93,11 @@ impl Cpu {
             let mut sum = 0.0;
             self.vectorised(
                 #[inline(always)]
-                || values.chunks(CHUNK).for_each(|chunk| sum += sum_of_squares(chunk)),
+                || {
+                    for values in values.chunks(CHUNK) {
+                        sum += sum_of_squares(values);
+                    }
+                },
             );
             sum
         })
