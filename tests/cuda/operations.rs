@@ -167,6 +167,7 @@ impl Operation for Optimizer {
 operation!(GatherRows { columns: usize }, |this, device, views, outs| {
     device.gather_rows(this.columns, views[0], views[1], outs[0].take().unwrap())
 });
+
 /// Sums squares twice into one sum.
 pub struct Squares;
 
@@ -180,16 +181,16 @@ impl Operation for Squares {
             device.sum_squares(device.view(values, range), squares);
         }
         let mut sum = 0.0;
-        let read = |squares: &[f32]| {
+        let mut read = |squares: &[f32]| {
             sum = device.exact_squares(squares).value() as f32;
             Ok(())
         };
-        device.read(device.view(&squares, 0..device.squares_len()), &mut { read }).unwrap();
-        let write = |total: &mut [f32]| {
+        device.read(device.view(&squares, 0..device.squares_len()), &mut read).unwrap();
+        let mut write = |total: &mut [f32]| {
             total[0] = sum;
             Ok(())
         };
-        device.write(device.view_mut(total, 0..1), &mut { write }).unwrap();
+        device.write(device.view_mut(total, 0..1), &mut write).unwrap();
     }
 }
 

@@ -1,5 +1,7 @@
 //! Loops over arrays: split among the threads, compiled for the widest vectors of the processor.
 
+use std::ops::AddAssign;
+
 use super::Cpu;
 use crate::sums::ExactSum;
 
@@ -73,18 +75,21 @@ impl Cpu {
     }
 
     /// Returns the sum of the results of `work` for each part, added in the order of the parts.
-    pub(super) fn sum_over<I: Send>(
+    pub(super) fn sum_over<I: Send, T: Default + Clone + Send + AddAssign>(
         &self,
         parts: impl Iterator<Item = I>,
-        work: impl Fn(I) -> f64 + Sync,
-    ) -> f64 {
+        work: impl Fn(I) -> T + Sync,
+    ) -> T {
+        let mut total = T::default();
         if self.threads == 1 {
-            return parts.map(work).sum();
+            parts.for_each(|part| total += work(part));
+            return total;
         }
         let parts: Vec<I> = parts.collect();
-        let mut sums = vec![0.0; parts.len()];
+        let mut sums = vec![T::default(); parts.len()];
         self.for_each(parts.into_iter().zip(&mut sums), |(part, sum)| *sum = work(part));
-        sums.iter().sum()
+        sums.into_iter().for_each(|sum| total += sum);
+        total
     }
 
     /// Returns the sum of the squares of `values`, in an order that depends on the threads.
@@ -103,21 +108,16 @@ impl Cpu {
         })
     }
 
-    /// Adds the squares of `values` to `sum`, whose value is the same for any number of threads.
-    pub(super) fn add_squares(&self, values: &[f32], sum: &mut ExactSum) {
-        let add = |values, sum: &mut ExactSum| {
+    /// Returns the sum of the squares of `values`, whose value is the same for any number of threads.
+    pub(super) fn sum_squares_exactly(&self, values: &[f32]) -> ExactSum {
+        self.sum_over(values.chunks(self.part_len(values.len())), |values| {
+            let mut sum = ExactSum::default();
             self.vectorised(
                 #[inline(always)]
                 || sum.add_squares(values),
             );
-        };
-        if self.threads == 1 {
-            return add(values, sum);
-        }
-        let parts = values.chunks(self.part_len(values.len()));
-        let mut sums = vec![ExactSum::default(); parts.len()];
-        self.for_each(parts.zip(&mut sums), |(values, sum)| add(values, sum));
-        sums.iter().for_each(|other| *sum += *other);
+            sum
+        })
     }
 }
 

@@ -34,7 +34,7 @@ impl OptimizerOperations for Cpu {
 
     fn sum_squares(&self, values: &[f32], squares: &mut [f32]) {
         let mut sum = self.exact_squares(squares);
-        self.add_squares(values, &mut sum);
+        sum += self.sum_squares_exactly(values);
         bytemuck::cast_slice_mut(squares).copy_from_slice(bytemuck::bytes_of(&sum));
     }
 }

@@ -58,8 +58,6 @@ pub struct Weights<D: Device> {
     /// The reductions under way, oldest first.
     reducing: VecDeque<Reduction<D>>,
     update: Update,
-    /// The number of this rank's tensors.
-    num_tensors: usize,
     /// Sums of squares for clipping, one for each of this rank's tensors.
     squares: D::Buffer,
 }
@@ -126,7 +124,6 @@ impl<D: Device> Weights<D> {
                 .collect(),
             reducing: VecDeque::new(),
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
-            num_tensors: shards.len(),
             squares: device.allocate(device.squares_len() * shards.len(), Role::Exact)?,
         })
     }

@@ -88,7 +88,7 @@ impl<D: Device> Weights<D> {
     /// The transfer from the device failed.
     pub fn look_at_slots(&self, device: &D, look: &mut dyn FnMut(&[f32])) -> Result<()> {
         for slot in 0..self.slot_names().len() {
-            for tensor in 0..self.num_tensors {
+            for tensor in 0..self.parameters().num_tensors() {
                 let (segment, TensorPart { kept, .. }) = self.slot_part(tensor);
                 if !kept.is_empty() {
                     device.read(self.optimizer.slot(device, segment, slot, kept), &mut |values| {

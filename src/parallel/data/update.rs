@@ -42,7 +42,7 @@ impl<D: Device> Weights<D> {
     /// ZeRO. Collective over the grid.
     fn norm(&mut self, device: &D) -> Result<f64> {
         let each = device.squares_len();
-        let len = each * self.num_tensors;
+        let len = each * self.gradients.flat().num_tensors();
         device.fill(device.view_mut(&mut self.squares, 0..len), 0.0);
         for segment in 0..self.buckets.len() {
             let start = self.partition.owned(segment).start;
