@@ -7,10 +7,10 @@
 //! |---|---|---|
 //! | [`memory`] | large arrays on huge pages; buffers as messages see them | |
 //! | [`trace`] | the recorder of spans: what a rank did when | |
-//! | [`comm`] | ranks and messages; the only place that names MPI | `memory`, `trace` |
 //! | [`sums`] | sums with the same bits for any division of their terms | |
-//! | [`device`] | arithmetic; the only place that names `gemm` and CUDA | `memory`, `sums` |
-//! | [`nn`] | networks, losses, initial values, flat parameters | `device` |
+//! | [`comm`] | ranks and messages; the only place that names MPI | `memory`, `sums`, `trace` |
+//! | [`device`] | arithmetic; the only place that names CUDA | `memory`, `sums` |
+//! | [`nn`] | networks, losses, initial values, flat parameters | `device`, `sums` |
 //! | [`optim`] | optimizers, learning-rate schedules, clipping | `device` |
 //! | [`dataset`] | samples, their order and their statistics | `memory`, `nn`, `trace` |
 //! | [`store`] | samples of files in the job's memory | `comm`, `dataset`, `nn`, `trace` |

@@ -23,6 +23,9 @@ pub struct LinearShape {
     pub outputs: usize,
     /// Order of the weight in memory.
     pub layout: WeightLayout,
+    /// The leaves of a sum over the features of a row: see [`crate::sums`]. A GPU sums in orders of
+    /// its own.
+    pub leaves: usize,
 }
 
 /// The activation before a layer, whose backward pass is fused into the backward pass of the layer.

@@ -27,7 +27,7 @@
 //! error.
 //!
 //! No operation is collective, and nothing here depends on layers, parameter names or ranks.
-//! `cpu/matmul.rs` is the only file that names `gemm`, `cuda/` the only folder that names CUDA.
+//! `cuda/` is the only folder that names CUDA.
 
 mod activation;
 mod convolution;

@@ -1,5 +1,5 @@
 //! Scratch memory on the host that operations reuse, one set for each thread: [`take`] and
-//! [`give_back`].
+//! [`give_back`], or a [`Room`] of an operation's own.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,4 +43,28 @@ pub fn take(bytes: usize) -> Result<Memory<u64>> {
 pub fn give_back(memory: Memory<u64>) {
     // at the end of the thread the memory is freed instead
     let _ = UNUSED.try_with(|unused| unused.borrow_mut().push(memory));
+}
+
+/// Scratch memory that grows to the largest need, for an operation whose arrays are to stay in the
+/// same place, and so in a cache.
+#[derive(Debug, Default)]
+pub struct Room(Option<Memory<u64>>);
+
+impl Room {
+    /// Returns no memory.
+    pub const fn new() -> Room {
+        Room(None)
+    }
+
+    /// Returns `len` elements with arbitrary contents.
+    ///
+    /// # Panics
+    /// The system does not have that much memory.
+    pub fn elements(&mut self, len: usize) -> &mut [f32] {
+        let bytes = len * size_of::<f32>();
+        let memory = self.0.take_if(|memory| memory.len() * size_of::<u64>() >= bytes);
+        let grown = || take(bytes).unwrap_or_else(|error| panic!("scratch memory for an operation: {error}"));
+        let memory = self.0.insert(memory.unwrap_or_else(grown));
+        &mut bytemuck::cast_slice_mut(memory)[..len]
+    }
 }

@@ -18,6 +18,8 @@ pub enum Layer {
         outputs: usize,
         /// The memory layout of the weight.
         layout: WeightLayout,
+        /// The leaves of a sum over the features of a row: see [`crate::sums`].
+        leaves: usize,
         /// The activation that follows.
         activation: Activation,
         /// Index of the weight tensor.
@@ -294,10 +296,10 @@ impl Layer {
     }
 
     fn linear_shape(&self, rows: usize) -> LinearShape {
-        let Layer::Linear { inputs, outputs, layout, .. } = self else {
+        let Layer::Linear { inputs, outputs, layout, leaves, .. } = self else {
             unreachable!("only called for linear layers");
         };
-        LinearShape { rows, inputs: *inputs, outputs: *outputs, layout: *layout }
+        LinearShape { rows, inputs: *inputs, outputs: *outputs, layout: *layout, leaves: *leaves }
     }
 }
 

@@ -1,6 +1,13 @@
-//! Sums that have the same bits for any number of ranks and threads, and for any division of their
-//! terms.
+//! Sums whose bits are the same in every layout: for any number of ranks, threads and
+//! micro-batches.
+//!
+//! [`Leaves`] is the canonical order of a sum of products, [`Section`] the consecutive terms of one
+//! that a rank adds at a time, [`ExactSum`] a sum that is rounded once and has no order.
 
 mod exact;
+mod leaves;
+mod shard;
 
 pub use exact::ExactSum;
+pub use leaves::{Leaves, MOST_LEAVES, MOST_PENDING, NUM_LEAVES, Section, Step};
+pub use shard::shard;

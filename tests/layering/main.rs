@@ -17,17 +17,18 @@ const MAY_USE: &[(&str, &str)] = &[
     ("memory", ""),
     ("trace", ""),
     ("sums", ""),
-    ("comm", "comm/algorithm comm/communicator comm/mpi memory trace"),
-    ("comm/algorithm", "comm/mpi trace"),
+    ("comm", "comm/algorithm comm/communicator comm/mpi memory sums trace"),
+    ("comm/algorithm", "comm/mpi sums trace"),
     ("comm/communicator", "comm comm/algorithm comm/engine comm/mpi memory trace"),
     ("comm/engine", "comm comm/algorithm comm/mpi memory trace"),
     ("comm/mpi", "memory"),
     ("device", "memory sums"),
-    ("device/cpu", "device memory sums"),
+    ("device/cpu", "device device/cpu/matmul memory sums"),
     ("device/cpu/convolution", "device device/cpu"),
+    ("device/cpu/matmul", "device/cpu memory sums"),
     ("device/cuda", "device device/cuda/runtime memory sums"),
     ("device/cuda/runtime", "device"),
-    ("nn", "device"),
+    ("nn", "device sums"),
     ("optim", "device"),
     ("dataset", "dataset/hdf5 memory nn"),
     ("dataset/hdf5", "dataset memory nn trace"),
@@ -122,9 +123,7 @@ fn a_type_name_is_defined_once() {
 
 #[test]
 fn one_place_names_each_outer_world() {
-    for (name, place) in
-        [("mpi", "src/comm/"), ("cudarc", "src/device/cuda/"), ("gemm", "src/device/cpu/matmul.rs")]
-    {
+    for (name, place) in [("mpi", "src/comm/"), ("cudarc", "src/device/cuda/")] {
         let elsewhere = |path: &str| path.ends_with(".rs") && !path.starts_with(place);
         for source in sources(&["src", "apps"]).iter().filter(|source| elsewhere(&source.path)) {
             let contents = read(source);

@@ -55,6 +55,26 @@ fn a_pipeline_ends_with_the_bits_of_one_rank() {
 }
 
 #[test]
+fn products_have_the_same_bits_for_any_micro_batches_and_threads() {
+    let model = "--model deep-mlp --width 70 --layers 4 --data synthetic --synthetic-samples 300 \
+                 --batch-size 53 --optimizer adamw --clip-norm 0.1 --steps 20";
+    let digest = |program, ranks, more: &str| {
+        let arguments = format!("--quiet {model} {more}");
+        job(program, ranks, &arguments).run().expect(0).result()["parameters_digest"].clone()
+    };
+    let serial = digest("sync_sgd", 1, "--threads 1");
+    for (ranks, more) in [
+        (1, "--threads 2 --micro-batches 5"),
+        (1, "--threads 3 --micro-batches 1"),
+        (2, "--threads 1 --micro-batches 8 --schedule zero-bubble"),
+        (3, "--threads 2 --micro-batches 6 --schedule 1f1b"),
+        (4, "--threads 1 --micro-batches 4 --schedule gpipe --recompute"),
+    ] {
+        assert_eq!(digest("pipeline", ranks, more), serial, "{ranks} ranks, {more}");
+    }
+}
+
+#[test]
 fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).display().to_string();

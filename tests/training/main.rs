@@ -94,8 +94,7 @@ fn replica_check(world: &World) {
 }
 
 /// Checks that a step allocates nothing of ours at steady state, neither on the heap nor as a
-/// memory map. The `gemm` crate allocates memory to repack its operands and frees it at once; its
-/// allocations are recognized by the caller's name and not counted.
+/// memory map.
 fn no_allocation_in_replicas(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     let image = Features::Image { height: 28, width: 28, channels: 1 };

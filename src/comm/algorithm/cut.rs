@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::comm::shard;
+use crate::sums::shard;
 
 /// The lengths of a buffer's parts and chunks. Every chunk is moved separately, by the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use super::matmul::Matrix;
 use crate::device::{
     Activation, ActivationOperations, FusedActivation, LinearOperations, LinearShape, WeightLayout,
 };
+use crate::sums::Section;
 
 impl LinearOperations for Cpu {
     fn linear_forward(
@@ -17,12 +18,12 @@ impl LinearOperations for Cpu {
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, leaves } = *shape;
         let right = match layout {
             WeightLayout::OutputsByInputs => Matrix::transposed(weight, inputs, outputs),
             WeightLayout::InputsByOutputs => Matrix::new(weight, inputs, outputs),
         };
-        self.multiply(Matrix::new(input, rows, inputs), right, output, false);
+        self.multiply(Matrix::new(input, rows, inputs), right, leaves, output);
         self.bias_and_activation(activation, bias, outputs, output, saved);
     }
 
@@ -34,7 +35,7 @@ impl LinearOperations for Cpu {
         weight_gradient: &mut [f32],
         accumulate: bool,
     ) {
-        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         let (left, right) = match layout {
             WeightLayout::OutputsByInputs => {
                 (Matrix::transposed(gradient, outputs, rows), Matrix::new(input, rows, inputs))
@@ -43,7 +44,8 @@ impl LinearOperations for Cpu {
                 (Matrix::transposed(input, inputs, rows), Matrix::new(gradient, rows, outputs))
             }
         };
-        self.multiply(left, right, weight_gradient, accumulate);
+        let terms = Section::of_chain(rows, accumulate);
+        self.multiply_section(left, right, terms, &mut [weight_gradient]);
     }
 
     fn linear_backward_input(
@@ -54,12 +56,12 @@ impl LinearOperations for Cpu {
         input_gradient: &mut [f32],
         previous: Option<FusedActivation<&[f32]>>,
     ) {
-        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, leaves } = *shape;
         let right = match layout {
             WeightLayout::OutputsByInputs => Matrix::new(weight, outputs, inputs),
             WeightLayout::InputsByOutputs => Matrix::transposed(weight, outputs, inputs),
         };
-        self.multiply(Matrix::new(gradient, rows, outputs), right, input_gradient, false);
+        self.multiply(Matrix::new(gradient, rows, outputs), right, leaves, input_gradient);
         if let Some(FusedActivation { activation, saved }) = previous {
             self.activation_backward(activation, inputs, saved, input_gradient, None, false);
         }

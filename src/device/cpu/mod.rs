@@ -1,12 +1,12 @@
 //! The CPU: one thread or several, the widest vectors that the processor has, `f32`.
 //!
 //! Results do not depend on run-to-run timing: sums have a fixed order for a given number of
-//! threads. Subnormal numbers are flushed to zero inside [`flush_subnormals`].
+//! threads, and those of matrix products for any number (see `matmul/`). Subnormal numbers are
+//! flushed to zero inside [`flush_subnormals`].
 
 mod activation;
 mod convolution;
 mod copy;
-mod few_rows;
 mod linear;
 mod loops;
 mod loss;

@@ -157,7 +157,7 @@ proptest! {
         rows in 0..80_usize, inputs in 1..300_usize, outputs in 1..300_usize, by_inputs: bool, bias: bool,
     ) {
         let layout = if by_inputs { WeightLayout::InputsByOutputs } else { WeightLayout::OutputsByInputs };
-        check_linear(LinearShape { rows, inputs, outputs, layout }, bias);
+        check_linear(LinearShape { rows, inputs, outputs, layout, leaves: 8 }, bias);
     }
 
     #[test]
@@ -194,7 +194,7 @@ fn convolution_agrees_at_the_sizes_of_lenet_and_cifar() {
 }
 
 fn check_linear(shape: LinearShape, with_bias: bool) {
-    let LinearShape { rows, inputs, outputs, layout } = shape;
+    let LinearShape { rows, inputs, outputs, layout, .. } = shape;
     let (input, weight, gradient) =
         (random(rows * inputs, 1), random(inputs * outputs, 2), random(rows * outputs, 3));
     let bias = random(outputs, 4);
@@ -233,7 +233,7 @@ fn check_linear(shape: LinearShape, with_bias: bool) {
 #[test]
 fn a_wide_product_that_is_formed_column_major_agrees() {
     let layout = WeightLayout::InputsByOutputs;
-    check_linear(LinearShape { rows: 37, inputs: 513, outputs: 257, layout }, true);
+    check_linear(LinearShape { rows: 37, inputs: 513, outputs: 257, layout, leaves: 8 }, true);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn a_product_of_few_rows_agrees() {
     for rows in [1, 2, 3, 16, 31, 32, 33] {
         for (inputs, outputs) in [(131, 517), (256, 300), (67, 1031)] {
             for layout in [WeightLayout::InputsByOutputs, WeightLayout::OutputsByInputs] {
-                check_linear(LinearShape { rows, inputs, outputs, layout }, true);
+                check_linear(LinearShape { rows, inputs, outputs, layout, leaves: 8 }, true);
             }
         }
     }
@@ -251,7 +251,8 @@ fn a_product_of_few_rows_agrees() {
 fn the_matrix_product_of_the_worked_example() {
     let a: Vec<f32> = (0..8).map(|x| x as f32).collect();
     let b: Vec<f32> = (8..16).map(|x| x as f32).collect();
-    let shape = LinearShape { rows: 2, inputs: 4, outputs: 2, layout: WeightLayout::InputsByOutputs };
+    let shape =
+        LinearShape { rows: 2, inputs: 4, outputs: 2, layout: WeightLayout::InputsByOutputs, leaves: 8 };
     let mut product = poison(4);
     Cpu::new(1).unwrap().linear_forward(&shape, &a, &b, None, Activation::Identity, &mut [], &mut product);
     assert_eq!(product, [76.0, 82.0, 252.0, 274.0]);

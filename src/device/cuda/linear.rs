@@ -34,7 +34,7 @@ impl LinearOperations for Cuda {
         saved: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
-        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         assert!(input.len == rows * inputs && weight.len == inputs * outputs && output.len == rows * outputs);
         assert!(bias.is_none_or(|bias| bias.len == outputs));
         // cuBLASLt has no tanh, and its GELU is an approximation, as precise as bf16
@@ -74,7 +74,7 @@ impl LinearOperations for Cuda {
         weight_gradient: CudaViewMut<'_>,
         accumulate: bool,
     ) {
-        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         assert!(input.len == rows * inputs && gradient.len == rows * outputs);
         assert_eq!(weight_gradient.len, inputs * outputs);
         let (size, left, right) = match layout {
@@ -102,7 +102,7 @@ impl LinearOperations for Cuda {
         input_gradient: CudaViewMut<'_>,
         previous: Option<FusedActivation<CudaView<'_>>>,
     ) {
-        let LinearShape { rows, inputs, outputs, layout } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         assert!(gradient.len == rows * outputs && weight.len == inputs * outputs);
         assert_eq!(input_gradient.len, rows * inputs);
         let product = Product {

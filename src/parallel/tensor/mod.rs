@@ -121,15 +121,22 @@ impl Divider<'_> {
         before: Option<ExchangeKind>,
         after: Option<ExchangeKind>,
     ) -> LayerPart {
-        let Layer::Linear { inputs, outputs, layout, activation, weight, bias } = *layer else {
+        let Layer::Linear { inputs, outputs, layout, leaves, activation, weight, bias } = *layer else {
             unreachable!("only linear layers are divided");
         };
         let own = shard(outputs, self.rank, self.size);
         let mut part = LayerPart::default();
         part.pieces.extend(before.map(|kind| Piece::Exchange(Exchange { kind, width: inputs })));
         let bias_number = bias.map(|_| 1);
-        let local =
-            Layer::Linear { inputs, outputs: own.len(), layout, activation, weight: 0, bias: bias_number };
+        let local = Layer::Linear {
+            outputs: own.len(),
+            inputs,
+            layout,
+            leaves,
+            activation,
+            weight: 0,
+            bias: bias_number,
+        };
         part.pieces.push(Piece::Layer(local));
         part.pieces.extend(after.map(|kind| Piece::Exchange(Exchange { kind, width: outputs })));
         part.tensors.push((weight, self.block(weight, layout, 0..inputs, own.clone())));
@@ -141,7 +148,7 @@ impl Divider<'_> {
     }
 
     fn by_inputs(&self, layer: &Layer) -> LayerPart {
-        let Layer::Linear { inputs, outputs, layout, activation, weight, bias } = *layer else {
+        let Layer::Linear { inputs, outputs, layout, leaves, activation, weight, bias } = *layer else {
             unreachable!("only linear layers are divided");
         };
         let own = shard(inputs, self.rank, self.size);
@@ -150,6 +157,7 @@ impl Divider<'_> {
             inputs: own.len(),
             outputs,
             layout,
+            leaves,
             activation: Activation::Identity,
             weight: 0,
             bias: bias.map(|_| 1),

@@ -25,7 +25,7 @@ use phalanx::train::{RunRequests, StepOutcome, Trainer, TrainerSettings};
 /// True while allocations are recorded.
 static WATCHING: AtomicBool = AtomicBool::new(false);
 
-/// The callers of recorded allocations, `gemm` excepted.
+/// The callers of recorded allocations.
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// The system's allocator, with a switch to record its callers. MPI, written in C, does not use it.
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Watched {
         // recording allocates too
         if WATCHING.swap(false, Ordering::Relaxed) {
             let caller = Backtrace::force_capture().to_string();
-            if let (false, Ok(mut found)) = (caller.contains("gemm_common"), FOUND.lock()) {
+            if let Ok(mut found) = FOUND.lock() {
                 found.push(caller);
             }
             WATCHING.store(true, Ordering::Relaxed);
@@ -220,8 +220,7 @@ impl<'a, D: TestDevice> Rig<'a, D> {
         work(&mut trainer);
     }
 
-    /// Returns the callers of the allocations in one step after `num_steps` others, `gemm`
-    /// excepted.
+    /// Returns the callers of the allocations in one step after `num_steps` others.
     pub fn foreign_allocations(&self, grid: &Grid, num_steps: u64) -> Vec<String> {
         let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
         let mut batches = self.synthetic();

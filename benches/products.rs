@@ -1,0 +1,156 @@
+//! Matrix products of the CPU beside the `gemm` crate's: `cargo bench --bench products`, or with a
+//! shape of your own, `cargo bench --bench products -- ROWS INPUTS OUTPUTS`.
+//!
+//! The CPU's products have a canonical order, in which an element's bits do not depend on the
+//! layout; `gemm` cuts the inner dimension by the caches of the machine. Both take turns on the
+//! same operands with one thread; the best of each counts. Rates are in GFLOP/s.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use phalanx::device::{Activation, Cpu, LinearOperations, LinearShape, WeightLayout};
+use phalanx::memory::Memory;
+
+/// A pass of a linear layer, which is a product.
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    Forward,
+    BackwardInput,
+    BackwardWeight,
+}
+
+/// A linear layer's rows, inputs and outputs.
+const SHAPES: &[[usize; 3]] = &[
+    [1024, 1024, 1024],
+    [128, 1024, 1024],
+    [64, 1024, 1024],
+    [16, 1024, 1024],
+    [8, 1024, 1024],
+    [64, 2048, 2048],
+    [128, 256, 120],
+    [128, 784, 128],
+    [128, 120, 10],
+];
+
+/// Seconds for which the contenders take turns.
+const SECONDS: f64 = 0.5;
+
+fn main() {
+    println!(
+        "{:>5} {:>6} {:>7} {:<16} {:<16}  gemm    CPU  CPU/gemm",
+        "rows", "inputs", "outputs", "weight", "pass"
+    );
+    let cpu = Cpu::new(1).expect("one thread can always be had");
+    let own: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let own = own.as_chunks::<3>().0;
+    for &[rows, inputs, outputs] in if own.is_empty() { SHAPES } else { own } {
+        for layout in [WeightLayout::OutputsByInputs, WeightLayout::InputsByOutputs] {
+            let shape = LinearShape { rows, inputs, outputs, layout, leaves: 8 };
+            for pass in [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight] {
+                let [gemm, own] = rates(&cpu, &shape, pass);
+                println!(
+                    "{rows:>5} {inputs:>6} {outputs:>7} {:<16} {:<16}{gemm:6.0} {own:6.0} {:9.2}",
+                    format!("{layout:?}"),
+                    format!("{pass:?}"),
+                    own / gemm
+                );
+            }
+        }
+    }
+}
+
+/// An operand of `gemm`: a row-major matrix, or the transpose of one.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    values: &'a [f32],
+    rows: usize,
+    columns: usize,
+    transposed: bool,
+}
+
+/// Returns memory on huge pages, as training has it.
+fn filled(len: usize) -> Memory<f32> {
+    let mut memory = Memory::zeroed(len).expect("there is memory for a matrix");
+    memory.iter_mut().enumerate().for_each(|(i, value)| *value = (i % 1013) as f32 / 1013.0 - 0.5);
+    memory
+}
+
+/// Returns the best rates of `gemm` and of the CPU.
+fn rates(cpu: &Cpu, shape: &LinearShape, pass: Pass) -> [f64; 2] {
+    let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
+    let (input, weight, gradient) = (filled(rows * inputs), filled(inputs * outputs), filled(rows * outputs));
+    let outputs_first = layout == WeightLayout::OutputsByInputs;
+    let matrix = |values, rows, columns, transposed| Matrix { values, rows, columns, transposed };
+    let (left, right) = match pass {
+        Pass::Forward => {
+            (matrix(&input, rows, inputs, false), matrix(&weight, inputs, outputs, outputs_first))
+        }
+        Pass::BackwardInput => {
+            (matrix(&gradient, rows, outputs, false), matrix(&weight, outputs, inputs, !outputs_first))
+        }
+        Pass::BackwardWeight if outputs_first => {
+            (matrix(&gradient, outputs, rows, true), matrix(&input, rows, inputs, false))
+        }
+        Pass::BackwardWeight => (matrix(&input, inputs, rows, true), matrix(&gradient, rows, outputs, false)),
+    };
+    let mut product = filled(left.rows * right.columns);
+    let mut best = [f64::INFINITY; 2];
+    let begin = Instant::now();
+    while begin.elapsed().as_secs_f64() < SECONDS {
+        let start = Instant::now();
+        gemm(left, right, &mut product);
+        best[0] = best[0].min(start.elapsed().as_secs_f64());
+        black_box(&product);
+        let start = Instant::now();
+        match pass {
+            Pass::Forward => {
+                let activation = Activation::Identity;
+                cpu.linear_forward(shape, &input, &weight, None, activation, &mut [], &mut product);
+            }
+            Pass::BackwardInput => cpu.linear_backward_input(shape, &gradient, &weight, &mut product, None),
+            Pass::BackwardWeight => {
+                cpu.linear_backward_weight(shape, &input, &gradient, &mut product, false);
+            }
+        }
+        best[1] = best[1].min(start.elapsed().as_secs_f64());
+        black_box(&product);
+    }
+    best.map(|seconds| 2.0 * (rows * inputs * outputs) as f64 / seconds / 1e9)
+}
+
+#[allow(unsafe_code)]
+fn gemm(left: Matrix<'_>, right: Matrix<'_>, product: &mut [f32]) {
+    let (m, n, k) = (left.rows, right.columns, left.columns);
+    let holds = |matrix: Matrix<'_>| matrix.values.len() == matrix.rows * matrix.columns;
+    assert!(holds(left) && holds(right) && right.rows == k && product.len() == m * n);
+    // from a column to the next, and from a row to the next
+    let strides = |matrix: Matrix<'_>| {
+        if matrix.transposed { [matrix.rows as isize, 1] } else { [1, matrix.columns as isize] }
+    };
+    let (l, r) = (strides(left), strides(right));
+    // SAFETY: the three slices hold the matrices that their sizes and strides describe, and
+    // `product` is borrowed exclusively.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            product.as_mut_ptr(),
+            1,
+            n as isize,
+            false,
+            left.values.as_ptr(),
+            l[0],
+            l[1],
+            right.values.as_ptr(),
+            r[0],
+            r[1],
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

@@ -1,0 +1,285 @@
+//! Matrix products in a canonical order: an element has the same bits whatever its place in the
+//! product, the number of rows, columns and threads, and the width of vectors.
+//!
+//! The left operand is packed into strips of as many rows as a tile has, or read where it is if few
+//! tiles read it. The right operand is packed into strips as wide as a tile, a panel of columns at a
+//! time: while a panel is multiplied, the next one is packed little by little, so that the memory is
+//! read meanwhile. `tile.rs` multiplies a strip with a strip, over the whole inner dimension. This
+//! is the algorithm of Goto & van de Geijn, "Anatomy of high-performance matrix multiplication",
+//! TOMS 2008, without its cut of the inner dimension: a panel is the narrower the longer its
+//! columns are.
+//!
+//! A product of few rows with a transposed operand is formed as the transpose of the product of the
+//! transposes: its large operand is then read where it is.
+
+mod fetch;
+mod operand;
+mod pack;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+
+use super::Cpu;
+use crate::memory::scratch::Room;
+use crate::sums::{Leaves, MOST_LEAVES, MOST_PENDING, Section, Step};
+pub(super) use operand::Matrix;
+use operand::{Columns, LeftRows, PackedColumns, PackedRows, VECTORS, holds};
+use pack::{Pace, Packing, pack_left};
+use tile::{Stack, SumOrder, Target};
+
+/// Bytes of packed columns that stay in the second cache of a core, where the product has few rows
+/// and where it has many, whose packed left operand is read again for each panel.
+const PANEL_BYTES: [usize; 2] = [512 << 10, 1 << 20];
+
+/// From this many rows on, a product has many.
+const MANY_ROWS: usize = 256;
+
+/// Bytes of a strip that stays in the first cache for several tiles.
+const SHORT_STRIP_BYTES: usize = 24 << 10;
+
+/// Tiles that take turns with a short strip.
+const TILES_OF_SHORT_STRIP: usize = 4;
+
+/// Blocks for which lines of the next panel are fetched before the first tile, so that they are in
+/// the cache when they are packed.
+const FETCHED_BEFORE: usize = 2;
+
+/// Above this many elements, a right operand is read where it is if there are few rows.
+const LARGE: usize = 1 << 16;
+
+/// Up to this many rows, a product with a transposed operand is formed as its transpose.
+const MAX_FEW_ROWS: usize = 128;
+
+/// From this many terms on.
+const MANY_TERMS: usize = 256;
+
+/// Memory of a thread for packed operands.
+struct Packed {
+    left: Room,
+    right: Room,
+}
+
+thread_local! {
+    static PACKED: RefCell<Packed> = const { RefCell::new(Packed { left: Room::new(), right: Room::new() }) };
+    static TRANSPOSED_PRODUCT: RefCell<Room> = const { RefCell::new(Room::new()) };
+}
+
+impl Cpu {
+    /// Computes `product = left · right`, `[left.rows, right.columns]`, with sums of `leaves` leaves.
+    pub(super) fn multiply(&self, left: Matrix<'_>, right: Matrix<'_>, leaves: usize, product: &mut [f32]) {
+        let terms = Section::whole(Leaves { len: left.columns, num: leaves });
+        let (m, n, k) = (left.rows, right.columns, left.columns);
+        let rows = m / self.threads;
+        let is_transposed = right.transposed && rows <= MAX_FEW_ROWS && n * k > LARGE && k >= MANY_TERMS;
+        // threads divide the rows of a product
+        let has_few_rows = m < 8 * self.threads && n > m;
+        if left.transposed || !(is_transposed || has_few_rows) {
+            return self.multiply_section(left, right, terms, &mut [product]);
+        }
+        assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
+        TRANSPOSED_PRODUCT.with_borrow_mut(|room| {
+            let transposed = room.elements(m * n);
+            self.multiply_section(right.transpose(), left.transpose(), terms, &mut [transposed]);
+            self.transpose_matrix(n, m, transposed, product);
+        });
+    }
+
+    /// Adds the `terms` of `left · right`, `[left.rows, right.columns]`, to the values on a stack
+    /// of products, the lowest of which is the first of `targets`.
+    pub(super) fn multiply_section(
+        &self,
+        left: Matrix<'_>,
+        right: Matrix<'_>,
+        terms: Section,
+        targets: &mut [&mut [f32]],
+    ) {
+        let (m, n, k) = (left.rows, right.columns, left.columns);
+        assert!(right.rows == k && terms.len() == k, "inner lengths of a product");
+        for target in &mut *targets {
+            assert!(holds(target, m, n), "a {m} × {n} product in {} elements", target.len());
+        }
+        assert!(targets.len() >= terms.depth_before().max(terms.depth_after()), "products of a stack");
+        let mut steps = [Step::default(); MOST_LEAVES];
+        let num_steps = steps.iter_mut().zip(terms.steps()).map(|(into, step)| *into = step).count();
+        let order = SumOrder { steps: &steps[..num_steps], depth: terms.depth_before() };
+        let rows_per_thread = m.div_ceil(self.threads).next_multiple_of(8).max(8);
+        let mut rests: [&mut [f32]; MOST_PENDING] = std::array::from_fn(|_| &mut [] as &mut [f32]);
+        rests.iter_mut().zip(targets).for_each(|(rest, target)| *rest = &mut target[..m * n]);
+        let parts = (0..m).step_by(rows_per_thread).map(|first| {
+            let rows = first..m.min(first + rows_per_thread);
+            let part = rests.each_mut().map(|rest| {
+                let len = rest.len().min(rows.len() * n);
+                rest.split_off_mut(..len).expect("the length is at most all")
+            });
+            (rows, part)
+        });
+        self.for_each(parts, |(rows, mut targets)| {
+            PACKED.with_borrow_mut(|packed| {
+                let left = left.rows(rows);
+                self.arch.dispatch(ThreadProduct { left, right, order, targets: &mut targets, packed });
+            });
+        });
+    }
+}
+
+/// A product on one thread.
+struct ThreadProduct<'a, 'b> {
+    left: Matrix<'a>,
+    right: Matrix<'a>,
+    order: SumOrder<'a>,
+    targets: &'a mut [&'b mut [f32]],
+    packed: &'a mut Packed,
+}
+
+impl WithSimd for ThreadProduct<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Matrix { rows, columns, transposed, .. } = self.right;
+        let in_place = !transposed && rows * columns > LARGE && columns >= S::F32_LANES;
+        // the sums of a tile fit the registers
+        match (S::REGISTER_COUNT >= 32, self.left.rows) {
+            (true, 9..=16) if in_place => self.multiply_in_place::<S, 16>(simd),
+            (false, ..=8) if in_place => self.multiply_in_place::<S, 8>(simd),
+            (true, _) => self.multiply::<S, 8>(simd),
+            (false, _) => self.multiply::<S, 4>(simd),
+        }
+    }
+}
+
+impl ThreadProduct<'_, '_> {
+    /// Multiplies no more than `ROWS` rows with a matrix that is read where it is, but for the
+    /// columns after its last whole vector.
+    #[inline(always)]
+    fn multiply_in_place<S: Simd, const ROWS: usize>(self, simd: S) {
+        let ThreadProduct { left, right, order, targets, packed } = self;
+        let (height, stride, k) = (left.rows, right.columns, left.columns);
+        let rows = packed.left.elements(ROWS * k);
+        pack_left::<ROWS>(left, rows);
+        let left = PackedRows { strips: rows.as_chunks::<ROWS>().0, num_terms: k }.strip(0);
+        let mut stack = Stack::<S, ROWS>::new(simd);
+        let last = packed.right.elements(k * VECTORS * S::F32_LANES);
+        let last = S::as_mut_simd_f32s(last).0.as_chunks_mut::<VECTORS>().0;
+        let num_whole = right.columns / S::F32_LANES * S::F32_LANES;
+        Packing::new(right, num_whole..right.columns, last, Pace::default()).finish(simd);
+        let mut nothing = Packing::new(right, 0..0, &mut [], Pace::default());
+        for at in (0..right.columns).step_by(S::F32_LANES) {
+            let width = S::F32_LANES.min(right.columns - at);
+            let target = Target { targets: &mut *targets, at, stride, height, width };
+            target.fetch();
+            let (stack, next) = (&mut stack, &mut nothing);
+            if width == S::F32_LANES {
+                let right = Columns { values: &right.values[at..], stride: right.stride };
+                tile::multiply::<S, _, _, ROWS, 1>(simd, order, left, right, stack, next, target);
+            } else {
+                let right = PackedColumns::<S>(last);
+                tile::multiply::<S, _, _, ROWS, 1>(simd, order, left, right, stack, next, target);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn multiply<S: Simd, const ROWS: usize>(self, simd: S) {
+        let ThreadProduct { left, right, order, targets, packed } = self;
+        let (m, n, k) = (left.rows, right.columns, left.columns);
+        let strip_width = VECTORS * S::F32_LANES;
+        let strip_bytes = strip_width * k.max(1) * size_of::<f32>();
+        let panel_bytes = PANEL_BYTES[usize::from(m >= MANY_ROWS)];
+        let panel_width = (panel_bytes / strip_bytes).max(1) * strip_width;
+        let packs_left = left.transposed || n > MAX_FEW_ROWS;
+        let rows = packed.left.elements(if packs_left { m.next_multiple_of(ROWS) * k } else { 0 });
+        if packs_left {
+            pack_left::<ROWS>(left, rows);
+        }
+        let mut stack = Stack::<S, ROWS>::new(simd);
+        let len = panel_width.min(n.next_multiple_of(strip_width)) * k;
+        let strips = S::as_mut_simd_f32s(packed.right.elements(2 * len)).0.as_chunks_mut::<VECTORS>().0;
+        let (mut present, mut next) = strips.split_at_mut(len / strip_width);
+        let columns = |first: usize| first.min(n)..n.min(first + panel_width);
+        Packing::new(right, columns(0), present, Pace::default()).finish(simd);
+        for first in (0..n).step_by(panel_width) {
+            // as many lines at a time as that the next panel is packed when this one is multiplied
+            let next_columns = columns(first + panel_width);
+            let num_lines = next_columns.len().div_ceil(strip_width) * k;
+            let num_tiles = m.div_ceil(ROWS) * columns(first).len().div_ceil(strip_width);
+            let pace = |num_calls: usize| num_lines.div_ceil((num_calls * num_tiles).max(1));
+            let pace = Pace { fetched: pace(order.num_blocks()), packed: pace(order.steps.len()) };
+            let mut packing = Packing::new(right, next_columns, next, pace);
+            (0..FETCHED_BEFORE).for_each(|_| packing.fetch_some());
+            let panel = Panel {
+                order,
+                columns: columns(first),
+                stride: n,
+                num_terms: k,
+                strips: present,
+                targets: &mut *targets,
+                stack: &mut stack,
+                next: &mut packing,
+            };
+            if packs_left {
+                let strips = rows.as_chunks::<ROWS>().0;
+                panel.multiply(simd, m, PackedRows { strips, num_terms: k });
+            } else {
+                panel.multiply(simd, m, left);
+            }
+            packing.finish(simd);
+            std::mem::swap(&mut present, &mut next);
+        }
+    }
+}
+
+/// A panel of columns of a product.
+struct Panel<'a, 'b, 'c, S: Simd, const ROWS: usize> {
+    order: SumOrder<'a>,
+    columns: Range<usize>,
+    /// Elements from a row of the product to the next.
+    stride: usize,
+    num_terms: usize,
+    strips: &'a [[S::f32s; VECTORS]],
+    targets: &'a mut [&'b mut [f32]],
+    stack: &'a mut Stack<S, ROWS>,
+    /// The packing of the next panel.
+    next: &'a mut Packing<'c, S>,
+}
+
+impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, S, ROWS> {
+    /// Goes along the rows of the product: written in columns of tiles, a large product takes up to
+    /// 1.4 times as long. Only a short strip of the right operand is used for a few tiles in turn.
+    #[inline(always)]
+    fn multiply<L: LeftRows<ROWS>>(self, simd: S, num_rows: usize, rows: L) {
+        let Panel { order, columns, stride, num_terms, strips, targets, stack, next } = self;
+        let strip_width = VECTORS * S::F32_LANES;
+        let is_short = strip_width * num_terms * size_of::<f32>() <= SHORT_STRIP_BYTES;
+        let group = if is_short { TILES_OF_SHORT_STRIP * ROWS } else { ROWS };
+        for first_row in (0..num_rows).step_by(group) {
+            for (strip, column) in columns.clone().step_by(strip_width).enumerate() {
+                let width = strip_width.min(columns.end - column);
+                let right = PackedColumns::<S>(&strips[strip * num_terms..][..num_terms]);
+                for row in (first_row..num_rows.min(first_row + group)).step_by(ROWS) {
+                    let (at, height) = (row * stride + column, ROWS.min(num_rows - row));
+                    let target = Target { targets: &mut *targets, at, stride, height, width };
+                    target.fetch();
+                    let left = rows.strip(row);
+                    let (stack, next) = (&mut *stack, &mut *next);
+                    match width.div_ceil(S::F32_LANES) {
+                        1 => {
+                            tile::multiply::<S, _, _, ROWS, 1>(simd, order, left, right, stack, next, target)
+                        }
+                        2 => {
+                            tile::multiply::<S, _, _, ROWS, 2>(simd, order, left, right, stack, next, target)
+                        }
+                        _ => tile::multiply::<S, _, _, ROWS, VECTORS>(
+                            simd, order, left, right, stack, next, target,
+                        ),
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The operands of a product: matrices, and the strips of them that a tile reads, packed or where
+//! they are.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::fetch::fetch_after;
+
+/// Vectors in a row of a tile, and of a strip of the right operand.
+pub(super) const VECTORS: usize = 3;
+
+/// A row-major matrix, or the transpose of one.
+#[derive(Clone, Copy)]
+pub(in crate::device::cpu) struct Matrix<'a> {
+    pub(super) values: &'a [f32],
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Elements from a row of `values` to the next.
+    pub(super) stride: usize,
+    pub(super) transposed: bool,
+}
+
+impl<'a> Matrix<'a> {
+    /// Returns `values` as `[rows, columns]`.
+    pub(in crate::device::cpu) fn new(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
+        assert!(holds(values, rows, columns), "a {rows} × {columns} matrix in {} elements", values.len());
+        Matrix { values, rows, columns, stride: columns, transposed: false }
+    }
+
+    /// Returns the transpose, `[rows, columns]`, of `values` as `[columns, rows]`.
+    pub(in crate::device::cpu) fn transposed(values: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
+        Matrix::new(values, columns, rows).transpose()
+    }
+
+    pub(super) fn transpose(self) -> Matrix<'a> {
+        Matrix { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
+    }
+
+    pub(super) fn rows(self, rows: Range<usize>) -> Matrix<'a> {
+        let start = rows.start * if self.transposed { 1 } else { self.stride };
+        Matrix { values: self.values.get(start..).unwrap_or_default(), rows: rows.len(), ..self }
+    }
+}
+
+/// Returns true if `values` are enough for a matrix of `rows × columns`, whose product may
+/// overflow.
+pub(super) fn holds(values: &[f32], rows: usize, columns: usize) -> bool {
+    rows.checked_mul(columns).is_some_and(|len| values.len() >= len)
+}
+
+/// The rows of the left operand.
+pub(super) trait LeftRows<const ROWS: usize>: Copy {
+    /// Some of its rows.
+    type Strip: LeftStrip<ROWS>;
+
+    /// Returns `ROWS` rows from `first` on, with arbitrary ones past the last.
+    fn strip(self, first: usize) -> Self::Strip;
+}
+
+/// The factors of `ROWS` rows of the left operand.
+pub(super) trait LeftStrip<const ROWS: usize>: Copy {
+    /// Returns the terms `first..end`.
+    fn part(self, first: usize, end: usize) -> Self;
+
+    /// Returns one factor.
+    fn factor(self, term: usize, row: usize) -> f32;
+}
+
+impl<'a, const ROWS: usize> LeftRows<ROWS> for Matrix<'a> {
+    type Strip = Lines<'a, ROWS>;
+
+    #[inline(always)]
+    fn strip(self, first: usize) -> Lines<'a, ROWS> {
+        let line = |row: usize| &self.values[row.min(self.rows - 1) * self.stride..][..self.columns];
+        Lines(std::array::from_fn(|row| line(first + row)))
+    }
+}
+
+/// `[strip][term][row of the strip]`.
+#[derive(Clone, Copy)]
+pub(super) struct PackedRows<'a, const ROWS: usize> {
+    pub(super) strips: &'a [[f32; ROWS]],
+    pub(super) num_terms: usize,
+}
+
+impl<'a, const ROWS: usize> LeftRows<ROWS> for PackedRows<'a, ROWS> {
+    type Strip = PackedLeft<'a, ROWS>;
+
+    #[inline(always)]
+    fn strip(self, first: usize) -> PackedLeft<'a, ROWS> {
+        PackedLeft(&self.strips[first / ROWS * self.num_terms..][..self.num_terms])
+    }
+}
+
+/// `[term][row of the strip]`.
+#[derive(Clone, Copy)]
+pub(super) struct PackedLeft<'a, const ROWS: usize>(pub(super) &'a [[f32; ROWS]]);
+
+impl<const ROWS: usize> LeftStrip<ROWS> for PackedLeft<'_, ROWS> {
+    #[inline(always)]
+    fn part(self, first: usize, end: usize) -> Self {
+        PackedLeft(&self.0[first..end])
+    }
+
+    #[inline(always)]
+    fn factor(self, term: usize, row: usize) -> f32 {
+        self.0[term][row]
+    }
+}
+
+/// Rows where they are, of consecutive terms.
+#[derive(Clone, Copy)]
+pub(super) struct Lines<'a, const ROWS: usize>(pub(super) [&'a [f32]; ROWS]);
+
+impl<const ROWS: usize> LeftStrip<ROWS> for Lines<'_, ROWS> {
+    #[inline(always)]
+    fn part(self, first: usize, end: usize) -> Self {
+        let mut lines = self.0;
+        for line in &mut lines {
+            *line = &line[first..end];
+        }
+        Lines(lines)
+    }
+
+    #[inline(always)]
+    fn factor(self, term: usize, row: usize) -> f32 {
+        self.0[row][term]
+    }
+}
+
+/// `WIDTH` vectors of columns of the right operand.
+pub(super) trait RightStrip<S: Simd, const WIDTH: usize>: Copy {
+    /// Returns the terms `first..end`.
+    fn part(self, first: usize, end: usize) -> Self;
+
+    /// Returns the columns of a term.
+    fn vectors(self, term: usize) -> [S::f32s; WIDTH];
+}
+
+/// `[term][column of the strip]`.
+#[derive(Clone, Copy)]
+pub(super) struct PackedColumns<'a, S: Simd>(pub(super) &'a [[S::f32s; VECTORS]]);
+
+impl<S: Simd, const WIDTH: usize> RightStrip<S, WIDTH> for PackedColumns<'_, S> {
+    #[inline(always)]
+    fn part(self, first: usize, end: usize) -> Self {
+        PackedColumns(&self.0[first..end])
+    }
+
+    #[inline(always)]
+    fn vectors(self, term: usize) -> [S::f32s; WIDTH] {
+        let vectors = &self.0[term];
+        std::array::from_fn(|v| vectors[v])
+    }
+}
+
+/// Terms from the one that is fetched to the one that is used: lines a stride apart are not
+/// recognised by the processor's own prefetcher.
+const AHEAD: usize = 24;
+
+/// One vector of columns where they are, `stride` elements from a term to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Columns<'a> {
+    pub(super) values: &'a [f32],
+    pub(super) stride: usize,
+}
+
+impl<S: Simd> RightStrip<S, 1> for Columns<'_> {
+    #[inline(always)]
+    fn part(self, first: usize, _: usize) -> Self {
+        Columns { values: &self.values[first * self.stride..], ..self }
+    }
+
+    #[inline(always)]
+    fn vectors(self, term: usize) -> [S::f32s; 1] {
+        let line = &self.values[term * self.stride..][..S::F32_LANES];
+        fetch_after(line, AHEAD * self.stride);
+        [S::as_simd_f32s(line).0[0]]
+    }
+}

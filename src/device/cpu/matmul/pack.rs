@@ -1,0 +1,198 @@
+//! Packing of operands: strips, in which the elements of a term are side by side.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::fetch::fetch;
+use super::operand::{Matrix, VECTORS};
+
+/// The packing of a panel of columns of the right operand into strips, `[strip][term][column of the
+/// strip]`, at once or little by little. Columns past the last have arbitrary elements.
+pub(super) struct Packing<'a, S: Simd> {
+    right: Matrix<'a>,
+    columns: Range<usize>,
+    strips: &'a mut [[S::f32s; VECTORS]],
+    num_whole: usize,
+    fetched: Cursor,
+    packed: Cursor,
+    pace: Pace,
+}
+
+/// The number of lines as wide as a strip that are fetched, and packed, at a time.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Pace {
+    pub(super) fetched: usize,
+    pub(super) packed: usize,
+}
+
+/// A term of a strip.
+#[derive(Clone, Copy, Default)]
+struct Cursor {
+    term: usize,
+    strip: usize,
+}
+
+impl Cursor {
+    #[inline(always)]
+    fn advance(&mut self, num_strips: usize) {
+        self.strip += 1;
+        if self.strip == num_strips {
+            *self = Cursor { term: self.term + 1, strip: 0 };
+        }
+    }
+}
+
+impl<'a, S: Simd> Packing<'a, S> {
+    /// Returns the packing of `columns` of `right` into `strips`.
+    #[inline(always)]
+    pub(super) fn new(
+        right: Matrix<'a>,
+        columns: Range<usize>,
+        strips: &'a mut [[S::f32s; VECTORS]],
+        pace: Pace,
+    ) -> Packing<'a, S> {
+        let num_whole = if right.transposed { 0 } else { columns.len() / (VECTORS * S::F32_LANES) };
+        let [fetched, packed] = [Cursor::default(); 2];
+        Packing { right, columns, strips, num_whole, fetched, packed, pace }
+    }
+
+    /// Returns the whole vectors of a line.
+    #[inline(always)]
+    fn line(&self, at: Cursor) -> &'a [f32] {
+        let width = VECTORS * S::F32_LANES;
+        &self.right.values[at.term * self.right.stride + self.columns.start + at.strip * width..][..width]
+    }
+
+    #[inline(always)]
+    fn has(&self, at: Cursor) -> bool {
+        at.term < self.right.rows && at.strip < self.num_whole
+    }
+
+    /// Asks for a few lines that are packed soon. This needs no vector registers.
+    #[inline(always)]
+    pub(super) fn fetch_some(&mut self) {
+        for _ in 0..self.pace.fetched {
+            if !self.has(self.fetched) {
+                self.pace.fetched = 0;
+                return;
+            }
+            fetch(self.line(self.fetched));
+            self.fetched.advance(self.num_whole);
+        }
+    }
+
+    /// Packs a few lines of whole strips.
+    #[inline(always)]
+    pub(super) fn pack_some(&mut self) {
+        self.pack_lines(self.pace.packed);
+    }
+
+    #[inline(always)]
+    fn pack_lines(&mut self, num: usize) {
+        for _ in 0..num {
+            if !self.has(self.packed) {
+                self.pace.packed = 0;
+                return;
+            }
+            let line = S::as_simd_f32s(self.line(self.packed)).0;
+            let strip = &mut self.strips[self.packed.strip * self.right.rows + self.packed.term];
+            strip.iter_mut().zip(line).for_each(|(into, vector)| *into = *vector);
+            self.packed.advance(self.num_whole);
+        }
+    }
+
+    /// Packs all that is left.
+    #[inline(always)]
+    pub(super) fn finish(mut self, simd: S) {
+        if self.right.transposed {
+            return self.interleave();
+        }
+        self.pack_lines(usize::MAX);
+        let start = self.columns.start + self.num_whole * VECTORS * S::F32_LANES;
+        if start < self.columns.end {
+            let strip = &mut self.strips[self.num_whole * self.right.rows..];
+            for (term, packed) in strip.iter_mut().enumerate().take(self.right.rows) {
+                let line = &self.right.values[term * self.right.stride..][start..self.columns.end];
+                let (whole, rest) = S::as_simd_f32s(line);
+                packed[..whole.len()].copy_from_slice(whole);
+                packed[whole.len()] = simd.partial_load_f32s(rest);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn interleave(&mut self) {
+        let width = VECTORS * S::F32_LANES;
+        let Matrix { values, rows: num_terms, stride, .. } = self.right;
+        for (strip, first) in self.columns.clone().step_by(width).enumerate() {
+            let columns = first..self.columns.end.min(first + width);
+            let lines = columns.map(|line| &values[line * stride..][..num_terms]);
+            let strip = &mut self.strips[strip * num_terms..][..num_terms];
+            interleave(lines, num_terms, width, bytemuck::cast_slice_mut(strip));
+        }
+    }
+}
+
+/// Writes `lines`, each of `num_terms` consecutive elements, side by side into `strip`, term by
+/// term. The elements that share a cache line are read together.
+#[inline(always)]
+fn interleave<'a>(
+    lines: impl Iterator<Item = &'a [f32]> + Clone,
+    num_terms: usize,
+    width: usize,
+    strip: &mut [f32],
+) {
+    const AT_ONCE: usize = 16;
+    for first in (0..num_terms).step_by(AT_ONCE) {
+        let terms = first..num_terms.min(first + AT_ONCE);
+        let strip = &mut strip[terms.start * width..terms.end * width];
+        for (at, line) in lines.clone().enumerate() {
+            // the same loop twice, for one is unrolled
+            if let Some(several) = line[terms.clone()].first_chunk::<AT_ONCE>() {
+                for (i, element) in several.iter().enumerate() {
+                    strip[i * width + at] = *element;
+                }
+            } else {
+                for (i, element) in line[terms.clone()].iter().enumerate() {
+                    strip[i * width + at] = *element;
+                }
+            }
+        }
+    }
+}
+
+/// Strips of a transposed left operand that are packed together.
+const STRIPS_AT_ONCE: usize = 4;
+
+/// Packs the rows of `left`, `[strip][term][row of the strip]`. Rows past the last have
+/// arbitrary elements.
+#[inline(always)]
+pub(super) fn pack_left<const ROWS: usize>(left: Matrix<'_>, strips: &mut [f32]) {
+    let Matrix { values, rows, columns: num_terms, stride, transposed } = left;
+    if !transposed {
+        let strips = strips.chunks_exact_mut((ROWS * num_terms).max(1));
+        for (strip, first) in strips.zip((0..rows).step_by(ROWS)) {
+            let lines = (first..rows.min(first + ROWS)).map(|line| &values[line * stride..][..num_terms]);
+            interleave(lines, num_terms, ROWS, strip);
+        }
+        return;
+    }
+    // strips that share a cache line are written side by side
+    let several = STRIPS_AT_ONCE * ROWS;
+    let strips = strips.as_chunks_mut::<ROWS>().0;
+    for (strips, first) in
+        strips.chunks_mut((STRIPS_AT_ONCE * num_terms).max(1)).zip((0..rows).step_by(several))
+    {
+        let end = rows.min(first + several);
+        for term in 0..num_terms {
+            let (whole, rest) = values[term * stride..][first..end].as_chunks::<ROWS>();
+            for (strip, factors) in whole.iter().enumerate() {
+                strips[strip * num_terms + term] = *factors;
+            }
+            if !rest.is_empty() {
+                strips[whole.len() * num_terms + term][..rest.len()].copy_from_slice(rest);
+            }
+        }
+    }
+}

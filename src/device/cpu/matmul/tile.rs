@@ -1,0 +1,243 @@
+//! The micro-kernel: one tile of a product, in registers.
+//!
+//! Each element of the tile is a canonical sum (see [`crate::sums::Section`]): a chain of fused
+//! multiply-adds for each leaf of the inner dimension, and a tree over the leaves. The partial
+//! tiles of the tree are on a stack of a few kilobytes in the first cache, so a tree costs no
+//! passes over memory; only what a section leaves incomplete is in the targets. No element depends
+//! on its place in the tile or on the width of vectors.
+
+use std::ops::Range;
+
+use pulp::Simd;
+
+use super::fetch::fetch_near;
+use super::operand::{LeftStrip, RightStrip, VECTORS};
+use super::pack::Packing;
+use crate::sums::{MOST_PENDING, Step};
+
+/// A tile of `ROWS` rows of `WIDTH` vectors.
+type Sums<S, const ROWS: usize, const WIDTH: usize> = [[<S as Simd>::f32s; WIDTH]; ROWS];
+
+/// Partial tiles, aligned as vectors are read fastest.
+#[repr(align(64))]
+pub(super) struct Stack<S: Simd, const ROWS: usize>([Sums<S, ROWS, VECTORS>; MOST_PENDING]);
+
+impl<S: Simd, const ROWS: usize> Stack<S, ROWS> {
+    #[inline(always)]
+    pub(super) fn new(simd: S) -> Stack<S, ROWS> {
+        Stack([[[simd.splat_f32s(0.0); VECTORS]; ROWS]; MOST_PENDING])
+    }
+}
+
+/// The leaves of a product's inner dimension.
+#[derive(Clone, Copy)]
+pub(super) struct SumOrder<'a> {
+    pub(super) steps: &'a [Step],
+    /// The values on the stack before the first step, which are in the targets.
+    pub(super) depth: usize,
+}
+
+impl SumOrder<'_> {
+    /// Returns the number of blocks of a tile.
+    pub(super) fn num_blocks(self) -> usize {
+        self.steps.iter().map(|step| (step.end - step.first).div_ceil(BLOCK)).sum()
+    }
+}
+
+/// The part of a product that a tile is written to: `height` rows, `stride` apart, of `width`
+/// elements from `at` on.
+pub(super) struct Target<'a, 'b> {
+    /// A product for each value on the stack.
+    pub(super) targets: &'a mut [&'b mut [f32]],
+    pub(super) at: usize,
+    pub(super) stride: usize,
+    pub(super) height: usize,
+    pub(super) width: usize,
+}
+
+impl Target<'_, '_> {
+    /// Asks for the lines of the lowest target.
+    #[inline(always)]
+    pub(super) fn fetch(&self) {
+        for row in 0..self.height {
+            fetch_near(&self.targets[0][self.at + row * self.stride..][..self.width]);
+        }
+    }
+
+    /// Returns true if a tile of `WIDTH` vectors is written whole.
+    #[inline(always)]
+    fn is_whole<S: Simd, const ROWS: usize, const WIDTH: usize>(&self) -> bool {
+        self.height == ROWS && self.width == WIDTH * S::F32_LANES
+    }
+
+    /// Returns a row of a target as vectors, and the elements after the last whole one.
+    #[inline(always)]
+    fn line<S: Simd>(&mut self, target: usize, row: usize, width: usize) -> (&mut [S::f32s], &mut [f32]) {
+        S::as_mut_simd_f32s(&mut self.targets[target][self.at + row * self.stride..][..width])
+    }
+
+    /// Reads the tile of a target.
+    #[inline(always)]
+    fn load<S: Simd, const ROWS: usize, const WIDTH: usize>(
+        &mut self,
+        simd: S,
+        target: usize,
+        tile: &mut Sums<S, ROWS, VECTORS>,
+    ) {
+        if self.is_whole::<S, ROWS, WIDTH>() {
+            for (row, vectors) in tile.iter_mut().enumerate() {
+                let line = self.line::<S>(target, row, WIDTH * S::F32_LANES).0;
+                vectors[..WIDTH].copy_from_slice(&line[..WIDTH]);
+            }
+            return;
+        }
+        for (row, vectors) in tile.iter_mut().enumerate().take(self.height) {
+            let (whole, rest) = self.line::<S>(target, row, self.width);
+            vectors[..whole.len()].copy_from_slice(whole);
+            if !rest.is_empty() {
+                vectors[whole.len()] = simd.partial_load_f32s(rest);
+            }
+        }
+    }
+
+    /// Writes the tile of a target, all of which is there.
+    #[inline(always)]
+    fn store_whole<S: Simd, const ROWS: usize, const WIDTH: usize>(
+        &mut self,
+        target: usize,
+        tile: &Sums<S, ROWS, WIDTH>,
+    ) {
+        for (row, sums) in tile.iter().enumerate() {
+            let line = self.line::<S>(target, row, WIDTH * S::F32_LANES).0;
+            for (v, sum) in sums.iter().enumerate() {
+                line[v] = *sum;
+            }
+        }
+    }
+
+    /// Writes what there is of the tile of a target.
+    #[inline(always)]
+    fn store<S: Simd, const ROWS: usize>(&mut self, simd: S, target: usize, tile: &Sums<S, ROWS, VECTORS>) {
+        for (row, sums) in tile.iter().enumerate().take(self.height) {
+            let (whole, rest) = self.line::<S>(target, row, self.width);
+            whole.copy_from_slice(&sums[..whole.len()]);
+            if !rest.is_empty() {
+                simd.partial_store_f32s(rest, sums[whole.len()]);
+            }
+        }
+    }
+}
+
+/// Terms after which a few lines of the next panel are fetched.
+const BLOCK: usize = 64;
+
+/// Continues the chains of a tile over some terms.
+#[inline(always)]
+fn chains<S: Simd, L: LeftStrip<ROWS>, R: RightStrip<S, WIDTH>, const ROWS: usize, const WIDTH: usize>(
+    simd: S,
+    terms: Range<usize>,
+    left: L,
+    right: R,
+    next: &mut Packing<'_, S>,
+    sums: &mut Sums<S, ROWS, WIDTH>,
+) {
+    for block in terms.clone().step_by(BLOCK) {
+        let block = block..terms.end.min(block + BLOCK);
+        next.fetch_some();
+        let left = left.part(block.start, block.end);
+        let right = right.part(block.start, block.end);
+        for term in 0..block.len() {
+            let vectors = right.vectors(term);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                add_product(simd, left.factor(term, row), &vectors, sums);
+            }
+        }
+    }
+}
+
+/// Adds the products of one term to the sums of a row.
+#[inline(always)]
+fn add_product<S: Simd, const WIDTH: usize>(
+    simd: S,
+    left: f32,
+    right: &[S::f32s; WIDTH],
+    sums: &mut [S::f32s; WIDTH],
+) {
+    let left = simd.splat_f32s(left);
+    for (right, sum) in right.iter().zip(sums) {
+        *sum = simd.mul_add_f32s(left, *right, *sum);
+    }
+}
+
+/// Adds another tile to `sums`.
+#[inline(always)]
+fn add_tile<S: Simd, const ROWS: usize, const WIDTH: usize>(
+    simd: S,
+    other: &Sums<S, ROWS, VECTORS>,
+    sums: &mut Sums<S, ROWS, WIDTH>,
+) {
+    for (other, sums) in other.iter().zip(sums) {
+        for (other, sum) in other.iter().zip(sums) {
+            *sum = simd.add_f32s(*other, *sum);
+        }
+    }
+}
+
+/// Computes a tile of `WIDTH` vectors from a strip of each operand, and writes what `into` has
+/// room for.
+///
+/// The sums are in registers while loops have fixed lengths; what depends on the target's size goes
+/// through the stack.
+#[inline(always)]
+pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
+    simd: S,
+    order: SumOrder<'_>,
+    left: L,
+    right: R,
+    stack: &mut Stack<S, ROWS>,
+    next: &mut Packing<'_, S>,
+    mut into: Target<'_, '_>,
+) where
+    S: Simd,
+    L: LeftStrip<ROWS>,
+    R: RightStrip<S, WIDTH>,
+{
+    let is_whole = into.is_whole::<S, ROWS, WIDTH>();
+    let mut depth = order.depth;
+    // values of the stack before this one are in the targets
+    let mut base = depth;
+    let last = order.steps.len() - 1;
+    for (i, step) in order.steps.iter().enumerate() {
+        let mut sums = [[simd.splat_f32s(0.0); WIDTH]; ROWS];
+        if step.continues {
+            depth -= 1;
+            base = depth;
+            into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
+            for (sums, popped) in sums.iter_mut().zip(&stack.0[depth]) {
+                sums.copy_from_slice(&popped[..WIDTH]);
+            }
+        }
+        chains(simd, step.first..step.end, left, right, next, &mut sums);
+        for _ in 0..step.num_merges {
+            depth -= 1;
+            if depth < base {
+                base = depth;
+                into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
+            }
+            add_tile(simd, &stack.0[depth], &mut sums);
+        }
+        if i == last && is_whole {
+            into.store_whole::<S, ROWS, WIDTH>(depth, &sums);
+        } else {
+            for (pushed, sums) in stack.0[depth].iter_mut().zip(&sums) {
+                pushed[..WIDTH].copy_from_slice(sums);
+            }
+            depth += 1;
+        }
+        // between two steps, the vector registers are free
+        next.pack_some();
+    }
+    for target in base..depth {
+        into.store(simd, target, &stack.0[target]);
+    }
+}

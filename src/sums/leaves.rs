@@ -1,0 +1,269 @@
+//! The canonical order of a sum: its terms are cut into leaves at fixed places. A leaf is one chain
+//! of fused multiply-adds in the order of its terms, from +0. The leaves are added by one binary
+//! tree over all of them, whose nodes cover `j·2ᵗ..(j + 1)·2ᵗ`, cut off at the last leaf. A node's
+//! value depends on its terms alone, so a rank that holds whole leaves computes whole nodes.
+//!
+//! A tree is added up with a stack, as a binary counter counts: a leaf that is complete is added to
+//! the nodes on top of the stack of which it is the last part. A call that adds some of a rank's
+//! terms leaves the nodes that are not complete yet, and perhaps a chain that is not, on the stack.
+
+use std::ops::Range;
+
+use super::shard;
+
+/// The number of leaves of a sum that a layout may divide.
+pub const NUM_LEAVES: usize = 8;
+
+/// The most leaves that a sum can have.
+pub const MOST_LEAVES: usize = 64;
+
+/// The most values on the stack that adds up a tree of [`MOST_LEAVES`].
+pub const MOST_PENDING: usize = MOST_LEAVES.ilog2() as usize + 1;
+
+/// A sum of `len` terms, cut into `num` leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaves {
+    /// The number of terms.
+    pub len: usize,
+    /// The number of leaves, from 1 to [`MOST_LEAVES`].
+    pub num: usize,
+}
+
+impl Leaves {
+    /// Returns the terms of a leaf. Lengths differ by at most 1, with the longer leaves first.
+    pub fn terms(self, leaf: usize) -> Range<usize> {
+        shard(self.len, leaf, self.num)
+    }
+
+    /// Returns the sum of the products of the factors of each term, by plain loops.
+    pub fn sum(self, factors: impl Fn(usize) -> (f32, f32)) -> f32 {
+        let chain = |sum: f32, (left, right): (f32, f32)| left.mul_add(right, sum);
+        let value = |leaf| self.terms(leaf).map(&factors).fold(0.0, chain);
+        let mut nodes: Vec<f32> = (0..self.num).map(value).collect();
+        while nodes.len() > 1 {
+            nodes = nodes
+                .chunks(2)
+                .map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0))
+                .collect();
+        }
+        nodes[0]
+    }
+
+    /// Returns the number of nodes on top of the stack that `leaf` completes, where the stack has
+    /// the nodes of the leaves from `first` on.
+    fn num_merges(self, leaf: usize, first: usize) -> usize {
+        let is_last = leaf + 1 == self.num;
+        let (mut num, mut width) = (0, 1);
+        // the nodes that may be to the left are those of the bits of `leaf`
+        while width <= leaf {
+            if leaf & width != 0 {
+                let start = leaf & !(2 * width - 1);
+                if start < first {
+                    break;
+                }
+                num += 1;
+            } else if !is_last {
+                break;
+            }
+            width *= 2;
+        }
+        num
+    }
+}
+
+/// Consecutive terms of canonical sums that one call adds: whole leaves, or a part of one.
+///
+/// The rows of a batch are divided among ranks and micro-batches by leaves, so that who holds which
+/// leaf does not depend on the number of rows; a leaf may be empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Section {
+    leaves: Leaves,
+    /// The first leaf of the rank, on which the stack was empty.
+    held_from: usize,
+    /// The leaves of this section.
+    first: usize,
+    end: usize,
+    /// This part of `num_parts` of each leaf; there are several only in a section of one leaf.
+    part: usize,
+    num_parts: usize,
+}
+
+/// A leaf of a section, or a part of one.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// The first term, counted from the first of the section.
+    pub first: usize,
+    /// The first term after the last.
+    pub end: usize,
+    /// Whether the chain on top of the stack is continued; otherwise a chain begins at +0.
+    pub continues: bool,
+    /// The number of nodes on top of the stack that the chain is added to, one after the other.
+    pub num_merges: usize,
+}
+
+impl Section {
+    /// Returns all terms of a sum.
+    pub fn whole(leaves: Leaves) -> Section {
+        Section { leaves, held_from: 0, first: 0, end: leaves.num, part: 0, num_parts: 1 }
+    }
+
+    /// Returns `len` terms of one chain, which goes on if it `continues`.
+    pub fn of_chain(len: usize, continues: bool) -> Section {
+        let leaves = Leaves { len: 2 * len, num: 1 };
+        Section { leaves, held_from: 0, first: 0, end: 1, part: usize::from(continues), num_parts: 2 }
+    }
+
+    /// Returns the terms of rank `rank` of `num_ranks`, at most one for each leaf: whole leaves.
+    pub fn of_rank(leaves: Leaves, rank: usize, num_ranks: usize) -> Section {
+        let held = shard(leaves.num, rank, num_ranks);
+        Section { leaves, held_from: held.start, first: held.start, end: held.end, part: 0, num_parts: 1 }
+    }
+
+    /// Returns micro-batch `index` of the `num` that this section is divided into: whole leaves, or
+    /// where micro-batches are more than leaves, a part of one.
+    pub fn micro_batch(self, index: usize, num: usize) -> Section {
+        let num_leaves = self.end - self.first;
+        if num <= num_leaves {
+            let range = shard(num_leaves, index, num);
+            return Section { first: self.first + range.start, end: self.first + range.end, ..self };
+        }
+        let parts = |leaf: usize| shard(num, leaf, num_leaves);
+        let leaf = (0..num_leaves).find(|leaf| parts(*leaf).contains(&index)).unwrap_or(0);
+        let (part, num_parts) = (index - parts(leaf).start, parts(leaf).len());
+        Section { first: self.first + leaf, end: self.first + leaf + 1, part, num_parts, ..self }
+    }
+
+    /// Returns the terms of the section among all of the sum.
+    pub fn terms(self) -> Range<usize> {
+        let terms = self.leaves.terms(self.first).start..self.leaves.terms(self.end - 1).end;
+        let part = shard(terms.len(), self.part, self.num_parts);
+        terms.start + part.start..terms.start + part.end
+    }
+
+    /// Returns the number of terms.
+    pub fn len(self) -> usize {
+        self.terms().len()
+    }
+
+    /// Returns true if there are no terms.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the number of values on the stack before the section.
+    pub fn depth_before(self) -> usize {
+        self.depth(self.first) + usize::from(self.part > 0)
+    }
+
+    /// Returns the number of values on the stack after the section.
+    pub fn depth_after(self) -> usize {
+        if self.part + 1 < self.num_parts { self.depth(self.first) + 1 } else { self.depth(self.end) }
+    }
+
+    /// Returns the number of nodes on the stack before `leaf` begins.
+    fn depth(self, leaf: usize) -> usize {
+        let num_merges = |leaf| self.leaves.num_merges(leaf, self.held_from);
+        (self.held_from..leaf).fold(0, |depth, leaf| depth + 1 - num_merges(leaf))
+    }
+
+    /// Returns the leaves of the section in order.
+    pub fn steps(self) -> impl Iterator<Item = Step> {
+        let own = self.terms();
+        (self.first..self.end).map(move |leaf| {
+            let terms = self.leaves.terms(leaf);
+            let is_complete = self.part + 1 == self.num_parts;
+            Step {
+                first: terms.start.max(own.start) - own.start,
+                end: terms.end.min(own.end) - own.start,
+                continues: self.part > 0,
+                num_merges: if is_complete { self.leaves.num_merges(leaf, self.held_from) } else { 0 },
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Leaves, MOST_PENDING, Section};
+
+    /// Returns the terms of a stack on which each value is written as its leaves and nodes.
+    fn add(section: Section, stack: &mut Vec<String>) {
+        assert_eq!(stack.len(), section.depth_before());
+        let start = section.terms().start;
+        for step in section.steps() {
+            let mut value = if step.continues { stack.pop().unwrap() } else { String::new() };
+            (step.first..step.end).for_each(|term| value += &format!(" {}", start + term));
+            for _ in 0..step.num_merges {
+                value = format!("({}+{value})", stack.pop().unwrap());
+            }
+            stack.push(value);
+        }
+        assert_eq!(stack.len(), section.depth_after());
+        assert!(stack.len() <= MOST_PENDING);
+    }
+
+    /// Returns the nodes of the leaves `start..end`, of which `start..` are not cut.
+    fn tree(leaves: Leaves) -> String {
+        let mut nodes: Vec<String> = (0..leaves.num)
+            .map(|leaf| leaves.terms(leaf).map(|term| format!(" {term}")).collect::<String>())
+            .collect();
+        while nodes.len() > 1 {
+            nodes = nodes
+                .chunks(2)
+                .map(|pair| match pair {
+                    [left, right] => format!("({left}+{right})"),
+                    _ => pair[0].clone(),
+                })
+                .collect();
+        }
+        nodes.remove(0)
+    }
+
+    #[test]
+    fn micro_batches_add_up_to_the_tree() {
+        for num in 1..=17 {
+            for len in [0, 1, 5, 8, 16, 37] {
+                let leaves = Leaves { len, num };
+                for num_micro_batches in 1..=20 {
+                    let mut stack = Vec::new();
+                    for index in 0..num_micro_batches {
+                        add(Section::whole(leaves).micro_batch(index, num_micro_batches), &mut stack);
+                    }
+                    assert_eq!(stack, [tree(leaves)], "{leaves:?}, {num_micro_batches} micro-batches");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_nodes_of_ranks_are_nodes_of_the_tree() {
+        for num in 1..=17 {
+            let leaves = Leaves { len: 40, num };
+            let whole = tree(leaves);
+            for num_ranks in 1..=num {
+                let mut end = 0;
+                for rank in 0..num_ranks {
+                    let mut stack = Vec::new();
+                    let section = Section::of_rank(leaves, rank, num_ranks);
+                    assert_eq!(section.terms().start, end);
+                    end = section.terms().end;
+                    (0..3).for_each(|index| add(section.micro_batch(index, 3), &mut stack));
+                    assert!(stack.iter().all(|node| whole.contains(node.as_str())), "{stack:?} in {whole}");
+                    if num.is_power_of_two() && num_ranks.is_power_of_two() {
+                        assert_eq!(stack.len(), 1);
+                    }
+                }
+                assert_eq!(end, 40);
+            }
+        }
+    }
+
+    #[test]
+    fn plain_sums_follow_the_tree() {
+        let leaves = Leaves { len: 11, num: 3 };
+        let value = |term: usize| 1.0 + term as f32 * 1e-4;
+        let chain = |terms: std::ops::Range<usize>| terms.fold(0.0_f32, |sum, t| value(t).mul_add(0.3, sum));
+        let expected = (chain(0..4) + chain(4..8)) + chain(8..11);
+        assert_eq!(leaves.sum(|term| (value(term), 0.3)).to_bits(), expected.to_bits());
+    }
+}
