@@ -18,8 +18,8 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::prelude::*;
 use phalanx::device::{
-    Activation, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape, OptimizerStep,
-    PoolShape, Role, totals,
+    Activation, BiasShape, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape,
+    OptimizerStep, PoolShape, Role, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -180,7 +180,7 @@ operations!(CopyOperations:
 );
 operations!(ActivationOperations:
     activation_forward(Activation, In<'_>, Out<'_>, Out<'_>) 0;
-    activation_backward(Activation, usize, In<'_>, Out<'_>, Option<Out<'_>>, bool) 1;
+    activation_backward(Activation, BiasShape, In<'_>, Out<'_>, Option<Out<'_>>, bool) 1;
 );
 operations!(LinearOperations:
     linear_forward(&LinearShape, In<'_>, In<'_>, Option<In<'_>>, Activation, Out<'_>, Out<'_>) 1;

@@ -23,6 +23,15 @@ impl Activation {
     }
 }
 
+/// The rows of values that a bias is added to.
+#[derive(Debug, Clone, Copy)]
+pub struct BiasShape {
+    /// The values of a row, one for each element of the bias.
+    pub columns: usize,
+    /// The rows of a sample: the positions of an image, or 1.
+    pub positions: usize,
+}
+
 /// Elementwise functions, forward and backward.
 pub trait ActivationOperations: MemoryOperations {
     /// Computes `output = activation(input)`, elementwise.
@@ -37,15 +46,16 @@ pub trait ActivationOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Replaces `gradient`, `[rows, columns]`, the gradient of the outputs, by the gradient of the
-    /// inputs. Writes its sum over the rows to `bias_gradient` if there is one, or adds the sum if
-    /// `accumulate`.
+    /// Replaces `gradient`, `[samples, positions, columns]`, the gradient of the outputs, by the
+    /// gradient of the inputs. Writes its sum over the rows to `bias_gradient` if there is one, or
+    /// continues the sum if `accumulate`: on the CPU, a sum over all samples has the same bits
+    /// whether they come in one call or in several.
     ///
     /// `saved` is what the forward pass saved if [`Activation::saves`], otherwise its output.
     fn activation_backward(
         &self,
         activation: Activation,
-        columns: usize,
+        shape: BiasShape,
         saved: Self::View<'_>,
         gradient: Self::ViewMut<'_>,
         bias_gradient: Option<Self::ViewMut<'_>>,

@@ -56,8 +56,9 @@ pub trait LinearOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Computes `weight_gradient = inputᵀ · gradient` in the layout of the weight, or adds it to
-    /// `weight_gradient` if `accumulate`.
+    /// Computes `weight_gradient = inputᵀ · gradient` in the layout of the weight, or continues the
+    /// sum over rows in `weight_gradient` if `accumulate`: on the CPU, it has the same bits for any
+    /// division of the rows.
     fn linear_backward_weight(
         &self,
         shape: &LinearShape,

@@ -4,7 +4,7 @@
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
 use crate::device::{
-    Activation, ConvolutionShape, Device, FusedActivation, LinearShape, PoolShape, WeightLayout,
+    Activation, BiasShape, ConvolutionShape, Device, FusedActivation, LinearShape, PoolShape, WeightLayout,
 };
 
 /// A layer, with the indices of its tensors in the model's logical order.
@@ -206,7 +206,8 @@ impl Layer {
         let activation = if is_backpropagated { Activation::Identity } else { activation };
         let saved = if activation.saves() { tape.saved } else { tape.output };
         let bias = bias.map(|bias| gradients.tensor_mut(device, bias));
-        device.activation_backward(activation, columns, saved, gradient, bias, accumulate);
+        let shape = BiasShape { columns, positions: self.output_len() / columns };
+        device.activation_backward(activation, shape, saved, gradient, bias, accumulate);
     }
 
     /// Runs the second part of the backward pass: computes the gradient of the weight, if the layer

@@ -17,8 +17,9 @@ pub const NUM_LEAVES: usize = 8;
 /// The most leaves that a sum can have.
 pub const MOST_LEAVES: usize = 64;
 
-/// The most values on the stack that adds up a tree of [`MOST_LEAVES`].
-pub const MOST_PENDING: usize = MOST_LEAVES.ilog2() as usize + 1;
+/// The most values on the stack that adds up the leaves of a rank: nodes that grow up to the middle
+/// of the tree and shrink after it, and a chain.
+pub const MOST_PENDING: usize = 2 * MOST_LEAVES.ilog2() as usize;
 
 /// A sum of `len` terms, cut into `num` leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,15 +114,23 @@ impl Section {
         Section { leaves, held_from: 0, first: 0, end: 1, part: usize::from(continues), num_parts: 2 }
     }
 
-    /// Returns the terms of rank `rank` of `num_ranks`, at most one for each leaf: whole leaves.
+    /// Returns the terms of rank `rank` of `num_ranks`: whole leaves.
+    ///
+    /// # Panics
+    /// There are more ranks than leaves.
     pub fn of_rank(leaves: Leaves, rank: usize, num_ranks: usize) -> Section {
+        assert!(rank < num_ranks && num_ranks <= leaves.num, "every rank has a leaf");
         let held = shard(leaves.num, rank, num_ranks);
         Section { leaves, held_from: held.start, first: held.start, end: held.end, part: 0, num_parts: 1 }
     }
 
     /// Returns micro-batch `index` of the `num` that this section is divided into: whole leaves, or
     /// where micro-batches are more than leaves, a part of one.
+    ///
+    /// # Panics
+    /// The section is a part of a leaf already.
     pub fn micro_batch(self, index: usize, num: usize) -> Section {
+        assert_eq!(self.num_parts, 1, "a micro-batch is not divided again");
         let num_leaves = self.end - self.first;
         if num <= num_leaves {
             let range = shard(num_leaves, index, num);
@@ -186,7 +195,7 @@ impl Section {
 mod tests {
     use super::{Leaves, MOST_PENDING, Section};
 
-    /// Returns the terms of a stack on which each value is written as its leaves and nodes.
+    /// Adds a section to a stack on which each value is written as its terms and nodes.
     fn add(section: Section, stack: &mut Vec<String>) {
         assert_eq!(stack.len(), section.depth_before());
         let start = section.terms().start;
@@ -202,7 +211,7 @@ mod tests {
         assert!(stack.len() <= MOST_PENDING);
     }
 
-    /// Returns the nodes of the leaves `start..end`, of which `start..` are not cut.
+    /// Returns the whole tree, written in that way.
     fn tree(leaves: Leaves) -> String {
         let mut nodes: Vec<String> = (0..leaves.num)
             .map(|leaf| leaves.terms(leaf).map(|term| format!(" {term}")).collect::<String>())
@@ -237,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_nodes_of_ranks_are_nodes_of_the_tree() {
-        for num in 1..=17 {
+        for num in (1..=17).chain([50, 63, 64]) {
             let leaves = Leaves { len: 40, num };
             let whole = tree(leaves);
             for num_ranks in 1..=num {
@@ -247,7 +256,7 @@ mod tests {
                     let section = Section::of_rank(leaves, rank, num_ranks);
                     assert_eq!(section.terms().start, end);
                     end = section.terms().end;
-                    (0..3).for_each(|index| add(section.micro_batch(index, 3), &mut stack));
+                    (0..9).for_each(|index| add(section.micro_batch(index, 9), &mut stack));
                     assert!(stack.iter().all(|node| whole.contains(node.as_str())), "{stack:?} in {whole}");
                     if num.is_power_of_two() && num_ranks.is_power_of_two() {
                         assert_eq!(stack.len(), 1);

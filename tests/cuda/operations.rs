@@ -1,8 +1,8 @@
 //! Every operation of a device as a value, on arrays by number.
 
 use phalanx::device::{
-    Activation, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape, OptimizerStep,
-    PoolShape, Role, totals, update,
+    Activation, BiasShape, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape,
+    OptimizerStep, PoolShape, Role, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -96,7 +96,8 @@ operation!(
         let bias = outs.get_mut(2).and_then(Option::take);
         let output = device.view(&output, 0..this.len);
         let saved = if this.activation.saves() { device.view(&saved, 0..len) } else { output };
-        device.activation_backward(this.activation, this.columns, saved, gradient, bias, this.accumulate);
+        let shape = BiasShape { columns: this.columns, positions: 1 };
+        device.activation_backward(this.activation, shape, saved, gradient, bias, this.accumulate);
         device.copy(output, copy)
     }
 );

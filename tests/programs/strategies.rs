@@ -55,22 +55,28 @@ fn a_pipeline_ends_with_the_bits_of_one_rank() {
 }
 
 #[test]
-fn products_have_the_same_bits_for_any_micro_batches_and_threads() {
-    let model = "--model deep-mlp --width 70 --layers 4 --data synthetic --synthetic-samples 300 \
-                 --batch-size 53 --optimizer adamw --clip-norm 0.1 --steps 20";
-    let digest = |program, ranks, more: &str| {
-        let arguments = format!("--quiet {model} {more}");
-        job(program, ranks, &arguments).run().expect(0).result()["parameters_digest"].clone()
-    };
-    let serial = digest("sync_sgd", 1, "--threads 1");
-    for (ranks, more) in [
-        (1, "--threads 2 --micro-batches 5"),
-        (1, "--threads 3 --micro-batches 1"),
-        (2, "--threads 1 --micro-batches 8 --schedule zero-bubble"),
-        (3, "--threads 2 --micro-batches 6 --schedule 1f1b"),
-        (4, "--threads 1 --micro-batches 4 --schedule gpipe --recompute"),
+fn a_pipeline_has_the_bits_of_one_rank_for_any_micro_batches_and_threads() {
+    for model in [
+        "--model deep-mlp --width 70 --layers 4 --data synthetic --synthetic-samples 300 \
+         --batch-size 53 --optimizer adamw --clip-norm 0.1 --steps 20",
+        "--model mlp --hidden 50,30,20 --batch-size 50 --momentum 0.9 --steps 40",
+        "--model lenet --batch-size 50 --optimizer adamw --clip-norm 1 --steps 40",
+        "--model cifar --data synthetic --synthetic-samples 90 --batch-size 20 --steps 10",
     ] {
-        assert_eq!(digest("pipeline", ranks, more), serial, "{ranks} ranks, {more}");
+        let digest = |program, ranks, more: &str| {
+            let arguments = format!("--quiet {model} {more}");
+            job(program, ranks, &arguments).run().expect(0).result()["parameters_digest"].clone()
+        };
+        let serial = digest("sync_sgd", 1, "--threads 1");
+        for (ranks, more) in [
+            (1, "--threads 2 --micro-batches 5"),
+            (1, "--threads 3 --micro-batches 1"),
+            (2, "--threads 1 --micro-batches 8 --schedule zero-bubble"),
+            (3, "--threads 2 --micro-batches 6 --schedule 1f1b"),
+            (4, "--threads 1 --micro-batches 4 --schedule gpipe --recompute"),
+        ] {
+            assert_eq!(digest("pipeline", ranks, more), serial, "{model} on {ranks} ranks, {more}");
+        }
     }
 }
 

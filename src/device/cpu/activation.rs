@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 
 use super::{Cpu, math};
-use crate::device::{Activation, ActivationOperations};
+use crate::device::{Activation, ActivationOperations, BiasShape};
 
 thread_local! {
-    /// Partial sums of several rows.
+    /// The sum of a sample, and partial sums of several rows.
     static WIDE_ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -25,7 +25,7 @@ impl ActivationOperations for Cpu {
     fn activation_backward(
         &self,
         activation: Activation,
-        columns: usize,
+        shape: BiasShape,
         saved: &[f32],
         gradient: &mut [f32],
         bias_gradient: Option<&mut [f32]>,
@@ -41,7 +41,7 @@ impl ActivationOperations for Cpu {
             if !accumulate {
                 sums.fill(0.0);
             }
-            self.add_rows(columns, gradient, sums);
+            self.add_samples(shape, gradient, sums);
         }
     }
 }
@@ -95,22 +95,37 @@ impl Cpu {
         });
     }
 
-    /// Computes `sums += Σ rows`. Short rows are added several at a time, so that vectors are long.
-    fn add_rows(&self, columns: usize, rows: &[f32], sums: &mut [f32]) {
-        WIDE_ROW.with_borrow_mut(|wide| {
-            wide.clear();
-            wide.resize(columns * (256 / columns).max(1), 0.0);
+    /// Adds the rows of each sample to `sums`, a sample after the other. The short rows of an image
+    /// are added several at a time first, so that vectors are long; the order within a sample depends
+    /// on its shape alone.
+    fn add_samples(&self, shape: BiasShape, samples: &[f32], sums: &mut [f32]) {
+        let BiasShape { columns, positions } = shape;
+        if positions == 1 {
+            return self.vectorised(
+                #[inline(always)]
+                || samples.chunks_exact(columns).for_each(|row| add_row(row, sums)),
+            );
+        }
+        WIDE_ROW.with_borrow_mut(|memory| {
+            memory.resize(columns * (256 / columns).max(1) + columns, 0.0);
+            let (sum, wide) = memory.split_at_mut(columns);
             self.vectorised(
                 #[inline(always)]
                 || {
-                    for several in rows.chunks(wide.len()) {
-                        wide.iter_mut().zip(several).for_each(|(sum, g)| *sum += g);
-                    }
-                    for row in wide.chunks_exact(columns) {
-                        sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
+                    for sample in samples.chunks_exact(columns * positions) {
+                        wide.fill(0.0);
+                        sample.chunks(wide.len()).for_each(|several| add_row(several, wide));
+                        sum.fill(0.0);
+                        wide.chunks_exact(columns).for_each(|row| add_row(row, sum));
+                        add_row(sum, sums);
                     }
                 },
             );
         });
     }
+}
+
+#[inline(always)]
+fn add_row(row: &[f32], sums: &mut [f32]) {
+    sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
 }

@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::matmul::Matrix;
 use crate::device::{
-    Activation, ActivationOperations, FusedActivation, LinearOperations, LinearShape, WeightLayout,
+    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, WeightLayout,
 };
 use crate::sums::Section;
 
@@ -63,7 +63,8 @@ impl LinearOperations for Cpu {
         };
         self.multiply(Matrix::new(gradient, rows, outputs), right, leaves, input_gradient);
         if let Some(FusedActivation { activation, saved }) = previous {
-            self.activation_backward(activation, inputs, saved, input_gradient, None, false);
+            let shape = BiasShape { columns: inputs, positions: 1 };
+            self.activation_backward(activation, shape, saved, input_gradient, None, false);
         }
     }
 }

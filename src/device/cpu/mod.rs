@@ -1,8 +1,9 @@
 //! The CPU: one thread or several, the widest vectors that the processor has, `f32`.
 //!
-//! Results do not depend on run-to-run timing: sums have a fixed order for a given number of
-//! threads, and those of matrix products for any number (see `matmul/`). Subnormal numbers are
-//! flushed to zero inside [`flush_subnormals`].
+//! Gradients have the same bits for any number of threads, and for any division of the batch into
+//! calls that continue a sum. The loss, which no parameter depends on, is summed in an order that
+//! is fixed for a given number of threads. Subnormal numbers are flushed to zero inside
+//! [`flush_subnormals`].
 
 mod activation;
 mod convolution;

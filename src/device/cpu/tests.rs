@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, WeightLayout, totals,
-    update,
+    Activation, AdamStep, BiasShape, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, WeightLayout,
+    totals, update,
 };
 use crate::memory::Memory;
 
@@ -287,7 +287,8 @@ fn threads_share_long_arrays_without_a_trace() {
         let mut sums = [0.0; totals::LEN];
         let step = OptimizerStep::Adam(adam);
         cpu.optimizer_step(&step, &update, &mut parameters, &gradients, &mut moments, &mut sums);
-        cpu.activation_backward(Activation::Tanh, len, &gradients, &mut moments[0], None, false);
+        let shape = BiasShape { columns: len, positions: 1 };
+        cpu.activation_backward(Activation::Tanh, shape, &gradients, &mut moments[0], None, false);
         let mut squares = vec![0.0; cpu.squares_len()];
         cpu.sum_squares(&gradients, &mut squares);
         let exact = cpu.exact_squares(&squares).value();
@@ -295,4 +296,40 @@ fn threads_share_long_arrays_without_a_trace() {
         (parameters, moments.map(|moment| moment.to_vec()), exact, sums)
     });
     assert_eq!(results[0], results[1]);
+}
+
+#[test]
+fn gradients_of_parameters_have_the_same_bits_in_one_call_and_in_two() {
+    let (rows, first, columns, positions) = (13, 5, 3, 4);
+    let (input, gradient) = (random(rows * 50, 1), random(rows * 70, 2));
+    let samples = random(rows * positions * columns, 3);
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let mut found = Vec::new();
+    for cpu in cpus() {
+        for parts in [vec![0..rows], vec![0..first, first..rows]] {
+            let mut weight = poison(50 * 70);
+            let (mut bias, mut image_bias) = (poison(70), poison(columns));
+            for part in parts {
+                let accumulate = part.start > 0;
+                let of = |len: usize| part.start * len..part.end * len;
+                let layout = WeightLayout::InputsByOutputs;
+                let shape = LinearShape { rows: part.len(), inputs: 50, outputs: 70, layout, leaves: 8 };
+                let (input, gradient) = (&input[of(50)], &mut gradient[of(70)].to_vec());
+                cpu.linear_backward_weight(&shape, input, gradient, &mut weight, accumulate);
+                let (activation, shape) = (Activation::Identity, BiasShape { columns: 70, positions: 1 });
+                cpu.activation_backward(activation, shape, &[], gradient, Some(&mut bias), accumulate);
+                let shape = BiasShape { columns, positions };
+                let sample = &mut samples[of(positions * columns)].to_vec();
+                cpu.activation_backward(activation, shape, &[], sample, Some(&mut image_bias), accumulate);
+            }
+            found.push([bits(&weight), bits(&bias), bits(&image_bias)]);
+        }
+    }
+    assert!(found.iter().all(|each| *each == found[0]));
+    let sums = |len: usize, values: &[f32]| -> Vec<f64> {
+        (0..len).map(|at| values.iter().skip(at).step_by(len).map(|value| f64::from(*value)).sum()).collect()
+    };
+    let values = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
+    assert_close(&values(&found[0][1]), &sums(70, &gradient), 1e-6);
+    assert_close(&values(&found[0][2]), &sums(columns, &samples), 1e-6);
 }

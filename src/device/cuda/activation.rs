@@ -5,7 +5,7 @@ use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, Launch, launch};
 use super::runtime::partial_sums::SUM_COLUMNS;
-use crate::device::{Activation, ActivationOperations};
+use crate::device::{Activation, ActivationOperations, BiasShape};
 
 /// Largest number of partial sums that a sum over rows is split into.
 const MAX_PARTIAL_SUMS: usize = 64;
@@ -40,7 +40,7 @@ impl ActivationOperations for Cuda {
     fn activation_backward(
         &self,
         activation: Activation,
-        columns: usize,
+        BiasShape { columns, .. }: BiasShape,
         saved: CudaView<'_>,
         gradient: CudaViewMut<'_>,
         bias_gradient: Option<CudaViewMut<'_>>,

@@ -7,7 +7,7 @@ use super::runtime::cublaslt::{
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use crate::device::{
-    Activation, ActivationOperations, FusedActivation, LinearOperations, LinearShape, WeightLayout,
+    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, WeightLayout,
 };
 
 impl Cuda {
@@ -126,7 +126,8 @@ impl LinearOperations for Cuda {
         }
         self.cublaslt.must_multiply(&self.streams, &product);
         if let Some(FusedActivation { activation, saved }) = previous {
-            self.activation_backward(activation, inputs, saved, input_gradient, None, false);
+            let shape = BiasShape { columns: inputs, positions: 1 };
+            self.activation_backward(activation, shape, saved, input_gradient, None, false);
         }
     }
 

@@ -13,6 +13,7 @@
 //! excess is multiplied by zero or not read back.
 
 use std::mem::take;
+use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
@@ -42,12 +43,15 @@ fn starts(shape: &ConvolutionShape, start: impl Fn(usize, usize) -> usize) -> [u
     )
 }
 
-/// The gradient of the weights, added to `weight_gradient`.
+/// The gradient of the weights of some outputs, added to `weight_gradient`: a sum over all images
+/// has the same bits whether they come in one call or in several.
 pub(super) struct WeightGradient<'a> {
     pub(super) shape: &'a ConvolutionShape,
     pub(super) input: &'a [f32],
     pub(super) argmax: &'a [f32],
     pub(super) gradient: &'a [f32],
+    pub(super) outputs: Range<usize>,
+    /// `[outputs, channels, kernel, kernel]`.
     pub(super) weight_gradient: &'a mut [f32],
     pub(super) scratch: &'a mut ConvolutionScratch,
 }
@@ -55,23 +59,24 @@ pub(super) struct WeightGradient<'a> {
 impl WithSimd for WeightGradient<'_> {
     type Output = ();
 
-    /// Keeps sums as `[output, kernel row, run of the row]` and reorders them as the weights at the
-    /// end.
+    /// Keeps sums as `[output, kernel row, run of the row]`, in the order of the weights before and
+    /// after.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let ConvolutionShape { channels, width, outputs, kernel, .. } = *self.shape;
+        let ConvolutionShape { channels, width, kernel, .. } = *self.shape;
         let (image_len, output_len) = (self.shape.image_len(), self.shape.output_len());
         let vectors = (kernel * channels).div_ceil(S::F32_LANES);
         let stride = vectors * S::F32_LANES;
         let ConvolutionScratch { first: mut sums, second: mut image, mut nonzero, mut lengths } =
             take(self.scratch);
         sums.clear();
-        sums.resize(outputs * kernel * stride, 0.0);
+        sums.resize(self.outputs.len() * kernel * stride, 0.0);
+        for_each_weight(&mut sums, self.weight_gradient, self.shape, stride, |sum, weight| *sum = *weight);
         image.clear();
         image.resize(image_len + stride, 0.0); // rows are read in whole vectors
-        let positions = output_len / outputs;
-        nonzero.resize(output_len, SparseGradient::default());
-        lengths.resize(outputs, 0);
+        let positions = output_len / self.shape.outputs;
+        nonzero.resize(self.outputs.len() * positions, SparseGradient::default());
+        lengths.resize(self.outputs.len(), 0);
         let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
         for (input, (gradient, argmax)) in self.input.chunks_exact(image_len).zip(maps) {
             image[..image_len].copy_from_slice(input);
@@ -83,22 +88,34 @@ impl WithSimd for WeightGradient<'_> {
                 add_blocks(simd, &list[..length], from, target);
             }
         }
-        for output in 0..outputs {
-            for channel in 0..channels {
-                for place in 0..kernel * kernel {
-                    let (row, column) = (place / kernel, place % kernel);
-                    let from = (output * kernel + row) * stride + column * channels + channel;
-                    self.weight_gradient[(output * channels + channel) * kernel * kernel + place] +=
-                        sums[from];
-                }
-            }
-        }
+        for_each_weight(&mut sums, self.weight_gradient, self.shape, stride, |sum, weight| *weight = *sum);
         *self.scratch = ConvolutionScratch { first: sums, second: image, nonzero, lengths };
     }
 }
 
+/// Calls `visit` with each weight's sum, in `[output, kernel row, run of the row]` with rows of
+/// `stride`, and the weight's gradient.
+#[inline(always)]
+fn for_each_weight(
+    sums: &mut [f32],
+    weight_gradient: &mut [f32],
+    shape: &ConvolutionShape,
+    stride: usize,
+    visit: impl Fn(&mut f32, &mut f32),
+) {
+    let ConvolutionShape { channels, kernel, .. } = *shape;
+    for (filter, weights) in weight_gradient.chunks_exact_mut(kernel * kernel).enumerate() {
+        let (output, channel) = (filter / channels, filter % channels);
+        for (row, weights) in weights.chunks_exact_mut(kernel).enumerate() {
+            let from = (output * kernel + row) * stride + channel;
+            let run = sums[from..].iter_mut().step_by(channels);
+            run.zip(weights).for_each(|(sum, weight)| visit(sum, weight));
+        }
+    }
+}
+
 impl WeightGradient<'_> {
-    /// Lists, for each output channel, the gradients that are not zero with their places in the
+    /// Lists, for each of the output channels, the gradients that are not zero with their places in the
     /// image. No branch depends on a gradient: half of them are zero, at random.
     #[inline(always)]
     fn gather(
@@ -117,6 +134,7 @@ impl WeightGradient<'_> {
         for (position, (gradient, argmax)) in values.enumerate() {
             let origin = (position / columns * window * width + position % columns * window) * channels;
             let lists = nonzero.chunks_exact_mut(positions).zip(lengths.iter_mut());
+            let (gradient, argmax) = (&gradient[self.outputs.clone()], &argmax[self.outputs.clone()]);
             for ((list, length), (&gradient, argmax)) in lists.zip(gradient.iter().zip(argmax)) {
                 let start = origin as u32 + starts[argmax.to_bits() as usize % 4];
                 list[*length] = SparseGradient { gradient, start };
@@ -276,7 +294,7 @@ fn add_block<S: Simd, const ROWS: usize, const VECTORS: usize>(
         for (r, sums) in sums.iter_mut().enumerate() {
             let (row, _) = S::as_simd_f32s(&block[r * from.stride..][..length]);
             for (v, sum) in sums.iter_mut().enumerate() {
-                *sum = simd.mul_add_e_f32s(gradient, row[v], *sum);
+                *sum = simd.mul_add_f32s(gradient, row[v], *sum);
             }
         }
     }

@@ -165,7 +165,7 @@ impl<S: Simd> ImageForward<'_, S> {
                     for c in 0..COLUMNS {
                         let input = self.simd.splat_f32s(inputs[c * channels]);
                         for (sum, weight) in sums[r][c].iter_mut().zip(weights) {
-                            *sum = self.simd.mul_add_e_f32s(input, *weight, *sum);
+                            *sum = self.simd.mul_add_f32s(input, *weight, *sum);
                         }
                     }
                 }

@@ -1,4 +1,5 @@
-//! Convolution: images are split among the threads; `forward.rs` and `backward.rs` are the loops.
+//! Convolution: images are split among the threads, and output channels where a sum over images is
+//! formed; `forward.rs` and `backward.rs` are the loops.
 //!
 //! `argmax` holds the place of the maximum in its window, 0 to 3 in reading order, as the bits of
 //! the `f32`.
@@ -54,27 +55,18 @@ impl ConvolutionOperations for Cpu {
         if !accumulate {
             weight_gradient.fill(0.0);
         }
-        let part = self.rows_per_thread(shape.rows);
-        let maps = gradient.chunks(shape.output_len() * part).zip(argmax.chunks(shape.output_len() * part));
-        let parts = input.chunks(shape.image_len() * part).zip(maps);
-        let add = |input, gradient, argmax, weight_gradient: &mut [f32]| {
+        // each thread has some of the outputs and all images, whose order no thread changes
+        let part = self.rows_per_thread(shape.outputs);
+        let weights_of_output = shape.weight_len() / shape.outputs;
+        let parts = weight_gradient.chunks_mut(weights_of_output * part).zip((0..).step_by(part));
+        self.for_each(parts, |(weight_gradient, first)| {
             with_scratch(|scratch| {
-                let work = WeightGradient { shape, input, argmax, gradient, weight_gradient, scratch };
+                let outputs = first..first + weight_gradient.len() / weights_of_output;
+                let work =
+                    WeightGradient { shape, input, argmax, gradient, outputs, weight_gradient, scratch };
                 self.arch.dispatch(work);
             });
-        };
-        if self.threads == 1 {
-            return parts
-                .for_each(|(input, (gradient, argmax))| add(input, gradient, argmax, weight_gradient));
-        }
-        // one sum for each thread, added in order
-        let mut sums: Vec<Vec<f32>> = parts.clone().map(|_| vec![0.0; weight_gradient.len()]).collect();
-        self.for_each(parts.zip(&mut sums), |((input, (gradient, argmax)), sum)| {
-            add(input, gradient, argmax, sum);
         });
-        for sum in sums {
-            weight_gradient.iter_mut().zip(sum).for_each(|(total, part)| *total += part);
-        }
     }
 
     fn convolution_backward_input(

@@ -32,8 +32,8 @@ use operand::{Columns, LeftRows, PackedColumns, PackedRows, VECTORS, holds};
 use pack::{Pace, Packing, pack_left};
 use tile::{Stack, SumOrder, Target};
 
-/// Bytes of packed columns that stay in the second cache of a core, where the product has few rows
-/// and where it has many, whose packed left operand is read again for each panel.
+/// Bytes of packed columns that stay in the second cache of a core: for a product of few rows, and
+/// for one of many. The packed rows are read once for each panel, so many rows need wide panels.
 const PANEL_BYTES: [usize; 2] = [512 << 10, 1 << 20];
 
 /// From this many rows on, a product has many.
@@ -52,10 +52,11 @@ const FETCHED_BEFORE: usize = 2;
 /// Above this many elements, a right operand is read where it is if there are few rows.
 const LARGE: usize = 1 << 16;
 
-/// Up to this many rows, a product with a transposed operand is formed as its transpose.
+/// Up to this many rows for each thread, a product with a large transposed operand is formed as its
+/// transpose. Up to as many columns, the rows of a left operand are read where they are.
 const MAX_FEW_ROWS: usize = 128;
 
-/// From this many terms on.
+/// A transposed operand has to have this many terms for that, besides being large.
 const MANY_TERMS: usize = 256;
 
 /// Memory of a thread for packed operands.
@@ -74,11 +75,11 @@ impl Cpu {
     pub(super) fn multiply(&self, left: Matrix<'_>, right: Matrix<'_>, leaves: usize, product: &mut [f32]) {
         let terms = Section::whole(Leaves { len: left.columns, num: leaves });
         let (m, n, k) = (left.rows, right.columns, left.columns);
-        let rows = m / self.threads;
-        let is_transposed = right.transposed && rows <= MAX_FEW_ROWS && n * k > LARGE && k >= MANY_TERMS;
+        let is_large = n * k > LARGE && k >= MANY_TERMS;
+        let has_few_rows = is_large && m / self.threads <= MAX_FEW_ROWS;
         // threads divide the rows of a product
-        let has_few_rows = m < 8 * self.threads && n > m;
-        if left.transposed || !(is_transposed || has_few_rows) {
+        let has_less_rows_than_threads = self.threads > 1 && m < 8 * self.threads && n > m;
+        if left.transposed || !right.transposed || !(has_few_rows || has_less_rows_than_threads) {
             return self.multiply_section(left, right, terms, &mut [product]);
         }
         assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
@@ -104,6 +105,7 @@ impl Cpu {
             assert!(holds(target, m, n), "a {m} × {n} product in {} elements", target.len());
         }
         assert!(targets.len() >= terms.depth_before().max(terms.depth_after()), "products of a stack");
+        assert!(terms.steps().count() <= MOST_LEAVES, "a sum has at most {MOST_LEAVES} leaves");
         let mut steps = [Step::default(); MOST_LEAVES];
         let num_steps = steps.iter_mut().zip(terms.steps()).map(|(into, step)| *into = step).count();
         let order = SumOrder { steps: &steps[..num_steps], depth: terms.depth_before() };
@@ -204,7 +206,7 @@ impl ThreadProduct<'_, '_> {
         let columns = |first: usize| first.min(n)..n.min(first + panel_width);
         Packing::new(right, columns(0), present, Pace::default()).finish(simd);
         for first in (0..n).step_by(panel_width) {
-            // as many lines at a time as that the next panel is packed when this one is multiplied
+            // enough lines at a time that the next panel is packed once this one is multiplied
             let next_columns = columns(first + panel_width);
             let num_lines = next_columns.len().div_ceil(strip_width) * k;
             let num_tiles = m.div_ceil(ROWS) * columns(first).len().div_ceil(strip_width);

@@ -43,8 +43,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Returns true if `values` are enough for a matrix of `rows × columns`, whose product may
-/// overflow.
+/// Returns true if `values` are enough for a matrix of `rows × columns`, where `rows · columns`
+/// may overflow.
 pub(super) fn holds(values: &[f32], rows: usize, columns: usize) -> bool {
     rows.checked_mul(columns).is_some_and(|len| values.len() >= len)
 }

@@ -32,6 +32,7 @@ const SHAPES: &[[usize; 3]] = &[
     [40, 96, 300],
     [2, 700, 400],
     [11, 301, 230],
+    [40, 900, 300],
 ];
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -65,7 +66,7 @@ fn plain(left: Matrix<'_>, right: Matrix<'_>, num_leaves: usize) -> Vec<u32> {
 
 #[test]
 fn a_product_has_the_bits_of_plain_loops() {
-    for &shape in SHAPES {
+    for &shape in SHAPES.iter().chain(&[[257, 900, 300]]) {
         let [m, n, k] = shape;
         let (left, right) = (filled(m * k, 1), filled(k * n, 2));
         for (left, right) in operands(&left, &right, shape) {
@@ -88,7 +89,7 @@ fn sections_of_a_product_add_up_to_its_bits() {
             let (left, right) = (filled(k * m, 3), filled(k * n, 4));
             let matrices = (Matrix::transposed(&left, m, k), Matrix::new(&right, k, n));
             let expected = plain(matrices.0, matrices.1, num_leaves);
-            for (cpu, num_parts) in cpus().iter().zip([1, 2, 3, 5, 8, 16, 4, 7, 20]) {
+            for (cpu, num_parts) in cpus().iter().zip([1, 3, 20, 2, 7, 16, 5, 8, 4]) {
                 let mut stack = vec![vec![f32::NAN; m * n]; 4];
                 for index in 0..num_parts {
                     let leaves = Leaves { len: k, num: num_leaves };
