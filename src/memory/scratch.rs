@@ -31,12 +31,14 @@ pub fn take(bytes: usize) -> Result<Memory<u64>> {
         let fitting = (0..unused.len()).filter(|&at| unused[at].len() >= needed);
         match fitting.min_by_key(|&at| unused[at].len()) {
             Some(at) => Ok(unused.swap_remove(at)),
-            None => {
-                NUM_BYTES.fetch_add(needed * size_of::<u64>(), Ordering::Relaxed);
-                Memory::zeroed(needed)
-            }
+            None => new(needed),
         }
     })
+}
+
+fn new(len: usize) -> Result<Memory<u64>> {
+    NUM_BYTES.fetch_add(len * size_of::<u64>(), Ordering::Relaxed);
+    Memory::zeroed(len)
 }
 
 /// Keeps `memory` for the next [`take`].
@@ -46,7 +48,8 @@ pub fn give_back(memory: Memory<u64>) {
 }
 
 /// Scratch memory that grows to the largest need, for an operation whose arrays are to stay in the
-/// same place, and so in a cache.
+/// same place, and so in a cache. It is no piece that [`take`] returns: an operation with a small
+/// need would keep a large one.
 #[derive(Debug, Default)]
 pub struct Room(Option<Memory<u64>>);
 
@@ -61,9 +64,9 @@ impl Room {
     /// # Panics
     /// The system does not have that much memory.
     pub fn elements(&mut self, len: usize) -> &mut [f32] {
-        let bytes = len * size_of::<f32>();
-        let memory = self.0.take_if(|memory| memory.len() * size_of::<u64>() >= bytes);
-        let grown = || take(bytes).unwrap_or_else(|error| panic!("scratch memory for an operation: {error}"));
+        let needed = (len * size_of::<f32>()).div_ceil(size_of::<u64>());
+        let memory = self.0.take().filter(|memory| memory.len() >= needed);
+        let grown = || new(needed).unwrap_or_else(|error| panic!("scratch memory for an operation: {error}"));
         let memory = self.0.insert(memory.unwrap_or_else(grown));
         &mut bytemuck::cast_slice_mut(memory)[..len]
     }
