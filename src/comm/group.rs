@@ -8,6 +8,7 @@ use super::algorithm::{Algorithm, Collective, Plan, Ranks, plan};
 use super::links::Links;
 use super::mpi::{Handle, Transfers};
 use super::nodes::node_of;
+use crate::sums::Subtrees;
 
 /// The largest tag that every MPI has (MPI-4.1 §9.1.2).
 pub const LARGEST_TAG: i32 = 32_767;
@@ -26,7 +27,7 @@ pub(super) struct Group {
     in_job: Vec<Option<i32>>,
     /// The node of each rank of the group.
     nodes: RefCell<Vec<usize>>,
-    plans: RefCell<HashMap<(Collective, Algorithm), Rc<Plan>>>,
+    plans: RefCell<HashMap<(Collective, Algorithm, Subtrees), Rc<Plan>>>,
     next_tag: Cell<usize>,
 }
 
@@ -54,11 +55,11 @@ impl Group {
         self.plans.borrow_mut().clear();
     }
 
-    /// Returns this rank's plan, which is made at the first call and kept.
-    pub(super) fn plan(&self, collective: Collective, algorithm: Algorithm) -> Rc<Plan> {
+    /// Returns this rank's plan, which adds up `subtrees`. It is made at the first call and kept.
+    pub(super) fn plan(&self, collective: Collective, algorithm: Algorithm, subtrees: Subtrees) -> Rc<Plan> {
         let mut plans = self.plans.borrow_mut();
-        let ranks = Ranks { rank: self.mpi.rank, nodes: &self.nodes.borrow() };
-        let entry = plans.entry((collective, algorithm));
+        let ranks = Ranks { rank: self.mpi.rank, subtrees, nodes: &self.nodes.borrow() };
+        let entry = plans.entry((collective, algorithm, subtrees));
         Rc::clone(entry.or_insert_with(|| Rc::new(plan(collective, algorithm, ranks))))
     }
 

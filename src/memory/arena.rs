@@ -13,19 +13,25 @@
 
 use std::ops::Range;
 
-/// Terms in the inbox that are combined with elements of the buffer, in rank order.
+/// Terms of a combination, of which some are in the buffer and the others in the inbox. They are
+/// combined with a stack: each in turn with as many values on top as `merges` says, then pushed. The
+/// value that is left replaces the first term in the buffer.
 #[derive(Debug, Clone)]
-pub struct Terms {
-    /// The elements of the buffer.
+pub struct Terms<'a> {
+    /// The elements of the first term in the buffer.
     pub range: Range<usize>,
+    /// The distance from one term in the buffer to the next, in elements.
+    pub own_stride: usize,
     /// The position of the first term in the inbox, in elements.
     pub first: usize,
     /// The number of terms in the inbox.
-    pub count: usize,
-    /// The distance from one term to the next, in elements.
+    pub num_received: usize,
+    /// The distance from one term in the inbox to the next, in elements.
     pub stride: usize,
-    /// The position of the buffer's own term among the terms.
-    pub own: usize,
+    /// The positions among all terms of those in the buffer.
+    pub own: Range<usize>,
+    /// For each term, the number of values that it is combined with.
+    pub merges: &'a [usize],
 }
 
 /// Memory that an operation works on.
@@ -50,7 +56,7 @@ pub unsafe trait Arena {
 
     /// Starts combining elements of the buffer with `terms`. At most one combination is under way
     /// in a lane.
-    fn combine(&mut self, lane: usize, terms: &Terms);
+    fn combine(&mut self, lane: usize, terms: &Terms<'_>);
 
     /// Returns true when the combination in lane `lane` is complete and MPI may read the result.
     fn is_combined(&mut self, _lane: usize) -> bool {

@@ -2,84 +2,115 @@
 
 use half::bf16;
 
-use super::arena::Terms;
 use super::element::{Element, Operation};
 
-/// Combines `own` with the terms in `inbox`, in rank order, block by block so that the block stays
-/// in cache.
-pub(super) fn fold_terms<T: Element>(own: &mut [T], inbox: &mut [T], terms: &Terms, operation: Operation) {
+/// Combines `terms` with a stack, as [`Terms`](super::Terms) says, block by block so that a block
+/// stays in the cache. The result is in term `own`; the others are overwritten.
+pub(super) fn fold_terms<T: Element>(
+    terms: &mut [&mut [T]],
+    own: usize,
+    merges: &[usize],
+    operation: Operation,
+) {
     const BLOCK: usize = 4096;
-    let len = own.len();
+    let len = terms[own].len();
+    let mut stack = Vec::with_capacity(terms.len());
     for start in (0..len).step_by(BLOCK) {
-        let end = len.min(start + BLOCK);
-        let term = |index: usize| index * terms.stride + start..index * terms.stride + end;
-        let own = &mut own[start..end];
-        // the terms before this rank's own in order, then its own (a + b has the bits of b + a),
-        // then the others
-        if terms.own > 0 {
-            for index in 1..terms.own {
-                let (first, later) = inbox.split_at_mut(terms.stride);
-                let from = term(index - 1);
-                T::fold(operation, &mut first[start..end], &later[from]);
+        let block = start..len.min(start + BLOCK);
+        for (term, num_merges) in merges.iter().enumerate() {
+            let mut right = term;
+            for _ in 0..*num_merges {
+                let Some(left) = stack.pop() else { break };
+                // a + b has the bits of b + a, so the value may be left in either term
+                let (into, from) = if right == own { (right, left) } else { (left, right) };
+                let [into, from] = terms.get_disjoint_mut([into, from]).expect("terms are different");
+                T::fold(operation, &mut into[block.clone()], &from[block.clone()]);
+                right = if right == own { right } else { left };
             }
-            T::fold(operation, own, &inbox[start..end]);
+            stack.push(right);
         }
-        for index in terms.own..terms.count {
-            T::fold(operation, own, &inbox[term(index)]);
-        }
+        assert_eq!(stack.pop(), Some(own), "the last value contains all terms");
     }
 }
 
-/// Adds the terms in `inbox` to `own` in rank order, in `f32`, and rounds each sum once to the
-/// nearest bfloat16, ties to even.
-pub(super) fn add_bf16_terms(own: &mut [bf16], inbox: &[bf16], terms: &Terms) {
+/// Adds `terms` in `f32` in the order of [`fold_terms`], and rounds each sum once to the nearest
+/// bfloat16, ties to even.
+pub(super) fn add_bf16_terms(terms: &mut [&mut [bf16]], own: usize, merges: &[usize]) {
     const BLOCK: usize = 1024;
-    let mut sums = [0.0_f32; BLOCK];
-    for (number, own) in own.chunks_mut(BLOCK).enumerate() {
-        let sums = &mut sums[..own.len()];
-        // −0 is the identity of addition, signed zeros included
-        sums.fill(-0.0);
-        let mut add = |term: &[bf16]| sums.iter_mut().zip(term).for_each(|(sum, term)| *sum += term.to_f32());
-        let term = |index: usize| &inbox[index * terms.stride + number * BLOCK..];
-        (0..terms.own).for_each(|index| add(term(index)));
-        add(own);
-        (terms.own..terms.count).for_each(|index| add(term(index)));
-        own.iter_mut().zip(sums).for_each(|(own, sum)| *own = bf16::from_f32(*sum));
+    let len = terms[own].len();
+    let mut stack: Vec<[f32; BLOCK]> = Vec::with_capacity(terms.len());
+    for start in (0..len).step_by(BLOCK) {
+        let block = start..len.min(start + BLOCK);
+        for (term, num_merges) in terms.iter().zip(merges) {
+            let mut right = [0.0; BLOCK];
+            right.iter_mut().zip(&term[block.clone()]).for_each(|(into, value)| *into = value.to_f32());
+            for _ in 0..*num_merges {
+                let Some(left) = stack.pop() else { break };
+                right.iter_mut().zip(left).for_each(|(right, left)| *right += left);
+            }
+            stack.push(right);
+        }
+        let sums = stack.pop().expect("there are terms");
+        assert!(stack.is_empty(), "the last value contains all terms");
+        terms[own][block].iter_mut().zip(sums).for_each(|(own, sum)| *own = bf16::from_f32(sum));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sums::Subtrees;
 
-    #[test]
-    fn sums_of_bfloat16_are_rounded_once_to_even_and_nan_stays_where_it_is() {
-        let values = |all: &[f32]| all.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
-        let mut own = values(&[1.0, f32::NAN, -0.0, 1.0]);
-        // 1 + 1/256 + 1/256 is representable, 1 + 1/256 is half way between two numbers
-        let inbox = values(&[1.0 / 256.0, 1.0, -0.0, 1.0 / 256.0, 1.0 / 256.0, 1.0, -0.0, 0.0]);
-        let terms = Terms { range: 0..4, first: 0, count: 2, stride: 4, own: 1 };
-        add_bf16_terms(&mut own, &inbox, &terms);
-        assert_eq!(own[0].to_f32(), 1.0 + 1.0 / 128.0);
-        assert!(own[1].is_nan());
-        assert_eq!(own[2].to_bits(), 0x8000);
-        assert_eq!(own[3].to_f32(), 1.0);
+    fn sums_of_bf16(terms: &[&[f32]], own: usize) -> Vec<f32> {
+        let mut terms: Vec<Vec<bf16>> =
+            terms.iter().map(|term| term.iter().map(|value| bf16::from_f32(*value)).collect()).collect();
+        let mut all: Vec<&mut [bf16]> = terms.iter_mut().map(|term| &mut term[..]).collect();
+        let merges = Subtrees::new(all.len(), all.len()).merges();
+        add_bf16_terms(&mut all, own, &merges);
+        terms[own].iter().map(|value| value.to_f32()).collect()
     }
 
     #[test]
-    fn sums_of_bfloat16_are_in_rank_order() {
+    fn sums_of_bfloat16_are_rounded_once_to_even_and_nan_stays_where_it_is() {
+        // 1 + 1/256 + 1/256 is representable, 1 + 1/256 is half way between two numbers
+        let small = 1.0 / 256.0;
+        let terms: [&[f32]; 3] =
+            [&[small, 1.0, -0.0, small], &[1.0, f32::NAN, -0.0, 1.0], &[small, 1.0, -0.0, 0.0]];
+        let sums = sums_of_bf16(&terms, 1);
+        assert_eq!(sums[0], 1.0 + 1.0 / 128.0);
+        assert!(sums[1].is_nan());
+        assert_eq!(sums[2].to_bits(), (-0.0_f32).to_bits());
+        assert_eq!(sums[3], 1.0);
+    }
+
+    #[test]
+    fn sums_of_bfloat16_are_not_rounded_between_terms() {
         // one after the other in bfloat16, 256 + 1 would stay 256 each time
-        let (one, large) = (bf16::from_f32(1.0), bf16::from_f32(256.0));
-        for own in 0..=3 {
-            let mut sum = vec![if own == 0 { large } else { one }; 3000];
-            let mut inbox = vec![one; 3 * 3001];
-            if own > 0 {
-                inbox[..3000].fill(large);
-            }
-            let terms = Terms { range: 0..3000, first: 0, count: 3, stride: 3001, own };
-            add_bf16_terms(&mut sum, &inbox, &terms);
+        let (one, large) = (vec![1.0; 3000], vec![256.0; 3000]);
+        for own in 0..4 {
             // 259 is halfway between 258 and 260
-            assert!(sum.iter().all(|&sum| sum.to_f32() == 260.0), "{own}");
+            assert_eq!(sums_of_bf16(&[&large, &one, &one, &one], own), vec![260.0; 3000]);
+        }
+    }
+
+    #[test]
+    fn sums_of_any_rank_follow_the_tree() {
+        let value = |term: usize, at: usize| ((term * 7919 + at * 104_729) % 1009) as f32 / 7.0;
+        for num in 1..=9 {
+            let merges = Subtrees::new(num, num).merges();
+            for own in 0..num {
+                let mut terms: Vec<Vec<f32>> =
+                    (0..num).map(|term| (0..5000).map(|at| value(term, at)).collect()).collect();
+                let mut all: Vec<&mut [f32]> = terms.iter_mut().map(|term| &mut term[..]).collect();
+                fold_terms(&mut all, own, &merges, Operation::Sum);
+                for (at, found) in terms[own].iter().enumerate() {
+                    let mut sums: Vec<f32> = (0..num).map(|term| value(term, at)).collect();
+                    while sums.len() > 1 {
+                        sums = sums.chunks(2).map(|pair| pair.iter().sum()).collect();
+                    }
+                    assert_eq!(found.to_bits(), sums[0].to_bits(), "{num} terms");
+                }
+            }
         }
     }
 }

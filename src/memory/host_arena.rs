@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::arena::{Arena, Terms};
 use super::combine::{add_bf16_terms, fold_terms};
-use super::element::{Element, ElementType, Operation};
+use super::element::{ElementType, Operation};
 use super::{Memory, scratch};
 use crate::Result;
 
@@ -49,28 +49,26 @@ impl HostArena {
         Ok(HostArena { places, inbox, inbox_start, element, operation })
     }
 
-    /// Combines elements of type `T` in place.
-    fn combine_as<T: Element>(&mut self, terms: &Terms) {
-        let own = self.places.sums.wrapping_add(terms.range.start * size_of::<T>());
-        // SAFETY: the caller of `HostArena::new` guarantees these values, `inbox_len` terms fit the
-        // inbox, and between the rounds of a chunk MPI accesses neither.
-        let (own, inbox) = unsafe {
-            let own = std::slice::from_raw_parts_mut(own.cast::<T>(), terms.range.len());
-            (own, terms_in(self.inbox_start, terms))
+    /// Returns the elements of all `terms`, which are of type `T`.
+    ///
+    /// # Safety
+    /// The terms are in the values and the inbox that were given to `HostArena::new`, and MPI accesses
+    /// none of them.
+    unsafe fn slices<'a, T: bytemuck::Pod>(&self, terms: &Terms<'_>) -> Vec<&'a mut [T]> {
+        let Terms { range, own_stride, first, num_received, stride, own, .. } = terms;
+        let term = |index: usize| {
+            let place = if own.contains(&index) {
+                let start = range.start + (index - own.start) * own_stride;
+                self.places.sums.wrapping_add(start * size_of::<T>())
+            } else {
+                let slot = if index < own.start { index } else { index - own.len() };
+                self.inbox_start.wrapping_add((first + slot * stride) * size_of::<T>())
+            };
+            // SAFETY: the caller guarantees the terms, which do not overlap.
+            unsafe { std::slice::from_raw_parts_mut(place.cast(), range.len()) }
         };
-        fold_terms(own, inbox, terms, self.operation);
+        (0..num_received + own.len()).map(term).collect()
     }
-}
-
-/// Returns the part of `inbox` that holds `terms`.
-///
-/// # Safety
-/// The terms are within the inbox and of type `T`, and MPI does not access them.
-unsafe fn terms_in<'a, T: bytemuck::Pod>(inbox: *mut u8, terms: &Terms) -> &'a mut [T] {
-    let first = inbox.wrapping_add(terms.first * size_of::<T>());
-    // SAFETY: the caller guarantees the terms; the slice does not contain the other lane's part,
-    // which MPI may access.
-    unsafe { std::slice::from_raw_parts_mut(first.cast(), terms.count * terms.stride) }
 }
 
 // SAFETY: the caller of `HostArena::new` guarantees the values; the arena owns the inbox.
@@ -83,27 +81,30 @@ unsafe impl Arena for HostArena {
         self.inbox_start
     }
 
-    fn combine(&mut self, _lane: usize, terms: &Terms) {
+    fn combine(&mut self, _lane: usize, terms: &Terms<'_>) {
         if terms.range.is_empty() {
             // there may be no inbox
             return;
         }
+        macro_rules! fold {
+            ($element:ty) => {{
+                // SAFETY: the caller of `HostArena::new` guarantees these values, the received terms
+                // fit the inbox, and between the rounds of a chunk MPI accesses neither.
+                let mut slices = unsafe { self.slices::<$element>(terms) };
+                fold_terms(&mut slices, terms.own.start, terms.merges, self.operation);
+            }};
+        }
         match self.element {
-            ElementType::F32 => self.combine_as::<f32>(terms),
-            ElementType::F64 => self.combine_as::<f64>(terms),
-            ElementType::I32 => self.combine_as::<i32>(terms),
-            ElementType::I64 => self.combine_as::<i64>(terms),
-            ElementType::U8 => self.combine_as::<u8>(terms),
+            ElementType::F32 => fold!(f32),
+            ElementType::F64 => fold!(f64),
+            ElementType::I32 => fold!(i32),
+            ElementType::I64 => fold!(i64),
+            ElementType::U8 => fold!(u8),
             ElementType::Bf16 => {
                 assert_eq!(self.operation, Operation::Sum, "bfloat16 has sums only");
-                let own = self.places.sums.wrapping_add(terms.range.start * size_of::<bf16>());
-                // SAFETY: the caller of `HostArena::new` guarantees these values, `inbox_len` terms
-                // fit the inbox, and between the rounds of a chunk MPI accesses neither.
-                let (own, inbox) = unsafe {
-                    let own = std::slice::from_raw_parts_mut(own.cast::<bf16>(), terms.range.len());
-                    (own, terms_in(self.inbox_start, terms))
-                };
-                add_bf16_terms(own, inbox, terms);
+                // SAFETY: as for the other types.
+                let mut slices = unsafe { self.slices::<bf16>(terms) };
+                add_bf16_terms(&mut slices, terms.own.start, terms.merges);
             }
         }
     }

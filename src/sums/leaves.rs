@@ -52,7 +52,7 @@ impl Leaves {
 
     /// Returns the number of nodes on top of the stack that `leaf` completes, where the stack has
     /// the nodes of the leaves from `first` on.
-    fn num_merges(self, leaf: usize, first: usize) -> usize {
+    pub(super) fn num_merges(self, leaf: usize, first: usize) -> usize {
         let is_last = leaf + 1 == self.num;
         let (mut num, mut width) = (0, 1);
         // the nodes that may be to the left are those of the bits of `leaf`

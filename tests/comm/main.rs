@@ -23,6 +23,7 @@ static CASES: &[Case] = &[
     Case { name: "all_operations_about_a_page", ranks: UP_TO_8, run: operations::about_a_page },
     Case { name: "operations_overlap", ranks: ALL, run: |world| everywhere(world, operations::overlap) },
     Case { name: "sums_have_one_order", ranks: ALL, run: operations::sums_have_one_order },
+    Case { name: "ranks_share_leaves", ranks: UP_TO_8, run: operations::sums_of_leaves },
     Case { name: "exact_sums_over_ranks", ranks: UP_TO_8, run: operations::exact_sums },
     Case { name: "wrong_lengths_are_refused", ranks: &[1, 3], run: operations::wrong_lengths },
     Case { name: "every_algorithm", ranks: UP_TO_8, run: algorithms::every_algorithm },

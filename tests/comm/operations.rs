@@ -2,7 +2,7 @@
 
 use phalanx::Result;
 use phalanx::comm::{Communicator, Element, Operation, World, shard};
-use phalanx::sums::ExactSum;
+use phalanx::sums::{ExactSum, Leaves, Section, Subtrees};
 
 use crate::value;
 
@@ -146,8 +146,8 @@ pub fn overlap(c: &Communicator) {
     barrier.wait();
 }
 
-/// Reduces values whose sum depends on the order: ranks are added in rank order, on every rank and
-/// in every run.
+/// Reduces values whose sum depends on the order: ranks are added by a binary tree, on every rank
+/// and in every run.
 pub fn sums_have_one_order(world: &World) {
     let c = world.communicator();
     let (rank, size) = (c.rank(), c.size());
@@ -157,13 +157,46 @@ pub fn sums_have_one_order(world: &World) {
     let len = 10_007;
     let own: Vec<f32> = (0..len * size).map(|i| of(rank, i)).collect();
     let expected: Vec<f32> = (rank * len..(rank + 1) * len)
-        .map(|i| (1..size).fold(of(0, i), |sum, rank| sum + of(rank, i)))
+        .map(|i| Leaves { len: size, num: size }.sum(|rank| (of(rank, i), 1.0)))
         .collect();
     for _ in 0..3 {
         let found = c.start_reduce_scatter(own.clone(), Operation::Sum).unwrap().wait();
         assert!(found[rank * len..][..len].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
         let whole = c.start_all_reduce_in_place(own.clone(), Operation::Sum).unwrap().wait();
         assert!(whole[rank * len..][..len].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+}
+
+/// Ranks that share eight leaves get the sum that one rank forms of all.
+pub fn sums_of_leaves(world: &World) {
+    let leaves = Leaves { len: 8, num: 8 };
+    let c = world.communicator().with_leaves(leaves.num);
+    let (rank, size) = (c.rank(), c.size());
+    let subtrees = Subtrees::new(leaves.num, size);
+    let of = |leaf: usize, i: usize| ((leaf * 7919 + i * 104_729) % 1009) as f32 / 7.0;
+    for part in [0, 1, 13, 400_003] {
+        let len = part * size;
+        let mut stack: Vec<Vec<f32>> = Vec::new();
+        let own = Section::of_rank(leaves, rank, size);
+        for (leaf, step) in own.terms().zip(own.steps()) {
+            let mut sums: Vec<f32> = (0..len).map(|i| of(leaf, i)).collect();
+            for left in stack.drain(stack.len() - step.num_merges..).rev() {
+                sums.iter_mut().zip(left).for_each(|(sum, left)| *sum += left);
+            }
+            stack.push(sums);
+        }
+        stack.resize(subtrees.most(), vec![f32::NAN; len]);
+        let expected: Vec<u32> = (0..len).map(|i| leaves.sum(|leaf| (of(leaf, i), 1.0)).to_bits()).collect();
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        let whole = c.start_all_reduce_in_place(stack.concat(), Operation::Sum).unwrap().wait();
+        assert!(bits(&whole[..len]) == expected, "all-reduce of {len}");
+        let found = c.start_reduce_scatter(stack.concat(), Operation::Sum).unwrap().wait();
+        let own = rank * part..(rank + 1) * part;
+        assert!(bits(&found[own.clone()]) == expected[own], "reduce-scatter of {len}");
+    }
+    if subtrees.most() > 1 {
+        let refused = c.start_all_reduce_in_place(vec![0.0_f32; 2 * size + 1], Operation::Sum);
+        assert!(refused.err().unwrap().to_string().contains("are not 2 sums"));
     }
 }
 

@@ -10,6 +10,7 @@ use phalanx::comm::{
 use phalanx::device::prelude::*;
 use phalanx::device::{Cuda, CudaBuffer, Precision, Role};
 use phalanx::memory::{Buffer as _, ElementType};
+use phalanx::sums::Leaves;
 
 use crate::support::equivalence::TestDevice;
 
@@ -165,7 +166,7 @@ fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
 }
 
 /// Checks sums that are rounded: the host's and the device's have the same bits, those of adding up
-/// in `f32` in rank order. Subnormal numbers are the exception, which the programs let the CPU take
+/// in `f32` by a binary tree over the ranks. Subnormal numbers are the exception, which the programs let the CPU take
 /// for zero.
 fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
     let term = |rank: usize, at: usize| {
@@ -184,7 +185,8 @@ fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
     };
     let look = |buffer: &CudaBuffer| found(device, role, buffer, len);
     let kept: Vec<Vec<f32>> = (0..all.size()).map(|rank| look(&terms(rank))).collect();
-    let sums: Vec<f32> = (0..len).map(|at| kept.iter().map(|terms| terms[at]).sum()).collect();
+    let order = Leaves { len: all.size(), num: all.size() };
+    let sums: Vec<f32> = (0..len).map(|at| order.sum(|rank| (kept[rank][at], 1.0))).collect();
     let is_wide = terms(0).element_type() == ElementType::F32;
     let rounded = |exact: &f32| {
         let up = exact.to_bits() + 0x7fff + (exact.to_bits() >> 16 & 1);

@@ -31,6 +31,11 @@ impl Cut {
         self.pieces(chunk, &(0..self.parts))
     }
 
+    /// Returns the number of elements of a sum.
+    pub(in crate::comm) fn len(&self) -> usize {
+        self.len
+    }
+
     pub(in crate::comm) fn chunks(&self) -> usize {
         self.chunks
     }

@@ -28,12 +28,12 @@ pub use choice::{Call, Choice};
 pub(super) use cut::Cut;
 use plan::Members;
 pub use plan::{Algorithm, Collective};
-pub(super) use plan::{Plan, Ranks, Round};
+pub(super) use plan::{Combine, Plan, Ranks, Round};
 
 /// Returns the plan of rank `ranks.rank`; `algorithm` must have one for `collective`.
 pub(super) fn plan(collective: Collective, algorithm: Algorithm, ranks: Ranks<'_>) -> Plan {
     let (rank, size) = (ranks.rank, ranks.nodes.len());
-    let members = Members::all(rank, size);
+    let members = Members::all(rank, ranks.subtrees, size);
     let then = |mut first: Vec<Round>, second: Vec<Round>| {
         first.extend(second);
         first
@@ -41,7 +41,7 @@ pub(super) fn plan(collective: Collective, algorithm: Algorithm, ranks: Ranks<'_
     let (mut parts, mut rounds) = (size, Vec::new());
     if size > 1 {
         rounds = match (collective, algorithm) {
-            (Collective::AllReduce, Algorithm::Direct) => vec![pairwise::everything(rank, size)],
+            (Collective::AllReduce, Algorithm::Direct) => vec![pairwise::everything(&members)],
             (Collective::AllReduce, Algorithm::Pairwise) => {
                 vec![pairwise::reduce_scatter(&members), pairwise::all_gather(&members)]
             }

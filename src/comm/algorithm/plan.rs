@@ -3,9 +3,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::rc::Rc;
 
 use clap::ValueEnum;
 
+use crate::sums::Subtrees;
 use crate::trace::Name;
 
 /// An algorithm by which a collective operation moves and combines values.
@@ -13,11 +15,12 @@ use crate::trace::Name;
 pub enum Algorithm {
     /// MPI's own operation.
     Mpi,
-    /// Every rank sends its whole buffer to every other, in one round. Sums are in rank order.
+    /// Every rank sends its whole buffer to every other, in one round. Sums are in the order of
+    /// [`Subtrees`].
     Direct,
     /// Every part travels straight to its owner, and the sum straight to everyone, in two rounds
     /// (pairwise exchange: Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005), §4.3). Sums are in
-    /// rank order, with the same bits as [`Algorithm::Direct`].
+    /// the same order as those of [`Algorithm::Direct`].
     Pairwise,
     /// Parts travel round a ring: every rank exchanges messages with two others only (Patarasuk and
     /// Yuan, JPDC 69 (2009)).
@@ -92,6 +95,8 @@ impl Collective {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::comm) struct Ranks<'a> {
     pub(in crate::comm) rank: usize,
+    /// The sums that the ranks add up.
+    pub(in crate::comm) subtrees: Subtrees,
     /// The node of every rank.
     pub(in crate::comm) nodes: &'a [usize],
 }
@@ -118,6 +123,8 @@ pub(in crate::comm) struct Round {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::comm) struct Send {
     pub(in crate::comm) to: usize,
+    /// The subtree of this rank whose sum is sent.
+    pub(in crate::comm) subtree: usize,
     pub(in crate::comm) parts: Range<usize>,
 }
 
@@ -136,9 +143,11 @@ pub(in crate::comm) struct Receive {
 pub(in crate::comm) struct Combine {
     pub(in crate::comm) parts: Range<usize>,
     /// The number of terms in the inbox, which follow each other and have equal numbers of parts.
-    pub(in crate::comm) terms: usize,
-    /// The position of this rank's own term among the terms.
-    pub(in crate::comm) own: usize,
+    pub(in crate::comm) num_received: usize,
+    /// The positions of this rank's own terms among all.
+    pub(in crate::comm) own: Range<usize>,
+    /// For each term, the number of sums before it that it is combined with, the nearest first.
+    pub(in crate::comm) merges: Rc<[usize]>,
 }
 
 impl Round {
@@ -148,7 +157,7 @@ impl Round {
         Round {
             receives: vec![receive],
             sends: Vec::new(),
-            combine: Some(Combine { parts, terms: 1, own: 0 }),
+            combine: Some(Combine { parts, num_received: 1, own: 0..1, merges: Rc::new([0, 1]) }),
         }
     }
 
@@ -159,7 +168,7 @@ impl Round {
 
     /// Adds a message of `parts` to `to`.
     pub(super) fn and_send(mut self, to: usize, parts: Range<usize>) -> Round {
-        self.sends.push(Send { to, parts });
+        self.sends.push(Send { to, subtree: 0, parts });
         self
     }
 }
@@ -171,12 +180,15 @@ pub(super) struct Members {
     /// This rank's position among the members.
     pub(super) me: usize,
     pub(super) owned: Vec<Range<usize>>,
+    /// The sums that the members add up.
+    pub(super) subtrees: Subtrees,
 }
 
 impl Members {
     /// Returns all ranks, each with the part of its number.
-    pub(super) fn all(rank: usize, size: usize) -> Members {
+    pub(super) fn all(rank: usize, subtrees: Subtrees, size: usize) -> Members {
         Members {
+            subtrees,
             ranks: (0..size).collect(),
             me: rank,
             owned: (0..size).map(|part| part..part + 1).collect(),

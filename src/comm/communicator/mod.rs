@@ -17,6 +17,7 @@ use super::group::{Group, LARGEST_TAG};
 use super::links::Links;
 use super::mpi::{Handle, Mode, Transfers, yields};
 use crate::memory::{Buffer, ElementType};
+use crate::sums::Subtrees;
 use crate::trace::{self, Flight, Name, Span};
 use crate::{Error, Result};
 
@@ -35,6 +36,8 @@ pub struct Communicator {
     choice: Option<Choice>,
     /// The route of device buffers, if not the job's.
     transfers: Option<Transfers>,
+    /// The sums that the ranks add up, if not one of each rank.
+    subtrees: Option<Subtrees>,
 }
 
 impl Communicator {
@@ -46,7 +49,7 @@ impl Communicator {
     }
 
     fn of(group: Group) -> Communicator {
-        Communicator { group: Rc::new(group), choice: None, transfers: None }
+        Communicator { group: Rc::new(group), choice: None, transfers: None, subtrees: None }
     }
 
     /// Returns this process's number in the group. Not collective.
@@ -112,6 +115,24 @@ impl Communicator {
         Communicator { group: Rc::clone(&self.group), transfers, ..*self }
     }
 
+    /// Returns this communicator with canonical sums of `num_leaves` leaves for the started sums in
+    /// place: the buffer of every rank holds as many arrays of equal length as the rank with the most
+    /// has [`Subtrees`], the first of which are the sums of its own. The total is left in the first
+    /// array. Not collective, but all ranks must use the same number.
+    ///
+    /// # Panics
+    /// There are more ranks than leaves.
+    pub fn with_leaves(&self, num_leaves: usize) -> Communicator {
+        let subtrees = Some(Subtrees::new(num_leaves, self.size()));
+        Communicator { group: Rc::clone(&self.group), subtrees, ..*self }
+    }
+
+    /// Returns the sums that the ranks add up: one of each rank, unless
+    /// [`Communicator::with_leaves`] said otherwise. Not collective.
+    fn subtrees(&self) -> Subtrees {
+        self.subtrees.unwrap_or_else(|| Subtrees::new(self.size(), self.size()))
+    }
+
     /// Returns the algorithm and chunk size by which `collective` is done on `len` elements of type
     /// `element`. Not collective.
     pub fn choice(&self, collective: Collective, call: Call, len: usize, element: ElementType) -> Choice {
@@ -124,13 +145,16 @@ impl Communicator {
             Collective::AllReduce => element != ElementType::Bf16,
             _ => true,
         };
+        let is_reduction = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
+        let has_order = self.subtrees.is_some() && is_reduction;
         let can = |choice: &Choice| match choice.algorithm {
-            Algorithm::Mpi => has_mpi,
-            algorithm => algorithm.plans(collective),
+            Algorithm::Mpi => has_mpi && !has_order,
+            Algorithm::Direct | Algorithm::Pairwise => choice.algorithm.plans(collective),
+            algorithm => algorithm.plans(collective) && !has_order,
         };
         let fastest = || choose(collective, call, len * element.bytes(), self.size());
         let choice = self.choice.filter(can).unwrap_or_else(fastest);
-        if can(&choice) { choice } else { Choice::whole(Algorithm::Pairwise) }
+        if can(&choice) { choice } else { Choice { algorithm: Algorithm::Pairwise, ..choice } }
     }
 
     /// Returns the way in which operations on a buffer of type `B` are started. Not collective.

@@ -7,13 +7,13 @@
 #![allow(unsafe_code)]
 
 use super::Communicator;
-use crate::Result;
 use crate::comm::Pending;
 use crate::comm::algorithm::{Algorithm, Call, Choice, Collective, Cut};
 use crate::comm::engine::{self, Ground, Request, Rounds, Task};
 use crate::comm::mpi::{Mode, Values};
 use crate::memory::{Buffer, Element, ElementType, HostArena, HostBuffer, Operation, Places};
 use crate::trace::Name;
+use crate::{Error, Result};
 
 impl Communicator {
     /// Combines every rank's `send` in the root's `receive` (`MPI_Reduce`). `receive` is written on
@@ -102,19 +102,23 @@ impl Communicator {
     }
 
     /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, the
-    /// same bits on each and in every run. On up to 64 ranks it sums in rank order, with the result
-    /// of [`Communicator::start_reduce_scatter`]: short buffers are sent to every rank at once
-    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks use
-    /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too. Collective.
+    /// same bits on each and in every run. On up to 64 ranks, and on any number
+    /// [with leaves](Communicator::with_leaves), it sums in the order of
+    /// [`Subtrees`](crate::sums::Subtrees), with the result of
+    /// [`Communicator::start_reduce_scatter`]: short buffers are sent to every rank at once
+    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks without
+    /// leaves use [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too.
+    /// Collective.
     ///
     /// # Errors
-    /// There is no memory for values that arrive, or the buffer is a device's and `operation` is
-    /// not a sum.
+    /// There is no memory for values that arrive, the buffer does not hold whole arrays of each
+    /// subtree, or it is a device's and `operation` is not a sum or there are several arrays.
     pub fn start_all_reduce_in_place<B: Buffer>(
         &self,
         values: B,
         operation: Operation,
     ) -> Result<Pending<B>> {
+        self.check_sums("all-reducing", &values, 1)?;
         let request = self.in_place(&values, Collective::AllReduce, Some(operation));
         self.start(values, request)
     }
@@ -191,18 +195,19 @@ impl Communicator {
     }
 
     /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination
-    /// of that part over all ranks, summed in rank order, so that the bits do not depend on MPI. On
-    /// the host the other parts keep their values. Collective.
+    /// of that part over all ranks, in the order of [`Subtrees`](crate::sums::Subtrees), so that the
+    /// bits do not depend on MPI. On the host the other parts keep their values. Collective.
     ///
     /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in
     /// one round, so it overlaps with computation better than a ring. For 16 MiB on two ranks it
     /// took 1.0 ms, and `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
     ///
     /// # Errors
-    /// The length is not a multiple of the number of ranks, there is no memory for values that
-    /// arrive, or the buffer is a device's and `operation` is not a sum.
+    /// The length of a subtree's array is not a multiple of the number of ranks, there is no memory
+    /// for values that arrive, or the buffer is a device's and `operation` is not a sum or there are
+    /// several arrays.
     pub fn start_reduce_scatter<B: Buffer>(&self, values: B, operation: Operation) -> Result<Pending<B>> {
-        self.check_divisible("reduce-scattering", values.len())?;
+        self.check_sums("reduce-scattering", &values, self.size())?;
         let request = self.in_place(&values, Collective::ReduceScatter, Some(operation));
         self.start(values, request)
     }
@@ -245,18 +250,39 @@ impl Communicator {
         collective: Collective,
         operation: Option<Operation>,
     ) -> Request {
-        let (len, element) = (values.len(), values.element_type());
+        let num_sums = match collective {
+            Collective::AllReduce | Collective::ReduceScatter => self.subtrees().most(),
+            _ => 1,
+        };
+        let (len, element) = (values.len() / num_sums, values.element_type());
         let choice = self.choice(collective, self.call_on::<B>(), len, element);
         let task = match choice.algorithm {
             Algorithm::Mpi => Task::Mpi(collective),
             _ => self.rounds(collective, choice, len, element),
         };
-        self.request(collective, task, operation, len)
+        let request = self.request(collective, task, operation, len);
+        // every other array is sent too
+        let send_range = if num_sums == 1 { request.send_range } else { 0..values.len() };
+        Request { send_range, ..request }
+    }
+
+    /// Checks that `values` holds the arrays of all subtrees, of which each is cut into `parts`.
+    fn check_sums<B: Buffer>(&self, doing: &str, values: &B, parts: usize) -> Result<()> {
+        let num_sums = self.subtrees().most();
+        if num_sums > 1 && !B::IS_ON_HOST {
+            let why = format!("a rank has {num_sums} sums, but a device adds one of each rank");
+            return Err(Error::failed(doing, why));
+        }
+        if !values.len().is_multiple_of(num_sums * parts) {
+            let why = format!("{} elements are not {num_sums} sums of {parts} equal parts", values.len());
+            return Err(Error::failed(doing, why));
+        }
+        Ok(())
     }
 
     /// Returns the plan for `len` elements.
     fn rounds(&self, collective: Collective, choice: Choice, len: usize, element: ElementType) -> Task {
-        let plan = self.group.plan(collective, choice.algorithm);
+        let plan = self.group.plan(collective, choice.algorithm, self.subtrees());
         let cut = Cut::new(len, plan.parts, choice.chunk / element.bytes(), collective.is_owned());
         Task::Rounds { collective, plan, cut }
     }

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::comm::algorithm::{Cut, Plan};
+use crate::comm::algorithm::{Combine, Cut, Plan};
 use crate::comm::group::Group;
 use crate::comm::mpi::{Channel, Handle, Requests, Values};
 use crate::memory::{Arena, ElementType, Terms};
@@ -131,7 +131,7 @@ impl Rounds {
         }
         for send in &round.sends {
             for piece in cut.pieces(chunk, &send.parts) {
-                let from = place(values, piece.start, piece.len());
+                let from = place(values, send.subtree * cut.len() + piece.start, piece.len());
                 // SAFETY: the arena holds these elements until the operation is done, and a round
                 // receives nothing into what it sends.
                 unsafe {
@@ -161,7 +161,16 @@ impl Rounds {
                     let first = lane * self.plan.inbox * self.cut.largest_part();
                     debug_assert_eq!(self.cut.pieces(chunk, &combine.parts).count(), 1, "one piece");
                     for range in self.cut.pieces(chunk, &combine.parts) {
-                        let terms = Terms { range, first, count: combine.terms, stride, own: combine.own };
+                        let Combine { num_received, own, merges, .. } = combine;
+                        let terms = Terms {
+                            range,
+                            own_stride: self.cut.len(),
+                            first,
+                            num_received: *num_received,
+                            stride,
+                            own: own.clone(),
+                            merges,
+                        };
                         ground.arena.combine(lane, &terms);
                     }
                 }

@@ -26,6 +26,7 @@ use super::runtime::launch::{launch, launch_in};
 use super::runtime::message_memory::{AwareMemory, StagedMemory};
 use super::runtime::streams::Streams;
 use crate::memory::{Arena, Buffer, ElementType, HostArena, Loan, Needs, Operation, Places, Terms};
+use crate::sums::Subtrees;
 use crate::{Error, Result};
 
 /// A buffer on loan.
@@ -67,16 +68,19 @@ unsafe impl Arena for AwareArena {
         self.is_here
     }
 
-    fn combine(&mut self, lane: usize, terms: &Terms) {
+    fn combine(&mut self, lane: usize, terms: &Terms<'_>) {
         let (streams, format) = (&self.lent.streams, self.lent.format);
-        let Terms { range, first, count, stride, own } = terms;
+        let Terms { range, first, num_received: count, stride, own, merges, .. } = terms;
         let end = first + count * stride;
-        assert!(range.len() <= *stride && end <= self.memory.inbox_len && own <= count, "{terms:?}");
+        assert!(range.len() <= *stride && end <= self.memory.inbox_len && own.start <= *count, "{terms:?}");
+        // the order of the kernel
+        debug_assert_eq!(*merges, Subtrees::new(count + 1, count + 1).merges(), "a term of each rank");
         if !range.is_empty() {
             let (values, _) = self.lent.place(range);
             let inbox = self.memory.inbox.pointer() + (first * format.bytes()) as u64;
             let (kernel, launch) = (streams.kernels.add_terms.of(format), streams.over(range.len(), 4));
-            let (len, stride, count, own) = (range.len() as u64, *stride as u64, *count as u32, *own as u32);
+            let (len, stride, count) = (range.len() as u64, *stride as u64, *count as u32);
+            let own = own.start as u32;
             launch_in!(streams, streams.h2d, kernel, launch, len, values, inbox, stride, count, own);
         }
         streams.note("adding what arrived", self.memory.added[lane].record(&streams.h2d));
@@ -144,7 +148,7 @@ unsafe impl Arena for StagedArena {
         is_here
     }
 
-    fn combine(&mut self, lane: usize, terms: &Terms) {
+    fn combine(&mut self, lane: usize, terms: &Terms<'_>) {
         self.host.combine(lane, terms);
     }
 

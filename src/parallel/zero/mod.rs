@@ -18,7 +18,7 @@
 //!
 //! Invariants: a layer's tensors lie in one segment, and a segment's tensors in one pipeline stage;
 //! all replicas open, reduce and gather segments in the order of their schedule, which is the same
-//! on all of them, and no timing changes that order; every sum over replicas is in rank order, so
+//! on all of them, and no timing changes that order; every sum over replicas is in one order, so
 //! all stages give the same bits.
 
 mod gradients;

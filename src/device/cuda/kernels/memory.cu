@@ -57,15 +57,29 @@ extern "C" __global__ void store_some(const __grid_constant__ Some values, uint3
     }
 }
 
+// The logarithm of the most terms of a sum.
+const int MOST_LEVELS = 16;
+
 // Returns the sum of `mine`, which is term number `own`, and of `terms` others that are `stride`
-// apart.
+// apart: by a binary tree over all terms, cut off at the last, as a binary counter counts.
 template <class T>
 __device__ __forceinline__ float sum_terms(
     float mine, const T* others, uint64 stride, uint32 terms, uint32 own) {
-    float sum = own == 0 ? mine : to_float(others[0]);
-    for (uint32 term = 1; term <= terms; term++) {
+    float pending[MOST_LEVELS], sum = 0;
+    for (uint32 term = 0; term <= terms; term++) {
         uint64 slot = term < own ? term : term - 1;
-        sum += term == own ? mine : to_float(others[slot * stride]);
+        sum = term == own ? mine : to_float(others[slot * stride]);
+        bool is_kept = false;
+#pragma unroll
+        for (int level = 0; level < MOST_LEVELS; level++) {
+            if (is_kept) {
+            } else if (term >> level & 1) {
+                sum = pending[level] + sum;
+            } else if (term < terms) {
+                pending[level] = sum;
+                is_kept = true;
+            }
+        }
     }
     return sum;
 }

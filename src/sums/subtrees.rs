@@ -1,0 +1,123 @@
+//! The sums that ranks have before they are added up over the ranks: pure logic.
+
+use super::leaves::Leaves;
+use super::shard;
+
+/// The division of a canonical sum among the ranks of an axis: rank r has leaves
+/// `shard(num_leaves, r, num_ranks)` and adds them up as far as they are whole subtrees. If both
+/// numbers are powers of two, every rank has one subtree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Subtrees {
+    num_leaves: usize,
+    num_ranks: usize,
+    most: usize,
+}
+
+impl Subtrees {
+    /// Divides `num_leaves` leaves among `num_ranks` ranks.
+    ///
+    /// # Panics
+    /// There are more ranks than leaves.
+    pub fn new(num_leaves: usize, num_ranks: usize) -> Subtrees {
+        assert!(num_ranks <= num_leaves, "{num_ranks} ranks share {num_leaves} leaves");
+        let mut subtrees = Subtrees { num_leaves, num_ranks, most: 1 };
+        if !(num_leaves.is_power_of_two() && num_ranks.is_power_of_two()) && num_ranks < num_leaves {
+            subtrees.most = (0..num_ranks).map(|rank| subtrees.of_rank(rank)).max().unwrap_or(1);
+        }
+        subtrees
+    }
+
+    /// Returns the number of subtrees of `rank`.
+    pub fn of_rank(self, rank: usize) -> usize {
+        self.last_leaves(rank).len()
+    }
+
+    /// Returns the largest number of subtrees of a rank.
+    pub fn most(self) -> usize {
+        self.most
+    }
+
+    /// Returns, for each subtree of all ranks in order, the number of sums before it that it is added
+    /// to, the nearest first.
+    pub fn merges(self) -> Vec<usize> {
+        let leaves = Leaves { len: 0, num: self.num_leaves };
+        let of_rank = |rank| {
+            let first = shard(self.num_leaves, rank, self.num_ranks).start;
+            let rest = move |leaf| leaves.num_merges(leaf, 0) - leaves.num_merges(leaf, first);
+            self.last_leaves(rank).into_iter().map(rest)
+        };
+        (0..self.num_ranks).flat_map(of_rank).collect()
+    }
+
+    /// Returns the last leaf of each subtree of `rank`.
+    fn last_leaves(self, rank: usize) -> Vec<usize> {
+        let leaves = Leaves { len: 0, num: self.num_leaves };
+        let held = shard(self.num_leaves, rank, self.num_ranks);
+        let mut last = Vec::new();
+        for leaf in held.clone() {
+            last.truncate(last.len() - leaves.num_merges(leaf, held.start));
+            last.push(leaf);
+        }
+        last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Subtrees;
+    use crate::sums::shard;
+
+    /// Returns the sum of the leaves of each subtree, added up over the ranks and written with
+    /// parentheses.
+    fn total(subtrees: Subtrees) -> String {
+        let Subtrees { num_leaves, num_ranks, .. } = subtrees;
+        let one_rank = |rank| {
+            let held = shard(num_leaves, rank, num_ranks);
+            let whole = tree(0, num_leaves.next_power_of_two(), num_leaves);
+            let last = subtrees.last_leaves(rank);
+            let first = [held.start].into_iter().chain(last.iter().map(|leaf| leaf + 1));
+            let written = |(first, last): (usize, &usize)| {
+                let width = (last + 1 - first).next_power_of_two();
+                let text = tree(first, width, num_leaves);
+                assert!(whole.contains(&text) && last + 1 == num_leaves.min(first + width));
+                text
+            };
+            first.zip(&last).map(written).collect::<Vec<_>>()
+        };
+        let mut stack: Vec<String> = Vec::new();
+        for (mut sum, num) in (0..num_ranks).flat_map(one_rank).zip(subtrees.merges()) {
+            for _ in 0..num {
+                sum = format!("({}+{sum})", stack.pop().unwrap());
+            }
+            stack.push(sum);
+        }
+        assert_eq!(stack.len(), 1);
+        stack.remove(0)
+    }
+
+    fn tree(first: usize, width: usize, end: usize) -> String {
+        if width == 1 {
+            return format!(" {first} ");
+        }
+        let middle = first + width / 2;
+        let left = tree(first, width / 2, end);
+        if middle < end { format!("({left}+{})", tree(middle, width / 2, end)) } else { left }
+    }
+
+    #[test]
+    fn any_number_of_ranks_adds_up_the_tree() {
+        for num_leaves in (1..=20_usize).chain([63, 64]) {
+            let whole = tree(0, num_leaves.next_power_of_two(), num_leaves);
+            for num_ranks in 1..=num_leaves {
+                let subtrees = Subtrees::new(num_leaves, num_ranks);
+                assert_eq!(total(subtrees), whole);
+                let nums: Vec<usize> = (0..num_ranks).map(|rank| subtrees.of_rank(rank)).collect();
+                assert_eq!(nums.iter().sum::<usize>(), subtrees.merges().len());
+                assert_eq!(nums.into_iter().max(), Some(subtrees.most()));
+                if num_leaves.is_power_of_two() && num_ranks.is_power_of_two() {
+                    assert_eq!(subtrees.most(), 1);
+                }
+            }
+        }
+    }
+}
