@@ -2,7 +2,8 @@
 # make test          runs every test
 # make test-mpich    builds the tests that start MPI jobs with MPICH and runs them under its mpiexec
 # make soak          interrupts runs 200 times and resumes every program from every other's
-#                    checkpoint, and trains in every layout of up to 8 ranks
+#                    checkpoint, trains in every layout of up to 8 ranks, and compares the
+#                    bits of 1,184 layouts
 # make fuzz          tries 1,000 random combinations of options and files; takes about ten minutes
 # make slurm-starts  submits 500 jobs to a Slurm cluster whose cores are all busy; needs
 #                    PHALANX_SLURM_UP, see tests/cluster/main.rs
@@ -46,6 +47,7 @@ test-mpich: setup
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test files -- restart:: --nocapture
 	PHALANX_SOAK=1 cargo test --release --test training -- grids_
+	PHALANX_SOAK=1 cargo test --release --test programs -- one_hash --nocapture
 
 fuzz: setup
 	PHALANX_FUZZ=1000 cargo test --release --test fuzz -- --nocapture

@@ -19,7 +19,7 @@ use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::prelude::*;
 use phalanx::device::{
     Activation, BiasShape, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape,
-    OptimizerStep, PoolShape, Role, totals,
+    OptimizerStep, PoolShape, Role, RowSums, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -180,16 +180,16 @@ operations!(CopyOperations:
 );
 operations!(ActivationOperations:
     activation_forward(Activation, In<'_>, Out<'_>, Out<'_>) 0;
-    activation_backward(Activation, BiasShape, In<'_>, Out<'_>, Option<Out<'_>>, bool) 1;
+    activation_backward(Activation, BiasShape, In<'_>, Out<'_>, Option<RowSums<Out<'_>>>) 1;
 );
 operations!(LinearOperations:
     linear_forward(&LinearShape, In<'_>, In<'_>, Option<In<'_>>, Activation, Out<'_>, Out<'_>) 1;
-    linear_backward_weight(&LinearShape, In<'_>, In<'_>, Out<'_>, bool) 1;
+    linear_backward_weight(&LinearShape, In<'_>, In<'_>, RowSums<Out<'_>>) 1;
     linear_backward_input(&LinearShape, In<'_>, In<'_>, Out<'_>, Option<FusedActivation<In<'_>>>) 0;
 );
 operations!(ConvolutionOperations:
     convolution_forward(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
-    convolution_backward_weight(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, bool) 0;
+    convolution_backward_weight(&ConvolutionShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
     convolution_backward_input(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
 );
 operations!(PoolOperations:

@@ -253,13 +253,7 @@ fn time(device: &Cuda, mut start: impl FnMut(&Cuda)) -> phalanx::Result<f64> {
 fn product_rate(device: &Cuda) -> phalanx::Result<f64> {
     const SIZE: usize = 8192;
     let len = SIZE * SIZE;
-    let shape = LinearShape {
-        rows: SIZE,
-        inputs: SIZE,
-        outputs: SIZE,
-        layout: WeightLayout::InputsByOutputs,
-        leaves: 8,
-    };
+    let shape = LinearShape::whole(SIZE, SIZE, SIZE, WeightLayout::InputsByOutputs, 8);
     let random = |name: &str, role| -> phalanx::Result<_> {
         let mut buffer = device.allocate(len, role)?;
         device.write(device.view_mut(&mut buffer, 0..len), &mut |values| {

@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use phalanx::device::{Activation, Cpu, LinearOperations, LinearShape, WeightLayout};
+use phalanx::device::{Activation, Cpu, LinearOperations, LinearShape, RowSums, WeightLayout};
 use phalanx::memory::Memory;
 
 /// A pass of a linear layer, which is a product.
@@ -45,7 +45,7 @@ fn main() {
     let own = own.as_chunks::<3>().0;
     for &[rows, inputs, outputs] in if own.is_empty() { SHAPES } else { own } {
         for layout in [WeightLayout::OutputsByInputs, WeightLayout::InputsByOutputs] {
-            let shape = LinearShape { rows, inputs, outputs, layout, leaves: 8 };
+            let shape = LinearShape::whole(rows, inputs, outputs, layout, 8);
             for pass in [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight] {
                 let [gemm, own] = rates(&cpu, &shape, pass);
                 println!(
@@ -109,7 +109,8 @@ fn rates(cpu: &Cpu, shape: &LinearShape, pass: Pass) -> [f64; 2] {
             }
             Pass::BackwardInput => cpu.linear_backward_input(shape, &gradient, &weight, &mut product, None),
             Pass::BackwardWeight => {
-                cpu.linear_backward_weight(shape, &input, &gradient, &mut product, false);
+                let sums = RowSums::chain(&mut product[..], rows, false);
+                cpu.linear_backward_weight(shape, &input, &gradient, sums);
             }
         }
         best[1] = best[1].min(start.elapsed().as_secs_f64());

@@ -141,13 +141,7 @@ fn products(ranks: usize) -> f64 {
 fn product_rate() -> f64 {
     const SIZE: usize = 1024;
     let device = Cpu::new(1).expect("one thread can always be had");
-    let shape = LinearShape {
-        rows: SIZE,
-        inputs: SIZE,
-        outputs: SIZE,
-        layout: WeightLayout::InputsByOutputs,
-        leaves: 8,
-    };
+    let shape = LinearShape::whole(SIZE, SIZE, SIZE, WeightLayout::InputsByOutputs, 8);
     let (left, right) = (vec![0.5; SIZE * SIZE], vec![0.25; SIZE * SIZE]);
     let mut product = vec![0.0; SIZE * SIZE];
     let mut best = f64::INFINITY;

@@ -27,8 +27,8 @@
 //! # Invariants
 //!
 //! * Nothing that decides a number, be it a sample's place in the order, an initial weight or a
-//!   random draw, depends on a rank or on the number of ranks. Only the order of sums does, so N
-//!   ranks agree with one up to rounding, and a repeated command gives the same bits.
+//!   random draw, depends on a rank or on the number of ranks. On the CPU, neither does the order of
+//!   sums, so every layout ends with the same bits; on a GPU, layouts agree up to rounding.
 //! * Nothing starts before all ranks have compared their program, its version, their options and
 //!   their data; the few options that may differ are listed in `app/command_line.rs`.
 //! * After an error on one rank alone no collective operation runs: the rank ends the job at once.
@@ -65,6 +65,9 @@
 //! * *Device*: a place to compute, the host's processor or a GPU. *Buffer*: an array in a device's
 //!   memory. *View*: a range of a buffer. *Role*: the use of a buffer, from which the device
 //!   chooses its precision.
+//! * *Leaf*: consecutive terms of a sum, at places that no layout changes, added one after the other.
+//!   *Tree*: the order in which leaves are added. *Subtree*: some leaves whose sum is a node of the
+//!   tree. *Section*: the terms of a sum that a rank adds at a time.
 //! * *Module*: an entry of a network as it is written. *Layer*: the modules that a device runs as
 //!   one operation. *Tensor*: a named array of parameters, in PyTorch's name and shape. *Logical
 //!   order*: the order of layers, tensors and elements that no layout changes.

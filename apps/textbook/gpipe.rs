@@ -14,6 +14,7 @@ use phalanx::comm::{World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
 use phalanx::nn::{FlatBuffer, Loss, Network, Segmentation, Tape, TensorShard};
+use phalanx::sums::Section;
 
 const SEED: u64 = 1;
 const BATCH: usize = 128;
@@ -70,8 +71,10 @@ fn train(world: &World) -> Result<()> {
             }
             for (at, layer) in stage.iter().enumerate().rev() {
                 let tape = Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1] };
-                layer.backward_activation(&device, &tape, &mut gradient, &mut gradients, true, false);
-                layer.backward_weight(&device, ROWS, &tape, &gradient, &mut gradients, true);
+                let own = Section::of_chain(ROWS, true);
+                let sums = Some((&mut gradients, own));
+                layer.backward_activation(&device, &tape, &mut gradient, sums, false);
+                layer.backward_weight(&device, &tape, &gradient, &mut gradients, own);
                 let mut input = vec![0.0; ROWS * layer.input_len()];
                 layer.backward_input(&device, &parameters, ROWS, &tape, &gradient, &mut input, None);
                 gradient = input;

@@ -16,6 +16,7 @@ use phalanx::comm::{Operation, World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
 use phalanx::nn::{FlatBuffer, Layer, Loss, Network, Segmentation, Tape, TensorShard};
+use phalanx::sums::Section;
 
 const SEED: u64 = 1;
 const BATCH: usize = 128;
@@ -68,8 +69,10 @@ fn train(world: &World) -> Result<()> {
         model.loss.evaluate(&device, &shape, &values[4], &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {
             let tape = Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1] };
-            layer.backward_activation(&device, &tape, &mut gradient, &mut gradients, false, false);
-            layer.backward_weight(&device, BATCH, &tape, &gradient, &mut gradients, false);
+            let own = Section::of_chain(BATCH, false);
+            let sums = Some((&mut gradients, own));
+            layer.backward_activation(&device, &tape, &mut gradient, sums, false);
+            layer.backward_weight(&device, &tape, &gradient, &mut gradients, own);
             let mut input = vec![0.0; BATCH * layer.input_len()];
             layer.backward_input(&device, &parameters, BATCH, &tape, &gradient, &mut input, None);
             if at == 2 {

@@ -1,6 +1,7 @@
 //! Contract of activations: elementwise functions and their derivatives.
 
 use super::memory::MemoryOperations;
+use super::row_sums::RowSums;
 
 /// An elementwise function after a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,9 +48,7 @@ pub trait ActivationOperations: MemoryOperations {
     );
 
     /// Replaces `gradient`, `[samples, positions, columns]`, the gradient of the outputs, by the
-    /// gradient of the inputs. Writes its sum over the rows to `bias_gradient` if there is one, or
-    /// continues the sum if `accumulate`: on the CPU, a sum over all samples has the same bits
-    /// whether they come in one call or in several.
+    /// gradient of the inputs. Adds up its rows in `bias_gradient` if there is one.
     ///
     /// `saved` is what the forward pass saved if [`Activation::saves`], otherwise its output.
     fn activation_backward(
@@ -58,7 +57,6 @@ pub trait ActivationOperations: MemoryOperations {
         shape: BiasShape,
         saved: Self::View<'_>,
         gradient: Self::ViewMut<'_>,
-        bias_gradient: Option<Self::ViewMut<'_>>,
-        accumulate: bool,
+        bias_gradient: Option<RowSums<Self::ViewMut<'_>>>,
     );
 }

@@ -1,6 +1,7 @@
 //! Contract of convolution layers, with pooling and ReLU in the same pass.
 
 use super::memory::MemoryOperations;
+use super::row_sums::RowSums;
 
 /// A convolution with a square kernel, `[outputs, channels, kernel, kernel]`, with optional pooling
 /// and ReLU.
@@ -72,16 +73,14 @@ pub trait ConvolutionOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Computes the gradient of the weights from `gradient`, the gradient of the outputs before
-    /// ReLU; adds it to `weight_gradient` if `accumulate`.
+    /// Adds up the gradient of the weights from `gradient`, the gradient of the outputs before ReLU.
     fn convolution_backward_weight(
         &self,
         shape: &ConvolutionShape,
         input: Self::View<'_>,
         argmax: Self::View<'_>,
         gradient: Self::View<'_>,
-        weight_gradient: Self::ViewMut<'_>,
-        accumulate: bool,
+        weight_gradient: RowSums<Self::ViewMut<'_>>,
     );
 
     /// Computes the gradient of the inputs from `gradient`, the gradient of the outputs before

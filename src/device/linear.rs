@@ -2,6 +2,8 @@
 
 use super::activation::Activation;
 use super::memory::MemoryOperations;
+use super::row_sums::RowSums;
+use crate::sums::{Leaves, Section};
 
 /// The order of a weight matrix in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,9 +25,26 @@ pub struct LinearShape {
     pub outputs: usize,
     /// Order of the weight in memory.
     pub layout: WeightLayout,
-    /// The leaves of a sum over the features of a row: see [`crate::sums`]. A GPU sums in orders of
-    /// its own.
-    pub leaves: usize,
+    /// The input features as terms of canonical sums, of which there may be more on other ranks. A
+    /// GPU sums in orders of its own.
+    pub input_terms: Section,
+    /// The output features as terms of canonical sums.
+    pub output_terms: Section,
+}
+
+impl LinearShape {
+    /// Returns the shape of a product whose sums are whole and have `num_leaves` leaves.
+    pub fn whole(
+        rows: usize,
+        inputs: usize,
+        outputs: usize,
+        layout: WeightLayout,
+        num_leaves: usize,
+    ) -> LinearShape {
+        let terms = |len| Section::whole(Leaves { len, num: num_leaves });
+        let (input_terms, output_terms) = (terms(inputs), terms(outputs));
+        LinearShape { rows, inputs, outputs, layout, input_terms, output_terms }
+    }
 }
 
 /// The activation before a layer, whose backward pass is fused into the backward pass of the layer.
@@ -39,7 +58,9 @@ pub struct FusedActivation<V> {
 
 /// Linear layers, forward and backward.
 pub trait LinearOperations: MemoryOperations {
-    /// Computes `output = activation(input · W + bias)`, `[rows, outputs]`.
+    /// Computes `output = activation(input · W + bias)`, `[rows, outputs]`. If the inputs are some of a
+    /// sum's terms, `output` holds an array for each value that they leave on the stack, of which the
+    /// first begins with the bias, and there is no activation.
     ///
     /// `saved`, of the same shape, receives what
     /// [`activation_backward`](super::ActivationOperations::activation_backward) needs if
@@ -56,20 +77,19 @@ pub trait LinearOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Computes `weight_gradient = inputᵀ · gradient` in the layout of the weight, or continues the
-    /// sum over rows in `weight_gradient` if `accumulate`: on the CPU, it has the same bits for any
-    /// division of the rows.
+    /// Adds up `inputᵀ · gradient` in the layout of the weight.
     fn linear_backward_weight(
         &self,
         shape: &LinearShape,
         input: Self::View<'_>,
         gradient: Self::View<'_>,
-        weight_gradient: Self::ViewMut<'_>,
-        accumulate: bool,
+        weight_gradient: RowSums<Self::ViewMut<'_>>,
     );
 
     /// Computes `input_gradient = gradient · Wᵀ`, `[rows, inputs]`, and continues backward through
-    /// the activation `previous`, if there is one.
+    /// the activation `previous`, if there is one. If the outputs are some of a sum's terms,
+    /// `input_gradient` holds an array for each value that they leave on the stack, and there is no
+    /// `previous`.
     fn linear_backward_input(
         &self,
         shape: &LinearShape,

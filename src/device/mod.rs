@@ -39,18 +39,20 @@ mod loss;
 mod memory;
 mod optimizer;
 mod pool;
+mod row_sums;
 
 // all that a family's file makes public is part of the contract
 pub use activation::*;
 pub use convolution::*;
 pub use copy::*;
-pub use cpu::{Cpu, flush_subnormals};
+pub use cpu::{Cpu, Vectors, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
 pub use linear::*;
 pub use loss::*;
 pub use memory::*;
 pub use optimizer::*;
 pub use pool::*;
+pub use row_sums::RowSums;
 
 /// A processor or GPU with all operations of training.
 pub trait Device:

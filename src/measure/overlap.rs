@@ -58,13 +58,7 @@ impl<'a, D: Device> DeviceComputation<'a, D> {
 
 impl<D: Device> Computation for DeviceComputation<'_, D> {
     fn start(&self, units: usize) {
-        let shape = LinearShape {
-            rows: SIDE,
-            inputs: SIDE,
-            outputs: SIDE,
-            layout: WeightLayout::OutputsByInputs,
-            leaves: 8,
-        };
+        let shape = LinearShape::whole(SIDE, SIDE, SIDE, WeightLayout::OutputsByInputs, 8);
         let ([one, other], all) = (&self.factors, 0..SIDE * SIDE);
         let mut product = self.product.borrow_mut();
         for _ in 0..units {

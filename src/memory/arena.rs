@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Terms of a combination, of which some are in the buffer and the others in the inbox. They are
 /// combined with a stack: each in turn with as many values on top as `merges` says, then pushed. The
-/// value that is left replaces the first term in the buffer.
+/// value that is left is written to `range`, the place of the first term in the buffer.
 #[derive(Debug, Clone)]
 pub struct Terms<'a> {
     /// The elements of the first term in the buffer.

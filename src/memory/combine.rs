@@ -1,20 +1,24 @@
 //! Sums, products, minima and maxima of a buffer's elements and the terms that have arrived.
 
 use half::bf16;
+use smallvec::SmallVec;
 
 use super::element::{Element, Operation};
 
 /// Combines `terms` with a stack, as [`Terms`](super::Terms) says, block by block so that a block
-/// stays in the cache. The result is in term `own`; the others are overwritten.
+/// stays in the cache. Returns the term that has the result, which is `own` if that is a term; the
+/// others are overwritten.
 pub(super) fn fold_terms<T: Element>(
     terms: &mut [&mut [T]],
     own: usize,
     merges: &[usize],
     operation: Operation,
-) {
+) -> usize {
     const BLOCK: usize = 4096;
-    let len = terms[own].len();
-    let mut stack = Vec::with_capacity(terms.len());
+    let len = terms.first().map_or(0, |term| term.len());
+    let mut result = own;
+    // a stack of a tree is not deep
+    let mut stack = SmallVec::<[usize; 16]>::new();
     for start in (0..len).step_by(BLOCK) {
         let block = start..len.min(start + BLOCK);
         for (term, num_merges) in merges.iter().enumerate() {
@@ -29,12 +33,14 @@ pub(super) fn fold_terms<T: Element>(
             }
             stack.push(right);
         }
-        assert_eq!(stack.pop(), Some(own), "the last value contains all terms");
+        result = stack.pop().expect("there are terms");
+        assert!(stack.is_empty(), "the last value contains all terms");
     }
+    result
 }
 
 /// Adds `terms` in `f32` in the order of [`fold_terms`], and rounds each sum once to the nearest
-/// bfloat16, ties to even.
+/// bfloat16, ties to even; leaves them in term `own`.
 pub(super) fn add_bf16_terms(terms: &mut [&mut [bf16]], own: usize, merges: &[usize]) {
     const BLOCK: usize = 1024;
     let len = terms[own].len();
@@ -59,13 +65,18 @@ pub(super) fn add_bf16_terms(terms: &mut [&mut [bf16]], own: usize, merges: &[us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sums::Subtrees;
+
+    /// Returns the order of a binary tree over `num` terms, cut off at the last.
+    fn merges(num: usize) -> Vec<usize> {
+        let of = |term: usize| if term + 1 < num { term.trailing_ones() } else { term.count_ones() };
+        (0..num).map(|term| of(term) as usize).collect()
+    }
 
     fn sums_of_bf16(terms: &[&[f32]], own: usize) -> Vec<f32> {
         let mut terms: Vec<Vec<bf16>> =
             terms.iter().map(|term| term.iter().map(|value| bf16::from_f32(*value)).collect()).collect();
         let mut all: Vec<&mut [bf16]> = terms.iter_mut().map(|term| &mut term[..]).collect();
-        let merges = Subtrees::new(all.len(), all.len()).merges();
+        let merges = merges(all.len());
         add_bf16_terms(&mut all, own, &merges);
         terms[own].iter().map(|value| value.to_f32()).collect()
     }
@@ -97,7 +108,7 @@ mod tests {
     fn sums_of_any_rank_follow_the_tree() {
         let value = |term: usize, at: usize| ((term * 7919 + at * 104_729) % 1009) as f32 / 7.0;
         for num in 1..=9 {
-            let merges = Subtrees::new(num, num).merges();
+            let merges = merges(num);
             for own in 0..num {
                 let mut terms: Vec<Vec<f32>> =
                     (0..num).map(|term| (0..5000).map(|at| value(term, at)).collect()).collect();

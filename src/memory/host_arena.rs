@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use half::bf16;
+use smallvec::SmallVec;
 
 use super::arena::{Arena, Terms};
 use super::combine::{add_bf16_terms, fold_terms};
@@ -54,7 +55,7 @@ impl HostArena {
     /// # Safety
     /// The terms are in the values and the inbox that were given to `HostArena::new`, and MPI accesses
     /// none of them.
-    unsafe fn slices<'a, T: bytemuck::Pod>(&self, terms: &Terms<'_>) -> Vec<&'a mut [T]> {
+    unsafe fn slices<'a, T: bytemuck::Pod>(&self, terms: &Terms<'_>) -> SmallVec<[&'a mut [T]; 32]> {
         let Terms { range, own_stride, first, num_received, stride, own, .. } = terms;
         let term = |index: usize| {
             let place = if own.contains(&index) {
@@ -91,7 +92,13 @@ unsafe impl Arena for HostArena {
                 // SAFETY: the caller of `HostArena::new` guarantees these values, the received terms
                 // fit the inbox, and between the rounds of a chunk MPI accesses neither.
                 let mut slices = unsafe { self.slices::<$element>(terms) };
-                fold_terms(&mut slices, terms.own.start, terms.merges, self.operation);
+                let result = fold_terms(&mut slices, terms.own.start, terms.merges, self.operation);
+                if terms.own.is_empty() {
+                    let start = terms.range.start * size_of::<$element>();
+                    let into = self.places.sums.wrapping_add(start).cast::<$element>();
+                    // SAFETY: as above; the result is in the inbox, which does not overlap the values.
+                    unsafe { into.copy_from_nonoverlapping(slices[result].as_ptr(), terms.range.len()) };
+                }
             }};
         }
         match self.element {
@@ -101,7 +108,10 @@ unsafe impl Arena for HostArena {
             ElementType::I64 => fold!(i64),
             ElementType::U8 => fold!(u8),
             ElementType::Bf16 => {
-                assert_eq!(self.operation, Operation::Sum, "bfloat16 has sums only");
+                assert!(
+                    self.operation == Operation::Sum && !terms.own.is_empty(),
+                    "bfloat16 has sums only, with a term of each rank"
+                );
                 // SAFETY: as for the other types.
                 let mut slices = unsafe { self.slices::<bf16>(terms) };
                 add_bf16_terms(&mut slices, terms.own.start, terms.merges);

@@ -6,6 +6,7 @@ use super::{Features, Initial, TensorSpec};
 use crate::device::{
     Activation, BiasShape, ConvolutionShape, Device, FusedActivation, LinearShape, PoolShape, WeightLayout,
 };
+use crate::sums::Section;
 
 /// A layer, with the indices of its tensors in the model's logical order.
 #[derive(Debug, Clone)]
@@ -18,8 +19,10 @@ pub enum Layer {
         outputs: usize,
         /// The memory layout of the weight.
         layout: WeightLayout,
-        /// The leaves of a sum over the features of a row: see [`crate::sums`].
-        leaves: usize,
+        /// The input features as terms of canonical sums: see [`crate::sums`].
+        input_terms: Section,
+        /// The output features as terms of canonical sums.
+        output_terms: Section,
         /// The activation that follows.
         activation: Activation,
         /// Index of the weight tensor.
@@ -181,16 +184,15 @@ impl Layer {
     }
 
     /// Runs the first part of the backward pass: turns `gradient`, the gradient of the output, into
-    /// the gradient of the values before the activation, which the other two parts read, and
-    /// computes the gradient of the bias. If `is_backpropagated`, `gradient` has already passed
-    /// through the activation, and only the bias is left.
+    /// the gradient of the values before the activation, which the other two parts read, and adds
+    /// up that of the bias in `sums`. If `is_backpropagated`, `gradient` has already passed through
+    /// the activation, and only the bias is left.
     pub fn backward_activation<D: Device>(
         &self,
         device: &D,
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
-        gradients: &mut FlatBuffer<D>,
-        accumulate: bool,
+        sums: Option<(&mut FlatBuffer<D>, Section)>,
         is_backpropagated: bool,
     ) {
         let (activation, columns, bias) = match self {
@@ -205,40 +207,33 @@ impl Layer {
         };
         let activation = if is_backpropagated { Activation::Identity } else { activation };
         let saved = if activation.saves() { tape.saved } else { tape.output };
-        let bias = bias.map(|bias| gradients.tensor_mut(device, bias));
+        let bias =
+            bias.zip(sums).map(|(bias, (gradients, section))| gradients.row_sums(device, bias, section));
         let shape = BiasShape { columns, positions: self.output_len() / columns };
-        device.activation_backward(activation, shape, saved, gradient, bias, accumulate);
+        device.activation_backward(activation, shape, saved, gradient, bias);
     }
 
-    /// Runs the second part of the backward pass: computes the gradient of the weight, if the layer
-    /// has one.
+    /// Runs the second part of the backward pass: adds up the gradient of the weight over the rows of
+    /// `section`, if the layer has one.
     pub fn backward_weight<D: Device>(
         &self,
         device: &D,
-        rows: usize,
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         gradients: &mut FlatBuffer<D>,
-        accumulate: bool,
+        section: Section,
     ) {
+        let rows = section.len();
         match self {
             Layer::Linear { inputs: 0, .. } | Layer::Linear { outputs: 0, .. } => {}
             Layer::Linear { weight, .. } => {
-                let weight = gradients.tensor_mut(device, *weight);
-                device.linear_backward_weight(
-                    &self.linear_shape(rows),
-                    tape.input,
-                    gradient,
-                    weight,
-                    accumulate,
-                );
+                let (shape, weight) = (self.linear_shape(rows), gradients.row_sums(device, *weight, section));
+                device.linear_backward_weight(&shape, tape.input, gradient, weight);
             }
             Layer::Convolution { shape, weight } => {
                 let shape = ConvolutionShape { rows, ..*shape };
-                let weight = gradients.tensor_mut(device, *weight);
-                device.convolution_backward_weight(
-                    &shape, tape.input, tape.saved, gradient, weight, accumulate,
-                );
+                let weight = gradients.row_sums(device, *weight, section);
+                device.convolution_backward_weight(&shape, tape.input, tape.saved, gradient, weight);
             }
             _ => {}
         }
@@ -297,10 +292,10 @@ impl Layer {
     }
 
     fn linear_shape(&self, rows: usize) -> LinearShape {
-        let Layer::Linear { inputs, outputs, layout, leaves, .. } = self else {
+        let Layer::Linear { inputs, outputs, layout, input_terms, output_terms, .. } = *self else {
             unreachable!("only called for linear layers");
         };
-        LinearShape { rows, inputs: *inputs, outputs: *outputs, layout: *layout, leaves: *leaves }
+        LinearShape { rows, inputs, outputs, layout, input_terms, output_terms }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::layer::{Layer, torch_tensors};
 use super::{Features, Initial, LARGEST_SIZE, Loss, Model, TensorSpec};
 use crate::device::{Activation, ConvolutionShape, PoolShape, WeightLayout};
-use crate::sums::NUM_LEAVES;
+use crate::sums::{Leaves, Section};
 use crate::{Error, Result};
 
 /// One module of a network.
@@ -117,13 +117,8 @@ impl Network {
     /// # Errors
     /// A size is 0, or a module does not fit its input.
     pub fn build(&self, input: Features) -> Result<Model> {
-        let mut builder = Builder {
-            features: input,
-            tensors: Vec::new(),
-            layers: Vec::new(),
-            counts: [0; 3],
-            leaves: if self.is_divisible() { NUM_LEAVES } else { 1 },
-        };
+        let mut builder =
+            Builder { features: input, tensors: Vec::new(), layers: Vec::new(), counts: [0; 3] };
         if input.len() == 0 {
             return Err(self.misfit(0, format!("the inputs are {input}, and no size may be 0")));
         }
@@ -155,14 +150,6 @@ impl Network {
         Ok(model)
     }
 
-    /// Returns true if tensor parallelism can divide the layers, whose sums over features ranks share
-    /// then.
-    fn is_divisible(&self) -> bool {
-        let is_image =
-            |module: &Module| matches!(module, Module::Convolution { .. } | Module::MaxPool { .. });
-        !self.modules.iter().any(is_image)
-    }
-
     fn misfit(&self, module: usize, why: String) -> Error {
         Error::input(format!("building {} (module {module})", self.name), why)
     }
@@ -170,6 +157,11 @@ impl Network {
 
 /// The largest number of parameters of a network: 4 TB of `f32`.
 const MOST_PARAMETERS: usize = 1 << 40;
+
+/// Returns the terms of a sum over `len` features in one leaf.
+fn one_leaf(len: usize) -> Section {
+    Section::whole(Leaves { len, num: 1 })
+}
 
 /// A partly built network.
 struct Builder {
@@ -179,8 +171,6 @@ struct Builder {
     /// The numbers of convolutions, linear layers and products so far, from which PyTorch's
     /// tutorials number their names.
     counts: [usize; 3],
-    /// The leaves of sums over the features of linear layers.
-    leaves: usize,
 }
 
 impl Builder {
@@ -231,10 +221,14 @@ impl Builder {
         self.tensors.extend(torch_tensors(&format!("fc{}", self.counts[1]), vec![outputs, inputs], bias));
         let bias = bias.then_some(weight + 1);
         let activation = fused_activation(next);
-        let (layout, leaves) = (WeightLayout::OutputsByInputs, self.leaves);
+        let layout = WeightLayout::OutputsByInputs;
+        let (input_terms, output_terms) = (one_leaf(inputs), one_leaf(outputs));
         let taken = 1 + usize::from(activation.is_some());
         let activation = activation.unwrap_or(Activation::Identity);
-        Ok((Layer::Linear { inputs, outputs, layout, leaves, activation, weight, bias }, taken))
+        Ok((
+            Layer::Linear { inputs, outputs, layout, input_terms, output_terms, activation, weight, bias },
+            taken,
+        ))
     }
 
     fn product(&mut self, outputs: usize, next: &[Module]) -> std::result::Result<(Layer, usize), String> {
@@ -245,10 +239,21 @@ impl Builder {
         let initial = Initial::Normal { deviation: 1.0 / (inputs as f32).sqrt() };
         self.tensors.push(TensorSpec { name, shape: vec![inputs, outputs], initial });
         let activation = fused_activation(next);
-        let (layout, leaves) = (WeightLayout::InputsByOutputs, self.leaves);
+        let layout = WeightLayout::InputsByOutputs;
+        let (input_terms, output_terms) = (one_leaf(inputs), one_leaf(outputs));
         let taken = 1 + usize::from(activation.is_some());
         let activation = activation.unwrap_or(Activation::Identity);
-        Ok((Layer::Linear { inputs, outputs, layout, leaves, activation, weight, bias: None }, taken))
+        let layer = Layer::Linear {
+            inputs,
+            outputs,
+            layout,
+            input_terms,
+            output_terms,
+            activation,
+            weight,
+            bias: None,
+        };
+        Ok((layer, taken))
     }
 
     fn convolution(

@@ -15,7 +15,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::tensor::TensorShard;
 use crate::Result;
-use crate::device::{Device, Role};
+use crate::device::{Device, Role, RowSums};
+use crate::sums::Section;
 
 /// Every tensor begins at a multiple of this many elements, with zeros before it: on a cache line,
 /// and aligned so that the matrix units of a GPU read it at full speed.
@@ -72,6 +73,9 @@ impl Segmentation {
 pub struct FlatBuffer<D: Device> {
     segments: Vec<Segment<D>>,
     places: Vec<TensorPosition>,
+    /// The number of arrays of each segment, one behind the other; the values of tensors are in the
+    /// first.
+    num_arrays: usize,
 }
 
 struct Segment<D: Device> {
@@ -100,11 +104,18 @@ impl<D: Device> FlatBuffer<D> {
         segmentation: &Segmentation,
         role: Role,
     ) -> Result<FlatBuffer<D>> {
-        let mut flat = FlatBuffer::without_memory(tensors, segmentation);
-        for segment in &mut flat.segments {
-            segment.buffer = Some(device.allocate(segment.len, role)?);
+        FlatBuffer::without_memory(tensors, segmentation).allocate(device, role)
+    }
+
+    /// Allocates zeros for every segment. Not collective.
+    ///
+    /// # Errors
+    /// The device does not have enough memory.
+    pub fn allocate(mut self, device: &D, role: Role) -> Result<FlatBuffer<D>> {
+        for segment in &mut self.segments {
+            segment.buffer = Some(device.allocate(self.num_arrays * segment.len, role)?);
         }
-        Ok(flat)
+        Ok(self)
     }
 
     /// Lays `tensors` out as `segmentation` says, without memory: no segment is here until
@@ -112,7 +123,13 @@ impl<D: Device> FlatBuffer<D> {
     pub fn without_memory(tensors: &[TensorShard], segmentation: &Segmentation) -> FlatBuffer<D> {
         let lengths = segmentation.segment_lengths(tensors).into_iter();
         let segments = lengths.map(|len| Segment { buffer: None, len }).collect();
-        FlatBuffer { segments, places: segmentation.positions(tensors) }
+        FlatBuffer { segments, places: segmentation.positions(tensors), num_arrays: 1 }
+    }
+
+    /// Gives every segment `num_arrays` arrays, as sums over rows need: see [`FlatBuffer::row_sums`].
+    /// No segment has memory yet.
+    pub fn with_arrays(self, num_arrays: usize) -> FlatBuffer<D> {
+        FlatBuffer { num_arrays, ..self }
     }
 
     /// Returns the number of segments.
@@ -125,9 +142,9 @@ impl<D: Device> FlatBuffer<D> {
         self.segments[segment].len
     }
 
-    /// Returns the padded length of the longest segment.
-    pub fn longest_segment(&self) -> usize {
-        self.segments.iter().map(|segment| segment.len).max().unwrap_or_default()
+    /// Returns the length of all arrays of the longest segment.
+    pub fn longest_memory(&self) -> usize {
+        self.num_arrays * self.segments.iter().map(|segment| segment.len).max().unwrap_or_default()
     }
 
     /// Returns true if a segment can be viewed.
@@ -148,7 +165,7 @@ impl<D: Device> FlatBuffer<D> {
         self.segments[segment].buffer.take().expect("a segment is in one place at a time")
     }
 
-    /// Puts a segment back, in memory that is at least as long.
+    /// Puts a segment back, in memory that is at least as long as its arrays.
     pub fn put(&mut self, segment: usize, buffer: D::Buffer) {
         self.segments[segment].buffer = Some(buffer);
     }
@@ -193,6 +210,15 @@ impl<D: Device> FlatBuffer<D> {
         device.view_mut(self.segment_mut(segment), range)
     }
 
+    /// Returns tensor number `tensor` in every array of its segment, in which the `rows` of a pass are
+    /// added up.
+    pub fn row_sums(&mut self, device: &D, tensor: usize, rows: Section) -> RowSums<D::ViewMut<'_>> {
+        let (segment, range) = self.place(tensor);
+        let stride = self.segments[segment].len;
+        let end = (self.num_arrays - 1) * stride + range.end;
+        RowSums { stack: device.view_mut(self.segment_mut(segment), range.start..end), stride, rows }
+    }
+
     /// Fills every tensor with its initial values for `seed`. Not collective: every rank that calls
     /// it gets the same bits.
     ///
@@ -211,12 +237,14 @@ impl<D: Device> FlatBuffer<D> {
 
     /// Sets the elements of a segment that belong to no tensor to 0.
     pub fn clear_gaps(&mut self, device: &D, segment: usize) {
-        let FlatBuffer { segments, places } = self;
+        let FlatBuffer { segments, places, num_arrays } = self;
         let Segment { buffer, len } = &mut segments[segment];
         let buffer = buffer.as_mut().expect("a segment that is elsewhere cannot be viewed");
         let mut clear = |gap: Range<usize>| {
             if !gap.is_empty() {
-                device.fill(device.view_mut(buffer, gap), 0.0);
+                for start in (0..*num_arrays).map(|array| array * *len) {
+                    device.fill(device.view_mut(buffer, start + gap.start..start + gap.end), 0.0);
+                }
             }
         };
         let mut end = 0;

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::balance::balance;
+use super::batch::Summation;
 use super::schedule::{PipelineScheduleKind, Schedule};
 use super::stage::{Head, Stage};
+use super::tensor::division::FeatureDivision;
 use super::tensor::{LayerPart, Piece, Split, split};
 use crate::comm::GridShape;
 use crate::nn::{Model, TensorShard};
@@ -19,6 +21,8 @@ pub struct ParallelPlan {
     pub layers: Vec<Range<usize>>,
     /// The division of layers among the ranks of the tensor axis.
     pub split: Split,
+    /// The order of the sums that ranks share.
+    pub summation: Summation,
     /// True to discard the activations inside groups of layers after the forward pass, and recompute
     /// them in the backward pass.
     pub recompute: bool,
@@ -28,18 +32,25 @@ pub struct ParallelPlan {
 }
 
 impl ParallelPlan {
-    /// Plans all layers of `model` in one stage, whole or divided as `split` says.
+    /// Plans all layers of `model` in one stage, whole or divided as `split` says, with sums by layout.
     ///
     /// # Errors
     /// `num_micro_batches` is 0.
     pub fn single_stage(model: &Model, num_micro_batches: usize, split: Split) -> Result<ParallelPlan> {
         let schedule = PipelineScheduleKind::Sequential.generate(1, 1, num_micro_batches)?;
         let layers = vec![0..model.layers.len(); 1];
-        Ok(ParallelPlan { schedule, layers, split, recompute: false, expected_bubble: None })
+        Ok(ParallelPlan {
+            schedule,
+            layers,
+            split,
+            summation: Summation::ByLayout,
+            recompute: false,
+            expected_bubble: None,
+        })
     }
 
     /// Plans the stages of `schedule`, with the numbers of layers in `sizes`, or with numbers that
-    /// make the stages cost the same.
+    /// make the stages cost the same, with sums by layout.
     ///
     /// # Errors
     /// `sizes` does not fit the schedule or the model.
@@ -70,7 +81,14 @@ impl ParallelPlan {
             }
         };
         let split = Split::Pairs;
-        Ok(ParallelPlan { schedule, layers, split, recompute: false, expected_bubble: None })
+        Ok(ParallelPlan {
+            schedule,
+            layers,
+            split,
+            summation: Summation::ByLayout,
+            recompute: false,
+            expected_bubble: None,
+        })
     }
 }
 
@@ -81,6 +99,8 @@ pub struct Layout {
     pub stages: Vec<Stage>,
     /// This rank's tensors in logical order, each with its number in the model.
     pub tensors: Vec<(usize, TensorShard)>,
+    /// The division of features among the ranks of the tensor axis.
+    pub features: FeatureDivision,
 }
 
 impl Layout {
@@ -112,8 +132,9 @@ impl Layout {
             ));
         }
         let (_, stage_rank, tensor_rank) = shape.coordinates(rank);
-        let mut layout = Layout { stages: Vec::new(), tensors: Vec::new() };
-        let parts = split(model, *how, tensor_rank, shape.tensor)?;
+        let features = FeatureDivision::new(plan.summation, shape.tensor);
+        let mut layout = Layout { stages: Vec::new(), tensors: Vec::new(), features };
+        let parts = split(model, *how, tensor_rank, features)?;
         for (index, run) in layers.iter().enumerate() {
             if schedule.rank_of(index) == Some(stage_rank) {
                 layout.add_stage(model, index, &parts, run.clone(), index + 1 == layers.len());

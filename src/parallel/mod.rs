@@ -1,6 +1,6 @@
 //! The strategies, which spread networks over ranks.
 //!
-//! [`shard()`], [`bucket`], [`balance`] and [`schedule`] are pure logic; [`data`] is data
+//! [`shard()`], [`bucket`], [`balance`], [`batch`] and [`schedule`] are pure logic; [`data`] is data
 //! parallelism, [`zero`] the division of its state, [`tensor`] tensor parallelism, [`pipeline`]
 //! pipeline parallelism. A [`ParallelPlan`](layout::ParallelPlan) spreads a model over a grid, and a
 //! [`Layout`](layout::Layout) lists the [stages](stage::Stage) and tensors that a rank holds.
@@ -8,6 +8,7 @@
 //! schedule; one stage with one micro-batch is the trivial case.
 
 pub mod balance;
+pub mod batch;
 pub mod bucket;
 pub mod data;
 pub mod layout;

@@ -15,7 +15,7 @@ use super::shard;
 pub const NUM_LEAVES: usize = 8;
 
 /// The most leaves that a sum can have.
-pub const MOST_LEAVES: usize = 64;
+pub const MOST_LEAVES: usize = 256;
 
 /// The most values on the stack that adds up the leaves of a rank: nodes that grow up to the middle
 /// of the tree and shrink after it, and a chain.
@@ -38,8 +38,14 @@ impl Leaves {
 
     /// Returns the sum of the products of the factors of each term, by plain loops.
     pub fn sum(self, factors: impl Fn(usize) -> (f32, f32)) -> f32 {
+        self.sum_from(0.0, factors)
+    }
+
+    /// Returns the sum whose first leaf begins with `start`, by plain loops.
+    pub fn sum_from(self, start: f32, factors: impl Fn(usize) -> (f32, f32)) -> f32 {
         let chain = |sum: f32, (left, right): (f32, f32)| left.mul_add(right, sum);
-        let value = |leaf| self.terms(leaf).map(&factors).fold(0.0, chain);
+        let first = |leaf| if leaf == 0 { start } else { 0.0 };
+        let value = |leaf| self.terms(leaf).map(&factors).fold(first(leaf), chain);
         let mut nodes: Vec<f32> = (0..self.num).map(value).collect();
         while nodes.len() > 1 {
             nodes = nodes
@@ -52,7 +58,7 @@ impl Leaves {
 
     /// Returns the number of nodes on top of the stack that `leaf` completes, where the stack has
     /// the nodes of the leaves from `first` on.
-    pub(super) fn num_merges(self, leaf: usize, first: usize) -> usize {
+    pub fn num_merges(self, leaf: usize, first: usize) -> usize {
         let is_last = leaf + 1 == self.num;
         let (mut num, mut width) = (0, 1);
         // the nodes that may be to the left are those of the bits of `leaf`
@@ -87,6 +93,8 @@ pub struct Section {
     /// This part of `num_parts` of each leaf; there are several only in a section of one leaf.
     part: usize,
     num_parts: usize,
+    /// Whether the first chain continues a value that is there, instead of +0.
+    has_start: bool,
 }
 
 /// A leaf of a section, or a part of one.
@@ -105,23 +113,35 @@ pub struct Step {
 impl Section {
     /// Returns all terms of a sum.
     pub fn whole(leaves: Leaves) -> Section {
-        Section { leaves, held_from: 0, first: 0, end: leaves.num, part: 0, num_parts: 1 }
+        Section::of_leaves(leaves, 0..leaves.num)
     }
 
     /// Returns `len` terms of one chain, which goes on if it `continues`.
     pub fn of_chain(len: usize, continues: bool) -> Section {
         let leaves = Leaves { len: 2 * len, num: 1 };
-        Section { leaves, held_from: 0, first: 0, end: 1, part: usize::from(continues), num_parts: 2 }
+        let part = usize::from(continues);
+        Section { part, num_parts: 2, ..Section::whole(leaves) }
     }
 
-    /// Returns the terms of rank `rank` of `num_ranks`: whole leaves.
+    /// Returns the terms of rank `rank` of `num_ranks`: whole leaves, or none if there are fewer
+    /// leaves.
+    pub fn of_rank(leaves: Leaves, rank: usize, num_ranks: usize) -> Section {
+        Section::of_leaves(leaves, shard(leaves.num, rank, num_ranks))
+    }
+
+    /// Returns the terms of some leaves, which are added to an empty stack.
+    pub fn of_leaves(leaves: Leaves, own: Range<usize>) -> Section {
+        let Range { start: first, end } = own;
+        Section { leaves, held_from: first, first, end, part: 0, num_parts: 1, has_start: false }
+    }
+
+    /// Returns the section with a value on the stack with which its first chain begins.
     ///
     /// # Panics
-    /// There are more ranks than leaves.
-    pub fn of_rank(leaves: Leaves, rank: usize, num_ranks: usize) -> Section {
-        assert!(rank < num_ranks && num_ranks <= leaves.num, "every rank has a leaf");
-        let held = shard(leaves.num, rank, num_ranks);
-        Section { leaves, held_from: held.start, first: held.start, end: held.end, part: 0, num_parts: 1 }
+    /// There are sums of earlier sections on the stack.
+    pub fn with_start(self) -> Section {
+        assert_eq!(self.depth_before(), 0, "a start belongs to the first leaf");
+        Section { has_start: true, ..self }
     }
 
     /// Returns micro-batch `index` of the `num` that this section is divided into: whole leaves, or
@@ -132,6 +152,9 @@ impl Section {
     pub fn micro_batch(self, index: usize, num: usize) -> Section {
         assert_eq!(self.num_parts, 1, "a micro-batch is not divided again");
         let num_leaves = self.end - self.first;
+        if num_leaves == 0 {
+            return self;
+        }
         if num <= num_leaves {
             let range = shard(num_leaves, index, num);
             return Section { first: self.first + range.start, end: self.first + range.end, ..self };
@@ -144,6 +167,9 @@ impl Section {
 
     /// Returns the terms of the section among all of the sum.
     pub fn terms(self) -> Range<usize> {
+        if self.first == self.end {
+            return 0..0;
+        }
         let terms = self.leaves.terms(self.first).start..self.leaves.terms(self.end - 1).end;
         let part = shard(terms.len(), self.part, self.num_parts);
         terms.start + part.start..terms.start + part.end
@@ -161,7 +187,7 @@ impl Section {
 
     /// Returns the number of values on the stack before the section.
     pub fn depth_before(self) -> usize {
-        self.depth(self.first) + usize::from(self.part > 0)
+        self.depth(self.first) + usize::from(self.part > 0 || self.has_start)
     }
 
     /// Returns the number of values on the stack after the section.
@@ -184,7 +210,7 @@ impl Section {
             Step {
                 first: terms.start.max(own.start) - own.start,
                 end: terms.end.min(own.end) - own.start,
-                continues: self.part > 0,
+                continues: self.part > 0 || self.has_start && leaf == self.first,
                 num_merges: if is_complete { self.leaves.num_merges(leaf, self.held_from) } else { 0 },
             }
         })

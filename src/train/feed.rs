@@ -6,8 +6,9 @@ use std::ops::Range;
 use crate::Result;
 use crate::dataset::Batches;
 use crate::device::{Device, Role};
+use crate::parallel::batch::BatchDivision;
 use crate::parallel::pipeline::MicroBatchSource;
-use crate::parallel::shard;
+use crate::sums::Section;
 use crate::trace::{self, Name};
 
 /// The number of values that are read at a time to be kept on the device.
@@ -76,41 +77,52 @@ impl<D: Device> Resident<D> {
     }
 }
 
-/// A replica's share of a global batch, in micro-batches.
+/// A replica's rows of a global batch, in micro-batches.
 pub(super) struct Rows<'b, D: Device> {
     pub(super) batches: &'b mut Batches,
     pub(super) resident: Option<&'b mut Resident<D>>,
     pub(super) step: u64,
-    pub(super) share: Range<usize>,
     pub(super) parts: Parts,
 }
 
-/// The cut of a share into micro-batches.
+/// The cut of a replica's rows into micro-batches.
 pub(super) enum Parts {
-    /// A number of parts whose sizes differ by at most one row.
-    Equal(usize),
-    /// Parts with a number of rows, of which the last may have fewer.
-    Full(usize),
+    /// The rows of a step.
+    Step {
+        /// The division of the batch.
+        division: BatchDivision,
+        /// The number of rows of the batch.
+        len: usize,
+        /// The number of the replica.
+        replica: usize,
+    },
+    /// Consecutive rows of which no sums are formed, in parts of equal length but the last.
+    Full {
+        /// The rows.
+        share: Range<usize>,
+        /// The number of rows of a part.
+        most: usize,
+    },
 }
 
-impl<D: Device> Rows<'_, D> {
+impl Parts {
     fn part(&self, micro_batch: usize) -> Range<usize> {
-        let Range { start, end } = self.share;
-        match self.parts {
-            Parts::Equal(num) => {
-                let part = shard(end - start, micro_batch, num);
-                start + part.start..start + part.end
-            }
-            Parts::Full(rows) => {
-                end.min(start + micro_batch * rows)..end.min(start + (micro_batch + 1) * rows)
+        match self {
+            Parts::Step { division, len, replica } => division.section(*len, *replica, micro_batch).terms(),
+            Parts::Full { share, most } => {
+                let at = |part: usize| share.end.min(share.start + part * most);
+                at(micro_batch)..at(micro_batch + 1)
             }
         }
     }
 }
 
 impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
-    fn rows(&self, micro_batch: usize) -> usize {
-        self.part(micro_batch).len()
+    fn section(&self, micro_batch: usize) -> Section {
+        match &self.parts {
+            Parts::Step { division, len, replica } => division.section(*len, *replica, micro_batch),
+            parts => Section::of_chain(parts.part(micro_batch).len(), false),
+        }
     }
 
     fn load(
@@ -120,7 +132,7 @@ impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
         inputs: D::ViewMut<'_>,
         targets: D::ViewMut<'_>,
     ) -> Result<()> {
-        let part = self.part(micro_batch);
+        let part = self.parts.part(micro_batch);
         let _span = trace::work(Name::Read);
         let (batches, step) = (&mut *self.batches, self.step);
         let Some(resident) = &mut self.resident else {

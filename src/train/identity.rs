@@ -16,6 +16,7 @@ use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World, library_version};
 use crate::dataset::Order;
 use crate::nn::Model;
+use crate::parallel::batch::Summation;
 
 /// The name of the setting with the network.
 pub(super) const MODEL: &str = "--model";
@@ -25,6 +26,8 @@ pub(super) const OPTIMIZER: &str = "--optimizer";
 pub(super) const MOMENTUM: &str = "--momentum";
 /// The name of the setting with the shape of the learning-rate schedule.
 pub(super) const LEARNING_RATE_SCHEDULE: &str = "--learning-rate-schedule";
+/// The name of the setting with the number of leaves of canonical sums.
+pub(super) const LEAVES: &str = "--leaves";
 /// The name of the setting with the number of steps of the whole run.
 pub(super) const STEPS_IN_ALL: &str = "steps in all";
 
@@ -57,6 +60,8 @@ impl Identity {
             overlap: _,
             zero: _,
             accumulate: _,
+            // by `keep_leaves`, once the layout is known
+            leaves: _,
             recompute: _,
             check_replicas: _,
             eval_every: _,
@@ -84,6 +89,13 @@ impl Identity {
         identity.class_device(machine);
         Identity::class_checkpoints(checkpoints);
         identity
+    }
+
+    /// Records the number of leaves of canonical sums.
+    pub(super) fn keep_leaves(&mut self, summation: Summation) {
+        if let Summation::Canonical { num_leaves } = summation {
+            self.must_stay(LEAVES, num_leaves);
+        }
     }
 
     fn must_stay(&mut self, name: &str, value: impl Into<Value>) {
@@ -168,7 +180,7 @@ impl Identity {
     }
 
     fn class_device(&mut self, options: &DeviceOptions) {
-        let DeviceOptions { device: _, precision, device_transfers: _, probe: _ } = options;
+        let DeviceOptions { device: _, precision, vectors: _, device_transfers: _, probe: _ } = options;
         self.may_change("--precision", name_of(precision));
     }
 

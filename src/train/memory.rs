@@ -8,6 +8,7 @@ use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
 use crate::memory::{kibibytes, limit_bytes};
 use crate::nn::Model;
+use crate::parallel::batch::Summation;
 use crate::parallel::data::{StateParts, SyncSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::pipeline::footprint::{Footprint, FootprintSettings};
@@ -35,6 +36,7 @@ struct Candidate {
     option: String,
     sync: SyncSettings,
     recompute: bool,
+    summation: Summation,
 }
 
 /// Returns megabytes for messages.
@@ -64,9 +66,9 @@ impl MemoryPlan {
         let (_, stage_rank, _) = grid.shape.coordinates(grid.all.rank());
         let num_slots = options.optimizer.settings().num_slots();
         let shape = grid.shape;
-        let footprint = |sync, gathering, recompute| {
+        let footprint = |sync, gathering, recompute, summation| {
             let settings = FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering };
-            let plan = ParallelPlan { recompute, ..plan.clone() };
+            let plan = ParallelPlan { recompute, summation, ..plan.clone() };
             Footprint::new(&layout, &plan, &settings)
         };
         let sync = options.sync_settings();
@@ -77,8 +79,11 @@ impl MemoryPlan {
         };
         let copy = copies(&parts, world, num_sections);
         let candidates = candidates(grid, plan, options);
-        let plans = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan.recompute));
-        let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, other.recompute));
+        let plans = [Gathering::Pass, Gathering::Step]
+            .map(|until| footprint(sync, until, plan.recompute, plan.summation));
+        let others = candidates
+            .iter()
+            .map(|other| footprint(other.sync, Gathering::Pass, other.recompute, other.summation));
         let needs: Vec<usize> =
             plans.into_iter().chain(others).map(|plan| plan.total().saturating_add(copy)).collect();
         let job = Job::exchange(world, &needs, shared_bytes, on_host)?;
@@ -121,7 +126,7 @@ fn copies(parts: &StateParts, world: &World, num_sections: usize) -> usize {
 fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<Candidate> {
     let with = |option: &str, options: TrainOptions| {
         let (sync, recompute) = (options.sync_settings(), options.recompute);
-        Candidate { option: option.to_owned(), sync, recompute }
+        Candidate { option: option.to_owned(), sync, recompute, summation: plan.summation }
     };
     let mut all = Vec::new();
     let stages: &[ZeroStage] = match grid.shape.data {
@@ -139,7 +144,16 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<C
         all.push(with("--zero 3 --recompute", least.clone()));
         if plan.schedule.num_micro_batches > 1 {
             let least = TrainOptions { accumulate: Accumulation::Parts, ..least };
-            all.push(with("--zero 3 --accumulate parts --recompute", least));
+            let least = with("--zero 3 --accumulate parts --recompute", least);
+            let num_micro_batches = plan.schedule.num_micro_batches;
+            let canonical = |given| Summation::canonical(given, grid.shape, num_micro_batches, true);
+            match plan.summation {
+                Summation::ByLayout => all.push(least),
+                Summation::Canonical { .. } => {
+                    let summation = canonical(options.leaves);
+                    all.extend(summation.ok().map(|summation| Candidate { summation, ..least }));
+                }
+            }
         }
     }
     all

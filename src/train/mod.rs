@@ -4,6 +4,7 @@
 mod checkpoints;
 mod feed;
 mod identity;
+mod job;
 mod journal;
 mod memory;
 mod metrics;
@@ -12,6 +13,7 @@ mod resume;
 mod run;
 mod samples;
 mod stop;
+mod summation;
 mod trainer;
 mod training;
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::identity::{Identity, LEARNING_RATE_SCHEDULE, MODEL, MOMENTUM, OPTIMIZER, STEPS_IN_ALL};
+use super::identity::{Identity, LEARNING_RATE_SCHEDULE, LEAVES, MODEL, MOMENTUM, OPTIMIZER, STEPS_IN_ALL};
 use super::options::{CheckpointOptions, Resume, name_of};
 use super::trainer::Trainer;
 use crate::checkpoint::{self, Checkpoint, Description, Difference};
@@ -95,7 +95,9 @@ impl Start {
     ) -> Result<Start> {
         let path = checkpoint.path.display();
         let before = &checkpoint.description;
-        let differences = Difference::between(&before.config, &identity.config);
+        let mut differences = Difference::between(&before.config, &identity.config);
+        // the run takes the leaves of its checkpoint
+        differences.retain(|difference| difference.name != LEAVES);
         if !differences.is_empty() {
             let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
             let why = format!(
@@ -133,6 +135,13 @@ impl Start {
             }
         }
         Ok(Start { checkpoint: weights, weights_only: true, is_at_home: false })
+    }
+
+    /// Returns the number of leaves of the sums of the run that is resumed, if there is one and its
+    /// sums are canonical.
+    pub(super) fn num_leaves(&self) -> Option<i64> {
+        let checkpoint = self.checkpoint.as_ref().filter(|_| !self.weights_only)?;
+        checkpoint.description.config.get(LEAVES)?.as_i64()
     }
 
     fn resumed(&self) -> Option<Resumed> {

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use super::job::Run;
 use super::options::{AnyDevice, TrainOptions};
 use super::samples;
 use super::stop::StopRequest;
-use super::training::Run;
 use crate::Result;
 use crate::app::Finished;
 use crate::comm::{Grid, GridShape, World, library_version};

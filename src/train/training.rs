@@ -6,38 +6,23 @@ use std::time::{Duration, Instant};
 
 use super::checkpoints::{CheckpointSettings, Checkpoints};
 use super::identity::{self, Identity};
+use super::job::{self, Run};
 use super::journal::{Journal, JournalSummary, RunLength};
 use super::memory::{self, MemoryPlan, SampleNeeds};
 use super::metrics::ResultLine;
-use super::options::{Resume, TrainOptions, name_of};
+use super::options::{Resume, name_of};
 use super::resume::{self, Resumed, RunPosition, Start};
 use super::samples::{self, Samples};
 use super::stop::StopRequest;
-use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings, diverged};
+use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings};
 use crate::app;
 use crate::checkpoint::Description;
-use crate::comm::{self, Grid, World};
+use crate::comm;
 use crate::device::Device;
-use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::zero::ZeroStage;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
-
-/// The parts of a run that do not depend on the device.
-pub(super) struct Run<'a> {
-    pub(super) world: &'a World,
-    pub(super) grid: &'a Grid,
-    /// The name of the program.
-    pub(super) program: &'a str,
-    pub(super) options: &'a TrainOptions,
-    pub(super) model: &'a Model,
-    pub(super) plan: &'a ParallelPlan,
-    /// The number of threads of each rank.
-    pub(super) threads: usize,
-    /// The time at which the run began.
-    pub(super) began: Instant,
-}
 
 /// A run on its device, from set-up to result.
 struct Training<'a, D: Device> {
@@ -84,19 +69,18 @@ impl Run<'_> {
         }
     }
 
-    /// Finds the checkpoint or the weights with which the run starts, gives them to all ranks, and
-    /// sets up the checkpoints that it writes. Collective.
+    /// Gives all ranks the checkpoint or the weights with which the run starts, and sets up the
+    /// checkpoints that it writes. Collective.
     fn resume<D: Device>(
         &self,
         trainer: &mut Trainer<'_, D>,
-        samples: &Samples,
+        start: Option<Start>,
+        identity: Identity,
         length: RunLength,
         stop: Option<StopRequest>,
     ) -> Result<(Checkpoints<'_>, Option<Resumed>)> {
         let (all, options) = (self.world.communicator(), &self.options.checkpoints);
         let slots = trainer.slot_names();
-        let identity = Identity::new(self.options, self.model, samples, length.num_steps);
-        let start = all.agree_with_root(|| Start::find(options, self.model, slots, &identity))?;
         let span = trace::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);
@@ -131,61 +115,6 @@ impl Run<'_> {
         }
         Ok((checkpoints, resumed))
     }
-
-    /// Logs the steps that are about to be taken, after those of earlier starts if the run is
-    /// `resumed`.
-    fn announce<D: Device>(
-        &self,
-        samples: &Samples,
-        length: RunLength,
-        resumed: Option<Resumed>,
-        trainer: &Trainer<'_, D>,
-    ) {
-        let RunLength { first, num_steps, .. } = length;
-        if num_steps < first && self.world.is_root() {
-            log::warn!("the checkpoint has {first} steps already, more than the {num_steps} of this run");
-        }
-        log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
-        log::trace!("{:?}", self.options);
-        let sampler = samples.train.sampler();
-        log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
-        if resumed.is_some() {
-            let (epoch, within) = sampler.locate(first);
-            log::info!("resuming after step {first}, which is step {within} of epoch {}", epoch + 1);
-        }
-    }
-
-    /// Returns the stage of ZeRO for the log.
-    fn zero_words<D: Device>(&self, trainer: &Trainer<'_, D>) -> String {
-        let wanted = self.options.zero.0.filter(|stage| *stage != ZeroStage::None);
-        match (self.grid.shape.data, wanted) {
-            (1, None) => String::new(),
-            (1, Some(stage)) => {
-                format!("; --zero {} has no effect with one replica", name_of(&stage))
-            }
-            _ => format!("; ZeRO stage {}", name_of(&trainer.zero_stage())),
-        }
-    }
-
-    /// Evaluates the test samples after `step` steps, if there are any. Collective.
-    fn evaluate<D: Device>(
-        &self,
-        trainer: &mut Trainer<'_, D>,
-        samples: &mut Samples,
-        step: u64,
-    ) -> Result<Option<Evaluation>> {
-        let Some(test) = &mut samples.test else {
-            return Ok(None);
-        };
-        let span = trace::work(Name::Evaluation);
-        let Evaluation { loss, accuracy } = trainer.evaluate(test)?;
-        drop(span);
-        if !loss.is_finite() {
-            return Err(diverged(step, &format!("the test loss is {loss}")));
-        }
-        log::info!("test: {}", words(loss, accuracy));
-        Ok(Some(Evaluation { loss, accuracy }))
-    }
 }
 
 impl<'a, D: Device> Training<'a, D> {
@@ -201,11 +130,20 @@ impl<'a, D: Device> Training<'a, D> {
         let steps_per_epoch = sampler.steps_per_epoch();
         let num_steps = options.steps.unwrap_or(options.epochs.saturating_mul(steps_per_epoch));
         let batch_size = options.batch_size.min(samples.train.dataset().num_samples());
+        let mut identity = Identity::new(options, run.model, &samples, num_steps);
+        let find = || {
+            let slots = options.optimizer.settings().slot_names();
+            Start::find(&options.checkpoints, run.model, slots, &identity)
+        };
+        let start = run.world.communicator().agree_with_root(find)?;
+        let summation = run.summation(start.as_ref(), device.is_on_host())?;
+        identity.keep_leaves(summation);
+        let plan = &ParallelPlan { summation, ..run.plan.clone() };
         let memory = MemoryPlan::check(
             run.world,
             run.grid,
             run.model,
-            run.plan,
+            plan,
             options,
             SampleNeeds { batch_size, shared_bytes: samples.shared_bytes },
             device.is_on_host(),
@@ -218,9 +156,9 @@ impl<'a, D: Device> Training<'a, D> {
             learning_rate: options.optimizer.schedule(num_steps),
             seed: options.seed,
         };
-        let mut trainer = Trainer::new(device, run.grid, run.model, run.plan, settings)?;
+        let mut trainer = Trainer::new(device, run.grid, run.model, plan, settings)?;
         let length = RunLength { first: 0, num_steps, steps_per_epoch };
-        let (checkpoints, resumed) = run.resume(&mut trainer, &samples, length, stop)?;
+        let (checkpoints, resumed) = run.resume(&mut trainer, start, identity, length, stop)?;
         let RunPosition { step: first, loss } = resumed.map_or_else(Default::default, |found| found.position);
         let length = RunLength { first, ..length };
         run.announce(&samples, length, resumed, &trainer);
@@ -302,7 +240,7 @@ impl<'a, D: Device> Training<'a, D> {
         self.journal.record(&outcome);
         if due(done, options.log_every) {
             let rate = outcome.num_samples as f64 / outcome.elapsed.as_secs_f64();
-            let (epoch, words) = (self.length.epoch(done), words(outcome.loss, outcome.accuracy));
+            let (epoch, words) = (self.length.epoch(done), job::words(outcome.loss, outcome.accuracy));
             log::info!("epoch {epoch:.2}  {words}  {rate:.0} samples/s");
         }
         if due(done, options.check_replicas) {
@@ -388,11 +326,4 @@ impl<'a, D: Device> Training<'a, D> {
 
 fn due(done: u64, every: u64) -> bool {
     every > 0 && done.is_multiple_of(every)
-}
-
-fn words(loss: f64, accuracy: Option<f64>) -> String {
-    match accuracy {
-        Some(accuracy) => format!("loss {loss:.4}  accuracy {:.2} %", 100.0 * accuracy),
-        None => format!("loss {loss:.6}"),
-    }
 }

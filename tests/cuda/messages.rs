@@ -166,8 +166,8 @@ fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
 }
 
 /// Checks sums that are rounded: the host's and the device's have the same bits, those of adding up
-/// in `f32` by a binary tree over the ranks. Subnormal numbers are the exception, which the programs let the CPU take
-/// for zero.
+/// in `f32` by a binary tree over the ranks. Subnormal numbers are the exception, which the programs
+/// let the CPU take for zero.
 fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
     let term = |rank: usize, at: usize| {
         (1000.0 / (rank + 3 * at + 1) as f32) * if at.is_multiple_of(2) { 1.0 } else { -1.0 }

@@ -2,7 +2,7 @@
 
 use phalanx::device::{
     Activation, BiasShape, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape,
-    OptimizerStep, PoolShape, Role, totals, update,
+    OptimizerStep, PoolShape, Role, RowSums, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -61,7 +61,8 @@ operation!(
     }
 );
 operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this, device, views, outs| {
-    device.linear_backward_weight(&this.shape, views[0], views[1], outs[0].take().unwrap(), this.accumulate)
+    let sums = RowSums::chain(outs[0].take().unwrap(), this.shape.rows, this.accumulate);
+    device.linear_backward_weight(&this.shape, views[0], views[1], sums)
 });
 operation!(LinearBackwardInput { shape: LinearShape, previous: bool }, |this, device, views, outs| {
     // the previous layer ends with GELU of the third array
@@ -97,7 +98,9 @@ operation!(
         let output = device.view(&output, 0..this.len);
         let saved = if this.activation.saves() { device.view(&saved, 0..len) } else { output };
         let shape = BiasShape { columns: this.columns, positions: 1 };
-        device.activation_backward(this.activation, shape, saved, gradient, bias, this.accumulate);
+        let rows = this.len / this.columns;
+        let bias = bias.map(|bias| RowSums::chain(bias, rows, this.accumulate));
+        device.activation_backward(this.activation, shape, saved, gradient, bias);
         device.copy(output, copy)
     }
 );
@@ -114,7 +117,8 @@ operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |t
     device.convolution_forward(shape, input, weight, bias, at, device.view_mut(&mut output, 0..len));
     let argmax = device.view(&argmax, 0..len);
     let (weight_gradient, input_gradient) = (outs[0].take().unwrap(), outs[1].take().unwrap());
-    device.convolution_backward_weight(shape, input, argmax, gradient, weight_gradient, this.accumulate);
+    let sums = RowSums::chain(weight_gradient, shape.rows, this.accumulate);
+    device.convolution_backward_weight(shape, input, argmax, gradient, sums);
     device.convolution_backward_input(shape, weight, argmax, gradient, input_gradient);
 });
 operation!(Pool { shape: PoolShape }, |this, device, views, outs| {

@@ -127,7 +127,7 @@ fn linear(cuda: &Cuda, tolerance: f32) {
         [(1, 1, 1), (3, 5, 7), (33, 65, 17), (64, 784, 128), (128, 64, 10), (130, 259, 131), (96, 72, 136)];
     for (rows, inputs, outputs) in sizes {
         for layout in [WeightLayout::OutputsByInputs, WeightLayout::InputsByOutputs] {
-            let shape = LinearShape { rows, inputs, outputs, layout, leaves: 8 };
+            let shape = LinearShape::whole(rows, inputs, outputs, layout, 8);
             // weights of the initial size, so that sums are as large as their terms
             let scale = (inputs as f32).sqrt().recip();
             let w = weights(random(inputs * outputs, 2).into_iter().map(|w| scale * w).collect());

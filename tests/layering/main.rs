@@ -19,12 +19,12 @@ const MAY_USE: &[(&str, &str)] = &[
     ("sums", ""),
     ("comm", "comm/algorithm comm/communicator comm/mpi memory sums trace"),
     ("comm/algorithm", "comm/mpi sums trace"),
-    ("comm/communicator", "comm comm/algorithm comm/engine comm/mpi memory trace"),
+    ("comm/communicator", "comm comm/algorithm comm/engine comm/mpi memory sums trace"),
     ("comm/engine", "comm comm/algorithm comm/mpi memory trace"),
     ("comm/mpi", "memory"),
     ("device", "memory sums"),
     ("device/cpu", "device device/cpu/matmul memory sums"),
-    ("device/cpu/convolution", "device device/cpu"),
+    ("device/cpu/convolution", "device device/cpu sums"),
     ("device/cpu/matmul", "device/cpu memory sums"),
     ("device/cuda", "device device/cuda/runtime memory sums"),
     ("device/cuda/runtime", "device"),
@@ -33,7 +33,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("dataset", "dataset/hdf5 memory nn"),
     ("dataset/hdf5", "dataset memory nn trace"),
     ("store", "comm dataset nn trace"),
-    ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor trace"),
+    ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor sums trace"),
     (
         "parallel/data",
         "comm device memory nn optim parallel parallel/schedule \
@@ -42,12 +42,12 @@ const MAY_USE: &[(&str, &str)] = &[
     (
         "parallel/pipeline",
         "comm device memory nn parallel parallel/data parallel/schedule \
-         parallel/stage parallel/tensor parallel/zero trace",
+         parallel/stage parallel/tensor parallel/zero sums trace",
     ),
     ("parallel/schedule", ""),
-    ("parallel/stage", "device nn parallel parallel/tensor trace"),
-    ("parallel/tensor", "comm device memory nn"),
-    ("parallel/zero", "comm device memory nn"),
+    ("parallel/stage", "device nn parallel parallel/tensor sums trace"),
+    ("parallel/tensor", "comm device memory nn parallel sums"),
+    ("parallel/zero", "comm device memory nn parallel"),
     ("checkpoint", "memory nn"),
     ("app", "app/trace_file comm device trace"),
     ("app/trace_file", "comm trace"),
@@ -57,7 +57,7 @@ const MAY_USE: &[(&str, &str)] = &[
     (
         "train",
         "app checkpoint comm dataset device memory nn optim parallel \
-         store trace train/checkpoints train/options train/samples train/trainer",
+         store sums trace train/checkpoints train/options train/samples train/trainer",
     ),
     ("train/samples", "comm dataset memory nn store trace train/options"),
     (

@@ -203,7 +203,7 @@ fn any_number_of_ranks_sums_the_leaves_in_one_order() {
         let leaves = Leaves { len: num_leaves, num: num_leaves };
         let total = |at: usize| leaves.sum(|leaf| (value(leaf, at), 1.0));
         let expected: Vec<u32> = (0..len).map(|at| total(at).to_bits()).collect();
-        for size in 1..=num_leaves {
+        for size in 1..=num_leaves + 2 {
             let subtrees = Subtrees::new(num_leaves, size);
             // the sums of a rank, then what nobody may use
             let of_rank = |rank: usize| {

@@ -119,9 +119,6 @@ impl Communicator {
     /// place: the buffer of every rank holds as many arrays of equal length as the rank with the most
     /// has [`Subtrees`], the first of which are the sums of its own. The total is left in the first
     /// array. Not collective, but all ranks must use the same number.
-    ///
-    /// # Panics
-    /// There are more ranks than leaves.
     pub fn with_leaves(&self, num_leaves: usize) -> Communicator {
         let subtrees = Some(Subtrees::new(num_leaves, self.size()));
         Communicator { group: Rc::clone(&self.group), subtrees, ..*self }

@@ -2,10 +2,13 @@
 
 use std::cell::RefCell;
 
+use super::leaf_sums::{LeafSums, add_up};
 use super::{Cpu, math};
-use crate::device::{Activation, ActivationOperations, BiasShape};
+use crate::device::{Activation, ActivationOperations, BiasShape, RowSums};
 
 thread_local! {
+    /// The sums of leaves that are not added to others yet.
+    static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
     /// The sum of a sample, and partial sums of several rows.
     static WIDE_ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
@@ -28,8 +31,7 @@ impl ActivationOperations for Cpu {
         shape: BiasShape,
         saved: &[f32],
         gradient: &mut [f32],
-        bias_gradient: Option<&mut [f32]>,
-        accumulate: bool,
+        bias_gradient: Option<RowSums<&mut [f32]>>,
     ) {
         match activation {
             Activation::Identity => {}
@@ -38,40 +40,22 @@ impl ActivationOperations for Cpu {
             Activation::Gelu => self.zip(gradient, saved, |g, derivative| g * derivative),
         }
         if let Some(sums) = bias_gradient {
-            if !accumulate {
-                sums.fill(0.0);
-            }
-            self.add_samples(shape, gradient, sums);
+            let BiasShape { columns, positions } = shape;
+            let len = columns * positions;
+            let (rows, mut arrays) = (sums.rows, sums.arrays(columns));
+            LEAF_SUMS.with_borrow_mut(|stack| {
+                add_up(rows, stack, &mut arrays, |samples, sums| {
+                    self.add_samples(shape, &gradient[samples.start * len..samples.end * len], sums);
+                });
+            });
         }
     }
 }
 
 impl Cpu {
-    /// Computes `values = activation(values + bias)` for every row, with the derivative in `saved`
-    /// if the activation saves it.
-    pub(super) fn bias_and_activation(
-        &self,
-        activation: Activation,
-        bias: Option<&[f32]>,
-        columns: usize,
-        values: &mut [f32],
-        saved: &mut [f32],
-    ) {
-        if let Some(bias) = bias {
-            self.vectorised(
-                #[inline(always)]
-                || {
-                    for row in values.chunks_exact_mut(columns) {
-                        row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-                    }
-                },
-            );
-        }
-        self.activate(activation, values, saved);
-    }
-
-    /// Computes `values = activation(values)` in place.
-    fn activate(&self, activation: Activation, values: &mut [f32], saved: &mut [f32]) {
+    /// Computes `values = activation(values)` in place, with the derivative in `saved` if the activation
+    /// saves it.
+    pub(super) fn activate(&self, activation: Activation, values: &mut [f32], saved: &mut [f32]) {
         match activation {
             Activation::Identity => {}
             Activation::Relu => self.map(values, |x| if x > 0.0 || x.is_nan() { x } else { 0.0 }),

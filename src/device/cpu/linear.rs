@@ -3,9 +3,9 @@
 use super::Cpu;
 use super::matmul::Matrix;
 use crate::device::{
-    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, WeightLayout,
+    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
+    WeightLayout,
 };
-use crate::sums::Section;
 
 impl LinearOperations for Cpu {
     fn linear_forward(
@@ -18,13 +18,14 @@ impl LinearOperations for Cpu {
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        let LinearShape { rows, inputs, outputs, layout, leaves } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, input_terms, .. } = *shape;
         let right = match layout {
             WeightLayout::OutputsByInputs => Matrix::transposed(weight, inputs, outputs),
             WeightLayout::InputsByOutputs => Matrix::new(weight, inputs, outputs),
         };
-        self.multiply(Matrix::new(input, rows, inputs), right, leaves, output);
-        self.bias_and_activation(activation, bias, outputs, output, saved);
+        self.multiply(Matrix::new(input, rows, inputs), right, input_terms, bias, output);
+        assert!(activation == Activation::Identity || output.len() == rows * outputs, "a whole sum");
+        self.activate(activation, output, saved);
     }
 
     fn linear_backward_weight(
@@ -32,8 +33,7 @@ impl LinearOperations for Cpu {
         shape: &LinearShape,
         input: &[f32],
         gradient: &[f32],
-        weight_gradient: &mut [f32],
-        accumulate: bool,
+        weight_gradient: RowSums<&mut [f32]>,
     ) {
         let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         let (left, right) = match layout {
@@ -44,8 +44,8 @@ impl LinearOperations for Cpu {
                 (Matrix::transposed(input, inputs, rows), Matrix::new(gradient, rows, outputs))
             }
         };
-        let terms = Section::of_chain(rows, accumulate);
-        self.multiply_section(left, right, terms, &mut [weight_gradient]);
+        let terms = weight_gradient.rows;
+        self.multiply_section(left, right, terms, &mut weight_gradient.arrays(inputs * outputs));
     }
 
     fn linear_backward_input(
@@ -56,15 +56,15 @@ impl LinearOperations for Cpu {
         input_gradient: &mut [f32],
         previous: Option<FusedActivation<&[f32]>>,
     ) {
-        let LinearShape { rows, inputs, outputs, layout, leaves } = *shape;
+        let LinearShape { rows, inputs, outputs, layout, output_terms, .. } = *shape;
         let right = match layout {
             WeightLayout::OutputsByInputs => Matrix::new(weight, outputs, inputs),
             WeightLayout::InputsByOutputs => Matrix::transposed(weight, outputs, inputs),
         };
-        self.multiply(Matrix::new(gradient, rows, outputs), right, leaves, input_gradient);
+        self.multiply(Matrix::new(gradient, rows, outputs), right, output_terms, None, input_gradient);
         if let Some(FusedActivation { activation, saved }) = previous {
             let shape = BiasShape { columns: inputs, positions: 1 };
-            self.activation_backward(activation, shape, saved, input_gradient, None, false);
+            self.activation_backward(activation, shape, saved, input_gradient, None);
         }
     }
 }

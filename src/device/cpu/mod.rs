@@ -1,13 +1,14 @@
 //! The CPU: one thread or several, the widest vectors that the processor has, `f32`.
 //!
-//! Gradients have the same bits for any number of threads, and for any division of the batch into
-//! calls that continue a sum. The loss, which no parameter depends on, is summed in an order that
-//! is fixed for a given number of threads. Subnormal numbers are flushed to zero inside
-//! [`flush_subnormals`].
+//! Everything on which parameters depend has the same bits for any number of threads, for any vector
+//! instructions, and for any division of the batch into calls: see [`crate::sums`]. The loss, on which
+//! no parameter depends, is summed in an order that is fixed for a given number of threads. Subnormal
+//! numbers are flushed to zero inside [`flush_subnormals`].
 
 mod activation;
 mod convolution;
 mod copy;
+mod leaf_sums;
 mod linear;
 mod loops;
 mod loss;
@@ -36,6 +37,35 @@ pub struct Cpu {
 
 impl Device for Cpu {}
 
+/// The vector instructions that the CPU may use. Results have the same bits with any of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vectors {
+    /// The widest that the processor has.
+    Widest,
+    /// AVX-512.
+    Avx512,
+    /// AVX2 with fused multiply-adds.
+    Avx2,
+    /// No more than every processor of the architecture has.
+    Portable,
+}
+
+impl Vectors {
+    /// Returns these instructions, if the processor has them.
+    fn arch(self) -> Option<pulp::Arch> {
+        match self {
+            Vectors::Widest => Some(pulp::Arch::new()),
+            Vectors::Portable => Some(pulp::Arch::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx512 => pulp::x86::V4::try_new().map(pulp::Arch::V4),
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx2 => pulp::x86::V3::try_new().map(pulp::Arch::V3),
+            #[cfg(not(target_arch = "x86_64"))]
+            Vectors::Avx512 | Vectors::Avx2 => None,
+        }
+    }
+}
+
 impl Cpu {
     /// Opens the CPU with `threads` threads for this process; the first call in a process fixes the
     /// number.
@@ -54,5 +84,16 @@ impl Cpu {
             outcome.clone().map_err(|error| Error::failed(doing, format!("{threads} threads: {error}")))?;
         }
         Ok(Cpu { threads, arch: pulp::Arch::new() })
+    }
+
+    /// Uses `vectors` instead of the widest.
+    ///
+    /// # Errors
+    /// The processor does not have them.
+    pub fn with_vectors(self, vectors: Vectors) -> Result<Cpu> {
+        let Some(arch) = vectors.arch() else {
+            return Err(Error::input(format!("using {vectors:?}"), "this processor does not have it"));
+        };
+        Ok(Cpu { arch, ..self })
     }
 }

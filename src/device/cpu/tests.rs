@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, BiasShape, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, WeightLayout,
-    totals, update,
+    Activation, AdamStep, BiasShape, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, RowSums,
+    WeightLayout, totals, update,
 };
 use crate::memory::Memory;
 
@@ -128,9 +128,11 @@ fn check_convolution(shape: ConvolutionShape) {
         assert_close(&output, &expected, 1e-5);
 
         let mut weight_gradient = poison(weight.len());
-        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, &mut weight_gradient, false);
+        let sums = RowSums::chain(&mut weight_gradient[..], shape.rows, false);
+        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, sums);
         assert_close(&weight_gradient, &weight_expected, 1e-5);
-        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, &mut weight_gradient, true);
+        let sums = RowSums::chain(&mut weight_gradient[..], shape.rows, true);
+        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, sums);
         let twice: Vec<f64> = weight_expected.iter().map(|x| 2.0 * x).collect();
         assert_close(&weight_gradient, &twice, 1e-5);
 
@@ -157,7 +159,7 @@ proptest! {
         rows in 0..80_usize, inputs in 1..300_usize, outputs in 1..300_usize, by_inputs: bool, bias: bool,
     ) {
         let layout = if by_inputs { WeightLayout::InputsByOutputs } else { WeightLayout::OutputsByInputs };
-        check_linear(LinearShape { rows, inputs, outputs, layout, leaves: 8 }, bias);
+        check_linear(LinearShape::whole(rows, inputs, outputs, layout, 8), bias);
     }
 
     #[test]
@@ -222,7 +224,8 @@ fn check_linear(shape: LinearShape, with_bias: bool) {
         cpu.linear_forward(&shape, &input, &weight, bias, Activation::Identity, &mut [], &mut output);
         assert_close(&output, &forward, 1e-5);
         let mut weight_gradient = poison(weight.len());
-        cpu.linear_backward_weight(&shape, &input, &gradient, &mut weight_gradient, false);
+        let sums = RowSums::chain(&mut weight_gradient[..], rows, false);
+        cpu.linear_backward_weight(&shape, &input, &gradient, sums);
         assert_close(&weight_gradient, &weight_expected, 1e-5);
         let mut input_gradient = poison(input.len());
         cpu.linear_backward_input(&shape, &gradient, &weight, &mut input_gradient, None);
@@ -233,7 +236,7 @@ fn check_linear(shape: LinearShape, with_bias: bool) {
 #[test]
 fn a_wide_product_that_is_formed_column_major_agrees() {
     let layout = WeightLayout::InputsByOutputs;
-    check_linear(LinearShape { rows: 37, inputs: 513, outputs: 257, layout, leaves: 8 }, true);
+    check_linear(LinearShape::whole(37, 513, 257, layout, 8), true);
 }
 
 #[test]
@@ -241,7 +244,7 @@ fn a_product_of_few_rows_agrees() {
     for rows in [1, 2, 3, 16, 31, 32, 33] {
         for (inputs, outputs) in [(131, 517), (256, 300), (67, 1031)] {
             for layout in [WeightLayout::InputsByOutputs, WeightLayout::OutputsByInputs] {
-                check_linear(LinearShape { rows, inputs, outputs, layout, leaves: 8 }, true);
+                check_linear(LinearShape::whole(rows, inputs, outputs, layout, 8), true);
             }
         }
     }
@@ -251,8 +254,7 @@ fn a_product_of_few_rows_agrees() {
 fn the_matrix_product_of_the_worked_example() {
     let a: Vec<f32> = (0..8).map(|x| x as f32).collect();
     let b: Vec<f32> = (8..16).map(|x| x as f32).collect();
-    let shape =
-        LinearShape { rows: 2, inputs: 4, outputs: 2, layout: WeightLayout::InputsByOutputs, leaves: 8 };
+    let shape = LinearShape::whole(2, 4, 2, WeightLayout::InputsByOutputs, 8);
     let mut product = poison(4);
     Cpu::new(1).unwrap().linear_forward(&shape, &a, &b, None, Activation::Identity, &mut [], &mut product);
     assert_eq!(product, [76.0, 82.0, 252.0, 274.0]);
@@ -288,7 +290,7 @@ fn threads_share_long_arrays_without_a_trace() {
         let step = OptimizerStep::Adam(adam);
         cpu.optimizer_step(&step, &update, &mut parameters, &gradients, &mut moments, &mut sums);
         let shape = BiasShape { columns: len, positions: 1 };
-        cpu.activation_backward(Activation::Tanh, shape, &gradients, &mut moments[0], None, false);
+        cpu.activation_backward(Activation::Tanh, shape, &gradients, &mut moments[0], None);
         let mut squares = vec![0.0; cpu.squares_len()];
         cpu.sum_squares(&gradients, &mut squares);
         let exact = cpu.exact_squares(&squares).value();
@@ -310,17 +312,21 @@ fn gradients_of_parameters_have_the_same_bits_in_one_call_and_in_two() {
             let mut weight = poison(50 * 70);
             let (mut bias, mut image_bias) = (poison(70), poison(columns));
             for part in [0..cut, cut..rows].into_iter().filter(|part| !part.is_empty()) {
-                let accumulate = part.start > 0;
+                let num_rows = part.len();
+                let continues = part.start > 0;
                 let of = |len: usize| part.start * len..part.end * len;
                 let layout = WeightLayout::InputsByOutputs;
-                let shape = LinearShape { rows: part.len(), inputs: 50, outputs: 70, layout, leaves: 8 };
+                let shape = LinearShape::whole(part.len(), 50, 70, layout, 8);
                 let (input, gradient) = (&input[of(50)], &mut gradient[of(70)].to_vec());
-                cpu.linear_backward_weight(&shape, input, gradient, &mut weight, accumulate);
+                let sums = RowSums::chain(&mut weight[..], num_rows, continues);
+                cpu.linear_backward_weight(&shape, input, gradient, sums);
                 let (activation, shape) = (Activation::Identity, BiasShape { columns: 70, positions: 1 });
-                cpu.activation_backward(activation, shape, &[], gradient, Some(&mut bias), accumulate);
+                let sums = RowSums::chain(&mut bias[..], num_rows, continues);
+                cpu.activation_backward(activation, shape, &[], gradient, Some(sums));
                 let shape = BiasShape { columns, positions };
                 let sample = &mut samples[of(positions * columns)].to_vec();
-                cpu.activation_backward(activation, shape, &[], sample, Some(&mut image_bias), accumulate);
+                let sums = RowSums::chain(&mut image_bias[..], num_rows, continues);
+                cpu.activation_backward(activation, shape, &[], sample, Some(sums));
             }
             found.push([bits(&weight), bits(&bias), bits(&image_bias)]);
         }

@@ -5,7 +5,7 @@ use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, Launch, launch};
 use super::runtime::partial_sums::SUM_COLUMNS;
-use crate::device::{Activation, ActivationOperations, BiasShape};
+use crate::device::{Activation, ActivationOperations, BiasShape, RowSums};
 
 /// Largest number of partial sums that a sum over rows is split into.
 const MAX_PARTIAL_SUMS: usize = 64;
@@ -43,8 +43,7 @@ impl ActivationOperations for Cuda {
         BiasShape { columns, .. }: BiasShape,
         saved: CudaView<'_>,
         gradient: CudaViewMut<'_>,
-        bias_gradient: Option<CudaViewMut<'_>>,
-        accumulate: bool,
+        bias_gradient: Option<RowSums<CudaViewMut<'_>>>,
     ) {
         let is_identity = activation == Activation::Identity;
         assert!(is_identity || saved.len == gradient.len && saved.format == gradient.format);
@@ -57,7 +56,7 @@ impl ActivationOperations for Cuda {
             }
             return;
         };
-        assert_eq!(bias_gradient.len, columns);
+        let Some((bias_gradient, accumulate)) = self.single_sum(bias_gradient, columns) else { return };
         let rows = gradient.len / columns;
         // enough blocks to fill the device, each with some rows
         let blocks = columns.div_ceil(SUM_COLUMNS as usize);

@@ -4,7 +4,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
-use crate::device::{ConvolutionOperations, ConvolutionShape};
+use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 
 /// Dynamic shared memory that every device gives a block without a request for more.
 const SHARED_BYTES: usize = 48 << 10;
@@ -96,12 +96,12 @@ impl ConvolutionOperations for Cuda {
         input: CudaView<'_>,
         argmax: CudaView<'_>,
         gradient: CudaView<'_>,
-        weight_gradient: CudaViewMut<'_>,
-        accumulate: bool,
+        weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
         let (image_len, output_len, weights) = (shape.image_len(), shape.output_len(), shape.weight_len());
         assert!(input.len == shape.rows * image_len && gradient.len == shape.rows * output_len);
-        assert!(argmax.len == gradient.len && weight_gradient.len == weights);
+        assert!(argmax.len == gradient.len);
+        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, weights) else { return };
         let groups = shape.rows.clamp(1, MAX_GROUPS);
         let chunks = weights.div_ceil(WEIGHTS_PER_THREAD * BLOCK as usize);
         let StagedLaunch { mut launch, staged } =

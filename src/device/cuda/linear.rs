@@ -7,7 +7,8 @@ use super::runtime::cublaslt::{
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use crate::device::{
-    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, WeightLayout,
+    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
+    WeightLayout,
 };
 
 impl Cuda {
@@ -71,12 +72,13 @@ impl LinearOperations for Cuda {
         shape: &LinearShape,
         input: CudaView<'_>,
         gradient: CudaView<'_>,
-        weight_gradient: CudaViewMut<'_>,
-        accumulate: bool,
+        weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
         let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         assert!(input.len == rows * inputs && gradient.len == rows * outputs);
-        assert_eq!(weight_gradient.len, inputs * outputs);
+        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, inputs * outputs) else {
+            return;
+        };
         let (size, left, right) = match layout {
             WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
             WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
@@ -127,7 +129,7 @@ impl LinearOperations for Cuda {
         self.cublaslt.must_multiply(&self.streams, &product);
         if let Some(FusedActivation { activation, saved }) = previous {
             let shape = BiasShape { columns: inputs, positions: 1 };
-            self.activation_backward(activation, shape, saved, input_gradient, None, false);
+            self.activation_backward(activation, shape, saved, input_gradient, None);
         }
     }
 

@@ -61,7 +61,7 @@ mod runtime;
 
 use std::rc::Rc;
 
-use super::Device;
+use super::{CopyOperations, Device, RowSums};
 use crate::Result;
 use activation::ActivationKernels;
 use convolution::ConvolutionKernels;
@@ -125,5 +125,20 @@ impl Cuda {
             num_devices,
             streams,
         })
+    }
+
+    /// Returns the single array of `sums`, `len` long, and true if the rows of the pass are added to
+    /// it. If there are no rows, it sets the array to 0 if need be and returns nothing.
+    fn single_sum<'a>(&self, sums: RowSums<CudaViewMut<'a>>, len: usize) -> Option<(CudaViewMut<'a>, bool)> {
+        let RowSums { stack, rows, .. } = sums;
+        assert!(stack.len == len && rows.depth_after() == 1, "a GPU adds up one array");
+        let accumulate = rows.depth_before() > 0;
+        if !rows.is_empty() {
+            return Some((stack, accumulate));
+        }
+        if !accumulate {
+            self.fill(stack, 0.0);
+        }
+        None
     }
 }

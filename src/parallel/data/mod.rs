@@ -1,7 +1,7 @@
 //! Data parallelism: the ranks along the data axis hold equal parameters, of the whole model or of
-//! the same part of it, and each works on its shard of every batch; before the update the gradients
-//! are summed over the axis. (Each rank's gradients are already divided by the number of rows of
-//! the *global* batch, so the sum is the mean, whatever the shards.)
+//! the same part of it, and each works on its leaves of every batch (see [`BatchDivision`]); before
+//! the update the gradients are summed over the axis. (Each rank's gradients are already divided by
+//! the number of rows of the *global* batch, so the sum is the mean, whatever the division.)
 //!
 //! Gradients are sent in buckets, in the order in which the backward pass completes them, while it
 //! continues with earlier layers. A complete bucket is summed on every rank, which updates all of
@@ -11,7 +11,7 @@
 //! Invariants: buckets are started and finished in the same order on every rank, reductions on one
 //! communicator and gathers on another, so that messages are matched correctly whatever the timing;
 //! a bucket's parameters change only after the backward pass has left all its layers; the sums have
-//! a fixed order, so every rank gets the same bits in every run.
+//! the order of [`crate::sums`], so every rank gets the bits of one rank alone.
 
 mod gather;
 mod parts;
@@ -27,8 +27,8 @@ pub use self::gather::{ReadPart, Show};
 pub use self::parts::{ProvidedPart, StateParts};
 pub use self::plan::StatePlan;
 pub use self::settings::{SyncSettings, WeightSettings};
+use super::batch::BatchDivision;
 use super::layout::Layout;
-use super::stage::Accumulate;
 use super::zero::{
     Direction, GradientSegments, GradientUse, ParameterSegments, ParameterSettings, Partition, ZeroStage,
 };
@@ -72,6 +72,7 @@ struct Bucket {
 /// The reduction of a bucket.
 struct Reduction<D: Device> {
     segment: usize,
+    micro_batch: usize,
     /// `None` on one rank alone.
     pending: Option<Pending<Front<D::Buffer>>>,
     /// True for the last reduction of the bucket in a step.
@@ -90,11 +91,10 @@ impl<D: Device> Weights<D> {
         channels: &Channels,
         settings: WeightSettings,
     ) -> Result<Weights<D>> {
-        let WeightSettings { sync, optimizer, passes, gathering, seed } = settings;
+        let WeightSettings { sync, optimizer, division, gathering, seed } = settings;
         let Channels { reductions, gathers, norms, .. } = channels.clone();
         let shards = layout.shards();
-        let StatePlan { stage, segmentation, lengths, usage } =
-            StatePlan::new(layout, reductions.size(), sync, passes);
+        let StatePlan { stage, segmentation, lengths, usage } = StatePlan::new(layout, sync, division);
         let partition = Partition::new(&lengths, reductions.rank(), reductions.size());
         let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
         let parameters = ParameterSettings { stage, gathering, seed };
@@ -139,6 +139,11 @@ impl<D: Device> Weights<D> {
         self.stage
     }
 
+    /// Returns the division of batches among replicas and micro-batches.
+    pub fn division(&self) -> BatchDivision {
+        self.usage.division
+    }
+
     /// Returns the parameters, of which those that [`Weights::prepare`] was asked for are here.
     pub fn parameters(&self) -> &FlatBuffer<D> {
         self.parameters.flat()
@@ -175,22 +180,22 @@ impl<D: Device> Weights<D> {
         self.parameters.start(device)?;
         for segment in (0..self.buckets.len()).rev() {
             while !self.gradients.can_open(segment) && !self.reducing.is_empty() {
-                self.discard_reduction(device);
+                self.discard_reduction();
             }
             self.gradients.open(device, segment)?;
-            self.start_reduction(segment, false)?;
+            self.start_reduction(segment, self.usage.division.num_micro_batches() - 1, false)?;
         }
         while !self.reducing.is_empty() {
-            self.discard_reduction(device);
+            self.discard_reduction();
         }
         Ok(())
     }
 
     /// Waits for the oldest reduction, whose sum is not used.
-    fn discard_reduction(&mut self, device: &D) {
+    fn discard_reduction(&mut self) {
         let Some(Reduction { segment, pending, .. }) = self.reducing.pop_front() else { return };
         if let Some(pending) = pending {
-            self.gradients.reduced(device, segment, pending.wait().buffer);
+            self.gradients.put_back(segment, pending.wait().buffer);
         }
         self.gradients.close(segment);
     }
@@ -241,14 +246,7 @@ impl<D: Device> Weights<D> {
         Ok(())
     }
 
-    /// Returns the gradients to which a backward pass adds, where earlier micro-batches of the step
-    /// have contributed to those of `so_far`. Where every micro-batch is reduced by itself, a segment
-    /// begins with zeros, and other passes may add to its biases before its weights are complete.
-    pub fn accumulate(&self, so_far: Accumulate) -> Accumulate {
-        if self.usage.reduces_each() { Accumulate { biases: true, weights: false } } else { so_far }
-    }
-
-    /// Accepts that a micro-batch has completed the gradients of `tensors`, the last ones of a
+    /// Accepts that `micro_batch` has completed the gradients of `tensors`, the last ones of a
     /// pipeline stage; `is_last` is true if no other micro-batch will add to them. Starts the
     /// buckets that are complete, advances those under way, and updates the parameters of those
     /// that have arrived. Collective over the replicas, but waits for none of them if
@@ -256,8 +254,15 @@ impl<D: Device> Weights<D> {
     ///
     /// # Errors
     /// There is no memory for messages.
-    pub fn completed(&mut self, device: &D, tensors: &Range<usize>, is_last: bool) -> Result<()> {
-        let is_wanted = is_last || self.usage.reduces_each();
+    pub fn completed(
+        &mut self,
+        device: &D,
+        tensors: &Range<usize>,
+        micro_batch: usize,
+        is_last: bool,
+    ) -> Result<()> {
+        let division = self.usage.division;
+        let is_wanted = is_last || division.reduces_each() && division.num_leaves_reduced(micro_batch) > 0;
         if !is_wanted || !self.overlap && !self.usage.is_pooled() {
             return Ok(());
         }
@@ -265,7 +270,7 @@ impl<D: Device> Weights<D> {
             let Bucket { tensors: own, is_started } = &self.buckets[segment];
             let is_complete = own.start >= tensors.start && own.end <= tensors.end;
             if is_complete && !is_started && self.gradients.is_open(segment) {
-                self.start_reduction(segment, is_last)?;
+                self.start_reduction(segment, micro_batch, is_last)?;
             }
         }
         while self.reducing.front_mut().is_some_and(|reduction| !self.overlap || reduction.test()) {
@@ -280,9 +285,10 @@ impl<D: Device> Weights<D> {
     /// # Errors
     /// There is no memory for messages.
     pub fn finish(&mut self, device: &D) -> Result<()> {
+        let last = self.usage.division.num_micro_batches() - 1;
         for segment in (0..self.buckets.len()).rev() {
             if !self.buckets[segment].is_started && self.gradients.is_open(segment) {
-                self.start_reduction(segment, true)?;
+                self.start_reduction(segment, last, true)?;
             }
         }
         while !self.reducing.is_empty() {
@@ -301,29 +307,34 @@ impl<D: Device> Weights<D> {
         self.gradients.release();
     }
 
-    fn start_reduction(&mut self, segment: usize, is_last: bool) -> Result<()> {
+    fn start_reduction(&mut self, segment: usize, micro_batch: usize, is_last: bool) -> Result<()> {
         self.buckets[segment].is_started = true;
+        let division = self.usage.division;
+        let num_sums = division.num_sums_reduced(micro_batch);
+        let reductions = self.reductions.with_leaves(division.num_leaves_reduced(micro_batch));
         let pending = match self.stage {
             _ if self.reductions.size() == 1 => None,
             ZeroStage::None => {
-                let values = self.gradients.take(segment);
-                Some(self.reductions.start_all_reduce_in_place(values, Operation::Sum)?)
+                let values = self.gradients.take(segment, num_sums);
+                Some(reductions.start_all_reduce_in_place(values, Operation::Sum)?)
             }
             _ => {
-                let values = self.gradients.take(segment);
-                Some(self.reductions.start_reduce_scatter(values, Operation::Sum)?)
+                let values = self.gradients.take(segment, num_sums);
+                Some(reductions.start_reduce_scatter(values, Operation::Sum)?)
             }
         };
-        self.reducing.push_back(Reduction { segment, pending, is_last });
+        self.reducing.push_back(Reduction { segment, micro_batch, pending, is_last });
         Ok(())
     }
 
     /// Waits for the oldest reduction, and updates the parameters of its bucket unless that has to
     /// wait for the norm.
     fn finish_reduction(&mut self, device: &D) -> Result<()> {
-        let Some(Reduction { segment, pending, is_last }) = self.reducing.pop_front() else { return Ok(()) };
+        let Some(Reduction { segment, micro_batch, pending, is_last }) = self.reducing.pop_front() else {
+            return Ok(());
+        };
         if let Some(pending) = pending {
-            self.gradients.reduced(device, segment, pending.wait().buffer);
+            self.gradients.reduced(device, segment, pending.wait().buffer, micro_batch);
         }
         if is_last && self.clip_norm.is_none() { self.update_bucket(device, segment) } else { Ok(()) }
     }

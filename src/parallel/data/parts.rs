@@ -65,7 +65,7 @@ impl StateParts {
             let layout = Layout::new(model, shape, rank, plan)?;
             let shards = layout.shards();
             let StatePlan { segmentation, lengths, .. } =
-                StatePlan::new(&layout, shape.data, sync, plan.schedule.passes());
+                StatePlan::new(&layout, sync, sync.division(plan, shape.data));
             let positions = segmentation.positions(&shards);
             for ((number, shard), position) in layout.tensors.into_iter().zip(positions) {
                 let segment_len = lengths[position.segment];

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::settings::SyncSettings;
 use crate::nn::{Segmentation, TensorShard};
+use crate::parallel::batch::BatchDivision;
 use crate::parallel::bucket::buckets;
 use crate::parallel::layout::Layout;
-use crate::parallel::schedule::Passes;
 use crate::parallel::zero::{GradientUse, ZeroStage};
 
 /// Below this many parameters per rank the latency of a message outweighs its bytes, and one
@@ -30,8 +30,9 @@ pub struct StatePlan {
 }
 
 impl StatePlan {
-    /// Plans the state of the tensors of `layout`, which `num_replicas` share.
-    pub fn new(layout: &Layout, num_replicas: usize, sync: SyncSettings, passes: Passes) -> StatePlan {
+    /// Plans the state of the tensors of `layout`, which the replicas of `division` share.
+    pub fn new(layout: &Layout, sync: SyncSettings, division: BatchDivision) -> StatePlan {
+        let num_replicas = division.num_replicas();
         let shards = layout.shards();
         let num_elements = shards.iter().map(TensorShard::num_elements).fold(0, usize::saturating_add);
         let is_small = num_elements / num_replicas < SMALL_PART;
@@ -40,9 +41,7 @@ impl StatePlan {
         let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
         let segmentation = Segmentation { segments, multiple: num_replicas * SHARD_MULTIPLE };
         let lengths = segmentation.segment_lengths(&shards);
-        let (accumulation, clips) = (sync.accumulation, sync.clip_norm.is_some());
-        let Passes { num_micro_batches, splits_passes } = passes;
-        let usage = GradientUse { stage, accumulation, num_micro_batches, splits_passes, clips };
+        let usage = GradientUse { stage, division, clips: sync.clip_norm.is_some() };
         StatePlan { stage, segmentation, lengths, usage }
     }
 }

@@ -1,7 +1,8 @@
 //! The settings of the weights of a rank and of the reduction of their gradients.
 
 use crate::optim::OptimizerSettings;
-use crate::parallel::schedule::Passes;
+use crate::parallel::batch::BatchDivision;
+use crate::parallel::layout::ParallelPlan;
 use crate::parallel::zero::{Accumulation, Gathering, ZeroStage};
 
 /// The settings of the reduction of gradients.
@@ -19,6 +20,21 @@ pub struct SyncSettings {
     pub clip_norm: Option<f64>,
 }
 
+impl SyncSettings {
+    /// Returns the division of batches among `num_replicas` replicas and the micro-batches of `plan`.
+    pub fn division(&self, plan: &ParallelPlan, num_replicas: usize) -> BatchDivision {
+        let num_micro_batches = plan.schedule.num_micro_batches;
+        let reduces_each = self.reduces_each(num_replicas, num_micro_batches);
+        BatchDivision::new(plan.summation, num_replicas, num_micro_batches, reduces_each)
+    }
+
+    /// Returns true if each of `num_micro_batches` is reduced over `num_replicas` by itself.
+    pub fn reduces_each(&self, num_replicas: usize, num_micro_batches: usize) -> bool {
+        let in_parts = self.accumulation == Accumulation::Parts;
+        in_parts && self.zero >= Some(ZeroStage::Gradients) && num_replicas > 1 && num_micro_batches > 1
+    }
+}
+
 /// The settings of [`Weights`](super::Weights) that depend on the run.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightSettings {
@@ -26,8 +42,8 @@ pub struct WeightSettings {
     pub sync: SyncSettings,
     /// The optimizer's rule and constants.
     pub optimizer: OptimizerSettings,
-    /// The passes of a step.
-    pub passes: Passes,
+    /// The division of batches among replicas and micro-batches.
+    pub division: BatchDivision,
     /// The time for which gathered parameters are kept in stage 3.
     pub gathering: Gathering,
     /// The seed of the initial parameters.

@@ -52,9 +52,8 @@ impl Footprint {
     /// Returns the memory of the rank with `layout`, which `plan` made.
     pub fn new(layout: &Layout, plan: &ParallelPlan, settings: &FootprintSettings) -> Footprint {
         let FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering } = *settings;
-        let num_micro_batches = plan.schedule.num_micro_batches;
-        let StatePlan { stage, lengths, usage, .. } =
-            StatePlan::new(layout, shape.data, sync, plan.schedule.passes());
+        let division = sync.division(plan, shape.data);
+        let StatePlan { stage, lengths, usage, .. } = StatePlan::new(layout, sync, division);
         let sum = |lengths: &[usize]| lengths.iter().copied().fold(0, usize::saturating_add);
         let (total, longest) = (sum(&lengths), lengths.iter().copied().max().unwrap_or(0));
         let part = total / shape.data;
@@ -63,16 +62,18 @@ impl Footprint {
             _ => total,
         };
         let gradients = if usage.is_pooled() {
-            let kept = if usage.keeps_parts() { part } else { 0 };
-            usage.num_open(lengths.len()).saturating_mul(longest).saturating_add(kept)
+            let kept = if usage.keeps_parts() { part.saturating_mul(division.num_sums_kept()) } else { 0 };
+            let open = usage.num_open(lengths.len()).saturating_mul(longest);
+            open.saturating_mul(division.num_arrays()).saturating_add(kept)
         } else {
-            total
+            total.saturating_mul(division.num_arrays())
         };
         let slots = num_slots.saturating_mul(if stage == ZeroStage::None { total } else { part });
-        let rows = batch_size.div_ceil(shape.data).div_ceil(num_micro_batches);
+        let rows = division.most_rows(batch_size);
         let (activations, micro_batch) = activations(layout, plan, stage_rank, rows);
         let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
-        let exchange = if shape.tensor > 1 { rows.saturating_mul(widest).saturating_mul(2) } else { 0 };
+        let message = layout.features.message_len(rows, widest);
+        let exchange = if shape.tensor > 1 { message.saturating_mul(2) } else { 0 };
         let reduction = if shape.data > 1 { longest.min(MOST_ON_THE_WAY) } else { 0 };
         let bytes = |values: usize| values.saturating_mul(size_of::<f32>());
         Footprint {

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::comm::{Front, Pending};
 use crate::device::Device;
-use crate::parallel::stage::{Accumulate, Activations, Gradients, Inner, PieceGroup, Stage};
+use crate::parallel::stage::{Activations, Gradients, Inner, PieceGroup, Stage};
 use crate::parallel::tensor::exchange::Exchanger;
 
 use super::stage_arrays::StageArrays;
@@ -18,8 +18,6 @@ pub(super) struct LocalStage<D: Device> {
     /// With recomputation, the arrays that are computed again: those of each set, then those of
     /// forward passes.
     pub(super) inner: Vec<Inner<D>>,
-    /// The parameters that have gradients from this step already.
-    pub(super) has_gradients: Accumulate,
 }
 
 /// The activations of one micro-batch.
@@ -68,7 +66,6 @@ impl<D: Device> LocalStage<D> {
             sets: (0..num_sets).map(set).collect::<Result<_>>()?,
             inner: (0..num_inner).map(|_| stage.inner(exchanger, rows, &groups)).collect::<Result<_>>()?,
             groups,
-            has_gradients: Accumulate::default(),
             stage: stage.clone(),
         })
     }

@@ -9,8 +9,8 @@
 //! pass or more later. Nothing else blocks.
 //!
 //! Invariants: a slot or a set serves one micro-batch at a time ([`program`]); the messages of a
-//! step are tagged by direction, stage and micro-batch; every rank sums the micro-batches in the
-//! order of its schedule, so a schedule that keeps that order gives the bits of a single stage.
+//! step are tagged by direction, stage and micro-batch; every rank adds
+//! up the micro-batches in their order, whatever the schedule, which gives the bits of a single stage.
 
 pub mod footprint;
 mod local_stage;
@@ -27,11 +27,12 @@ use self::stage_arrays::StageArrays;
 use super::data::Weights;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
-use super::stage::{Accumulate, BackwardContext, Pass, Stage};
+use super::stage::{BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::zero::Direction;
 use crate::comm::{Channels, Communicator, LARGEST_TAG};
 use crate::device::Device;
+use crate::sums::Section;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
 
@@ -81,7 +82,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
         let exchanger = match tensor.size() {
             1 => Exchanger::alone(device),
-            _ => Exchanger::new(device, tensor, rows, widest)?,
+            _ => Exchanger::new(device, &tensor, layout.features, rows, widest)?,
         };
         let training = RankProgram::new(schedule, channel.rank());
         let evaluation = RankProgram::new(&schedule.forward_only(), channel.rank());
@@ -120,18 +121,17 @@ impl<'a, D: Device> Pipeline<'a, D> {
         source: &mut dyn MicroBatchSource<D>,
         scale: f32,
     ) -> Result<()> {
-        for local in &mut self.stages {
-            local.has_gradients = Accumulate::default();
-        }
         for at in 0..self.training.instructions.len() {
             let instruction = self.training.instructions[at];
-            let rows = source.rows(instruction.action.micro_batch);
+            let section = source.section(instruction.action.micro_batch);
             match instruction.action.work {
-                Work::Forward => self.forward(&instruction, weights, rows, source)?,
-                Work::Backward => self.backward(&instruction, weights, rows, scale, Pass::Whole)?,
-                Work::InputGradient => self.backward(&instruction, weights, rows, scale, Pass::Inputs)?,
-                Work::WeightGradient => self.backward(&instruction, weights, rows, scale, Pass::Weights)?,
-                _ => self.message(&instruction, rows)?,
+                Work::Forward => self.forward(&instruction, weights, section.len(), source)?,
+                Work::Backward => self.backward(&instruction, weights, section, scale, Pass::Whole)?,
+                Work::InputGradient => self.backward(&instruction, weights, section, scale, Pass::Inputs)?,
+                Work::WeightGradient => {
+                    self.backward(&instruction, weights, section, scale, Pass::Weights)?
+                }
+                _ => self.message(&instruction, section.len())?,
             }
         }
         self.stages.iter_mut().for_each(LocalStage::collect);
@@ -242,10 +242,11 @@ impl<'a, D: Device> Pipeline<'a, D> {
         &mut self,
         instruction: &Instruction,
         weights: &mut Weights<D>,
-        rows: usize,
+        section: Section,
         scale: f32,
         pass: Pass,
     ) -> Result<()> {
+        let rows = section.len();
         let name = match pass {
             Pass::Whole => Name::Backward,
             Pass::Inputs => Name::InputGradient,
@@ -265,16 +266,13 @@ impl<'a, D: Device> Pipeline<'a, D> {
             if self.recompute && pass != Pass::Weights {
                 self.recompute_group(instruction, weights, rows, group)?;
             }
-            self.backward_group(instruction, weights, rows, pass, group)?;
+            self.backward_group(instruction, weights, section, pass, group)?;
             let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
             if self.recompute && pass != Pass::Inputs {
                 let activations = &mut slots[instruction.slot].activations;
                 activations.swap_inner(&groups[group], &mut inner[instruction.set]);
             }
         }
-        let LocalStage { has_gradients, .. } = &mut self.stages[instruction.local];
-        has_gradients.biases |= rows > 0 && pass != Pass::Weights;
-        has_gradients.weights |= rows > 0 && pass != Pass::Inputs;
         Ok(())
     }
 
@@ -283,11 +281,10 @@ impl<'a, D: Device> Pipeline<'a, D> {
         &mut self,
         instruction: &Instruction,
         weights: &mut Weights<D>,
-        rows: usize,
+        section: Section,
         pass: Pass,
         group: usize,
     ) -> Result<()> {
-        let has = self.stages[instruction.local].has_gradients;
         let device = self.exchanger.device;
         for at in self.stages[instruction.local].groups[group].pieces.clone().rev() {
             let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
@@ -295,19 +292,17 @@ impl<'a, D: Device> Pipeline<'a, D> {
             if pass != Pass::Weights {
                 weights.prepare(device, &own, &stage.tensors, Direction::Backward)?;
             }
-            weights.open(device, &own)?;
-            let accumulate = weights.accumulate(has);
+            if pass != Pass::Inputs {
+                weights.open(device, &own)?;
+            }
             let (parameters, gradients) = weights.parameters_and_gradients();
             let exchanger = &mut self.exchanger;
-            let mut context = BackwardContext { exchanger, parameters, gradients, rows, accumulate };
+            let mut context = BackwardContext { exchanger, parameters, gradients, section };
             let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
             stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
-            if instruction.completes && rows == 0 && !has.weights {
-                let (_, gradients) = weights.parameters_and_gradients();
-                own.clone().for_each(|tensor| device.fill(gradients.tensor_mut(device, tensor), 0.0));
-            }
             if pass != Pass::Inputs && !own.is_empty() {
-                weights.completed(device, &(own.start..stage.tensors.end), instruction.completes)?;
+                let (own, micro_batch) = (own.start..stage.tensors.end, instruction.action.micro_batch);
+                weights.completed(device, &own, micro_batch, instruction.completes)?;
             }
             self.progress();
         }

@@ -4,11 +4,17 @@ use crate::Result;
 use crate::device::Device;
 use crate::parallel::stage::{Activations, Stage};
 use crate::parallel::tensor::exchange::here_mut;
+use crate::sums::Section;
 
 /// The source of the rows of micro-batches.
 pub trait MicroBatchSource<D: Device> {
+    /// Returns the rows of micro-batch `micro_batch` among those of the batch.
+    fn section(&self, micro_batch: usize) -> Section;
+
     /// Returns the number of rows of micro-batch `micro_batch`.
-    fn rows(&self, micro_batch: usize) -> usize;
+    fn rows(&self, micro_batch: usize) -> usize {
+        self.section(micro_batch).len()
+    }
 
     /// Writes the inputs and targets of the rows of micro-batch `micro_batch`. Either of them is
     /// left out where its view is empty.

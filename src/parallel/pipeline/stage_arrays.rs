@@ -32,7 +32,7 @@ impl StageArrays {
         let num_slots = training.num_slots[local].max(evaluation.num_slots[local]);
         let num_sets = training.num_sets[local].max(1);
         let num_inner = if recompute { num_sets + 1 } else { 0 };
-        let groups = match recompute && !schedule.passes().splits_passes {
+        let groups = match recompute && !schedule.splits_passes() {
             true => stage.smallest_groups(num_slots, num_inner),
             false => stage.one_group(),
         };

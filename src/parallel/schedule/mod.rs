@@ -41,15 +41,6 @@ pub use generate::PipelineScheduleKind;
 pub use timeline::{TimedPass, Timeline};
 pub use validate::Report;
 
-/// The passes of a step, as far as the memory of gradients depends on them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Passes {
-    /// The number of micro-batches.
-    pub num_micro_batches: usize,
-    /// True if gradients of weights are computed in passes of their own.
-    pub splits_passes: bool,
-}
-
 /// The actions of every rank of the stage axis in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
@@ -73,13 +64,9 @@ impl Schedule {
         }
     }
 
-    /// Returns the passes of a step.
-    pub fn passes(&self) -> Passes {
-        let is_split = |action: &Action| action.work == Work::InputGradient;
-        Passes {
-            num_micro_batches: self.num_micro_batches,
-            splits_passes: self.ranks.iter().flatten().any(is_split),
-        }
+    /// Returns true if gradients of weights are computed in passes of their own.
+    pub fn splits_passes(&self) -> bool {
+        self.ranks.iter().flatten().any(|action| action.work == Work::InputGradient)
     }
 
     /// Returns the rank that runs stage `stage`: the one with its forward passes, if there is one.

@@ -23,10 +23,11 @@ type ActionPlaces = HashMap<Action, (usize, usize)>;
 
 impl Schedule {
     /// Proves that every stage does every pass of every micro-batch exactly once, on one rank, in a
-    /// possible order; that every message is sent once and received once, after its value is
-    /// computed and before it is used; and that all ranks finish even if every send blocks until
-    /// its receive is reached. (The pipeline waits less: for a send only before its array is used
-    /// again, for a receive only before its value is used.)
+    /// possible order; that gradients are added up in the order of the micro-batches; that every
+    /// message is sent once and received once, after its value is computed and before it is used; and
+    /// that all ranks finish even if every send blocks until its receive is reached. (The pipeline
+    /// waits less: for a send only before its array is used again, for a receive only before its value
+    /// is used.)
     ///
     /// # Errors
     /// One of these does not hold; the message names the action.
@@ -102,6 +103,22 @@ impl Schedule {
                     in_order(places, action(first), action(second))?;
                 }
             }
+            self.check_sums(places, stage)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the passes of `stage` add up the gradients of parameters in the order of the
+    /// micro-batches, as sums of one order need it.
+    fn check_sums(&self, places: &ActionPlaces, stage: usize) -> std::result::Result<(), String> {
+        let adds = |micro_batch| {
+            let works = [Work::Backward, Work::WeightGradient].map(|w| Action::new(stage, w, micro_batch));
+            works.into_iter().find(|action| places.contains_key(action))
+        };
+        let pairs = (1..self.num_micro_batches).filter_map(|at| adds(at - 1).zip(adds(at)));
+        for (first, second) in pairs {
+            in_order(places, first, second)
+                .map_err(|why| format!("{why}, but gradients are added up in the order of micro-batches"))?;
         }
         Ok(())
     }

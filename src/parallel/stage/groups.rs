@@ -72,17 +72,16 @@ impl Stage {
         PieceGroup { pieces, values: (first + 1).min(last)..last }
     }
 
-    /// Returns the number of values of a row in array `number` of values.
+    /// Returns the number of values of a row in buffer `number` of values.
     pub(super) fn value_width(&self, number: usize) -> usize {
-        let position = self.positions.iter().find(|position| position.value == number);
-        position.expect("arrays are numbered without gaps").width
+        let own = self.positions.iter().filter(|position| position.value == number);
+        own.map(|position| position.width * position.num_value_sums).max().unwrap_or_default()
     }
 
-    /// Returns the number of values of a row in array `number` of gradients.
+    /// Returns the number of values of a row in buffer `number` of gradients.
     pub(super) fn gradient_width(&self, number: usize) -> usize {
-        // values that share an array have the same width
-        let position = self.positions.iter().find(|position| position.gradient == number);
-        position.expect("arrays are numbered without gaps").width
+        let own = self.positions.iter().filter(|position| position.gradient == number);
+        own.map(|position| position.width * position.num_gradient_sums).max().unwrap_or_default()
     }
 
     /// Returns the number of values of a row that piece `at` saves.

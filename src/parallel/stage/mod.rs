@@ -25,6 +25,7 @@ use crate::Result;
 use crate::device::{Device, FusedActivation, LossShape, totals};
 use crate::nn::{FlatBuffer, Layer, Loss, Tape};
 use crate::parallel::settle;
+use crate::sums::Section;
 use crate::trace::{self, Name};
 
 /// The loss after the last stage.
@@ -70,10 +71,14 @@ struct StagePiece {
 struct Position {
     /// The number of values of a row.
     width: usize,
-    /// The number of the array that holds the values.
+    /// The number of the buffer that holds the values.
     value: usize,
-    /// The number of the array that holds their gradient.
+    /// The number of the buffer that holds their gradient.
     gradient: usize,
+    /// The number of arrays of values: several before an exchange that adds them up.
+    num_value_sums: usize,
+    /// The number of arrays of gradients.
+    num_gradient_sums: usize,
 }
 
 /// The gradients that a backward pass computes.
@@ -81,19 +86,10 @@ struct Position {
 pub enum Pass {
     /// The gradients of values, biases and weights.
     Whole,
-    /// The gradients of values and biases.
+    /// The gradients of values.
     Inputs,
-    /// The gradients of weights, after those of values.
+    /// The gradients of weights and biases, after those of values.
     Weights,
-}
-
-/// The gradients to which earlier micro-batches of the step have contributed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Accumulate {
-    /// The gradients of biases.
-    pub biases: bool,
-    /// The gradients of weights.
-    pub weights: bool,
 }
 
 /// The arguments of a backward pass besides the arrays of its micro-batch.
@@ -104,10 +100,8 @@ pub struct BackwardContext<'a, 'd, D: Device> {
     pub parameters: &'a FlatBuffer<D>,
     /// The gradients of the parameters.
     pub gradients: &'a mut FlatBuffer<D>,
-    /// The number of rows of the micro-batch.
-    pub rows: usize,
-    /// The gradients that are added to instead of overwritten.
-    pub accumulate: Accumulate,
+    /// The rows of the micro-batch among those of the batch.
+    pub section: Section,
 }
 
 impl Stage {
@@ -121,7 +115,7 @@ impl Stage {
         head: Option<Head>,
     ) -> Stage {
         let (mut pieces, mut tensor) = (Vec::new(), first_tensor);
-        let mut at = Position { width, value: 0, gradient: 0 };
+        let mut at = Position { width, value: 0, gradient: 0, num_value_sums: 1, num_gradient_sums: 1 };
         let mut positions = vec![at];
         for part in parts {
             for piece in &part.pieces {
@@ -134,7 +128,21 @@ impl Stage {
                     width,
                     value: at.value + usize::from(moves_value),
                     gradient: at.gradient + usize::from(moves_gradient),
+                    num_value_sums: 1,
+                    num_gradient_sums: 1,
                 };
+                let before = positions.last_mut().expect("there is position 0");
+                match piece {
+                    Piece::Exchange(Exchange { kind: ExchangeKind::SumValues, num_sums, .. }) => {
+                        before.num_value_sums = *num_sums;
+                    }
+                    Piece::Exchange(Exchange { kind, num_sums, .. })
+                        if *kind != ExchangeKind::GatherOutput =>
+                    {
+                        at.num_gradient_sums = *num_sums;
+                    }
+                    _ => {}
+                }
                 positions.push(at);
                 let piece = match piece {
                     Piece::Layer(layer) => Piece::Layer(layer.clone().with_tensors_from(tensor)),
@@ -199,7 +207,8 @@ impl Stage {
                 let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
                 let device = exchanger.device;
                 let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
-                let output = device.view_mut(here_mut(&mut output), 0..rows * after.width);
+                let len = rows * after.width * after.num_value_sums;
+                let output = device.view_mut(here_mut(&mut output), 0..len);
                 let input = device.view(here(&input), 0..rows * before.width);
                 layer.forward(device, parameters, rows, input, saved, output);
                 settle(device);
@@ -241,8 +250,9 @@ impl Stage {
 
     /// Runs the backward pass of piece `at`: from the gradient at position `at + 1` to the gradient
     /// of its parameters and, if it is needed, the gradient at position `at`. An exchange before a
-    /// layer is under way while the gradients of the layer's weights are computed. Does nothing for
-    /// 0 rows. Collective over the tensor axis, unless `pass` is for weights.
+    /// layer is under way while the gradients of the layer's weights are computed. For 0 rows, it only
+    /// completes the sums of the parameters. Collective over the tensor axis, unless `pass` is for
+    /// weights or there are no rows.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -254,10 +264,12 @@ impl Stage {
         activations: &Activations<D>,
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
-        if context.rows == 0 {
-            return Ok(());
-        }
+        let is_empty = context.section.is_empty();
         match (&self.pieces[at].piece, pass) {
+            (Piece::Layer(layer), Pass::Whole | Pass::Weights) if is_empty && !layer.tensors().is_empty() => {
+                self.backward_layer(context, at, layer, Pass::Weights, activations, gradients)
+            }
+            _ if is_empty => Ok(()),
             (Piece::Layer(layer), Pass::Weights) if layer.tensors().is_empty() => Ok(()),
             (Piece::Layer(layer), _) => self.backward_layer(context, at, layer, pass, activations, gradients),
             (Piece::Exchange(_), Pass::Weights) => Ok(()),
@@ -281,7 +293,8 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
-        let (device, rows) = (context.exchanger.device, context.rows);
+        let (device, section) = (context.exchanger.device, context.section);
+        let rows = section.len();
         let (before, after) = (self.positions[at], self.positions[at + 1]);
         let view = |position: Position| {
             device.view(here(&activations.values[position.value]), 0..rows * position.width)
@@ -290,45 +303,31 @@ impl Stage {
         let tape: Tape<'_, D> = Tape { input: view(before), saved, output: view(after) };
         let (from, len) = (after.gradient, rows * after.width);
         let mut started = None;
-        if pass != Pass::Weights {
-            let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-            let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
-            let accumulate = context.accumulate.biases;
-            layer.backward_activation(
-                device,
-                &tape,
-                gradient,
-                context.gradients,
-                accumulate,
-                is_backpropagated,
-            );
-            if self.needs_gradient(at) {
-                if !layer.is_elementwise() {
-                    let into = before.gradient;
-                    let fused = self.fused_activation(device, at, rows, activations);
-                    gradients.is_backpropagated[into] = fused.is_some();
-                    let (inputs, outputs) = gradients.values.split_at_mut(from);
-                    let gradient = device.view(here(&outputs[0]), 0..len);
-                    let input = device.view_mut(here_mut(&mut inputs[into]), 0..rows * before.width);
-                    layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
-                }
-                if let Some(Piece::Exchange(exchange)) =
-                    at.checked_sub(1).map(|earlier| &self.pieces[earlier].piece)
-                {
-                    started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
-                }
+        let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
+        let sums = (pass != Pass::Inputs).then_some((&mut *context.gradients, section));
+        let is_backpropagated =
+            pass == Pass::Weights || std::mem::take(&mut gradients.is_backpropagated[from]);
+        layer.backward_activation(device, &tape, gradient, sums, is_backpropagated);
+        if pass != Pass::Weights && self.needs_gradient(at) {
+            if !layer.is_elementwise() {
+                let into = before.gradient;
+                let fused = self.fused_activation(device, at, rows, activations);
+                gradients.is_backpropagated[into] = fused.is_some();
+                let (inputs, outputs) = gradients.values.split_at_mut(from);
+                let gradient = device.view(here(&outputs[0]), 0..len);
+                let len = rows * before.width * before.num_gradient_sums;
+                let input = device.view_mut(here_mut(&mut inputs[into]), 0..len);
+                layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
+            }
+            if let Some(Piece::Exchange(exchange)) =
+                at.checked_sub(1).map(|earlier| &self.pieces[earlier].piece)
+            {
+                started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
             }
         }
         if pass != Pass::Inputs {
             let gradient = device.view(here(&gradients.values[from]), 0..len);
-            layer.backward_weight(
-                device,
-                rows,
-                &tape,
-                gradient,
-                context.gradients,
-                context.accumulate.weights,
-            );
+            layer.backward_weight(device, &tape, gradient, context.gradients, section);
         }
         settle(device);
         if let Some((exchange, started)) = started {
@@ -375,7 +374,7 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<Started<D::Buffer>> {
         let all = &mut gradients.values[self.positions[at + 1].gradient];
-        context.exchanger.start_backward(exchange, context.rows, all)
+        context.exchanger.start_backward(exchange, context.section.len(), all)
     }
 
     fn finish_exchange<D: Device>(
@@ -390,9 +389,10 @@ impl Stage {
         if exchange.kind == ExchangeKind::GatherOutput {
             let (before, after) = gradients.values.split_at_mut(all);
             let (own, all) = (here_mut(&mut before[own]), here(&after[0]));
-            context.exchanger.own_columns(exchange.width, context.rows, all, own);
+            context.exchanger.own_columns(exchange.width, context.section.len(), all, own);
         } else {
-            context.exchanger.finish(started, exchange, context.rows, &mut gradients.values[own]);
+            let rows = context.section.len();
+            context.exchanger.finish(started, exchange, rows, &mut gradients.values[own]);
         }
     }
 }

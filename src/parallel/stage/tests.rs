@@ -3,6 +3,8 @@
 use super::*;
 use crate::device::{Activation, Cpu, MemoryOperations, Role};
 use crate::nn::{Features, Initial, Module, Network, Segmentation, TensorShard};
+use crate::parallel::batch::Summation;
+use crate::parallel::tensor::division::FeatureDivision;
 use crate::parallel::tensor::{Split, split};
 
 /// A model with values, ready for passes of `rows` rows.
@@ -27,7 +29,13 @@ impl Probe {
         parameters.initialise(&device, &shards, 3).unwrap();
         let parameter_gradients = FlatBuffer::zeros(&device, &shards, &whole, Role::Parameters).unwrap();
         let head = Head { loss, outputs: model.outputs };
-        let stage = Stage::new(0, &split(&model, Split::Pairs, 0, 1).unwrap(), input.len(), 0, Some(head));
+        let stage = Stage::new(
+            0,
+            &split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)).unwrap(),
+            input.len(),
+            0,
+            Some(head),
+        );
         let exchanger = Exchanger::alone(&device);
         let mut activations = stage.activations(&exchanger, rows, None).unwrap();
         let (inputs, targets) = activations.samples();
@@ -65,8 +73,7 @@ impl Probe {
                         exchanger: &mut Exchanger::alone(&self.device),
                         parameters: &self.parameters,
                         gradients: &mut self.parameter_gradients,
-                        rows: self.rows,
-                        accumulate: Accumulate { biases: time > 0, weights: time > 0 },
+                        section: Section::of_chain(self.rows, time > 0),
                     };
                     let (activations, gradients) = (&self.activations, &mut self.gradients);
                     self.stage.backward_piece(&mut context, at, pass, activations, gradients).unwrap();
@@ -176,7 +183,7 @@ fn groups_cover_a_stage_and_need_less_memory() {
     let stage = |modules: Vec<Module>, width: usize| {
         let loss = Loss::MeanSquaredError;
         let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
-        let parts = split(&model, Split::Pairs, 0, 1).unwrap();
+        let parts = split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)).unwrap();
         Stage::new(0, &parts, width, 0, Some(Head { loss, outputs: model.outputs }))
     };
     let deep = stage(vec![Module::Product { outputs: 64 }; 16], 64);

@@ -4,13 +4,14 @@
 //! the gradients of the backward pass: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two
 //! are called f and g.
 //!
-//! Sums are formed in place, in a fixed order, so every rank gets the same bits. Their first round
-//! is under way while the gradients of the weights are computed.
+//! Sums are formed in place, in the order of [`crate::sums`], so every rank gets the bits of a whole
+//! layer. Their first round is under way while the gradients of the weights are computed.
 
+use super::division::FeatureDivision;
 use crate::Result;
 use crate::comm::{Communicator, Front, Operation, Pending};
 use crate::device::{BlockShape, Device, Role};
-use crate::parallel::shard;
+use crate::parallel::batch::Summation;
 
 /// The kind of an exchange between two layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct Exchange {
     pub kind: ExchangeKind,
     /// The number of columns of the values, of all ranks together.
     pub width: usize,
+    /// The number of arrays in which a rank forms its part of the sum.
+    pub num_sums: usize,
 }
 
 impl Exchange {
@@ -49,6 +52,7 @@ pub struct Exchanger<'a, D: Device> {
     pub device: &'a D,
     /// The communicator of the tensor axis; `None` where layers are whole.
     tensor: Option<Communicator>,
+    division: FeatureDivision,
     scratch: Option<D::Buffer>,
 }
 
@@ -65,20 +69,28 @@ pub enum Started<B> {
 impl<'a, D: Device> Exchanger<'a, D> {
     /// Prepares for whole layers, between which nothing is exchanged. Not collective.
     pub fn alone(device: &'a D) -> Exchanger<'a, D> {
-        Exchanger { device, scratch: None, tensor: None }
+        let division = FeatureDivision::new(Summation::ByLayout, 1);
+        Exchanger { device, scratch: None, tensor: None, division }
     }
 
-    /// Prepares for exchanges of at most `rows` rows and `width` columns over `tensor`. Not
-    /// collective.
+    /// Prepares for exchanges of at most `rows` rows and `width` columns over `tensor`, among whose
+    /// ranks `division` divides features. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
-    pub fn new(device: &'a D, tensor: Communicator, rows: usize, width: usize) -> Result<Exchanger<'a, D>> {
-        let len = tensor.size() * rows * width.div_ceil(tensor.size());
+    pub fn new(
+        device: &'a D,
+        tensor: &Communicator,
+        division: FeatureDivision,
+        rows: usize,
+        width: usize,
+    ) -> Result<Exchanger<'a, D>> {
+        let len = division.message_len(rows, width);
         Ok(Exchanger {
             device,
             scratch: Some(device.allocate(len, Role::Activations)?),
-            tensor: Some(tensor),
+            tensor: Some(tensor.with_leaves(division.num_leaves())),
+            division,
         })
     }
 
@@ -114,7 +126,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
         match exchange.kind {
             ExchangeKind::SumGradient => Ok(()),
             ExchangeKind::SumValues => {
-                let started = self.start_sum(own, rows * exchange.width)?;
+                let started = self.start_sum(own, exchange, rows)?;
                 self.finish(started, exchange, rows, own);
                 Ok(())
             }
@@ -135,28 +147,27 @@ impl<'a, D: Device> Exchanger<'a, D> {
     ) -> Result<Started<D::Buffer>> {
         let width = exchange.width;
         match exchange.kind {
-            ExchangeKind::SumGradient => self.start_sum(all, rows * width),
+            ExchangeKind::SumGradient => self.start_sum(all, exchange, rows),
             ExchangeKind::SumValues | ExchangeKind::GatherOutput => Ok(Started::Nothing),
             ExchangeKind::Gather => {
                 let from = here(all);
                 let mut parts = self.scratch.take().expect("one exchange at a time");
                 let (part, size) = (self.part_len(width, rows), self.size());
-                for rank in 0..size {
-                    let columns = shard(width, rank, size);
+                for (sum, rank) in (0..exchange.num_sums).flat_map(|sum| (0..size).map(move |r| (sum, r))) {
+                    let columns = self.division.columns(width, rank);
                     let shape = BlockShape {
                         rows,
                         columns: columns.len(),
                         from_stride: width,
                         into_stride: columns.len(),
                     };
-                    let block = self.device.view(from, columns.start..rows * width);
-                    let into = self.device.view_mut(&mut parts, rank * part..(rank + 1) * part);
+                    let (first, slot) = (sum * rows * width, sum * size + rank);
+                    let block = self.device.view(from, first + columns.start..first + rows * width);
+                    let into = self.device.view_mut(&mut parts, slot * part..(slot + 1) * part);
                     self.device.copy_block(&shape, block, into);
                 }
-                Ok(Started::Columns(
-                    self.peers()
-                        .start_reduce_scatter(Front { buffer: parts, len: size * part }, Operation::Sum)?,
-                ))
+                let parts = Front { buffer: parts, len: exchange.num_sums * size * part };
+                Ok(Started::Columns(self.peers().start_reduce_scatter(parts, Operation::Sum)?))
             }
         }
     }
@@ -177,8 +188,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
             Started::Columns(columns) => {
                 let parts = columns.wait().buffer;
                 let part = self.part_len(exchange.width, rows);
-                let (rank, size) = (self.rank(), self.size());
-                let len = rows * shard(exchange.width, rank, size).len();
+                let rank = self.rank();
+                let len = rows * self.division.columns(exchange.width, rank).len();
                 let from = self.device.view(&parts, rank * part..rank * part + len);
                 self.device.copy(from, self.device.view_mut(here_mut(own), 0..len));
                 self.scratch = Some(parts);
@@ -188,15 +199,21 @@ impl<'a, D: Device> Exchanger<'a, D> {
 
     /// Copies this rank's columns of `all`, `[rows, width]`, into `own`. Not collective.
     pub fn own_columns(&self, width: usize, rows: usize, all: &D::Buffer, own: &mut D::Buffer) {
-        let columns = shard(width, self.rank(), self.size());
+        let columns = self.division.columns(width, self.rank());
         let shape =
             BlockShape { rows, columns: columns.len(), from_stride: width, into_stride: columns.len() };
         let from = self.device.view(all, columns.start..rows * width);
         self.device.copy_block(&shape, from, self.device.view_mut(own, 0..rows * columns.len()));
     }
 
-    fn start_sum(&mut self, terms: &mut Option<D::Buffer>, len: usize) -> Result<Started<D::Buffer>> {
+    fn start_sum(
+        &mut self,
+        terms: &mut Option<D::Buffer>,
+        exchange: Exchange,
+        rows: usize,
+    ) -> Result<Started<D::Buffer>> {
         let buffer = terms.take().expect("values that are summed are here");
+        let len = exchange.num_sums * rows * exchange.width;
         Ok(Started::Sum(self.peers().start_all_reduce_in_place(Front { buffer, len }, Operation::Sum)?))
     }
 
@@ -209,13 +226,13 @@ impl<'a, D: Device> Exchanger<'a, D> {
     ) -> Result<()> {
         let (device, size, part) = (self.device, self.size(), self.part_len(width, rows));
         let mut parts = self.scratch.take().expect("one exchange at a time");
-        let len = rows * shard(width, self.rank(), size).len();
+        let len = rows * self.division.columns(width, self.rank()).len();
         let start = self.rank() * part;
         device.copy(device.view(here(own), 0..len), device.view_mut(&mut parts, start..start + len));
         let parts =
             self.peers().start_all_gather_in_place(Front { buffer: parts, len: size * part })?.wait().buffer;
         for rank in 0..size {
-            let columns = shard(width, rank, size);
+            let columns = self.division.columns(width, rank);
             let shape =
                 BlockShape { rows, columns: columns.len(), from_stride: columns.len(), into_stride: width };
             let from = device.view(&parts, rank * part..(rank + 1) * part);
@@ -227,7 +244,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
 
     /// Returns the length of every rank's part of a message, which is that of the widest part.
     fn part_len(&self, width: usize, rows: usize) -> usize {
-        rows * width.div_ceil(self.size())
+        rows * self.division.most_columns(width)
     }
 }
 

@@ -3,18 +3,19 @@
 //! and gradients in the backward pass.
 //!
 //! Invariants: every element of every tensor lies on exactly one of the ranks (the bias of a layer
-//! that is split by inputs on the first, whose term of the sum contains it), so norms and digests
-//! count it once; outside a pair, all ranks hold the same values, bit for bit; widths need not be
-//! divisible by the number of ranks.
+//! that is split by inputs on the first, whose first leaf of the sum begins with it), so norms and
+//! digests count it once; outside a pair, all ranks hold the same values, bit for bit, which are those
+//! of whole layers; widths need not be divisible by the number of ranks.
 
+pub mod division;
 pub mod exchange;
 
 use std::ops::Range;
 
 use clap::ValueEnum;
 
+use self::division::FeatureDivision;
 use self::exchange::{Exchange, ExchangeKind};
-use super::shard;
 use crate::device::{Activation, WeightLayout};
 use crate::nn::{Features, Layer, Model, TensorShard};
 use crate::{Error, Result};
@@ -54,15 +55,18 @@ pub struct LayerPart {
     pub tensors: Vec<(usize, TensorShard)>,
 }
 
-/// Returns the shard of each layer of `model` for rank `rank` of `size` on the tensor axis. Not
-/// collective.
+/// Returns the shard of each layer of `model` for rank `rank` of the tensor axis, among whose ranks
+/// `division` divides features. Not collective.
 ///
 /// # Errors
 /// With several ranks, a layer that has parameters is not linear.
-pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Vec<LayerPart>> {
+pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision) -> Result<Vec<LayerPart>> {
+    let size = division.num_ranks();
     let linear: Vec<usize> =
         (0..model.layers.len()).filter(|&at| !model.layers[at].tensors().is_empty()).collect();
-    let divider = Divider { model, rank, size };
+    let is_linear = |at: &usize| matches!(model.layers[*at], Layer::Linear { .. });
+    let has_leaves = linear.iter().all(is_linear);
+    let divider = Divider { model, rank, division, has_leaves };
     let mut parts = Vec::new();
     for (at, layer) in model.layers.iter().enumerate() {
         let number = linear.iter().position(|index| *index == at);
@@ -105,13 +109,21 @@ pub fn split(model: &Model, split: Split, rank: usize, size: usize) -> Result<Ve
 struct Divider<'m> {
     model: &'m Model,
     rank: usize,
-    size: usize,
+    division: FeatureDivision,
+    /// True if tensor parallelism can divide the model, so that sums over features have leaves.
+    has_leaves: bool,
 }
 
 impl Divider<'_> {
     fn whole(&self, layer: &Layer) -> LayerPart {
         let tensors = layer.tensors().map(|tensor| (tensor, TensorShard::whole(&self.model.tensors[tensor])));
-        let pieces = vec![Piece::Layer(layer.clone().with_tensors_from(0))];
+        let mut layer = layer.clone();
+        if let (Layer::Linear { inputs, outputs, input_terms, output_terms, .. }, true) =
+            (&mut layer, self.has_leaves)
+        {
+            (*input_terms, *output_terms) = (self.division.whole(*inputs), self.division.whole(*outputs));
+        }
+        let pieces = vec![Piece::Layer(layer.with_tensors_from(0))];
         LayerPart { number: 0, pieces, tensors: tensors.collect() }
     }
 
@@ -121,24 +133,27 @@ impl Divider<'_> {
         before: Option<ExchangeKind>,
         after: Option<ExchangeKind>,
     ) -> LayerPart {
-        let Layer::Linear { inputs, outputs, layout, leaves, activation, weight, bias } = *layer else {
+        let Layer::Linear { inputs, outputs, layout, activation, weight, bias, .. } = *layer else {
             unreachable!("only linear layers are divided");
         };
-        let own = shard(outputs, self.rank, self.size);
+        let (input_terms, output_terms) =
+            (self.division.whole(inputs), self.division.section(outputs, self.rank));
+        let own = output_terms.terms();
         let mut part = LayerPart::default();
-        part.pieces.extend(before.map(|kind| Piece::Exchange(Exchange { kind, width: inputs })));
+        part.pieces.extend(before.map(|kind| self.exchange(kind, inputs)));
         let bias_number = bias.map(|_| 1);
         let local = Layer::Linear {
             outputs: own.len(),
             inputs,
             layout,
-            leaves,
+            input_terms,
+            output_terms,
             activation,
             weight: 0,
             bias: bias_number,
         };
         part.pieces.push(Piece::Layer(local));
-        part.pieces.extend(after.map(|kind| Piece::Exchange(Exchange { kind, width: outputs })));
+        part.pieces.extend(after.map(|kind| self.exchange(kind, outputs)));
         part.tensors.push((weight, self.block(weight, layout, 0..inputs, own.clone())));
         if let Some(bias) = bias {
             let spec = self.model.tensors[bias].clone();
@@ -148,29 +163,35 @@ impl Divider<'_> {
     }
 
     fn by_inputs(&self, layer: &Layer) -> LayerPart {
-        let Layer::Linear { inputs, outputs, layout, leaves, activation, weight, bias } = *layer else {
+        let Layer::Linear { inputs, outputs, layout, activation, weight, bias, .. } = *layer else {
             unreachable!("only linear layers are divided");
         };
-        let own = shard(inputs, self.rank, self.size);
+        let (input_terms, output_terms) =
+            (self.division.section(inputs, self.rank), self.division.whole(outputs));
+        let own = input_terms.terms();
         let bias = bias.filter(|_| self.rank == 0);
         let local = Layer::Linear {
             inputs: own.len(),
             outputs,
             layout,
-            leaves,
+            input_terms,
+            output_terms,
             activation: Activation::Identity,
             weight: 0,
             bias: bias.map(|_| 1),
         };
-        let sum = Exchange { kind: ExchangeKind::SumValues, width: outputs };
         let mut part = LayerPart::default();
-        part.pieces.extend([Piece::Layer(local), Piece::Exchange(sum)]);
+        part.pieces.extend([Piece::Layer(local), self.exchange(ExchangeKind::SumValues, outputs)]);
         if activation != Activation::Identity {
             part.pieces.push(Piece::Layer(Layer::Activation(activation, Features::Flat(outputs))));
         }
         part.tensors.push((weight, self.block(weight, layout, own, 0..outputs)));
         part.tensors.extend(bias.map(|bias| (bias, TensorShard::whole(&self.model.tensors[bias]))));
         part
+    }
+
+    fn exchange(&self, kind: ExchangeKind, width: usize) -> Piece {
+        Piece::Exchange(Exchange { kind, width, num_sums: self.division.num_sums() })
     }
 
     /// Returns the block of a weight for a range of its inputs and one of its outputs.

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::stage::{Accumulation, ZeroStage};
+use super::stage::ZeroStage;
 use crate::Result;
 use crate::comm::Front;
 use crate::device::{Device, Role};
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
+use crate::parallel::batch::BatchDivision;
 
 /// The gradients of a rank's parameters. A segment is *open* while layers may write to it.
 pub struct GradientSegments<D: Device> {
@@ -26,16 +27,16 @@ enum GradientMemory<D: Device> {
         free: Vec<D::Buffer>,
         /// The owned parts by segment, if they outlast their segments.
         parts: Vec<GradientPart<D>>,
-        /// Fill a segment with zeros when it is opened, since not all layers may write to it.
-        clears: bool,
+        division: BatchDivision,
     },
 }
 
 /// The owned part of a segment.
 struct GradientPart<D: Device> {
-    values: D::Buffer,
-    /// True if there are values of this step.
-    is_filled: bool,
+    /// A stack of sums, of which the first is the sum over the step in the end.
+    sums: Vec<D::Buffer>,
+    /// The number of sums on the stack.
+    num_sums: usize,
 }
 
 /// The uses of gradients that decide which memory they need.
@@ -43,13 +44,8 @@ struct GradientPart<D: Device> {
 pub struct GradientUse {
     /// The stage of ZeRO.
     pub stage: ZeroStage,
-    /// The place where micro-batches are added up.
-    pub accumulation: Accumulation,
-    /// The number of micro-batches in a step.
-    pub num_micro_batches: usize,
-    /// True if gradients of biases and of weights are computed in passes of their own, between which
-    /// all segments are open.
-    pub splits_passes: bool,
+    /// The rows of which replicas and micro-batches add up gradients.
+    pub division: BatchDivision,
     /// True if all gradients are kept until their norm is known.
     pub clips: bool,
 }
@@ -57,27 +53,20 @@ pub struct GradientUse {
 impl GradientUse {
     /// Returns true if a segment has memory only while it is open.
     pub fn is_pooled(&self) -> bool {
-        let is_single = self.num_micro_batches == 1 && !self.splits_passes;
-        self.stage >= ZeroStage::Gradients && (is_single || self.reduces_each())
+        let is_single = self.division.num_micro_batches() == 1;
+        self.stage >= ZeroStage::Gradients && (is_single || self.division.reduces_each())
     }
 
-    /// Returns how many of `num_segments` have memory at first: all that may be open at a time, or
-    /// the one that layers write to and one under way, or, in stage 3, whose gathers take two
-    /// already, one.
+    /// Returns how many of `num_segments` have memory at first: the one that layers write to and one
+    /// under way, or, in stage 3, whose gathers take two already, one.
     pub fn num_open(&self, num_segments: usize) -> usize {
         let most = if self.stage == ZeroStage::Parameters { 1 } else { 2 };
-        if self.splits_passes { num_segments } else { most.min(num_segments) }
+        most.min(num_segments)
     }
 
     /// Returns true if the owned parts have memory of their own.
     pub fn keeps_parts(&self) -> bool {
-        self.is_pooled() && (self.clips || self.reduces_each())
-    }
-
-    /// Returns true if every micro-batch is reduced by itself.
-    pub fn reduces_each(&self) -> bool {
-        let in_parts = self.accumulation == Accumulation::Parts;
-        self.stage >= ZeroStage::Gradients && self.num_micro_batches > 1 && in_parts
+        self.is_pooled() && (self.clips || self.division.reduces_each())
     }
 }
 
@@ -93,22 +82,26 @@ impl<D: Device> GradientSegments<D> {
         partition: Partition,
         usage: GradientUse,
     ) -> Result<GradientSegments<D>> {
+        let division = usage.division;
+        let flat = FlatBuffer::without_memory(tensors, segmentation).with_arrays(division.num_arrays());
         if !usage.is_pooled() {
-            let flat = FlatBuffer::zeros(device, tensors, segmentation, Role::Exact)?;
+            let flat = flat.allocate(device, Role::Exact)?;
             return Ok(GradientSegments { flat, partition, memory: GradientMemory::Whole });
         }
-        let flat = FlatBuffer::without_memory(tensors, segmentation);
-        let longest = flat.longest_segment();
+        let longest = flat.longest_memory();
         let num_buffers = usage.num_open(flat.num_segments());
         let free = (0..num_buffers).map(|_| device.allocate(longest, Role::Exact)).collect::<Result<_>>()?;
-        let clears = usage.reduces_each();
-        let part = |len| Ok(GradientPart { values: device.allocate(len, Role::Exact)?, is_filled: false });
+        let part = |len| {
+            let sum = |_| device.allocate(len, Role::Exact);
+            let sums = (0..division.num_sums_kept()).map(sum).collect::<Result<_>>()?;
+            Ok(GradientPart { sums, num_sums: 0 })
+        };
         let parts = if usage.keeps_parts() {
             partition.lengths().into_iter().map(part).collect::<Result<_>>()?
         } else {
             Vec::new()
         };
-        Ok(GradientSegments { flat, partition, memory: GradientMemory::Pooled { free, parts, clears } })
+        Ok(GradientSegments { flat, partition, memory: GradientMemory::Pooled { free, parts, division } })
     }
 
     /// Returns the segments, of which layers may write to those that are open.
@@ -124,7 +117,7 @@ impl<D: Device> GradientSegments<D> {
     /// Begins a step.
     pub fn begin(&mut self) {
         if let GradientMemory::Pooled { parts, .. } = &mut self.memory {
-            parts.iter_mut().for_each(|part| part.is_filled = false);
+            parts.iter_mut().for_each(|part| part.num_sums = 0);
         }
     }
 
@@ -141,21 +134,16 @@ impl<D: Device> GradientSegments<D> {
     /// # Errors
     /// The device does not have enough memory.
     pub fn open(&mut self, device: &D, segment: usize) -> Result<()> {
-        let GradientMemory::Pooled { free, clears, .. } = &mut self.memory else { return Ok(()) };
+        let GradientMemory::Pooled { free, .. } = &mut self.memory else { return Ok(()) };
         if self.flat.is_here(segment) {
             return Ok(());
         }
         let buffer = match free.pop() {
             Some(buffer) => buffer,
-            None => device.allocate(self.flat.longest_segment(), Role::Exact)?,
+            None => device.allocate(self.flat.longest_memory(), Role::Exact)?,
         };
         self.flat.put(segment, buffer);
-        if *clears {
-            let len = self.flat.segment_len(segment);
-            device.fill(device.view_mut(self.flat.segment_mut(segment), 0..len), 0.0);
-        } else {
-            self.flat.clear_gaps(device, segment);
-        }
+        self.flat.clear_gaps(device, segment);
         Ok(())
     }
 
@@ -164,24 +152,36 @@ impl<D: Device> GradientSegments<D> {
         self.flat.is_here(segment)
     }
 
-    /// Takes an open segment out, to reduce it.
-    pub fn take(&mut self, segment: usize) -> Front<D::Buffer> {
-        Front { len: self.flat.segment_len(segment), buffer: self.flat.take(segment) }
+    /// Takes an open segment out, to reduce the first `num_sums` of its arrays.
+    pub fn take(&mut self, segment: usize, num_sums: usize) -> Front<D::Buffer> {
+        Front { len: num_sums * self.flat.segment_len(segment), buffer: self.flat.take(segment) }
     }
 
-    /// Accepts a segment whose owned part is reduced; adds that to the parts of earlier
-    /// micro-batches.
-    pub fn reduced(&mut self, device: &D, segment: usize, buffer: D::Buffer) {
+    /// Puts a segment back whose reduction is of no use.
+    pub fn put_back(&mut self, segment: usize, buffer: D::Buffer) {
+        self.flat.put(segment, buffer);
+    }
+
+    /// Accepts a segment whose owned part is reduced after `micro_batch`; adds that to the parts of earlier
+    /// micro-batches, in the order of the division.
+    pub fn reduced(&mut self, device: &D, segment: usize, buffer: D::Buffer, micro_batch: usize) {
         let owned = self.partition.owned(segment);
         match &mut self.memory {
-            GradientMemory::Pooled { free, parts, .. } if !parts.is_empty() => {
-                let GradientPart { values, is_filled } = &mut parts[segment];
-                let (from, into) =
-                    (device.view(&buffer, owned.clone()), device.view_mut(values, 0..owned.len()));
-                if std::mem::replace(is_filled, true) {
-                    device.add(from, into);
+            GradientMemory::Pooled { free, parts, division } if !parts.is_empty() => {
+                let GradientPart { sums, num_sums } = &mut parts[segment];
+                let (all, from) = (0..owned.len(), device.view(&buffer, owned));
+                let num_merges = division.num_merges(micro_batch);
+                if num_merges == 0 {
+                    device.copy(from, device.view_mut(&mut sums[*num_sums], all));
+                    *num_sums += 1;
                 } else {
-                    device.copy(from, into);
+                    device.add(from, device.view_mut(&mut sums[*num_sums - 1], all.clone()));
+                    for _ in 1..num_merges {
+                        let (left, right) = sums.split_at_mut(*num_sums - 1);
+                        let into = left.last_mut().expect("a sum is added to one before it");
+                        device.add(device.view(&right[0], all.clone()), device.view_mut(into, all.clone()));
+                        *num_sums -= 1;
+                    }
                 }
                 free.push(buffer);
             }
@@ -195,7 +195,7 @@ impl<D: Device> GradientSegments<D> {
         match &self.memory {
             GradientMemory::Pooled { parts, .. } if !parts.is_empty() => {
                 let start = self.partition.owned(segment).start;
-                device.view(&parts[segment].values, range.start - start..range.end - start)
+                device.view(&parts[segment].sums[0], range.start - start..range.end - start)
             }
             _ => device.view(self.flat.segment(segment), range),
         }

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use super::given::Given;
 use super::names::{OrAuto, name_of, or_auto};
 use crate::comm::{Awareness, Capabilities, Operation, Transfers, World, awareness, library_version};
-use crate::device::{Cpu, Cuda, Precision};
+use crate::device::{Cpu, Cuda, Precision, Vectors};
 use crate::{Error, Result};
 
 /// The kinds of devices that a user can choose.
@@ -45,6 +45,23 @@ impl ValueEnum for Precision {
     }
 }
 
+/// The vector instructions of processors.
+impl ValueEnum for Vectors {
+    fn value_variants<'a>() -> &'a [Vectors] {
+        &[Vectors::Widest, Vectors::Avx512, Vectors::Avx2, Vectors::Portable]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Vectors::Widest => ("widest", "The widest that it has"),
+            Vectors::Avx512 => ("avx512", "AVX-512"),
+            Vectors::Avx2 => ("avx2", "AVX2 with fused multiply-adds"),
+            Vectors::Portable => ("portable", "No more than every processor of the architecture has"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
 /// The routes of a GPU's buffers into messages.
 impl ValueEnum for Transfers {
     fn value_variants<'a>() -> &'a [Transfers] {
@@ -71,6 +88,10 @@ pub struct DeviceOptions {
     /// Precision of matrix products
     #[arg(long, value_enum, default_value = "f32")]
     pub precision: Precision,
+
+    /// Vector instructions of the processor; results have the same bits with any of them
+    #[arg(long, value_enum, default_value = "widest")]
+    pub vectors: Vectors,
 
     /// Route of values from a GPU into messages
     #[arg(
@@ -131,6 +152,9 @@ impl DeviceOptions {
             .then_some("it is about the memory of GPUs, and --device is cpu");
         let for_auto = (self.device_transfers != OrAuto(None))
             .then_some("it is for --device-transfers auto, and another is chosen");
+        let for_cpu =
+            (self.device == DeviceChoice::Cuda).then_some("it is about the processor, and --device is cuda");
+        given.refuse("vectors", for_cpu)?;
         given.refuse("device-transfers", for_cuda)?;
         given.refuse("probe", for_cuda.or(for_auto))
     }
@@ -182,7 +206,7 @@ impl DeviceOptions {
 
     fn open_cpu(&self, world: &World, threads: usize) -> Result<AnyDevice> {
         let opened = if self.precision == Precision::F32 {
-            Cpu::new(threads).map(AnyDevice::Cpu)
+            Cpu::new(threads).and_then(|cpu| cpu.with_vectors(self.vectors)).map(AnyDevice::Cpu)
         } else {
             let name = name_of(&self.precision);
             let why = "the processor computes in f32; choose --device cuda or --precision f32";

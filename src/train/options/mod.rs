@@ -117,6 +117,11 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "whole", help_heading = "Machine")]
     pub accumulate: Accumulation,
 
+    /// Leaves of the sums that ranks share, whose bits are the same for any number of ranks up to this
+    /// on an axis [default: 8, or what the layout needs; on a GPU, bits depend on the layout]
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    pub leaves: Option<usize>,
+
     /// Keep only the activations between groups of layers, and repeat the forward pass of a group in
     /// the backward pass
     #[arg(long, help_heading = "Machine")]

@@ -88,13 +88,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         settings: TrainerSettings,
     ) -> Result<Trainer<'a, D>> {
         let TrainerSettings { batch_size, sync, gathering, optimizer, learning_rate, seed } = settings;
-        let share = batch_size.div_ceil(grid.data.size());
-        let capacity = share.div_ceil(plan.schedule.num_micro_batches);
+        let division = sync.division(plan, grid.data.size());
+        let capacity = division.most_rows(batch_size);
         let allocate = || {
             let layout = Layout::new(model, grid.shape, grid.all.rank(), plan)?;
             let parts = Arc::new(StateParts::new(model, grid.shape, plan, sync)?);
-            let settings =
-                WeightSettings { sync, optimizer, passes: plan.schedule.passes(), gathering, seed };
+            let settings = WeightSettings { sync, optimizer, division, gathering, seed };
             let weights = Weights::new(device, &layout, &grid.channels, settings)?;
             let (schedule, recompute) = (&plan.schedule, plan.recompute);
             let pipeline = Pipeline::new(device, &grid.channels, &layout, schedule, capacity, recompute)?;

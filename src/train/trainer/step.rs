@@ -126,11 +126,11 @@ impl<D: Device> Trainer<'_, D> {
     fn start(&mut self, step: u64, batches: &mut Batches) -> Result<OpenStep<D>> {
         let learning_rate = self.learning_rate.at(step);
         let num_samples = batches.sampler().batch_len(step);
-        let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
+        let replica = self.grid.data.rank();
         let scale = 1.0 / num_samples as f32;
         let Trainer { device, pipeline, weights, resident, recordings, .. } = self;
-        let parts = Parts::Equal(pipeline.num_micro_batches());
-        let mut rows = Rows { batches, resident: resident.as_mut(), step, share, parts };
+        let parts = Parts::Step { division: weights.division(), len: num_samples, replica };
+        let mut rows = Rows { batches, resident: resident.as_mut(), step, parts };
         weights.begin(device, step + 1, learning_rate)?;
         if pipeline.repeats() && weights.repeats() {
             pipeline.load(&mut rows)?;
@@ -181,8 +181,8 @@ impl<D: Device> Trainer<'_, D> {
         for round_start in (0..num_samples.div_ceil(self.grid.data.size())).step_by(round) {
             let start = share.end.min(share.start + round_start);
             let share = start..share.end.min(start + round);
-            let mut rows =
-                Rows { batches, resident: None, step: 0, share, parts: Parts::Full(self.capacity) };
+            let parts = Parts::Full { share, most: self.capacity };
+            let mut rows = Rows { batches, resident: None, step: 0, parts };
             clear_sums(self.device, &mut self.weights);
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
             let round = self.device.start_totals(self.device.view(self.weights.sums(), 0..totals::LEN))?;

@@ -18,6 +18,7 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use crate::device::ConvolutionShape;
+use crate::sums::Section;
 
 /// A gradient that is not zero, and the start of its block.
 #[derive(Clone, Copy, Default)]
@@ -43,20 +44,21 @@ fn starts(shape: &ConvolutionShape, start: impl Fn(usize, usize) -> usize) -> [u
     )
 }
 
-/// The gradient of the weights of some outputs, added to `weight_gradient`: a sum over all images
-/// has the same bits whether they come in one call or in several.
-pub(super) struct WeightGradient<'a> {
+/// The gradient of the weights of some outputs, added up in canonical order.
+pub(super) struct WeightGradient<'a, 'b> {
     pub(super) shape: &'a ConvolutionShape,
     pub(super) input: &'a [f32],
     pub(super) argmax: &'a [f32],
     pub(super) gradient: &'a [f32],
     pub(super) outputs: Range<usize>,
-    /// `[outputs, channels, kernel, kernel]`.
-    pub(super) weight_gradient: &'a mut [f32],
+    /// The images among those of the batch.
+    pub(super) rows: Section,
+    /// The values on the stack, `[outputs, channels, kernel, kernel]` each.
+    pub(super) sums: &'a mut [&'b mut [f32]],
     pub(super) scratch: &'a mut ConvolutionScratch,
 }
 
-impl WithSimd for WeightGradient<'_> {
+impl WithSimd for WeightGradient<'_, '_> {
     type Output = ();
 
     /// Keeps sums as `[output, kernel row, run of the row]`, in the order of the weights before and
@@ -69,26 +71,47 @@ impl WithSimd for WeightGradient<'_> {
         let stride = vectors * S::F32_LANES;
         let ConvolutionScratch { first: mut sums, second: mut image, mut nonzero, mut lengths } =
             take(self.scratch);
+        let len = self.outputs.len() * kernel * stride;
+        let mut depth = self.rows.depth_before();
         sums.clear();
-        sums.resize(self.outputs.len() * kernel * stride, 0.0);
-        for_each_weight(&mut sums, self.weight_gradient, self.shape, stride, |sum, weight| *sum = *weight);
+        sums.resize(depth * len, 0.0);
+        for (sums, weights) in sums.chunks_exact_mut(len).zip(&mut *self.sums) {
+            for_each_weight(sums, weights, self.shape, stride, |sum, weight| *sum = *weight);
+        }
         image.clear();
         image.resize(image_len + stride, 0.0); // rows are read in whole vectors
         let positions = output_len / self.shape.outputs;
         nonzero.resize(self.outputs.len() * positions, SparseGradient::default());
         lengths.resize(self.outputs.len(), 0);
-        let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
-        for (input, (gradient, argmax)) in self.input.chunks_exact(image_len).zip(maps) {
-            image[..image_len].copy_from_slice(input);
-            self.gather(gradient, argmax, &mut nonzero, &mut lengths);
-            let lists = nonzero.chunks_exact(positions).zip(&lengths);
-            for (sums, (list, &length)) in sums.chunks_exact_mut(kernel * stride).zip(lists) {
-                let from = Blocks { values: &image, stride: width * channels };
-                let target = TargetBlock { values: sums, stride, rows: kernel, vectors };
-                add_blocks(simd, &list[..length], from, target);
+        for step in self.rows.steps() {
+            if !step.continues {
+                depth += 1;
+                sums.resize(depth * len, 0.0);
+            }
+            let of = |values: usize| step.first * values..step.end * values;
+            let (gradient, argmax) = (&self.gradient[of(output_len)], &self.argmax[of(output_len)]);
+            let maps = gradient.chunks_exact(output_len).zip(argmax.chunks_exact(output_len));
+            for (input, (gradient, argmax)) in self.input[of(image_len)].chunks_exact(image_len).zip(maps) {
+                image[..image_len].copy_from_slice(input);
+                self.gather(gradient, argmax, &mut nonzero, &mut lengths);
+                let lists = nonzero.chunks_exact(positions).zip(&lengths);
+                let outputs = sums[(depth - 1) * len..].chunks_exact_mut(kernel * stride);
+                for (sums, (list, &length)) in outputs.zip(lists) {
+                    let from = Blocks { values: &image, stride: width * channels };
+                    let target = TargetBlock { values: sums, stride, rows: kernel, vectors };
+                    add_blocks(simd, &list[..length], from, target);
+                }
+            }
+            for _ in 0..step.num_merges {
+                let (left, right) = sums[(depth - 2) * len..].split_at_mut(len);
+                left.iter_mut().zip(right).for_each(|(left, right)| *left += *right);
+                depth -= 1;
+                sums.truncate(depth * len);
             }
         }
-        for_each_weight(&mut sums, self.weight_gradient, self.shape, stride, |sum, weight| *weight = *sum);
+        for (sums, weights) in sums.chunks_exact_mut(len).zip(&mut *self.sums) {
+            for_each_weight(sums, weights, self.shape, stride, |sum, weight| *weight = *sum);
+        }
         *self.scratch = ConvolutionScratch { first: sums, second: image, nonzero, lengths };
     }
 }
@@ -114,7 +137,7 @@ fn for_each_weight(
     }
 }
 
-impl WeightGradient<'_> {
+impl WeightGradient<'_, '_> {
     /// Lists, for each of the output channels, the gradients that are not zero with their places in the
     /// image. No branch depends on a gradient: half of them are zero, at random.
     #[inline(always)]

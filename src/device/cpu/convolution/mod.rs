@@ -9,8 +9,11 @@ mod forward;
 
 use std::cell::RefCell;
 
+use smallvec::SmallVec;
+
 use super::Cpu;
-use crate::device::{ConvolutionOperations, ConvolutionShape};
+use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
+use crate::sums::MOST_PENDING;
 use backward::{ConvolutionScratch, InputGradient, WeightGradient};
 use forward::Forward;
 
@@ -49,21 +52,22 @@ impl ConvolutionOperations for Cpu {
         input: &[f32],
         argmax: &[f32],
         gradient: &[f32],
-        weight_gradient: &mut [f32],
-        accumulate: bool,
+        weight_gradient: RowSums<&mut [f32]>,
     ) {
-        if !accumulate {
-            weight_gradient.fill(0.0);
-        }
         // each thread has some of the outputs and all images, whose order no thread changes
         let part = self.rows_per_thread(shape.outputs);
         let weights_of_output = shape.weight_len() / shape.outputs;
-        let parts = weight_gradient.chunks_mut(weights_of_output * part).zip((0..).step_by(part));
-        self.for_each(parts, |(weight_gradient, first)| {
+        let (rows, mut rests) = (weight_gradient.rows, weight_gradient.arrays(shape.weight_len()));
+        let parts = (0..shape.outputs).step_by(part).map(|first| {
+            let outputs = first..shape.outputs.min(first + part);
+            let len = outputs.len() * weights_of_output;
+            let own = rests.iter_mut().filter_map(|rest| rest.split_off_mut(..len));
+            (outputs, own.collect::<SmallVec<[_; MOST_PENDING]>>())
+        });
+        self.for_each(parts, |(outputs, mut sums)| {
             with_scratch(|scratch| {
-                let outputs = first..first + weight_gradient.len() / weights_of_output;
-                let work =
-                    WeightGradient { shape, input, argmax, gradient, outputs, weight_gradient, scratch };
+                let sums = &mut sums;
+                let work = WeightGradient { shape, input, argmax, gradient, outputs, rows, sums, scratch };
                 self.arch.dispatch(work);
             });
         });

@@ -23,10 +23,11 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
+use smallvec::SmallVec;
 
 use super::Cpu;
 use crate::memory::scratch::Room;
-use crate::sums::{Leaves, MOST_LEAVES, MOST_PENDING, Section, Step};
+use crate::sums::{MOST_LEAVES, MOST_PENDING, Section, Step};
 pub(super) use operand::Matrix;
 use operand::{Columns, LeftRows, PackedColumns, PackedRows, VECTORS, holds};
 use pack::{Pace, Packing, pack_left};
@@ -71,22 +72,46 @@ thread_local! {
 }
 
 impl Cpu {
-    /// Computes `product = left · right`, `[left.rows, right.columns]`, with sums of `leaves` leaves.
-    pub(super) fn multiply(&self, left: Matrix<'_>, right: Matrix<'_>, leaves: usize, product: &mut [f32]) {
-        let terms = Section::whole(Leaves { len: left.columns, num: leaves });
+    /// Computes `left · right`, `[left.rows, right.columns]`, from `terms` of canonical sums. The first
+    /// leaf of a column begins with its element of `bias`, if there is one. `products` holds an array
+    /// for each value that the terms leave on the stack.
+    pub(super) fn multiply(
+        &self,
+        left: Matrix<'_>,
+        right: Matrix<'_>,
+        terms: Section,
+        bias: Option<&[f32]>,
+        products: &mut [f32],
+    ) {
         let (m, n, k) = (left.rows, right.columns, left.columns);
+        if m * n == 0 {
+            return;
+        }
+        let terms = if bias.is_some() { terms.with_start() } else { terms };
         let is_large = n * k > LARGE && k >= MANY_TERMS;
         let has_few_rows = is_large && m / self.threads <= MAX_FEW_ROWS;
         // threads divide the rows of a product
         let has_less_rows_than_threads = self.threads > 1 && m < 8 * self.threads && n > m;
         if left.transposed || !right.transposed || !(has_few_rows || has_less_rows_than_threads) {
-            return self.multiply_section(left, right, terms, &mut [product]);
+            if let Some(bias) = bias {
+                products[..m * n].chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
+            }
+            let mut products: SmallVec<[&mut [f32]; MOST_PENDING]> =
+                products.chunks_exact_mut(m * n).collect();
+            return self.multiply_section(left, right, terms, &mut products);
         }
-        assert!(holds(product, m, n), "a {m} × {n} product in {} elements", product.len());
         TRANSPOSED_PRODUCT.with_borrow_mut(|room| {
-            let transposed = room.elements(m * n);
-            self.multiply_section(right.transpose(), left.transpose(), terms, &mut [transposed]);
-            self.transpose_matrix(n, m, transposed, product);
+            let transposed = room.elements(products.len());
+            if let Some(bias) = bias {
+                let rows = transposed[..m * n].chunks_exact_mut(m);
+                rows.zip(bias).for_each(|(row, bias)| row.fill(*bias));
+            }
+            let mut arrays: SmallVec<[&mut [f32]; MOST_PENDING]> =
+                transposed.chunks_exact_mut(m * n).collect();
+            self.multiply_section(right.transpose(), left.transpose(), terms, &mut arrays);
+            for (transposed, product) in arrays.iter().zip(products.chunks_exact_mut(m * n)) {
+                self.transpose_matrix(n, m, transposed, product);
+            }
         });
     }
 
@@ -105,10 +130,13 @@ impl Cpu {
             assert!(holds(target, m, n), "a {m} × {n} product in {} elements", target.len());
         }
         assert!(targets.len() >= terms.depth_before().max(terms.depth_after()), "products of a stack");
-        assert!(terms.steps().count() <= MOST_LEAVES, "a sum has at most {MOST_LEAVES} leaves");
-        let mut steps = [Step::default(); MOST_LEAVES];
-        let num_steps = steps.iter_mut().zip(terms.steps()).map(|(into, step)| *into = step).count();
-        let order = SumOrder { steps: &steps[..num_steps], depth: terms.depth_before() };
+        let steps: SmallVec<[Step; 32]> = terms.steps().collect();
+        assert!(steps.len() <= MOST_LEAVES, "a sum has at most {MOST_LEAVES} leaves");
+        if steps.is_empty() {
+            return;
+        }
+        let first_written = terms.depth_after() - 1;
+        let order = SumOrder { steps: &steps, depth: terms.depth_before(), first_written };
         let rows_per_thread = m.div_ceil(self.threads).next_multiple_of(8).max(8);
         let mut rests: [&mut [f32]; MOST_PENDING] = std::array::from_fn(|_| &mut [] as &mut [f32]);
         rests.iter_mut().zip(targets).for_each(|(rest, target)| *rest = &mut target[..m * n]);
@@ -174,7 +202,7 @@ impl ThreadProduct<'_, '_> {
         for at in (0..right.columns).step_by(S::F32_LANES) {
             let width = S::F32_LANES.min(right.columns - at);
             let target = Target { targets: &mut *targets, at, stride, height, width };
-            target.fetch();
+            target.fetch(order);
             let (stack, next) = (&mut stack, &mut nothing);
             if width == S::F32_LANES {
                 let right = Columns { values: &right.values[at..], stride: right.stride };
@@ -266,7 +294,7 @@ impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, S, ROWS> {
                 for row in (first_row..num_rows.min(first_row + group)).step_by(ROWS) {
                     let (at, height) = (row * stride + column, ROWS.min(num_rows - row));
                     let target = Target { targets: &mut *targets, at, stride, height, width };
-                    target.fetch();
+                    target.fetch(order);
                     let left = rows.strip(row);
                     let (stack, next) = (&mut *stack, &mut *next);
                     match width.div_ceil(S::F32_LANES) {

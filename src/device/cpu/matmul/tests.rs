@@ -56,12 +56,12 @@ fn element(matrix: Matrix<'_>, row: usize, column: usize) -> f32 {
     matrix.values[row * matrix.stride + column]
 }
 
-fn plain(left: Matrix<'_>, right: Matrix<'_>, num_leaves: usize) -> Vec<u32> {
+fn plain(left: Matrix<'_>, right: Matrix<'_>, num_leaves: usize, bias: Option<&[f32]>) -> Vec<u32> {
     let leaves = Leaves { len: left.columns, num: num_leaves };
     let n = right.columns;
-    let sum =
-        |at: usize| leaves.sum(|term| (element(left, at / n, term), element(right, term, at % n))).to_bits();
-    (0..left.rows * n).map(sum).collect()
+    let start = |at: usize| bias.map_or(0.0, |bias| bias[at % n]);
+    let factors = |at: usize| move |term| (element(left, at / n, term), element(right, term, at % n));
+    (0..left.rows * n).map(|at| leaves.sum_from(start(at), factors(at)).to_bits()).collect()
 }
 
 #[test]
@@ -70,12 +70,16 @@ fn a_product_has_the_bits_of_plain_loops() {
         let [m, n, k] = shape;
         let (left, right) = (filled(m * k, 1), filled(k * n, 2));
         for (left, right) in operands(&left, &right, shape) {
-            let expected = plain(left, right, 8);
-            for cpu in cpus() {
-                let mut product = vec![f32::NAN; m * n];
-                cpu.multiply(left, right, 8, &mut product);
-                let ways = [left.transposed, right.transposed];
-                assert!(bits(&product) == expected, "{shape:?}, transposed {ways:?}, {cpu:?}");
+            let bias = filled(n, 5);
+            for bias in [None, Some(&bias[..])] {
+                let expected = plain(left, right, 8, bias);
+                for cpu in cpus() {
+                    let mut product = vec![f32::NAN; m * n];
+                    let terms = Section::whole(Leaves { len: k, num: 8 });
+                    cpu.multiply(left, right, terms, bias, &mut product);
+                    let ways = [left.transposed, right.transposed];
+                    assert!(bits(&product) == expected, "{shape:?}, transposed {ways:?}, {cpu:?}");
+                }
             }
         }
     }
@@ -88,7 +92,7 @@ fn sections_of_a_product_add_up_to_its_bits() {
             let [m, n, k] = shape;
             let (left, right) = (filled(k * m, 3), filled(k * n, 4));
             let matrices = (Matrix::transposed(&left, m, k), Matrix::new(&right, k, n));
-            let expected = plain(matrices.0, matrices.1, num_leaves);
+            let expected = plain(matrices.0, matrices.1, num_leaves, None);
             for (cpu, num_parts) in cpus().iter().zip([1, 3, 20, 2, 7, 16, 5, 8, 4]) {
                 let mut stack = vec![vec![f32::NAN; m * n]; 4];
                 for index in 0..num_parts {

@@ -35,6 +35,8 @@ pub(super) struct SumOrder<'a> {
     pub(super) steps: &'a [Step],
     /// The values on the stack before the first step, which are in the targets.
     pub(super) depth: usize,
+    /// The first of the targets that are written.
+    pub(super) first_written: usize,
 }
 
 impl SumOrder<'_> {
@@ -56,11 +58,14 @@ pub(super) struct Target<'a, 'b> {
 }
 
 impl Target<'_, '_> {
-    /// Asks for the lines of the lowest target.
+    /// Asks for the lines of the targets that `order` reads and writes.
     #[inline(always)]
-    pub(super) fn fetch(&self) {
-        for row in 0..self.height {
-            fetch_near(&self.targets[0][self.at + row * self.stride..][..self.width]);
+    pub(super) fn fetch(&self, order: SumOrder<'_>) {
+        let end = order.depth.max(order.first_written + 1);
+        for target in &self.targets[order.first_written..end] {
+            for row in 0..self.height {
+                fetch_near(&target[self.at + row * self.stride..][..self.width]);
+            }
         }
     }
 

@@ -1,0 +1,62 @@
+//! The division of features among the ranks of the tensor axis: pure logic.
+
+use std::ops::Range;
+
+use crate::parallel::batch::Summation;
+use crate::sums::{Leaves, Section, Subtrees};
+
+/// The division of the features of a layer among the ranks that share it: every rank has whole leaves
+/// of the sums over them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FeatureDivision {
+    num_leaves: usize,
+    num_ranks: usize,
+}
+
+impl FeatureDivision {
+    /// Divides features among `num_ranks` ranks for sums in the order of `summation`.
+    pub fn new(summation: Summation, num_ranks: usize) -> FeatureDivision {
+        FeatureDivision { num_leaves: summation.num_leaves(num_ranks), num_ranks }
+    }
+
+    /// Returns the number of ranks.
+    pub fn num_ranks(self) -> usize {
+        self.num_ranks
+    }
+
+    /// Returns the number of leaves of a sum.
+    pub fn num_leaves(self) -> usize {
+        self.num_leaves
+    }
+
+    /// Returns all of `width` features.
+    pub fn whole(self, width: usize) -> Section {
+        Section::whole(Leaves { len: width, num: self.num_leaves })
+    }
+
+    /// Returns the features of `rank` among `width`, as the terms of a sum.
+    pub fn section(self, width: usize, rank: usize) -> Section {
+        Section::of_rank(Leaves { len: width, num: self.num_leaves }, rank, self.num_ranks)
+    }
+
+    /// Returns the features of `rank` among `width`.
+    pub fn columns(self, width: usize, rank: usize) -> Range<usize> {
+        self.section(width, rank).terms()
+    }
+
+    /// Returns the most features that a rank has of `width`.
+    pub fn most_columns(self, width: usize) -> usize {
+        (0..self.num_ranks).map(|rank| self.columns(width, rank).len()).max().unwrap_or_default()
+    }
+
+    /// Returns the length of a message with equal parts of all ranks for sums of `rows` rows.
+    pub fn message_len(self, rows: usize, width: usize) -> usize {
+        let len = rows.saturating_mul(self.num_ranks).saturating_mul(self.most_columns(width));
+        len.saturating_mul(self.num_sums())
+    }
+
+    /// Returns the number of arrays in which a rank forms its part of a sum.
+    pub fn num_sums(self) -> usize {
+        Subtrees::new(self.num_leaves, self.num_ranks).most()
+    }
+}

@@ -1,0 +1,96 @@
+//! [`Run`]: the parts of a run that do not depend on the device, and what it says about them.
+
+use std::time::Instant;
+
+use super::journal::RunLength;
+use super::options::{TrainOptions, name_of};
+use super::resume::Resumed;
+use super::samples::Samples;
+use super::trainer::{Evaluation, Trainer, diverged};
+use crate::Result;
+use crate::comm::{Grid, World};
+use crate::device::Device;
+use crate::nn::Model;
+use crate::parallel::layout::ParallelPlan;
+use crate::parallel::zero::ZeroStage;
+use crate::trace::{self, Name};
+
+/// The parts of a run that do not depend on the device.
+pub(super) struct Run<'a> {
+    pub(super) world: &'a World,
+    pub(super) grid: &'a Grid,
+    /// The name of the program.
+    pub(super) program: &'a str,
+    pub(super) options: &'a TrainOptions,
+    pub(super) model: &'a Model,
+    pub(super) plan: &'a ParallelPlan,
+    /// The number of threads of each rank.
+    pub(super) threads: usize,
+    /// The time at which the run began.
+    pub(super) began: Instant,
+}
+
+impl Run<'_> {
+    /// Logs the steps that are about to be taken, after those of earlier starts if the run is
+    /// `resumed`.
+    pub(super) fn announce<D: Device>(
+        &self,
+        samples: &Samples,
+        length: RunLength,
+        resumed: Option<Resumed>,
+        trainer: &Trainer<'_, D>,
+    ) {
+        let RunLength { first, num_steps, .. } = length;
+        if num_steps < first && self.world.is_root() {
+            log::warn!("the checkpoint has {first} steps already, more than the {num_steps} of this run");
+        }
+        log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
+        log::trace!("{:?}", self.options);
+        let sampler = samples.train.sampler();
+        log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
+        if resumed.is_some() {
+            let (epoch, within) = sampler.locate(first);
+            log::info!("resuming after step {first}, which is step {within} of epoch {}", epoch + 1);
+        }
+    }
+
+    /// Returns the stage of ZeRO for the log.
+    fn zero_words<D: Device>(&self, trainer: &Trainer<'_, D>) -> String {
+        let wanted = self.options.zero.0.filter(|stage| *stage != ZeroStage::None);
+        match (self.grid.shape.data, wanted) {
+            (1, None) => String::new(),
+            (1, Some(stage)) => {
+                format!("; --zero {} has no effect with one replica", name_of(&stage))
+            }
+            _ => format!("; ZeRO stage {}", name_of(&trainer.zero_stage())),
+        }
+    }
+
+    /// Evaluates the test samples after `step` steps, if there are any. Collective.
+    pub(super) fn evaluate<D: Device>(
+        &self,
+        trainer: &mut Trainer<'_, D>,
+        samples: &mut Samples,
+        step: u64,
+    ) -> Result<Option<Evaluation>> {
+        let Some(test) = &mut samples.test else {
+            return Ok(None);
+        };
+        let span = trace::work(Name::Evaluation);
+        let Evaluation { loss, accuracy } = trainer.evaluate(test)?;
+        drop(span);
+        if !loss.is_finite() {
+            return Err(diverged(step, &format!("the test loss is {loss}")));
+        }
+        log::info!("test: {}", words(loss, accuracy));
+        Ok(Some(Evaluation { loss, accuracy }))
+    }
+}
+
+/// Returns a loss and an accuracy for the log.
+pub(super) fn words(loss: f64, accuracy: Option<f64>) -> String {
+    match accuracy {
+        Some(accuracy) => format!("loss {loss:.4}  accuracy {:.2} %", 100.0 * accuracy),
+        None => format!("loss {loss:.6}"),
+    }
+}

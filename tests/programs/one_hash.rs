@@ -1,0 +1,147 @@
+//! The bits of the parameters are the same in every layout, for any number of threads, with any
+//! vector instructions and any MPI. `make soak` trains in every layout of [`layouts`] (with
+//! `$PHALANX_SOAK`), `make test` in a sample of 60.
+
+use std::time::Duration;
+
+use crate::support::{self, mpiexec};
+
+/// A network with its data and optimizer, and the digest of its parameters after training.
+struct Case {
+    arguments: &'static str,
+    digest: &'static str,
+    /// The most stages, and the most ranks that can share layers.
+    most_stages: usize,
+    most_tensor_ranks: usize,
+}
+
+/// Batches are uneven, and the last of an epoch is short.
+const CASES: [Case; 4] = [
+    Case {
+        arguments: "--model mlp --hidden 50,40,30,20,20,20,20 --data synthetic --synthetic-samples 110 \
+                    --synthetic-shape 37 --synthetic-targets classes:5 --batch-size 53 --steps 7 \
+                    --momentum 0.9 --clip-norm 0.5 --learning-rate 0.1",
+        digest: "73c3af1deef0b91f8f83dcf38c8ff696",
+        most_stages: 8,
+        most_tensor_ranks: 8,
+    },
+    Case {
+        arguments: "--model deep-mlp --width 70 --layers 8 --data synthetic --synthetic-samples 90 \
+                    --batch-size 41 --steps 7 --optimizer adamw --clip-norm 0.1",
+        digest: "db5def9f1db35a7ca315a9b50c25b5df",
+        most_stages: 8,
+        most_tensor_ranks: 8,
+    },
+    Case {
+        arguments: "--model lenet --data synthetic --synthetic-samples 75 --batch-size 33 --steps 5 \
+                    --optimizer adamw --clip-norm 1",
+        digest: "132ccdd6b0778348374c58ca3f6b7119",
+        most_stages: 5,
+        most_tensor_ranks: 1,
+    },
+    Case {
+        arguments: "--model cifar --data synthetic --synthetic-samples 40 --batch-size 19 --steps 4 \
+                    --momentum 0.9",
+        digest: "a88a8b135c9dbdb24b49821680374533",
+        most_stages: 5,
+        most_tensor_ranks: 1,
+    },
+];
+
+/// The number of layouts that `make test` tries, over all cases.
+const SAMPLE: usize = 60;
+
+/// A program on a number of ranks, with its arguments.
+struct Layout {
+    program: &'static str,
+    ranks: usize,
+    arguments: String,
+}
+
+/// Returns the layouts in which `case` can be trained. Threads and vectors change from one to the
+/// next.
+fn layouts(case: &Case) -> Vec<Layout> {
+    let mut all: Vec<Layout> = Vec::new();
+    let mut add = |program, ranks, arguments: String| {
+        let (threads, vectors) = (1 + all.len() % 3, ["widest", "avx2"][all.len() / 3 % 2]);
+        let arguments = format!("{arguments} --threads {threads} --vectors {vectors}");
+        all.push(Layout { program, ranks, arguments });
+    };
+    for micro_batches in [1, 2, 4, 8] {
+        let cut = format!("--micro-batches {micro_batches}");
+        for ranks in [1, 2, 3, 4, 5, 8] {
+            for zero in ["0", "1", "2", "3", "3 --overlap off"] {
+                add("sync_sgd", ranks, format!("{cut} --zero {zero}"));
+            }
+            for zero in ["2", "3"] {
+                add("sync_sgd", ranks, format!("{cut} --zero {zero} --accumulate parts --leaves 8"));
+            }
+            for schedule in ["gpipe", "1f1b", "zero-bubble", "interleaved"] {
+                let num_stages = ranks * if schedule == "interleaved" { 2 } else { 1 };
+                if num_stages <= case.most_stages {
+                    add("pipeline", ranks, format!("{cut} --schedule {schedule}"));
+                }
+            }
+            for split in ["pairs", "gather"] {
+                if ranks <= case.most_tensor_ranks {
+                    add("tensor_mlp", ranks, format!("{cut} --split {split}"));
+                }
+            }
+        }
+        let grids = [(2, 2, 1), (4, 2, 1), (3, 2, 1), (2, 1, 2), (1, 2, 3), (2, 2, 2), (1, 4, 2), (3, 1, 2)];
+        for (index, (data, stage, tensor)) in grids.into_iter().enumerate() {
+            if tensor <= case.most_tensor_ranks {
+                let more = ["--zero 0", "--zero 2", "--zero 3", "--recompute"][index % 4];
+                let grid = format!("--replicas {data} --stage {stage} --tensor {tensor}");
+                add("hybrid", data * stage * tensor, format!("{cut} {grid} {more}"));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_layout_ends_with_the_same_bits() {
+    let is_soak = std::env::var_os("PHALANX_SOAK").is_some();
+    let all: Vec<(&Case, Layout)> =
+        CASES.iter().flat_map(|case| layouts(case).into_iter().map(move |layout| (case, layout))).collect();
+    let every = if is_soak { 1 } else { all.len().div_ceil(SAMPLE) };
+    let mut num_tried = 0;
+    for (case, Layout { program, ranks, arguments }) in all.iter().step_by(every) {
+        let words = format!("{} {arguments} --quiet --eval-every 0", case.arguments);
+        let job = mpiexec(*ranks, support::program(program)).args(words.split_whitespace());
+        let found = job.limit(Duration::from_secs(120)).run().expect(0).digest();
+        assert_eq!(found, case.digest, "{program} on {ranks} ranks: {words}");
+        num_tried += 1;
+    }
+    println!("{num_tried} of {} layouts have the same bits", all.len());
+    assert!(all.len() >= 300 && num_tried >= SAMPLE.min(all.len()) - 5);
+}
+
+#[test]
+fn a_run_keeps_the_leaves_of_its_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let train = |program: &str, ranks, more: &str| {
+        let words = format!(
+            "--model mlp --hidden 30,20 --batch-size 50 --eval-every 0 --threads 1 \
+             --learning-rate-schedule constant {more}"
+        );
+        mpiexec(ranks, support::program(program)).args(words.split_whitespace()).run()
+    };
+    let digest = |leaves: &str| train("sync_sgd", 2, &format!("--steps 8 {leaves}")).expect(0).digest();
+    let of_four = digest("--leaves 4");
+    assert_ne!(of_four, digest(""), "other leaves are other sums");
+
+    let kept = format!("--checkpoint-dir {}", directory.path().display());
+    train("sync_sgd", 1, &format!("--steps 5 --leaves 4 {kept}")).expect(0);
+    let refused = train("sync_sgd", 2, &format!("--steps 8 --leaves 8 {kept}")).expect(2);
+    refused.says_once("the sums of the run that is resumed have 4 leaves, which may not change");
+    // more ranks than leaves: the last have no rows, and the bits are the same
+    let resumed = train("sync_sgd", 5, &format!("--steps 8 {kept}")).expect(0);
+    resumed.says_once("1 of 5 replicas have no rows, because a batch has 4 leaves");
+    resumed.says_once("the bits of the result are the same in every layout: sums of 4 leaves");
+    assert_eq!(resumed.digest(), of_four);
+
+    let refused = train("sync_sgd", 1, "--steps 1 --leaves 257").expect(2);
+    refused.says_once("--leaves 257: a sum has 1 to 256 leaves");
+}
