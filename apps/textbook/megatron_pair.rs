@@ -16,7 +16,7 @@ use phalanx::comm::{Operation, World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
 use phalanx::nn::{FlatBuffer, Layer, Loss, Network, Segmentation, Tape, TensorShard};
-use phalanx::sums::Section;
+use phalanx::sums::{Leaves, Section};
 
 const SEED: u64 = 1;
 const BATCH: usize = 128;
@@ -35,10 +35,12 @@ fn train(world: &World) -> Result<()> {
     let mut tensors: Vec<_> = model.tensors.iter().map(TensorShard::whole).collect();
     // layers 0 and 2 are split by outputs, 1 and 3 by inputs; each has a weight and a bias
     for (at, layer) in model.layers.iter_mut().enumerate() {
-        let Layer::Linear { inputs, outputs, activation, bias, .. } = layer else { unreachable!() };
-        let width = if at % 2 == 0 { outputs } else { inputs };
+        let Layer::Linear { inputs, outputs, input_terms, output_terms, activation, bias, .. } = layer else {
+            unreachable!()
+        };
+        let (width, terms) = if at % 2 == 0 { (outputs, output_terms) } else { (inputs, input_terms) };
         let own = shard(*width, all.rank(), all.size());
-        *width = own.len();
+        (*width, *terms) = (own.len(), Section::whole(Leaves { len: own.len(), num: 1 }));
         if at % 2 == 0 {
             (tensors[2 * at].rows, tensors[2 * at + 1].rows) = (own.clone(), own);
         } else {
