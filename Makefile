@@ -3,7 +3,7 @@
 # make test-mpich    builds the tests that start MPI jobs with MPICH and runs them under its mpiexec
 # make soak          interrupts runs 200 times and resumes every program from every other's
 #                    checkpoint, trains in every layout of up to 8 ranks, and compares the
-#                    bits of 1,184 layouts
+#                    bits of 1,680 layouts
 # make fuzz          tries 1,000 random combinations of options and files; takes about ten minutes
 # make slurm-starts  submits 500 jobs to a Slurm cluster whose cores are all busy; needs
 #                    PHALANX_SLURM_UP, see tests/cluster/main.rs

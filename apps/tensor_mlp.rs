@@ -6,7 +6,7 @@
 //! mpiexec -n 4 tensor_mlp --model deep-mlp --width 1024 --data synthetic --split gather
 //! ```
 //!
-//! N ranks take the step of one rank with the whole model, up to the rounding of sums. The strategy
+//! N ranks take the step of one rank with the whole model, with the same bits. The strategy
 //! itself is in `src/parallel/tensor/`.
 
 use std::process::ExitCode;

@@ -47,8 +47,9 @@
 //! ```
 //!
 //! If the command is repeated, it resumes where it stopped, within an epoch or at its end, and ends
-//! with the bits of a run that was never interrupted. On other ranks, or with another strategy
-//! (`pipeline`, `tensor_mlp`), it does so up to rounding. With more `--epochs` it continues
+//! with the bits of a run that was never interrupted. So it does on other ranks, or with another
+//! strategy (`pipeline`, `tensor_mlp`), on the CPU; on a GPU, up to rounding.
+//! With more `--epochs` it continues
 //! training; a cosine or linear schedule then follows the new length from there. Another model,
 //! seed, batch size, optimizer or other data are refused, and the difference is named.
 //!

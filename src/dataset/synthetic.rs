@@ -78,8 +78,9 @@ impl Synthetic {
     fn teach(&self, input: &[f32], target: &mut [f32]) {
         let seen = input.len().min(SEEN);
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-        let hidden: [f32; HIDDEN] =
-            std::array::from_fn(|unit| dot(&self.teacher[0][unit * seen..][..seen], &input[..seen]).tanh());
+        let hidden: [f32; HIDDEN] = std::array::from_fn(|unit| {
+            libm::tanhf(dot(&self.teacher[0][unit * seen..][..seen], &input[..seen]))
+        });
         let outputs = self.teacher[1].chunks_exact(HIDDEN).map(|weights| dot(weights, &hidden));
         match self.targets {
             Targets::Classes(_) => {

@@ -58,9 +58,11 @@ impl LearningRateSchedule {
         match self.kind {
             LearningRateScheduleKind::Constant => self.base,
             LearningRateScheduleKind::Step => {
-                self.base * self.decay.powf((step / self.interval.max(1)) as f64)
+                self.base * libm::pow(self.decay, (step / self.interval.max(1)) as f64)
             }
-            LearningRateScheduleKind::Cosine => between(0.5 * (1.0 + (std::f64::consts::PI * share).cos())),
+            LearningRateScheduleKind::Cosine => {
+                between(0.5 * (1.0 + libm::cos(std::f64::consts::PI * share)))
+            }
             LearningRateScheduleKind::Linear => between(1.0 - share),
         }
     }

@@ -169,7 +169,7 @@ impl<D: Device> Optimizer<D> {
     /// The transfer to the device failed.
     pub fn begin(&mut self, device: &D, step: &Update) -> Result<()> {
         let Update { number, learning_rate, gradient_scale } = *step;
-        let correction = |beta: f64| (1.0 - beta.powf(number as f64)) as f32;
+        let correction = |beta: f64| (1.0 - libm::pow(beta, number as f64)) as f32;
         let [beta1, beta2] = self.settings.betas;
         device.write(device.view_mut(&mut self.update, 0..update::LEN), &mut |values| {
             values[update::LEARNING_RATE] = learning_rate as f32;

@@ -32,30 +32,19 @@ pub struct BatchDivision {
 }
 
 impl Summation {
-    /// Returns canonical sums of as many leaves as were `given`, or of as many as divide the rows of a
-    /// batch evenly in a grid of `shape` with `num_micro_batches`, of which `reduces_each` says whether
-    /// each is reduced by itself. Returns sums by layout if that would be more than [`MOST_LEAVES`].
+    /// Returns canonical sums of as many leaves as were `given`, or of [`NUM_LEAVES`], or of so many that
+    /// every rank of the data and tensor axes of `shape` has one. Returns sums by layout if that would be
+    /// more than [`MOST_LEAVES`].
     ///
     /// # Errors
     /// The number that was `given` is 0 or too large.
-    pub fn canonical(
-        given: Option<usize>,
-        shape: GridShape,
-        num_micro_batches: usize,
-        reduces_each: bool,
-    ) -> Result<Summation> {
+    pub fn canonical(given: Option<usize>, shape: GridShape) -> Result<Summation> {
         if let Some(given) = given.filter(|given| !(1..=MOST_LEAVES).contains(given)) {
             let why = format!("a sum has 1 to {MOST_LEAVES} leaves");
             return Err(Error::input(format!("--leaves {given}"), why));
         }
         let widest = shape.data.max(shape.tensor);
-        let least = if reduces_each {
-            let of_one = shape.data.max(NUM_LEAVES.max(shape.tensor).div_ceil(num_micro_batches));
-            num_micro_batches.saturating_mul(of_one.next_power_of_two())
-        } else {
-            widest.next_power_of_two().max(NUM_LEAVES)
-        };
-        match given.unwrap_or(least) {
+        match given.unwrap_or(widest.next_power_of_two().max(NUM_LEAVES)) {
             num_leaves if num_leaves > MOST_LEAVES => Ok(Summation::ByLayout),
             num_leaves => Ok(Summation::Canonical { num_leaves }),
         }
@@ -117,17 +106,35 @@ impl BatchDivision {
         }
     }
 
-    /// Returns the number of leaves that replicas add up by the reduction after `micro_batch`.
-    pub fn num_leaves_reduced(self, micro_batch: usize) -> usize {
-        self.block(micro_batch).len()
+    /// Returns true if some rows are reduced after `micro_batch`. Otherwise no replica has any.
+    pub fn has_rows(self, micro_batch: usize) -> bool {
+        !self.block(micro_batch).is_empty()
+    }
+
+    /// Returns the sums that replicas add up by the reduction after `micro_batch`, if their order is
+    /// canonical.
+    pub fn canonical_subtrees(self, micro_batch: usize) -> Option<Subtrees> {
+        (self.summation != Summation::ByLayout).then(|| self.subtrees(micro_batch))
+    }
+
+    /// Returns the most sums of a replica that one reduction adds up.
+    pub fn num_sums_reduced(self) -> usize {
+        let nums = (0..self.num_micro_batches).map(|micro_batch| self.subtrees(micro_batch).most());
+        nums.max().unwrap_or(1)
+    }
+
+    /// Returns the sums that replicas add up by the reduction after `micro_batch`. If a micro-batch has
+    /// fewer leaves than there are replicas, others have those of the next one.
+    fn subtrees(self, micro_batch: usize) -> Subtrees {
+        let block = self.block(micro_batch);
+        Subtrees::new(block.len(), self.num_replicas).from_rank(block.start % self.num_replicas)
     }
 
     /// Returns the rows of a micro-batch of `replica` in a batch of `len` rows.
     pub fn section(self, len: usize, replica: usize, micro_batch: usize) -> Section {
         let leaves = Leaves { len, num: self.num_leaves() };
-        let block = self.block(micro_batch);
-        let own = shard(block.len(), replica, self.num_replicas);
-        let section = Section::of_leaves(leaves, block.start + own.start..block.start + own.end);
+        let (first, own) = (self.block(micro_batch).start, self.subtrees(micro_batch).leaves(replica));
+        let section = Section::of_leaves(leaves, first + own.start..first + own.end);
         if self.reduces_each { section } else { section.micro_batch(micro_batch, self.num_micro_batches) }
     }
 
@@ -146,11 +153,6 @@ impl BatchDivision {
             sections.map(Section::depth_after).max().unwrap_or(1)
         };
         (0..self.num_replicas).map(depth).max().unwrap_or(1)
-    }
-
-    /// Returns the most sums of a replica that the reduction after `micro_batch` adds up.
-    pub fn num_sums_reduced(self, micro_batch: usize) -> usize {
-        Subtrees::new(self.num_leaves_reduced(micro_batch), self.num_replicas).most()
     }
 
     /// Returns the number of earlier sums, the nearest first, that the sum of a micro-batch is added
@@ -202,25 +204,20 @@ fn subtree(first: usize, width: usize, end: usize, index: usize, num: usize) -> 
 mod tests {
     use super::*;
 
-    fn canonical(given: Option<usize>, data: usize, tensor: usize, parts: Option<usize>) -> Result<usize> {
-        let shape = GridShape { data, stage: 1, tensor };
-        let summation = Summation::canonical(given, shape, parts.unwrap_or(4), parts.is_some())?;
-        Ok(summation.num_leaves(0))
-    }
-
     #[test]
-    fn the_number_of_leaves_suits_the_layout() {
-        assert_eq!(canonical(None, 1, 1, None).unwrap(), 8);
-        assert_eq!(canonical(None, 3, 5, None).unwrap(), 8);
-        assert_eq!(canonical(None, 9, 2, None).unwrap(), 16);
-        assert_eq!(canonical(Some(3), 3, 1, None).unwrap(), 3);
-        assert_eq!(canonical(None, 2, 1, Some(4)).unwrap(), 8);
-        assert_eq!(canonical(None, 2, 1, Some(3)).unwrap(), 12);
-        assert_eq!(canonical(None, 4, 1, Some(8)).unwrap(), 32);
+    fn every_rank_has_a_leaf_unless_the_number_is_given() {
+        let canonical = |given, data, tensor| {
+            let shape = GridShape { data, stage: 1, tensor };
+            Summation::canonical(given, shape).map(|summation| summation.num_leaves(0))
+        };
+        assert_eq!(canonical(None, 1, 1).unwrap(), 8);
+        assert_eq!(canonical(None, 3, 5).unwrap(), 8);
+        assert_eq!(canonical(None, 9, 2).unwrap(), 16);
+        assert_eq!(canonical(Some(3), 5, 1).unwrap(), 3);
         // by layout
-        assert_eq!(canonical(None, 1000, 1, None).unwrap(), 0);
+        assert_eq!(canonical(None, 1000, 1).unwrap(), 0);
         for given in [0, 1000] {
-            let error = canonical(Some(given), 1, 1, None).unwrap_err().to_string();
+            let error = canonical(Some(given), 1, 1).unwrap_err().to_string();
             assert!(error.contains("1 to 256 leaves"), "{error}");
         }
     }
@@ -230,8 +227,9 @@ mod tests {
         for (num_replicas, num_micro_batches) in [(1, 1), (3, 1), (5, 8), (8, 3), (2, 4), (1, 20)] {
             for reduces_each in [false, true] {
                 let shape = GridShape::data(num_replicas);
-                let canonical = Summation::canonical(None, shape, num_micro_batches, reduces_each).unwrap();
-                for summation in [canonical, Summation::ByLayout] {
+                let canonical = |given| Summation::canonical(given, shape).unwrap();
+                let few = [1, 5, 8].map(|num| canonical(Some(num)));
+                for summation in [Summation::ByLayout, canonical(None)].into_iter().chain(few) {
                     let division =
                         BatchDivision::new(summation, num_replicas, num_micro_batches, reduces_each);
                     for len in [0, 1, 7, 64, 101] {
@@ -287,6 +285,6 @@ mod tests {
         let found = [(3, 1), (1, 4), (1, 8), (2, 8), (8, 8)].map(|(r, m)| num_arrays(r, m));
         assert_eq!(found, [2, 2, 3, 3, 1]);
         let by_layout = BatchDivision::new(Summation::ByLayout, 3, 8, false);
-        assert_eq!((by_layout.num_arrays(), by_layout.num_sums_reduced(0)), (1, 1));
+        assert_eq!((by_layout.num_arrays(), by_layout.num_sums_reduced()), (1, 1));
     }
 }

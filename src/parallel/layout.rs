@@ -151,7 +151,9 @@ impl Layout {
             Piece::Exchange(exchange) => exchange.width,
         });
         let head = last.then_some(Head { loss: model.loss, outputs: model.outputs });
-        self.stages.push(Stage::new(index, &parts[run.clone()], width, self.tensors.len(), head));
+        let before = run.start.checked_sub(1).map(|at| &parts[at]);
+        let stage = Stage::new(index, before, &parts[run.clone()], width, self.tensors.len(), head);
+        self.stages.push(stage);
         self.tensors.extend(parts[run].iter().flat_map(|part| part.tensors.iter().cloned()));
     }
 

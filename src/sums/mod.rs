@@ -12,7 +12,7 @@
 //! features of a layer among the ranks of the tensor axis. The sums over those are canonical:
 //!
 //! * The terms are cut into L *leaves*, consecutive and as even as [`shard()`] makes them
-//!   (`--leaves L`, 8 unless the layout needs more). A leaf may be empty: its value is +0.
+//!   (`--leaves L`, 8 unless more ranks share a sum). A leaf may be empty: its value is +0.
 //! * A leaf is one chain of fused multiply-adds in the order of its terms, from +0:
 //!   `sum = fma(left, right, sum)`. The first leaf of an output with a bias begins with the bias. A
 //!   gradient of a bias, or of a convolution, is a chain of additions, or of the products with
@@ -46,7 +46,8 @@
 //!
 //! * *Tails.* A loop over whole vectors and one over the rest must use the same operations: an
 //!   `exp` from a library for the rest has other bits than a polynomial in vectors. Loops here are
-//!   written once, for one element, and compiled for every width.
+//!   written once, for one element, and compiled for every width. The C library's functions have other
+//!   bits on other machines, so those of `libm` take their place.
 //! * *Fused multiply-adds.* `a * b + c` is rounded twice, `fma(a, b, c)` once. A compiler may not
 //!   exchange them, so each is written where it is meant; a processor without the instruction
 //!   computes `fma` in software.

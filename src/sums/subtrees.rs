@@ -1,32 +1,68 @@
 //! The sums that ranks have before they are added up over the ranks: pure logic.
 
+use std::ops::Range;
+
 use super::leaves::Leaves;
 use super::shard;
 
 /// The division of a canonical sum among the ranks of an axis: rank r has leaves
 /// `shard(num_leaves, r, num_ranks)` and adds them up as far as they are whole subtrees. If both
-/// numbers are powers of two, every rank has at most one subtree. Of more ranks than leaves, the last
-/// have none.
+/// numbers are powers of two, every rank has at most one subtree. If there are more ranks than leaves,
+/// consecutive ranks have one leaf each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Subtrees {
     num_leaves: usize,
     num_ranks: usize,
+    /// The first rank that has a leaf.
+    first_rank: usize,
     most: usize,
 }
 
 impl Subtrees {
     /// Divides `num_leaves` leaves among `num_ranks` ranks.
     pub fn new(num_leaves: usize, num_ranks: usize) -> Subtrees {
-        let mut subtrees = Subtrees { num_leaves, num_ranks, most: 1 };
+        let mut subtrees = Subtrees { num_leaves, num_ranks, first_rank: 0, most: 1 };
         if !(num_leaves.is_power_of_two() && num_ranks.is_power_of_two()) && num_ranks < num_leaves {
             subtrees.most = (0..num_ranks).map(|rank| subtrees.of_rank(rank)).max().unwrap_or(1);
         }
         subtrees
     }
 
+    /// Returns the division of a sum to which each of `num_ranks` ranks has one term.
+    pub fn one_each(num_ranks: usize) -> Subtrees {
+        Subtrees::new(num_ranks, num_ranks)
+    }
+
+    /// Gives the leaves to ranks from `rank` on, as far as there are ranks without any.
+    pub fn from_rank(self, rank: usize) -> Subtrees {
+        Subtrees { first_rank: rank.min(self.num_ranks.saturating_sub(self.num_leaves)), ..self }
+    }
+
+    /// Returns the number of ranks.
+    pub fn num_ranks(self) -> usize {
+        self.num_ranks
+    }
+
+    /// Returns the number of leaves.
+    pub fn num_leaves(self) -> usize {
+        self.num_leaves
+    }
+
+    /// Returns the leaves of `rank`.
+    pub fn leaves(self, rank: usize) -> Range<usize> {
+        if self.num_ranks <= self.num_leaves {
+            return shard(self.num_leaves, rank, self.num_ranks);
+        }
+        let leaf = rank.saturating_sub(self.first_rank).min(self.num_leaves);
+        let has_leaf = rank >= self.first_rank && leaf < self.num_leaves;
+        leaf..leaf + usize::from(has_leaf)
+    }
+
     /// Returns the number of subtrees of `rank`.
     pub fn of_rank(self, rank: usize) -> usize {
-        self.last_leaves(rank).len()
+        let leaves = Leaves { len: 0, num: self.num_leaves };
+        let held = self.leaves(rank);
+        held.clone().fold(0, |depth, leaf| depth + 1 - leaves.num_merges(leaf, held.start))
     }
 
     /// Returns the largest number of subtrees of a rank.
@@ -39,7 +75,7 @@ impl Subtrees {
     pub fn merges(self) -> Vec<usize> {
         let leaves = Leaves { len: 0, num: self.num_leaves };
         let of_rank = |rank| {
-            let first = shard(self.num_leaves, rank, self.num_ranks).start;
+            let first = self.leaves(rank).start;
             let rest = move |leaf| leaves.num_merges(leaf, 0) - leaves.num_merges(leaf, first);
             self.last_leaves(rank).into_iter().map(rest)
         };
@@ -49,7 +85,7 @@ impl Subtrees {
     /// Returns the last leaf of each subtree of `rank`.
     fn last_leaves(self, rank: usize) -> Vec<usize> {
         let leaves = Leaves { len: 0, num: self.num_leaves };
-        let held = shard(self.num_leaves, rank, self.num_ranks);
+        let held = self.leaves(rank);
         let mut last = Vec::new();
         for leaf in held.clone() {
             last.truncate(last.len() - leaves.num_merges(leaf, held.start));
@@ -62,14 +98,13 @@ impl Subtrees {
 #[cfg(test)]
 mod tests {
     use super::Subtrees;
-    use crate::sums::shard;
 
     /// Returns the sum of the leaves of each subtree, added up over the ranks and written with
     /// parentheses.
     fn total(subtrees: Subtrees) -> String {
         let Subtrees { num_leaves, num_ranks, .. } = subtrees;
         let one_rank = |rank| {
-            let held = shard(num_leaves, rank, num_ranks);
+            let held = subtrees.leaves(rank);
             let whole = tree(0, num_leaves.next_power_of_two(), num_leaves);
             let last = subtrees.last_leaves(rank);
             let first = [held.start].into_iter().chain(last.iter().map(|leaf| leaf + 1));
@@ -107,6 +142,7 @@ mod tests {
             let whole = tree(0, num_leaves.next_power_of_two(), num_leaves);
             for num_ranks in 1..=num_leaves + 3 {
                 let subtrees = Subtrees::new(num_leaves, num_ranks);
+                assert_eq!(total(subtrees.from_rank(1)), whole);
                 assert_eq!(total(subtrees), whole);
                 let nums: Vec<usize> = (0..num_ranks).map(|rank| subtrees.of_rank(rank)).collect();
                 assert_eq!(nums.iter().sum::<usize>(), subtrees.merges().len());

@@ -8,7 +8,6 @@ use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
 use crate::memory::{kibibytes, limit_bytes};
 use crate::nn::Model;
-use crate::parallel::batch::Summation;
 use crate::parallel::data::{StateParts, SyncSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::pipeline::footprint::{Footprint, FootprintSettings};
@@ -36,7 +35,6 @@ struct Candidate {
     option: String,
     sync: SyncSettings,
     recompute: bool,
-    summation: Summation,
 }
 
 /// Returns megabytes for messages.
@@ -66,9 +64,9 @@ impl MemoryPlan {
         let (_, stage_rank, _) = grid.shape.coordinates(grid.all.rank());
         let num_slots = options.optimizer.settings().num_slots();
         let shape = grid.shape;
-        let footprint = |sync, gathering, recompute, summation| {
+        let footprint = |sync, gathering, recompute| {
             let settings = FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering };
-            let plan = ParallelPlan { recompute, summation, ..plan.clone() };
+            let plan = ParallelPlan { recompute, ..plan.clone() };
             Footprint::new(&layout, &plan, &settings)
         };
         let sync = options.sync_settings();
@@ -79,11 +77,8 @@ impl MemoryPlan {
         };
         let copy = copies(&parts, world, num_sections);
         let candidates = candidates(grid, plan, options);
-        let plans = [Gathering::Pass, Gathering::Step]
-            .map(|until| footprint(sync, until, plan.recompute, plan.summation));
-        let others = candidates
-            .iter()
-            .map(|other| footprint(other.sync, Gathering::Pass, other.recompute, other.summation));
+        let plans = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan.recompute));
+        let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, other.recompute));
         let needs: Vec<usize> =
             plans.into_iter().chain(others).map(|plan| plan.total().saturating_add(copy)).collect();
         let job = Job::exchange(world, &needs, shared_bytes, on_host)?;
@@ -126,7 +121,7 @@ fn copies(parts: &StateParts, world: &World, num_sections: usize) -> usize {
 fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<Candidate> {
     let with = |option: &str, options: TrainOptions| {
         let (sync, recompute) = (options.sync_settings(), options.recompute);
-        Candidate { option: option.to_owned(), sync, recompute, summation: plan.summation }
+        Candidate { option: option.to_owned(), sync, recompute }
     };
     let mut all = Vec::new();
     let stages: &[ZeroStage] = match grid.shape.data {
@@ -144,16 +139,7 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<C
         all.push(with("--zero 3 --recompute", least.clone()));
         if plan.schedule.num_micro_batches > 1 {
             let least = TrainOptions { accumulate: Accumulation::Parts, ..least };
-            let least = with("--zero 3 --accumulate parts --recompute", least);
-            let num_micro_batches = plan.schedule.num_micro_batches;
-            let canonical = |given| Summation::canonical(given, grid.shape, num_micro_batches, true);
-            match plan.summation {
-                Summation::ByLayout => all.push(least),
-                Summation::Canonical { .. } => {
-                    let summation = canonical(options.leaves);
-                    all.extend(summation.ok().map(|summation| Candidate { summation, ..least }));
-                }
-            }
+            all.push(with("--zero 3 --accumulate parts --recompute", least));
         }
     }
     all

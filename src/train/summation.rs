@@ -4,6 +4,7 @@ use super::job::Run;
 use super::resume::Start;
 use crate::parallel::batch::Summation;
 use crate::parallel::layout::ParallelPlan;
+use crate::sums::MOST_LEAVES;
 use crate::{Error, Result};
 
 impl Run<'_> {
@@ -20,7 +21,7 @@ impl Run<'_> {
         all.broadcast(&mut before, 0)?;
         let before = usize::try_from(before[0]).ok().filter(|before| *before > 0);
         all.agree(match (before, given) {
-            _ if !on_host => self.by_layout("a GPU sums in orders of its own"),
+            _ if !on_host => Ok(Self::by_layout("a GPU sums in orders of its own")),
             (Some(before), Some(given)) if before != given => {
                 let why = format!(
                     "the sums of the run that is resumed have {before} leaves, which may not change; leave \
@@ -32,52 +33,46 @@ impl Run<'_> {
         })
     }
 
-    fn by_layout(&self, why: &str) -> Result<Summation> {
-        if let Some(given) = self.options.leaves {
-            let why = format!("it has no effect, because {why}; leave it out");
-            return Err(Error::input(format!("--leaves {given}"), why));
-        }
+    fn by_layout(why: &str) -> Summation {
         log::info!("the last bits of the result depend on the layout, because {why}");
-        Ok(Summation::ByLayout)
+        Summation::ByLayout
     }
 
     fn canonical(&self, before: Option<usize>, given: Option<usize>) -> Result<Summation> {
-        let (shape, num_micro_batches) = (self.grid.shape, self.plan.schedule.num_micro_batches);
-        let reduces_each = self.options.sync_settings().reduces_each(shape.data, num_micro_batches);
-        let given = before.or(given);
-        let summation = Summation::canonical(given, shape, num_micro_batches, reduces_each)?;
-        match summation {
-            Summation::ByLayout => self.by_layout("there are more ranks than a sum can have leaves"),
-            Summation::Canonical { num_leaves } => {
-                log::info!(
-                    "the bits of the result are the same in every layout: sums of {num_leaves} leaves"
-                );
-                self.remark(num_leaves, summation);
-                Ok(summation)
-            }
-        }
+        let summation = Summation::canonical(before.or(given), self.grid.shape)?;
+        let Summation::Canonical { num_leaves } = summation else {
+            return Ok(Self::by_layout("there are more ranks than a sum can have leaves"));
+        };
+        log::info!("the bits of the result are the same in every layout with --leaves {num_leaves}");
+        self.remark(num_leaves, summation);
+        Ok(summation)
     }
 
-    /// Says so if some ranks have more rows of a batch than others, or none.
+    /// Says so if some replicas have more rows of a batch than others, or none.
     fn remark(&self, num_leaves: usize, summation: Summation) {
-        let (data, schedule) = (self.grid.shape.data, &self.plan.schedule);
-        let division =
-            self.options.sync_settings().division(&ParallelPlan { summation, ..self.plan.clone() }, data);
-        let has_rows = |replica| {
-            (0..schedule.num_micro_batches)
-                .any(|number| !division.section(num_leaves, replica, number).is_empty())
+        let plan = ParallelPlan { summation, ..self.plan.clone() };
+        let (num_replicas, num_micro_batches) = (self.grid.shape.data, plan.schedule.num_micro_batches);
+        let division = self.options.sync_settings().division(&plan, num_replicas);
+        let num_rows = |replica| {
+            (0..num_micro_batches).map(|number| division.section(num_leaves, replica, number).len()).sum()
         };
-        let num_idle = (0..data).filter(|replica| !has_rows(*replica)).count();
+        let num_rows: Vec<usize> = (0..num_replicas).map(num_rows).collect();
+        let num_idle = num_rows.iter().filter(|num| **num == 0).count();
+        let num_shares = num_replicas * if division.reduces_each() { num_micro_batches } else { 1 };
+        let even = num_shares * num_leaves.div_ceil(num_shares).next_power_of_two();
+        let advice = match even {
+            ..=MOST_LEAVES => format!("; --leaves {even} divides it better in a new run"),
+            _ => String::new(),
+        };
         if num_idle > 0 && self.world.is_root() {
             log::warn!(
-                "{num_idle} of {data} replicas have no rows, because a batch has {num_leaves} leaves; a new \
-                 run may have others (--leaves)"
+                "{num_idle} of {num_replicas} replicas have no rows, because a batch has {num_leaves} \
+                 leaves{advice}"
             );
-        } else if !num_leaves.is_multiple_of(data) {
-            let even = data * num_leaves.div_ceil(data).next_power_of_two();
+        } else if num_rows.iter().any(|num| *num != num_rows[0]) {
             log::info!(
-                "{data} replicas share the {num_leaves} leaves of a batch, so some have more rows \
-                 than others; --leaves {even} would divide them evenly in a new run"
+                "{num_replicas} replicas share the {num_leaves} leaves of a batch, so some have more rows \
+                 than others{advice}"
             );
         }
     }

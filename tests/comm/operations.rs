@@ -170,9 +170,10 @@ pub fn sums_have_one_order(world: &World) {
 /// Ranks that share eight leaves get the sum that one rank forms of all.
 pub fn sums_of_leaves(world: &World) {
     let leaves = Leaves { len: 8, num: 8 };
-    let c = world.communicator().with_leaves(leaves.num);
+    let c = world.communicator();
     let (rank, size) = (c.rank(), c.size());
     let subtrees = Subtrees::new(leaves.num, size);
+    let c = c.with_subtrees(subtrees);
     let of = |leaf: usize, i: usize| ((leaf * 7919 + i * 104_729) % 1009) as f32 / 7.0;
     for part in [0, 1, 13, 400_003] {
         let len = part * size;

@@ -87,7 +87,7 @@ pub(in crate::comm) fn choose(collective: Collective, call: Call, bytes: usize, 
 /// measured.
 const MOST_DIRECT: usize = 64;
 
-/// Returns the choice for an all-reduce of `bytes`. Up to [`MOST_DIRECT`] ranks it sums in rank
+/// Returns the choice for an all-reduce of `bytes`. Up to [`MOST_DIRECT`] ranks it sums in one
 /// order: directly if a rank receives at most `most_direct_bytes`, else in chunks. The algorithms
 /// for more ranks round bfloat16 in every round; only tensor ranks form such sums, and they are
 /// few.
@@ -108,7 +108,7 @@ fn all_reduce(bytes: usize, size: usize) -> Choice {
     }
 }
 
-/// Returns the choice for a reduce-scatter that sums in rank order, as MPI does on two ranks.
+/// Returns the choice for a reduce-scatter that sums in one order, as MPI does on two ranks.
 fn reduce_scatter(bytes: usize, size: usize) -> Choice {
     let is_short = size == 2 && bytes <= 4096 && !yields();
     Choice::whole(if is_short { Algorithm::Mpi } else { Algorithm::Pairwise })

@@ -91,19 +91,18 @@ pub(super) fn two_level(ranks: Ranks<'_>) -> Vec<Round> {
     let node = groups.iter().position(|group| group.contains(&rank)).unwrap_or_default();
     let local = groups[node].iter().position(|&other| other == rank).unwrap_or_default();
     let block = |local: usize| -> Range<usize> { local * num_nodes..(local + 1) * num_nodes };
-    let one_each = |num_ranks| Subtrees::new(num_ranks, num_ranks);
     let within = Members {
         ranks: groups[node].clone(),
         me: local,
         owned: (0..per_node).map(block).collect(),
-        subtrees: one_each(per_node),
+        subtrees: Subtrees::one_each(per_node),
     };
     let peers = groups.iter().map(|group| group[local]).collect();
     let across = Members {
         ranks: peers,
         me: node,
         owned: block(local).map(|part| part..part + 1).collect(),
-        subtrees: one_each(num_nodes),
+        subtrees: Subtrees::one_each(num_nodes),
     };
     let rounds = [reduce_scatter(&within), reduce_scatter(&across), all_gather(&across), all_gather(&within)];
     rounds.into_iter().filter(|round| !round.receives.is_empty()).collect()

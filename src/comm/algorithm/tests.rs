@@ -132,7 +132,7 @@ fn perform(
     let size = nodes.len();
     let start = |rank: usize| (0..len).map(|at| value(rank, at)).collect::<Vec<f32>>();
     let values = (0..size).map(start).collect();
-    perform_on(collective, algorithm, nodes, Subtrees::new(size, size), len, chunk, values)
+    perform_on(collective, algorithm, nodes, Subtrees::one_each(size), len, chunk, values)
 }
 
 /// Runs an operation on the values of all ranks, each an array of `len` elements for each subtree.
@@ -293,7 +293,7 @@ fn two_levels_send_less_between_nodes() {
     let cut = Cut::new(800, 8, 800, false);
     let crossing = |algorithm: Algorithm| -> usize {
         let of_rank = |rank: usize| -> usize {
-            let ranks = Ranks { rank, subtrees: Subtrees::new(8, 8), nodes: &nodes };
+            let ranks = Ranks { rank, subtrees: Subtrees::one_each(8), nodes: &nodes };
             let plan = plan(Collective::AllReduce, algorithm, ranks);
             let sends = plan.rounds.iter().flat_map(|round| &round.sends);
             let crossing = sends.filter(|send| nodes[send.to] != nodes[rank]);

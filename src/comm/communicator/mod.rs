@@ -115,19 +115,22 @@ impl Communicator {
         Communicator { group: Rc::clone(&self.group), transfers, ..*self }
     }
 
-    /// Returns this communicator with canonical sums of `num_leaves` leaves for the started sums in
-    /// place: the buffer of every rank holds as many arrays of equal length as the rank with the most
-    /// has [`Subtrees`], the first of which are the sums of its own. The total is left in the first
-    /// array. Not collective, but all ranks must use the same number.
-    pub fn with_leaves(&self, num_leaves: usize) -> Communicator {
-        let subtrees = Some(Subtrees::new(num_leaves, self.size()));
-        Communicator { group: Rc::clone(&self.group), subtrees, ..*self }
+    /// Returns this communicator with canonical sums for the started sums in place: the buffer of every
+    /// rank holds as many arrays of equal length as the rank with the most has `subtrees`, the first of
+    /// which are the sums of its own. The total is left in the first array. Blocking operations stay as
+    /// they are. Not collective, but all ranks must pass equal ones.
+    ///
+    /// # Panics
+    /// They are for another number of ranks.
+    pub fn with_subtrees(&self, subtrees: Subtrees) -> Communicator {
+        assert_eq!(subtrees.num_ranks(), self.size(), "a sum has parts on every rank");
+        Communicator { group: Rc::clone(&self.group), subtrees: Some(subtrees), ..*self }
     }
 
     /// Returns the sums that the ranks add up: one of each rank, unless
-    /// [`Communicator::with_leaves`] said otherwise. Not collective.
+    /// [`Communicator::with_subtrees`] said otherwise. Not collective.
     fn subtrees(&self) -> Subtrees {
-        self.subtrees.unwrap_or_else(|| Subtrees::new(self.size(), self.size()))
+        self.subtrees.unwrap_or_else(|| Subtrees::one_each(self.size()))
     }
 
     /// Returns the algorithm and chunk size by which `collective` is done on `len` elements of type
@@ -143,7 +146,7 @@ impl Communicator {
             _ => true,
         };
         let is_reduction = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
-        let has_order = self.subtrees.is_some() && is_reduction;
+        let has_order = self.subtrees.is_some() && is_reduction && call != Call::Blocking;
         let can = |choice: &Choice| match choice.algorithm {
             Algorithm::Mpi => has_mpi && !has_order,
             Algorithm::Direct | Algorithm::Pairwise => choice.algorithm.plans(collective),

@@ -12,6 +12,7 @@ use crate::comm::algorithm::{Algorithm, Call, Choice, Collective, Cut};
 use crate::comm::engine::{self, Ground, Request, Rounds, Task};
 use crate::comm::mpi::{Mode, Values};
 use crate::memory::{Buffer, Element, ElementType, HostArena, HostBuffer, Operation, Places};
+use crate::sums::Subtrees;
 use crate::trace::Name;
 use crate::{Error, Result};
 
@@ -103,11 +104,11 @@ impl Communicator {
 
     /// Starts an all-reduce in place: afterwards `values` holds the combination over all ranks, the
     /// same bits on each and in every run. On up to 64 ranks, and on any number
-    /// [with leaves](Communicator::with_leaves), it sums in the order of
+    /// [with subtrees](Communicator::with_subtrees), it sums in the order of
     /// [`Subtrees`](crate::sums::Subtrees), with the result of
     /// [`Communicator::start_reduce_scatter`]: short buffers are sent to every rank at once
     /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks without
-    /// leaves use [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too.
+    /// them use [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too.
     /// Collective.
     ///
     /// # Errors
@@ -258,7 +259,7 @@ impl Communicator {
         let choice = self.choice(collective, self.call_on::<B>(), len, element);
         let task = match choice.algorithm {
             Algorithm::Mpi => Task::Mpi(collective),
-            _ => self.rounds(collective, choice, len, element),
+            _ => self.rounds(collective, choice, self.subtrees(), len, element),
         };
         let request = self.request(collective, task, operation, len);
         // every other array is sent too
@@ -269,9 +270,8 @@ impl Communicator {
     /// Checks that `values` holds the arrays of all subtrees, of which each is cut into `parts`.
     fn check_sums<B: Buffer>(&self, doing: &str, values: &B, parts: usize) -> Result<()> {
         let num_sums = self.subtrees().most();
-        if num_sums > 1 && !B::IS_ON_HOST {
-            let why = format!("a rank has {num_sums} sums, but a device adds one of each rank");
-            return Err(Error::failed(doing, why));
+        if self.subtrees().num_leaves() != self.size() && !B::IS_ON_HOST {
+            return Err(Error::failed(doing, "a device adds one sum of each rank"));
         }
         if !values.len().is_multiple_of(num_sums * parts) {
             let why = format!("{} elements are not {num_sums} sums of {parts} equal parts", values.len());
@@ -281,8 +281,15 @@ impl Communicator {
     }
 
     /// Returns the plan for `len` elements.
-    fn rounds(&self, collective: Collective, choice: Choice, len: usize, element: ElementType) -> Task {
-        let plan = self.group.plan(collective, choice.algorithm, self.subtrees());
+    fn rounds(
+        &self,
+        collective: Collective,
+        choice: Choice,
+        subtrees: Subtrees,
+        len: usize,
+        element: ElementType,
+    ) -> Task {
+        let plan = self.group.plan(collective, choice.algorithm, subtrees);
         let cut = Cut::new(len, plan.parts, choice.chunk / element.bytes(), collective.is_owned());
         Task::Rounds { collective, plan, cut }
     }
@@ -335,7 +342,8 @@ impl Communicator {
         element: ElementType,
         operation: Operation,
     ) -> Result<()> {
-        let task = self.rounds(collective, choice, len, element);
+        let one_each = Subtrees::one_each(self.size());
+        let task = self.rounds(collective, choice, one_each, len, element);
         let request = self.request(collective, task, Some(operation), len);
         let inbox_len = request.needs(len, false).inbox_len;
         // SAFETY: the caller guarantees that the elements are valid and accessed by nobody else

@@ -1,6 +1,6 @@
 //! Losses with their gradients.
 
-use super::Cpu;
+use super::{Cpu, math};
 use crate::device::{LossOperations, LossShape, totals};
 
 impl LossOperations for Cpu {
@@ -13,25 +13,28 @@ impl LossOperations for Cpu {
         sums: &mut [f32],
     ) {
         let (mut loss, mut correct) = (0.0_f64, 0);
-        let rows = logits.chunks_exact(shape.columns).zip(gradient.chunks_exact_mut(shape.columns));
-        for ((logits, gradient), &label) in rows.zip(labels) {
-            let label = label as usize;
-            let mut best = 0;
-            for (class, logit) in logits.iter().enumerate() {
-                best = if *logit > logits[best] { class } else { best };
-            }
-            let largest = logits[best];
-            let mut sum = 0.0;
-            for (g, logit) in gradient.iter_mut().zip(logits) {
-                *g = (logit - largest).exp();
-                sum += *g;
-            }
-            loss += f64::from(sum.ln() + (largest - logits[label]));
-            correct += usize::from(best == label);
-            let factor = shape.scale / sum;
-            gradient.iter_mut().for_each(|g| *g *= factor);
-            gradient[label] -= shape.scale;
-        }
+        self.vectorised(
+            #[inline(always)]
+            || {
+                let rows = logits.chunks_exact(shape.columns).zip(gradient.chunks_exact_mut(shape.columns));
+                for ((logits, gradient), &label) in rows.zip(labels) {
+                    let label = label as usize;
+                    let mut best = 0;
+                    for (class, logit) in logits.iter().enumerate() {
+                        best = if *logit > logits[best] { class } else { best };
+                    }
+                    let largest = logits[best];
+                    gradient.iter_mut().zip(logits).for_each(|(g, logit)| *g = math::exp(logit - largest));
+                    let sum = gradient.iter().sum::<f32>();
+                    // the logarithm of the C library has other bits on other machines
+                    loss += f64::from(libm::logf(sum) + (largest - logits[label]));
+                    correct += usize::from(best == label);
+                    let factor = shape.scale / sum;
+                    gradient.iter_mut().for_each(|g| *g *= factor);
+                    gradient[label] -= shape.scale;
+                }
+            },
+        );
         sums[totals::LOSS] += loss as f32;
         sums[totals::CORRECT] += correct as f32;
     }

@@ -86,14 +86,8 @@ impl Cpu {
         Ok(Cpu { threads, arch: pulp::Arch::new() })
     }
 
-    /// Uses `vectors` instead of the widest.
-    ///
-    /// # Errors
-    /// The processor does not have them.
-    pub fn with_vectors(self, vectors: Vectors) -> Result<Cpu> {
-        let Some(arch) = vectors.arch() else {
-            return Err(Error::input(format!("using {vectors:?}"), "this processor does not have it"));
-        };
-        Ok(Cpu { arch, ..self })
+    /// Uses `vectors` instead of the widest. Returns `None` if the processor does not have them.
+    pub fn with_vectors(self, vectors: Vectors) -> Option<Cpu> {
+        vectors.arch().map(|arch| Cpu { arch, ..self })
     }
 }

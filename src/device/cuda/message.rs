@@ -74,7 +74,7 @@ unsafe impl Arena for AwareArena {
         let end = first + count * stride;
         assert!(range.len() <= *stride && end <= self.memory.inbox_len && own.start <= *count, "{terms:?}");
         // the order of the kernel
-        debug_assert_eq!(*merges, Subtrees::new(count + 1, count + 1).merges(), "a term of each rank");
+        debug_assert_eq!(*merges, Subtrees::one_each(count + 1).merges(), "a term of each rank");
         if !range.is_empty() {
             let (values, _) = self.lent.place(range);
             let inbox = self.memory.inbox.pointer() + (first * format.bytes()) as u64;

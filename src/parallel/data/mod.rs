@@ -37,6 +37,7 @@ use crate::comm::{Channels, Communicator, Front, Operation, Pending};
 use crate::device::{Device, Role, totals};
 use crate::nn::FlatBuffer;
 use crate::optim::{Optimizer, Update};
+use crate::sums::Subtrees;
 
 /// The parameters of a rank with their gradients, and everything that a step needs to reduce these
 /// and to update those.
@@ -262,7 +263,7 @@ impl<D: Device> Weights<D> {
         is_last: bool,
     ) -> Result<()> {
         let division = self.usage.division;
-        let is_wanted = is_last || division.reduces_each() && division.num_leaves_reduced(micro_batch) > 0;
+        let is_wanted = is_last || division.reduces_each();
         if !is_wanted || !self.overlap && !self.usage.is_pooled() {
             return Ok(());
         }
@@ -309,9 +310,10 @@ impl<D: Device> Weights<D> {
 
     fn start_reduction(&mut self, segment: usize, micro_batch: usize, is_last: bool) -> Result<()> {
         self.buckets[segment].is_started = true;
-        let division = self.usage.division;
-        let num_sums = division.num_sums_reduced(micro_batch);
-        let reductions = self.reductions.with_leaves(division.num_leaves_reduced(micro_batch));
+        let subtrees = self.usage.division.canonical_subtrees(micro_batch);
+        let num_sums = subtrees.map_or(1, Subtrees::most);
+        let reductions =
+            subtrees.map_or(self.reductions.clone(), |subtrees| self.reductions.with_subtrees(subtrees));
         let pending = match self.stage {
             _ if self.reductions.size() == 1 => None,
             ZeroStage::None => {

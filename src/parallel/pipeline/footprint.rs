@@ -74,7 +74,9 @@ impl Footprint {
         let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
         let message = layout.features.message_len(rows, widest);
         let exchange = if shape.tensor > 1 { message.saturating_mul(2) } else { 0 };
-        let reduction = if shape.data > 1 { longest.min(MOST_ON_THE_WAY) } else { 0 };
+        let num_sums = division.num_sums_reduced();
+        let reduction =
+            if shape.data > 1 { longest.min(MOST_ON_THE_WAY).saturating_mul(num_sums) } else { 0 };
         let bytes = |values: usize| values.saturating_mul(size_of::<f32>());
         Footprint {
             parameters: bytes(parameters),

@@ -17,6 +17,7 @@ impl<D: Device> Pipeline<'_, D> {
         let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
         let (slot, set) = (&mut slots[instruction.slot], &mut sets[instruction.set]);
         let (input_width, output_width) = stage.ends();
+        let (input_gradient, output_gradient) = stage.gradient_ends();
         let front = |buffer, width| Front { buffer, len: rows * width };
         match instruction.action.work {
             Work::ReceiveActivation => {
@@ -27,7 +28,7 @@ impl<D: Device> Pipeline<'_, D> {
             Work::ReceiveGradient => {
                 set.collect();
                 let buffer = set.gradients.output().take().expect("a free set has its arrays");
-                set.output = Some(self.channel.start_receive(front(buffer, output_width), peer, tag)?);
+                set.output = Some(self.channel.start_receive(front(buffer, output_gradient), peer, tag)?);
             }
             Work::SendActivation => {
                 let buffer = slot.activations.output().take().expect("an output is sent once");
@@ -35,7 +36,7 @@ impl<D: Device> Pipeline<'_, D> {
             }
             _ => {
                 let buffer = set.gradients.input().take().expect("a gradient is sent once");
-                set.input = Some(self.channel.start_send(front(buffer, input_width), peer, tag)?);
+                set.input = Some(self.channel.start_send(front(buffer, input_gradient), peer, tag)?);
             }
         }
         Ok(())
@@ -55,7 +56,7 @@ impl<D: Device> Pipeline<'_, D> {
         set.collect();
         if let Some(NeighbourArrays { local, number: from }) = instruction.neighbour {
             let mut output = set.gradients.output().take();
-            let len = rows * stage.ends().1;
+            let len = rows * stage.gradient_ends().1;
             let from = device.view(here(self.stages[local].sets[from].gradients.input()), 0..len);
             device.copy(from, device.view_mut(here_mut(&mut output), 0..len));
             *self.stages[instruction.local].sets[instruction.set].gradients.output() = output;

@@ -292,6 +292,9 @@ impl<'a, D: Device> Pipeline<'a, D> {
             if pass != Pass::Weights {
                 weights.prepare(device, &own, &stage.tensors, Direction::Backward)?;
             }
+            if !weights.division().has_rows(instruction.action.micro_batch) {
+                continue;
+            }
             if pass != Pass::Inputs {
                 weights.open(device, &own)?;
             }

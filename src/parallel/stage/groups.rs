@@ -84,6 +84,13 @@ impl Stage {
         own.map(|position| position.width * position.num_gradient_sums).max().unwrap_or_default()
     }
 
+    /// Returns the numbers of values of a row of the gradients of the inputs and of the outputs, which
+    /// may be several sums.
+    pub fn gradient_ends(&self) -> (usize, usize) {
+        let len = |at: usize| self.positions[at].width * self.positions[at].num_gradient_sums;
+        (len(0), len(self.pieces.len()))
+    }
+
     /// Returns the number of values of a row that piece `at` saves.
     pub(super) fn saved_width(&self, at: usize) -> usize {
         match &self.pieces[at].piece {

@@ -106,9 +106,11 @@ pub struct BackwardContext<'a, 'd, D: Device> {
 
 impl Stage {
     /// Creates stage `index` of `parts`, followed by `head` or another stage, with inputs of
-    /// `width` values per row. Its tensors are numbered from `first_tensor` on.
+    /// `width` values per row, after the pieces of `before`. Its tensors are numbered from
+    /// `first_tensor` on.
     pub fn new(
         index: usize,
+        before: Option<&LayerPart>,
         parts: &[LayerPart],
         width: usize,
         first_tensor: usize,
@@ -116,6 +118,9 @@ impl Stage {
     ) -> Stage {
         let (mut pieces, mut tensor) = (Vec::new(), first_tensor);
         let mut at = Position { width, value: 0, gradient: 0, num_value_sums: 1, num_gradient_sums: 1 };
+        if let Some(Piece::Exchange(exchange)) = before.and_then(|part| part.pieces.last()) {
+            at.num_gradient_sums = exchange.num_gradient_sums();
+        }
         let mut positions = vec![at];
         for part in parts {
             for piece in &part.pieces {
@@ -132,16 +137,9 @@ impl Stage {
                     num_gradient_sums: 1,
                 };
                 let before = positions.last_mut().expect("there is position 0");
-                match piece {
-                    Piece::Exchange(Exchange { kind: ExchangeKind::SumValues, num_sums, .. }) => {
-                        before.num_value_sums = *num_sums;
-                    }
-                    Piece::Exchange(Exchange { kind, num_sums, .. })
-                        if *kind != ExchangeKind::GatherOutput =>
-                    {
-                        at.num_gradient_sums = *num_sums;
-                    }
-                    _ => {}
+                if let Piece::Exchange(exchange) = piece {
+                    before.num_value_sums = exchange.num_value_sums();
+                    at.num_gradient_sums = exchange.num_gradient_sums();
                 }
                 positions.push(at);
                 let piece = match piece {
@@ -168,7 +166,7 @@ impl Stage {
         }
     }
 
-    /// Returns the widths of the inputs and of the outputs.
+    /// Returns the numbers of values of a row of the inputs and of the outputs.
     pub fn ends(&self) -> (usize, usize) {
         (self.positions[0].width, self.positions[self.pieces.len()].width)
     }

@@ -31,6 +31,7 @@ impl Probe {
         let head = Head { loss, outputs: model.outputs };
         let stage = Stage::new(
             0,
+            None,
             &split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)).unwrap(),
             input.len(),
             0,
@@ -184,7 +185,7 @@ fn groups_cover_a_stage_and_need_less_memory() {
         let loss = Loss::MeanSquaredError;
         let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
         let parts = split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)).unwrap();
-        Stage::new(0, &parts, width, 0, Some(Head { loss, outputs: model.outputs }))
+        Stage::new(0, None, &parts, width, 0, Some(Head { loss, outputs: model.outputs }))
     };
     let deep = stage(vec![Module::Product { outputs: 64 }; 16], 64);
     let with_activations =

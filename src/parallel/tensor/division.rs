@@ -9,6 +9,7 @@ use crate::sums::{Leaves, Section, Subtrees};
 /// of the sums over them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FeatureDivision {
+    summation: Summation,
     num_leaves: usize,
     num_ranks: usize,
 }
@@ -16,7 +17,7 @@ pub struct FeatureDivision {
 impl FeatureDivision {
     /// Divides features among `num_ranks` ranks for sums in the order of `summation`.
     pub fn new(summation: Summation, num_ranks: usize) -> FeatureDivision {
-        FeatureDivision { num_leaves: summation.num_leaves(num_ranks), num_ranks }
+        FeatureDivision { summation, num_leaves: summation.num_leaves(num_ranks), num_ranks }
     }
 
     /// Returns the number of ranks.
@@ -24,9 +25,9 @@ impl FeatureDivision {
         self.num_ranks
     }
 
-    /// Returns the number of leaves of a sum.
-    pub fn num_leaves(self) -> usize {
-        self.num_leaves
+    /// Returns the parts of a sum that the ranks add up, if their order is canonical.
+    pub fn canonical_subtrees(self) -> Option<Subtrees> {
+        (self.summation != Summation::ByLayout).then(|| Subtrees::new(self.num_leaves, self.num_ranks))
     }
 
     /// Returns all of `width` features.
@@ -57,6 +58,6 @@ impl FeatureDivision {
 
     /// Returns the number of arrays in which a rank forms its part of a sum.
     pub fn num_sums(self) -> usize {
-        Subtrees::new(self.num_leaves, self.num_ranks).most()
+        self.canonical_subtrees().map_or(1, Subtrees::most)
     }
 }

@@ -40,6 +40,19 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// Returns the number of arrays of values before the exchange.
+    pub fn num_value_sums(self) -> usize {
+        if self.kind == ExchangeKind::SumValues { self.num_sums } else { 1 }
+    }
+
+    /// Returns the number of arrays of gradients after the exchange.
+    pub fn num_gradient_sums(self) -> usize {
+        match self.kind {
+            ExchangeKind::SumGradient | ExchangeKind::Gather => self.num_sums,
+            ExchangeKind::SumValues | ExchangeKind::GatherOutput => 1,
+        }
+    }
+
     /// Returns true if the exchange works in place.
     pub fn is_in_place(self) -> bool {
         matches!(self.kind, ExchangeKind::SumGradient | ExchangeKind::SumValues)
@@ -89,7 +102,11 @@ impl<'a, D: Device> Exchanger<'a, D> {
         Ok(Exchanger {
             device,
             scratch: Some(device.allocate(len, Role::Activations)?),
-            tensor: Some(tensor.with_leaves(division.num_leaves())),
+            tensor: Some(
+                division
+                    .canonical_subtrees()
+                    .map_or(tensor.clone(), |subtrees| tensor.with_subtrees(subtrees)),
+            ),
             division,
         })
     }

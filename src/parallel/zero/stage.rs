@@ -23,8 +23,7 @@ pub enum ZeroStage {
 /// parts of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Accumulation {
-    /// In whole segments, which are reduce-scattered after the last micro-batch: fewer messages,
-    /// and the bits of the lower stages
+    /// In whole segments, which are reduce-scattered after the last micro-batch: fewer messages
     Whole,
     /// In the owned parts, to which every micro-batch is reduce-scattered: less memory
     Parts,

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::TrainOptions;
 use super::range::{at_least_one, at_most, positive};
+use super::{DeviceChoice, TrainOptions};
 use crate::app::FileOption;
 use crate::checkpoint;
 use crate::dataset::{self, LARGEST_SIZE};
@@ -78,6 +78,9 @@ impl TrainOptions {
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         self.machine.check_used(given)?;
+        let on_gpu = (self.machine.device == DeviceChoice::Cuda)
+            .then_some("a GPU sums in orders of its own, and --device is cuda");
+        given.refuse("leaves", on_gpu)?;
         let in_parts = self.zero.0.is_some_and(|stage| stage >= ZeroStage::Gradients);
         given.refuse("accumulate", (!in_parts).then_some("it is for --zero 2 and 3"))?;
         let has_parts = self.zero.0 == Some(ZeroStage::Parameters);

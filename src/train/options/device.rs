@@ -206,7 +206,10 @@ impl DeviceOptions {
 
     fn open_cpu(&self, world: &World, threads: usize) -> Result<AnyDevice> {
         let opened = if self.precision == Precision::F32 {
-            Cpu::new(threads).and_then(|cpu| cpu.with_vectors(self.vectors)).map(AnyDevice::Cpu)
+            let fail =
+                || Error::input(format!("--vectors {}", name_of(&self.vectors)), "this processor has none");
+            let with_vectors = |cpu: Cpu| cpu.with_vectors(self.vectors).ok_or_else(fail);
+            Cpu::new(threads).and_then(with_vectors).map(AnyDevice::Cpu)
         } else {
             let name = name_of(&self.precision);
             let why = "the processor computes in f32; choose --device cuda or --precision f32";

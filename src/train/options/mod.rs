@@ -117,8 +117,8 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "whole", help_heading = "Machine")]
     pub accumulate: Accumulation,
 
-    /// Leaves of the sums that ranks share, whose bits are the same for any number of ranks up to this
-    /// on an axis [default: 8, or what the layout needs; on a GPU, bits depend on the layout]
+    /// Leaves of the sums that ranks share; with the same number, all layouts end with the same bits
+    /// [default: 8, or more if an axis has more ranks; a GPU has none]
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub leaves: Option<usize>,
 

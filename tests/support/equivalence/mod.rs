@@ -16,6 +16,7 @@ use phalanx::dataset::{self, Batches, Order, Sampler, Standardise, Synthetic, Ta
 use phalanx::device::{Cpu, Cuda, Device, Precision};
 use phalanx::nn::{Features, Loss, Model, Network};
 use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
+use phalanx::parallel::batch::Summation;
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::tensor::Split;
@@ -56,11 +57,21 @@ unsafe impl GlobalAlloc for Watched {
 
 /// A device to compare with the others.
 pub trait TestDevice: Device + 'static {
+    /// The order of sums that ranks share.
+    const SUMMATION: Summation;
+
     /// Returns the one device of this rank.
     fn shared() -> &'static Self;
+
+    /// Returns `plan` with the sums of this device.
+    fn summed(plan: &ParallelPlan) -> ParallelPlan {
+        ParallelPlan { summation: Self::SUMMATION, ..plan.clone() }
+    }
 }
 
 impl TestDevice for Cpu {
+    const SUMMATION: Summation = Summation::Canonical { num_leaves: 8 };
+
     fn shared() -> &'static Cpu {
         thread_local!(static DEVICE: &'static Cpu = Box::leak(Box::new(Cpu::new(1).unwrap())));
         DEVICE.with(|device| *device)
@@ -68,6 +79,8 @@ impl TestDevice for Cpu {
 }
 
 impl TestDevice for Cuda {
+    const SUMMATION: Summation = Summation::ByLayout;
+
     fn shared() -> &'static Cuda {
         let open = || Box::leak(Box::new(Cuda::open(0, Precision::F32).unwrap()));
         thread_local!(static DEVICE: OnceCell<&'static Cuda> = const { OnceCell::new() });
@@ -194,7 +207,7 @@ impl<'a, D: TestDevice> Rig<'a, D> {
     fn trainer<'g>(&'g self, grid: &'g Grid, rate: f64) -> Trainer<'g, D> {
         let learning_rate = LearningRateSchedule::constant(rate);
         let settings = TrainerSettings { learning_rate, ..self.settings };
-        Trainer::new(self.device, grid, &self.model, &self.plan, settings).unwrap()
+        Trainer::new(self.device, grid, &self.model, &D::summed(&self.plan), settings).unwrap()
     }
 
     fn finish(&self, grid: &Grid, mut trainer: Trainer<'_, D>, mut batches: Batches, num_steps: u64) -> Run {
@@ -216,13 +229,15 @@ impl<'a, D: TestDevice> Rig<'a, D> {
 
     /// Calls `work` with a trainer.
     pub fn with_trainer(&self, grid: &Grid, work: impl FnOnce(&mut Trainer<'_, D>)) {
-        let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        let mut trainer =
+            Trainer::new(self.device, grid, &self.model, &D::summed(&self.plan), self.settings).unwrap();
         work(&mut trainer);
     }
 
     /// Returns the callers of the allocations in one step after `num_steps` others.
     pub fn foreign_allocations(&self, grid: &Grid, num_steps: u64) -> Vec<String> {
-        let mut trainer = Trainer::new(self.device, grid, &self.model, &self.plan, self.settings).unwrap();
+        let mut trainer =
+            Trainer::new(self.device, grid, &self.model, &D::summed(&self.plan), self.settings).unwrap();
         let mut batches = self.synthetic();
         for step in 0..num_steps {
             take_step(&mut trainer, step, &mut batches).unwrap();

@@ -135,7 +135,7 @@ impl Oracle {
         let model = self.model();
         let (optimizer, learning_rate) = (self.optimizer, self.schedule);
         let settings = TrainerSettings { optimizer, learning_rate, ..settings(batch_size, sync) };
-        let mut trainer = Trainer::new(D::shared(), grid, &model, plan, settings).unwrap();
+        let mut trainer = Trainer::new(D::shared(), grid, &model, &D::summed(plan), settings).unwrap();
         let initial: Vec<f32> =
             self.tensors(&model, "initial").into_iter().map(|value| value as f32).collect();
         set_parameters(&mut trainer, &model, &initial);

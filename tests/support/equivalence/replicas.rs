@@ -193,7 +193,7 @@ pub fn footprints(world: &World) {
             ways().into_iter().zip([Rule::AdamW, Rule::Sgd].repeat(9))
         {
             let plan = pipeline_plan(&model, kind, shape.stage, num_micro_batches);
-            let plan = ParallelPlan { recompute, ..plan };
+            let plan = Cpu::summed(&ParallelPlan { recompute, ..plan });
             let gathering = if optimizer == Rule::Sgd { Gathering::Step } else { Gathering::Pass };
             let optimizer = OptimizerSettings::new(optimizer);
             let settings = TrainerSettings { optimizer, gathering, ..settings(64, sync) };

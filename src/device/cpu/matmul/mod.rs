@@ -64,10 +64,17 @@ const MANY_TERMS: usize = 256;
 struct Packed {
     left: Room,
     right: Room,
+    stack: Room,
+}
+
+impl Packed {
+    const fn new() -> Packed {
+        Packed { left: Room::new(), right: Room::new(), stack: Room::new() }
+    }
 }
 
 thread_local! {
-    static PACKED: RefCell<Packed> = const { RefCell::new(Packed { left: Room::new(), right: Room::new() }) };
+    static PACKED: RefCell<Packed> = const { RefCell::new(Packed::new()) };
     static TRANSPOSED_PRODUCT: RefCell<Room> = const { RefCell::new(Room::new()) };
 }
 
@@ -193,7 +200,7 @@ impl ThreadProduct<'_, '_> {
         let rows = packed.left.elements(ROWS * k);
         pack_left::<ROWS>(left, rows);
         let left = PackedRows { strips: rows.as_chunks::<ROWS>().0, num_terms: k }.strip(0);
-        let mut stack = Stack::<S, ROWS>::new(simd);
+        let mut stack = Stack::<S, ROWS>::new(packed.stack.elements(Stack::<S, ROWS>::LEN));
         let last = packed.right.elements(k * VECTORS * S::F32_LANES);
         let last = S::as_mut_simd_f32s(last).0.as_chunks_mut::<VECTORS>().0;
         let num_whole = right.columns / S::F32_LANES * S::F32_LANES;
@@ -227,7 +234,7 @@ impl ThreadProduct<'_, '_> {
         if packs_left {
             pack_left::<ROWS>(left, rows);
         }
-        let mut stack = Stack::<S, ROWS>::new(simd);
+        let mut stack = Stack::<S, ROWS>::new(packed.stack.elements(Stack::<S, ROWS>::LEN));
         let len = panel_width.min(n.next_multiple_of(strip_width)) * k;
         let strips = S::as_mut_simd_f32s(packed.right.elements(2 * len)).0.as_chunks_mut::<VECTORS>().0;
         let (mut present, mut next) = strips.split_at_mut(len / strip_width);
@@ -265,7 +272,7 @@ impl ThreadProduct<'_, '_> {
 }
 
 /// A panel of columns of a product.
-struct Panel<'a, 'b, 'c, S: Simd, const ROWS: usize> {
+struct Panel<'a, 'b, 'c, 'd, S: Simd, const ROWS: usize> {
     order: SumOrder<'a>,
     columns: Range<usize>,
     /// Elements from a row of the product to the next.
@@ -273,12 +280,12 @@ struct Panel<'a, 'b, 'c, S: Simd, const ROWS: usize> {
     num_terms: usize,
     strips: &'a [[S::f32s; VECTORS]],
     targets: &'a mut [&'b mut [f32]],
-    stack: &'a mut Stack<S, ROWS>,
+    stack: &'a mut Stack<'d, S, ROWS>,
     /// The packing of the next panel.
     next: &'a mut Packing<'c, S>,
 }
 
-impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, S, ROWS> {
+impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, '_, S, ROWS> {
     /// Goes along the rows of the product: written in columns of tiles, a large product takes up to
     /// 1.4 times as long. Only a short strip of the right operand is used for a few tiles in turn.
     #[inline(always)]

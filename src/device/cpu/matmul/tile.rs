@@ -18,15 +18,18 @@ use crate::sums::{MOST_PENDING, Step};
 /// A tile of `ROWS` rows of `WIDTH` vectors.
 type Sums<S, const ROWS: usize, const WIDTH: usize> = [[<S as Simd>::f32s; WIDTH]; ROWS];
 
-/// Partial tiles, aligned as vectors are read fastest.
-#[repr(align(64))]
-pub(super) struct Stack<S: Simd, const ROWS: usize>([Sums<S, ROWS, VECTORS>; MOST_PENDING]);
+/// Partial tiles.
+pub(super) struct Stack<'a, S: Simd, const ROWS: usize>(&'a mut [Sums<S, ROWS, VECTORS>]);
 
-impl<S: Simd, const ROWS: usize> Stack<S, ROWS> {
+impl<'a, S: Simd, const ROWS: usize> Stack<'a, S, ROWS> {
+    /// Makes a stack in `memory` of [`Stack::LEN`] elements, whose contents do not matter.
     #[inline(always)]
-    pub(super) fn new(simd: S) -> Stack<S, ROWS> {
-        Stack([[[simd.splat_f32s(0.0); VECTORS]; ROWS]; MOST_PENDING])
+    pub(super) fn new(memory: &'a mut [f32]) -> Stack<'a, S, ROWS> {
+        Stack(S::as_mut_simd_f32s(memory).0.as_chunks_mut().0.as_chunks_mut().0)
     }
+
+    /// Elements of a stack.
+    pub(super) const LEN: usize = MOST_PENDING * ROWS * VECTORS * S::F32_LANES;
 }
 
 /// The leaves of a product's inner dimension.
@@ -101,6 +104,37 @@ impl Target<'_, '_> {
             vectors[..whole.len()].copy_from_slice(whole);
             if !rest.is_empty() {
                 vectors[whole.len()] = simd.partial_load_f32s(rest);
+            }
+        }
+    }
+
+    /// Reads the tile of a target, all of which is there.
+    #[inline(always)]
+    fn load_whole<S: Simd, const ROWS: usize, const WIDTH: usize>(
+        &mut self,
+        target: usize,
+        tile: &mut Sums<S, ROWS, WIDTH>,
+    ) {
+        for (row, sums) in tile.iter_mut().enumerate() {
+            let line = self.line::<S>(target, row, WIDTH * S::F32_LANES).0;
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = line[v];
+            }
+        }
+    }
+
+    /// Adds the tile of a target, all of which is there.
+    #[inline(always)]
+    fn add_whole<S: Simd, const ROWS: usize, const WIDTH: usize>(
+        &mut self,
+        simd: S,
+        target: usize,
+        tile: &mut Sums<S, ROWS, WIDTH>,
+    ) {
+        for (row, sums) in tile.iter_mut().enumerate() {
+            let line = self.line::<S>(target, row, WIDTH * S::F32_LANES).0;
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = simd.add_f32s(line[v], *sum);
             }
         }
     }
@@ -199,7 +233,7 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
     order: SumOrder<'_>,
     left: L,
     right: R,
-    stack: &mut Stack<S, ROWS>,
+    stack: &mut Stack<'_, S, ROWS>,
     next: &mut Packing<'_, S>,
     mut into: Target<'_, '_>,
 ) where
@@ -217,9 +251,13 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
         if step.continues {
             depth -= 1;
             base = depth;
-            into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
-            for (sums, popped) in sums.iter_mut().zip(&stack.0[depth]) {
-                sums.copy_from_slice(&popped[..WIDTH]);
+            if is_whole {
+                into.load_whole::<S, ROWS, WIDTH>(depth, &mut sums);
+            } else {
+                into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
+                for (sums, popped) in sums.iter_mut().zip(&stack.0[depth]) {
+                    sums.copy_from_slice(&popped[..WIDTH]);
+                }
             }
         }
         chains(simd, step.first..step.end, left, right, next, &mut sums);
@@ -227,6 +265,10 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
             depth -= 1;
             if depth < base {
                 base = depth;
+                if is_whole {
+                    into.add_whole::<S, ROWS, WIDTH>(simd, depth, &mut sums);
+                    continue;
+                }
                 into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
             }
             add_tile(simd, &stack.0[depth], &mut sums);
