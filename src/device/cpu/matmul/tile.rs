@@ -108,37 +108,6 @@ impl Target<'_, '_> {
         }
     }
 
-    /// Reads the tile of a target, all of which is there.
-    #[inline(always)]
-    fn load_whole<S: Simd, const ROWS: usize, const WIDTH: usize>(
-        &mut self,
-        target: usize,
-        tile: &mut Sums<S, ROWS, WIDTH>,
-    ) {
-        for (row, sums) in tile.iter_mut().enumerate() {
-            let line = self.line::<S>(target, row, WIDTH * S::F32_LANES).0;
-            for (v, sum) in sums.iter_mut().enumerate() {
-                *sum = line[v];
-            }
-        }
-    }
-
-    /// Adds the tile of a target, all of which is there.
-    #[inline(always)]
-    fn add_whole<S: Simd, const ROWS: usize, const WIDTH: usize>(
-        &mut self,
-        simd: S,
-        target: usize,
-        tile: &mut Sums<S, ROWS, WIDTH>,
-    ) {
-        for (row, sums) in tile.iter_mut().enumerate() {
-            let line = self.line::<S>(target, row, WIDTH * S::F32_LANES).0;
-            for (v, sum) in sums.iter_mut().enumerate() {
-                *sum = simd.add_f32s(line[v], *sum);
-            }
-        }
-    }
-
     /// Writes the tile of a target, all of which is there.
     #[inline(always)]
     fn store_whole<S: Simd, const ROWS: usize, const WIDTH: usize>(
@@ -251,13 +220,9 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
         if step.continues {
             depth -= 1;
             base = depth;
-            if is_whole {
-                into.load_whole::<S, ROWS, WIDTH>(depth, &mut sums);
-            } else {
-                into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
-                for (sums, popped) in sums.iter_mut().zip(&stack.0[depth]) {
-                    sums.copy_from_slice(&popped[..WIDTH]);
-                }
+            into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
+            for (sums, popped) in sums.iter_mut().zip(&stack.0[depth]) {
+                sums.copy_from_slice(&popped[..WIDTH]);
             }
         }
         chains(simd, step.first..step.end, left, right, next, &mut sums);
@@ -265,10 +230,6 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
             depth -= 1;
             if depth < base {
                 base = depth;
-                if is_whole {
-                    into.add_whole::<S, ROWS, WIDTH>(simd, depth, &mut sums);
-                    continue;
-                }
                 into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
             }
             add_tile(simd, &stack.0[depth], &mut sums);
