@@ -38,15 +38,12 @@ impl ParallelPlan {
     /// `num_micro_batches` is 0.
     pub fn single_stage(model: &Model, num_micro_batches: usize, split: Split) -> Result<ParallelPlan> {
         let schedule = PipelineScheduleKind::Sequential.generate(1, 1, num_micro_batches)?;
-        let layers = vec![0..model.layers.len(); 1];
-        Ok(ParallelPlan {
-            schedule,
-            layers,
-            split,
-            summation: Summation::ByLayout,
-            recompute: false,
-            expected_bubble: None,
-        })
+        Ok(ParallelPlan::of(schedule, vec![0..model.layers.len(); 1], split))
+    }
+
+    fn of(schedule: Schedule, layers: Vec<Range<usize>>, split: Split) -> ParallelPlan {
+        let summation = Summation::ByLayout;
+        ParallelPlan { schedule, layers, split, summation, recompute: false, expected_bubble: None }
     }
 
     /// Plans the stages of `schedule`, with the numbers of layers in `sizes`, or with numbers that
@@ -80,15 +77,7 @@ impl ParallelPlan {
                 sizes.iter().map(&mut next).collect()
             }
         };
-        let split = Split::Pairs;
-        Ok(ParallelPlan {
-            schedule,
-            layers,
-            split,
-            summation: Summation::ByLayout,
-            recompute: false,
-            expected_bubble: None,
-        })
+        Ok(ParallelPlan::of(schedule, layers, Split::Pairs))
     }
 }
 

@@ -93,7 +93,7 @@ pub struct Section {
     /// This part of `num_parts` of each leaf; there are several only in a section of one leaf.
     part: usize,
     num_parts: usize,
-    /// Whether the first chain continues a value that is there, instead of +0.
+    /// True if the first chain continues a value that is there, instead of +0.
     has_start: bool,
 }
 

@@ -10,14 +10,13 @@ use crate::sums::{Leaves, Section, Subtrees};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FeatureDivision {
     summation: Summation,
-    num_leaves: usize,
     num_ranks: usize,
 }
 
 impl FeatureDivision {
     /// Divides features among `num_ranks` ranks for sums in the order of `summation`.
     pub fn new(summation: Summation, num_ranks: usize) -> FeatureDivision {
-        FeatureDivision { summation, num_leaves: summation.num_leaves(num_ranks), num_ranks }
+        FeatureDivision { summation, num_ranks }
     }
 
     /// Returns the number of ranks.
@@ -27,17 +26,21 @@ impl FeatureDivision {
 
     /// Returns the parts of a sum that the ranks add up, if their order is canonical.
     pub fn canonical_subtrees(self) -> Option<Subtrees> {
-        (self.summation != Summation::ByLayout).then(|| Subtrees::new(self.num_leaves, self.num_ranks))
+        (self.summation != Summation::ByLayout).then(|| Subtrees::new(self.leaves(0).num, self.num_ranks))
+    }
+
+    fn leaves(self, width: usize) -> Leaves {
+        Leaves { len: width, num: self.summation.num_leaves(self.num_ranks) }
     }
 
     /// Returns all of `width` features.
     pub fn whole(self, width: usize) -> Section {
-        Section::whole(Leaves { len: width, num: self.num_leaves })
+        Section::whole(self.leaves(width))
     }
 
     /// Returns the features of `rank` among `width`, as the terms of a sum.
     pub fn section(self, width: usize, rank: usize) -> Section {
-        Section::of_rank(Leaves { len: width, num: self.num_leaves }, rank, self.num_ranks)
+        Section::of_rank(self.leaves(width), rank, self.num_ranks)
     }
 
     /// Returns the features of `rank` among `width`.
