@@ -19,7 +19,7 @@ use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::prelude::*;
 use phalanx::device::{
     Activation, BiasShape, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape,
-    OptimizerStep, PoolShape, Role, RowSums, totals,
+    OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -154,15 +154,20 @@ impl MemoryOperations for Sleeper {
     }
 }
 
-/// Implements the operations of a family, which all take `$time` units.
+fn sleep(num_units: u32) {
+    if num_units > 0 {
+        std::thread::sleep(num_units * UNIT);
+    }
+}
+
+/// Implements the operations of a family, which take `$time` units each, but for `$more`.
 macro_rules! operations {
-    ($family:ident: $($name:ident($($argument:ty),*) $time:literal;)*) => {
+    ($family:ident: $($name:ident($($argument:ty),*) $time:literal;)* $({ $($more:tt)* })?) => {
         impl $family for Sleeper {
             $(fn $name(&self, $(_: $argument),*) {
-                if $time > 0 {
-                    std::thread::sleep($time * UNIT);
-                }
+                sleep($time);
             })*
+            $($($more)*)?
         }
     };
 }
@@ -184,8 +189,17 @@ operations!(ActivationOperations:
 );
 operations!(LinearOperations:
     linear_forward(&LinearShape, In<'_>, In<'_>, Option<In<'_>>, Activation, Out<'_>, Out<'_>) 1;
-    linear_backward_weight(&LinearShape, In<'_>, In<'_>, RowSums<Out<'_>>) 1;
     linear_backward_input(&LinearShape, In<'_>, In<'_>, Out<'_>, Option<FusedActivation<In<'_>>>) 0;
+    {
+        fn linear_backward_weight(
+            &self,
+            _: &LinearShape,
+            operands: &[WeightOperands<In<'_>>],
+            _: RowSums<Out<'_>>,
+        ) {
+            sleep(operands.len() as u32);
+        }
+    }
 );
 operations!(ConvolutionOperations:
     convolution_forward(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;

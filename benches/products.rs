@@ -8,7 +8,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use phalanx::device::{Activation, Cpu, LinearOperations, LinearShape, RowSums, WeightLayout};
+use phalanx::device::{
+    Activation, Cpu, LinearOperations, LinearShape, RowSums, WeightLayout, WeightOperands,
+};
 use phalanx::memory::Memory;
 
 /// A pass of a linear layer, which is a product.
@@ -110,7 +112,8 @@ fn rates(cpu: &Cpu, shape: &LinearShape, pass: Pass) -> [f64; 2] {
             Pass::BackwardInput => cpu.linear_backward_input(shape, &gradient, &weight, &mut product, None),
             Pass::BackwardWeight => {
                 let sums = RowSums::chain(&mut product[..], rows, false);
-                cpu.linear_backward_weight(shape, &input, &gradient, sums);
+                let operands = [WeightOperands { rows, input: &input[..], gradient: &gradient[..] }];
+                cpu.linear_backward_weight(shape, &operands, sums);
             }
         }
         best[1] = best[1].min(start.elapsed().as_secs_f64());

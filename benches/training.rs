@@ -90,6 +90,7 @@ const CASES: &[Case] = &[
     deep(2, Program::Pipeline("--micro-batches 8 --schedule gpipe")),
     deep(2, Program::Pipeline("--micro-batches 8 --schedule 1f1b")),
     deep(2, Program::Pipeline("--micro-batches 8 --schedule zero-bubble")),
+    deep(2, Program::Pipeline("--micro-batches 8 --schedule deferred")),
 ];
 
 fn main() -> ExitCode {

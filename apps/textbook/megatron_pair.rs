@@ -15,7 +15,7 @@ use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
-use phalanx::nn::{FlatBuffer, Layer, Loss, Network, Segmentation, Tape, TensorShard};
+use phalanx::nn::{FlatBuffer, Layer, Loss, Network, Segmentation, Tape, TapedRows, TensorShard};
 use phalanx::sums::{Leaves, Section};
 
 const SEED: u64 = 1;
@@ -74,7 +74,8 @@ fn train(world: &World) -> Result<()> {
             let own = Section::of_chain(BATCH, false);
             let sums = Some((&mut gradients, own));
             layer.backward_activation(&device, &tape, &mut gradient, sums, false);
-            layer.backward_weight(&device, &tape, &gradient, &mut gradients, own);
+            let taped = TapedRows { tape, gradient: &gradient[..], section: own };
+            layer.backward_weight(&device, &[taped], &mut gradients);
             let mut input = vec![0.0; BATCH * layer.input_len()];
             layer.backward_input(&device, &parameters, BATCH, &tape, &gradient, &mut input, None);
             if at == 2 {

@@ -56,6 +56,17 @@ pub struct FusedActivation<V> {
     pub saved: V,
 }
 
+/// The rows of a micro-batch from which the gradient of a weight is computed.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightOperands<V> {
+    /// The number of rows.
+    pub rows: usize,
+    /// The inputs of the layer, `[rows, inputs]`.
+    pub input: V,
+    /// The gradient of its outputs, `[rows, outputs]`.
+    pub gradient: V,
+}
+
 /// Linear layers, forward and backward.
 pub trait LinearOperations: MemoryOperations {
     /// Computes `output = activation(input · W + bias)`, `[rows, outputs]`. If the inputs are some of a
@@ -77,12 +88,13 @@ pub trait LinearOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Adds up `inputᵀ · gradient` in the layout of the weight.
+    /// Adds up `inputᵀ · gradient`, in the layout of the weight, over the rows of consecutive
+    /// micro-batches, of which there is at least one; `shape.rows` is not read. Several at once are
+    /// one product, which reads and writes the gradient once.
     fn linear_backward_weight(
         &self,
         shape: &LinearShape,
-        input: Self::View<'_>,
-        gradient: Self::View<'_>,
+        operands: &[WeightOperands<Self::View<'_>>],
         weight_gradient: RowSums<Self::ViewMut<'_>>,
     );
 

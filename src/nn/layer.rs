@@ -1,10 +1,13 @@
 //! The layers that a device runs. Each stands for one or several modules of a network, fused as the
 //! device's operations are.
 
+use smallvec::SmallVec;
+
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
 use crate::device::{
     Activation, BiasShape, ConvolutionShape, Device, FusedActivation, LinearShape, PoolShape, WeightLayout,
+    WeightOperands,
 };
 use crate::sums::Section;
 
@@ -58,6 +61,24 @@ pub struct Tape<'a, D: Device> {
     pub saved: D::View<'a>,
     /// The layer's output, `[rows, output_len]`.
     pub output: D::View<'a>,
+}
+
+impl<D: Device> Clone for Tape<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for Tape<'_, D> {}
+
+/// The rows of a micro-batch, from which gradients of weights are computed.
+pub struct TapedRows<'a, D: Device> {
+    /// The arrays of the forward pass.
+    pub tape: Tape<'a, D>,
+    /// The gradient of the values before the activation, as [`Layer::backward_activation`] leaves it.
+    pub gradient: D::View<'a>,
+    /// The rows among those of the batch.
+    pub section: Section,
 }
 
 impl Layer {
@@ -209,31 +230,44 @@ impl Layer {
         let saved = if activation.saves() { tape.saved } else { tape.output };
         let bias =
             bias.zip(sums).map(|(bias, (gradients, section))| gradients.row_sums(device, bias, section));
+        if is_backpropagated && bias.is_none() {
+            return;
+        }
         let shape = BiasShape { columns, positions: self.output_len() / columns };
         device.activation_backward(activation, shape, saved, gradient, bias);
     }
 
-    /// Runs the second part of the backward pass: adds up the gradient of the weight over the rows of
-    /// `section`, if the layer has one.
+    /// Runs the second part of the backward pass: adds up the gradient of the weight, if the layer has
+    /// one, over the rows of consecutive micro-batches.
     pub fn backward_weight<D: Device>(
         &self,
         device: &D,
-        tape: &Tape<'_, D>,
-        gradient: D::View<'_>,
+        micro_batches: &[TapedRows<'_, D>],
         gradients: &mut FlatBuffer<D>,
-        section: Section,
     ) {
-        let rows = section.len();
         match self {
             Layer::Linear { inputs: 0, .. } | Layer::Linear { outputs: 0, .. } => {}
             Layer::Linear { weight, .. } => {
-                let (shape, weight) = (self.linear_shape(rows), gradients.row_sums(device, *weight, section));
-                device.linear_backward_weight(&shape, tape.input, gradient, weight);
+                let operands: SmallVec<[WeightOperands<D::View<'_>>; 16]> = micro_batches
+                    .iter()
+                    .map(|TapedRows { tape, gradient, section }| WeightOperands {
+                        rows: section.len(),
+                        input: tape.input,
+                        gradient: *gradient,
+                    })
+                    .collect();
+                let sections = micro_batches.iter().map(|rows| rows.section);
+                let Some(section) = sections.reduce(Section::join) else { return };
+                let (shape, weight) =
+                    (self.linear_shape(section.len()), gradients.row_sums(device, *weight, section));
+                device.linear_backward_weight(&shape, &operands, weight);
             }
             Layer::Convolution { shape, weight } => {
-                let shape = ConvolutionShape { rows, ..*shape };
-                let weight = gradients.row_sums(device, *weight, section);
-                device.convolution_backward_weight(&shape, tape.input, tape.saved, gradient, weight);
+                for TapedRows { tape, gradient, section } in micro_batches {
+                    let shape = ConvolutionShape { rows: section.len(), ..*shape };
+                    let weight = gradients.row_sums(device, *weight, *section);
+                    device.convolution_backward_weight(&shape, tape.input, tape.saved, *gradient, weight);
+                }
             }
             _ => {}
         }

@@ -78,7 +78,8 @@ impl Leaves {
     }
 }
 
-/// Consecutive terms of canonical sums that one call adds: whole leaves, or a part of one.
+/// Consecutive terms of canonical sums that one call adds: some leaves, of which the first may be
+/// continued and the last left incomplete.
 ///
 /// The rows of a batch are divided among ranks and micro-batches by leaves, so that who holds which
 /// leaf does not depend on the number of rows; a leaf may be empty.
@@ -90,11 +91,13 @@ pub struct Section {
     /// The leaves of this section.
     first: usize,
     end: usize,
-    /// This part of `num_parts` of each leaf; there are several only in a section of one leaf.
-    part: usize,
-    num_parts: usize,
+    /// The terms of this section among all of the sum.
+    first_term: usize,
+    end_term: usize,
     /// True if the first chain continues a value that is there, instead of +0.
-    has_start: bool,
+    continues: bool,
+    /// True if the last leaf is complete after this section.
+    is_complete: bool,
 }
 
 /// A leaf of a section, or a part of one.
@@ -118,9 +121,9 @@ impl Section {
 
     /// Returns `len` terms of one chain, which goes on if it `continues`.
     pub fn of_chain(len: usize, continues: bool) -> Section {
-        let leaves = Leaves { len: 2 * len, num: 1 };
-        let part = usize::from(continues);
-        Section { part, num_parts: 2, ..Section::whole(leaves) }
+        let (first_term, is_complete) = (if continues { len } else { 0 }, false);
+        let whole = Section::whole(Leaves { len: 2 * len, num: 1 });
+        Section { first_term, end_term: first_term + len, continues, is_complete, ..whole }
     }
 
     /// Returns the terms of rank `rank` of `num_ranks`: whole leaves, or none if there are fewer
@@ -132,7 +135,15 @@ impl Section {
     /// Returns the terms of some leaves, which are added to an empty stack.
     pub fn of_leaves(leaves: Leaves, own: Range<usize>) -> Section {
         let Range { start: first, end } = own;
-        Section { leaves, held_from: first, first, end, part: 0, num_parts: 1, has_start: false }
+        let terms = if first == end { 0..0 } else { leaves.terms(first).start..leaves.terms(end - 1).end };
+        let (first_term, end_term) = (terms.start, terms.end);
+        let (continues, is_complete) = (false, true);
+        Section { leaves, held_from: first, first, end, first_term, end_term, continues, is_complete }
+    }
+
+    /// Returns some of the leaves of a section of whole leaves.
+    fn some_leaves(self, own: Range<usize>) -> Section {
+        Section { held_from: self.held_from, ..Section::of_leaves(self.leaves, own) }
     }
 
     /// Returns the section with a value on the stack with which its first chain begins.
@@ -141,7 +152,7 @@ impl Section {
     /// There are sums of earlier sections on the stack.
     pub fn with_start(self) -> Section {
         assert_eq!(self.depth_before(), 0, "a start belongs to the first leaf");
-        Section { has_start: true, ..self }
+        Section { continues: true, ..self }
     }
 
     /// Returns micro-batch `index` of the `num` that this section is divided into: whole leaves, or
@@ -150,34 +161,50 @@ impl Section {
     /// # Panics
     /// The section is a part of a leaf already.
     pub fn micro_batch(self, index: usize, num: usize) -> Section {
-        assert_eq!(self.num_parts, 1, "a micro-batch is not divided again");
+        assert!(!self.continues && self.is_complete, "a micro-batch is not divided again");
         let num_leaves = self.end - self.first;
         if num_leaves == 0 {
             return self;
         }
         if num <= num_leaves {
             let range = shard(num_leaves, index, num);
-            return Section { first: self.first + range.start, end: self.first + range.end, ..self };
+            return self.some_leaves(self.first + range.start..self.first + range.end);
         }
         let parts = |leaf: usize| shard(num, leaf, num_leaves);
         let leaf = (0..num_leaves).find(|leaf| parts(*leaf).contains(&index)).unwrap_or(0);
         let (part, num_parts) = (index - parts(leaf).start, parts(leaf).len());
-        Section { first: self.first + leaf, end: self.first + leaf + 1, part, num_parts, ..self }
+        let whole = self.some_leaves(self.first + leaf..self.first + leaf + 1);
+        let terms = shard(whole.len(), part, num_parts);
+        Section {
+            first_term: whole.first_term + terms.start,
+            end_term: whole.first_term + terms.end,
+            continues: part > 0,
+            is_complete: part + 1 == num_parts,
+            ..whole
+        }
+    }
+
+    /// Returns this section and the `next` one of the same rank as one.
+    ///
+    /// # Panics
+    /// `next` is another.
+    pub fn join(self, next: Section) -> Section {
+        if self.first == self.end {
+            return next;
+        }
+        let is_next = next.first == if self.is_complete { self.end } else { self.end - 1 };
+        assert!(is_next && next.continues != self.is_complete, "sections are joined in their order");
+        Section { end: next.end, end_term: next.end_term, is_complete: next.is_complete, ..self }
     }
 
     /// Returns the terms of the section among all of the sum.
     pub fn terms(self) -> Range<usize> {
-        if self.first == self.end {
-            return 0..0;
-        }
-        let terms = self.leaves.terms(self.first).start..self.leaves.terms(self.end - 1).end;
-        let part = shard(terms.len(), self.part, self.num_parts);
-        terms.start + part.start..terms.start + part.end
+        self.first_term..self.end_term
     }
 
     /// Returns the number of terms.
     pub fn len(self) -> usize {
-        self.terms().len()
+        self.end_term - self.first_term
     }
 
     /// Returns true if there are no terms.
@@ -187,12 +214,12 @@ impl Section {
 
     /// Returns the number of values on the stack before the section.
     pub fn depth_before(self) -> usize {
-        self.depth(self.first) + usize::from(self.part > 0 || self.has_start)
+        self.depth(self.first) + usize::from(self.continues)
     }
 
     /// Returns the number of values on the stack after the section.
     pub fn depth_after(self) -> usize {
-        if self.part + 1 < self.num_parts { self.depth(self.first) + 1 } else { self.depth(self.end) }
+        if self.is_complete { self.depth(self.end) } else { self.depth(self.end - 1) + 1 }
     }
 
     /// Returns the number of nodes on the stack before `leaf` begins.
@@ -206,11 +233,11 @@ impl Section {
         let own = self.terms();
         (self.first..self.end).map(move |leaf| {
             let terms = self.leaves.terms(leaf);
-            let is_complete = self.part + 1 == self.num_parts;
+            let is_complete = self.is_complete || leaf + 1 < self.end;
             Step {
                 first: terms.start.max(own.start) - own.start,
                 end: terms.end.min(own.end) - own.start,
-                continues: self.part > 0 || self.has_start && leaf == self.first,
+                continues: self.continues && leaf == self.first,
                 num_merges: if is_complete { self.leaves.num_merges(leaf, self.held_from) } else { 0 },
             }
         })
@@ -260,11 +287,16 @@ mod tests {
             for len in [0, 1, 5, 8, 16, 37] {
                 let leaves = Leaves { len, num };
                 for num_micro_batches in 1..=20 {
-                    let mut stack = Vec::new();
-                    for index in 0..num_micro_batches {
-                        add(Section::whole(leaves).micro_batch(index, num_micro_batches), &mut stack);
+                    let one = |index| Section::whole(leaves).micro_batch(index, num_micro_batches);
+                    let all: Vec<Section> = (0..num_micro_batches).map(one).collect();
+                    for num_joined in [1, 2, 3, num_micro_batches] {
+                        let mut stack = Vec::new();
+                        for some in all.chunks(num_joined) {
+                            let joined = some.iter().copied().reduce(Section::join).unwrap();
+                            add(joined, &mut stack);
+                        }
+                        assert_eq!(stack, [tree(leaves)], "{leaves:?}, {num_joined} of {num_micro_batches}");
                     }
-                    assert_eq!(stack, [tree(leaves)], "{leaves:?}, {num_micro_batches} micro-batches");
                 }
             }
         }

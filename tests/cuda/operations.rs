@@ -2,7 +2,7 @@
 
 use phalanx::device::{
     Activation, BiasShape, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape,
-    OptimizerStep, PoolShape, Role, RowSums, totals, update,
+    OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -62,7 +62,8 @@ operation!(
 );
 operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this, device, views, outs| {
     let sums = RowSums::chain(outs[0].take().unwrap(), this.shape.rows, this.accumulate);
-    device.linear_backward_weight(&this.shape, views[0], views[1], sums)
+    let operands = [WeightOperands { rows: this.shape.rows, input: views[0], gradient: views[1] }];
+    device.linear_backward_weight(&this.shape, &operands, sums)
 });
 operation!(LinearBackwardInput { shape: LinearShape, previous: bool }, |this, device, views, outs| {
     // the previous layer ends with GELU of the third array

@@ -98,7 +98,10 @@ const OPTIONS: [(&str, &[&str]); 44] = [
 
 /// Options of `pipeline` alone.
 const OF_PIPELINE: [(&str, &[&str]); 5] = [
-    ("--schedule", &["1f1b", "gpipe", "zero-bubble", "interleaved", "sequential", "CSV", "CSV", "CSV"]),
+    (
+        "--schedule",
+        &["1f1b", "gpipe", "zero-bubble", "interleaved", "sequential", "deferred", "CSV", "CSV", "CSV"],
+    ),
     ("--stages", &["1", "2,1", "1,1,1", "0", "5,5"]),
     ("--stages-per-rank", &["1", "2", "1000000"]),
     ("--recompute", &[]),

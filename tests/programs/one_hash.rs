@@ -85,7 +85,7 @@ fn layouts(case: &Case) -> Vec<Layout> {
             for zero in ["2", "3"] {
                 add("sync_sgd", ranks, format!("{cut} --zero {zero} --accumulate parts"));
             }
-            for schedule in ["gpipe", "1f1b", "zero-bubble", "interleaved"] {
+            for schedule in ["gpipe", "1f1b", "zero-bubble", "interleaved", "deferred"] {
                 let num_stages = ranks * if schedule == "interleaved" { 2 } else { 1 };
                 if num_stages <= case.most_stages {
                     add("pipeline", ranks, format!("{cut} --schedule {schedule}"));

@@ -132,7 +132,7 @@ fn a_schedule_goes_out_to_a_file_and_comes_back_from_it() {
     refused(
         2,
         "--schedule fast",
-        "expected sequential, gpipe, 1f1b, interleaved, zero-bubble, or a file that ends in .csv",
+        "expected sequential, gpipe, 1f1b, interleaved, zero-bubble, deferred, or a file that ends in .csv",
     );
     refused(1, "--show-schedule plan.png", "\"plan.png\" ends neither in .svg nor in .csv");
     refused(1, "--show-schedule /nowhere/plan.svg", "writing /nowhere/plan.svg: No such file");

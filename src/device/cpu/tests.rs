@@ -7,7 +7,7 @@ use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
     Activation, AdamStep, BiasShape, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, RowSums,
-    WeightLayout, totals, update,
+    WeightLayout, WeightOperands, totals, update,
 };
 use crate::memory::Memory;
 
@@ -225,7 +225,8 @@ fn check_linear(shape: LinearShape, with_bias: bool) {
         assert_close(&output, &forward, 1e-5);
         let mut weight_gradient = poison(weight.len());
         let sums = RowSums::chain(&mut weight_gradient[..], rows, false);
-        cpu.linear_backward_weight(&shape, &input, &gradient, sums);
+        let operands = [WeightOperands { rows, input: &input[..], gradient: &gradient[..] }];
+        cpu.linear_backward_weight(&shape, &operands, sums);
         assert_close(&weight_gradient, &weight_expected, 1e-5);
         let mut input_gradient = poison(input.len());
         cpu.linear_backward_input(&shape, &gradient, &weight, &mut input_gradient, None);
@@ -319,7 +320,8 @@ fn gradients_of_parameters_have_the_same_bits_in_one_call_and_in_two() {
                 let shape = LinearShape::whole(part.len(), 50, 70, layout, 8);
                 let (input, gradient) = (&input[of(50)], &mut gradient[of(70)].to_vec());
                 let sums = RowSums::chain(&mut weight[..], num_rows, continues);
-                cpu.linear_backward_weight(&shape, input, gradient, sums);
+                let operands = [WeightOperands { rows: num_rows, input, gradient: &gradient[..] }];
+                cpu.linear_backward_weight(&shape, &operands, sums);
                 let (activation, shape) = (Activation::Identity, BiasShape { columns: 70, positions: 1 });
                 let sums = RowSums::chain(&mut bias[..], num_rows, continues);
                 cpu.activation_backward(activation, shape, &[], gradient, Some(sums));

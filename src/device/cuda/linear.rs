@@ -8,7 +8,7 @@ use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use crate::device::{
     Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
-    WeightLayout,
+    WeightLayout, WeightOperands,
 };
 
 impl Cuda {
@@ -70,30 +70,32 @@ impl LinearOperations for Cuda {
     fn linear_backward_weight(
         &self,
         shape: &LinearShape,
-        input: CudaView<'_>,
-        gradient: CudaView<'_>,
+        operands: &[WeightOperands<CudaView<'_>>],
         weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
-        let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
-        assert!(input.len == rows * inputs && gradient.len == rows * outputs);
+        let LinearShape { inputs, outputs, layout, .. } = *shape;
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, inputs * outputs) else {
             return;
         };
-        let (size, left, right) = match layout {
-            WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
-            WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
-        };
-        self.cublaslt.must_multiply(
-            &self.streams,
-            &Product {
-                size,
-                left: self.operand(left, false),
-                right: self.operand(right, true),
-                output: ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format },
-                accumulate,
-                epilogue: Epilogue::NONE,
-            },
-        );
+        for (number, &WeightOperands { rows, input, gradient }) in operands.iter().enumerate() {
+            assert!(input.len == rows * inputs && gradient.len == rows * outputs);
+            let (size, left, right) = match layout {
+                WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
+                WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
+            };
+            let output = ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
+            self.cublaslt.must_multiply(
+                &self.streams,
+                &Product {
+                    size,
+                    left: self.operand(left, false),
+                    right: self.operand(right, true),
+                    output,
+                    accumulate: accumulate || number > 0,
+                    epilogue: Epilogue::NONE,
+                },
+            );
+        }
     }
 
     fn linear_backward_input(

@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::parallel::stage::{Activations, Gradients, Inner, PieceGroup, Stage};
 use crate::parallel::tensor::exchange::Exchanger;
 
+use super::program::Instruction;
 use super::stage_arrays::StageArrays;
 
 /// A stage of a rank with its arrays.
@@ -68,6 +69,12 @@ impl<D: Device> LocalStage<D> {
             groups,
             stage: stage.clone(),
         })
+    }
+
+    /// Takes the arrays of a group that were computed again out of the slot of `instruction`.
+    pub(super) fn give_back_inner(&mut self, instruction: &Instruction, group: usize) {
+        let activations = &mut self.slots[instruction.slot].activations;
+        activations.swap_inner(&self.groups[group], &mut self.inner[instruction.set]);
     }
 
     /// Waits for all sends.

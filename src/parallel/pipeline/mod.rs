@@ -19,15 +19,17 @@ pub mod program;
 mod source;
 mod stage_arrays;
 
-use self::local_stage::LocalStage;
-use self::program::{Instruction, NeighbourArrays, RankProgram};
+use smallvec::SmallVec;
+
+use self::local_stage::{GradientSet, LocalStage};
+use self::program::{Instruction, MOST_JOINED, NeighbourArrays, RankProgram};
 pub use self::source::MicroBatchSource;
 use self::source::load;
 use self::stage_arrays::StageArrays;
 use super::data::Weights;
 use super::layout::Layout;
-use super::schedule::{Schedule, Work};
-use super::stage::{BackwardContext, Pass, Stage};
+use super::schedule::{Action, Schedule, Work};
+use super::stage::{BackwardContext, Pass, Stage, WeightRows};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::zero::Direction;
 use crate::comm::{Channels, Communicator, LARGEST_TAG};
@@ -45,6 +47,8 @@ pub struct Pipeline<'a, D: Device> {
     evaluation: RankProgram,
     stages: Vec<LocalStage<D>>,
     recompute: bool,
+    /// The micro-batches whose gradients of weights are computed with those of the next pass.
+    joined: Vec<(Instruction, Section)>,
     /// True if the samples of the next step are in their arrays already.
     is_loaded: bool,
 }
@@ -100,6 +104,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
             evaluation,
             stages,
             recompute,
+            joined: Vec::with_capacity(MOST_JOINED),
             is_loaded: false,
         })
     }
@@ -129,7 +134,11 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 Work::Backward => self.backward(&instruction, weights, section, scale, Pass::Whole)?,
                 Work::InputGradient => self.backward(&instruction, weights, section, scale, Pass::Inputs)?,
                 Work::WeightGradient => {
-                    self.backward(&instruction, weights, section, scale, Pass::Weights)?
+                    self.joined.push((instruction, section));
+                    if !instruction.joins_next || weights.division().reduces_each() {
+                        self.weight_gradients(weights)?;
+                        self.joined.clear();
+                    }
                 }
                 _ => self.message(&instruction, section.len())?,
             }
@@ -250,27 +259,22 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let name = match pass {
             Pass::Whole => Name::Backward,
             Pass::Inputs => Name::InputGradient,
-            Pass::Weights => Name::WeightGradient,
         };
-        if pass != Pass::Weights {
-            self.take_output_gradient(instruction, rows);
-        }
+        self.take_output_gradient(instruction, rows);
         let _span = trace::work(name).micro_batch(instruction.action.stage, instruction.action.micro_batch);
         let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
-        if pass != Pass::Weights && stage.head.is_some() && rows > 0 {
+        if stage.head.is_some() && rows > 0 {
             let (activations, gradients) =
                 (&slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
             stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut());
         }
         for group in (0..self.stages[instruction.local].groups.len()).rev() {
-            if self.recompute && pass != Pass::Weights {
+            if self.recompute {
                 self.recompute_group(instruction, weights, rows, group)?;
             }
             self.backward_group(instruction, weights, section, pass, group)?;
-            let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
-            if self.recompute && pass != Pass::Inputs {
-                let activations = &mut slots[instruction.slot].activations;
-                activations.swap_inner(&groups[group], &mut inner[instruction.set]);
+            if self.recompute && pass == Pass::Whole {
+                self.stages[instruction.local].give_back_inner(instruction, group);
             }
         }
         Ok(())
@@ -289,13 +293,11 @@ impl<'a, D: Device> Pipeline<'a, D> {
         for at in self.stages[instruction.local].groups[group].pieces.clone().rev() {
             let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
             let own = stage.tensors_of(at);
-            if pass != Pass::Weights {
-                weights.prepare(device, &own, &stage.tensors, Direction::Backward)?;
-            }
+            weights.prepare(device, &own, &stage.tensors, Direction::Backward)?;
             if !weights.division().has_rows(instruction.action.micro_batch) {
                 continue;
             }
-            if pass != Pass::Inputs {
+            if pass == Pass::Whole {
                 weights.open(device, &own)?;
             }
             let (parameters, gradients) = weights.parameters_and_gradients();
@@ -303,11 +305,50 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let mut context = BackwardContext { exchanger, parameters, gradients, section };
             let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
             stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
-            if pass != Pass::Inputs && !own.is_empty() {
+            if pass == Pass::Whole && !own.is_empty() {
                 let (own, micro_batch) = (own.start..stage.tensors.end, instruction.action.micro_batch);
                 weights.completed(device, &own, micro_batch, instruction.completes)?;
             }
             self.progress();
+        }
+        Ok(())
+    }
+
+    /// Computes the gradients of weights of the joined micro-batches, which are of one stage.
+    fn weight_gradients(&mut self, weights: &mut Weights<D>) -> Result<()> {
+        let Some((last, _)) = self.joined.last().copied() else { return Ok(()) };
+        let device = self.exchanger.device;
+        let Action { stage: number, micro_batch, .. } = last.action;
+        let _span = trace::work(Name::WeightGradient).micro_batch(number, micro_batch);
+        for group in (0..self.stages[last.local].groups.len()).rev() {
+            for at in self.stages[last.local].groups[group].pieces.clone().rev() {
+                let LocalStage { stage, slots, sets, .. } = &mut self.stages[last.local];
+                let own = stage.tensors_of(at);
+                if own.is_empty() || !weights.division().has_rows(micro_batch) {
+                    continue;
+                }
+                weights.open(device, &own)?;
+                let mut rows: SmallVec<[Option<WeightRows<'_, D>>; MOST_JOINED]> =
+                    self.joined.iter().map(|_| None).collect();
+                for (set, GradientSet { gradients, .. }) in sets.iter_mut().enumerate() {
+                    let is_own = |(instruction, _): &(Instruction, Section)| instruction.set == set;
+                    if let Some(number) = self.joined.iter().position(is_own) {
+                        let (instruction, section) = self.joined[number];
+                        let activations = &slots[instruction.slot].activations;
+                        rows[number] = Some(WeightRows { activations, gradients, section });
+                    }
+                }
+                let mut rows: SmallVec<[WeightRows<'_, D>; MOST_JOINED]> =
+                    rows.into_iter().flatten().collect();
+                let (_, gradients) = weights.parameters_and_gradients();
+                stage.weights_piece(device, gradients, at, &mut rows);
+                drop(rows);
+                weights.completed(device, &(own.start..stage.tensors.end), micro_batch, last.completes)?;
+                self.progress();
+            }
+            for (instruction, _) in self.joined.iter().filter(|_| self.recompute) {
+                self.stages[instruction.local].give_back_inner(instruction, group);
+            }
         }
         Ok(())
     }

@@ -26,7 +26,13 @@ pub struct Instruction {
     pub message: Option<MessageEnd>,
     /// True if, after this action, the gradients of this stage are complete.
     pub completes: bool,
+    /// True if the next pass too computes gradients of weights of this stage, so that both are one
+    /// product.
+    pub joins_next: bool,
 }
+
+/// The most micro-batches whose gradients of weights are one product.
+pub const MOST_JOINED: usize = 16;
 
 /// The arrays of a neighbouring stage on the same rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,16 +113,18 @@ impl RankProgram {
         let most_local_stages = most_local_stages(schedule);
         let local =
             |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
+        let joined_in = joined_in(&actions);
         let (mut values, mut gradients) = (Lives::default(), Lives::default());
         for (at, action) in actions.iter().enumerate() {
             let Action { stage, work, micro_batch } = *action;
-            let is_pass = |later: &Action| !later.work.is_message();
-            let next_pass = actions[at + 1..].iter().position(is_pass).map_or(at, |ahead| at + 1 + ahead);
+            let next_pass = next_pass(&actions, at).unwrap_or(at);
             if work.touches_values() {
                 values.touch(at, stage, micro_batch);
+                values.touch(joined_in[at], stage, micro_batch);
             }
             if work.touches_gradients() {
                 gradients.touch(at, stage, micro_batch);
+                gradients.touch(joined_in[at], stage, micro_batch);
             }
             match work {
                 Work::SendActivation => values.touch(next_pass, stage, micro_batch),
@@ -169,11 +177,42 @@ impl RankProgram {
                 neighbour,
                 message,
                 completes,
+                joins_next: joined_in[at] != at,
             });
         }
         let own = |numbers: &[usize]| stages.iter().map(|stage| numbers[*stage]).collect();
         RankProgram { instructions, num_slots: own(&num_slots), num_sets: own(&num_sets) }
     }
+}
+
+/// Returns the place of the first pass after the action at `at`.
+fn next_pass(actions: &[Action], at: usize) -> Option<usize> {
+    let ahead = actions[at + 1..].iter().position(|later| !later.work.is_message())?;
+    Some(at + 1 + ahead)
+}
+
+/// Returns, for every action, the place of the one in which it is done: for gradients of weights the
+/// last of up to [`MOST_JOINED`] passes of its stage that follow each other, else its own.
+fn joined_in(actions: &[Action]) -> Vec<usize> {
+    let mut joined_in: Vec<usize> = (0..actions.len()).collect();
+    let mut num_joined = 1;
+    for (at, action) in actions.iter().enumerate() {
+        let is_next =
+            |next: &usize| actions[*next].work == action.work && actions[*next].stage == action.stage;
+        match next_pass(actions, at).filter(is_next) {
+            _ if action.work != Work::WeightGradient => {}
+            Some(next) if num_joined < MOST_JOINED => {
+                joined_in[at] = next;
+                num_joined += 1;
+            }
+            _ => num_joined = 1,
+        }
+    }
+    // from the next to the last of each
+    for at in (0..actions.len()).rev() {
+        joined_in[at] = joined_in[joined_in[at]];
+    }
+    joined_in
 }
 
 /// Returns the largest number of stages of a rank.

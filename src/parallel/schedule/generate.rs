@@ -32,6 +32,11 @@ pub enum PipelineScheduleKind {
     /// (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, schedule ZB-H1).
     #[value(name = "zero-bubble")]
     ZeroBubble,
+    /// All forward passes, then all gradients of inputs, then the gradients of weights of all
+    /// micro-batches as one product: the least time, for as many live micro-batches as GPipe's and the
+    /// gradients of their activations.
+    #[value(name = "deferred")]
+    Deferred,
 }
 
 impl PipelineScheduleKind {
@@ -74,6 +79,7 @@ impl PipelineScheduleKind {
             }
             PipelineScheduleKind::Interleaved => pipeline.one_forward_one_backward(rank, 0),
             PipelineScheduleKind::ZeroBubble => pipeline.zero_bubble(rank),
+            PipelineScheduleKind::Deferred => pipeline.deferred(rank),
         };
         Schedule::new((0..num_ranks).map(passes).collect()).with_messages()
     }
@@ -143,6 +149,13 @@ impl Generator {
         }
         passes.extend((num.saturating_sub(rank)..num).map(action(Work::WeightGradient)));
         passes
+    }
+
+    /// Generates the three passes of all micro-batches, one after the other.
+    fn deferred(&self, rank: usize) -> Vec<Action> {
+        let all = |work| (0..self.num_micro_batches).map(move |number| Action::new(rank, work, number));
+        let works = [Work::Forward, Work::InputGradient, Work::WeightGradient];
+        works.into_iter().flat_map(all).collect()
     }
 }
 

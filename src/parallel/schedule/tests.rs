@@ -32,7 +32,7 @@ fn all_kinds_are_sound_for_one_to_eight_ranks_and_one_to_sixteen_micro_batches()
                 let report = check(generate(kind, ranks, micro_batches));
                 let limit = match kind {
                     PipelineScheduleKind::Sequential => 1,
-                    PipelineScheduleKind::GPipe => micro_batches,
+                    PipelineScheduleKind::GPipe | PipelineScheduleKind::Deferred => micro_batches,
                     PipelineScheduleKind::OneForwardOneBackward | PipelineScheduleKind::ZeroBubble => ranks,
                     PipelineScheduleKind::Interleaved if micro_batches % ranks == 0 => {
                         2 * (ranks - 1) + ranks + 1

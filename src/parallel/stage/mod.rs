@@ -9,6 +9,7 @@
 
 mod allocate;
 mod arrays;
+mod backward;
 mod groups;
 
 #[cfg(test)]
@@ -17,15 +18,15 @@ mod tests;
 use std::ops::Range;
 
 pub use arrays::{Activations, Gradients, Inner, PieceGroup};
+pub use backward::{BackwardContext, Pass, WeightRows};
 pub use groups::RowWidths;
 
-use super::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
+use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
-use crate::device::{Device, FusedActivation, LossShape, totals};
-use crate::nn::{FlatBuffer, Layer, Loss, Tape};
+use crate::device::{Device, LossShape, totals};
+use crate::nn::{FlatBuffer, Loss};
 use crate::parallel::settle;
-use crate::sums::Section;
 use crate::trace::{self, Name};
 
 /// The loss after the last stage.
@@ -79,29 +80,6 @@ struct Position {
     num_value_sums: usize,
     /// The number of arrays of gradients.
     num_gradient_sums: usize,
-}
-
-/// The gradients that a backward pass computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pass {
-    /// The gradients of values, biases and weights.
-    Whole,
-    /// The gradients of values.
-    Inputs,
-    /// The gradients of weights and biases, after those of values.
-    Weights,
-}
-
-/// The arguments of a backward pass besides the arrays of its micro-batch.
-pub struct BackwardContext<'a, 'd, D: Device> {
-    /// The device and the exchanges.
-    pub exchanger: &'a mut Exchanger<'d, D>,
-    /// This rank's parameters.
-    pub parameters: &'a FlatBuffer<D>,
-    /// The gradients of the parameters.
-    pub gradients: &'a mut FlatBuffer<D>,
-    /// The rows of the micro-batch among those of the batch.
-    pub section: Section,
 }
 
 impl Stage {
@@ -244,153 +222,5 @@ impl Stage {
         let gradient = device.view_mut(gradient, 0..rows * head.outputs);
         let sums = device.view_mut(sums, 0..totals::LEN);
         head.loss.evaluate(device, &shape, outputs, targets, gradient, sums);
-    }
-
-    /// Runs the backward pass of piece `at`: from the gradient at position `at + 1` to the gradient
-    /// of its parameters and, if it is needed, the gradient at position `at`. An exchange before a
-    /// layer is under way while the gradients of the layer's weights are computed. For 0 rows, it only
-    /// completes the sums of the parameters. Collective over the tensor axis, unless `pass` is for
-    /// weights or there are no rows.
-    ///
-    /// # Errors
-    /// There is no memory for messages.
-    pub fn backward_piece<D: Device>(
-        &self,
-        context: &mut BackwardContext<'_, '_, D>,
-        at: usize,
-        pass: Pass,
-        activations: &Activations<D>,
-        gradients: &mut Gradients<D>,
-    ) -> Result<()> {
-        let is_empty = context.section.is_empty();
-        match (&self.pieces[at].piece, pass) {
-            (Piece::Layer(layer), Pass::Whole | Pass::Weights) if is_empty && !layer.tensors().is_empty() => {
-                self.backward_layer(context, at, layer, Pass::Weights, activations, gradients)
-            }
-            _ if is_empty => Ok(()),
-            (Piece::Layer(layer), Pass::Weights) if layer.tensors().is_empty() => Ok(()),
-            (Piece::Layer(layer), _) => self.backward_layer(context, at, layer, pass, activations, gradients),
-            (Piece::Exchange(_), Pass::Weights) => Ok(()),
-            // an exchange before a layer was done together with it
-            (Piece::Exchange(_), _) if self.is_layer(at + 1) => Ok(()),
-            (Piece::Exchange(exchange), _) => {
-                let started = self.start_exchange(context, at, *exchange, gradients)?;
-                self.finish_exchange(context, at, *exchange, started, gradients);
-                Ok(())
-            }
-        }
-    }
-
-    fn backward_layer<D: Device>(
-        &self,
-        context: &mut BackwardContext<'_, '_, D>,
-        at: usize,
-        layer: &Layer,
-        pass: Pass,
-        activations: &Activations<D>,
-        gradients: &mut Gradients<D>,
-    ) -> Result<()> {
-        let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
-        let (device, section) = (context.exchanger.device, context.section);
-        let rows = section.len();
-        let (before, after) = (self.positions[at], self.positions[at + 1]);
-        let view = |position: Position| {
-            device.view(here(&activations.values[position.value]), 0..rows * position.width)
-        };
-        let saved = device.view(here(&activations.saved[at]), 0..rows * layer.saved_len());
-        let tape: Tape<'_, D> = Tape { input: view(before), saved, output: view(after) };
-        let (from, len) = (after.gradient, rows * after.width);
-        let mut started = None;
-        let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-        let sums = (pass != Pass::Inputs).then_some((&mut *context.gradients, section));
-        let is_backpropagated =
-            pass == Pass::Weights || std::mem::take(&mut gradients.is_backpropagated[from]);
-        layer.backward_activation(device, &tape, gradient, sums, is_backpropagated);
-        if pass != Pass::Weights && self.needs_gradient(at) {
-            if !layer.is_elementwise() {
-                let into = before.gradient;
-                let fused = self.fused_activation(device, at, rows, activations);
-                gradients.is_backpropagated[into] = fused.is_some();
-                let (inputs, outputs) = gradients.values.split_at_mut(from);
-                let gradient = device.view(here(&outputs[0]), 0..len);
-                let len = rows * before.width * before.num_gradient_sums;
-                let input = device.view_mut(here_mut(&mut inputs[into]), 0..len);
-                layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
-            }
-            if let Some(Piece::Exchange(exchange)) =
-                at.checked_sub(1).map(|earlier| &self.pieces[earlier].piece)
-            {
-                started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
-            }
-        }
-        if pass != Pass::Inputs {
-            let gradient = device.view(here(&gradients.values[from]), 0..len);
-            layer.backward_weight(device, &tape, gradient, context.gradients, section);
-        }
-        settle(device);
-        if let Some((exchange, started)) = started {
-            self.finish_exchange(context, at - 1, exchange, started, gradients);
-        }
-        Ok(())
-    }
-
-    /// Returns the activation of the layer before piece `at`, and the values that it saved, if the
-    /// layer at `at` backpropagates through that activation too.
-    fn fused_activation<'v, D: Device>(
-        &self,
-        device: &D,
-        at: usize,
-        rows: usize,
-        activations: &'v Activations<D>,
-    ) -> Option<FusedActivation<D::View<'v>>> {
-        let before = at.checked_sub(1)?;
-        let (Piece::Layer(first), Piece::Layer(second)) =
-            (&self.pieces[before].piece, &self.pieces[at].piece)
-        else {
-            return None;
-        };
-        let activation = first.activation_fused_with(device, second)?;
-        let saved = device.view(here(&activations.saved[before]), 0..rows * first.saved_len());
-        Some(FusedActivation { activation, saved })
-    }
-
-    fn is_layer(&self, at: usize) -> bool {
-        self.pieces.get(at).is_some_and(|piece| matches!(piece.piece, Piece::Layer(_)))
-    }
-
-    /// Returns true if the gradient at position `at` is needed, by an earlier stage or by
-    /// parameters before it.
-    fn needs_gradient(&self, at: usize) -> bool {
-        self.index > 0 || (0..at).any(|before| !self.tensors_of(before).is_empty())
-    }
-
-    fn start_exchange<D: Device>(
-        &self,
-        context: &mut BackwardContext<'_, '_, D>,
-        at: usize,
-        exchange: Exchange,
-        gradients: &mut Gradients<D>,
-    ) -> Result<Started<D::Buffer>> {
-        let all = &mut gradients.values[self.positions[at + 1].gradient];
-        context.exchanger.start_backward(exchange, context.section.len(), all)
-    }
-
-    fn finish_exchange<D: Device>(
-        &self,
-        context: &mut BackwardContext<'_, '_, D>,
-        at: usize,
-        exchange: Exchange,
-        started: Started<D::Buffer>,
-        gradients: &mut Gradients<D>,
-    ) {
-        let (own, all) = (self.positions[at].gradient, self.positions[at + 1].gradient);
-        if exchange.kind == ExchangeKind::GatherOutput {
-            let (before, after) = gradients.values.split_at_mut(all);
-            let (own, all) = (here_mut(&mut before[own]), here(&after[0]));
-            context.exchanger.own_columns(exchange.width, context.section.len(), all, own);
-        } else {
-            let rows = context.section.len();
-            context.exchanger.finish(started, exchange, rows, &mut gradients.values[own]);
-        }
     }
 }

@@ -1,0 +1,241 @@
+//! The backward pass through the pieces of a stage.
+
+use smallvec::SmallVec;
+
+use super::arrays::{Activations, Gradients};
+use super::{Position, Stage};
+use crate::Result;
+use crate::device::{Device, FusedActivation};
+use crate::nn::{FlatBuffer, Layer, Tape, TapedRows};
+use crate::parallel::settle;
+use crate::parallel::tensor::Piece;
+use crate::parallel::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
+use crate::sums::Section;
+use crate::trace::{self, Name};
+
+/// The gradients that a backward pass computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// The gradients of values, biases and weights.
+    Whole,
+    /// The gradients of values; those of weights and biases follow by [`Stage::weights_piece`].
+    Inputs,
+}
+
+/// A micro-batch of which the gradients of parameters are computed after those of values.
+pub struct WeightRows<'a, D: Device> {
+    /// The arrays of the forward pass.
+    pub activations: &'a Activations<D>,
+    /// The gradients of the values.
+    pub gradients: &'a mut Gradients<D>,
+    /// The rows among those of the batch.
+    pub section: Section,
+}
+
+/// The arguments of a backward pass besides the arrays of its micro-batch.
+pub struct BackwardContext<'a, 'd, D: Device> {
+    /// The device and the exchanges.
+    pub exchanger: &'a mut Exchanger<'d, D>,
+    /// This rank's parameters.
+    pub parameters: &'a FlatBuffer<D>,
+    /// The gradients of the parameters.
+    pub gradients: &'a mut FlatBuffer<D>,
+    /// The rows of the micro-batch among those of the batch.
+    pub section: Section,
+}
+
+impl Stage {
+    /// Runs the backward pass of piece `at`: from the gradient at position `at + 1` to the gradient at
+    /// position `at`, if that is needed, and, if `pass` is [`Pass::Whole`], to that of its parameters. An
+    /// exchange before a layer is under way while the gradients of the layer's weights are computed. For 0
+    /// rows, it only completes the sums of the parameters. Collective over the tensor axis, unless there
+    /// are no rows.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub fn backward_piece<D: Device>(
+        &self,
+        context: &mut BackwardContext<'_, '_, D>,
+        at: usize,
+        pass: Pass,
+        activations: &Activations<D>,
+        gradients: &mut Gradients<D>,
+    ) -> Result<()> {
+        let is_empty = context.section.is_empty();
+        match &self.pieces[at].piece {
+            Piece::Layer(_) if is_empty && pass == Pass::Whole => {
+                let device = context.exchanger.device;
+                let rows = WeightRows { activations, gradients, section: context.section };
+                self.weights_piece(device, context.gradients, at, &mut [rows]);
+                Ok(())
+            }
+            _ if is_empty => Ok(()),
+            Piece::Layer(layer) => self.backward_layer(context, at, layer, pass, activations, gradients),
+            // an exchange before a layer was done together with it
+            Piece::Exchange(_) if self.is_layer(at + 1) => Ok(()),
+            Piece::Exchange(exchange) => {
+                let started = self.start_exchange(context, at, *exchange, gradients)?;
+                self.finish_exchange(context, at, *exchange, started, gradients);
+                Ok(())
+            }
+        }
+    }
+
+    /// Computes the gradients of the parameters of piece `at` for consecutive micro-batches, after their
+    /// backward passes with [`Pass::Inputs`]. For one without rows, it only completes the sums. Not
+    /// collective.
+    pub fn weights_piece<D: Device>(
+        &self,
+        device: &D,
+        sums: &mut FlatBuffer<D>,
+        at: usize,
+        micro_batches: &mut [WeightRows<'_, D>],
+    ) {
+        let Piece::Layer(layer) = &self.pieces[at].piece else { return };
+        if layer.tensors().is_empty() {
+            return;
+        }
+        let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
+        let after = self.positions[at + 1];
+        for WeightRows { activations, gradients, section } in &mut *micro_batches {
+            let tape = self.tape(device, at, section.len(), activations);
+            let gradient = here_mut(&mut gradients.values[after.gradient]);
+            let gradient = device.view_mut(gradient, 0..section.len() * after.width);
+            layer.backward_activation(device, &tape, gradient, Some((&mut *sums, *section)), true);
+        }
+        let rows = micro_batches.iter().map(|WeightRows { activations, gradients, section }| {
+            let gradient = here(&gradients.values[after.gradient]);
+            TapedRows {
+                tape: self.tape(device, at, section.len(), activations),
+                gradient: device.view(gradient, 0..section.len() * after.width),
+                section: *section,
+            }
+        });
+        let rows: SmallVec<[TapedRows<'_, D>; 16]> = rows.collect();
+        layer.backward_weight(device, &rows, sums);
+        settle(device);
+    }
+
+    /// Returns the arrays of the forward pass of the layer at `at`.
+    fn tape<'a, D: Device>(
+        &self,
+        device: &D,
+        at: usize,
+        rows: usize,
+        activations: &'a Activations<D>,
+    ) -> Tape<'a, D> {
+        let view = |position: Position| {
+            device.view(here(&activations.values[position.value]), 0..rows * position.width)
+        };
+        let saved = device.view(here(&activations.saved[at]), 0..rows * self.saved_width(at));
+        Tape { input: view(self.positions[at]), saved, output: view(self.positions[at + 1]) }
+    }
+
+    fn backward_layer<D: Device>(
+        &self,
+        context: &mut BackwardContext<'_, '_, D>,
+        at: usize,
+        layer: &Layer,
+        pass: Pass,
+        activations: &Activations<D>,
+        gradients: &mut Gradients<D>,
+    ) -> Result<()> {
+        let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
+        let (device, section) = (context.exchanger.device, context.section);
+        let rows = section.len();
+        let (before, after) = (self.positions[at], self.positions[at + 1]);
+        let tape = self.tape(device, at, rows, activations);
+        let (from, len) = (after.gradient, rows * after.width);
+        let mut started = None;
+        let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
+        let sums = (pass == Pass::Whole).then_some((&mut *context.gradients, section));
+        let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
+        layer.backward_activation(device, &tape, gradient, sums, is_backpropagated);
+        if self.needs_gradient(at) {
+            if !layer.is_elementwise() {
+                let into = before.gradient;
+                let fused = self.fused_activation(device, at, rows, activations);
+                gradients.is_backpropagated[into] = fused.is_some();
+                let (inputs, outputs) = gradients.values.split_at_mut(from);
+                let gradient = device.view(here(&outputs[0]), 0..len);
+                let len = rows * before.width * before.num_gradient_sums;
+                let input = device.view_mut(here_mut(&mut inputs[into]), 0..len);
+                layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
+            }
+            if let Some(Piece::Exchange(exchange)) =
+                at.checked_sub(1).map(|earlier| &self.pieces[earlier].piece)
+            {
+                started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
+            }
+        }
+        if pass == Pass::Whole {
+            let gradient = device.view(here(&gradients.values[from]), 0..len);
+            layer.backward_weight(device, &[TapedRows { tape, gradient, section }], context.gradients);
+        }
+        settle(device);
+        if let Some((exchange, started)) = started {
+            self.finish_exchange(context, at - 1, exchange, started, gradients);
+        }
+        Ok(())
+    }
+
+    /// Returns the activation of the layer before piece `at`, and the values that it saved, if the
+    /// layer at `at` backpropagates through that activation too.
+    fn fused_activation<'v, D: Device>(
+        &self,
+        device: &D,
+        at: usize,
+        rows: usize,
+        activations: &'v Activations<D>,
+    ) -> Option<FusedActivation<D::View<'v>>> {
+        let before = at.checked_sub(1)?;
+        let (Piece::Layer(first), Piece::Layer(second)) =
+            (&self.pieces[before].piece, &self.pieces[at].piece)
+        else {
+            return None;
+        };
+        let activation = first.activation_fused_with(device, second)?;
+        let saved = device.view(here(&activations.saved[before]), 0..rows * first.saved_len());
+        Some(FusedActivation { activation, saved })
+    }
+
+    fn is_layer(&self, at: usize) -> bool {
+        self.pieces.get(at).is_some_and(|piece| matches!(piece.piece, Piece::Layer(_)))
+    }
+
+    /// Returns true if the gradient at position `at` is needed, by an earlier stage or by
+    /// parameters before it.
+    fn needs_gradient(&self, at: usize) -> bool {
+        self.index > 0 || (0..at).any(|before| !self.tensors_of(before).is_empty())
+    }
+
+    fn start_exchange<D: Device>(
+        &self,
+        context: &mut BackwardContext<'_, '_, D>,
+        at: usize,
+        exchange: Exchange,
+        gradients: &mut Gradients<D>,
+    ) -> Result<Started<D::Buffer>> {
+        let all = &mut gradients.values[self.positions[at + 1].gradient];
+        context.exchanger.start_backward(exchange, context.section.len(), all)
+    }
+
+    fn finish_exchange<D: Device>(
+        &self,
+        context: &mut BackwardContext<'_, '_, D>,
+        at: usize,
+        exchange: Exchange,
+        started: Started<D::Buffer>,
+        gradients: &mut Gradients<D>,
+    ) {
+        let (own, all) = (self.positions[at].gradient, self.positions[at + 1].gradient);
+        if exchange.kind == ExchangeKind::GatherOutput {
+            let (before, after) = gradients.values.split_at_mut(all);
+            let (own, all) = (here_mut(&mut before[own]), here(&after[0]));
+            context.exchanger.own_columns(exchange.width, context.section.len(), all, own);
+        } else {
+            let rows = context.section.len();
+            context.exchanger.finish(started, exchange, rows, &mut gradients.values[own]);
+        }
+    }
+}
