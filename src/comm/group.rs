@@ -44,6 +44,11 @@ impl Group {
         self.in_job[rank].map(|rank| rank as usize)
     }
 
+    /// Returns the node of rank `rank`.
+    pub(super) fn node_of(&self, rank: usize) -> usize {
+        self.nodes.borrow()[rank]
+    }
+
     /// Returns the number of nodes that the group spans.
     pub(super) fn num_nodes(&self) -> usize {
         self.nodes.borrow().iter().collect::<HashSet<_>>().len()

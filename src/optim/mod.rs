@@ -190,8 +190,22 @@ impl<D: Device> Optimizer<D> {
         gradients: D::View<'_>,
         sums: D::ViewMut<'_>,
     ) {
-        let (step, slots) = (self.settings.device_step(), &mut self.slots[segment]);
+        let mut slots = std::mem::take(&mut self.slots[segment]);
+        self.apply(device, parameters, gradients, &mut slots, sums);
+        self.slots[segment] = slots;
+    }
+
+    /// Updates any parameters with `slots` of the caller: see [`Optimizer::step`].
+    pub fn apply(
+        &self,
+        device: &D,
+        parameters: D::ViewMut<'_>,
+        gradients: D::View<'_>,
+        slots: &mut [D::Buffer],
+        sums: D::ViewMut<'_>,
+    ) {
         let update = device.view(&self.update, 0..update::LEN);
+        let step = self.settings.device_step();
         device.optimizer_step(&step, update, parameters, gradients, slots, sums);
     }
 }

@@ -4,9 +4,10 @@
 //! parallelism, [`zero`] the division of its state, [`tensor`] tensor parallelism, [`pipeline`]
 //! pipeline parallelism. A [`ParallelPlan`](layout::ParallelPlan) spreads a model over a grid, and a
 //! [`Layout`](layout::Layout) lists the [stages](stage::Stage) and tensors that a rank holds.
-//! [`replica`] checks that replicas are equal. A pipeline runs the stages in the order of a
-//! schedule; one stage with one micro-batch is the trivial case.
+//! A pipeline runs the stages in the order of a schedule; one stage with one micro-batch is the trivial
+//! case. [`replica`] checks that replicas are equal, and an [`audit`] that ranks compute the same bits.
 
+pub mod audit;
 pub mod balance;
 pub mod batch;
 pub mod bucket;
@@ -17,6 +18,7 @@ pub mod replica;
 pub mod schedule;
 pub mod stage;
 pub mod tensor;
+pub mod watch;
 pub mod zero;
 
 pub use crate::comm::shard;

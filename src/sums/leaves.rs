@@ -197,6 +197,32 @@ impl Section {
         Section { end: next.end, end_term: next.end_term, is_complete: next.is_complete, ..self }
     }
 
+    /// Returns the terms of the section that belong to the first leaf of the rank, if there is that leaf.
+    /// It is complete on an empty stack, so its value is on the stack alone.
+    pub fn in_first_leaf(self) -> Option<Section> {
+        let is_here = self.first == self.held_from && self.first < self.end;
+        let is_complete = self.is_complete || self.end > self.first + 1;
+        let end_term = self.end_term.min(self.leaves.terms(self.first.min(self.leaves.num - 1)).end);
+        is_here.then_some(Section { end: self.first + 1, end_term, is_complete, ..self })
+    }
+
+    /// Returns the terms of the section after the first leaf of the rank, if it has other leaves.
+    pub fn after_first_leaf(self) -> Option<Section> {
+        match self.in_first_leaf() {
+            None => Some(self).filter(|rest| rest.first < rest.end),
+            Some(leaf) if leaf.end == self.end => None,
+            Some(leaf) => {
+                let (first, first_term) = (leaf.end, leaf.end_term);
+                Some(Section { first, first_term, continues: false, ..self })
+            }
+        }
+    }
+
+    /// Returns true if the last leaf of the section is complete after it.
+    pub fn is_complete(self) -> bool {
+        self.is_complete
+    }
+
     /// Returns the terms of the section among all of the sum.
     pub fn terms(self) -> Range<usize> {
         self.first_term..self.end_term
@@ -293,7 +319,9 @@ mod tests {
                         let mut stack = Vec::new();
                         for some in all.chunks(num_joined) {
                             let joined = some.iter().copied().reduce(Section::join).unwrap();
-                            add(joined, &mut stack);
+                            // the first leaf of the rank, and the rest
+                            joined.in_first_leaf().into_iter().for_each(|leaf| add(leaf, &mut stack));
+                            joined.after_first_leaf().into_iter().for_each(|rest| add(rest, &mut stack));
                         }
                         assert_eq!(stack, [tree(leaves)], "{leaves:?}, {num_joined} of {num_micro_batches}");
                     }

@@ -64,6 +64,7 @@ impl Identity {
             leaves: _,
             recompute: _,
             check_replicas: _,
+            audit: _,
             eval_every: _,
             metrics: _,
             log_every: _,

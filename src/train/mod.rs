@@ -19,9 +19,9 @@ mod training;
 
 pub use metrics::{MetricsRow, ResultLine};
 pub use options::{
-    AnyDevice, CheckpointOptions, DataOptions, DeviceChoice, DeviceOptions, Every, Given, GridOptions,
-    ModelName, ModelOptions, OptimizerOptions, OrAuto, PipelineOptions, Resume, ScheduleChoice, SizeList,
-    Standardisation, Switch, TrainOptions, check_files, name_of,
+    AnyDevice, AuditOptions, CheckpointOptions, DataOptions, DeviceChoice, DeviceOptions, Every, Given,
+    GridOptions, ModelName, ModelOptions, OptimizerOptions, OrAuto, PipelineOptions, Resume, ScheduleChoice,
+    SizeList, Standardisation, Switch, TrainOptions, check_files, name_of,
 };
 pub use run::{Strategy, run};
 pub use trainer::{Evaluation, RunRequests, StepOutcome, Trainer, TrainerSettings};

@@ -157,6 +157,9 @@ impl<'a, D: Device> Training<'a, D> {
             seed: options.seed,
         };
         let mut trainer = Trainer::new(device, run.grid, run.model, plan, settings)?;
+        if let Some(audits) = options.audit.settings() {
+            trainer.audit(plan, settings.sync, batch_size, audits)?;
+        }
         let length = RunLength { first: 0, num_steps, steps_per_epoch };
         let (checkpoints, resumed) = run.resume(&mut trainer, start, identity, length, stop)?;
         let RunPosition { step: first, loss } = resumed.map_or_else(Default::default, |found| found.position);
@@ -218,7 +221,8 @@ impl<'a, D: Device> Training<'a, D> {
         let train = &mut self.samples.train;
         let waited_before = train.dataset().waited();
         train.begin_step(step, (done < self.length.num_steps).then_some(done))?;
-        let previous = self.trainer.step(step, train, || self.checkpoints.requests())?;
+        let previous = self.trainer.step(step, train, || self.checkpoints.requests());
+        let previous = previous.map_err(|error| self.checkpoints.with_last_good(error))?;
         self.waited += train.dataset().waited().saturating_sub(waited_before);
         if let Some(outcome) = previous {
             requests = outcome.requests;

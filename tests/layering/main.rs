@@ -33,21 +33,27 @@ const MAY_USE: &[(&str, &str)] = &[
     ("dataset", "dataset/hdf5 memory nn"),
     ("dataset/hdf5", "dataset memory nn trace"),
     ("store", "comm dataset nn trace"),
-    ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor sums trace"),
+    ("parallel", "comm device nn parallel/schedule parallel/stage parallel/tensor parallel/watch sums trace"),
+    (
+        "parallel/audit",
+        "comm device memory nn parallel parallel/data parallel/pipeline parallel/stage parallel/tensor \
+         parallel/watch parallel/zero sums",
+    ),
+    ("parallel/watch", "device parallel/stage sums"),
     (
         "parallel/data",
         "comm device memory nn optim parallel parallel/schedule \
-         parallel/stage parallel/zero sums trace",
+         parallel/stage parallel/watch parallel/zero sums trace",
     ),
     (
         "parallel/pipeline",
         "comm device memory nn parallel parallel/data parallel/schedule \
-         parallel/stage parallel/tensor parallel/zero sums trace",
+         parallel/stage parallel/tensor parallel/watch parallel/zero sums trace",
     ),
     ("parallel/schedule", ""),
     ("parallel/stage", "device nn parallel parallel/tensor sums trace"),
     ("parallel/tensor", "comm device memory nn parallel sums"),
-    ("parallel/zero", "comm device memory nn parallel"),
+    ("parallel/zero", "comm device memory nn parallel parallel/watch"),
     ("checkpoint", "memory nn"),
     ("app", "app/trace_file comm device trace"),
     ("app/trace_file", "comm trace"),

@@ -92,6 +92,9 @@ fn launch(name: &str, ranks: usize, libraries: Option<&'static str>) -> Result<(
     for line in done.stdout.lines().filter(|line| line.contains("SKIPPED")) {
         super::say_skipped(&format!("{name}: {}", line.trim_start_matches("SKIPPED: ")));
     }
+    for line in done.stdout.lines().filter(|line| line.starts_with("counted: ")) {
+        println!("{name}: {line}");
+    }
     if done.code == Some(0) && (0..ranks).all(completed) {
         return Ok(());
     }

@@ -1,6 +1,7 @@
 //! Training gives the same numbers in every layout: PyTorch's, those of one rank, and those of the
 //! same command run before.
 
+mod audit;
 mod samples;
 #[path = "../support/mod.rs"]
 mod support;
@@ -54,6 +55,8 @@ static CASES: &[Case] = &[
     Case { name: "the_same_twice", ranks: ALL, run: replicas::the_same_twice::<Cpu> },
     Case { name: "worked_example_gradient_descent", ranks: &[1, 2], run: replicas::gradient_descent::<Cpu> },
     Case { name: "replica_check_names_the_rank", ranks: &[2, 3, 4], run: replica_check },
+    Case { name: "audits_find_faults", ranks: &[2, 3, 4], run: audit::finds_faults },
+    Case { name: "audits_find_nothing_else", ranks: &[2, 3, 4], run: audit::finds_nothing_else },
     Case { name: "a_step_allocates_nothing_of_ours", ranks: &[1, 2, 3], run: no_allocation_in_replicas },
     Case { name: "tensor_oracles", ranks: ALL, run: layouts::tensor_oracles::<Cpu> },
     Case { name: "pipeline_oracles", ranks: ALL, run: layouts::pipeline_oracles::<Cpu> },
@@ -88,6 +91,7 @@ fn replica_check(world: &World) {
         let error = trainer.check_replicas(4).unwrap_err();
         let who =
             if world.size() == 2 { "ranks 0 and 1 hold different" } else { "rank 1 holds other parameters" };
+        assert!(error.to_string().contains("fc2.weight differs in 1 bit;"), "{error}");
         assert!(error.to_string().contains(who) && error.to_string().contains("at step 4"), "{error}");
         assert_eq!(error.exit_code(), 1);
     });

@@ -72,6 +72,11 @@ impl Communicator {
         self.group.num_nodes()
     }
 
+    /// Returns the node of a rank of the group, as the number of a rank. Not collective.
+    pub fn node_of(&self, rank: usize) -> usize {
+        self.group.node_of(rank)
+    }
+
     /// Makes a communicator of the ranks that pass the same `color`, ordered by `key`, then by rank
     /// (`MPI_Comm_split`, MPI-4.1 §7.4.2). Collective.
     ///

@@ -19,6 +19,7 @@ mod plan;
 mod settings;
 mod state;
 mod update;
+mod watch;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -29,6 +30,7 @@ pub use self::plan::StatePlan;
 pub use self::settings::{SyncSettings, WeightSettings};
 use super::batch::BatchDivision;
 use super::layout::Layout;
+use super::watch::BlockWatch;
 use super::zero::{
     Direction, GradientSegments, GradientUse, ParameterSegments, ParameterSettings, Partition, ZeroStage,
 };
@@ -61,6 +63,8 @@ pub struct Weights<D: Device> {
     update: Update,
     /// Sums of squares for clipping, one for each of this rank's tensors.
     squares: D::Buffer,
+    /// The blocks that an audit of the step looks at.
+    watch: Option<BlockWatch>,
 }
 
 /// A bucket.
@@ -126,6 +130,7 @@ impl<D: Device> Weights<D> {
             reducing: VecDeque::new(),
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
             squares: device.allocate(device.squares_len() * shards.len(), Role::Exact)?,
+            watch: None,
         })
     }
 
@@ -184,7 +189,7 @@ impl<D: Device> Weights<D> {
                 self.discard_reduction();
             }
             self.gradients.open(device, segment)?;
-            self.start_reduction(segment, self.usage.division.num_micro_batches() - 1, false)?;
+            self.start_reduction(device, segment, self.usage.division.num_micro_batches() - 1, false)?;
         }
         while !self.reducing.is_empty() {
             self.discard_reduction();
@@ -271,7 +276,7 @@ impl<D: Device> Weights<D> {
             let Bucket { tensors: own, is_started } = &self.buckets[segment];
             let is_complete = own.start >= tensors.start && own.end <= tensors.end;
             if is_complete && !is_started && self.gradients.is_open(segment) {
-                self.start_reduction(segment, micro_batch, is_last)?;
+                self.start_reduction(device, segment, micro_batch, is_last)?;
             }
         }
         while self.reducing.front_mut().is_some_and(|reduction| !self.overlap || reduction.test()) {
@@ -289,7 +294,7 @@ impl<D: Device> Weights<D> {
         let last = self.usage.division.num_micro_batches() - 1;
         for segment in (0..self.buckets.len()).rev() {
             if !self.buckets[segment].is_started && self.gradients.is_open(segment) {
-                self.start_reduction(segment, last, true)?;
+                self.start_reduction(device, segment, last, true)?;
             }
         }
         while !self.reducing.is_empty() {
@@ -308,10 +313,17 @@ impl<D: Device> Weights<D> {
         self.gradients.release();
     }
 
-    fn start_reduction(&mut self, segment: usize, micro_batch: usize, is_last: bool) -> Result<()> {
+    fn start_reduction(
+        &mut self,
+        device: &D,
+        segment: usize,
+        micro_batch: usize,
+        is_last: bool,
+    ) -> Result<()> {
         self.buckets[segment].is_started = true;
         let subtrees = self.usage.division.canonical_subtrees(micro_batch);
         let num_sums = subtrees.map_or(1, Subtrees::most);
+        self.watch_terms(device, segment, micro_batch, num_sums)?;
         let reductions =
             subtrees.map_or(self.reductions.clone(), |subtrees| self.reductions.with_subtrees(subtrees));
         let pending = match self.stage {
@@ -336,7 +348,11 @@ impl<D: Device> Weights<D> {
             return Ok(());
         };
         if let Some(pending) = pending {
-            self.gradients.reduced(device, segment, pending.wait().buffer, micro_batch);
+            let mut buffer = pending.wait().buffer;
+            self.watch_sum(device, segment, Some(&mut buffer))?;
+            self.gradients.reduced(device, segment, buffer, micro_batch);
+        } else {
+            self.watch_sum(device, segment, None)?;
         }
         if is_last && self.clip_norm.is_none() { self.update_bucket(device, segment) } else { Ok(()) }
     }

@@ -89,16 +89,31 @@ impl<D: Device> Weights<D> {
     pub fn look_at_slots(&self, device: &D, look: &mut dyn FnMut(&[f32])) -> Result<()> {
         for slot in 0..self.slot_names().len() {
             for tensor in 0..self.parameters().num_tensors() {
-                let (segment, TensorPart { kept, .. }) = self.slot_part(tensor);
-                if !kept.is_empty() {
-                    device.read(self.optimizer.slot(device, segment, slot, kept), &mut |values| {
-                        look(values);
-                        Ok(())
-                    })?;
-                }
+                self.read_whole_slot(device, slot, tensor, &mut |values| {
+                    look(values);
+                    Ok(())
+                })?;
             }
         }
         Ok(())
+    }
+
+    /// Calls `show` with the values of tensor `tensor` of slot `slot` that this rank keeps. Not collective.
+    ///
+    /// # Errors
+    /// `show` failed, or the transfer from the device did.
+    pub fn read_whole_slot(
+        &self,
+        device: &D,
+        slot: usize,
+        tensor: usize,
+        show: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let (segment, TensorPart { kept, .. }) = self.slot_part(tensor);
+        if kept.is_empty() {
+            return show(&[]);
+        }
+        device.read(self.optimizer.slot(device, segment, slot, kept), show)
     }
 
     /// Overwrites this rank's part of tensor `tensor` of slot `slot` with values of the whole

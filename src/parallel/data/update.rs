@@ -13,6 +13,7 @@ use crate::trace::{self, Name};
 impl<D: Device> Weights<D> {
     /// Updates this rank's elements of a bucket, and starts to distribute them.
     pub(super) fn update_bucket(&mut self, device: &D, segment: usize) -> Result<()> {
+        self.watch_gradient(device, segment)?;
         let range = match self.stage {
             ZeroStage::None => 0..self.gradients.flat().segment_len(segment),
             _ => self.partition.owned(segment),
@@ -25,6 +26,7 @@ impl<D: Device> Weights<D> {
         settle(device);
         drop(span);
         self.gradients.close(segment);
+        self.watch_update(device, segment)?;
         self.parameters.updated(segment)
     }
 

@@ -16,21 +16,22 @@ pub mod footprint;
 mod local_stage;
 mod messages;
 pub mod program;
+mod record;
 mod source;
 mod stage_arrays;
+mod weight_gradients;
 
-use smallvec::SmallVec;
-
-use self::local_stage::{GradientSet, LocalStage};
+use self::local_stage::LocalStage;
 use self::program::{Instruction, MOST_JOINED, NeighbourArrays, RankProgram};
 pub use self::source::MicroBatchSource;
-use self::source::load;
+pub(super) use self::source::load;
 use self::stage_arrays::StageArrays;
 use super::data::Weights;
 use super::layout::Layout;
-use super::schedule::{Action, Schedule, Work};
-use super::stage::{BackwardContext, Pass, Stage, WeightRows};
+use super::schedule::{Schedule, Work};
+use super::stage::{BackwardContext, Pass, Stage};
 use super::tensor::exchange::{Exchanger, here, here_mut};
+use super::watch::Recorder;
 use super::zero::Direction;
 use crate::comm::{Channels, Communicator, LARGEST_TAG};
 use crate::device::Device;
@@ -49,6 +50,8 @@ pub struct Pipeline<'a, D: Device> {
     recompute: bool,
     /// The micro-batches whose gradients of weights are computed with those of the next pass.
     joined: Vec<(Instruction, Section)>,
+    /// The record of the step that is audited.
+    recorder: Option<Recorder>,
     /// True if the samples of the next step are in their arrays already.
     is_loaded: bool,
 }
@@ -105,6 +108,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
             stages,
             recompute,
             joined: Vec::with_capacity(MOST_JOINED),
+            recorder: None,
             is_loaded: false,
         })
     }
@@ -226,6 +230,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         if !self.is_loaded {
             load(device, stage, instruction.action.micro_batch, rows, activations, source)?;
         }
+        self.record_value(instruction, 0)?;
         for group in 0..self.stages[instruction.local].groups.len() {
             let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
             let pieces = groups[group].pieces.clone();
@@ -237,6 +242,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 let activations = &mut slots[instruction.slot].activations;
                 weights.prepare(device, &stage.tensors_of(at), &stage.tensors, Direction::Forward)?;
                 stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
+                self.record_value(instruction, at + 1)?;
                 self.progress();
             }
             let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
@@ -268,11 +274,20 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 (&slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
             stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut());
         }
+        self.record_gradient(instruction, self.stages[instruction.local].stage.num_pieces())?;
+        // the gradients of weights are recorded leaf by leaf
+        let is_split = pass == Pass::Whole && self.recorder.is_some();
+        let in_piece = if is_split { Pass::Inputs } else { pass };
         for group in (0..self.stages[instruction.local].groups.len()).rev() {
             if self.recompute {
                 self.recompute_group(instruction, weights, rows, group)?;
             }
-            self.backward_group(instruction, weights, section, pass, group)?;
+            self.backward_group(instruction, weights, section, in_piece, group)?;
+            if is_split {
+                self.joined.push((*instruction, section));
+                self.weight_group(weights, group)?;
+                self.joined.clear();
+            }
             if self.recompute && pass == Pass::Whole {
                 self.stages[instruction.local].give_back_inner(instruction, group);
             }
@@ -305,50 +320,15 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let mut context = BackwardContext { exchanger, parameters, gradients, section };
             let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
             stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
+            if self.stages[instruction.local].stage.needs_gradient(at) {
+                self.record_gradient(instruction, at)?;
+            }
             if pass == Pass::Whole && !own.is_empty() {
-                let (own, micro_batch) = (own.start..stage.tensors.end, instruction.action.micro_batch);
+                let end = self.stages[instruction.local].stage.tensors.end;
+                let (own, micro_batch) = (own.start..end, instruction.action.micro_batch);
                 weights.completed(device, &own, micro_batch, instruction.completes)?;
             }
             self.progress();
-        }
-        Ok(())
-    }
-
-    /// Computes the gradients of weights of the joined micro-batches, which are of one stage.
-    fn weight_gradients(&mut self, weights: &mut Weights<D>) -> Result<()> {
-        let Some((last, _)) = self.joined.last().copied() else { return Ok(()) };
-        let device = self.exchanger.device;
-        let Action { stage: number, micro_batch, .. } = last.action;
-        let _span = trace::work(Name::WeightGradient).micro_batch(number, micro_batch);
-        for group in (0..self.stages[last.local].groups.len()).rev() {
-            for at in self.stages[last.local].groups[group].pieces.clone().rev() {
-                let LocalStage { stage, slots, sets, .. } = &mut self.stages[last.local];
-                let own = stage.tensors_of(at);
-                if own.is_empty() || !weights.division().has_rows(micro_batch) {
-                    continue;
-                }
-                weights.open(device, &own)?;
-                let mut rows: SmallVec<[Option<WeightRows<'_, D>>; MOST_JOINED]> =
-                    self.joined.iter().map(|_| None).collect();
-                for (set, GradientSet { gradients, .. }) in sets.iter_mut().enumerate() {
-                    let is_own = |(instruction, _): &(Instruction, Section)| instruction.set == set;
-                    if let Some(number) = self.joined.iter().position(is_own) {
-                        let (instruction, section) = self.joined[number];
-                        let activations = &slots[instruction.slot].activations;
-                        rows[number] = Some(WeightRows { activations, gradients, section });
-                    }
-                }
-                let mut rows: SmallVec<[WeightRows<'_, D>; MOST_JOINED]> =
-                    rows.into_iter().flatten().collect();
-                let (_, gradients) = weights.parameters_and_gradients();
-                stage.weights_piece(device, gradients, at, &mut rows);
-                drop(rows);
-                weights.completed(device, &(own.start..stage.tensors.end), micro_batch, last.completes)?;
-                self.progress();
-            }
-            for (instruction, _) in self.joined.iter().filter(|_| self.recompute) {
-                self.stages[instruction.local].give_back_inner(instruction, group);
-            }
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ pub trait MicroBatchSource<D: Device> {
 }
 
 /// Loads the samples of a micro-batch: its inputs in the first stage, its targets in the last.
-pub(super) fn load<D: Device>(
+pub(in crate::parallel) fn load<D: Device>(
     device: &D,
     stage: &Stage,
     micro_batch: usize,

@@ -1,5 +1,7 @@
 //! The backward pass through the pieces of a stage.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::arrays::{Activations, Gradients};
@@ -22,12 +24,14 @@ pub enum Pass {
     Inputs,
 }
 
-/// A micro-batch of which the gradients of parameters are computed after those of values.
+/// Rows of a micro-batch of which the gradients of parameters are computed after those of values.
 pub struct WeightRows<'a, D: Device> {
     /// The arrays of the forward pass.
     pub activations: &'a Activations<D>,
     /// The gradients of the values.
     pub gradients: &'a mut Gradients<D>,
+    /// The first of the rows in these arrays.
+    pub first_row: usize,
     /// The rows among those of the batch.
     pub section: Section,
 }
@@ -65,7 +69,8 @@ impl Stage {
         match &self.pieces[at].piece {
             Piece::Layer(_) if is_empty && pass == Pass::Whole => {
                 let device = context.exchanger.device;
-                let rows = WeightRows { activations, gradients, section: context.section };
+                let section = context.section;
+                let rows = WeightRows { activations, gradients, first_row: 0, section };
                 self.weights_piece(device, context.gradients, at, &mut [rows]);
                 Ok(())
             }
@@ -97,38 +102,40 @@ impl Stage {
         }
         let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
         let after = self.positions[at + 1];
-        for WeightRows { activations, gradients, section } in &mut *micro_batches {
-            let tape = self.tape(device, at, section.len(), activations);
+        let range = |first_row: usize, section: Section| first_row..first_row + section.len();
+        let elements = |rows: Range<usize>| rows.start * after.width..rows.end * after.width;
+        for WeightRows { activations, gradients, first_row, section } in &mut *micro_batches {
+            let rows = range(*first_row, *section);
+            let tape = self.tape(device, at, rows.clone(), activations);
             let gradient = here_mut(&mut gradients.values[after.gradient]);
-            let gradient = device.view_mut(gradient, 0..section.len() * after.width);
+            let gradient = device.view_mut(gradient, elements(rows));
             layer.backward_activation(device, &tape, gradient, Some((&mut *sums, *section)), true);
         }
-        let rows = micro_batches.iter().map(|WeightRows { activations, gradients, section }| {
+        let rows = micro_batches.iter().map(|WeightRows { activations, gradients, first_row, section }| {
+            let rows = range(*first_row, *section);
             let gradient = here(&gradients.values[after.gradient]);
-            TapedRows {
-                tape: self.tape(device, at, section.len(), activations),
-                gradient: device.view(gradient, 0..section.len() * after.width),
-                section: *section,
-            }
+            let tape = self.tape(device, at, rows.clone(), activations);
+            TapedRows { tape, gradient: device.view(gradient, elements(rows)), section: *section }
         });
         let rows: SmallVec<[TapedRows<'_, D>; 16]> = rows.collect();
         layer.backward_weight(device, &rows, sums);
         settle(device);
     }
 
-    /// Returns the arrays of the forward pass of the layer at `at`.
+    /// Returns the arrays of the forward pass of the layer at `at` for some rows.
     fn tape<'a, D: Device>(
         &self,
         device: &D,
         at: usize,
-        rows: usize,
+        rows: Range<usize>,
         activations: &'a Activations<D>,
     ) -> Tape<'a, D> {
-        let view = |position: Position| {
-            device.view(here(&activations.values[position.value]), 0..rows * position.width)
+        let view = |array: &'a Option<D::Buffer>, width: usize| {
+            device.view(here(array), rows.start * width..rows.end * width)
         };
-        let saved = device.view(here(&activations.saved[at]), 0..rows * self.saved_width(at));
-        Tape { input: view(self.positions[at]), saved, output: view(self.positions[at + 1]) }
+        let value = |position: Position| view(&activations.values[position.value], position.width);
+        let saved = view(&activations.saved[at], self.saved_width(at));
+        Tape { input: value(self.positions[at]), saved, output: value(self.positions[at + 1]) }
     }
 
     fn backward_layer<D: Device>(
@@ -144,7 +151,7 @@ impl Stage {
         let (device, section) = (context.exchanger.device, context.section);
         let rows = section.len();
         let (before, after) = (self.positions[at], self.positions[at + 1]);
-        let tape = self.tape(device, at, rows, activations);
+        let tape = self.tape(device, at, 0..rows, activations);
         let (from, len) = (after.gradient, rows * after.width);
         let mut started = None;
         let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
@@ -197,16 +204,6 @@ impl Stage {
         let activation = first.activation_fused_with(device, second)?;
         let saved = device.view(here(&activations.saved[before]), 0..rows * first.saved_len());
         Some(FusedActivation { activation, saved })
-    }
-
-    fn is_layer(&self, at: usize) -> bool {
-        self.pieces.get(at).is_some_and(|piece| matches!(piece.piece, Piece::Layer(_)))
-    }
-
-    /// Returns true if the gradient at position `at` is needed, by an earlier stage or by
-    /// parameters before it.
-    fn needs_gradient(&self, at: usize) -> bool {
-        self.index > 0 || (0..at).any(|before| !self.tensors_of(before).is_empty())
     }
 
     fn start_exchange<D: Device>(

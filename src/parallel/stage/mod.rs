@@ -11,6 +11,7 @@ mod allocate;
 mod arrays;
 mod backward;
 mod groups;
+mod observe;
 
 #[cfg(test)]
 mod tests;

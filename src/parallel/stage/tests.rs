@@ -82,7 +82,7 @@ impl Probe {
             }
             for at in (0..self.stage.num_pieces()).rev().filter(|_| pass == Pass::Inputs) {
                 let (activations, gradients) = (&self.activations, &mut self.gradients);
-                let rows = WeightRows { activations, gradients, section };
+                let rows = WeightRows { activations, gradients, first_row: 0, section };
                 self.stage.weights_piece(&self.device, &mut self.parameter_gradients, at, &mut [rows]);
             }
         }

@@ -10,6 +10,7 @@ use crate::comm::{Communicator, Front, Pending};
 use crate::device::{Device, Role};
 use crate::memory::Buffer;
 use crate::nn::{FlatBuffer, Segmentation, TensorShard};
+use crate::parallel::watch::flip;
 
 /// The direction in which passes go through the segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,6 +272,36 @@ impl<D: Device> ParameterSegments<D> {
             }
             _ => device.view_mut(self.flat.segment_mut(segment), owned),
         }
+    }
+
+    /// Returns elements of `segment` that are here. Not collective.
+    ///
+    /// # Errors
+    /// The transfer from the device failed.
+    pub fn block(&self, device: &D, segment: usize, range: &Range<usize>) -> Result<Vec<f32>> {
+        let (buffer, range) = match self.in_parts {
+            true => {
+                let start = self.partition.owned(segment).start;
+                (&self.parts[segment], range.start - start..range.end - start)
+            }
+            false => (self.flat.segment(segment), range.clone()),
+        };
+        let mut values = Vec::with_capacity(range.len());
+        device.read(device.view(buffer, range), &mut |elements| {
+            values.extend_from_slice(elements);
+            Ok(())
+        })?;
+        Ok(values)
+    }
+
+    /// Flips a bit of one of the elements `range` of `segment`, to try an audit out.
+    ///
+    /// # Errors
+    /// A transfer from or to the device failed.
+    pub fn flip(&mut self, device: &D, segment: usize, range: Range<usize>, choice: u64) -> Result<()> {
+        let start = if self.in_parts { self.partition.owned(segment).start } else { 0 };
+        let buffer = if self.in_parts { &mut self.parts[segment] } else { self.flat.segment_mut(segment) };
+        flip(device, buffer, range.start - start, range.len(), choice)
     }
 
     /// Accepts that this rank has updated its elements of `segment`, which no pass of the step reads

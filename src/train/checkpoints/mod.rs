@@ -166,7 +166,7 @@ impl<'a> Checkpoints<'a> {
 
     /// Adds the name of the newest sound file to `error`, which reports damaged state. Rank 0 only.
     /// Not collective.
-    fn with_last_good(&mut self, error: Error) -> Error {
+    pub(super) fn with_last_good(&mut self, error: Error) -> Error {
         let (Some(directory), true) = (&self.settings.options.checkpoint_dir, self.grid.all.is_root()) else {
             return error;
         };

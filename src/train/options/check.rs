@@ -81,6 +81,7 @@ impl TrainOptions {
         let on_gpu = (self.machine.device == DeviceChoice::Cuda)
             .then_some("a GPU sums in orders of its own, and --device is cuda");
         given.refuse("leaves", on_gpu)?;
+        self.audit.check_used(given, on_gpu)?;
         let in_parts = self.zero.0.is_some_and(|stage| stage >= ZeroStage::Gradients);
         given.refuse("accumulate", (!in_parts).then_some("it is for --zero 2 and 3"))?;
         let has_parts = self.zero.0 == Some(ZeroStage::Parameters);

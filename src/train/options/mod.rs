@@ -1,5 +1,6 @@
 //! The options of every training program.
 
+mod audit;
 mod check;
 mod checkpoint;
 mod data;
@@ -21,6 +22,7 @@ use crate::parallel::data::SyncSettings;
 use crate::parallel::zero::{Accumulation, ZeroStage};
 use names::or_auto;
 
+pub use audit::AuditOptions;
 pub use check::check_files;
 pub use checkpoint::{CheckpointOptions, Every, Resume};
 pub(super) use data::MOST_CLASSES;
@@ -131,6 +133,10 @@ pub struct TrainOptions {
     /// checkpoint; 0 for no checks at all
     #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Machine")]
     pub check_replicas: u64,
+
+    #[command(flatten)]
+    /// The audits.
+    pub audit: AuditOptions,
 
     /// Epochs between evaluations on the test samples; 0 for one at the end only
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Output")]

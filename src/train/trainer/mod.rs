@@ -4,6 +4,7 @@
 //! This file sets a [`Trainer`] up. `step.rs` has the steps and the evaluation, `state.rs` what
 //! checkpoints and checks read and overwrite.
 
+mod audit;
 mod state;
 mod step;
 
@@ -18,6 +19,7 @@ use crate::comm::Grid;
 use crate::device::Device;
 use crate::nn::Model;
 use crate::optim::{LearningRateSchedule, OptimizerSettings};
+use crate::parallel::audit::Auditor;
 use crate::parallel::data::{StateParts, SyncSettings, WeightSettings, Weights};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::pipeline::Pipeline;
@@ -59,6 +61,8 @@ pub struct Trainer<'a, D: Device> {
     /// For each number of samples, the operations of a step that the device can start again at
     /// once.
     recordings: HashMap<usize, Option<D::Recording>>,
+    /// The audits.
+    auditor: Option<Auditor<'a, D>>,
     /// The step that has been started and not finished.
     open: Option<OpenStep<D>>,
     /// The time at which the previous step was finished, or, if none was open, this one was
@@ -113,6 +117,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             capacity,
             resident: None,
             recordings: HashMap::new(),
+            auditor: None,
             open: None,
             lap: Instant::now(),
         })

@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::nn::hash_values;
 use crate::parallel::data::{Show, StateParts};
 use crate::parallel::replica;
+use crate::parallel::watch::BitFold;
 use crate::parallel::zero::ZeroStage;
 
 impl<D: Device> Trainer<'_, D> {
@@ -129,7 +130,33 @@ impl<D: Device> Trainer<'_, D> {
             weights.look_at_slots(self.device, &mut |values| hash_values(&mut hash, values))?;
             digest ^= hash.digest128();
         }
-        self.grid.all.agree(replica::check(&self.grid.data, digest, step))
+        let (shape, own) = (self.grid.shape, self.grid.shape.coordinates(self.grid.all.rank()));
+        let ranks = |replica: usize| shape.rank(replica, own.1, own.2);
+        let slots: &[&str] = if weights.stage() == ZeroStage::None { weights.slot_names() } else { &[] };
+        let num_tensors = self.layout.tensors.len();
+        let fold = |array: usize| {
+            let mut fold = BitFold::default();
+            let mut add = |values: &[f32]| {
+                fold.add(values);
+                Ok(())
+            };
+            let (slot, tensor) = ((array / num_tensors).checked_sub(1), array % num_tensors);
+            match slot {
+                None => self.device.read(weights.parameters().tensor(self.device, tensor), &mut add)?,
+                Some(slot) => weights.read_whole_slot(self.device, slot, tensor, &mut add)?,
+            }
+            Ok(fold)
+        };
+        let name = |array: usize| {
+            let tensor = &self.layout.tensors[array % num_tensors].1.spec.name;
+            match (array / num_tensors).checked_sub(1) {
+                None => tensor.clone(),
+                Some(slot) => format!("{} of {tensor}", slots[slot]),
+            }
+        };
+        let num_arrays = num_tensors * (1 + slots.len());
+        let compared = replica::check(&self.grid.data, digest, step, &ranks, num_arrays, &fold, &name);
+        self.grid.all.agree(compared)
     }
 
     /// Checks that all parameters are finite after the last step, number `step`. (For all earlier

@@ -78,8 +78,8 @@ impl<D: Device> Trainer<'_, D> {
     /// The step itself stays open until the next call or [`Trainer::flush`]. Collective.
     ///
     /// # Errors
-    /// A sample cannot be read or there is no memory for messages (this rank alone); the previous
-    /// step failed as in [`Trainer::flush`].
+    /// A sample cannot be read or there is no memory for messages (this rank alone); an audit found a
+    /// fault (the same error on every rank); the previous step failed as in [`Trainer::flush`].
     pub fn step(
         &mut self,
         step: u64,
@@ -128,6 +128,7 @@ impl<D: Device> Trainer<'_, D> {
         let num_samples = batches.sampler().batch_len(step);
         let replica = self.grid.data.rank();
         let scale = 1.0 / num_samples as f32;
+        self.before_audited(step, batches, scale)?;
         let Trainer { device, pipeline, weights, resident, recordings, .. } = self;
         let parts = Parts::Step { division: weights.division(), len: num_samples, replica };
         let mut rows = Rows { batches, resident: resident.as_mut(), step, parts };
@@ -148,6 +149,7 @@ impl<D: Device> Trainer<'_, D> {
             weights.finish(device)?;
         }
         let totals = device.start_totals(device.view(weights.sums(), 0..totals::LEN))?;
+        self.after_audited(step, batches)?;
         Ok(OpenStep { step, learning_rate, num_samples, totals })
     }
 

@@ -174,7 +174,39 @@ impl<'a, D: TestDevice> Rig<'a, D> {
         self
     }
 
-    fn synthetic(&self) -> Batches {
+    /// Returns the settings.
+    pub fn settings(&self) -> &TrainerSettings {
+        &self.settings
+    }
+
+    /// Returns the plan with which trainers are made.
+    pub fn summed_plan(&self) -> ParallelPlan {
+        D::summed(&self.plan)
+    }
+
+    /// Returns the names of the model's tensors.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.model.tensors.iter().map(|tensor| tensor.name.as_str())
+    }
+
+    /// Returns all parameters of a trainer on every rank.
+    pub fn parameters(&self, grid: &Grid, trainer: &Trainer<'_, D>) -> Vec<f32> {
+        let values = everywhere(grid, |look| trainer.gather_parameters(look));
+        values.into_iter().map(|value| value as f32).collect()
+    }
+
+    /// Gives a trainer these parameters, and slots of zeros.
+    pub fn restore(&self, trainer: &mut Trainer<'_, D>, parameters: &[f32]) {
+        set_parameters(trainer, &self.model, parameters);
+        for slot in 0..trainer.slot_names().len() {
+            for (number, tensor) in self.model.tensors.iter().enumerate() {
+                trainer.set_slot(slot, number, &vec![0.0; tensor.num_elements()]).unwrap();
+            }
+        }
+    }
+
+    /// Returns batches of synthetic samples.
+    pub fn synthetic(&self) -> Batches {
         let set = Synthetic::open(self.model.input, self.targets, 0, self.num_samples, 5).unwrap();
         Batches::new(set, Sampler::new(self.num_samples, self.settings.batch_size, Order::Shuffled, 3), None)
     }

@@ -1,0 +1,120 @@
+//! [`Finding`], a difference that an audit found.
+
+use crate::Result;
+use crate::comm::Communicator;
+use crate::nn::Model;
+use crate::parallel::layout::Layout;
+use crate::parallel::stage::Stage;
+use crate::parallel::watch::Place;
+
+/// A difference between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Finding {
+    /// The array.
+    pub(super) place: Place,
+    /// The rank whose work was repeated.
+    pub(super) audited: usize,
+    /// The rank that repeated it.
+    pub(super) auditor: usize,
+    /// The number of bits that differ.
+    pub(super) bits: u32,
+}
+
+impl Finding {
+    /// Returns the finding that is first in the order of the computation, of all ranks of `all`; this
+    /// rank found `own` in the work of `audited`. Collective.
+    ///
+    /// # Errors
+    /// None but those of a gather.
+    pub(super) fn first(
+        all: &Communicator,
+        audited: usize,
+        own: Option<(Place, u32)>,
+    ) -> Result<Option<Finding>> {
+        const WORDS: usize = 3;
+        let words = own.map_or([i64::MAX, 0, 0], |(place, bits)| {
+            [place.order() as i64, audited as i64, i64::from(bits)]
+        });
+        let mut found = vec![0; WORDS * all.size()];
+        all.all_gather(&words, &mut found)?;
+        let found = found.as_chunks::<WORDS>().0.iter().enumerate().filter(|(_, words)| words[0] != i64::MAX);
+        let first = found.min_by_key(|(_, words)| (words[0], words[1]));
+        Ok(first.map(|(auditor, &[order, audited, bits])| Finding {
+            place: Place::from_order(order as u64),
+            audited: audited as usize,
+            auditor,
+            bits: bits as u32,
+        }))
+    }
+
+    /// Describes the finding; `layout` is that of the audited rank. The `witness` is a third rank, and
+    /// the one of the two whose bits it has.
+    pub(super) fn describe(
+        self,
+        step: u64,
+        layout: &Layout,
+        model: &Model,
+        witness: Option<(usize, Option<usize>)>,
+    ) -> String {
+        let Finding { place, audited, auditor, bits } = self;
+        let what = describe_place(place, layout, model);
+        let how = match place {
+            Place::Parameter { .. } => format!("{what} differs between rank {audited} and rank {auditor}"),
+            Place::Received { .. } => {
+                format!("{what} on rank {auditor} differs from the update of rank {audited}")
+            }
+            _ => format!("{what} on rank {audited} differs from its repetition on rank {auditor}"),
+        };
+        let bits = if bits == 1 { "1 bit".to_owned() } else { format!("{bits} bits") };
+        let verdict = match witness {
+            None => "no third rank could be asked".to_owned(),
+            Some((third, Some(confirmed))) => format!("rank {third} confirms rank {confirmed}"),
+            Some((third, None)) => format!("rank {third} has yet other bits"),
+        };
+        format!(
+            "auditing step {step}: {how} in {bits}; {verdict}; this is a fault of the hardware or of this \
+             program, not of the training"
+        )
+    }
+}
+
+fn describe_place(place: Place, layout: &Layout, model: &Model) -> String {
+    let name = |tensor: usize| model.tensors[tensor].name.clone();
+    let of_stage = |index: usize| layout.stages.iter().find(|stage| stage.index == index);
+    let layer = |stage: &Stage, piece: usize| {
+        let number = stage.layer_number(piece);
+        let tensors = model.layers[number].tensors().map(name).collect::<Vec<_>>().join(", ");
+        if tensors.is_empty() { format!("layer {number}") } else { format!("layer {number} ({tensors})") }
+    };
+    match place {
+        Place::Parameter { tensor } => format!("{} before the step", name(tensor)),
+        Place::Value { stage: 0, position: 0, .. } => "the input of the first stage".to_owned(),
+        Place::Value { stage, position: 0, .. } => {
+            format!("the input of stage {stage}, a message from stage {},", stage - 1)
+        }
+        Place::Value { stage, position, .. } => match of_stage(stage) {
+            Some(own) if own.is_layer(position - 1) => {
+                format!("the forward pass of {}", layer(own, position - 1))
+            }
+            Some(own) => format!("the exchange at {} in the forward pass", layer(own, position - 1)),
+            None => format!("the forward pass of stage {stage}"),
+        },
+        Place::Gradient { stage, position, .. } => match of_stage(stage) {
+            Some(own) if position == own.num_pieces() && own.head.is_some() => {
+                "the gradient of the loss".to_owned()
+            }
+            Some(own) if position == own.num_pieces() => {
+                format!("the gradient of the output of stage {stage}, a message from stage {},", stage + 1)
+            }
+            Some(own) if own.is_layer(position) => format!("the backward pass of {}", layer(own, position)),
+            Some(own) => format!("the exchange at {} in the backward pass", layer(own, position)),
+            None => format!("the backward pass of stage {stage}"),
+        },
+        Place::WeightGradient { tensor, .. } => format!("the gradient of {}", name(tensor)),
+        Place::GradientSum { tensor } => {
+            format!("the sum over the replicas of the gradient of {}", name(tensor))
+        }
+        Place::Update { tensor } => format!("the update of {}", name(tensor)),
+        Place::Received { tensor } => format!("{} as it was received", name(tensor)),
+    }
+}

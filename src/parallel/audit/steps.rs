@@ -1,0 +1,157 @@
+//! The steps of an audit: before and after the step that is audited.
+
+use super::auditor::{Auditor, OpenAudit, parts};
+use super::exchange::{AFTER, BEFORE, LENGTH, RECORD};
+use super::finding::Finding;
+use super::replay::{LoadRows, PartParameters};
+use super::witness::AuditedBlock;
+use crate::Result;
+use crate::device::Device;
+use crate::parallel::data::Weights;
+use crate::parallel::layout::Layout;
+use crate::parallel::pipeline::Pipeline;
+use crate::parallel::watch::{BitFold, BlockWatch, Fault, FaultKind, FoldRecord, Place, Recorder};
+
+impl<D: Device> Auditor<'_, D> {
+    /// Prepares a step, from 1, of `len` samples for its audit: see [`super`]. `load` loads rows of the
+    /// batch, and `scale` is the factor of the loss's gradient. Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read, or there is no memory.
+    pub fn before(
+        &mut self,
+        step: u64,
+        weights: &mut Weights<D>,
+        pipeline: &mut Pipeline<'_, D>,
+        (len, scale): (usize, f32),
+        load: &mut LoadRows<'_, D>,
+    ) -> Result<()> {
+        let (rank, role, device) = (self.rank(), self.role(), self.device);
+        let fault = self.settings.fault.filter(|fault| fault.happens(step, rank));
+        if !self.roles.are_replicas() && !self.roles.are_own() {
+            self.exchange_parameters(weights)?;
+        }
+        if let Some(Fault { choice, .. }) = fault.filter(|fault| fault.kind == FaultKind::Weight) {
+            weights.flip_parameter(device, choice)?;
+        }
+        let (segment, own_block) = self.block(&self.own, self.replica_of(rank));
+        let (_, block) = self.block(&self.played, self.replica_of(role));
+        let num_arrays = 1 + weights.slot_names().len();
+        let before =
+            self.exchange(weights.block(device, segment, &own_block)?, num_arrays * block.len(), BEFORE)?;
+        let mut parameters = FoldRecord::default();
+        if self.roles.are_replicas() && !weights.has_parameters_in_parts() {
+            for (local, tensor) in self.own.numbers().into_iter().enumerate() {
+                device.read(weights.parameters().tensor(device, local), &mut |values| {
+                    parameters.add(Place::Parameter { tensor }, BitFold::of(values));
+                    Ok(())
+                })?;
+            }
+            if let Some(copy) = &mut self.copy {
+                for segment in 0..copy.num_segments() {
+                    let len = copy.segment_len(segment);
+                    let from = device.view(weights.parameters().segment(segment), 0..len);
+                    device.copy(from, device.view_mut(copy.segment_mut(segment), 0..len));
+                }
+            }
+        }
+        let sections = parts(self.division, len, self.replica_of(role));
+        let source = match &self.copy {
+            Some(copy) if !self.roles.are_replicas() => PartParameters::Copy(copy),
+            _ => PartParameters::Own(weights),
+        };
+        let mut expected = self.replay.run(source, &sections, load, scale)?;
+        expected.extend(&parameters);
+        let place = fault.and_then(|fault| fault.place(&self.own.layout.stages, &self.own.numbers()));
+        // of two places for a fault, its choice takes one
+        let is_in_block = fault.is_some_and(|fault| {
+            fault.kind == FaultKind::Update
+                || self.grid.shape.data > 1
+                    && matches!(fault.kind, FaultKind::Gradient | FaultKind::Message)
+                    && (place.is_none() || fault.choice.is_multiple_of(2))
+        });
+        let in_leaf = place.filter(|_| !is_in_block).zip(fault.map(|fault| fault.choice));
+        let division = self.division;
+        let own_sections = (0..division.num_micro_batches())
+            .map(|micro_batch| division.section(len, self.replica_of(rank), micro_batch));
+        let mut recorder = Recorder::new(self.own.numbers(), own_sections, in_leaf);
+        recorder.record = parameters.clone();
+        pipeline.start_recording(recorder);
+        let blocks = (0..self.grid.shape.data).map(|replica| self.block(&self.own, replica).1).collect();
+        let in_block = fault.filter(|_| is_in_block).map(|fault| (fault.kind, fault.choice));
+        weights.watch(BlockWatch { segment, blocks, fault: in_block, ..BlockWatch::default() });
+        self.open = Some(OpenAudit { expected, parameters, before, batch: (len, scale) });
+        Ok(())
+    }
+
+    /// Ends the audit of a step, and describes the fault that was found, if there was one, in the same
+    /// words on every rank. Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read, or there is no memory.
+    pub fn after(
+        &mut self,
+        step: u64,
+        weights: &mut Weights<D>,
+        pipeline: &mut Pipeline<'_, D>,
+        load: &mut LoadRows<'_, D>,
+    ) -> Result<Option<String>> {
+        let Some(open) = self.open.take() else { return Ok(None) };
+        let (rank, role, device) = (self.rank(), self.role(), self.device);
+        let (segment, own_block) = self.block(&self.own, self.replica_of(rank));
+        let (played_segment, block) = self.block(&self.played, self.replica_of(role));
+        let own_record = pipeline.stop_recording().map(|recorder| recorder.record).unwrap_or_default();
+        let mut watch = weights.unwatch();
+        let message = own_record.to_message();
+        let num_words = self.exchange(vec![message.len() as i64], 1, LENGTH)?[0] as usize;
+        let found = FoldRecord::from_message(&self.exchange(message, num_words, RECORD)?);
+        let mut own = std::mem::take(&mut watch.sums);
+        own.extend(weights.block(device, segment, &own_block)?);
+        let (micro_batches, terms) = self.exchange_terms(watch, block.len())?;
+        let repeated = self.repeat(weights, &micro_batches, &terms, &open.before, block.len())?;
+        let done = self.exchange(own, repeated.len(), AFTER)?;
+        let is_whole = self.roles.are_replicas() && !weights.has_parameters_in_parts();
+        let sums_len = repeated.len() - open.before.len();
+        let updated = sums_len..sums_len + block.len();
+        let received = match is_whole && !block.is_empty() {
+            true => weights.parameter_block(device, played_segment, &block)?,
+            false => repeated[updated.clone()].to_vec(),
+        };
+        let in_leaf = found.first_difference(&open.expected).map(|place| {
+            let folds = [&found, &open.expected].map(|record| record.get(place).unwrap_or_default());
+            (place, folds[0].num_different_bits(&folds[1]))
+        });
+        let differs = |values: &[f32], expected: &[f32], place: fn(usize) -> Place| {
+            let (at, bits) = difference(values, expected)?;
+            let tensor = self.played.tensor_at(played_segment, block.start + at % block.len());
+            Some((place(tensor), bits))
+        };
+        let (sums, update) = (..sums_len, sums_len..);
+        let in_sum = || differs(&done[sums], &repeated[sums], |tensor| Place::GradientSum { tensor });
+        let in_update =
+            || differs(&done[update.clone()], &repeated[update.clone()], |tensor| Place::Update { tensor });
+        let in_message =
+            || differs(&received, &repeated[updated.clone()], |tensor| Place::Received { tensor });
+        let own = in_leaf.or_else(in_sum).or_else(in_update).or_else(in_message);
+        let finding = Finding::first(&self.grid.all, role, own)?;
+        self.number += 1;
+        let Some(finding) = finding else { return Ok(None) };
+        let witness = match finding.place {
+            Place::Received { .. } => None,
+            Place::GradientSum { .. } | Place::Update { .. } => {
+                let block = AuditedBlock { micro_batches, terms, before: open.before, done, repeated };
+                self.witness_of_update(finding, weights, &block)?
+            }
+            _ => self.witness_of_leaf(finding, &found, &open, load)?,
+        };
+        let layout = Layout::new(self.model, self.grid.shape, finding.audited, &self.plan)?;
+        Ok(Some(finding.describe(step, &layout, self.model, witness)))
+    }
+}
+
+/// Returns the first element at which `values` differ from others, and the number of bits that differ.
+fn difference(values: &[f32], others: &[f32]) -> Option<(usize, u32)> {
+    let bits = values.iter().zip(others).map(|(one, two)| (one.to_bits() ^ two.to_bits()).count_ones());
+    let at = bits.clone().position(|bits| bits > 0)?;
+    Some((at, bits.sum()))
+}

@@ -1,0 +1,89 @@
+//! The record of an audited step: see [`crate::parallel::audit`].
+
+use super::Pipeline;
+use super::local_stage::LocalStage;
+use super::program::Instruction;
+use crate::Result;
+use crate::device::Device;
+use crate::parallel::data::Weights;
+use crate::parallel::watch::{BitFold, Place, Recorder, flip};
+
+impl<D: Device> Pipeline<'_, D> {
+    /// Makes the next step a recorded one.
+    pub fn start_recording(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Ends the recorded step.
+    pub fn stop_recording(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+
+    /// Records the values at `position`, if the step is recorded.
+    pub(super) fn record_value(&mut self, instruction: &Instruction, position: usize) -> Result<()> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
+        let part = recorder.part(instruction.action.micro_batch);
+        let place = Place::Value { stage: stage.index, position, part };
+        let (buffer, width) = stage.values_at(position, &mut slots[instruction.slot].activations);
+        recorder.record_rows(self.exchanger.device, place, instruction.action.micro_batch, buffer, width)
+    }
+
+    /// Records the gradients at `position`, if the step is recorded.
+    pub(super) fn record_gradient(&mut self, instruction: &Instruction, position: usize) -> Result<()> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let LocalStage { stage, sets, .. } = &mut self.stages[instruction.local];
+        let part = recorder.part(instruction.action.micro_batch);
+        let place = Place::Gradient { stage: stage.index, position, part };
+        let (buffer, width) = stage.gradients_at(position, &mut sets[instruction.set].gradients);
+        recorder.record_rows(self.exchanger.device, place, instruction.action.micro_batch, buffer, width)
+    }
+
+    /// Records the gradients of the tensors of piece `at`, which are the sums over the leaf.
+    pub(super) fn record_weight_gradients(
+        &mut self,
+        weights: &mut Weights<D>,
+        local: usize,
+        at: usize,
+    ) -> Result<()> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let (device, stage) = (self.exchanger.device, &self.stages[local].stage);
+        for tensor in stage.tensors_of(at) {
+            let place = Place::WeightGradient { stage: stage.index, tensor: recorder.tensors[tensor] };
+            let (_, gradients) = weights.parameters_and_gradients();
+            if let Some(choice) = recorder.takes_fault(place) {
+                let (segment, range) = gradients.place(tensor);
+                flip(device, gradients.segment_mut(segment), range.start, range.len(), choice)?;
+            }
+            device.read(gradients.tensor(device, tensor), &mut |values| {
+                recorder.record.add(place, BitFold::of(values));
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Recorder {
+    /// Records the rows of the leaf of a micro-batch in `buffer`, whose rows have `width` values.
+    fn record_rows<D: Device>(
+        &mut self,
+        device: &D,
+        place: Place,
+        micro_batch: usize,
+        buffer: &mut D::Buffer,
+        width: usize,
+    ) -> Result<()> {
+        let len = self.in_leaf(micro_batch).map_or(0, |leaf| leaf.len() * width);
+        if len == 0 {
+            return Ok(());
+        }
+        if let Some(choice) = self.takes_fault(place) {
+            flip(device, buffer, 0, len, choice)?;
+        }
+        device.read(device.view(buffer, 0..len), &mut |values| {
+            self.record.add(place, BitFold::of(values));
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! [`FoldRecord`], the folds of the arrays that a rank has computed for a leaf, and [`Recorder`], which
+//! makes one during a step.
+
+use std::collections::HashMap;
+
+use super::bits::BitFold;
+use super::place::Place;
+use crate::sums::Section;
+
+/// The folds of arrays, by their places.
+#[derive(Debug, Clone, Default)]
+pub struct FoldRecord {
+    entries: Vec<(u64, BitFold)>,
+}
+
+impl FoldRecord {
+    /// Adds the fold of an array.
+    pub fn add(&mut self, place: Place, fold: BitFold) {
+        self.entries.push((place.order(), fold));
+    }
+
+    /// Adds all of another record.
+    pub fn extend(&mut self, other: &FoldRecord) {
+        self.entries.extend_from_slice(&other.entries);
+    }
+
+    /// Returns the fold of an array.
+    pub fn get(&self, place: Place) -> Option<BitFold> {
+        self.entries.iter().find(|(order, _)| *order == place.order()).map(|(_, fold)| *fold)
+    }
+
+    /// Returns the number of arrays.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns true if there is no array.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns the first place at which this record differs from `other`, which has the same places.
+    pub fn first_difference(&self, other: &FoldRecord) -> Option<Place> {
+        let others: HashMap<u64, BitFold> = other.entries.iter().copied().collect();
+        let differs = |(order, fold): &&(u64, BitFold)| others.get(order) != Some(fold);
+        let first = self.entries.iter().filter(differs).map(|(order, _)| *order).min();
+        first.map(Place::from_order)
+    }
+
+    /// Returns the record as a message.
+    pub fn to_message(&self) -> Vec<i64> {
+        let mut message = Vec::with_capacity(self.entries.len() * (BitFold::MESSAGE_LEN + 1));
+        for (order, fold) in &self.entries {
+            message.push(*order as i64);
+            fold.write(&mut message);
+        }
+        message
+    }
+
+    /// Reads a record from a message.
+    pub fn from_message(message: &[i64]) -> FoldRecord {
+        let entries = message.chunks_exact(BitFold::MESSAGE_LEN + 1);
+        let entry = |entry: &[i64]| (entry[0] as u64, BitFold::read(&entry[1..]));
+        FoldRecord { entries: entries.map(entry).collect() }
+    }
+}
+
+/// The record of a step that is being made, of the leaf with which the sums of this rank begin.
+#[derive(Debug)]
+pub struct Recorder {
+    /// The folds.
+    pub record: FoldRecord,
+    /// The number in the model of each tensor of this rank.
+    pub tensors: Vec<usize>,
+    /// For each micro-batch, its rows in the leaf.
+    leaf: Vec<Option<Section>>,
+    /// The array in which a bit is flipped, and the number that chooses the bit.
+    fault: Option<(Place, u64)>,
+}
+
+impl Recorder {
+    /// Makes a recorder for micro-batches that are these `sections` of the batch.
+    pub fn new(
+        tensors: Vec<usize>,
+        sections: impl Iterator<Item = Section>,
+        fault: Option<(Place, u64)>,
+    ) -> Recorder {
+        Recorder { record: FoldRecord::default(), tensors, leaf: in_leaf(sections), fault }
+    }
+
+    /// Returns the rows of a micro-batch in the leaf, which are its first.
+    pub fn in_leaf(&self, micro_batch: usize) -> Option<Section> {
+        self.leaf[micro_batch]
+    }
+
+    /// Returns the number of a micro-batch among those of the leaf.
+    pub fn part(&self, micro_batch: usize) -> usize {
+        self.leaf[..micro_batch].iter().flatten().count()
+    }
+
+    /// Returns the number that chooses the bit, if one is flipped at `place`.
+    pub fn takes_fault(&mut self, place: Place) -> Option<u64> {
+        self.fault.take_if(|(at, _)| *at == place).map(|(_, choice)| choice)
+    }
+}
+
+/// Returns, for each of the `sections` of a rank, its rows in the leaf with which the rank begins.
+fn in_leaf(sections: impl Iterator<Item = Section>) -> Vec<Option<Section>> {
+    let mut is_complete = false;
+    let of_leaf = |section: Section| {
+        let leaf = section.in_first_leaf().filter(|_| !is_complete);
+        is_complete |= leaf.is_some_and(Section::is_complete);
+        leaf
+    };
+    sections.map(of_leaf).collect()
+}
+
+/// Returns the parts of the leaf with which a rank begins, whose micro-batches are `sections`.
+pub fn parts_of_leaf(sections: impl Iterator<Item = Section>) -> Vec<Section> {
+    in_leaf(sections).into_iter().flatten().collect()
+}

@@ -1,0 +1,44 @@
+//! The options of audits.
+
+use clap::Args;
+
+use super::given::Given;
+use crate::Result;
+use crate::parallel::audit::{AuditAction, AuditSettings};
+use crate::parallel::watch::Fault;
+
+/// The options of audits, in which ranks repeat work of each other and compare the bits.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Machine")]
+pub struct AuditOptions {
+    /// Steps between audits, in which every rank repeats one leaf of another rank's batch, forward and
+    /// backward, and a part of its update, and compares the bits; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub audit: u64,
+
+    /// Consequence of a fault that an audit finds
+    #[arg(long, value_enum, default_value = "stop")]
+    pub audit_action: AuditAction,
+
+    /// Flip a bit to try --audit out: KIND:RANK:STEP, where KIND is product, weight, gradient, update or
+    /// message; STEP is from 1 and must be audited; :stuck behind it repeats the fault, and a number
+    /// chooses another bit
+    #[arg(long, value_name = "FAULT")]
+    pub inject_fault: Option<Fault>,
+}
+
+impl AuditOptions {
+    /// Returns the settings of audits, if there are any.
+    pub fn settings(&self) -> Option<AuditSettings> {
+        let AuditOptions { audit: every, audit_action: action, inject_fault: fault } = *self;
+        (every > 0).then_some(AuditSettings { every, action, fault })
+    }
+
+    /// Refuses options that have no effect in this run; `on_gpu` says why none has. Not collective.
+    pub(super) fn check_used(&self, given: &Given, on_gpu: Option<&str>) -> Result<()> {
+        let without = (self.audit == 0).then_some("it is for --audit");
+        given.refuse("audit", on_gpu.filter(|_| self.audit > 0))?;
+        given.refuse("audit-action", without)?;
+        given.refuse("inject-fault", without)
+    }
+}

@@ -1,0 +1,93 @@
+//! The audits of a trainer's steps: see [`crate::parallel::audit`].
+
+use std::ops::Range;
+
+use super::Trainer;
+use crate::dataset::Batches;
+use crate::device::Device;
+use crate::parallel::audit::{AuditAction, AuditSettings, Auditor};
+use crate::parallel::data::SyncSettings;
+use crate::parallel::layout::ParallelPlan;
+use crate::parallel::watch::Fault;
+use crate::{Error, Result};
+
+impl<'a, D: Device> Trainer<'a, D> {
+    /// Audits steps from now on, with the `plan`, the sums and the largest batch with which this trainer
+    /// was made. Collective.
+    ///
+    /// # Errors
+    /// The bits of sums depend on the layout, or the device does not have enough memory: the same error
+    /// on every rank.
+    pub fn audit(
+        &mut self,
+        plan: &ParallelPlan,
+        sync: SyncSettings,
+        batch_size: usize,
+        settings: AuditSettings,
+    ) -> Result<()> {
+        let in_parts = self.weights.has_parameters_in_parts();
+        let (device, grid, model) = (self.device, self.grid, self.model);
+        let auditor = Auditor::new(device, grid, model, plan, sync, in_parts, batch_size, settings)?;
+        self.auditor = Some(auditor);
+        Ok(())
+    }
+
+    /// Sets the fault with which audits are tried out. Not collective, but all ranks must set the same.
+    #[doc(hidden)]
+    pub fn inject(&mut self, fault: Option<Fault>) {
+        self.auditor.iter_mut().for_each(|auditor| auditor.inject(fault));
+    }
+
+    /// Prepares step `step`, from 0, for its audit, if one is due. Collective.
+    pub(super) fn before_audited(&mut self, step: u64, batches: &mut Batches, scale: f32) -> Result<()> {
+        let Trainer { auditor, weights, pipeline, .. } = self;
+        let Some(auditor) = auditor.as_mut().filter(|auditor| auditor.is_due(step + 1)) else {
+            return Ok(());
+        };
+        let len = batches.sampler().batch_len(step);
+        auditor.before(step + 1, weights, pipeline, (len, scale), &mut |device: &D, rows, inputs, targets| {
+            read_rows(device, batches, step, rows, inputs, targets)
+        })
+    }
+
+    /// Ends the audit of step `step`, from 0, if there is one. Collective.
+    ///
+    /// # Errors
+    /// A fault was found and is to end the job: the same error on every rank.
+    pub(super) fn after_audited(&mut self, step: u64, batches: &mut Batches) -> Result<()> {
+        let Trainer { auditor, weights, pipeline, grid, .. } = self;
+        let Some(auditor) = auditor.as_mut().filter(|auditor| auditor.is_due(step + 1)) else {
+            return Ok(());
+        };
+        let found =
+            auditor.after(step + 1, weights, pipeline, &mut |device: &D, rows, inputs, targets| {
+                read_rows(device, batches, step, rows, inputs, targets)
+            })?;
+        match (found, auditor.action()) {
+            (None, _) => Ok(()),
+            (Some(message), AuditAction::Stop) => Err(Error::Agreed { message, exit_code: 1 }),
+            (Some(message), AuditAction::Warn) => {
+                if grid.all.is_root() {
+                    log::warn!("{message}");
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Writes the samples at `rows` of the batch of `step`.
+fn read_rows<D: Device>(
+    device: &D,
+    batches: &mut Batches,
+    step: u64,
+    rows: Range<usize>,
+    inputs: D::ViewMut<'_>,
+    targets: D::ViewMut<'_>,
+) -> Result<()> {
+    let mut targets = Some(targets);
+    device.write(inputs, &mut |inputs| {
+        let targets = targets.take().expect("a device lets its memory be written once");
+        device.write(targets, &mut |targets| batches.read(step, rows.clone(), inputs, targets))
+    })
+}

@@ -1,0 +1,205 @@
+//! Audits find flipped bits in audited work, name the rank and the tensor, and find nothing else.
+
+use phalanx::comm::{Grid, GridShape, World};
+use phalanx::device::Activation;
+use phalanx::nn::{Features, Loss, Network};
+use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::parallel::audit::{AuditAction, AuditSettings};
+use phalanx::parallel::layout::ParallelPlan;
+use phalanx::parallel::schedule::PipelineScheduleKind;
+use phalanx::parallel::tensor::Split;
+use phalanx::parallel::watch::{Fault, FaultKind};
+use phalanx::parallel::zero::{Accumulation, ZeroStage};
+use phalanx::train::Trainer;
+
+use crate::support::equivalence::{Rig, layouts, replicas, settings, take_step};
+
+const KINDS: [FaultKind; 5] =
+    [FaultKind::Product, FaultKind::Weight, FaultKind::Gradient, FaultKind::Update, FaultKind::Message];
+
+/// Faults of each kind in each layout.
+const FAULTS: u64 = 2;
+
+/// Faults of each kind in each layout under `make soak`: 1,000 in all.
+const SOAK_FAULTS: u64 = 21;
+
+/// Steps without a fault in each layout, of which every second is audited.
+const SOUND_STEPS: u64 = 40;
+
+/// Leaves of the audits under `make soak` that must find nothing, over all layouts of a number of ranks.
+const SOAK_LEAVES: u64 = 340_000;
+
+/// A layout and its number of micro-batches.
+#[derive(Clone, Copy)]
+struct Layout {
+    shape: GridShape,
+    schedule: PipelineScheduleKind,
+    split: Split,
+    num_micro_batches: usize,
+    zero: ZeroStage,
+    accumulation: Accumulation,
+}
+
+fn all_layouts(num_ranks: usize) -> Vec<Layout> {
+    let layout = |data, stage, tensor, num_micro_batches| Layout {
+        shape: GridShape { data, stage, tensor },
+        schedule: PipelineScheduleKind::OneForwardOneBackward,
+        split: Split::Pairs,
+        num_micro_batches,
+        zero: ZeroStage::Slots,
+        accumulation: Accumulation::Whole,
+    };
+    let gather = |layout| Layout { split: Split::Gather, ..layout };
+    let deferred = |layout| Layout { schedule: PipelineScheduleKind::Deferred, ..layout };
+    let zero = |zero, layout| Layout { zero, accumulation: Accumulation::Parts, ..layout };
+    match num_ranks {
+        2 => vec![
+            layout(2, 1, 1, 1),
+            layout(1, 2, 1, 4),
+            layout(1, 1, 2, 2),
+            zero(ZeroStage::Gradients, layout(2, 1, 1, 4)),
+        ],
+        3 => vec![
+            Layout { zero: ZeroStage::None, ..layout(3, 1, 1, 2) },
+            gather(layout(1, 1, 3, 1)),
+            deferred(layout(1, 3, 1, 9)),
+        ],
+        _ => vec![
+            layout(4, 1, 1, 4),
+            deferred(layout(2, 2, 1, 3)),
+            layout(2, 1, 2, 1),
+            zero(ZeroStage::Parameters, layout(4, 1, 1, 3)),
+        ],
+    }
+}
+
+/// Calls `work` with a trainer whose audits are every second step in each layout.
+fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &Network, &Rig<'_>, ParallelPlan)) {
+    let network = Network::mlp(&[24, 20, 16, 12], Activation::Relu, true, 10, Loss::CrossEntropy);
+    let model = network.build(Features::Flat(30)).unwrap();
+    for layout in all_layouts(world.size()) {
+        let grid = Grid::new(world, layout.shape).unwrap();
+        let Layout { zero, accumulation, .. } = layout;
+        let sync = phalanx::parallel::data::SyncSettings {
+            bucket_bytes: 2000,
+            zero: Some(zero),
+            accumulation,
+            clip_norm: Some(1.0),
+            ..replicas::ways()[0].0
+        };
+        let mut settings = settings(37, sync);
+        settings.optimizer = OptimizerSettings { weight_decay: 0.01, ..OptimizerSettings::new(Rule::AdamW) };
+        let mut rig = Rig::new(&network, Features::Flat(30), layout.num_micro_batches, settings);
+        if layout.shape.stage > 1 {
+            let (kind, num) = (layout.schedule, layout.num_micro_batches);
+            rig.plan = layouts::pipeline_plan(&model, kind, layout.shape.stage, num);
+        }
+        rig.plan.split = layout.split;
+        let plan = rig.summed_plan();
+        work(&layout, &grid, &network, &rig, plan);
+    }
+}
+
+fn audited(
+    rig: &Rig<'_>,
+    grid: &Grid,
+    plan: &ParallelPlan,
+    work: impl FnOnce(&mut Trainer<'_, phalanx::device::Cpu>),
+) {
+    rig.with_trainer(grid, |trainer| {
+        let audits = AuditSettings { every: 2, action: AuditAction::Stop, fault: None };
+        trainer.audit(plan, rig.settings().sync, rig.settings().batch_size, audits).unwrap();
+        work(trainer);
+    });
+}
+
+/// Flips bits of every kind, one after the other, and requires the next audit to name the rank and the
+/// tensor of at least 99 of 100.
+pub fn finds_faults(world: &World) {
+    let is_soak = std::env::var_os("PHALANX_SOAK").is_some();
+    let (mut num_faults, mut num_found) = (0, 0);
+    in_each_layout(world, |layout, grid, _, rig, plan| {
+        audited(rig, grid, &plan, |trainer| {
+            let start = rig.parameters(grid, trainer);
+            let mut batches = rig.synthetic();
+            let mut step = 0;
+            for number in 0..if is_soak { SOAK_FAULTS } else { FAULTS } {
+                for kind in KINDS {
+                    // a weight of which there is one copy cannot be compared
+                    let has_copies = layout.shape.data > 1 && layout.zero < ZeroStage::Parameters;
+                    if kind == FaultKind::Weight && !has_copies {
+                        continue;
+                    }
+                    // no place where ranks receive nothing
+                    if kind == FaultKind::Message && layout.split == Split::Gather && layout.shape.data == 1 {
+                        continue;
+                    }
+                    rig.restore(trainer, &start);
+                    let rank = (number as usize + 1) % world.size();
+                    let is_stuck = number % 2 == 1;
+                    let choice = 1_000_003 * (number + 1) + 7 * kind as u64;
+                    // the fault of a step that is not audited stays until the next
+                    let at = if is_stuck { step + 1 } else { step + 2 };
+                    trainer.inject(Some(Fault { kind, rank, step: at, is_stuck, choice }));
+                    take_step(trainer, step, &mut batches).unwrap();
+                    let outcome = take_step(trainer, step + 1, &mut batches);
+                    step += 2;
+                    num_faults += 1;
+                    let Err(error) = outcome else {
+                        if world.is_root() {
+                            println!("not found: {kind:?} {choice} on rank {rank} of {:?}", layout.shape);
+                        }
+                        continue;
+                    };
+                    num_found += 1;
+                    let words = error.to_string();
+                    assert!(words.contains(&format!("auditing step {step}: ")), "{words}");
+                    let names_rank = words.contains(&format!("on rank {rank} differs"))
+                        || kind == FaultKind::Weight && words.contains(&format!("rank {rank} "));
+                    assert!(names_rank, "{kind:?} on rank {rank}: {words}");
+                    let names_tensor = rig.tensor_names().any(|name| words.contains(name));
+                    assert!(names_tensor || words.contains("a message from stage"), "{words}");
+                    assert!(!words.contains(&format!("confirms rank {rank};")), "{words}");
+                    if layout.shape.data > 2 && layout.zero < ZeroStage::Parameters {
+                        assert!(words.contains(" confirms rank "), "{words}");
+                    }
+                    assert_eq!(error.exit_code(), 1);
+                }
+            }
+        });
+    });
+    if world.is_root() {
+        println!("counted: {num_found} of {num_faults} faults found on {} ranks", world.size());
+    }
+    assert!(100 * num_found >= 99 * num_faults, "{num_found} of {num_faults} found");
+}
+
+/// Audits sound steps, which must find nothing and change no bit.
+pub fn finds_nothing_else(world: &World) {
+    let is_soak = std::env::var_os("PHALANX_SOAK").is_some();
+    let num_layouts = all_layouts(world.size()).len() as u64;
+    let soak_steps = 2 * SOAK_LEAVES / num_layouts / world.size() as u64;
+    let num_steps = if is_soak { soak_steps } else { SOUND_STEPS };
+    let mut digests = Vec::new();
+    in_each_layout(world, |_, grid, _, rig, plan| {
+        let mut batches = rig.synthetic();
+        audited(rig, grid, &plan, |trainer| {
+            for step in 0..num_steps {
+                take_step(trainer, step, &mut batches).unwrap();
+            }
+            digests.push(trainer.digest().unwrap());
+        });
+        let mut batches = rig.synthetic();
+        rig.with_trainer(grid, |trainer| {
+            for step in 0..num_steps {
+                take_step(trainer, step, &mut batches).unwrap();
+            }
+            digests.push(trainer.digest().unwrap());
+        });
+    });
+    assert!(digests.iter().all(|digest| *digest == digests[0]), "{digests:x?}");
+    if world.is_root() {
+        let num_leaves = num_steps / 2 * num_layouts * world.size() as u64;
+        println!("counted: {num_leaves} leaves audited on {} ranks, nothing found", world.size());
+    }
+}
