@@ -85,6 +85,9 @@
 //!   the part that a replica updates. *Gathered*: said of parameters that a replica holds whole for
 //!   as long as layers read them. *Open*: said of a segment of gradients that layers write to.
 //! * *Footprint*: the memory that a rank needs.
+//! * *Audit*: the comparison of a rank's work with its repetition by another rank, its *auditor*, which
+//!   plays its *part*. *Site*: an array in the computation of a step. *Fold*: a checksum by which arrays are
+//!   compared.
 //! * *Stage*: consecutive layers that one rank runs. *Micro-batch*: the rows of a batch that pass
 //!   through a stage at once. *Schedule*: the *actions* (passes and messages) of every stage in one
 //!   step, in order. *Bubble*: the time in a step in which stages are idle.

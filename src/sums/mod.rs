@@ -42,6 +42,9 @@
 //! `parameters_digest` over programs, ranks, schedules, stages of ZeRO, micro-batches, threads,
 //! vector instructions and MPIs (`tests/programs/one_hash.rs`).
 //!
+//! So what a rank computes can be repeated by any other, and a difference is a fault:
+//! [`parallel::audit`](crate::parallel::audit).
+//!
 //! # Traps
 //!
 //! * *Tails.* A loop over whole vectors and one over the rest must use the same operations: an

@@ -8,6 +8,7 @@ use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
 use crate::memory::{kibibytes, limit_bytes};
 use crate::nn::Model;
+use crate::parallel::audit;
 use crate::parallel::data::{StateParts, SyncSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::pipeline::footprint::{Footprint, FootprintSettings};
@@ -75,17 +76,24 @@ impl MemoryPlan {
             checkpoints if checkpoints.checkpoint_dir.is_some() => 1 + num_slots,
             checkpoints => usize::from(checkpoints.export.is_some()),
         };
-        let copy = copies(&parts, world, num_sections);
+        let audits = match options.audit.settings() {
+            Some(_) => audit::needed_bytes(&layout, plan, shape, sync, batch_size),
+            None => 0,
+        };
+        let more = [copies(&parts, world, num_sections), audits];
         let candidates = candidates(grid, plan, options);
         let plans = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan.recompute));
         let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, other.recompute));
-        let needs: Vec<usize> =
-            plans.into_iter().chain(others).map(|plan| plan.total().saturating_add(copy)).collect();
+        let needs = plans
+            .into_iter()
+            .chain(others)
+            .map(|plan| more.iter().fold(plan.total(), |sum, more| sum.saturating_add(*more)));
+        let needs: Vec<usize> = needs.collect();
         let job = Job::exchange(world, &needs, shared_bytes, on_host)?;
         let in_parts = sync.zero == Some(ZeroStage::Parameters) && shape.data > 1;
         let has_passes = in_parts && plan.schedule.num_micro_batches > 1 && job.differ(0, 1);
         let gathering = if has_passes && job.misfit(1).is_none() { Gathering::Step } else { Gathering::Pass };
-        job.log(plans[usize::from(gathering == Gathering::Step)], copy, &grid.all)?;
+        job.log(plans[usize::from(gathering == Gathering::Step)], more, &grid.all)?;
         let Some(misfit) = job.misfit(usize::from(gathering == Gathering::Step)) else {
             if has_passes {
                 let often = if gathering == Gathering::Step { "step" } else { "micro-batch and pass" };
@@ -196,20 +204,21 @@ impl Job {
     }
 
     /// Logs the memory of the fullest rank, whose footprint its own rank sends to all. Collective.
-    fn log(&self, own: Footprint, copy: usize, all: &Communicator) -> Result<()> {
+    fn log(&self, own: Footprint, [copy, audits]: [usize; 2], all: &Communicator) -> Result<()> {
         let need = |rank: &usize| self.ranks[*rank].needs[0];
         let fullest = (0..self.ranks.len()).max_by_key(|rank| (need(rank), std::cmp::Reverse(*rank)));
         let Footprint { parameters, gradients, slots, activations, micro_batch, messages } = own;
-        let mut terms = [parameters, gradients, slots, activations, micro_batch, messages, copy]
+        let mut terms = [parameters, gradients, slots, activations, micro_batch, messages, copy, audits]
             .map(|bytes| bytes as i64);
         all.broadcast(&mut terms, fullest.unwrap_or_default())?;
-        let [parameters, gradients, slots, activations, micro_batch, messages, copy] =
+        let [parameters, gradients, slots, activations, micro_batch, messages, copy, audits] =
             terms.map(|bytes| megabytes(bytes as usize));
+        let for_audits = if audits > 0.0 { format!(", audits {audits:.1}") } else { String::new() };
         log::info!(
             "memory of the fullest rank, in MB: parameters {parameters:.1}, gradients {gradients:.1}, \
              optimizer {slots:.1}, activations {activations:.1} ({micro_batch:.1} a micro-batch), messages \
-             {messages:.1}, copy for checkpoints {copy:.1}; {:.1} in all, beside {:.1} at the start",
-            parameters + gradients + slots + activations + messages + copy,
+             {messages:.1}, copy for checkpoints {copy:.1}{for_audits}; {:.1} in all, beside {:.1} at the start",
+            parameters + gradients + slots + activations + messages + copy + audits,
             megabytes(self.ranks[fullest.unwrap_or_default()].at_start as usize)
         );
         Ok(())

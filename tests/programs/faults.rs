@@ -88,6 +88,30 @@ fn a_flipped_bit_gets_into_no_checkpoint() {
 }
 
 #[test]
+fn an_audit_stops_a_job_that_computes_wrongly() {
+    let (directory, path) = directory();
+    let audited = |ranks, more: &str| sync_sgd(ranks, &format!("--steps 60 --audit 10 {more}")).run();
+    let sound = audited(3, "").expect(0).digest();
+    assert_eq!(sound, sync_sgd(1, "--steps 60").run().expect(0).digest(), "audits change no bit");
+
+    let kept = format!("--checkpoint-every 8 --checkpoint-dir {path}");
+    let stopped = audited(3, &format!("--inject-fault product:1:30:5 {kept}")).expect(1);
+    stopped.says_once("auditing step 30: the ").says_once("on rank 1 differs from its repetition on rank 0");
+    stopped.says_once(" in 1 bit; rank 2 confirms rank 0; this is a fault of the hardware");
+    stopped.says_once(&format!("the last checkpoint before it is {path}/step-00000024.h5"));
+    assert_eq!(steps_in(directory.path()).last(), Some(&24), "nothing was written after it");
+    let resumed = audited(2, &kept).expect(0);
+    assert_eq!(resumed.digest(), sound, "the last checkpoint is sound");
+
+    let warned = audited(2, "--audit-action warn --inject-fault gradient:0:20:stuck").expect(0);
+    warned.says_once("auditing step 20: ").says_once("auditing step 60: ");
+    let bad = audited(2, "--inject-fault heat:0:20").expect(2);
+    bad.says_once("expected KIND:RANK:STEP, such as product:1:20");
+    let unused = sync_sgd(2, "--inject-fault product:0:20").run().expect(2);
+    unused.says_once("--inject-fault").says_once("it is for --audit");
+}
+
+#[test]
 fn checkpoints_say_whether_replicas_were_compared() {
     let (directory, path) = directory();
     for (ranks, more, expected) in

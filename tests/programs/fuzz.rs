@@ -40,7 +40,7 @@ const ODD: [&str; 16] = [
 ];
 
 /// Options with valid values; slow ones are left out.
-const OPTIONS: [(&str, &[&str]); 44] = [
+const OPTIONS: [(&str, &[&str]); 47] = [
     ("--model", &["mlp", "deep-mlp", "lenet", "cifar"]),
     ("--hidden", &["none", "3", "5,4", "1,1,1,1", "0", ",", "2147483648,2147483648"]),
     ("--width", &["1", "784", "6"]),
@@ -86,6 +86,9 @@ const OPTIONS: [(&str, &[&str]); 44] = [
     ("--zero", &["auto", "0", "1", "2", "3"]),
     ("--accumulate", &["whole", "parts"]),
     ("--check-replicas", &["1"]),
+    ("--audit", &["1", "2", "1000"]),
+    ("--audit-action", &["warn", "stop"]),
+    ("--inject-fault", &["update:0:1", "product:0:2:stuck", "message:9:1", "heat:0:1"]),
     ("--eval-every", &["1"]),
     ("--metrics", &["DIR/m.csv", "DIR/m.jsonl", "DIR", "/dev/null", "/nowhere/m.csv", "FILE"]),
     ("--trace", &["DIR/t.json", "/dev/full", "DIR", "FILE"]),

@@ -86,7 +86,8 @@ fn run(
 
 fn launch(name: &str, ranks: usize, libraries: Option<&'static str>) -> Result<(), Failed> {
     let program = std::env::current_exe()?;
-    let job = mpiexec(ranks, program).args([RANK_SIDE, name]).limit(Duration::from_secs(300));
+    let seconds = if std::env::var_os("PHALANX_SOAK").is_some() { 3000 } else { 300 };
+    let job = mpiexec(ranks, program).args([RANK_SIDE, name]).limit(Duration::from_secs(seconds));
     let done = job.libraries(libraries).run();
     let completed = |rank| done.stdout.contains(&format!("completed {name} on rank {rank} of {ranks}\n"));
     for line in done.stdout.lines().filter(|line| line.contains("SKIPPED")) {

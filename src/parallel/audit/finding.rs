@@ -5,13 +5,13 @@ use crate::comm::Communicator;
 use crate::nn::Model;
 use crate::parallel::layout::Layout;
 use crate::parallel::stage::Stage;
-use crate::parallel::watch::Place;
+use crate::parallel::watch::Site;
 
 /// A difference between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Finding {
     /// The array.
-    pub(super) place: Place,
+    pub(super) site: Site,
     /// The rank whose work was repeated.
     pub(super) audited: usize,
     /// The rank that repeated it.
@@ -29,18 +29,17 @@ impl Finding {
     pub(super) fn first(
         all: &Communicator,
         audited: usize,
-        own: Option<(Place, u32)>,
+        own: Option<(Site, u32)>,
     ) -> Result<Option<Finding>> {
         const WORDS: usize = 3;
-        let words = own.map_or([i64::MAX, 0, 0], |(place, bits)| {
-            [place.order() as i64, audited as i64, i64::from(bits)]
-        });
+        let words = own
+            .map_or([i64::MAX, 0, 0], |(site, bits)| [site.order() as i64, audited as i64, i64::from(bits)]);
         let mut found = vec![0; WORDS * all.size()];
         all.all_gather(&words, &mut found)?;
         let found = found.as_chunks::<WORDS>().0.iter().enumerate().filter(|(_, words)| words[0] != i64::MAX);
         let first = found.min_by_key(|(_, words)| (words[0], words[1]));
         Ok(first.map(|(auditor, &[order, audited, bits])| Finding {
-            place: Place::from_order(order as u64),
+            site: Site::from_order(order as u64),
             audited: audited as usize,
             auditor,
             bits: bits as u32,
@@ -56,11 +55,11 @@ impl Finding {
         model: &Model,
         witness: Option<(usize, Option<usize>)>,
     ) -> String {
-        let Finding { place, audited, auditor, bits } = self;
-        let what = describe_place(place, layout, model);
-        let how = match place {
-            Place::Parameter { .. } => format!("{what} differs between rank {audited} and rank {auditor}"),
-            Place::Received { .. } => {
+        let Finding { site, audited, auditor, bits } = self;
+        let what = describe_site(site, layout, model);
+        let how = match site {
+            Site::Parameter { .. } => format!("{what} differs between rank {audited} and rank {auditor}"),
+            Site::Received { .. } => {
                 format!("{what} on rank {auditor} differs from the update of rank {audited}")
             }
             _ => format!("{what} on rank {audited} differs from its repetition on rank {auditor}"),
@@ -78,7 +77,7 @@ impl Finding {
     }
 }
 
-fn describe_place(place: Place, layout: &Layout, model: &Model) -> String {
+fn describe_site(site: Site, layout: &Layout, model: &Model) -> String {
     let name = |tensor: usize| model.tensors[tensor].name.clone();
     let of_stage = |index: usize| layout.stages.iter().find(|stage| stage.index == index);
     let layer = |stage: &Stage, piece: usize| {
@@ -86,20 +85,20 @@ fn describe_place(place: Place, layout: &Layout, model: &Model) -> String {
         let tensors = model.layers[number].tensors().map(name).collect::<Vec<_>>().join(", ");
         if tensors.is_empty() { format!("layer {number}") } else { format!("layer {number} ({tensors})") }
     };
-    match place {
-        Place::Parameter { tensor } => format!("{} before the step", name(tensor)),
-        Place::Value { stage: 0, position: 0, .. } => "the input of the first stage".to_owned(),
-        Place::Value { stage, position: 0, .. } => {
+    match site {
+        Site::Parameter { tensor } => format!("{} before the step", name(tensor)),
+        Site::Value { stage: 0, position: 0, .. } => "the input of the first stage".to_owned(),
+        Site::Value { stage, position: 0, .. } => {
             format!("the input of stage {stage}, a message from stage {},", stage - 1)
         }
-        Place::Value { stage, position, .. } => match of_stage(stage) {
+        Site::Value { stage, position, .. } => match of_stage(stage) {
             Some(own) if own.is_layer(position - 1) => {
                 format!("the forward pass of {}", layer(own, position - 1))
             }
             Some(own) => format!("the exchange at {} in the forward pass", layer(own, position - 1)),
             None => format!("the forward pass of stage {stage}"),
         },
-        Place::Gradient { stage, position, .. } => match of_stage(stage) {
+        Site::Gradient { stage, position, .. } => match of_stage(stage) {
             Some(own) if position == own.num_pieces() && own.head.is_some() => {
                 "the gradient of the loss".to_owned()
             }
@@ -110,11 +109,11 @@ fn describe_place(place: Place, layout: &Layout, model: &Model) -> String {
             Some(own) => format!("the exchange at {} in the backward pass", layer(own, position)),
             None => format!("the backward pass of stage {stage}"),
         },
-        Place::WeightGradient { tensor, .. } => format!("the gradient of {}", name(tensor)),
-        Place::GradientSum { tensor } => {
+        Site::WeightGradient { tensor, .. } => format!("the gradient of {}", name(tensor)),
+        Site::GradientSum { tensor } => {
             format!("the sum over the replicas of the gradient of {}", name(tensor))
         }
-        Place::Update { tensor } => format!("the update of {}", name(tensor)),
-        Place::Received { tensor } => format!("{} as it was received", name(tensor)),
+        Site::Update { tensor } => format!("the update of {}", name(tensor)),
+        Site::Received { tensor } => format!("{} as it was received", name(tensor)),
     }
 }

@@ -18,9 +18,10 @@
 //!    compare, add the terms in the order of the tree, repeat the update of the block ([`update`]), and
 //!    compare that too, and what they received of it as replicas.
 //!
-//! The first difference in the order of the computation ([`Place`]) is reported: [`finding`]. A checksum
-//! counts the bits that differ. With three replicas or more a third one, which has kept its parameters
-//! from before the step, repeats the leaf too and says whose bits it has.
+//! The first difference in the order of the computation ([`Site`]) is reported: [`finding`]. A checksum
+//! counts the bits that differ. Where there is a third rank, it repeats the leaf or the update too and says
+//! whose bits it has: a replica with its parameters from before the step, or without replicas a rank of
+//! another part, to which the auditor sends those that it got.
 //!
 //! # What an audit does not see
 //!
@@ -31,6 +32,7 @@
 mod auditor;
 mod exchange;
 mod finding;
+mod job;
 mod replay;
 mod roles;
 mod settings;
@@ -39,5 +41,6 @@ mod update;
 mod witness;
 
 pub use auditor::Auditor;
+pub use job::needed_bytes;
 pub use replay::LoadRows;
 pub use settings::{AuditAction, AuditSettings};

@@ -11,7 +11,7 @@ use crate::parallel::layout::Layout;
 use crate::parallel::pipeline::{MicroBatchSource, load};
 use crate::parallel::stage::{Activations, BackwardContext, Gradients, Pass, Stage, WeightRows};
 use crate::parallel::tensor::exchange::{Exchanger, here, here_mut};
-use crate::parallel::watch::{BitFold, FoldRecord, Place};
+use crate::parallel::watch::{BitFold, FoldRecord, Site};
 use crate::parallel::zero::Direction;
 use crate::sums::Section;
 
@@ -258,9 +258,9 @@ impl<'a, D: Device> Replay<'a, D> {
             let mut rows: Vec<WeightRows<'_, D>> = rows.collect();
             stage.weights_piece(device, sums, at, &mut rows);
             for tensor in own {
-                let place = Place::WeightGradient { stage: stage.index, tensor: tensors[tensor] };
+                let site = Site::WeightGradient { stage: stage.index, tensor: tensors[tensor] };
                 device.read(sums.tensor(device, tensor), &mut |values| {
-                    record.add(place, BitFold::of(values));
+                    record.add(site, BitFold::of(values));
                     Ok(())
                 })?;
             }
@@ -331,9 +331,9 @@ impl<'a, D: Device> Replay<'a, D> {
         record: &mut FoldRecord,
     ) -> Result<()> {
         let ReplayedStage { stage, parts } = &mut self.stages[local];
-        let place = Place::Value { stage: stage.index, position, part };
+        let site = Site::Value { stage: stage.index, position, part };
         let (buffer, width) = stage.values_at(position, &mut parts[part].0);
-        record_rows(self.exchanger.device, place, buffer, rows * width, record)
+        record_rows(self.exchanger.device, site, buffer, rows * width, record)
     }
 
     fn record_gradient(
@@ -345,15 +345,15 @@ impl<'a, D: Device> Replay<'a, D> {
         record: &mut FoldRecord,
     ) -> Result<()> {
         let ReplayedStage { stage, parts } = &mut self.stages[local];
-        let place = Place::Gradient { stage: stage.index, position, part };
+        let site = Site::Gradient { stage: stage.index, position, part };
         let (buffer, width) = stage.gradients_at(position, &mut parts[part].1);
-        record_rows(self.exchanger.device, place, buffer, rows * width, record)
+        record_rows(self.exchanger.device, site, buffer, rows * width, record)
     }
 }
 
 fn record_rows<D: Device>(
     device: &D,
-    place: Place,
+    site: Site,
     buffer: &D::Buffer,
     len: usize,
     record: &mut FoldRecord,
@@ -362,7 +362,7 @@ fn record_rows<D: Device>(
         return Ok(());
     }
     device.read(device.view(buffer, 0..len), &mut |values| {
-        record.add(place, BitFold::of(values));
+        record.add(site, BitFold::of(values));
         Ok(())
     })
 }

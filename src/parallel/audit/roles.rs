@@ -1,6 +1,7 @@
-//! The rank whose work each rank repeats: pure logic.
+//! The rank whose work each rank repeats.
 
-use crate::comm::GridShape;
+use crate::Result;
+use crate::comm::{Communicator, Grid, GridShape};
 
 /// A permutation of the ranks: rank r plays the part of another. All ranks move along one axis by the
 /// same distance, so that those that exchange messages in a step do so when they repeat it.
@@ -51,6 +52,26 @@ impl Roles {
         ranks.find(|other| self.are_replicas() && *other != self.auditor_of(rank))
     }
 
+    /// Returns parts that ranks can play besides these, if they have no replicas and there are enough.
+    pub fn another(&self) -> Option<Roles> {
+        let Roles { shape, shift } = *self;
+        let other = |shift: usize, size: usize| (1..size).find(|other| shift > 0 && *other != shift);
+        let stage = other(shift.stage, shape.stage).map(|stage| GridShape { stage, ..shift });
+        let tensor = other(shift.tensor, shape.tensor).map(|tensor| GridShape { tensor, ..shift });
+        stage.or(tensor).map(|shift| Roles { shape, shift })
+    }
+
+    /// Returns the ranks that share layers, in the order of their parts. Collective.
+    ///
+    /// # Errors
+    /// None but those of a split.
+    pub fn tensors(&self, grid: &Grid, tensors: &Communicator) -> Result<Communicator> {
+        match self.shift.tensor {
+            0 => Ok(tensors.clone()),
+            _ => grid.tensor.split(0, self.shape.coordinates(self.role_of(grid.all.rank())).2),
+        }
+    }
+
     /// Returns true if every rank has the parameters of its part, as a replica.
     pub fn are_replicas(&self) -> bool {
         self.shift.data > 0
@@ -59,11 +80,6 @@ impl Roles {
     /// Returns true if every rank plays its own part.
     pub fn are_own(&self) -> bool {
         self.role_of(0) == 0
-    }
-
-    /// Returns true if the ranks of the tensor axis play each other's parts.
-    pub fn move_along_tensor_axis(&self) -> bool {
-        self.shift.tensor > 0
     }
 
     fn moved(&self, rank: usize, along: impl Fn(usize, usize, usize) -> usize) -> usize {
@@ -99,6 +115,11 @@ mod tests {
             }
             assert_eq!(played, vec![1; num_ranks]);
             assert_eq!(roles.are_replicas(), data > 1);
+            assert_eq!(roles.another().is_some(), data == 1 && num_ranks > 2);
+            if let Some(another) = roles.another() {
+                assert!((0..num_ranks).all(|rank| another.role_of(rank) != roles.role_of(rank)));
+                assert!((0..num_ranks).all(|rank| another.role_of(rank) != rank));
+            }
         }
     }
 

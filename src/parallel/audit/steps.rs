@@ -1,6 +1,6 @@
 //! The steps of an audit: before and after the step that is audited.
 
-use super::auditor::{Auditor, OpenAudit, parts};
+use super::auditor::{Auditor, OpenAudit};
 use super::exchange::{AFTER, BEFORE, LENGTH, RECORD};
 use super::finding::Finding;
 use super::replay::{LoadRows, PartParameters};
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::parallel::data::Weights;
 use crate::parallel::layout::Layout;
 use crate::parallel::pipeline::Pipeline;
-use crate::parallel::watch::{BitFold, BlockWatch, Fault, FaultKind, FoldRecord, Place, Recorder};
+use crate::parallel::watch::{BitFold, BlockWatch, Fault, FaultKind, FoldRecord, Recorder, Site};
 
 impl<D: Device> Auditor<'_, D> {
     /// Prepares a step, from 1, of `len` samples for its audit: see [`super`]. `load` loads rows of the
@@ -26,7 +26,7 @@ impl<D: Device> Auditor<'_, D> {
         (len, scale): (usize, f32),
         load: &mut LoadRows<'_, D>,
     ) -> Result<()> {
-        let (rank, role, device) = (self.rank(), self.role(), self.device);
+        let (rank, role, device) = (self.rank(), self.role(), self.job.device);
         let fault = self.settings.fault.filter(|fault| fault.happens(step, rank));
         if !self.roles.are_replicas() && !self.roles.are_own() {
             self.exchange_parameters(weights)?;
@@ -43,7 +43,7 @@ impl<D: Device> Auditor<'_, D> {
         if self.roles.are_replicas() && !weights.has_parameters_in_parts() {
             for (local, tensor) in self.own.numbers().into_iter().enumerate() {
                 device.read(weights.parameters().tensor(device, local), &mut |values| {
-                    parameters.add(Place::Parameter { tensor }, BitFold::of(values));
+                    parameters.add(Site::Parameter { tensor }, BitFold::of(values));
                     Ok(())
                 })?;
             }
@@ -55,29 +55,29 @@ impl<D: Device> Auditor<'_, D> {
                 }
             }
         }
-        let sections = parts(self.division, len, self.replica_of(role));
+        let sections = self.job.leaf(len, self.replica_of(role));
         let source = match &self.copy {
             Some(copy) if !self.roles.are_replicas() => PartParameters::Copy(copy),
             _ => PartParameters::Own(weights),
         };
         let mut expected = self.replay.run(source, &sections, load, scale)?;
         expected.extend(&parameters);
-        let place = fault.and_then(|fault| fault.place(&self.own.layout.stages, &self.own.numbers()));
-        // of two places for a fault, its choice takes one
+        let site = fault.and_then(|fault| fault.site(&self.own.layout.stages, &self.own.numbers()));
+        // of two sites for a fault, its choice takes one
         let is_in_block = fault.is_some_and(|fault| {
             fault.kind == FaultKind::Update
-                || self.grid.shape.data > 1
+                || self.job.grid.shape.data > 1
                     && matches!(fault.kind, FaultKind::Gradient | FaultKind::Message)
-                    && (place.is_none() || fault.choice.is_multiple_of(2))
+                    && (site.is_none() || fault.choice.is_multiple_of(2))
         });
-        let in_leaf = place.filter(|_| !is_in_block).zip(fault.map(|fault| fault.choice));
-        let division = self.division;
+        let in_leaf = site.filter(|_| !is_in_block).zip(fault.map(|fault| fault.choice));
+        let division = self.job.division;
         let own_sections = (0..division.num_micro_batches())
             .map(|micro_batch| division.section(len, self.replica_of(rank), micro_batch));
         let mut recorder = Recorder::new(self.own.numbers(), own_sections, in_leaf);
         recorder.record = parameters.clone();
         pipeline.start_recording(recorder);
-        let blocks = (0..self.grid.shape.data).map(|replica| self.block(&self.own, replica).1).collect();
+        let blocks = (0..self.job.grid.shape.data).map(|replica| self.block(&self.own, replica).1).collect();
         let in_block = fault.filter(|_| is_in_block).map(|fault| (fault.kind, fault.choice));
         weights.watch(BlockWatch { segment, blocks, fault: in_block, ..BlockWatch::default() });
         self.open = Some(OpenAudit { expected, parameters, before, batch: (len, scale) });
@@ -97,7 +97,7 @@ impl<D: Device> Auditor<'_, D> {
         load: &mut LoadRows<'_, D>,
     ) -> Result<Option<String>> {
         let Some(open) = self.open.take() else { return Ok(None) };
-        let (rank, role, device) = (self.rank(), self.role(), self.device);
+        let (rank, role, device) = (self.rank(), self.role(), self.job.device);
         let (segment, own_block) = self.block(&self.own, self.replica_of(rank));
         let (played_segment, block) = self.block(&self.played, self.replica_of(role));
         let own_record = pipeline.stop_recording().map(|recorder| recorder.record).unwrap_or_default();
@@ -117,35 +117,35 @@ impl<D: Device> Auditor<'_, D> {
             true => weights.parameter_block(device, played_segment, &block)?,
             false => repeated[updated.clone()].to_vec(),
         };
-        let in_leaf = found.first_difference(&open.expected).map(|place| {
-            let folds = [&found, &open.expected].map(|record| record.get(place).unwrap_or_default());
-            (place, folds[0].num_different_bits(&folds[1]))
+        let in_leaf = found.first_difference(&open.expected).map(|site| {
+            let folds = [&found, &open.expected].map(|record| record.get(site).unwrap_or_default());
+            (site, folds[0].num_different_bits(&folds[1]))
         });
-        let differs = |values: &[f32], expected: &[f32], place: fn(usize) -> Place| {
+        let differs = |values: &[f32], expected: &[f32], site: fn(usize) -> Site| {
             let (at, bits) = difference(values, expected)?;
             let tensor = self.played.tensor_at(played_segment, block.start + at % block.len());
-            Some((place(tensor), bits))
+            Some((site(tensor), bits))
         };
         let (sums, update) = (..sums_len, sums_len..);
-        let in_sum = || differs(&done[sums], &repeated[sums], |tensor| Place::GradientSum { tensor });
+        let in_sum = || differs(&done[sums], &repeated[sums], |tensor| Site::GradientSum { tensor });
         let in_update =
-            || differs(&done[update.clone()], &repeated[update.clone()], |tensor| Place::Update { tensor });
+            || differs(&done[update.clone()], &repeated[update.clone()], |tensor| Site::Update { tensor });
         let in_message =
-            || differs(&received, &repeated[updated.clone()], |tensor| Place::Received { tensor });
+            || differs(&received, &repeated[updated.clone()], |tensor| Site::Received { tensor });
         let own = in_leaf.or_else(in_sum).or_else(in_update).or_else(in_message);
-        let finding = Finding::first(&self.grid.all, role, own)?;
+        let finding = Finding::first(&self.job.grid.all, role, own)?;
         self.number += 1;
         let Some(finding) = finding else { return Ok(None) };
-        let witness = match finding.place {
-            Place::Received { .. } => None,
-            Place::GradientSum { .. } | Place::Update { .. } => {
+        let witness = match finding.site {
+            Site::Received { .. } => None,
+            Site::GradientSum { .. } | Site::Update { .. } => {
                 let block = AuditedBlock { micro_batches, terms, before: open.before, done, repeated };
                 self.witness_of_update(finding, weights, &block)?
             }
             _ => self.witness_of_leaf(finding, &found, &open, load)?,
         };
-        let layout = Layout::new(self.model, self.grid.shape, finding.audited, &self.plan)?;
-        Ok(Some(finding.describe(step, &layout, self.model, witness)))
+        let layout = Layout::new(self.job.model, self.job.grid.shape, finding.audited, &self.job.plan)?;
+        Ok(Some(finding.describe(step, &layout, self.job.model, witness)))
     }
 }
 

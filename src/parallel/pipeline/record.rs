@@ -6,7 +6,7 @@ use super::program::Instruction;
 use crate::Result;
 use crate::device::Device;
 use crate::parallel::data::Weights;
-use crate::parallel::watch::{BitFold, Place, Recorder, flip};
+use crate::parallel::watch::{BitFold, Recorder, Site, flip};
 
 impl<D: Device> Pipeline<'_, D> {
     /// Makes the next step a recorded one.
@@ -24,9 +24,9 @@ impl<D: Device> Pipeline<'_, D> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
         let part = recorder.part(instruction.action.micro_batch);
-        let place = Place::Value { stage: stage.index, position, part };
+        let site = Site::Value { stage: stage.index, position, part };
         let (buffer, width) = stage.values_at(position, &mut slots[instruction.slot].activations);
-        recorder.record_rows(self.exchanger.device, place, instruction.action.micro_batch, buffer, width)
+        recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, buffer, width)
     }
 
     /// Records the gradients at `position`, if the step is recorded.
@@ -34,9 +34,9 @@ impl<D: Device> Pipeline<'_, D> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let LocalStage { stage, sets, .. } = &mut self.stages[instruction.local];
         let part = recorder.part(instruction.action.micro_batch);
-        let place = Place::Gradient { stage: stage.index, position, part };
+        let site = Site::Gradient { stage: stage.index, position, part };
         let (buffer, width) = stage.gradients_at(position, &mut sets[instruction.set].gradients);
-        recorder.record_rows(self.exchanger.device, place, instruction.action.micro_batch, buffer, width)
+        recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, buffer, width)
     }
 
     /// Records the gradients of the tensors of piece `at`, which are the sums over the leaf.
@@ -49,14 +49,14 @@ impl<D: Device> Pipeline<'_, D> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let (device, stage) = (self.exchanger.device, &self.stages[local].stage);
         for tensor in stage.tensors_of(at) {
-            let place = Place::WeightGradient { stage: stage.index, tensor: recorder.tensors[tensor] };
+            let site = Site::WeightGradient { stage: stage.index, tensor: recorder.tensors[tensor] };
             let (_, gradients) = weights.parameters_and_gradients();
-            if let Some(choice) = recorder.takes_fault(place) {
+            if let Some(choice) = recorder.takes_fault(site) {
                 let (segment, range) = gradients.place(tensor);
                 flip(device, gradients.segment_mut(segment), range.start, range.len(), choice)?;
             }
             device.read(gradients.tensor(device, tensor), &mut |values| {
-                recorder.record.add(place, BitFold::of(values));
+                recorder.record.add(site, BitFold::of(values));
                 Ok(())
             })?;
         }
@@ -69,7 +69,7 @@ impl Recorder {
     fn record_rows<D: Device>(
         &mut self,
         device: &D,
-        place: Place,
+        site: Site,
         micro_batch: usize,
         buffer: &mut D::Buffer,
         width: usize,
@@ -78,11 +78,11 @@ impl Recorder {
         if len == 0 {
             return Ok(());
         }
-        if let Some(choice) = self.takes_fault(place) {
+        if let Some(choice) = self.takes_fault(site) {
             flip(device, buffer, 0, len, choice)?;
         }
         device.read(device.view(buffer, 0..len), &mut |values| {
-            self.record.add(place, BitFold::of(values));
+            self.record.add(site, BitFold::of(values));
             Ok(())
         })
     }

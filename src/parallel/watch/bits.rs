@@ -5,10 +5,10 @@ use pulp::{Arch, Simd, WithSimd};
 /// The number of words of a fold.
 const WORDS: usize = 128;
 
-/// The exclusive or of the words of an array, at places that change from chunk to chunk.
+/// The exclusive or of the words of an array, turned by as many bits as chunks precede them.
 ///
-/// Arrays that differ in a few bits have folds that differ in as many, unless two of them meet in a
-/// place; one that differs in one bit always has another fold.
+/// Arrays that differ in a few bits have folds that differ in as many, unless two of them meet in one
+/// bit; one that differs in one bit always has another fold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BitFold {
     words: [u32; WORDS],
@@ -104,7 +104,7 @@ mod tests {
         }
         let mut swapped = values.clone();
         swapped.swap(3, 131);
-        assert_ne!(BitFold::of(&swapped), whole, "values in other places");
+        assert_ne!(BitFold::of(&swapped), whole, "values in other sites");
         assert_ne!(BitFold::of(&values[..900]), whole);
         let mut message = Vec::new();
         whole.write(&mut message);

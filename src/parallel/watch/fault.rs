@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use super::place::Place;
+use super::site::Site;
 use crate::Result;
 use crate::device::Device;
 use crate::parallel::stage::Stage;
@@ -71,31 +71,31 @@ impl Fault {
 
     /// Returns the array of a leaf's work in which a bit is flipped, if the fault is of such a kind:
     /// `tensors` are the numbers in the model of those of the `stages` of this rank.
-    pub fn place(&self, stages: &[Stage], tensors: &[usize]) -> Option<Place> {
-        let mut places = Vec::new();
+    pub fn site(&self, stages: &[Stage], tensors: &[usize]) -> Option<Site> {
+        let mut sites = Vec::new();
         for stage in stages {
             let (index, last) = (stage.index, stage.num_pieces());
-            let value = |position| Place::Value { stage: index, position, part: 0 };
-            let gradient = |position| Place::Gradient { stage: index, position, part: 0 };
+            let value = |position| Site::Value { stage: index, position, part: 0 };
+            let gradient = |position| Site::Gradient { stage: index, position, part: 0 };
             match self.kind {
                 FaultKind::Product => {
-                    places.extend((1..=last).filter(|at| stage.is_layer(at - 1)).map(value));
+                    sites.extend((1..=last).filter(|at| stage.is_layer(at - 1)).map(value));
                     let has_gradient = |at: &usize| stage.is_layer(*at) && stage.needs_gradient(*at);
-                    places.extend((0..last).filter(has_gradient).map(gradient));
+                    sites.extend((0..last).filter(has_gradient).map(gradient));
                 }
                 FaultKind::Gradient => {
                     let own = tensors[stage.tensors.clone()].iter();
-                    places.extend(own.map(|tensor| Place::WeightGradient { stage: index, tensor: *tensor }));
+                    sites.extend(own.map(|tensor| Site::WeightGradient { stage: index, tensor: *tensor }));
                 }
                 FaultKind::Message => {
-                    places.extend((index > 0).then(|| value(0)));
-                    places.extend(stage.head.is_none().then(|| gradient(last)));
-                    places.extend((1..=last).filter(|at| !stage.is_layer(at - 1)).map(value));
+                    sites.extend((index > 0).then(|| value(0)));
+                    sites.extend(stage.head.is_none().then(|| gradient(last)));
+                    sites.extend((1..=last).filter(|at| !stage.is_layer(at - 1)).map(value));
                 }
                 FaultKind::Weight | FaultKind::Update => {}
             }
         }
-        places.get(self.choice as usize % places.len().max(1)).copied()
+        sites.get(self.choice as usize % sites.len().max(1)).copied()
     }
 }
 

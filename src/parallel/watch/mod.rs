@@ -1,14 +1,14 @@
-//! The arrays of a step that an [audit](crate::parallel::audit) looks at: their places, their
+//! The arrays of a step that an [audit](crate::parallel::audit) looks at: their sites, their
 //! checksums, and the bits that are flipped in them to try it out.
 
 mod bits;
 mod block;
 mod fault;
-mod place;
 mod record;
+mod site;
 
 pub use bits::BitFold;
 pub use block::BlockWatch;
 pub use fault::{Fault, FaultKind, flip};
-pub use place::Place;
 pub use record::{FoldRecord, Recorder, parts_of_leaf};
+pub use site::Site;

@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 
 use super::bits::BitFold;
-use super::place::Place;
+use super::site::Site;
 use crate::sums::Section;
 
-/// The folds of arrays, by their places.
+/// The folds of arrays, by their sites.
 #[derive(Debug, Clone, Default)]
 pub struct FoldRecord {
     entries: Vec<(u64, BitFold)>,
@@ -15,8 +15,8 @@ pub struct FoldRecord {
 
 impl FoldRecord {
     /// Adds the fold of an array.
-    pub fn add(&mut self, place: Place, fold: BitFold) {
-        self.entries.push((place.order(), fold));
+    pub fn add(&mut self, site: Site, fold: BitFold) {
+        self.entries.push((site.order(), fold));
     }
 
     /// Adds all of another record.
@@ -25,8 +25,8 @@ impl FoldRecord {
     }
 
     /// Returns the fold of an array.
-    pub fn get(&self, place: Place) -> Option<BitFold> {
-        self.entries.iter().find(|(order, _)| *order == place.order()).map(|(_, fold)| *fold)
+    pub fn get(&self, site: Site) -> Option<BitFold> {
+        self.entries.iter().find(|(order, _)| *order == site.order()).map(|(_, fold)| *fold)
     }
 
     /// Returns the number of arrays.
@@ -39,12 +39,12 @@ impl FoldRecord {
         self.entries.is_empty()
     }
 
-    /// Returns the first place at which this record differs from `other`, which has the same places.
-    pub fn first_difference(&self, other: &FoldRecord) -> Option<Place> {
+    /// Returns the first site at which this record differs from `other`, which has the same sites.
+    pub fn first_difference(&self, other: &FoldRecord) -> Option<Site> {
         let others: HashMap<u64, BitFold> = other.entries.iter().copied().collect();
         let differs = |(order, fold): &&(u64, BitFold)| others.get(order) != Some(fold);
         let first = self.entries.iter().filter(differs).map(|(order, _)| *order).min();
-        first.map(Place::from_order)
+        first.map(Site::from_order)
     }
 
     /// Returns the record as a message.
@@ -75,7 +75,7 @@ pub struct Recorder {
     /// For each micro-batch, its rows in the leaf.
     leaf: Vec<Option<Section>>,
     /// The array in which a bit is flipped, and the number that chooses the bit.
-    fault: Option<(Place, u64)>,
+    fault: Option<(Site, u64)>,
 }
 
 impl Recorder {
@@ -83,7 +83,7 @@ impl Recorder {
     pub fn new(
         tensors: Vec<usize>,
         sections: impl Iterator<Item = Section>,
-        fault: Option<(Place, u64)>,
+        fault: Option<(Site, u64)>,
     ) -> Recorder {
         Recorder { record: FoldRecord::default(), tensors, leaf: in_leaf(sections), fault }
     }
@@ -98,9 +98,9 @@ impl Recorder {
         self.leaf[..micro_batch].iter().flatten().count()
     }
 
-    /// Returns the number that chooses the bit, if one is flipped at `place`.
-    pub fn takes_fault(&mut self, place: Place) -> Option<u64> {
-        self.fault.take_if(|(at, _)| *at == place).map(|(_, choice)| choice)
+    /// Returns the number that chooses the bit, if one is flipped at `site`.
+    pub fn takes_fault(&mut self, site: Site) -> Option<u64> {
+        self.fault.take_if(|(at, _)| *at == site).map(|(_, choice)| choice)
     }
 }
 

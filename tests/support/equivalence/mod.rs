@@ -174,6 +174,11 @@ impl<'a, D: TestDevice> Rig<'a, D> {
         self
     }
 
+    /// Returns the model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
     /// Returns the settings.
     pub fn settings(&self) -> &TrainerSettings {
         &self.settings

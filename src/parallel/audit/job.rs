@@ -1,0 +1,154 @@
+//! [`AuditedJob`], the job that is audited, and its parts.
+
+use super::replay::Replay;
+use super::roles::Roles;
+use crate::Result;
+use crate::comm::{Communicator, Grid, GridShape};
+use crate::device::{Device, Role};
+use crate::nn::{FlatBuffer, Model, Segmentation, TensorPosition};
+use crate::parallel::batch::BatchDivision;
+use crate::parallel::data::{StatePlan, SyncSettings};
+use crate::parallel::layout::{Layout, ParallelPlan};
+use crate::parallel::stage::Stage;
+use crate::parallel::tensor::exchange::Exchanger;
+use crate::parallel::watch::parts_of_leaf;
+use crate::parallel::zero::ZeroStage;
+use crate::sums::Section;
+
+/// The job that is audited.
+pub(super) struct AuditedJob<'a, D: Device> {
+    pub(super) device: &'a D,
+    pub(super) grid: &'a Grid,
+    pub(super) model: &'a Model,
+    pub(super) plan: ParallelPlan,
+    pub(super) sync: SyncSettings,
+    pub(super) division: BatchDivision,
+    /// The most samples of a batch.
+    pub(super) batch_size: usize,
+}
+
+/// The stages and tensors of a rank, and their segments.
+pub(super) struct Part {
+    pub(super) layout: Layout,
+    segmentation: Segmentation,
+    /// The padded length of each segment.
+    pub(super) lengths: Vec<usize>,
+    rank: usize,
+}
+
+impl Part {
+    /// Returns the number in the model of the tensor at element `at` of a segment.
+    pub(super) fn tensor_at(&self, segment: usize, at: usize) -> usize {
+        let positions = self.segmentation.positions(&self.layout.shards());
+        let is_before = |position: &TensorPosition| position.segment == segment && position.range.start <= at;
+        let local = positions.iter().rposition(is_before).unwrap_or_default();
+        self.layout.tensors.get(local).map_or(0, |(number, _)| *number)
+    }
+
+    /// Returns the number in the model of each tensor.
+    pub(super) fn numbers(&self) -> Vec<usize> {
+        self.layout.tensors.iter().map(|(number, _)| *number).collect()
+    }
+
+    /// Allocates memory for the parameters.
+    pub(super) fn parameters<D: Device>(&self, device: &D) -> Result<FlatBuffer<D>> {
+        FlatBuffer::zeros(device, &self.layout.shards(), &self.segmentation, Role::Parameters)
+    }
+}
+
+impl<'a, D: Device> AuditedJob<'a, D> {
+    /// Returns the part of `rank`. Not collective.
+    ///
+    /// # Errors
+    /// The plan does not fit the grid.
+    pub(super) fn part(&self, rank: usize) -> Result<Part> {
+        let layout = Layout::new(self.model, self.grid.shape, rank, &self.plan)?;
+        let StatePlan { segmentation, lengths, .. } = StatePlan::new(&layout, self.sync, self.division);
+        Ok(Part { layout, segmentation, lengths, rank })
+    }
+
+    /// Returns the parts of the leaf with which the sums of `replica` begin in a batch of `len` rows.
+    pub(super) fn leaf(&self, len: usize, replica: usize) -> Vec<Section> {
+        leaf(self.division, len, replica)
+    }
+
+    /// Prepares to repeat a leaf in the part `played`, as one of `roles`; `tensors` are the ranks with
+    /// which its layers are divided. Not collective.
+    ///
+    /// # Errors
+    /// The device does not have enough memory.
+    pub(super) fn replay(
+        &self,
+        roles: Roles,
+        played: &Part,
+        stages: Communicator,
+        tensors: &Communicator,
+    ) -> Result<Replay<'a, D>> {
+        let shape = self.grid.shape;
+        let (num_parts, rows) = largest_leaf(self.division, self.batch_size);
+        let Part { layout, segmentation, rank, .. } = played;
+        let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
+        let exchanger = match tensors.size() {
+            1 => Exchanger::alone(self.device),
+            _ => Exchanger::new(self.device, tensors, layout.features, rows, widest)?,
+        };
+        let (data, _, tensor) = shape.coordinates(*rank);
+        let player = |stage: usize| {
+            let owner = shape.rank(data, self.plan.schedule.rank_of(stage).unwrap_or_default(), tensor);
+            shape.coordinates(roles.auditor_of(owner)).1
+        };
+        let players = (0..self.plan.schedule.num_stages).map(player).collect();
+        Replay::new(exchanger, stages, players, layout, segmentation, num_parts, rows)
+    }
+}
+
+/// Returns the parts of the leaf with which the sums of `replica` begin in a batch of `len` rows.
+fn leaf(division: BatchDivision, len: usize, replica: usize) -> Vec<Section> {
+    let section = |micro_batch| division.section(len, replica, micro_batch);
+    parts_of_leaf((0..division.num_micro_batches()).map(section))
+}
+
+/// Returns the most parts of a leaf, and the most rows of one, in batches of up to `batch_size` rows.
+fn largest_leaf(division: BatchDivision, batch_size: usize) -> (usize, usize) {
+    let leaves: Vec<Vec<Section>> =
+        (0..division.num_replicas()).map(|replica| leaf(division, batch_size, replica)).collect();
+    let rows = leaves.iter().flatten().map(|part| part.len()).max().unwrap_or_default();
+    (leaves.iter().map(Vec::len).max().unwrap_or_default(), rows)
+}
+
+/// Returns the bytes that audits of a rank with `layout` take, which `plan` made for a grid of `shape`: the
+/// arrays of a leaf, the gradients of the longest bucket, and perhaps a copy of the parameters. Not
+/// collective.
+pub fn needed_bytes(
+    layout: &Layout,
+    plan: &ParallelPlan,
+    shape: GridShape,
+    sync: SyncSettings,
+    batch_size: usize,
+) -> usize {
+    let division = sync.division(plan, shape.data);
+    let (num_parts, rows) = largest_leaf(division, batch_size);
+    let StatePlan { lengths, stage, .. } = StatePlan::new(layout, sync, division);
+    let width: usize = layout
+        .stages
+        .iter()
+        .map(|stage| {
+            let widths = stage.row_widths(&stage.one_group());
+            widths.kept + widths.inner() + widths.gradients
+        })
+        .sum();
+    let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
+    let exchange = if shape.tensor > 1 { layout.features.message_len(rows, widest) } else { 0 };
+    let is_copied = match shape.data {
+        1 => shape.stage * shape.tensor > 1,
+        2 => false,
+        _ => stage != ZeroStage::Parameters,
+    };
+    let copy = if is_copied { lengths.iter().fold(0, |sum: usize, len| sum.saturating_add(*len)) } else { 0 };
+    let values = num_parts.saturating_mul(rows).saturating_mul(width);
+    let longest = lengths.iter().copied().max().unwrap_or_default();
+    [values, longest, exchange, copy]
+        .into_iter()
+        .fold(0, usize::saturating_add)
+        .saturating_mul(size_of::<f32>())
+}
