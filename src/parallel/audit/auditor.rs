@@ -96,6 +96,11 @@ impl<'a, D: Device> Auditor<'a, D> {
         Ok(Auditor { job, settings, roles, channels, replay, own, played, copy, number: 0, open: None })
     }
 
+    /// Returns the audits in words.
+    pub fn words(&self) -> String {
+        format!("every {} steps, each rank repeats {}", self.settings.every, self.roles.words())
+    }
+
     /// Returns the consequence of a fault.
     pub fn action(&self) -> AuditAction {
         self.settings.action

@@ -61,6 +61,18 @@ impl Roles {
         stage.or(tensor).map(|shift| Roles { shape, shift })
     }
 
+    /// Returns the rank whose work each rank repeats, in words.
+    pub fn words(&self) -> &'static str {
+        match self.shift {
+            GridShape { data: 1.., .. } => "a leaf of another replica",
+            GridShape { stage: 1.., .. } => "a leaf of another stage, with parameters that it is sent",
+            GridShape { tensor: 1.., .. } => {
+                "a leaf of another rank of the tensor axis, with parameters that it is sent"
+            }
+            _ => "a leaf of its own, which finds passing faults only, because there is no other rank",
+        }
+    }
+
     /// Returns the ranks that share layers, in the order of their parts. Collective.
     ///
     /// # Errors

@@ -33,8 +33,10 @@ pub enum PipelineScheduleKind {
     #[value(name = "zero-bubble")]
     ZeroBubble,
     /// All forward passes, then all gradients of inputs, then the gradients of weights of all
-    /// micro-batches as one product: the least time, for as many live micro-batches as GPipe's and the
-    /// gradients of their activations.
+    /// micro-batches as one product.
+    ///
+    /// For small micro-batches, each of which would read and write the gradients of all weights. There
+    /// are as many live micro-batches as with GPipe, and all have gradients of their activations.
     #[value(name = "deferred")]
     Deferred,
 }

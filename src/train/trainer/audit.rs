@@ -13,7 +13,7 @@ use crate::{Error, Result};
 
 impl<'a, D: Device> Trainer<'a, D> {
     /// Audits steps from now on, with the `plan`, the sums and the largest batch with which this trainer
-    /// was made. Collective.
+    /// was made, and logs what is repeated. Collective.
     ///
     /// # Errors
     /// The bits of sums depend on the layout, or the device does not have enough memory: the same error
@@ -28,6 +28,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let in_parts = self.weights.has_parameters_in_parts();
         let (device, grid, model) = (self.device, self.grid, self.model);
         let auditor = Auditor::new(device, grid, model, plan, sync, in_parts, batch_size, settings)?;
+        log::info!("{}", auditor.words());
         self.auditor = Some(auditor);
         Ok(())
     }
