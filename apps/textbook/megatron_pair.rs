@@ -15,7 +15,9 @@ use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
 use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
-use phalanx::nn::{FlatBuffer, Layer, Loss, Network, Segmentation, Tape, TapedRows, TensorShard};
+use phalanx::nn::{
+    FlatBuffer, LayerKind, LinearLayer, Loss, Network, Segmentation, Tape, TapedRows, TensorShard,
+};
 use phalanx::sums::{Leaves, Section};
 
 const SEED: u64 = 1;
@@ -35,9 +37,8 @@ fn train(world: &World) -> Result<()> {
     let mut tensors: Vec<_> = model.tensors.iter().map(TensorShard::whole).collect();
     // layers 0 and 2 are split by outputs, 1 and 3 by inputs; each has a weight and a bias
     for (at, layer) in model.layers.iter_mut().enumerate() {
-        let Layer::Linear { inputs, outputs, input_terms, output_terms, activation, bias, .. } = layer else {
-            unreachable!()
-        };
+        let LayerKind::Linear(layer) = &mut layer.kind else { unreachable!() };
+        let LinearLayer { inputs, outputs, input_terms, output_terms, activation, bias, .. } = layer;
         let (width, terms) = if at % 2 == 0 { (outputs, output_terms) } else { (inputs, input_terms) };
         let own = shard(*width, all.rank(), all.size());
         (*width, *terms) = (own.len(), Section::whole(Leaves { len: own.len(), num: 1 }));
@@ -46,7 +47,7 @@ fn train(world: &World) -> Result<()> {
         } else {
             tensors[2 * at].columns = own;
             // one rank adds the bias to the sum, and the activation follows the sum
-            (*bias, *activation) = (bias.filter(|_| all.is_root()), Activation::Identity);
+            (*bias, *activation) = (*bias && all.is_root(), Activation::Identity);
         }
     }
     let zeros = |role| FlatBuffer::zeros(&device, &tensors, &Segmentation::whole(tensors.len()), role);

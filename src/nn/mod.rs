@@ -15,7 +15,10 @@ mod tests;
 
 pub use features::{Features, LARGEST_SIZE};
 pub use initial::{Initial, generator, symmetric};
-pub use layer::{Layer, Tape, TapedRows};
+pub use layer::{
+    ActivationLayer, ConvolutionLayer, FlattenLayer, Layer, LayerKind, LayerPasses, LayerSums, LayerTensors,
+    LinearLayer, MaxPoolLayer, Tape, TapedRows,
+};
 pub use loss::Loss;
 pub use model::Model;
 pub use network::{Module, Network};

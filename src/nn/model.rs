@@ -29,7 +29,7 @@ impl Model {
     /// Returns the cost of each layer's forward and backward pass, in operations per row. No
     /// gradient is computed for the input of the first layer that has parameters.
     pub fn costs(&self) -> Vec<u64> {
-        let first = self.layers.iter().position(|layer| !layer.tensors().is_empty()).unwrap_or_default();
+        let first = self.layers.iter().position(|layer| !layer.tensors.is_empty()).unwrap_or_default();
         let passes = |index| if index > first { 3 } else { 2 };
         self.layers
             .iter()

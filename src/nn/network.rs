@@ -1,6 +1,9 @@
 //! Networks as a list of modules, like PyTorch's `Sequential`, and their translation into layers.
 
-use super::layer::{Layer, torch_tensors};
+use super::layer::{
+    ActivationLayer, ConvolutionLayer, FlattenLayer, Layer, LayerKind, LinearLayer, MaxPoolLayer,
+    torch_tensors,
+};
 use super::{Features, Initial, LARGEST_SIZE, Loss, Model, TensorSpec};
 use crate::device::{Activation, ConvolutionShape, PoolShape, WeightLayout};
 use crate::sums::{Leaves, Section};
@@ -177,12 +180,15 @@ impl Builder {
     /// Adds the first of `modules`, fused with as many of those that follow as one layer can
     /// perform, and returns their number.
     fn add(&mut self, modules: &[Module]) -> std::result::Result<usize, String> {
-        let (layer, taken) = match modules[0] {
+        let first_tensor = self.tensors.len();
+        let (kind, taken) = match modules[0] {
             Module::Linear { outputs, bias } => self.linear(outputs, bias, &modules[1..])?,
             Module::Product { outputs } => self.product(outputs, &modules[1..])?,
             Module::Convolution { outputs, kernel } => self.convolution(outputs, kernel, &modules[1..])?,
             Module::MaxPool { size } => (self.max_pool(size)?, 1),
-            Module::Activation(activation) => (Layer::Activation(activation, self.features), 1),
+            Module::Activation(activation) => {
+                (LayerKind::Activation(ActivationLayer { activation, features: self.features }), 1)
+            }
             Module::Flatten => match self.features {
                 Features::Flat(_) => return Ok(1),
                 // with one channel, channels first and channels last are the same order
@@ -191,10 +197,11 @@ impl Builder {
                     return Ok(1);
                 }
                 Features::Image { height, width, channels } => {
-                    (Layer::Flatten { positions: height * width, channels }, 1)
+                    (LayerKind::Flatten(FlattenLayer { positions: height * width, channels }), 1)
                 }
             },
         };
+        let layer = Layer { kind, tensors: first_tensor..self.tensors.len() };
         self.features = layer.output();
         if self.features.len() == 0 {
             return Err(format!("its outputs would be {}, and no size may be 0", self.features));
@@ -214,46 +221,24 @@ impl Builder {
         outputs: usize,
         bias: bool,
         next: &[Module],
-    ) -> std::result::Result<(Layer, usize), String> {
+    ) -> std::result::Result<(LayerKind, usize), String> {
         let inputs = self.flat("a linear layer")?;
         self.counts[1] += 1;
-        let weight = self.tensors.len();
         self.tensors.extend(torch_tensors(&format!("fc{}", self.counts[1]), vec![outputs, inputs], bias));
-        let bias = bias.then_some(weight + 1);
-        let activation = fused_activation(next);
-        let layout = WeightLayout::OutputsByInputs;
-        let (input_terms, output_terms) = (one_leaf(inputs), one_leaf(outputs));
-        let taken = 1 + usize::from(activation.is_some());
-        let activation = activation.unwrap_or(Activation::Identity);
-        Ok((
-            Layer::Linear { inputs, outputs, layout, input_terms, output_terms, activation, weight, bias },
-            taken,
-        ))
+        Ok(linear_layer(inputs, outputs, WeightLayout::OutputsByInputs, bias, next))
     }
 
-    fn product(&mut self, outputs: usize, next: &[Module]) -> std::result::Result<(Layer, usize), String> {
+    fn product(
+        &mut self,
+        outputs: usize,
+        next: &[Module],
+    ) -> std::result::Result<(LayerKind, usize), String> {
         let inputs = self.flat("a product")?;
-        let weight = self.tensors.len();
         let name = format!("w.{}", self.counts[2]);
         self.counts[2] += 1;
         let initial = Initial::Normal { deviation: 1.0 / (inputs as f32).sqrt() };
         self.tensors.push(TensorSpec { name, shape: vec![inputs, outputs], initial });
-        let activation = fused_activation(next);
-        let layout = WeightLayout::InputsByOutputs;
-        let (input_terms, output_terms) = (one_leaf(inputs), one_leaf(outputs));
-        let taken = 1 + usize::from(activation.is_some());
-        let activation = activation.unwrap_or(Activation::Identity);
-        let layer = Layer::Linear {
-            inputs,
-            outputs,
-            layout,
-            input_terms,
-            output_terms,
-            activation,
-            weight,
-            bias: None,
-        };
-        Ok((layer, taken))
+        Ok(linear_layer(inputs, outputs, WeightLayout::InputsByOutputs, false, next))
     }
 
     fn convolution(
@@ -261,7 +246,7 @@ impl Builder {
         outputs: usize,
         kernel: usize,
         next: &[Module],
-    ) -> std::result::Result<(Layer, usize), String> {
+    ) -> std::result::Result<(LayerKind, usize), String> {
         let Features::Image { height, width, channels } = self.features else {
             return Err(format!("a convolution needs images, not {}", self.features));
         };
@@ -269,7 +254,6 @@ impl Builder {
             return Err(format!("a kernel of {kernel} × {kernel} does not fit images of {height} × {width}"));
         }
         self.counts[0] += 1;
-        let weight = self.tensors.len();
         let name = format!("conv{}", self.counts[0]);
         self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], true));
         // ReLU and max-pooling commute, so either order is one operation
@@ -282,13 +266,14 @@ impl Builder {
         };
         let taken = 1 + usize::from(pool) + usize::from(relu);
         let shape = ConvolutionShape { rows: 0, channels, height, width, outputs, kernel, pool, relu };
-        Ok((Layer::Convolution { shape, weight }, taken))
+        Ok((LayerKind::Convolution(ConvolutionLayer { shape }), taken))
     }
 
-    fn max_pool(&self, size: usize) -> std::result::Result<Layer, String> {
+    fn max_pool(&self, size: usize) -> std::result::Result<LayerKind, String> {
         match self.features {
             Features::Image { height, width, channels } if size > 0 => {
-                Ok(Layer::MaxPool(PoolShape { rows: 0, height, width, channels, size }))
+                let shape = PoolShape { rows: 0, height, width, channels, size };
+                Ok(LayerKind::MaxPool(MaxPoolLayer { shape }))
             }
             features => Err(format!("max-pooling of size {size} does not fit {features}")),
         }
@@ -302,9 +287,20 @@ impl Builder {
     }
 }
 
-fn fused_activation(next: &[Module]) -> Option<Activation> {
-    match next.first() {
-        Some(Module::Activation(activation)) => Some(*activation),
-        _ => None,
-    }
+/// Returns a linear layer fused with the activation that comes `next`, if one does, and the number of
+/// modules that it stands for.
+fn linear_layer(
+    inputs: usize,
+    outputs: usize,
+    layout: WeightLayout,
+    bias: bool,
+    next: &[Module],
+) -> (LayerKind, usize) {
+    let (activation, taken) = match next.first() {
+        Some(Module::Activation(activation)) => (*activation, 2),
+        _ => (Activation::Identity, 1),
+    };
+    let (input_terms, output_terms) = (one_leaf(inputs), one_leaf(outputs));
+    let layer = LinearLayer { inputs, outputs, layout, input_terms, output_terms, activation, bias };
+    (LayerKind::Linear(layer), taken)
 }

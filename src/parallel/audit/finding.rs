@@ -82,7 +82,7 @@ fn describe_site(site: Site, layout: &Layout, model: &Model) -> String {
     let of_stage = |index: usize| layout.stages.iter().find(|stage| stage.index == index);
     let layer = |stage: &Stage, piece: usize| {
         let number = stage.layer_number(piece);
-        let tensors = model.layers[number].tensors().map(name).collect::<Vec<_>>().join(", ");
+        let tensors = model.layers[number].tensors.clone().map(name).collect::<Vec<_>>().join(", ");
         if tensors.is_empty() { format!("layer {number}") } else { format!("layer {number} ({tensors})") }
     };
     match site {

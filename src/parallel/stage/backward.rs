@@ -97,7 +97,7 @@ impl Stage {
         micro_batches: &mut [WeightRows<'_, D>],
     ) {
         let Piece::Layer(layer) = &self.pieces[at].piece else { return };
-        if layer.tensors().is_empty() {
+        if layer.tensors.is_empty() {
             return;
         }
         let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);

@@ -140,7 +140,7 @@ impl Stage {
     /// Returns the numbers of the tensors of piece `at` among those of this rank.
     pub fn tensors_of(&self, at: usize) -> Range<usize> {
         match &self.pieces[at].piece {
-            Piece::Layer(layer) => layer.tensors(),
+            Piece::Layer(layer) => layer.tensors.clone(),
             Piece::Exchange(_) => 0..0,
         }
     }

@@ -17,7 +17,7 @@ use clap::ValueEnum;
 use self::division::FeatureDivision;
 use self::exchange::{Exchange, ExchangeKind};
 use crate::device::{Activation, WeightLayout};
-use crate::nn::{Features, Layer, Model, TensorShard};
+use crate::nn::{ActivationLayer, Features, Layer, LayerKind, LinearLayer, Model, TensorShard};
 use crate::{Error, Result};
 
 /// The way in which linear layers are divided among ranks.
@@ -62,32 +62,34 @@ pub struct LayerPart {
 /// With several ranks, a layer that has parameters is not linear.
 pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision) -> Result<Vec<LayerPart>> {
     let size = division.num_ranks();
-    let linear: Vec<usize> =
-        (0..model.layers.len()).filter(|&at| !model.layers[at].tensors().is_empty()).collect();
-    let is_linear = |at: &usize| matches!(model.layers[*at], Layer::Linear { .. });
-    let has_leaves = linear.iter().all(is_linear);
+    let divided: Vec<usize> =
+        (0..model.layers.len()).filter(|&at| !model.layers[at].tensors.is_empty()).collect();
+    let is_linear = |at: &usize| matches!(model.layers[*at].kind, LayerKind::Linear(_));
+    let has_leaves = divided.iter().all(is_linear);
     let divider = Divider { model, rank, division, has_leaves };
     let mut parts = Vec::new();
     for (at, layer) in model.layers.iter().enumerate() {
-        let number = linear.iter().position(|index| *index == at);
-        let part = match (number, layer) {
+        let number = divided.iter().position(|index| *index == at);
+        let part = match (number, &layer.kind) {
             _ if size == 1 => divider.whole(layer),
-            (None, Layer::Flatten { .. }) if at < linear.first().copied().unwrap_or_default() => {
+            (None, LayerKind::Flatten(_)) if at < divided.first().copied().unwrap_or_default() => {
                 divider.whole(layer)
             }
-            (Some(number), Layer::Linear { .. }) => {
-                let last = number + 1 == linear.len();
+            (Some(number), LayerKind::Linear(linear)) => {
+                let last = number + 1 == divided.len();
                 match split {
                     Split::Gather if last => {
-                        divider.by_outputs(layer, None, Some(ExchangeKind::GatherOutput))
+                        divider.by_outputs(layer, linear, None, Some(ExchangeKind::GatherOutput))
                     }
-                    Split::Gather => divider.by_outputs(layer, None, Some(ExchangeKind::Gather)),
+                    Split::Gather => divider.by_outputs(layer, linear, None, Some(ExchangeKind::Gather)),
                     Split::Pairs => {
                         let before = (number > 0).then_some(ExchangeKind::SumGradient);
                         match (number % 2, last) {
-                            (0, false) => divider.by_outputs(layer, before, None),
-                            (0, true) => divider.by_outputs(layer, before, Some(ExchangeKind::GatherOutput)),
-                            _ => divider.by_inputs(layer),
+                            (0, false) => divider.by_outputs(layer, linear, before, None),
+                            (0, true) => {
+                                divider.by_outputs(layer, linear, before, Some(ExchangeKind::GatherOutput))
+                            }
+                            _ => divider.by_inputs(layer, linear),
                         }
                     }
                 }
@@ -116,12 +118,12 @@ struct Divider<'m> {
 
 impl Divider<'_> {
     fn whole(&self, layer: &Layer) -> LayerPart {
-        let tensors = layer.tensors().map(|tensor| (tensor, TensorShard::whole(&self.model.tensors[tensor])));
+        let tensors =
+            layer.tensors.clone().map(|tensor| (tensor, TensorShard::whole(&self.model.tensors[tensor])));
         let mut layer = layer.clone();
-        if let (Layer::Linear { inputs, outputs, input_terms, output_terms, .. }, true) =
-            (&mut layer, self.has_leaves)
-        {
-            (*input_terms, *output_terms) = (self.division.whole(*inputs), self.division.whole(*outputs));
+        if let (LayerKind::Linear(linear), true) = (&mut layer.kind, self.has_leaves) {
+            linear.input_terms = self.division.whole(linear.inputs);
+            linear.output_terms = self.division.whole(linear.outputs);
         }
         let pieces = vec![Piece::Layer(layer.with_tensors_from(0))];
         LayerPart { number: 0, pieces, tensors: tensors.collect() }
@@ -130,64 +132,57 @@ impl Divider<'_> {
     fn by_outputs(
         &self,
         layer: &Layer,
+        linear: &LinearLayer,
         before: Option<ExchangeKind>,
         after: Option<ExchangeKind>,
     ) -> LayerPart {
-        let Layer::Linear { inputs, outputs, layout, activation, weight, bias, .. } = *layer else {
-            unreachable!("only linear layers are divided");
-        };
-        let (input_terms, output_terms) =
-            (self.division.whole(inputs), self.division.section(outputs, self.rank));
+        let LinearLayer { inputs, outputs, layout, bias, .. } = *linear;
+        let output_terms = self.division.section(outputs, self.rank);
         let own = output_terms.terms();
-        let mut part = LayerPart::default();
-        part.pieces.extend(before.map(|kind| self.exchange(kind, inputs)));
-        let bias_number = bias.map(|_| 1);
-        let local = Layer::Linear {
-            outputs: own.len(),
-            inputs,
-            layout,
-            input_terms,
-            output_terms,
-            activation,
-            weight: 0,
-            bias: bias_number,
-        };
-        part.pieces.push(Piece::Layer(local));
-        part.pieces.extend(after.map(|kind| self.exchange(kind, outputs)));
-        part.tensors.push((weight, self.block(weight, layout, 0..inputs, own.clone())));
-        if let Some(bias) = bias {
-            let spec = self.model.tensors[bias].clone();
-            part.tensors.push((bias, TensorShard { spec, rows: own, columns: 0..1 }));
+        let input_terms = self.division.whole(inputs);
+        let weight = layer.tensors.start;
+        let mut tensors = vec![(weight, self.block(weight, layout, 0..inputs, own.clone()))];
+        if bias {
+            let spec = self.model.tensors[weight + 1].clone();
+            tensors.push((weight + 1, TensorShard { spec, rows: own.clone(), columns: 0..1 }));
         }
-        part
+        let local = LinearLayer { outputs: own.len(), input_terms, output_terms, ..linear.clone() };
+        let before = before.map(|kind| self.exchange(kind, inputs));
+        let after = after.map(|kind| self.exchange(kind, outputs));
+        let layer = Piece::Layer(Layer { kind: LayerKind::Linear(local), tensors: 0..tensors.len() });
+        LayerPart { number: 0, pieces: before.into_iter().chain([layer]).chain(after).collect(), tensors }
     }
 
-    fn by_inputs(&self, layer: &Layer) -> LayerPart {
-        let Layer::Linear { inputs, outputs, layout, activation, weight, bias, .. } = *layer else {
-            unreachable!("only linear layers are divided");
-        };
-        let (input_terms, output_terms) =
-            (self.division.section(inputs, self.rank), self.division.whole(outputs));
+    fn by_inputs(&self, layer: &Layer, linear: &LinearLayer) -> LayerPart {
+        let LinearLayer { inputs, outputs, layout, activation, bias, .. } = *linear;
+        let input_terms = self.division.section(inputs, self.rank);
         let own = input_terms.terms();
-        let bias = bias.filter(|_| self.rank == 0);
-        let local = Layer::Linear {
+        let output_terms = self.division.whole(outputs);
+        // the first leaf of the sum begins with the bias
+        let bias = bias && self.rank == 0;
+        let weight = layer.tensors.start;
+        let mut tensors = vec![(weight, self.block(weight, layout, own.clone(), 0..outputs))];
+        if bias {
+            tensors.push((weight + 1, TensorShard::whole(&self.model.tensors[weight + 1])));
+        }
+        let local = LinearLayer {
             inputs: own.len(),
-            outputs,
-            layout,
             input_terms,
             output_terms,
+            bias,
             activation: Activation::Identity,
-            weight: 0,
-            bias: bias.map(|_| 1),
+            ..linear.clone()
         };
-        let mut part = LayerPart::default();
-        part.pieces.extend([Piece::Layer(local), self.exchange(ExchangeKind::SumValues, outputs)]);
+        let mut pieces = vec![
+            Piece::Layer(Layer { kind: LayerKind::Linear(local), tensors: 0..tensors.len() }),
+            self.exchange(ExchangeKind::SumValues, outputs),
+        ];
         if activation != Activation::Identity {
-            part.pieces.push(Piece::Layer(Layer::Activation(activation, Features::Flat(outputs))));
+            let kind =
+                LayerKind::Activation(ActivationLayer { activation, features: Features::Flat(outputs) });
+            pieces.push(Piece::Layer(Layer { kind, tensors: 0..0 }));
         }
-        part.tensors.push((weight, self.block(weight, layout, own, 0..outputs)));
-        part.tensors.extend(bias.map(|bias| (bias, TensorShard::whole(&self.model.tensors[bias]))));
-        part
+        LayerPart { number: 0, pieces, tensors }
     }
 
     fn exchange(&self, kind: ExchangeKind, width: usize) -> Piece {

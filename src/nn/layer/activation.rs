@@ -1,0 +1,69 @@
+//! Activations on their own.
+
+use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape};
+use crate::device::{Activation, BiasShape, Device, FusedActivation};
+use crate::nn::Features;
+use crate::sums::Section;
+
+/// An activation on its own.
+#[derive(Debug, Clone)]
+pub struct ActivationLayer {
+    /// The activation.
+    pub activation: Activation,
+    /// The shape of a row.
+    pub features: Features,
+}
+
+impl LayerPasses for ActivationLayer {
+    fn input_len(&self) -> usize {
+        self.features.len()
+    }
+
+    fn output(&self) -> Features {
+        self.features
+    }
+
+    fn saved_len(&self) -> usize {
+        if self.activation.saves() { self.features.len() } else { 0 }
+    }
+
+    fn forward<D: Device>(
+        &self,
+        device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        input: D::View<'_>,
+        saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        device.activation_forward(self.activation, input, saved, output);
+    }
+
+    fn backward_activation<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        _sums: Option<(LayerSums<'_, D>, Section)>,
+        is_backpropagated: bool,
+    ) {
+        if !is_backpropagated {
+            let saved = if self.activation.saves() { tape.saved } else { tape.output };
+            let shape = BiasShape { columns: self.features.len(), positions: 1 };
+            device.activation_backward(self.activation, shape, saved, gradient, None);
+        }
+    }
+
+    fn backward_input<D: Device>(
+        &self,
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        _tape: &Tape<'_, D>,
+        _gradient: D::View<'_>,
+        _input_gradient: D::ViewMut<'_>,
+        _previous: Option<FusedActivation<D::View<'_>>>,
+    ) {
+        unreachable!("the gradient of an elementwise layer is computed in place")
+    }
+}

@@ -1,0 +1,106 @@
+//! Convolutions.
+
+use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
+use crate::device::{Activation, BiasShape, ConvolutionShape, Device, FusedActivation};
+use crate::nn::Features;
+use crate::sums::Section;
+
+/// A convolution with bias and the pooling and ReLU that follow it.
+#[derive(Debug, Clone)]
+pub struct ConvolutionLayer {
+    /// The sizes of the convolution; `rows` is 0 here.
+    pub shape: ConvolutionShape,
+}
+
+/// The numbers of the tensors.
+const WEIGHT: usize = 0;
+const BIAS: usize = 1;
+
+impl ConvolutionLayer {
+    fn shape(&self, rows: usize) -> ConvolutionShape {
+        ConvolutionShape { rows, ..self.shape }
+    }
+}
+
+impl LayerPasses for ConvolutionLayer {
+    fn input_len(&self) -> usize {
+        self.shape.image_len()
+    }
+
+    fn output(&self) -> Features {
+        Features::Image {
+            height: self.shape.output_height(),
+            width: self.shape.output_width(),
+            channels: self.shape.outputs,
+        }
+    }
+
+    fn saved_len(&self) -> usize {
+        self.shape.output_len()
+    }
+
+    fn operations(&self) -> usize {
+        let ConvolutionShape { height, width, kernel, .. } = self.shape;
+        2 * (height + 1 - kernel) * (width + 1 - kernel) * self.shape.weight_len()
+    }
+
+    fn forward<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: usize,
+        input: D::View<'_>,
+        saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        let (weight, bias) = (parameters.get(device, WEIGHT), parameters.get(device, BIAS));
+        device.convolution_forward(&self.shape(rows), input, weight, bias, saved, output);
+    }
+
+    fn backward_activation<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        sums: Option<(LayerSums<'_, D>, Section)>,
+        is_backpropagated: bool,
+    ) {
+        if is_backpropagated && sums.is_none() {
+            return;
+        }
+        let has_relu = self.shape.relu && !is_backpropagated;
+        let activation = if has_relu { Activation::Relu } else { Activation::Identity };
+        let columns = self.shape.outputs;
+        let shape = BiasShape { columns, positions: self.shape.output_len() / columns };
+        let mut sums = sums;
+        let bias = sums.as_mut().map(|(sums, section)| sums.get(device, BIAS, *section));
+        device.activation_backward(activation, shape, tape.output, gradient, bias);
+    }
+
+    fn backward_weight<D: Device>(
+        &self,
+        device: &D,
+        micro_batches: &[TapedRows<'_, D>],
+        mut sums: LayerSums<'_, D>,
+    ) {
+        for TapedRows { tape, gradient, section } in micro_batches {
+            let weight = sums.get(device, WEIGHT, *section);
+            let shape = self.shape(section.len());
+            device.convolution_backward_weight(&shape, tape.input, tape.saved, *gradient, weight);
+        }
+    }
+
+    fn backward_input<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: usize,
+        tape: &Tape<'_, D>,
+        gradient: D::View<'_>,
+        input_gradient: D::ViewMut<'_>,
+        _previous: Option<FusedActivation<D::View<'_>>>,
+    ) {
+        let weight = parameters.get(device, WEIGHT);
+        device.convolution_backward_input(&self.shape(rows), weight, tape.saved, gradient, input_gradient);
+    }
+}

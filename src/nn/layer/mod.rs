@@ -1,0 +1,189 @@
+//! The layers that a device runs. Each stands for one or several modules of a network, fused as the
+//! device's operations are. A file holds one kind of layer; [`LayerPasses`] is the contract of all.
+
+mod activation;
+mod convolution;
+mod flatten;
+mod linear;
+mod max_pool;
+mod passes;
+
+use std::ops::Range;
+
+pub use activation::ActivationLayer;
+pub use convolution::ConvolutionLayer;
+pub use flatten::FlattenLayer;
+pub use linear::LinearLayer;
+pub use max_pool::MaxPoolLayer;
+pub use passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
+
+use super::parameters::FlatBuffer;
+use super::{Features, Initial, TensorSpec};
+use crate::device::{Activation, Device, FusedActivation};
+use crate::sums::Section;
+
+/// A layer with its tensors.
+#[derive(Debug, Clone)]
+pub struct Layer {
+    /// The kind of the layer, with its sizes.
+    pub kind: LayerKind,
+    /// The numbers of its tensors, in the model's logical order: a weight, then perhaps a bias.
+    pub tensors: Range<usize>,
+}
+
+/// The kind of a layer.
+#[derive(Debug, Clone)]
+pub enum LayerKind {
+    /// A linear layer and the activation that follows it.
+    Linear(LinearLayer),
+    /// A convolution and the pooling and ReLU that follow it.
+    Convolution(ConvolutionLayer),
+    /// Max-pooling on its own.
+    MaxPool(MaxPoolLayer),
+    /// An activation on its own.
+    Activation(ActivationLayer),
+    /// The conversion of an image to a vector of features.
+    Flatten(FlattenLayer),
+}
+
+/// Evaluates `$work` with `$kind` bound to the layer of whichever kind `$layer` is.
+macro_rules! each_kind {
+    ($layer:expr, $kind:ident => $work:expr) => {
+        match &$layer.kind {
+            LayerKind::Linear($kind) => $work,
+            LayerKind::Convolution($kind) => $work,
+            LayerKind::MaxPool($kind) => $work,
+            LayerKind::Activation($kind) => $work,
+            LayerKind::Flatten($kind) => $work,
+        }
+    };
+}
+
+impl Layer {
+    /// Returns the number of input values per row.
+    pub fn input_len(&self) -> usize {
+        each_kind!(self, kind => kind.input_len())
+    }
+
+    /// Returns the shape of one row of output.
+    pub fn output(&self) -> Features {
+        each_kind!(self, kind => kind.output())
+    }
+
+    /// Returns the number of output values per row.
+    pub fn output_len(&self) -> usize {
+        self.output().len()
+    }
+
+    /// Returns the number of values per row that the forward pass saves for the backward pass
+    /// besides its output.
+    pub fn saved_len(&self) -> usize {
+        each_kind!(self, kind => kind.saved_len())
+    }
+
+    /// Returns the approximate number of multiplications and additions of one row's forward pass.
+    /// Computing the gradients of the weights takes as many again, and so does computing the
+    /// gradients of the inputs.
+    pub fn operations(&self) -> usize {
+        each_kind!(self, kind => kind.operations())
+    }
+
+    /// Returns true for a layer whose backward pass turns the gradient of its output into the
+    /// gradient of its input in place.
+    pub fn is_elementwise(&self) -> bool {
+        matches!(self.kind, LayerKind::Activation(_))
+    }
+
+    /// Returns this layer with its tensors numbered from `first` on.
+    pub fn with_tensors_from(self, first: usize) -> Layer {
+        Layer { tensors: first..first + self.tensors.len(), ..self }
+    }
+
+    /// Runs the forward pass for `rows ≥ 1` rows.
+    pub fn forward<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        rows: usize,
+        input: D::View<'_>,
+        saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        let tensors = LayerTensors { flat: parameters, own: &self.tensors };
+        each_kind!(self, kind => kind.forward(device, tensors, rows, input, saved, output));
+    }
+
+    /// Runs the first part of the backward pass: turns `gradient`, the gradient of the output, into
+    /// the gradient of the values before the activation, which the other two parts read, and adds
+    /// up that of the bias in `sums`. If `is_backpropagated`, `gradient` has already passed through
+    /// the activation, and only the bias is left.
+    pub fn backward_activation<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        sums: Option<(&mut FlatBuffer<D>, Section)>,
+        is_backpropagated: bool,
+    ) {
+        let sums = sums.map(|(flat, section)| (LayerSums { flat, own: &self.tensors }, section));
+        each_kind!(self, kind => kind.backward_activation(device, tape, gradient, sums, is_backpropagated));
+    }
+
+    /// Runs the second part of the backward pass: adds up the gradient of the weight, if the layer has
+    /// one, over the rows of consecutive micro-batches.
+    pub fn backward_weight<D: Device>(
+        &self,
+        device: &D,
+        micro_batches: &[TapedRows<'_, D>],
+        gradients: &mut FlatBuffer<D>,
+    ) {
+        let sums = LayerSums { flat: gradients, own: &self.tensors };
+        each_kind!(self, kind => kind.backward_weight(device, micro_batches, sums));
+    }
+
+    /// Runs the third part of the backward pass, which is independent of the second: computes the
+    /// gradient of the input. Must not be called on [elementwise](Layer::is_elementwise) layers.
+    /// With `previous` (see [`Layer::activation_fused_with`]), also backpropagates through the
+    /// previous layer's activation.
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
+    pub fn backward_input<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        rows: usize,
+        tape: &Tape<'_, D>,
+        gradient: D::View<'_>,
+        input_gradient: D::ViewMut<'_>,
+        previous: Option<FusedActivation<D::View<'_>>>,
+    ) {
+        let tensors = LayerTensors { flat: parameters, own: &self.tensors };
+        each_kind!(self, kind => {
+            kind.backward_input(device, tensors, rows, tape, gradient, input_gradient, previous)
+        });
+    }
+
+    /// Returns the activation of this layer if the layer `after` it can backpropagate through it in
+    /// the pass that computes the gradient of its own inputs.
+    pub fn activation_fused_with<D: Device>(&self, device: &D, after: &Layer) -> Option<Activation> {
+        match (&self.kind, &after.kind) {
+            (
+                LayerKind::Linear(LinearLayer { activation, outputs: 1.., .. }),
+                LayerKind::Linear(LinearLayer { outputs: 1.., .. }),
+            ) => Some(*activation)
+                .filter(|activation| activation.saves() && device.fuses_activation_backward(*activation)),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the tensors of a convolution or linear layer called `name`, with PyTorch's default
+/// initial values.
+pub(super) fn torch_tensors(name: &str, shape: Vec<usize>, bias: bool) -> Vec<TensorSpec> {
+    let initial = Initial::torch_default(shape[1..].iter().product());
+    let outputs = shape[0];
+    let mut tensors = vec![TensorSpec { name: format!("{name}.weight"), shape, initial }];
+    if bias {
+        tensors.push(TensorSpec { name: format!("{name}.bias"), shape: vec![outputs], initial });
+    }
+    tensors
+}

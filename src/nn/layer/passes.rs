@@ -1,0 +1,127 @@
+//! The contract of a kind of layer, and the arrays of its passes.
+
+use std::ops::Range;
+
+use crate::device::{Device, FusedActivation, RowSums};
+use crate::nn::Features;
+use crate::nn::parameters::FlatBuffer;
+use crate::sums::Section;
+
+/// The sizes of a kind of layer, and its passes: see the methods of [`Layer`](super::Layer).
+pub trait LayerPasses {
+    /// Returns the number of input values per row.
+    fn input_len(&self) -> usize;
+
+    /// Returns the shape of one row of output.
+    fn output(&self) -> Features;
+
+    /// Returns the number of values per row that the forward pass saves for the backward pass.
+    fn saved_len(&self) -> usize {
+        0
+    }
+
+    /// Returns the approximate number of multiplications and additions of one row's forward pass.
+    fn operations(&self) -> usize {
+        self.input_len()
+    }
+
+    /// Runs the forward pass for `rows ≥ 1` rows.
+    fn forward<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: usize,
+        input: D::View<'_>,
+        saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    );
+
+    /// Turns the gradient of the output into the gradient of the values before the activation, unless
+    /// that `is_backpropagated`, and adds up the gradient of the bias.
+    fn backward_activation<D: Device>(
+        &self,
+        _device: &D,
+        _tape: &Tape<'_, D>,
+        _gradient: D::ViewMut<'_>,
+        _sums: Option<(LayerSums<'_, D>, Section)>,
+        _is_backpropagated: bool,
+    ) {
+    }
+
+    /// Adds up the gradient of the weight.
+    fn backward_weight<D: Device>(
+        &self,
+        _device: &D,
+        _micro_batches: &[TapedRows<'_, D>],
+        _sums: LayerSums<'_, D>,
+    ) {
+    }
+
+    /// Computes the gradient of the input.
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
+    fn backward_input<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: usize,
+        tape: &Tape<'_, D>,
+        gradient: D::View<'_>,
+        input_gradient: D::ViewMut<'_>,
+        previous: Option<FusedActivation<D::View<'_>>>,
+    );
+}
+
+/// The parameters of a layer.
+pub struct LayerTensors<'a, D: Device> {
+    pub(super) flat: &'a FlatBuffer<D>,
+    pub(super) own: &'a Range<usize>,
+}
+
+impl<'a, D: Device> LayerTensors<'a, D> {
+    /// Returns tensor number `number` of the layer.
+    pub fn get(&self, device: &D, number: usize) -> D::View<'a> {
+        self.flat.tensor(device, self.own.start + number)
+    }
+}
+
+/// The gradients of a layer's parameters.
+pub struct LayerSums<'a, D: Device> {
+    pub(super) flat: &'a mut FlatBuffer<D>,
+    pub(super) own: &'a Range<usize>,
+}
+
+impl<D: Device> LayerSums<'_, D> {
+    /// Returns the gradient of tensor number `number` of the layer, in which `rows` are added up.
+    pub fn get(&mut self, device: &D, number: usize, rows: Section) -> RowSums<D::ViewMut<'_>> {
+        self.flat.row_sums(device, self.own.start + number, rows)
+    }
+}
+
+/// The arrays of one layer's forward pass that its backward pass reads.
+pub struct Tape<'a, D: Device> {
+    /// The layer's input, `[rows, input_len]`.
+    pub input: D::View<'a>,
+    /// The values saved by the forward pass, `[rows, saved_len]`.
+    pub saved: D::View<'a>,
+    /// The layer's output, `[rows, output_len]`.
+    pub output: D::View<'a>,
+}
+
+impl<D: Device> Clone for Tape<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for Tape<'_, D> {}
+
+/// The rows of a micro-batch, from which gradients of weights are computed.
+pub struct TapedRows<'a, D: Device> {
+    /// The arrays of the forward pass.
+    pub tape: Tape<'a, D>,
+    /// The gradient of the values before the activation, as
+    /// [`Layer::backward_activation`](super::Layer::backward_activation) leaves it.
+    pub gradient: D::View<'a>,
+    /// The rows among those of the batch.
+    pub section: Section,
+}
