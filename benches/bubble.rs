@@ -18,7 +18,7 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::prelude::*;
 use phalanx::device::{
-    Activation, BiasShape, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape,
+    Activation, BiasShape, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape, NormShape,
     OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals,
 };
 use phalanx::memory::Memory;
@@ -210,11 +210,16 @@ operations!(PoolOperations:
     max_pool_forward(&PoolShape, In<'_>, Out<'_>, Out<'_>) 0;
     max_pool_backward(&PoolShape, In<'_>, In<'_>, Out<'_>) 0;
 );
+operations!(NormOperations:
+    layer_norm_forward(&NormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
+    layer_norm_backward_weight(&NormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
+    layer_norm_backward_input(&NormShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
+);
 operations!(LossOperations:
     cross_entropy(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
     mean_squared_error(&LossShape, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
 );
 operations!(OptimizerOperations:
-    optimizer_step(&OptimizerStep, In<'_>, Out<'_>, In<'_>, &mut [Memory<f32>], Out<'_>) 0;
+    optimizer_step(&OptimizerStep, In<'_>, Out<'_>, In<'_>, &mut [Out<'_>], Out<'_>) 0;
     sum_squares(In<'_>, Out<'_>) 0;
 );

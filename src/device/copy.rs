@@ -23,7 +23,8 @@ pub trait CopyOperations: MemoryOperations {
     /// Computes `into = from`; lengths are equal, formats may differ.
     fn copy(&self, from: Self::View<'_>, into: Self::ViewMut<'_>);
 
-    /// Computes `into += from`; both are [`Role::Exact`](super::Role::Exact) and of one length.
+    /// Computes `into += from`; both are of one length, and of one role, which is
+    /// [`Role::Exact`](super::Role::Exact) or [`Role::Activations`](super::Role::Activations).
     fn add(&self, from: Self::View<'_>, into: Self::ViewMut<'_>);
 
     /// Copies a block from one row-major matrix into another; the views begin where the block does.

@@ -1,6 +1,6 @@
 //! Arithmetic: the complete list of operations that training needs, and the devices that run them.
 //!
-//! [`Device`] is the sum of eight families of operations. The file of a family holds its contract
+//! [`Device`] is the sum of nine families of operations. The file of a family holds its contract
 //! and its shapes; the file of the same name in `cpu/` and in `cuda/` is its implementation, and
 //! the one in `cuda/kernels/` its CUDA kernels.
 //!
@@ -12,6 +12,7 @@
 //! | `linear` | [`LinearOperations`] | matrix products with bias and activation |
 //! | `convolution` | [`ConvolutionOperations`] | convolution with pooling and ReLU |
 //! | `pool` | [`PoolOperations`] | max-pooling on its own |
+//! | `norm` | [`NormOperations`] | normalisations |
 //! | `loss` | [`LossOperations`] | cross-entropy, mean squared error |
 //! | `optimizer` | [`OptimizerOperations`] | optimizer steps, the gradient's norm |
 //!
@@ -37,6 +38,7 @@ pub mod cuda;
 mod linear;
 mod loss;
 mod memory;
+mod norm;
 mod optimizer;
 mod pool;
 mod row_sums;
@@ -50,6 +52,7 @@ pub use cuda::{Cuda, CudaBuffer, Precision};
 pub use linear::*;
 pub use loss::*;
 pub use memory::*;
+pub use norm::*;
 pub use optimizer::*;
 pub use pool::*;
 pub use row_sums::RowSums;
@@ -62,6 +65,7 @@ pub trait Device:
     + LinearOperations
     + ConvolutionOperations
     + PoolOperations
+    + NormOperations
     + LossOperations
     + OptimizerOperations
 {
@@ -72,6 +76,6 @@ pub trait Device:
 pub mod prelude {
     pub use super::{
         ActivationOperations, ConvolutionOperations, CopyOperations, Device, LinearOperations,
-        LossOperations, MemoryOperations, OptimizerOperations, PoolOperations,
+        LossOperations, MemoryOperations, NormOperations, OptimizerOperations, PoolOperations,
     };
 }

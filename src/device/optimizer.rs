@@ -82,7 +82,7 @@ pub trait OptimizerOperations: MemoryOperations {
         update: Self::View<'_>,
         parameters: Self::ViewMut<'_>,
         gradients: Self::View<'_>,
-        slots: &mut [Self::Buffer],
+        slots: &mut [Self::ViewMut<'_>],
         sums: Self::ViewMut<'_>,
     );
 

@@ -31,6 +31,14 @@ impl Features {
             }
         }
     }
+
+    /// Returns the number of values of the innermost dimension: features, or channels.
+    pub fn last_dimension(self) -> usize {
+        match self {
+            Features::Flat(len) => len,
+            Features::Image { channels, .. } => channels,
+        }
+    }
 }
 
 impl std::fmt::Display for Features {

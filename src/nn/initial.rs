@@ -17,6 +17,11 @@ pub enum Initial {
         /// The standard deviation.
         deviation: f32,
     },
+    /// One value for all elements.
+    Constant {
+        /// The value.
+        value: f32,
+    },
 }
 
 impl Initial {
@@ -41,6 +46,7 @@ impl Initial {
                     *value = (f64::from(deviation) * normal) as f32;
                 }
             }
+            Initial::Constant { value } => values.fill(value),
         }
     }
 }

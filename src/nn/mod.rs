@@ -1,6 +1,7 @@
 //! Networks: the modules that a user writes, the layers that a device runs, losses, initial values,
 //! and flat memory for all parameters. Independent of ranks.
 
+mod build;
 mod features;
 mod initial;
 mod layer;
@@ -16,8 +17,8 @@ mod tests;
 pub use features::{Features, LARGEST_SIZE};
 pub use initial::{Initial, generator, symmetric};
 pub use layer::{
-    ActivationLayer, ConvolutionLayer, FlattenLayer, Layer, LayerKind, LayerPasses, LayerSums, LayerTensors,
-    LinearLayer, MaxPoolLayer, Tape, TapedRows,
+    ActivationLayer, AddLayer, ConvolutionLayer, FlattenLayer, Layer, LayerInputs, LayerKind, LayerNormLayer,
+    LayerPasses, LayerSums, LayerTensors, LinearLayer, MaxPoolLayer, SplitRule, Tape, TapedRows,
 };
 pub use loss::Loss;
 pub use model::Model;

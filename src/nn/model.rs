@@ -1,6 +1,8 @@
 //! A model: layers and tensors for one input shape.
 
-use super::layer::Layer;
+use std::ops::Range;
+
+use super::layer::{Layer, LayerInputs};
 use super::{Features, Loss, TensorSpec};
 
 /// A network built for one input shape. It is independent of ranks and holds no values.
@@ -8,8 +10,10 @@ use super::{Features, Loss, TensorSpec};
 pub struct Model {
     /// The network's name.
     pub name: String,
-    /// The layers in order.
+    /// The layers in the order in which they run.
     pub layers: Vec<Layer>,
+    /// The values that each layer reads.
+    pub inputs: Vec<LayerInputs>,
     /// The tensors in logical order.
     pub tensors: Vec<TensorSpec>,
     /// The shape of one row of input.
@@ -36,5 +40,20 @@ impl Model {
             .enumerate()
             .map(|(index, layer)| passes(index) * layer.operations() as u64)
             .collect()
+    }
+
+    /// Returns the layers in runs between which a pipeline can be cut, because one value alone is read
+    /// after the cut: a residual with its branches is in one run, any other layer is a run.
+    pub fn runs(&self) -> Vec<Range<usize>> {
+        let num = self.layers.len();
+        // the earliest value that the layers from each one on read
+        let mut earliest: Vec<usize> = self.inputs.iter().map(LayerInputs::earliest).collect();
+        for at in (1..num).rev() {
+            earliest[at - 1] = earliest[at - 1].min(earliest[at]);
+        }
+        let mut ends: Vec<usize> = (1..num).filter(|at| earliest[*at] >= *at).collect();
+        ends.extend((num > 0).then_some(num));
+        let mut start = 0;
+        ends.into_iter().map(|end| std::mem::replace(&mut start, end)..end).collect()
     }
 }

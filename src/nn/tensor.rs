@@ -23,8 +23,8 @@ impl TensorSpec {
 }
 
 /// The shard of a tensor that one rank holds: a block of the tensor seen as a matrix of its first
-/// dimension by all others. The blocks of a divided tensor cover it exactly once, so a sum over all
-/// ranks' shards counts every element once.
+/// dimension by all others. The blocks that are no copies cover the tensor exactly once, so a sum over
+/// them counts every element once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorShard {
     /// The whole tensor.
@@ -33,13 +33,16 @@ pub struct TensorShard {
     pub rows: Range<usize>,
     /// The columns of the block: indices of the elements under one row.
     pub columns: Range<usize>,
+    /// True for a copy of a block that another rank holds too, where it counts. Copies have the same
+    /// bits, because the ranks compute the same gradients.
+    pub is_copy: bool,
 }
 
 impl TensorShard {
     /// Returns the shard that is all of the tensor.
     pub fn whole(spec: &TensorSpec) -> TensorShard {
         let (rows, columns) = (spec.shape[0], spec.shape[1..].iter().product());
-        TensorShard { spec: spec.clone(), rows: 0..rows, columns: 0..columns }
+        TensorShard { spec: spec.clone(), rows: 0..rows, columns: 0..columns, is_copy: false }
     }
 
     /// Returns the number of elements in the block.
@@ -120,7 +123,7 @@ mod tests {
         let (mut whole, mut rebuilt) = (vec![0.0; 30], vec![f32::NAN; 30]);
         TensorShard::whole(&spec).initialise(3, 0..30, &mut whole);
         for (rows, columns) in [(0..2, 0..6), (2..5, 0..1), (2..5, 1..6), (5..5, 0..6), (0..5, 2..2)] {
-            let shard = TensorShard { spec: spec.clone(), rows, columns };
+            let shard = TensorShard { spec: spec.clone(), rows, columns, is_copy: false };
             let (mut block, mut same) = (vec![0.0; shard.num_elements()], vec![0.0; shard.num_elements()]);
             let (len, cut) = (block.len(), block.len() / 3);
             shard.initialise(3, 0..cut, &mut block[..cut]);

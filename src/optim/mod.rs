@@ -9,6 +9,7 @@ pub use learning_rate::{LearningRateSchedule, LearningRateScheduleKind};
 use std::ops::Range;
 
 use clap::ValueEnum;
+use smallvec::SmallVec;
 
 use crate::Result;
 use crate::device::{AdamStep, Device, LionStep, OptimizerStep, Role, SgdStep, update};
@@ -56,6 +57,19 @@ pub struct OptimizerSettings {
     pub betas: [f64; 2],
     /// Constant added to the root of Adam's second moment. Default 10⁻⁸.
     pub epsilon: f64,
+    /// The tensors that decay. Default all.
+    pub decay: DecayScope,
+}
+
+/// The tensors to which weight decay applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DecayScope {
+    /// All tensors.
+    #[value(name = "all")]
+    All,
+    /// Tensors of two dimensions or more: weights, but no biases and no weights of norms.
+    #[value(name = "matrices")]
+    Matrices,
 }
 
 impl OptimizerSettings {
@@ -68,7 +82,13 @@ impl OptimizerSettings {
             weight_decay: 0.0,
             betas: if rule == Rule::Lion { [0.9, 0.99] } else { [0.9, 0.999] },
             epsilon: 1e-8,
+            decay: DecayScope::All,
         }
+    }
+
+    /// Returns true if weight decay applies to a tensor of shape `shape`.
+    pub fn decays(&self, shape: &[usize]) -> bool {
+        self.decay == DecayScope::All || shape.len() > 1
     }
 
     /// Returns PyTorch's names of the values that the optimizer keeps for each parameter.
@@ -86,9 +106,9 @@ impl OptimizerSettings {
         self.slot_names().len()
     }
 
-    /// Returns the constants in the form that devices take.
-    fn device_step(&self) -> OptimizerStep {
-        let weight_decay = self.weight_decay as f32;
+    /// Returns the constants in the form that devices take, for tensors that decay or do not.
+    fn device_step(&self, decays: bool) -> OptimizerStep {
+        let weight_decay = if decays { self.weight_decay as f32 } else { 0.0 };
         match self.rule {
             Rule::Sgd => {
                 let (momentum, nesterov) = (self.momentum as f32, self.nesterov);
@@ -180,33 +200,42 @@ impl<D: Device> Optimizer<D> {
         })
     }
 
-    /// Updates the owned elements of one segment in one pass and adds the squares of the unscaled
-    /// gradient to `sums` (see [`crate::device::totals`]).
+    /// Updates elements `own` of the owned part of one segment in one pass, with weight decay if
+    /// `decays`, and adds the squares of the unscaled gradient to `sums` (see
+    /// [`crate::device::totals`]).
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn step(
         &mut self,
         device: &D,
         segment: usize,
+        own: Range<usize>,
+        decays: bool,
         parameters: D::ViewMut<'_>,
         gradients: D::View<'_>,
         sums: D::ViewMut<'_>,
     ) {
         let mut slots = std::mem::take(&mut self.slots[segment]);
-        self.apply(device, parameters, gradients, &mut slots, sums);
+        self.apply(device, own, decays, parameters, gradients, &mut slots, sums);
         self.slots[segment] = slots;
     }
 
-    /// Updates any parameters with `slots` of the caller: see [`Optimizer::step`].
+    /// Updates any parameters with elements `own` of `slots` of the caller: see [`Optimizer::step`].
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn apply(
         &self,
         device: &D,
+        own: Range<usize>,
+        decays: bool,
         parameters: D::ViewMut<'_>,
         gradients: D::View<'_>,
         slots: &mut [D::Buffer],
         sums: D::ViewMut<'_>,
     ) {
         let update = device.view(&self.update, 0..update::LEN);
-        let step = self.settings.device_step();
-        device.optimizer_step(&step, update, parameters, gradients, slots, sums);
+        let step = self.settings.device_step(decays);
+        let mut slots: SmallVec<[D::ViewMut<'_>; 2]> =
+            slots.iter_mut().map(|slot| device.view_mut(slot, own.clone())).collect();
+        device.optimizer_step(&step, update, parameters, gradients, &mut slots, sums);
     }
 }
 
@@ -284,7 +313,7 @@ mod tests {
                 let gradient = gradient.map(|g| 0.5 * g as f32);
                 let update = Update { number: t as u64 + 1, learning_rate, gradient_scale: 2.0 };
                 optimizer.begin(device, &update).unwrap();
-                optimizer.step(device, 0, &mut parameters, &gradient, &mut sums);
+                optimizer.step(device, 0, 0..3, true, &mut parameters, &gradient, &mut sums);
             }
             let expected = reference(&settings, &rates, &gradients);
             for (found, expected) in parameters.iter().zip(expected) {

@@ -46,22 +46,29 @@ impl ParallelPlan {
         ParallelPlan { schedule, layers, split, summation, recompute: false, expected_bubble: None }
     }
 
-    /// Plans the stages of `schedule`, with the numbers of layers in `sizes`, or with numbers that
-    /// make the stages cost the same, with sums by layout.
+    /// Plans the stages of `schedule`, with the numbers of layers in `sizes`, where a residual counts as
+    /// one layer, or with numbers that make the stages cost the same, with sums by layout.
     ///
     /// # Errors
     /// `sizes` does not fit the schedule or the model.
     pub fn pipeline(model: &Model, schedule: Schedule, sizes: Option<&[usize]>) -> Result<ParallelPlan> {
-        let layers = match sizes {
-            None => balance(&model.costs(), schedule.num_stages),
+        let runs = model.runs();
+        let stages = match sizes {
+            None => {
+                let costs = model.costs();
+                let cost = |run: &Range<usize>| costs[run.clone()].iter().sum();
+                balance(&runs.iter().map(cost).collect::<Vec<u64>>(), schedule.num_stages)
+            }
             Some(sizes) => {
                 let words = || sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-                let (sum, num_layers) =
-                    (sizes.iter().fold(0, |sum: usize, size| sum.saturating_add(*size)), model.layers.len());
-                if sizes.len() != schedule.num_stages || sum != num_layers {
+                let sum = sizes.iter().fold(0, |sum: usize, size| sum.saturating_add(*size));
+                if sizes.len() != schedule.num_stages || sum != runs.len() {
                     let why = format!(
                         "{words} is {found} stages with {sum} layers; the schedule has {stages} stages, \
-                         {name} has {num_layers} layers",
+                         {name} has {num_layers} layers{hint}",
+                        num_layers = runs.len(),
+                        hint =
+                            if runs.len() < model.layers.len() { " (a residual counts as one)" } else { "" },
                         words = words(),
                         found = sizes.len(),
                         stages = schedule.num_stages,
@@ -77,6 +84,9 @@ impl ParallelPlan {
                 sizes.iter().map(&mut next).collect()
             }
         };
+        // from runs to layers
+        let start = |run: usize| runs.get(run).map_or(model.layers.len(), |run| run.start);
+        let layers = stages.into_iter().map(|stage| start(stage.start)..start(stage.end)).collect();
         Ok(ParallelPlan::of(schedule, layers, Split::Pairs))
     }
 }
@@ -120,10 +130,18 @@ impl Layout {
                 schedule.num_stages
             ));
         }
+        let starts: Vec<usize> = model.runs().iter().map(|run| run.start).collect();
+        let cut = layers
+            .iter()
+            .map(|run| run.start)
+            .find(|start| *start < model.layers.len() && !starts.contains(start));
+        if let Some(cut) = cut {
+            return fail(format!("a stage begins with layer {cut}, which is inside of a residual"));
+        }
         let (_, stage_rank, tensor_rank) = shape.coordinates(rank);
         let features = FeatureDivision::new(plan.summation, shape.tensor);
         let mut layout = Layout { stages: Vec::new(), tensors: Vec::new(), features };
-        let parts = split(model, *how, tensor_rank, features)?;
+        let parts = split(model, *how, tensor_rank, features);
         for (index, run) in layers.iter().enumerate() {
             if schedule.rank_of(index) == Some(stage_rank) {
                 layout.add_stage(model, index, &parts, run.clone(), index + 1 == layers.len());

@@ -1,6 +1,6 @@
 //! The check that all replicas hold the same bits.
 
-use super::watch::BitFold;
+use super::watch::{BitFold, num_bits};
 use crate::comm::Communicator;
 use crate::{Error, Result};
 
@@ -38,8 +38,7 @@ pub fn check(
         if let Some(&first) = differ.first() {
             let common = (0..folds.len()).find(|rank| !differ.contains(rank)).unwrap_or_default();
             let bits = folds[first].num_different_bits(&folds[common]);
-            let bits = if bits == 1 { "1 bit".to_owned() } else { format!("{bits} bits") };
-            what = format!(": {} differs in {bits}", name(array));
+            what = format!(": {} differs in {}", name(array), num_bits(bits));
             odd = differ;
             break;
         }

@@ -98,6 +98,8 @@ pub struct Section {
     continues: bool,
     /// True if the last leaf is complete after this section.
     is_complete: bool,
+    /// The number of terms that each of the above stands for, such as the positions of a sample.
+    times: usize,
 }
 
 /// A leaf of a section, or a part of one.
@@ -138,12 +140,27 @@ impl Section {
         let terms = if first == end { 0..0 } else { leaves.terms(first).start..leaves.terms(end - 1).end };
         let (first_term, end_term) = (terms.start, terms.end);
         let (continues, is_complete) = (false, true);
-        Section { leaves, held_from: first, first, end, first_term, end_term, continues, is_complete }
+        Section {
+            leaves,
+            held_from: first,
+            first,
+            end,
+            first_term,
+            end_term,
+            continues,
+            is_complete,
+            times: 1,
+        }
     }
 
     /// Returns some of the leaves of a section of whole leaves.
     fn some_leaves(self, own: Range<usize>) -> Section {
-        Section { held_from: self.held_from, ..Section::of_leaves(self.leaves, own) }
+        Section { held_from: self.held_from, times: self.times, ..Section::of_leaves(self.leaves, own) }
+    }
+
+    /// Returns this section with `times` terms in place of each, as for the positions of samples.
+    pub fn times(self, times: usize) -> Section {
+        Section { times: self.times * times, ..self }
     }
 
     /// Returns the section with a value on the stack with which its first chain begins.
@@ -174,7 +191,7 @@ impl Section {
         let leaf = (0..num_leaves).find(|leaf| parts(*leaf).contains(&index)).unwrap_or(0);
         let (part, num_parts) = (index - parts(leaf).start, parts(leaf).len());
         let whole = self.some_leaves(self.first + leaf..self.first + leaf + 1);
-        let terms = shard(whole.len(), part, num_parts);
+        let terms = shard(whole.end_term - whole.first_term, part, num_parts);
         Section {
             first_term: whole.first_term + terms.start,
             end_term: whole.first_term + terms.end,
@@ -225,12 +242,12 @@ impl Section {
 
     /// Returns the terms of the section among all of the sum.
     pub fn terms(self) -> Range<usize> {
-        self.first_term..self.end_term
+        self.first_term * self.times..self.end_term * self.times
     }
 
     /// Returns the number of terms.
     pub fn len(self) -> usize {
-        self.end_term - self.first_term
+        (self.end_term - self.first_term) * self.times
     }
 
     /// Returns true if there are no terms.
@@ -256,13 +273,13 @@ impl Section {
 
     /// Returns the leaves of the section in order.
     pub fn steps(self) -> impl Iterator<Item = Step> {
-        let own = self.terms();
+        let (own, times) = (self.first_term..self.end_term, self.times);
         (self.first..self.end).map(move |leaf| {
             let terms = self.leaves.terms(leaf);
             let is_complete = self.is_complete || leaf + 1 < self.end;
             Step {
-                first: terms.start.max(own.start) - own.start,
-                end: terms.end.min(own.end) - own.start,
+                first: times * (terms.start.max(own.start) - own.start),
+                end: times * (terms.end.min(own.end) - own.start),
                 continues: self.continues && leaf == self.first,
                 num_merges: if is_complete { self.leaves.num_merges(leaf, self.held_from) } else { 0 },
             }

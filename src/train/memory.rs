@@ -77,7 +77,7 @@ impl MemoryPlan {
             checkpoints => usize::from(checkpoints.export.is_some()),
         };
         let audits = match options.audit.settings() {
-            Some(_) => audit::needed_bytes(&layout, plan, shape, sync, batch_size),
+            Some(_) => audit::needed_bytes(model, plan, shape, sync, batch_size)?,
             None => 0,
         };
         let more = [copies(&parts, world, num_sections), audits];
@@ -217,7 +217,8 @@ impl Job {
         log::info!(
             "memory of the fullest rank, in MB: parameters {parameters:.1}, gradients {gradients:.1}, \
              optimizer {slots:.1}, activations {activations:.1} ({micro_batch:.1} a micro-batch), messages \
-             {messages:.1}, copy for checkpoints {copy:.1}{for_audits}; {:.1} in all, beside {:.1} at the start",
+             {messages:.1}, copy for checkpoints {copy:.1}{for_audits}; {:.1} in all, beside {:.1} at the \
+             start",
             parameters + gradients + slots + activations + messages + copy + audits,
             megabytes(self.ranks[fullest.unwrap_or_default()].at_start as usize)
         );

@@ -37,7 +37,9 @@ pub fn run(
     plan: impl Fn(&Model) -> Result<ParallelPlan>,
 ) -> Result<Finished> {
     let (all, began) = (world.communicator(), Instant::now());
-    all.agree(options.check(grid.data.size()).and_then(|()| options.check_used(strategy.has_replicas)))?;
+    all.agree(
+        options.check(all.size(), grid.data.size()).and_then(|()| options.check_used(strategy.has_replicas)),
+    )?;
     // a signal that arrives while samples are read takes effect after the first step
     let listen = || options.checkpoints.checkpoint_dir.as_ref().map(|_| StopRequest::listen()).transpose();
     let stop = all.agree(listen())?;

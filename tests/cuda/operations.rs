@@ -2,7 +2,7 @@
 
 use phalanx::device::{
     Activation, BiasShape, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape,
-    OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals, update,
+    NormShape, OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -129,6 +129,27 @@ operation!(Pool { shape: PoolShape }, |this, device, views, outs| {
     device.max_pool_forward(shape, views[0], device.view_mut(&mut argmax, 0..len), outs[0].take().unwrap());
     device.max_pool_backward(shape, device.view(&argmax, 0..len), views[1], outs[1].take().unwrap());
 });
+operation!(LayerNorm { shape: NormShape, bias: bool }, |this, device, views, outs| {
+    let (shape, bias) = (&this.shape, this.bias.then(|| views[2]));
+    let len = shape.rows * NormShape::SAVED;
+    let mut saved = device.allocate(len, Role::Activations).unwrap();
+    let (values, output) = (device.view_mut(&mut saved, 0..len), outs[0].take().unwrap());
+    device.layer_norm_forward(shape, views[0], views[1], bias, values, output);
+    let (saved, input_gradient) = (device.view(&saved, 0..len), outs[1].take().unwrap());
+    device.layer_norm_backward_input(shape, views[0], views[1], saved, views[3], input_gradient);
+});
+operation!(LayerNormWeight { shape: NormShape, accumulate: bool }, |this, device, views, outs| {
+    let shape = &this.shape;
+    let (saved_len, len) = (shape.rows * NormShape::SAVED, shape.rows * shape.columns);
+    let mut saved = device.allocate(saved_len, Role::Activations).unwrap();
+    let mut output = device.allocate(len, Role::Activations).unwrap();
+    let (values, output) = (device.view_mut(&mut saved, 0..saved_len), device.view_mut(&mut output, 0..len));
+    device.layer_norm_forward(shape, views[0], views[1], None, values, output);
+    let sums = RowSums::chain(outs[0].take().unwrap(), shape.rows, this.accumulate);
+    let saved = device.view(&saved, 0..saved_len);
+    device.layer_norm_backward_weight(shape, views[0], saved, views[2], sums);
+});
+operation!(Add {}, |_this, device, views, outs| device.add(views[0], outs[0].take().unwrap()));
 operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, outs| {
     device.transpose_each(this.rows, this.columns, views[0], outs[0].take().unwrap())
 });
@@ -159,12 +180,14 @@ impl Operation for Optimizer {
         let [update, gradients, parameters, slots @ .., sums] = buffers else {
             panic!("an optimizer has four arrays besides its slots");
         };
+        let mut slots: Vec<D::ViewMut<'_>> =
+            slots.iter_mut().map(|slot| device.view_mut(slot, 0..len)).collect();
         device.optimizer_step(
             &self.step,
             device.view(update, 0..update::LEN),
             device.view_mut(parameters, 0..len),
             device.view(gradients, 0..len),
-            slots,
+            &mut slots,
             device.view_mut(sums, 0..totals::LEN),
         );
     }

@@ -4,7 +4,7 @@
 use phalanx::comm::World;
 use phalanx::device::{
     Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LionStep, LossShape,
-    OptimizerStep, PoolShape, Precision, Role, SgdStep, WeightLayout, totals, update,
+    NormShape, OptimizerStep, PoolShape, Precision, Role, SgdStep, WeightLayout, totals, update,
 };
 
 use super::operations::*;
@@ -117,6 +117,7 @@ pub fn all(_: &World, precision: Precision, tolerance: f32) {
     linear(&cuda, tolerance);
     activations(&cuda, tolerance);
     convolutions(&cuda, tolerance);
+    norms(&cuda, tolerance);
     losses(&cuda, tolerance);
     optimizers(&cuda, tolerance);
     moves(&cuda, tolerance);
@@ -241,6 +242,26 @@ fn convolutions(cuda: &Cuda, tolerance: f32) {
     }
 }
 
+fn norms(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (5, 3), (7, 32), (33, 65), (4, 1300), (300, 24)] {
+        let shape = NormShape { rows, columns, epsilon: 1e-5 };
+        let (x, g) = (given(random(rows * columns, 1)), given(random(rows * columns, 2)));
+        let (weight, bias) = (weights(random(columns, 3)), weights(random(columns, 4)));
+        for bias_is_there in [true, false] {
+            let arrays = [x.clone(), weight.clone(), bias.clone(), g.clone()];
+            let outputs = [output(rows * columns), output(rows * columns)];
+            let operation = LayerNorm { num_read: 4, shape, bias: bias_is_there };
+            compare(&format!("{shape:?}"), cuda, tolerance, &[&arrays[..], &outputs].concat(), &operation);
+        }
+        for accumulate in [false, true] {
+            let before = if accumulate { random(columns, 5) } else { vec![f32::NAN; columns] };
+            let arrays = [x.clone(), weight.clone(), g.clone(), exact(before)];
+            let operation = LayerNormWeight { num_read: 3, shape, accumulate };
+            compare(&format!("weight of {shape:?}"), cuda, tolerance, &arrays, &operation);
+        }
+    }
+}
+
 fn losses(cuda: &Cuda, tolerance: f32) {
     for (rows, columns) in [(1, 1), (1, 2), (5, 10), (128, 10), (129, 3), (37, 100)] {
         let shape = LossShape { rows, columns, scale: 1.0 / rows as f32 };
@@ -312,6 +333,10 @@ fn moves(cuda: &Cuda, tolerance: f32) {
         let shape = BlockShape { rows, columns, from_stride: columns + 2, into_stride: columns + 5 };
         let arrays = [given(random(rows * (columns + 2), 1)), given(random(rows * (columns + 5), 2))];
         compare("a block", cuda, tolerance, &arrays, &CopyBlock { num_read: 1, shape });
+        for role in [Role::Activations, Role::Exact] {
+            let arrays = [Array(random(len, 3), role), Array(random(len, 4), role)];
+            compare("an addition", cuda, tolerance, &arrays, &Add { num_read: 1 });
+        }
         let numbers = (0..rows).map(|row| f32::from_bits((7 * row as u32 + 2) % (3 * rows as u32))).collect();
         let arrays = [exact(random(len, 1)), exact(numbers), output(rows * columns)];
         compare("rows", cuda, tolerance, &arrays, &GatherRows { num_read: 2, columns });

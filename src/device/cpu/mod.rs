@@ -15,6 +15,7 @@ mod loss;
 mod math;
 mod matmul;
 mod memory;
+mod norm;
 mod optimizer;
 mod pool;
 mod subnormal;

@@ -4,7 +4,6 @@
 use super::Cpu;
 use super::loops::{CHUNK, sum_of_squares};
 use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals, update};
-use crate::memory::Memory;
 
 impl OptimizerOperations for Cpu {
     fn optimizer_step(
@@ -13,7 +12,7 @@ impl OptimizerOperations for Cpu {
         update: &[f32],
         parameters: &mut [f32],
         gradients: &[f32],
-        slots: &mut [Memory<f32>],
+        slots: &mut [&mut [f32]],
         sums: &mut [f32],
     ) {
         let squares = match (step, slots) {

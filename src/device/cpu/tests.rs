@@ -289,7 +289,9 @@ fn threads_share_long_arrays_without_a_trace() {
         moments[1].fill(0.5);
         let mut sums = [0.0; totals::LEN];
         let step = OptimizerStep::Adam(adam);
-        cpu.optimizer_step(&step, &update, &mut parameters, &gradients, &mut moments, &mut sums);
+        let [first, second] = &mut moments;
+        let slots = &mut [&mut first[..], &mut second[..]];
+        cpu.optimizer_step(&step, &update, &mut parameters, &gradients, slots, &mut sums);
         let shape = BiasShape { columns: len, positions: 1 };
         cpu.activation_backward(Activation::Tanh, shape, &gradients, &mut moments[0], None);
         let mut squares = vec![0.0; cpu.squares_len()];

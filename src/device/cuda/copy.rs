@@ -10,7 +10,7 @@ use crate::device::{BlockShape, CopyOperations};
 
 kernel_table!(CopyKernels in "copy.cu" {
     fill: KernelPair,
-    add: Kernel,
+    add: KernelPair,
     copy_block: KernelPair,
     transpose_each: KernelPair,
     gather_rows: KernelPair,
@@ -50,10 +50,10 @@ impl CopyOperations for Cuda {
 
     fn add(&self, from: CudaView<'_>, into: CudaViewMut<'_>) {
         assert_eq!(from.len, into.len, "arrays that are added have one length");
-        assert!(from.format == Format::F32 && into.format == Format::F32 && into.copy == 0);
+        assert!(from.format == into.format && into.copy == 0, "arrays that are added have one role");
         if from.len > 0 {
             let (launch, len) = (self.streams.over(from.len, 1), from.len as u64);
-            let kernel = &self.kernels.of::<CopyKernels>().add;
+            let kernel = self.kernels.of::<CopyKernels>().add.of(from.format);
             launch!(self.streams, kernel, launch, len, from.pointer, into.pointer);
         }
     }

@@ -55,6 +55,7 @@ mod linear;
 mod loss;
 mod memory;
 mod message;
+mod norm;
 mod optimizer;
 mod pool;
 mod runtime;
@@ -67,6 +68,7 @@ use activation::ActivationKernels;
 use convolution::ConvolutionKernels;
 use copy::CopyKernels;
 use loss::LossKernels;
+use norm::NormKernels;
 use optimizer::OptimizerKernels;
 use pool::PoolKernels;
 pub use runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
@@ -85,12 +87,13 @@ use runtime::streams::{MemoryKernels, Streams};
 use runtime::upload::Uploads;
 
 /// All source files of kernels.
-pub const SOURCES: [KernelSource; 7] = [
+pub const SOURCES: [KernelSource; 8] = [
     MemoryKernels::SOURCE,
     CopyKernels::SOURCE,
     ActivationKernels::SOURCE,
     ConvolutionKernels::SOURCE,
     PoolKernels::SOURCE,
+    NormKernels::SOURCE,
     LossKernels::SOURCE,
     OptimizerKernels::SOURCE,
 ];
@@ -113,6 +116,7 @@ impl Cuda {
         kernels.load::<ActivationKernels>(&modules)?;
         kernels.load::<ConvolutionKernels>(&modules)?;
         kernels.load::<PoolKernels>(&modules)?;
+        kernels.load::<NormKernels>(&modules)?;
         kernels.load::<LossKernels>(&modules)?;
         kernels.load::<OptimizerKernels>(&modules)?;
         Ok(Cuda {

@@ -1,6 +1,6 @@
 //! The optimizers' steps, and squares for the gradient's norm.
 
-use super::runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
+use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, launch};
@@ -116,7 +116,7 @@ impl OptimizerOperations for Cuda {
         update: CudaView<'_>,
         parameters: CudaViewMut<'_>,
         gradients: CudaView<'_>,
-        slots: &mut [CudaBuffer],
+        slots: &mut [CudaViewMut<'_>],
         sums: CudaViewMut<'_>,
     ) {
         let len = parameters.len;
@@ -133,7 +133,7 @@ impl OptimizerOperations for Cuda {
             squares: gradient_squares(&sums),
         };
         for (pointer, slot) in arrays.slots[..slots.len()].iter_mut().zip(slots.iter()) {
-            *pointer = slot.memory.pointer();
+            *pointer = slot.pointer;
         }
         let kernels = self.kernels.of::<OptimizerKernels>();
         match (step, slots.len()) {

@@ -27,6 +27,14 @@ impl LayerPasses for ActivationLayer {
         if self.activation.saves() { self.features.len() } else { 0 }
     }
 
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
+    fn activation(&self) -> Activation {
+        self.activation
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

@@ -44,6 +44,10 @@ impl LayerPasses for ConvolutionLayer {
         2 * (height + 1 - kernel) * (width + 1 - kernel) * self.shape.weight_len()
     }
 
+    fn activation(&self) -> Activation {
+        if self.shape.relu { Activation::Relu } else { Activation::Identity }
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,
@@ -68,8 +72,7 @@ impl LayerPasses for ConvolutionLayer {
         if is_backpropagated && sums.is_none() {
             return;
         }
-        let has_relu = self.shape.relu && !is_backpropagated;
-        let activation = if has_relu { Activation::Relu } else { Activation::Identity };
+        let activation = if is_backpropagated { Activation::Identity } else { self.activation() };
         let columns = self.shape.outputs;
         let shape = BiasShape { columns, positions: self.shape.output_len() / columns };
         let mut sums = sums;

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
+use super::passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
 use crate::device::{
     Activation, BiasShape, Device, FusedActivation, LinearShape, WeightLayout, WeightOperands,
 };
@@ -55,6 +55,14 @@ impl LayerPasses for LinearLayer {
 
     fn operations(&self) -> usize {
         2 * self.inputs * self.outputs
+    }
+
+    fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    fn split_rule(&self) -> SplitRule {
+        SplitRule::Features
     }
 
     fn forward<D: Device>(

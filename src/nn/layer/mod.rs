@@ -2,8 +2,10 @@
 //! device's operations are. A file holds one kind of layer; [`LayerPasses`] is the contract of all.
 
 mod activation;
+mod add;
 mod convolution;
 mod flatten;
+mod layer_norm;
 mod linear;
 mod max_pool;
 mod passes;
@@ -11,11 +13,13 @@ mod passes;
 use std::ops::Range;
 
 pub use activation::ActivationLayer;
+pub use add::AddLayer;
 pub use convolution::ConvolutionLayer;
 pub use flatten::FlattenLayer;
+pub use layer_norm::LayerNormLayer;
 pub use linear::LinearLayer;
 pub use max_pool::MaxPoolLayer;
-pub use passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
+pub use passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
@@ -44,6 +48,27 @@ pub enum LayerKind {
     Activation(ActivationLayer),
     /// The conversion of an image to a vector of features.
     Flatten(FlattenLayer),
+    /// Layer normalisation.
+    LayerNorm(LayerNormLayer),
+    /// The sum of two values.
+    Add(AddLayer),
+}
+
+/// The values that a layer of a model reads. Value 0 is the model's input, value i + 1 the output of
+/// layer i.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerInputs {
+    /// The layer's input.
+    pub first: usize,
+    /// The value that is added to the layer's output.
+    pub added: Option<usize>,
+}
+
+impl LayerInputs {
+    /// Returns the earlier of the values.
+    pub fn earliest(&self) -> usize {
+        self.added.map_or(self.first, |added| added.min(self.first))
+    }
 }
 
 /// Evaluates `$work` with `$kind` bound to the layer of whichever kind `$layer` is.
@@ -55,6 +80,8 @@ macro_rules! each_kind {
             LayerKind::MaxPool($kind) => $work,
             LayerKind::Activation($kind) => $work,
             LayerKind::Flatten($kind) => $work,
+            LayerKind::LayerNorm($kind) => $work,
+            LayerKind::Add($kind) => $work,
         }
     };
 }
@@ -91,7 +118,18 @@ impl Layer {
     /// Returns true for a layer whose backward pass turns the gradient of its output into the
     /// gradient of its input in place.
     pub fn is_elementwise(&self) -> bool {
-        matches!(self.kind, LayerKind::Activation(_))
+        each_kind!(self, kind => kind.is_elementwise())
+    }
+
+    /// Returns the activation that ends the layer, through which [`Layer::backward_activation`] turns
+    /// gradients in place.
+    pub fn activation(&self) -> Activation {
+        each_kind!(self, kind => kind.activation())
+    }
+
+    /// Returns the way in which ranks share the layer.
+    pub fn split_rule(&self) -> SplitRule {
+        each_kind!(self, kind => kind.split_rule())
     }
 
     /// Returns this layer with its tensors numbered from `first` on.

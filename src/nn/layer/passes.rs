@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::device::{Device, FusedActivation, RowSums};
+use crate::device::{Activation, Device, FusedActivation, RowSums};
 use crate::nn::Features;
 use crate::nn::parameters::FlatBuffer;
 use crate::sums::Section;
@@ -23,6 +23,23 @@ pub trait LayerPasses {
     /// Returns the approximate number of multiplications and additions of one row's forward pass.
     fn operations(&self) -> usize {
         self.input_len()
+    }
+
+    /// Returns true for a layer whose backward pass turns the gradient of its output into the gradient
+    /// of its input in place.
+    fn is_elementwise(&self) -> bool {
+        false
+    }
+
+    /// Returns the activation that ends the layer, through which
+    /// [`LayerPasses::backward_activation`] turns gradients in place.
+    fn activation(&self) -> Activation {
+        Activation::Identity
+    }
+
+    /// Returns the way in which ranks share the layer.
+    fn split_rule(&self) -> SplitRule {
+        SplitRule::Replicated
     }
 
     /// Runs the forward pass for `rows ≥ 1` rows.
@@ -69,6 +86,15 @@ pub trait LayerPasses {
         input_gradient: D::ViewMut<'_>,
         previous: Option<FusedActivation<D::View<'_>>>,
     );
+}
+
+/// The way in which the ranks of a tensor axis share a kind of layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SplitRule {
+    /// Every rank has all of the layer, and computes the same bits.
+    Replicated,
+    /// Every rank has some of the outputs, or, after a layer that is split by outputs, some of the inputs.
+    Features,
 }
 
 /// The parameters of a layer.

@@ -47,8 +47,8 @@ pub struct Auditor<'a, D: Device> {
     /// The parameters of the part, if they are not this rank's; or those of before the step, if this
     /// rank may be asked what they give.
     pub(super) copy: Option<FlatBuffer<D>>,
-    /// The number of audits so far.
-    pub(super) number: u64,
+    /// The last step whose audit found no fault.
+    pub(super) last_clean: Option<u64>,
     pub(super) open: Option<OpenAudit>,
 }
 
@@ -93,12 +93,27 @@ impl<'a, D: Device> Auditor<'a, D> {
             Ok((own, played, replay, copy))
         };
         let (own, played, replay, copy) = grid.all.agree(allocate())?;
-        Ok(Auditor { job, settings, roles, channels, replay, own, played, copy, number: 0, open: None })
+        Ok(Auditor {
+            job,
+            settings,
+            roles,
+            channels,
+            replay,
+            own,
+            played,
+            copy,
+            last_clean: None,
+            open: None,
+        })
     }
 
     /// Returns the audits in words.
     pub fn words(&self) -> String {
-        format!("every {} steps, each rank repeats {}", self.settings.every, self.roles.words())
+        let when = match self.settings.every {
+            1 => "in every step".to_owned(),
+            every => format!("every {every} steps"),
+        };
+        format!("{when}, each rank repeats {}", self.roles.words())
     }
 
     /// Returns the consequence of a fault.
@@ -128,8 +143,8 @@ impl<'a, D: Device> Auditor<'a, D> {
         self.job.grid.shape.coordinates(rank).0
     }
 
-    /// Returns the segment and the block of a part that this audit looks at.
-    pub(super) fn block(&self, part: &Part, replica: usize) -> (usize, Range<usize>) {
-        update::block(self.number, &part.lengths, replica, self.job.grid.shape.data)
+    /// Returns the segment and the block of a part of `replica` that the audit of `step` looks at.
+    pub(super) fn block(&self, step: u64, part: &Part, replica: usize) -> (usize, Range<usize>) {
+        update::block(step / self.settings.every, &part.lengths, replica, self.job.grid.shape.data)
     }
 }

@@ -17,6 +17,7 @@ pub(super) const RECORD: i32 = 3;
 pub(super) const TERMS: i32 = 4;
 pub(super) const AFTER: i32 = 5;
 pub(super) const WITNESS: i32 = 6;
+pub(super) const MICRO_BATCHES: i32 = 7;
 
 /// For every replica, by reduction, its arrays of a block.
 pub(super) type ReplicaTerms = Vec<Vec<Vec<f32>>>;
@@ -47,9 +48,8 @@ impl<D: Device> Auditor<'_, D> {
     /// Gives every rank the parameters of the part that it plays.
     pub(super) fn exchange_parameters(&mut self, weights: &mut Weights<D>) -> Result<()> {
         let Some(mut copy) = self.copy.take() else { return Ok(()) };
-        let values = all_values(self.job.device, weights.parameters())?;
-        let received = self.exchange(values, num_values(&copy), PARAMETERS)?;
-        set_values(self.job.device, &mut copy, &received)?;
+        let (to, from) = (self.roles.auditor_of(self.rank()), self.role());
+        self.copy_parameters(weights.parameters(), to, from, &mut copy)?;
         self.copy = Some(copy);
         Ok(())
     }
@@ -63,17 +63,55 @@ impl<D: Device> Auditor<'_, D> {
         into: &mut FlatBuffer<D>,
     ) -> Result<()> {
         let (to, role) = (others.auditor_of(self.role()), others.role_of(self.rank()));
-        let from = self.roles.auditor_of(role);
-        let values = all_values(self.job.device, copy)?;
-        let received = self.send_receive(values, to, num_values(into), from, PARAMETERS)?;
-        set_values(self.job.device, into, &received)
+        self.copy_parameters(copy, to, self.roles.auditor_of(role), into)
+    }
+
+    /// Sends the parameters in `own` to rank `to`, and receives those in `into` from rank `from`, segment
+    /// by segment.
+    fn copy_parameters(
+        &self,
+        own: &FlatBuffer<D>,
+        to: usize,
+        from: usize,
+        into: &mut FlatBuffer<D>,
+    ) -> Result<()> {
+        let device = self.job.device;
+        for segment in 0..own.num_segments().max(into.num_segments()) {
+            let receive = (segment < into.num_segments()).then(|| {
+                let values = vec![0.0_f32; into.segment_len(segment)];
+                self.channels.all.start_receive(values, from, PARAMETERS)
+            });
+            let receive = receive.transpose()?;
+            if segment < own.num_segments() {
+                let mut values = Vec::with_capacity(own.segment_len(segment));
+                let all = device.view(own.segment(segment), 0..own.segment_len(segment));
+                device.read(all, &mut |from| {
+                    values.extend_from_slice(from);
+                    Ok(())
+                })?;
+                self.channels.all.start_send::<Vec<f32>>(values, to, PARAMETERS)?.wait();
+            }
+            if let Some(receive) = receive {
+                let values = receive.wait();
+                let all = device.view_mut(into.segment_mut(segment), 0..values.len());
+                device.write(all, &mut |into| {
+                    into.copy_from_slice(&values);
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends the terms of every watched block to the rank that plays its owner, and returns those of
     /// the block of the part that this rank plays, of `len` elements: of every replica, by reduction.
     pub(super) fn exchange_terms(&self, watch: BlockWatch, len: usize) -> Result<(Vec<usize>, ReplicaTerms)> {
         let (shape, rank, role) = (self.job.grid.shape, self.rank(), self.role());
-        let micro_batches: Vec<usize> = watch.terms.iter().map(|(micro_batch, _)| *micro_batch).collect();
+        // a rank without tensors has no reductions, but may play the part of one that has
+        let own: Vec<i64> = watch.terms.iter().map(|(micro_batch, _)| *micro_batch as i64).collect();
+        let num_reductions = self.exchange(vec![own.len() as i64], 1, LENGTH)?[0] as usize;
+        let micro_batches = self.exchange(own, num_reductions, MICRO_BATCHES)?;
+        let micro_batches: Vec<usize> = micro_batches.into_iter().map(|number| number as usize).collect();
         let terms_len = micro_batches.iter().map(|number| self.num_sums(*number) * len).sum();
         let at = |replica: usize, like: usize| {
             let (_, stage, tensor) = shape.coordinates(like);
@@ -112,35 +150,4 @@ impl<D: Device> Auditor<'_, D> {
         };
         micro_batches.iter().map(part).collect()
     }
-}
-
-/// Returns the number of values of all segments.
-fn num_values<D: Device>(flat: &FlatBuffer<D>) -> usize {
-    (0..flat.num_segments()).map(|segment| flat.segment_len(segment)).sum()
-}
-
-/// Returns the values of all segments.
-fn all_values<D: Device>(device: &D, flat: &FlatBuffer<D>) -> Result<Vec<f32>> {
-    let mut values = Vec::with_capacity(num_values(flat));
-    for segment in 0..flat.num_segments() {
-        device.read(device.view(flat.segment(segment), 0..flat.segment_len(segment)), &mut |from| {
-            values.extend_from_slice(from);
-            Ok(())
-        })?;
-    }
-    Ok(values)
-}
-
-/// Overwrites all segments with `values`.
-fn set_values<D: Device>(device: &D, flat: &mut FlatBuffer<D>, values: &[f32]) -> Result<()> {
-    let mut rest = values;
-    for segment in 0..flat.num_segments() {
-        let (own, others) = rest.split_at(flat.segment_len(segment));
-        device.write(device.view_mut(flat.segment_mut(segment), 0..own.len()), &mut |into| {
-            into.copy_from_slice(own);
-            Ok(())
-        })?;
-        rest = others;
-    }
-    Ok(())
 }

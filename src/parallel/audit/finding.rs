@@ -5,7 +5,7 @@ use crate::comm::Communicator;
 use crate::nn::Model;
 use crate::parallel::layout::Layout;
 use crate::parallel::stage::Stage;
-use crate::parallel::watch::Site;
+use crate::parallel::watch::{Site, num_bits};
 
 /// A difference between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,10 +47,11 @@ impl Finding {
     }
 
     /// Describes the finding; `layout` is that of the audited rank. The `witness` is a third rank, and
-    /// the one of the two whose bits it has.
+    /// the one of the two whose bits it has; `last_clean` is the last step whose audit found nothing.
     pub(super) fn describe(
         self,
         step: u64,
+        last_clean: Option<u64>,
         layout: &Layout,
         model: &Model,
         witness: Option<(usize, Option<usize>)>,
@@ -59,20 +60,25 @@ impl Finding {
         let what = describe_site(site, layout, model);
         let how = match site {
             Site::Parameter { .. } => format!("{what} differs between rank {audited} and rank {auditor}"),
-            Site::Received { .. } => {
-                format!("{what} on rank {auditor} differs from the update of rank {audited}")
-            }
+            Site::Received { .. } => format!("{what} differs between rank {audited} and rank {auditor}"),
             _ => format!("{what} on rank {audited} differs from its repetition on rank {auditor}"),
         };
-        let bits = if bits == 1 { "1 bit".to_owned() } else { format!("{bits} bits") };
+        let bits = num_bits(bits);
         let verdict = match witness {
+            None if matches!(site, Site::Received { .. }) => {
+                format!("a repetition of the update confirms rank {audited}")
+            }
             None => "no third rank could be asked".to_owned(),
             Some((third, Some(confirmed))) => format!("rank {third} confirms rank {confirmed}"),
-            Some((third, None)) => format!("rank {third} has yet other bits"),
+            Some((third, None)) => format!("rank {third} agrees with neither"),
+        };
+        let since = match last_clean {
+            None => "no earlier audit of this run found none".to_owned(),
+            Some(step) => format!("the last audit that found none was that of step {step}"),
         };
         format!(
             "auditing step {step}: {how} in {bits}; {verdict}; this is a fault of the hardware or of this \
-             program, not of the training"
+             program, not of the training; {since}"
         )
     }
 }
@@ -114,6 +120,6 @@ fn describe_site(site: Site, layout: &Layout, model: &Model) -> String {
             format!("the sum over the replicas of the gradient of {}", name(tensor))
         }
         Site::Update { tensor } => format!("the update of {}", name(tensor)),
-        Site::Received { tensor } => format!("{} as it was received", name(tensor)),
+        Site::Received { tensor } => format!("{} after the step", name(tensor)),
     }
 }

@@ -7,7 +7,7 @@ use crate::comm::{Communicator, Grid, GridShape};
 use crate::device::{Device, Role};
 use crate::nn::{FlatBuffer, Model, Segmentation, TensorPosition};
 use crate::parallel::batch::BatchDivision;
-use crate::parallel::data::{StatePlan, SyncSettings};
+use crate::parallel::data::{StatePlan, SyncSettings, UpdateRuns, Weights};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::stage::Stage;
 use crate::parallel::tensor::exchange::Exchanger;
@@ -48,6 +48,11 @@ impl Part {
     /// Returns the number in the model of each tensor.
     pub(super) fn numbers(&self) -> Vec<usize> {
         self.layout.tensors.iter().map(|(number, _)| *number).collect()
+    }
+
+    /// Returns the runs of the update of these tensors.
+    pub(super) fn update_runs<D: Device>(&self, weights: &Weights<D>) -> UpdateRuns {
+        weights.update_runs(&self.layout.shards(), &self.segmentation)
     }
 
     /// Allocates memory for the parameters.
@@ -116,10 +121,29 @@ fn largest_leaf(division: BatchDivision, batch_size: usize) -> (usize, usize) {
     (leaves.iter().map(Vec::len).max().unwrap_or_default(), rows)
 }
 
-/// Returns the bytes that audits of a rank with `layout` take, which `plan` made for a grid of `shape`: the
-/// arrays of a leaf, the gradients of the longest bucket, and perhaps a copy of the parameters. Not
-/// collective.
+/// Returns the bytes that audits take on the rank that plays the largest part of `model`, which is spread
+/// over a grid of `shape` as `plan` says: the arrays of a leaf, the gradients of the longest bucket, and
+/// perhaps a copy of the parameters. Once a fault has been found, the search for the rank that is at fault
+/// may take as much again. Not collective.
+///
+/// # Errors
+/// The plan does not fit the model or the grid.
 pub fn needed_bytes(
+    model: &Model,
+    plan: &ParallelPlan,
+    shape: GridShape,
+    sync: SyncSettings,
+    batch_size: usize,
+) -> Result<usize> {
+    let of_rank = |rank| {
+        let layout = Layout::new(model, shape, rank, plan)?;
+        Ok(bytes_of_part(&layout, plan, shape, sync, batch_size))
+    };
+    (0..shape.stage * shape.tensor).map(of_rank).try_fold(0, |most, bytes| Ok(bytes?.max(most)))
+}
+
+/// Returns the bytes of audits on a rank that plays the part of one with `layout`.
+fn bytes_of_part(
     layout: &Layout,
     plan: &ParallelPlan,
     shape: GridShape,

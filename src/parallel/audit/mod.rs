@@ -21,13 +21,19 @@
 //! The first difference in the order of the computation ([`Site`]) is reported: [`finding`]. A checksum
 //! counts the bits that differ. Where there is a third rank, it repeats the leaf or the update too and says
 //! whose bits it has: a replica with its parameters from before the step, or without replicas a rank of
-//! another part, to which the auditor sends those that it got.
+//! another part, to which the auditor sends those that it got. With two replicas, or several in stage 3 of
+//! ZeRO, no other rank has the parameters from before the step, so no third rank repeats a leaf.
 //!
 //! # What an audit does not see
 //!
-//! Work that is not repeated: other leaves, other blocks. A fault that stays is found once it meets a
-//! repeated part. Parameters and slots of which there is one copy only (one replica, or those of ZeRO's
-//! parts) that change between two updates. And faults that are the same on both ranks.
+//! Work that is not repeated: other leaves, other blocks, the loss, and the norm by which gradients are
+//! clipped. A fault that stays is found once it meets a repeated part. Parameters and slots of which there
+//! is one copy only (one replica, or those of ZeRO's parts), and slots that every replica keeps, that
+//! change between two updates. And faults that are the same on both ranks.
+//!
+//! The rank that is named may be another where messages of the audit itself are damaged, and where ranks
+//! of the tensor axis add up gradients: these are compared after the sum, which a fault on any rank
+//! changes on all of them, and the first of them is named.
 
 mod auditor;
 mod exchange;

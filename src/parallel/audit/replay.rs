@@ -11,7 +11,7 @@ use crate::parallel::layout::Layout;
 use crate::parallel::pipeline::{MicroBatchSource, load};
 use crate::parallel::stage::{Activations, BackwardContext, Gradients, Pass, Stage, WeightRows};
 use crate::parallel::tensor::exchange::{Exchanger, here, here_mut};
-use crate::parallel::watch::{BitFold, FoldRecord, Site};
+use crate::parallel::watch::{BitFold, FoldRecord, Site, fold_rows};
 use crate::parallel::zero::Direction;
 use crate::sums::Section;
 
@@ -332,8 +332,11 @@ impl<'a, D: Device> Replay<'a, D> {
     ) -> Result<()> {
         let ReplayedStage { stage, parts } = &mut self.stages[local];
         let site = Site::Value { stage: stage.index, position, part };
-        let (buffer, width) = stage.values_at(position, &mut parts[part].0);
-        record_rows(self.exchanger.device, site, buffer, rows * width, record)
+        let array = stage.values_at(position, &mut parts[part].0);
+        if rows > 0 {
+            record.add(site, fold_rows(self.exchanger.device, &array, rows, rows)?);
+        }
+        Ok(())
     }
 
     fn record_gradient(
@@ -346,25 +349,12 @@ impl<'a, D: Device> Replay<'a, D> {
     ) -> Result<()> {
         let ReplayedStage { stage, parts } = &mut self.stages[local];
         let site = Site::Gradient { stage: stage.index, position, part };
-        let (buffer, width) = stage.gradients_at(position, &mut parts[part].1);
-        record_rows(self.exchanger.device, site, buffer, rows * width, record)
-    }
-}
-
-fn record_rows<D: Device>(
-    device: &D,
-    site: Site,
-    buffer: &D::Buffer,
-    len: usize,
-    record: &mut FoldRecord,
-) -> Result<()> {
-    if len == 0 {
-        return Ok(());
-    }
-    device.read(device.view(buffer, 0..len), &mut |values| {
-        record.add(site, BitFold::of(values));
+        let array = stage.gradients_at(position, &mut parts[part].1);
+        if rows > 0 {
+            record.add(site, fold_rows(self.exchanger.device, &array, rows, rows)?);
+        }
         Ok(())
-    })
+    }
 }
 
 /// Returns the tag of a message about a part of the leaf.

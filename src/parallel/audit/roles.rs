@@ -55,10 +55,11 @@ impl Roles {
     /// Returns parts that ranks can play besides these, if they have no replicas and there are enough.
     pub fn another(&self) -> Option<Roles> {
         let Roles { shape, shift } = *self;
-        let other = |shift: usize, size: usize| (1..size).find(|other| shift > 0 && *other != shift);
-        let stage = other(shift.stage, shape.stage).map(|stage| GridShape { stage, ..shift });
-        let tensor = other(shift.tensor, shape.tensor).map(|tensor| GridShape { tensor, ..shift });
-        stage.or(tensor).map(|shift| Roles { shape, shift })
+        let still = GridShape { data: 0, stage: 0, tensor: 0 };
+        let stages = (1..shape.stage).map(|stage| GridShape { stage, ..still });
+        let tensors = (1..shape.tensor).map(|tensor| GridShape { tensor, ..still });
+        let other = stages.chain(tensors).find(|other| shift.data == 0 && *other != shift);
+        other.map(|shift| Roles { shape, shift })
     }
 
     /// Returns the rank whose work each rank repeats, in words.
@@ -111,7 +112,9 @@ mod tests {
 
     #[test]
     fn every_part_is_played_once_by_another_rank() {
-        for (data, stage, tensor) in [(1, 1, 1), (2, 1, 1), (3, 2, 2), (1, 3, 2), (1, 1, 4), (5, 1, 1)] {
+        for (data, stage, tensor) in
+            [(1, 1, 1), (2, 1, 1), (3, 2, 2), (1, 3, 2), (1, 2, 2), (1, 1, 4), (5, 1, 1)]
+        {
             let shape = GridShape { data, stage, tensor };
             let num_ranks = data * stage * tensor;
             let roles = Roles::new(shape, |_| 0);

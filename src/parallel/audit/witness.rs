@@ -1,8 +1,11 @@
 //! The third rank, which says whose bits it has where two ranks differ.
 
+use std::ops::Range;
+
 use super::auditor::{Auditor, OpenAudit};
 use super::exchange::{ReplicaTerms, WITNESS};
 use super::finding::Finding;
+use super::job::Part;
 use super::replay::{LoadRows, PartParameters};
 use super::roles::Roles;
 use super::update;
@@ -15,31 +18,40 @@ use crate::parallel::watch::{BitFold, FoldRecord, Site};
 /// A third rank, and the one of the two whose bits it has.
 pub(super) type Verdict = Option<(usize, Option<usize>)>;
 
-/// All that is known of the audited block of an update.
+/// The audited block of an update, as it was before.
 pub(super) struct AuditedBlock {
-    pub(super) micro_batches: Vec<usize>,
-    pub(super) terms: ReplicaTerms,
-    /// The parameters and the slots before the update.
-    pub(super) before: Vec<f32>,
-    /// The sums, the parameters and the slots that the audited rank has.
-    pub(super) done: Vec<f32>,
-    /// Those that its auditor has.
-    pub(super) repeated: Vec<f32>,
+    segment: usize,
+    /// The elements of the segment.
+    elements: Range<usize>,
+    /// The micro-batches after which the gradients of the segment were reduced.
+    micro_batches: Vec<usize>,
+    terms: ReplicaTerms,
+    /// The parameters and the slots.
+    before: Vec<f32>,
+}
+
+impl AuditedBlock {
+    pub(super) fn new(
+        segment: usize,
+        elements: Range<usize>,
+        micro_batches: Vec<usize>,
+        terms: ReplicaTerms,
+        before: Vec<f32>,
+    ) -> AuditedBlock {
+        AuditedBlock { segment, elements, micro_batches, terms, before }
+    }
 }
 
 impl<D: Device> Auditor<'_, D> {
-    /// Repeats the sums and the update of a block of `len` elements; returns the sums, the parameters and
-    /// the slots.
-    pub(super) fn repeat(
-        &self,
-        weights: &Weights<D>,
-        micro_batches: &[usize],
-        terms: &ReplicaTerms,
-        before: &[f32],
-        len: usize,
-    ) -> Result<Vec<f32>> {
-        let mut done = update::sums(self.job.division, micro_batches, terms, len);
-        let updated = weights.repeat_update(self.job.device, before, &done[done.len() - len..])?;
+    /// Repeats the sums and the update of a block of `part`; returns the sums, the parameters and the
+    /// slots.
+    pub(super) fn repeat(&self, weights: &Weights<D>, part: &Part, block: &AuditedBlock) -> Result<Vec<f32>> {
+        let AuditedBlock { segment, elements, micro_batches, terms, before } = block;
+        let mut done = update::sums(self.job.division, micro_batches, terms, elements.len());
+        let runs = part.update_runs(weights);
+        let gradient = &done[done.len() - elements.len()..];
+        let updated =
+            weights.repeat_update(self.job.device, &runs, *segment, elements.clone(), before, gradient)?;
         done.extend(updated);
         Ok(done)
     }
@@ -54,8 +66,12 @@ impl<D: Device> Auditor<'_, D> {
         load: &mut LoadRows<'_, D>,
     ) -> Result<Verdict> {
         let Finding { site, audited, auditor, .. } = finding;
+        let (third, another) = (self.roles.third(audited), self.roles.another());
+        if third.is_none() && another.is_none() {
+            return Ok(None); // the copy stays
+        }
         let Some(copy) = self.copy.take() else { return Ok(None) };
-        let (third, record) = match (self.roles.third(audited), self.roles.another()) {
+        let (third, record) = match (third, another) {
             (Some(third), _) => (third, self.repeat_as_replica(third, audited, &copy, open, load)?),
             (None, Some(others)) => {
                 (others.auditor_of(audited), self.repeat_in_another_part(others, &copy, open, load)?)
@@ -118,42 +134,53 @@ impl<D: Device> Auditor<'_, D> {
         replay.run(PartParameters::Copy(&parameters), &sections, load, scale)
     }
 
-    /// Asks a third rank to repeat the update of a block. Collective.
+    /// Asks a third rank to repeat the update of a block of `step`, after which the audited rank and its
+    /// auditor have the sums, the parameters and the slots in `outcomes`. Collective.
     pub(super) fn witness_of_update(
         &self,
+        step: u64,
         finding: Finding,
         weights: &Weights<D>,
         block: &AuditedBlock,
+        outcomes: [&[f32]; 2],
     ) -> Result<Verdict> {
         let Finding { site, audited, auditor, .. } = finding;
         let is_third = |rank: &usize| *rank != audited && *rank != auditor;
         let Some(third) = (0..self.job.grid.all.size()).find(is_third) else { return Ok(None) };
-        let AuditedBlock { micro_batches, terms, before, done, repeated } = block;
-        let mut lengths =
-            [terms[0].iter().map(Vec::len).sum(), before.len(), done.len()].map(|len: usize| len as i64);
-        self.job.grid.all.broadcast(&mut lengths, auditor)?;
-        let [terms_len, before_len, done_len] = lengths.map(|len| len as usize);
+        let AuditedBlock { micro_batches, terms, before, .. } = block;
+        let terms_len = |terms: &Vec<Vec<f32>>| terms.iter().map(Vec::len).sum::<usize>();
+        let mut sizes =
+            [terms.iter().map(terms_len).sum(), before.len(), outcomes[0].len(), micro_batches.len()]
+                .map(|len: usize| len as i64);
+        self.job.grid.all.broadcast(&mut sizes, auditor)?;
+        let [terms_len, before_len, outcome_len, num_reductions] = sizes.map(|len| len as usize);
+        let mut numbers: Vec<i64> = micro_batches.iter().map(|number| *number as i64).collect();
+        numbers.resize(num_reductions, 0);
+        self.job.grid.all.broadcast(&mut numbers, auditor)?;
         let mut has = [false; 2];
         if self.rank() == auditor {
             let terms = terms.iter().flatten().flatten().copied();
-            let data: Vec<f32> =
-                terms.chain([before, done, repeated].into_iter().flatten().copied()).collect();
+            let more = [&before[..], outcomes[0], outcomes[1]].into_iter().flatten().copied();
+            let data: Vec<f32> = terms.chain(more).collect();
             self.channels.all.send(&data, third, WITNESS)?;
         } else if self.rank() == third {
-            let num_replicas = self.job.division.num_replicas();
-            let mut data = vec![0.0; num_replicas * terms_len + before_len + 2 * done_len];
+            let mut data = vec![0.0; terms_len + before_len + 2 * outcome_len];
             self.channels.all.receive(&mut data, auditor, WITNESS)?;
-            let (all_terms, rest) = data.split_at(num_replicas * terms_len);
+            let (all_terms, rest) = data.split_at(terms_len);
             let (before, rest) = rest.split_at(before_len);
-            let len = (done_len - before_len) / (micro_batches.len() + 1);
-            let of_replica = |terms: &[f32]| self.cut_terms(terms, micro_batches, len);
-            let terms: ReplicaTerms = all_terms.chunks_exact(terms_len.max(1)).map(of_replica).collect();
-            let own = self.repeat(weights, micro_batches, &terms, before, len)?;
-            let sums_len = done_len - before_len;
+            let part = self.job.part(audited)?;
+            let (segment, elements) = self.block(step, &part, self.replica_of(audited));
+            let micro_batches: Vec<usize> = numbers.into_iter().map(|number| number as usize).collect();
+            let of_replica = |terms: &[f32]| self.cut_terms(terms, &micro_batches, elements.len());
+            let each = terms_len / self.job.division.num_replicas();
+            let terms = all_terms.chunks_exact(each.max(1)).map(of_replica).collect();
+            let block = AuditedBlock::new(segment, elements, micro_batches.clone(), terms, before.to_vec());
+            let own = self.repeat(weights, &part, &block)?;
+            let sums_len = outcome_len - before_len;
             let is_sum = matches!(site, Site::GradientSum { .. });
-            let site = if is_sum { 0..sums_len } else { sums_len..done_len };
-            has = [&rest[..done_len], &rest[done_len..]].map(|other| {
-                let pairs = own[site.clone()].iter().zip(&other[site.clone()]);
+            let compared = if is_sum { 0..sums_len } else { sums_len..outcome_len };
+            has = [&rest[..outcome_len], &rest[outcome_len..]].map(|other| {
+                let pairs = own[compared.clone()].iter().zip(&other[compared.clone()]);
                 pairs.into_iter().all(|(one, two)| one.to_bits() == two.to_bits())
             });
         }

@@ -16,6 +16,7 @@
 mod gather;
 mod parts;
 mod plan;
+mod runs;
 mod settings;
 mod state;
 mod update;
@@ -27,6 +28,7 @@ use std::ops::Range;
 pub use self::gather::{ReadPart, Show};
 pub use self::parts::{ProvidedPart, StateParts};
 pub use self::plan::StatePlan;
+pub use self::runs::{UpdateRun, UpdateRuns};
 pub use self::settings::{SyncSettings, WeightSettings};
 use super::batch::BatchDivision;
 use super::layout::Layout;
@@ -48,6 +50,8 @@ pub struct Weights<D: Device> {
     gradients: GradientSegments<D>,
     /// The sums of the step: see [`totals`].
     sums: D::Buffer,
+    /// The sums of elements that do not count.
+    uncounted: D::Buffer,
     reductions: Communicator,
     norms: Communicator,
     stage: ZeroStage,
@@ -63,6 +67,9 @@ pub struct Weights<D: Device> {
     update: Update,
     /// Sums of squares for clipping, one for each of this rank's tensors.
     squares: D::Buffer,
+    /// For each tensor, whether it counts, for it is no copy.
+    counts: Vec<bool>,
+    runs: UpdateRuns,
     /// The blocks that an audit of the step looks at.
     watch: Option<BlockWatch>,
 }
@@ -102,6 +109,7 @@ impl<D: Device> Weights<D> {
         let StatePlan { stage, segmentation, lengths, usage } = StatePlan::new(layout, sync, division);
         let partition = Partition::new(&lengths, reductions.rank(), reductions.size());
         let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
+        let runs = UpdateRuns::new(&shards, &segmentation, &optimizer);
         let parameters = ParameterSettings { stage, gathering, seed };
         Ok(Weights {
             parameters: ParameterSegments::new(
@@ -114,6 +122,7 @@ impl<D: Device> Weights<D> {
             )?,
             gradients: GradientSegments::new(device, &shards, &segmentation, partition.clone(), usage)?,
             sums: device.allocate(totals::LEN, Role::Exact)?,
+            uncounted: device.allocate(totals::LEN, Role::Exact)?,
             reductions,
             norms,
             stage,
@@ -130,6 +139,8 @@ impl<D: Device> Weights<D> {
             reducing: VecDeque::new(),
             update: Update { number: 0, learning_rate: 0.0, gradient_scale: 1.0 },
             squares: device.allocate(device.squares_len() * shards.len(), Role::Exact)?,
+            counts: shards.iter().map(|shard| !shard.is_copy).collect(),
+            runs,
             watch: None,
         })
     }

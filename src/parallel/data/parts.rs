@@ -67,7 +67,8 @@ impl StateParts {
             let StatePlan { segmentation, lengths, .. } =
                 StatePlan::new(&layout, sync, sync.division(plan, shape.data));
             let positions = segmentation.positions(&shards);
-            for ((number, shard), position) in layout.tensors.into_iter().zip(positions) {
+            let held = layout.tensors.into_iter().zip(positions);
+            for ((number, shard), position) in held.filter(|((_, shard), _)| !shard.is_copy) {
                 let segment_len = lengths[position.segment];
                 holders[number].push(Holder { rank, shard, position, segment_len });
             }

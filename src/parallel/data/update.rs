@@ -1,6 +1,6 @@
 //! The update of a bucket's parameters, and the norm of all gradients.
 
-use super::Weights;
+use super::{UpdateRun, Weights};
 use crate::Result;
 use crate::comm::Operation;
 use crate::device::{Device, totals};
@@ -19,10 +19,14 @@ impl<D: Device> Weights<D> {
             _ => self.partition.owned(segment),
         };
         let span = trace::work(Name::Optimizer);
-        let values = self.parameters.updatable(device, segment);
-        let gradient = self.gradients.view(device, segment, range);
-        let sums = device.view_mut(&mut self.sums, 0..totals::LEN);
-        self.optimizer.step(device, segment, values, gradient, sums);
+        for UpdateRun { elements, decays, counts } in self.runs.within(segment, range.clone()) {
+            let values = self.parameters.updatable(device, segment, elements.clone());
+            let gradient = self.gradients.view(device, segment, elements.clone());
+            let sums = if counts { &mut self.sums } else { &mut self.uncounted };
+            let sums = device.view_mut(sums, 0..totals::LEN);
+            let own = elements.start - range.start..elements.end - range.start;
+            self.optimizer.step(device, segment, own, decays, values, gradient, sums);
+        }
         settle(device);
         drop(span);
         self.gradients.close(segment);
@@ -50,7 +54,7 @@ impl<D: Device> Weights<D> {
             let start = self.partition.owned(segment).start;
             for (tensor, place) in self.gradients.flat().tensors_in(segment) {
                 let kept = self.partition.of_tensor(segment, &place).kept;
-                if !kept.is_empty() {
+                if self.counts[tensor] && !kept.is_empty() {
                     let own = self.gradients.view(device, segment, start + kept.start..start + kept.end);
                     let squares = device.view_mut(&mut self.squares, each * tensor..each * (tensor + 1));
                     device.sum_squares(own, squares);

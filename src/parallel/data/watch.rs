@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::Weights;
+use super::{UpdateRun, UpdateRuns, Weights};
 use crate::Result;
 use crate::device::{Device, Role, totals};
+use crate::nn::{Segmentation, TensorShard};
 use crate::parallel::watch::{BlockWatch, FaultKind, flip};
 use crate::parallel::zero::ZeroStage;
 
@@ -130,20 +131,34 @@ impl<D: Device> Weights<D> {
     /// # Errors
     /// A transfer from or to the device failed.
     pub fn flip_parameter(&mut self, device: &D, choice: u64) -> Result<()> {
-        if self.parameters.is_in_parts() {
+        let num_tensors = self.parameters.flat().num_tensors();
+        if self.parameters.is_in_parts() || num_tensors == 0 {
             return Ok(());
         }
-        let tensor = choice as usize % self.parameters.flat().num_tensors().max(1);
+        let tensor = choice as usize % num_tensors;
         let (segment, place) = self.parameters.flat().place(tensor);
         self.parameters.flip(device, segment, place, choice)
     }
 
-    /// Repeats the update of this step: from a block as [`Weights::block`] returns it and its `gradient`.
-    /// Not collective.
+    /// Returns the runs of the updates of any `shards`.
+    pub fn update_runs(&self, shards: &[TensorShard], segmentation: &Segmentation) -> UpdateRuns {
+        UpdateRuns::new(shards, segmentation, self.optimizer.settings())
+    }
+
+    /// Repeats the update of this step: of `elements` of a segment, which has these `runs`, from a block
+    /// as [`Weights::block`] returns it and its `gradient`. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
-    pub fn repeat_update(&self, device: &D, block: &[f32], gradient: &[f32]) -> Result<Vec<f32>> {
+    pub fn repeat_update(
+        &self,
+        device: &D,
+        runs: &UpdateRuns,
+        segment: usize,
+        elements: Range<usize>,
+        block: &[f32],
+        gradient: &[f32],
+    ) -> Result<Vec<f32>> {
         let len = gradient.len();
         let allocate = |values: &[f32]| -> Result<D::Buffer> {
             let mut buffer = device.allocate(values.len(), Role::Exact)?;
@@ -157,9 +172,13 @@ impl<D: Device> Weights<D> {
             block.chunks_exact(len.max(1)).map(allocate).collect::<Result<_>>()?;
         let (gradient, mut sums) = (allocate(gradient)?, device.allocate(totals::LEN, Role::Exact)?);
         let Some((parameters, slots)) = arrays.split_first_mut() else { return Ok(Vec::new()) };
-        let gradient = device.view(&gradient, 0..len);
-        let sums = device.view_mut(&mut sums, 0..totals::LEN);
-        self.optimizer.apply(device, device.view_mut(parameters, 0..len), gradient, slots, sums);
+        for UpdateRun { elements: own, decays, .. } in runs.within(segment, elements.clone()) {
+            let own = own.start - elements.start..own.end - elements.start;
+            let values = device.view_mut(parameters, own.clone());
+            let gradient = device.view(&gradient, own.clone());
+            let sums = device.view_mut(&mut sums, 0..totals::LEN);
+            self.optimizer.apply(device, own, decays, values, gradient, slots, sums);
+        }
         let mut updated = Vec::with_capacity(block.len());
         for array in &arrays {
             device.read(device.view(array, 0..len), &mut |values| {

@@ -230,7 +230,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         if !self.is_loaded {
             load(device, stage, instruction.action.micro_batch, rows, activations, source)?;
         }
-        self.record_value(instruction, 0)?;
+        self.record_value(instruction, 0, rows)?;
         for group in 0..self.stages[instruction.local].groups.len() {
             let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
             let pieces = groups[group].pieces.clone();
@@ -242,7 +242,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 let activations = &mut slots[instruction.slot].activations;
                 weights.prepare(device, &stage.tensors_of(at), &stage.tensors, Direction::Forward)?;
                 stage.forward_piece(&mut self.exchanger, weights.parameters(), at, rows, activations)?;
-                self.record_value(instruction, at + 1)?;
+                self.record_value(instruction, at + 1, rows)?;
                 self.progress();
             }
             let LocalStage { slots, groups, inner, .. } = &mut self.stages[instruction.local];
@@ -274,7 +274,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 (&slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
             stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut());
         }
-        self.record_gradient(instruction, self.stages[instruction.local].stage.num_pieces())?;
+        self.record_gradient(instruction, self.stages[instruction.local].stage.num_pieces(), rows)?;
         // the gradients of weights are recorded leaf by leaf
         let is_split = pass == Pass::Whole && self.recorder.is_some();
         let in_piece = if is_split { Pass::Inputs } else { pass };
@@ -321,7 +321,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
             stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
             if self.stages[instruction.local].stage.needs_gradient(at) {
-                self.record_gradient(instruction, at)?;
+                self.record_gradient(instruction, at, section.len())?;
             }
             if pass == Pass::Whole && !own.is_empty() {
                 let end = self.stages[instruction.local].stage.tensors.end;

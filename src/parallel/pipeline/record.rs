@@ -6,7 +6,8 @@ use super::program::Instruction;
 use crate::Result;
 use crate::device::Device;
 use crate::parallel::data::Weights;
-use crate::parallel::watch::{BitFold, Recorder, Site, flip};
+use crate::parallel::stage::ObservedArray;
+use crate::parallel::watch::{BitFold, Recorder, Site, flip, flip_row, fold_rows};
 
 impl<D: Device> Pipeline<'_, D> {
     /// Makes the next step a recorded one.
@@ -19,24 +20,34 @@ impl<D: Device> Pipeline<'_, D> {
         self.recorder.take()
     }
 
-    /// Records the values at `position`, if the step is recorded.
-    pub(super) fn record_value(&mut self, instruction: &Instruction, position: usize) -> Result<()> {
+    /// Records the values at `position` of a micro-batch of `rows` rows, if the step is recorded.
+    pub(super) fn record_value(
+        &mut self,
+        instruction: &Instruction,
+        position: usize,
+        rows: usize,
+    ) -> Result<()> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
         let part = recorder.part(instruction.action.micro_batch);
         let site = Site::Value { stage: stage.index, position, part };
-        let (buffer, width) = stage.values_at(position, &mut slots[instruction.slot].activations);
-        recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, buffer, width)
+        let array = stage.values_at(position, &mut slots[instruction.slot].activations);
+        recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, rows, array)
     }
 
-    /// Records the gradients at `position`, if the step is recorded.
-    pub(super) fn record_gradient(&mut self, instruction: &Instruction, position: usize) -> Result<()> {
+    /// Records the gradients at `position` of a micro-batch of `rows` rows, if the step is recorded.
+    pub(super) fn record_gradient(
+        &mut self,
+        instruction: &Instruction,
+        position: usize,
+        rows: usize,
+    ) -> Result<()> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let LocalStage { stage, sets, .. } = &mut self.stages[instruction.local];
         let part = recorder.part(instruction.action.micro_batch);
         let site = Site::Gradient { stage: stage.index, position, part };
-        let (buffer, width) = stage.gradients_at(position, &mut sets[instruction.set].gradients);
-        recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, buffer, width)
+        let array = stage.gradients_at(position, &mut sets[instruction.set].gradients);
+        recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, rows, array)
     }
 
     /// Records the gradients of the tensors of piece `at`, which are the sums over the leaf.
@@ -65,25 +76,23 @@ impl<D: Device> Pipeline<'_, D> {
 }
 
 impl Recorder {
-    /// Records the rows of the leaf of a micro-batch in `buffer`, whose rows have `width` values.
+    /// Records the rows of the leaf of a micro-batch of `rows` rows in `array`.
     fn record_rows<D: Device>(
         &mut self,
         device: &D,
         site: Site,
         micro_batch: usize,
-        buffer: &mut D::Buffer,
-        width: usize,
+        rows: usize,
+        mut array: ObservedArray<'_, D>,
     ) -> Result<()> {
-        let len = self.in_leaf(micro_batch).map_or(0, |leaf| leaf.len() * width);
+        let len = self.in_leaf(micro_batch).map_or(0, |leaf| leaf.len());
         if len == 0 {
             return Ok(());
         }
         if let Some(choice) = self.takes_fault(site) {
-            flip(device, buffer, 0, len, choice)?;
+            flip_row(device, &mut array, rows, len, choice)?;
         }
-        device.read(device.view(buffer, 0..len), &mut |values| {
-            self.record.add(site, BitFold::of(values));
-            Ok(())
-        })
+        self.record.add(site, fold_rows(device, &array, rows, len)?);
+        Ok(())
     }
 }

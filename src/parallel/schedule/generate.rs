@@ -32,7 +32,7 @@ pub enum PipelineScheduleKind {
     /// (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, schedule ZB-H1).
     #[value(name = "zero-bubble")]
     ZeroBubble,
-    /// All forward passes, then all gradients of inputs, then the gradients of weights of all
+    /// All forward passes, then all gradients of inputs, then the gradients of weights, those of up to 16
     /// micro-batches as one product.
     ///
     /// For small micro-batches, each of which would read and write the gradients of all weights. There

@@ -11,8 +11,9 @@
 //! # In the program `pipeline`
 //!
 //! `--schedule` takes `sequential`, `gpipe`, `1f1b`, `interleaved`, `zero-bubble` (ZB-H1), `deferred`, or
-//! a CSV file in the notation of PyTorch's pipelining. Gradients of weights of one stage that follow each
-//! other in a schedule, such as all of `deferred`, are one product. Before anything runs, the schedule is
+//! a CSV file in the notation of PyTorch's pipelining. Gradients of weights of linear layers of one
+//! stage that follow each other in a schedule, such as all of `deferred`, are one product, of up to 16
+//! micro-batches. Before anything runs, the schedule is
 //! proved to run every pass and send every message exactly once, in a possible order, and to end even if
 //! every send waits for its receive. An error names the action at fault. `--show-schedule` draws
 //! the schedule as a table, or into a file as a picture (`.svg`) or as CSV:

@@ -19,8 +19,7 @@ impl Stage {
         groups: Option<&[PieceGroup]>,
     ) -> Result<Activations<D>> {
         let device = exchanger.device;
-        let num_values = self.positions[self.pieces.len()].value + 1;
-        let mut values: Vec<Option<D::Buffer>> = (0..num_values).map(|_| None).collect();
+        let mut values: Vec<Option<D::Buffer>> = (0..self.num_values).map(|_| None).collect();
         for number in self.kept_values(groups.unwrap_or_default()) {
             values[number] = Some(device.allocate(rows * self.value_width(number), Role::Activations)?);
         }
@@ -31,7 +30,8 @@ impl Stage {
             }
         }
         let targets = self.head.as_ref().map_or(0, Head::targets_per_row);
-        Ok(Activations { targets: device.allocate(rows * targets, Role::Exact)?, values, saved })
+        let output = self.positions[self.pieces.len()].value;
+        Ok(Activations { targets: device.allocate(rows * targets, Role::Exact)?, values, output, saved })
     }
 
     /// Allocates the arrays that [`Activations::swap_inner`] exchanges, for `rows` rows of any of
@@ -59,11 +59,12 @@ impl Stage {
     /// The device does not have enough memory.
     pub fn gradients<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: usize) -> Result<Gradients<D>> {
         let mut values = Vec::new();
-        for number in 0..=self.positions[self.pieces.len()].gradient {
+        for number in 0..self.num_gradients {
             let width = self.gradient_width(number);
             values.push(Some(exchanger.device.allocate(rows * width, Role::Activations)?));
         }
         let is_backpropagated = vec![false; values.len()];
-        Ok(Gradients { values, is_backpropagated })
+        let output = self.positions[self.pieces.len()].gradient;
+        Ok(Gradients { values, output, is_backpropagated })
     }
 }

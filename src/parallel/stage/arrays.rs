@@ -18,6 +18,8 @@ pub struct Activations<D: Device> {
     /// The targets in the last stage, `[rows, targets_per_row]`.
     pub(super) targets: D::Buffer,
     pub(super) values: Vec<Option<D::Buffer>>,
+    /// The number of the outputs among the values.
+    pub(super) output: usize,
     pub(super) saved: Vec<Option<D::Buffer>>,
 }
 
@@ -31,6 +33,8 @@ pub struct Inner<D: Device> {
 /// The gradients of the values of one micro-batch in a stage.
 pub struct Gradients<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
+    /// The number of the gradient of the outputs among these.
+    pub(super) output: usize,
     /// True for the gradients that have been backpropagated through the activation before them.
     pub(super) is_backpropagated: Vec<bool>,
 }
@@ -43,7 +47,7 @@ impl<D: Device> Activations<D> {
 
     /// Returns the place of the outputs of the stage, which is empty while they are in a message.
     pub fn output(&mut self) -> &mut Option<D::Buffer> {
-        self.values.last_mut().expect("there is an array for position 0")
+        &mut self.values[self.output]
     }
 
     /// Returns the places of samples in the stages that load them: inputs and targets.
@@ -67,6 +71,6 @@ impl<D: Device> Gradients<D> {
 
     /// Returns the place of the gradient of the outputs, which is empty while it is in a message.
     pub fn output(&mut self) -> &mut Option<D::Buffer> {
-        self.values.last_mut().expect("there is an array for position 0")
+        &mut self.values[self.output]
     }
 }

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::Stage;
 use super::arrays::{Activations, Gradients};
-use super::{Position, Stage};
+use super::positions::{Position, StagePiece};
 use crate::Result;
 use crate::device::{Device, FusedActivation};
 use crate::nn::{FlatBuffer, Layer, Tape, TapedRows};
@@ -75,14 +76,58 @@ impl Stage {
                 Ok(())
             }
             _ if is_empty => Ok(()),
-            Piece::Layer(layer) => self.backward_layer(context, at, layer, pass, activations, gradients),
+            Piece::Layer(layer) => {
+                self.branch(context, at, gradients);
+                self.backward_layer(context, at, layer, pass, activations, gradients)
+            }
             // an exchange before a layer was done together with it
-            Piece::Exchange(_) if self.is_layer(at + 1) => Ok(()),
+            Piece::Exchange(_) if self.exchange_before(at + 1).is_some() => Ok(()),
             Piece::Exchange(exchange) => {
                 let started = self.start_exchange(context, at, *exchange, gradients)?;
                 self.finish_exchange(context, at, *exchange, started, gradients);
                 Ok(())
             }
+        }
+    }
+
+    /// Copies the gradient of the output of piece `at` for the value that is added to it.
+    fn branch<D: Device>(
+        &self,
+        context: &BackwardContext<'_, '_, D>,
+        at: usize,
+        gradients: &mut Gradients<D>,
+    ) {
+        let Some(into) = self.pieces[at].added.and_then(|added| added.gradient) else { return };
+        let (device, after) = (context.exchanger.device, &self.positions[at + 1]);
+        let len = context.section.len() * after.width;
+        let mut copy = gradients.values[into].take();
+        let from = device.view(here(&gradients.values[after.gradient]), 0..len);
+        device.copy(from, device.view_mut(here_mut(&mut copy), 0..len));
+        gradients.values[into] = copy;
+    }
+
+    /// Adds the other parts of the gradient of the input of piece `at`, if that is the first piece that
+    /// reads it.
+    fn merge<D: Device>(&self, device: &D, at: usize, rows: usize, gradients: &mut Gradients<D>) {
+        let StagePiece { input, input_gradient, .. } = self.pieces[at];
+        let position = &self.positions[input];
+        if input_gradient != position.gradient || position.other_gradients.is_empty() {
+            return;
+        }
+        let mut sum = gradients.values[input_gradient].take();
+        for other in &position.other_gradients {
+            let other = device.view(here(&gradients.values[*other]), 0..rows * position.width);
+            device.add(other, device.view_mut(here_mut(&mut sum), 0..rows * position.width));
+        }
+        gradients.values[input_gradient] = sum;
+    }
+
+    /// Returns the exchange whose output piece `at`, a layer, reads.
+    fn exchange_before(&self, at: usize) -> Option<Exchange> {
+        let piece = self.pieces.get(at).filter(|piece| piece.input == at)?;
+        match (&piece.piece, &self.pieces.get(at.checked_sub(1)?)?.piece) {
+            (Piece::Layer(_), Piece::Exchange(exchange)) => Some(*exchange),
+            _ => None,
         }
     }
 
@@ -101,7 +146,7 @@ impl Stage {
             return;
         }
         let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
-        let after = self.positions[at + 1];
+        let after = &self.positions[at + 1];
         let range = |first_row: usize, section: Section| first_row..first_row + section.len();
         let elements = |rows: Range<usize>| rows.start * after.width..rows.end * after.width;
         for WeightRows { activations, gradients, first_row, section } in &mut *micro_batches {
@@ -133,9 +178,10 @@ impl Stage {
         let view = |array: &'a Option<D::Buffer>, width: usize| {
             device.view(here(array), rows.start * width..rows.end * width)
         };
-        let value = |position: Position| view(&activations.values[position.value], position.width);
+        let value = |position: &Position| view(&activations.values[position.value], position.width);
         let saved = view(&activations.saved[at], self.saved_width(at));
-        Tape { input: value(self.positions[at]), saved, output: value(self.positions[at + 1]) }
+        let input = value(&self.positions[self.pieces[at].input]);
+        Tape { input, saved, output: value(&self.positions[at + 1]) }
     }
 
     fn backward_layer<D: Device>(
@@ -150,7 +196,8 @@ impl Stage {
         let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
         let (device, section) = (context.exchanger.device, context.section);
         let rows = section.len();
-        let (before, after) = (self.positions[at], self.positions[at + 1]);
+        let StagePiece { input, input_gradient: into, .. } = self.pieces[at];
+        let (before, after) = (&self.positions[input], &self.positions[at + 1]);
         let tape = self.tape(device, at, 0..rows, activations);
         let (from, len) = (after.gradient, rows * after.width);
         let mut started = None;
@@ -158,21 +205,20 @@ impl Stage {
         let sums = (pass == Pass::Whole).then_some((&mut *context.gradients, section));
         let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
         layer.backward_activation(device, &tape, gradient, sums, is_backpropagated);
-        if self.needs_gradient(at) {
+        if self.needs_gradient(input) {
             if !layer.is_elementwise() {
-                let into = before.gradient;
                 let fused = self.fused_activation(device, at, rows, activations);
                 gradients.is_backpropagated[into] = fused.is_some();
-                let (inputs, outputs) = gradients.values.split_at_mut(from);
-                let gradient = device.view(here(&outputs[0]), 0..len);
+                let mut own = gradients.values[into].take();
+                let gradient = device.view(here(&gradients.values[from]), 0..len);
                 let len = rows * before.width * before.num_gradient_sums;
-                let input = device.view_mut(here_mut(&mut inputs[into]), 0..len);
+                let input = device.view_mut(here_mut(&mut own), 0..len);
                 layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
+                gradients.values[into] = own;
             }
-            if let Some(Piece::Exchange(exchange)) =
-                at.checked_sub(1).map(|earlier| &self.pieces[earlier].piece)
-            {
-                started = Some((*exchange, self.start_exchange(context, at - 1, *exchange, gradients)?));
+            self.merge(device, at, rows, gradients);
+            if let Some(exchange) = self.exchange_before(at) {
+                started = Some((exchange, self.start_exchange(context, at - 1, exchange, gradients)?));
             }
         }
         if pass == Pass::Whole {
@@ -195,7 +241,10 @@ impl Stage {
         rows: usize,
         activations: &'v Activations<D>,
     ) -> Option<FusedActivation<D::View<'v>>> {
-        let before = at.checked_sub(1)?;
+        let before = at.checked_sub(1).filter(|_| self.pieces[at].input == at)?;
+        if self.pieces[before].added.is_some() || !self.positions[at].other_gradients.is_empty() {
+            return None;
+        }
         let (Piece::Layer(first), Piece::Layer(second)) =
             (&self.pieces[before].piece, &self.pieces[at].piece)
         else {
@@ -225,7 +274,7 @@ impl Stage {
         started: Started<D::Buffer>,
         gradients: &mut Gradients<D>,
     ) {
-        let (own, all) = (self.positions[at].gradient, self.positions[at + 1].gradient);
+        let (own, all) = (self.pieces[at].input_gradient, self.positions[at + 1].gradient);
         if exchange.kind == ExchangeKind::GatherOutput {
             let (before, after) = gradients.values.split_at_mut(all);
             let (own, all) = (here_mut(&mut before[own]), here(&after[0]));
@@ -234,5 +283,6 @@ impl Stage {
             let rows = context.section.len();
             context.exchanger.finish(started, exchange, rows, &mut gradients.values[own]);
         }
+        self.merge(context.exchanger.device, at, context.section.len(), gradients);
     }
 }

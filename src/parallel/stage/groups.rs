@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::arrays::PieceGroup;
+use super::positions::{Position, StagePiece};
 use super::{Head, Stage};
 use crate::parallel::tensor::Piece;
 
@@ -59,12 +60,14 @@ impl Stage {
     /// Returns true if the pieces from `at` on can be computed again without those before, whose
     /// arrays are then elsewhere.
     fn can_cut(&self, at: usize) -> bool {
-        // an exchange in place changes the values before it, and the backward pass of a layer may
-        // include that of an activation before it
+        // a later piece may read what is before the cut; an exchange in place changes the values before
+        // it, and the backward pass of a layer may include that of an activation before it
+        let reads_before =
+            |piece: &StagePiece| piece.input < at || piece.added.is_some_and(|added| added.position < at);
         let changes_input = matches!(&self.pieces[at].piece, Piece::Exchange(found) if found.is_in_place());
         let may_be_fused =
             matches!(&self.pieces[at - 1].piece, Piece::Layer(found) if found.is_elementwise());
-        !changes_input && !may_be_fused
+        !changes_input && !may_be_fused && !self.pieces[at..].iter().any(reads_before)
     }
 
     fn group(&self, pieces: Range<usize>) -> PieceGroup {
@@ -80,8 +83,16 @@ impl Stage {
 
     /// Returns the number of values of a row in buffer `number` of gradients.
     pub(super) fn gradient_width(&self, number: usize) -> usize {
-        let own = self.positions.iter().filter(|position| position.gradient == number);
-        own.map(|position| position.width * position.num_gradient_sums).max().unwrap_or_default()
+        let len = |position: &Position| position.width * position.num_gradient_sums;
+        let own = self.positions.iter().filter(|position| position.gradient == number).map(len);
+        // parts of gradients of positions that several pieces read
+        let of_piece = |(at, piece): (usize, &StagePiece)| {
+            let is_copy = piece.added.is_some_and(|added| added.gradient == Some(number));
+            let is_part = piece.input_gradient == number;
+            let copy = is_copy.then(|| len(&self.positions[at + 1]));
+            copy.into_iter().chain(is_part.then(|| len(&self.positions[piece.input])))
+        };
+        own.chain(self.pieces.iter().enumerate().flat_map(of_piece)).max().unwrap_or_default()
     }
 
     /// Returns the numbers of values of a row of the gradients of the inputs and of the outputs, which
@@ -102,8 +113,7 @@ impl Stage {
     /// Returns the arrays of values that are kept between passes if those inside of `groups` are
     /// not.
     pub(super) fn kept_values<'a>(&self, groups: &'a [PieceGroup]) -> impl Iterator<Item = usize> + use<'a> {
-        let last = self.positions[self.pieces.len()].value;
-        (0..=last).filter(|number| !groups.iter().any(|group| group.values.contains(number)))
+        (0..self.num_values).filter(|number| !groups.iter().any(|group| group.values.contains(number)))
     }
 
     /// Returns the numbers of values of a row in the arrays that [`Stage::activations`],
@@ -117,12 +127,11 @@ impl Stage {
             (0..most).map(of_array).collect::<Vec<_>>()
         };
         let kept: usize = self.kept_values(groups).map(|number| self.value_width(number)).sum();
-        let last = self.positions[self.pieces.len()].gradient;
         RowWidths {
             kept: kept + self.head.as_ref().map_or(0, Head::targets_per_row),
             inner_values: widest(&|group| group.values.clone(), &|number| self.value_width(number)),
             inner_saved: widest(&|group| group.pieces.clone(), &|at| self.saved_width(at)),
-            gradients: (0..=last).map(|number| self.gradient_width(number)).sum(),
+            gradients: (0..self.num_gradients).map(|number| self.gradient_width(number)).sum(),
         }
     }
 

@@ -1,17 +1,22 @@
 //! A stage: the consecutive layers that a rank runs, whole or as shards, and the passes through
 //! them.
 //!
-//! The values before and after the pieces of a stage are at *positions* 0 to n; a piece that works
+//! The input of a stage is at *position* 0, the output of piece i at position i + 1; a piece that works
 //! in place leaves two positions in the same array. A forward pass fills the [`Activations`] of a
 //! micro-batch. A backward pass reads them and fills a set of [`Gradients`], an array for each
 //! position, so that the gradients of weights can be computed later. All arrays are allocated once,
 //! for the largest number of rows. Between passes, the arrays at both ends may be in messages.
+//!
+//! A piece reads the position before it, or an earlier one, where branches begin. A position that
+//! several pieces read has its gradient in parts: the first of the pieces, which a backward pass comes to
+//! last, writes its own, and adds the others, which lie in arrays that nothing changes any more.
 
 mod allocate;
 mod arrays;
 mod backward;
 mod groups;
 mod observe;
+mod positions;
 
 #[cfg(test)]
 mod tests;
@@ -21,7 +26,9 @@ use std::ops::Range;
 pub use arrays::{Activations, Gradients, Inner, PieceGroup};
 pub use backward::{BackwardContext, Pass, WeightRows};
 pub use groups::RowWidths;
+pub use observe::ObservedArray;
 
+use self::positions::{Position, StageBuilder, StagePiece};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
@@ -58,29 +65,10 @@ pub struct Stage {
     pieces: Vec<StagePiece>,
     /// The positions before, between and after the pieces.
     positions: Vec<Position>,
-}
-
-/// A piece of a stage.
-#[derive(Debug, Clone)]
-struct StagePiece {
-    piece: Piece,
-    /// The number of the piece's layer in the model.
-    layer: usize,
-}
-
-/// A place before, between or after the pieces of a stage.
-#[derive(Debug, Clone, Copy)]
-struct Position {
-    /// The number of values of a row.
-    width: usize,
-    /// The number of the buffer that holds the values.
-    value: usize,
-    /// The number of the buffer that holds their gradient.
-    gradient: usize,
-    /// The number of arrays of values: several before an exchange that adds them up.
-    num_value_sums: usize,
+    /// The number of arrays of values.
+    num_values: usize,
     /// The number of arrays of gradients.
-    num_gradient_sums: usize,
+    num_gradients: usize,
 }
 
 impl Stage {
@@ -95,41 +83,18 @@ impl Stage {
         first_tensor: usize,
         head: Option<Head>,
     ) -> Stage {
-        let (mut pieces, mut tensor) = (Vec::new(), first_tensor);
-        let mut at = Position { width, value: 0, gradient: 0, num_value_sums: 1, num_gradient_sums: 1 };
+        let mut builder = StageBuilder::new(width, parts.first().map_or(0, |part| part.number));
         if let Some(Piece::Exchange(exchange)) = before.and_then(|part| part.pieces.last()) {
-            at.num_gradient_sums = exchange.num_gradient_sums();
+            builder.positions[0].num_gradient_sums = exchange.num_gradient_sums();
+            builder.positions[0].num_own_sums[1] = exchange.num_gradient_sums().min(exchange.num_own_sums);
         }
-        let mut positions = vec![at];
+        let mut tensor = first_tensor;
         for part in parts {
-            for piece in &part.pieces {
-                let (moves_value, moves_gradient, width) = match piece {
-                    Piece::Layer(layer) => (true, !layer.is_elementwise(), layer.output_len()),
-                    Piece::Exchange(exchange) if exchange.is_in_place() => (false, false, at.width),
-                    Piece::Exchange(exchange) => (true, true, exchange.width),
-                };
-                at = Position {
-                    width,
-                    value: at.value + usize::from(moves_value),
-                    gradient: at.gradient + usize::from(moves_gradient),
-                    num_value_sums: 1,
-                    num_gradient_sums: 1,
-                };
-                let before = positions.last_mut().expect("there is position 0");
-                if let Piece::Exchange(exchange) = piece {
-                    before.num_value_sums = exchange.num_value_sums();
-                    at.num_gradient_sums = exchange.num_gradient_sums();
-                }
-                positions.push(at);
-                let piece = match piece {
-                    Piece::Layer(layer) => Piece::Layer(layer.clone().with_tensors_from(tensor)),
-                    exchange => exchange.clone(),
-                };
-                pieces.push(StagePiece { piece, layer: part.number });
-            }
+            builder.add(part, tensor);
             tensor += part.tensors.len();
         }
-        Stage { index, tensors: first_tensor..tensor, head, pieces, positions }
+        let StageBuilder { pieces, positions, num_values, num_gradients, .. } = builder;
+        Stage { index, tensors: first_tensor..tensor, head, pieces, positions, num_values, num_gradients }
     }
 
     /// Returns the number of pieces.
@@ -176,18 +141,24 @@ impl Stage {
             return Ok(());
         }
         let Activations { values, saved, .. } = activations;
-        let (before, after) = (self.positions[at], self.positions[at + 1]);
+        let StagePiece { piece, layer: number, input, added, .. } = &self.pieces[at];
+        let (before, after) = (&self.positions[*input], &self.positions[at + 1]);
         let (from, into) = (before.value, after.value);
         let (mut input, mut output) = (values[from].take(), values[into].take());
-        match &self.pieces[at].piece {
+        match piece {
             Piece::Layer(layer) => {
-                let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
+                let _span = trace::work(Name::Layer).layer(*number);
                 let device = exchanger.device;
                 let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
                 let len = rows * after.width * after.num_value_sums;
-                let output = device.view_mut(here_mut(&mut output), 0..len);
-                let input = device.view(here(&input), 0..rows * before.width);
-                layer.forward(device, parameters, rows, input, saved, output);
+                let into = device.view_mut(here_mut(&mut output), 0..len);
+                let read = device.view(here(&input), 0..rows * before.width);
+                layer.forward(device, parameters, rows, read, saved, into);
+                if let Some(added) = added {
+                    let value = self.positions[added.position].value;
+                    let value = device.view(here(&values[value]), 0..len);
+                    device.add(value, device.view_mut(here_mut(&mut output), 0..len));
+                }
                 settle(device);
             }
             Piece::Exchange(exchange) => exchanger.forward(*exchange, rows, &mut input, &mut output)?,
@@ -215,7 +186,7 @@ impl Stage {
     ) {
         let head = self.head.as_ref().expect("the loss is evaluated in the last stage");
         let shape = LossShape { rows, columns: head.outputs, scale };
-        let outputs = here(activations.values.last().expect("there is an array for position 0"));
+        let outputs = here(&activations.values[activations.output]);
         let gradient = here_mut(gradients.output());
         let device = exchanger.device;
         let outputs = device.view(outputs, 0..rows * head.outputs);

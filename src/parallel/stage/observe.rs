@@ -6,26 +6,37 @@ use crate::device::Device;
 use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::here_mut;
 
+/// An array of values or gradients.
+pub struct ObservedArray<'a, D: Device> {
+    /// The memory.
+    pub buffer: &'a mut D::Buffer,
+    /// The number of values of a row.
+    pub width: usize,
+    /// The number of sums that this rank fills, one behind the other.
+    pub num_sums: usize,
+}
+
 impl Stage {
-    /// Returns the array with the values at `position`, and the number of values of a row. Where there
-    /// are several sums, the first is meant.
+    /// Returns the array with the values at `position`.
     pub fn values_at<'a, D: Device>(
         &self,
         position: usize,
         activations: &'a mut Activations<D>,
-    ) -> (&'a mut D::Buffer, usize) {
-        let position = self.positions[position];
-        (here_mut(&mut activations.values[position.value]), position.width)
+    ) -> ObservedArray<'a, D> {
+        let position = &self.positions[position];
+        let (width, num_sums) = (position.width, position.num_own_sums[0]);
+        ObservedArray { buffer: here_mut(&mut activations.values[position.value]), width, num_sums }
     }
 
-    /// Returns the array with the gradients at `position`, and the number of values of a row.
+    /// Returns the array with the gradients at `position`, after an exchange in place there.
     pub fn gradients_at<'a, D: Device>(
         &self,
         position: usize,
         gradients: &'a mut Gradients<D>,
-    ) -> (&'a mut D::Buffer, usize) {
-        let position = self.positions[position];
-        (here_mut(&mut gradients.values[position.gradient]), position.width)
+    ) -> ObservedArray<'a, D> {
+        let position = &self.positions[position];
+        let (width, num_sums) = (position.width, position.num_own_sums[1]);
+        ObservedArray { buffer: here_mut(&mut gradients.values[position.gradient]), width, num_sums }
     }
 
     /// Returns true if piece `at` is a layer, not an exchange.

@@ -33,7 +33,7 @@ impl Probe {
         let stage = Stage::new(
             0,
             None,
-            &split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)).unwrap(),
+            &split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)),
             input.len(),
             0,
             Some(head),
@@ -160,6 +160,74 @@ fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
         ("GELU of an image", behind(vec![convolution(3, 3), activation(Activation::Gelu), pool(2)]), IMAGE),
         ("tanh of an image", behind(vec![convolution(3, 3), activation(Activation::Tanh)]), IMAGE),
     ];
+    let norm = Module::LayerNorm { bias: true };
+    let residual = |body: Vec<Module>, shortcut: Vec<Module>| {
+        vec![linear(5), Module::Residual { body, shortcut }, linear(4)]
+    };
+    let gelu = activation(Activation::Gelu);
+    let residuals = [
+        ("norm", vec![linear(5), norm.clone(), linear(4)]),
+        ("norm without bias", vec![linear(5), Module::LayerNorm { bias: false }, linear(4)]),
+        ("residual", residual(vec![norm.clone(), linear(8), gelu.clone(), linear(5)], vec![])),
+        ("activation at the end of a body", residual(vec![linear(5), gelu.clone()], vec![])),
+        ("activation alone at the end of a body", residual(vec![norm.clone(), gelu.clone()], vec![])),
+        ("activation at the start of a body", residual(vec![gelu.clone(), linear(5)], vec![])),
+        ("shortcut", residual(vec![linear(6), gelu.clone(), linear(3)], vec![linear(3)])),
+        (
+            "activations at the ends of both branches",
+            residual(
+                vec![linear(3), gelu.clone()],
+                vec![norm.clone(), linear(3), activation(Activation::Tanh)],
+            ),
+        ),
+        (
+            "activation at the start of both branches",
+            residual(vec![gelu.clone(), linear(3)], vec![gelu.clone(), linear(3)]),
+        ),
+        (
+            "residual in a residual",
+            residual(
+                vec![Module::Residual { body: vec![norm.clone(), linear(5)], shortcut: vec![] }, linear(5)],
+                vec![],
+            ),
+        ),
+        (
+            "residuals in both branches",
+            residual(
+                vec![
+                    linear(5),
+                    Module::Residual { body: vec![norm.clone(), gelu.clone()], shortcut: vec![linear(5)] },
+                ],
+                vec![Module::Residual { body: vec![linear(5)], shortcut: vec![] }, gelu.clone()],
+            ),
+        ),
+        (
+            "residuals one after the other",
+            vec![
+                linear(5),
+                Module::Residual { body: vec![norm.clone(), linear(5)], shortcut: vec![] },
+                Module::Residual { body: vec![norm.clone(), linear(5), gelu.clone()], shortcut: vec![] },
+                gelu.clone(),
+                linear(4),
+            ],
+        ),
+        (
+            "residual at the start and the end",
+            vec![Module::Residual { body: vec![linear(7)], shortcut: vec![] }],
+        ),
+    ];
+    cases.extend(residuals.map(|(name, modules)| (name, modules, Features::Flat(7))));
+    cases.push((
+        "residual of images",
+        behind(vec![
+            convolution(3, 3),
+            Module::Residual {
+                body: vec![norm.clone(), gelu, convolution(4, 3)],
+                shortcut: vec![convolution(4, 3)],
+            },
+        ]),
+        IMAGE,
+    ));
     for function in [Activation::Relu, Activation::Gelu, Activation::Tanh] {
         cases.push(("activation", vec![linear(9), activation(function), linear(4)], Features::Flat(7)));
     }
@@ -189,7 +257,7 @@ fn groups_cover_a_stage_and_need_less_memory() {
     let stage = |modules: Vec<Module>, width: usize| {
         let loss = Loss::MeanSquaredError;
         let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
-        let parts = split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)).unwrap();
+        let parts = split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1));
         Stage::new(0, None, &parts, width, 0, Some(Head { loss, outputs: model.outputs }))
     };
     let deep = stage(vec![Module::Product { outputs: 64 }; 16], 64);

@@ -59,8 +59,13 @@ impl FeatureDivision {
         len.saturating_mul(self.num_sums())
     }
 
-    /// Returns the number of arrays in which a rank forms its part of a sum.
+    /// Returns the number of arrays in which a rank forms its part of a sum: the most of all ranks.
     pub fn num_sums(self) -> usize {
         self.canonical_subtrees().map_or(1, Subtrees::most)
+    }
+
+    /// Returns the number of arrays in which `rank` forms its part of a sum.
+    pub fn num_own_sums(self, rank: usize) -> usize {
+        self.canonical_subtrees().map_or(1, |subtrees| subtrees.of_rank(rank))
     }
 }

@@ -35,8 +35,10 @@ pub struct Exchange {
     pub kind: ExchangeKind,
     /// The number of columns of the values, of all ranks together.
     pub width: usize,
-    /// The number of arrays in which a rank forms its part of the sum.
+    /// The number of arrays in which a rank forms its part of the sum: the most of all ranks.
     pub num_sums: usize,
+    /// The number of these that this rank fills.
+    pub num_own_sums: usize,
 }
 
 impl Exchange {

@@ -1,11 +1,12 @@
 //! Tensor parallelism: every linear layer is divided among the ranks of the tensor axis. Each rank
 //! computes a narrower layer; between the layers the ranks [`exchange`] values in the forward pass
-//! and gradients in the backward pass.
+//! and gradients in the backward pass. Other layers are replicated: every rank computes all of them.
 //!
-//! Invariants: every element of every tensor lies on exactly one of the ranks (the bias of a layer
-//! that is split by inputs on the first, whose first leaf of the sum begins with it), so norms and
-//! digests count it once; outside a pair, all ranks hold the same values, bit for bit, which are those
-//! of whole layers; widths need not be divisible by the number of ranks.
+//! Invariants: every element of every tensor counts on exactly one of the ranks (the bias of a layer
+//! that is split by inputs on the first, whose first leaf of the sum begins with it; the tensors of a
+//! replicated layer on the first too), so norms and digests count it once; outside a pair, all ranks
+//! hold the same values, bit for bit, which are those of whole layers; widths need not be divisible by
+//! the number of ranks.
 
 pub mod division;
 pub mod exchange;
@@ -17,8 +18,9 @@ use clap::ValueEnum;
 use self::division::FeatureDivision;
 use self::exchange::{Exchange, ExchangeKind};
 use crate::device::{Activation, WeightLayout};
-use crate::nn::{ActivationLayer, Features, Layer, LayerKind, LinearLayer, Model, TensorShard};
-use crate::{Error, Result};
+use crate::nn::{
+    ActivationLayer, Features, Layer, LayerInputs, LayerKind, LinearLayer, Model, SplitRule, TensorShard,
+};
 
 /// The way in which linear layers are divided among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -27,7 +29,7 @@ pub enum Split {
     /// backward per pair
     ///
     /// The values between the two layers stay where they are (Shoeybi et al., "Megatron-LM", 2019,
-    /// §3). A last layer without a partner is split by its outputs.
+    /// §3). A layer without a partner is split by its outputs, which are gathered.
     #[value(name = "pairs")]
     Pairs,
     /// Each by its outputs: values are gathered after each layer, gradients scattered before it
@@ -45,88 +47,108 @@ pub enum Piece {
 }
 
 /// A rank's shard of one layer of the model.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct LayerPart {
     /// The number of the layer in the model.
     pub number: usize,
-    /// The operations, in order. A layer among them numbers its tensors from 0.
+    /// The values that the layer reads.
+    pub inputs: LayerInputs,
+    /// The operations, in order, of which the first reads the layer's input. A layer among them numbers
+    /// its tensors from 0.
     pub pieces: Vec<Piece>,
     /// The tensors of the shard, each with its number in the model.
     pub tensors: Vec<(usize, TensorShard)>,
 }
 
+/// The part of a linear layer in the division of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LinearRole {
+    /// By outputs, which stay where they are, for the layer after it is split by inputs.
+    First,
+    /// By inputs.
+    Second,
+    /// By outputs, which are gathered.
+    Single,
+    /// By outputs, which are gathered for a layer that is split by outputs too. The gradients of its
+    /// inputs are summed in the exchange that gathers them.
+    Chained,
+}
+
 /// Returns the shard of each layer of `model` for rank `rank` of the tensor axis, among whose ranks
 /// `division` divides features. Not collective.
-///
-/// # Errors
-/// With several ranks, a layer that has parameters is not linear.
-pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision) -> Result<Vec<LayerPart>> {
-    let size = division.num_ranks();
-    let divided: Vec<usize> =
-        (0..model.layers.len()).filter(|&at| !model.layers[at].tensors.is_empty()).collect();
-    let is_linear = |at: &usize| matches!(model.layers[*at].kind, LayerKind::Linear(_));
-    let has_leaves = divided.iter().all(is_linear);
-    let divider = Divider { model, rank, division, has_leaves };
-    let mut parts = Vec::new();
-    for (at, layer) in model.layers.iter().enumerate() {
-        let number = divided.iter().position(|index| *index == at);
-        let part = match (number, &layer.kind) {
-            _ if size == 1 => divider.whole(layer),
-            (None, LayerKind::Flatten(_)) if at < divided.first().copied().unwrap_or_default() => {
-                divider.whole(layer)
-            }
-            (Some(number), LayerKind::Linear(linear)) => {
-                let last = number + 1 == divided.len();
-                match split {
-                    Split::Gather if last => {
-                        divider.by_outputs(layer, linear, None, Some(ExchangeKind::GatherOutput))
+pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision) -> Vec<LayerPart> {
+    let divider = Divider { model, rank, division };
+    let roles = roles(model, split);
+    let with_tensors = |layer: &Layer| !layer.tensors.is_empty();
+    let first = model.layers.iter().position(with_tensors).unwrap_or(model.layers.len());
+    let part = |(at, layer): (usize, &Layer)| {
+        let (pieces, tensors) = match (roles[at], &layer.kind) {
+            (Some(role), LayerKind::Linear(linear)) if division.num_ranks() > 1 => {
+                let is_summed_before = at > 0 && roles[at - 1] == Some(LinearRole::Chained);
+                let before = (at > first && !is_summed_before).then_some(ExchangeKind::SumGradient);
+                match role {
+                    LinearRole::First => divider.by_outputs(layer, linear, before, None),
+                    LinearRole::Second => divider.by_inputs(layer, linear),
+                    LinearRole::Single => {
+                        divider.by_outputs(layer, linear, before, Some(ExchangeKind::GatherOutput))
                     }
-                    Split::Gather => divider.by_outputs(layer, linear, None, Some(ExchangeKind::Gather)),
-                    Split::Pairs => {
-                        let before = (number > 0).then_some(ExchangeKind::SumGradient);
-                        match (number % 2, last) {
-                            (0, false) => divider.by_outputs(layer, linear, before, None),
-                            (0, true) => {
-                                divider.by_outputs(layer, linear, before, Some(ExchangeKind::GatherOutput))
-                            }
-                            _ => divider.by_inputs(layer, linear),
-                        }
+                    LinearRole::Chained => {
+                        divider.by_outputs(layer, linear, before, Some(ExchangeKind::Gather))
                     }
                 }
             }
-            _ => {
-                let why = format!(
-                    "{} has layers that are not linear; only linear layers can be shared",
-                    model.name
-                );
-                let way_out = "use --model mlp or deep-mlp, or another strategy";
-                return Err(Error::input("splitting the model", format!("{why}: {way_out}")));
-            }
+            _ => divider.whole(layer),
         };
-        parts.push(LayerPart { number: at, ..part });
-    }
-    Ok(parts)
+        LayerPart { number: at, inputs: model.inputs[at], pieces, tensors }
+    };
+    model.layers.iter().enumerate().map(part).collect()
 }
+
+/// Returns the role of each layer that ranks share.
+fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
+    let is_linear =
+        |at: usize| model.layers.get(at).is_some_and(|layer| layer.split_rule() == SplitRule::Features);
+    // true if the output of layer `at` goes to the next layer alone, which is linear too
+    let feeds_next = |at: usize| {
+        let readers = |inputs: &&LayerInputs| inputs.first == at + 1 || inputs.added == Some(at + 1);
+        is_linear(at + 1)
+            && model.inputs[at + 1] == LayerInputs { first: at + 1, added: None }
+            && model.inputs[at].added.is_none()
+            && model.inputs.iter().filter(readers).count() == 1
+    };
+    let mut roles = vec![None; model.layers.len()];
+    for at in (0..roles.len()).filter(|at| is_linear(*at)) {
+        roles[at] = match split {
+            _ if at > 0 && roles[at - 1] == Some(LinearRole::First) => Some(LinearRole::Second),
+            Split::Pairs if feeds_next(at) => Some(LinearRole::First),
+            Split::Gather if feeds_next(at) => Some(LinearRole::Chained),
+            _ => Some(LinearRole::Single),
+        };
+    }
+    roles
+}
+
+/// The operations of a layer on a rank, and its tensors.
+type Divided = (Vec<Piece>, Vec<(usize, TensorShard)>);
 
 struct Divider<'m> {
     model: &'m Model,
     rank: usize,
     division: FeatureDivision,
-    /// True if tensor parallelism can divide the model, so that sums over features have leaves.
-    has_leaves: bool,
 }
 
 impl Divider<'_> {
-    fn whole(&self, layer: &Layer) -> LayerPart {
-        let tensors =
-            layer.tensors.clone().map(|tensor| (tensor, TensorShard::whole(&self.model.tensors[tensor])));
+    /// Returns all of a layer. Every rank has it, and the first rank's tensors count.
+    fn whole(&self, layer: &Layer) -> Divided {
+        let is_copy = self.rank > 0;
+        let whole = |tensor| TensorShard { is_copy, ..TensorShard::whole(&self.model.tensors[tensor]) };
+        let tensors = layer.tensors.clone().map(|tensor| (tensor, whole(tensor))).collect();
         let mut layer = layer.clone();
-        if let (LayerKind::Linear(linear), true) = (&mut layer.kind, self.has_leaves) {
+        if let LayerKind::Linear(linear) = &mut layer.kind {
             linear.input_terms = self.division.whole(linear.inputs);
             linear.output_terms = self.division.whole(linear.outputs);
         }
-        let pieces = vec![Piece::Layer(layer.with_tensors_from(0))];
-        LayerPart { number: 0, pieces, tensors: tensors.collect() }
+        (vec![Piece::Layer(layer.with_tensors_from(0))], tensors)
     }
 
     fn by_outputs(
@@ -135,7 +157,7 @@ impl Divider<'_> {
         linear: &LinearLayer,
         before: Option<ExchangeKind>,
         after: Option<ExchangeKind>,
-    ) -> LayerPart {
+    ) -> Divided {
         let LinearLayer { inputs, outputs, layout, bias, .. } = *linear;
         let output_terms = self.division.section(outputs, self.rank);
         let own = output_terms.terms();
@@ -144,16 +166,17 @@ impl Divider<'_> {
         let mut tensors = vec![(weight, self.block(weight, layout, 0..inputs, own.clone()))];
         if bias {
             let spec = self.model.tensors[weight + 1].clone();
-            tensors.push((weight + 1, TensorShard { spec, rows: own.clone(), columns: 0..1 }));
+            let shard = TensorShard { spec, rows: own.clone(), columns: 0..1, is_copy: false };
+            tensors.push((weight + 1, shard));
         }
         let local = LinearLayer { outputs: own.len(), input_terms, output_terms, ..linear.clone() };
         let before = before.map(|kind| self.exchange(kind, inputs));
         let after = after.map(|kind| self.exchange(kind, outputs));
         let layer = Piece::Layer(Layer { kind: LayerKind::Linear(local), tensors: 0..tensors.len() });
-        LayerPart { number: 0, pieces: before.into_iter().chain([layer]).chain(after).collect(), tensors }
+        (before.into_iter().chain([layer]).chain(after).collect(), tensors)
     }
 
-    fn by_inputs(&self, layer: &Layer, linear: &LinearLayer) -> LayerPart {
+    fn by_inputs(&self, layer: &Layer, linear: &LinearLayer) -> Divided {
         let LinearLayer { inputs, outputs, layout, activation, bias, .. } = *linear;
         let input_terms = self.division.section(inputs, self.rank);
         let own = input_terms.terms();
@@ -182,11 +205,17 @@ impl Divider<'_> {
                 LayerKind::Activation(ActivationLayer { activation, features: Features::Flat(outputs) });
             pieces.push(Piece::Layer(Layer { kind, tensors: 0..0 }));
         }
-        LayerPart { number: 0, pieces, tensors }
+        (pieces, tensors)
     }
 
     fn exchange(&self, kind: ExchangeKind, width: usize) -> Piece {
-        Piece::Exchange(Exchange { kind, width, num_sums: self.division.num_sums() })
+        let num_sums = self.division.num_sums();
+        Piece::Exchange(Exchange {
+            kind,
+            width,
+            num_sums,
+            num_own_sums: self.division.num_own_sums(self.rank),
+        })
     }
 
     /// Returns the block of a weight for a range of its inputs and one of its outputs.
@@ -201,6 +230,6 @@ impl Divider<'_> {
             WeightLayout::OutputsByInputs => (outputs, inputs),
             WeightLayout::InputsByOutputs => (inputs, outputs),
         };
-        TensorShard { spec: self.model.tensors[weight].clone(), rows, columns }
+        TensorShard { spec: self.model.tensors[weight].clone(), rows, columns, is_copy: false }
     }
 }

@@ -86,6 +86,11 @@ impl WithSimd for Addition<'_> {
     }
 }
 
+/// Returns a number of bits in words.
+pub fn num_bits(bits: u32) -> String {
+    if bits == 1 { "1 bit".to_owned() } else { format!("{bits} bits") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::BitFold;
@@ -104,7 +109,7 @@ mod tests {
         }
         let mut swapped = values.clone();
         swapped.swap(3, 131);
-        assert_ne!(BitFold::of(&swapped), whole, "values in other sites");
+        assert_ne!(BitFold::of(&swapped), whole, "values in other places");
         assert_ne!(BitFold::of(&values[..900]), whole);
         let mut message = Vec::new();
         whole.write(&mut message);

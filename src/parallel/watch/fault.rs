@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::site::Site;
 use crate::Result;
 use crate::device::Device;
-use crate::parallel::stage::Stage;
+use crate::parallel::stage::{ObservedArray, Stage};
 
 /// The value in which a bit is flipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -99,7 +99,22 @@ impl Fault {
     }
 }
 
-/// Flips a bit of one of the first `len` elements of `buffer`, by the number `choice`.
+/// Flips a bit in the first `len` of the `rows` of a sum in `array`, by the number `choice`.
+///
+/// # Errors
+/// A transfer from or to the device failed.
+pub fn flip_row<D: Device>(
+    device: &D,
+    array: &mut ObservedArray<'_, D>,
+    rows: usize,
+    len: usize,
+    choice: u64,
+) -> Result<()> {
+    let start = (choice / 32) as usize % array.num_sums.max(1) * rows * array.width;
+    flip(device, array.buffer, start, len * array.width, choice)
+}
+
+/// Flips a bit of one of the `len` elements of `buffer` from `first` on, by the number `choice`.
 ///
 /// # Errors
 /// A transfer from or to the device failed.

@@ -7,8 +7,8 @@ mod fault;
 mod record;
 mod site;
 
-pub use bits::BitFold;
+pub use bits::{BitFold, num_bits};
 pub use block::BlockWatch;
-pub use fault::{Fault, FaultKind, flip};
-pub use record::{FoldRecord, Recorder, parts_of_leaf};
+pub use fault::{Fault, FaultKind, flip, flip_row};
+pub use record::{FoldRecord, Recorder, fold_rows, parts_of_leaf};
 pub use site::Site;

@@ -5,6 +5,9 @@ use std::collections::HashMap;
 
 use super::bits::BitFold;
 use super::site::Site;
+use crate::Result;
+use crate::device::Device;
+use crate::parallel::stage::ObservedArray;
 use crate::sums::Section;
 
 /// The folds of arrays, by their sites.
@@ -27,16 +30,6 @@ impl FoldRecord {
     /// Returns the fold of an array.
     pub fn get(&self, site: Site) -> Option<BitFold> {
         self.entries.iter().find(|(order, _)| *order == site.order()).map(|(_, fold)| *fold)
-    }
-
-    /// Returns the number of arrays.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Returns true if there is no array.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
     }
 
     /// Returns the first site at which this record differs from `other`, which has the same sites.
@@ -63,6 +56,26 @@ impl FoldRecord {
         let entry = |entry: &[i64]| (entry[0] as u64, BitFold::read(&entry[1..]));
         FoldRecord { entries: entries.map(entry).collect() }
     }
+}
+
+/// Returns the fold of the first `len` of the `rows` of every sum in `array`.
+///
+/// # Errors
+/// The transfer from the device failed.
+pub fn fold_rows<D: Device>(
+    device: &D,
+    array: &ObservedArray<'_, D>,
+    rows: usize,
+    len: usize,
+) -> Result<BitFold> {
+    let mut fold = BitFold::default();
+    for start in (0..array.num_sums).map(|sum| sum * rows * array.width) {
+        device.read(device.view(array.buffer, start..start + len * array.width), &mut |values| {
+            fold.add(values);
+            Ok(())
+        })?;
+    }
+    Ok(fold)
 }
 
 /// The record of a step that is being made, of the leaf with which the sums of this rank begin.
@@ -96,6 +109,11 @@ impl Recorder {
     /// Returns the number of a micro-batch among those of the leaf.
     pub fn part(&self, micro_batch: usize) -> usize {
         self.leaf[..micro_batch].iter().flatten().count()
+    }
+
+    /// Returns true if a bit is still to be flipped.
+    pub fn has_fault(&self) -> bool {
+        self.fault.is_some()
     }
 
     /// Returns the number that chooses the bit, if one is flipped at `site`.

@@ -96,7 +96,7 @@ mod tests {
     use super::Site;
 
     #[test]
-    fn places_follow_the_computation() {
+    fn sites_follow_the_computation() {
         let sites = [
             Site::Parameter { tensor: 3 },
             Site::Value { stage: 0, position: 2, part: 0 },

@@ -259,18 +259,15 @@ impl<D: Device> ParameterSegments<D> {
         self.free.clear();
     }
 
-    /// Borrows the elements of `segment` that this rank updates.
-    pub fn updatable(&mut self, device: &D, segment: usize) -> D::ViewMut<'_> {
-        let owned = self.partition.owned(segment);
+    /// Borrows `elements` of `segment`, which this rank updates.
+    pub fn updatable(&mut self, device: &D, segment: usize, elements: Range<usize>) -> D::ViewMut<'_> {
         match self.stage {
             ZeroStage::Parameters if self.in_parts => {
-                device.view_mut(&mut self.parts[segment], 0..owned.len())
+                let start = self.partition.owned(segment).start;
+                let own = elements.start - start..elements.end - start;
+                device.view_mut(&mut self.parts[segment], own)
             }
-            ZeroStage::None => {
-                let len = self.flat.segment_len(segment);
-                device.view_mut(self.flat.segment_mut(segment), 0..len)
-            }
-            _ => device.view_mut(self.flat.segment_mut(segment), owned),
+            _ => device.view_mut(self.flat.segment_mut(segment), elements),
         }
     }
 

@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::given::Given;
-use crate::Result;
 use crate::parallel::audit::{AuditAction, AuditSettings};
 use crate::parallel::watch::Fault;
+use crate::{Error, Result};
 
 /// The options of audits, in which ranks repeat work of each other and compare the bits.
 #[derive(Debug, Clone, Args)]
@@ -32,6 +32,27 @@ impl AuditOptions {
     pub fn settings(&self) -> Option<AuditSettings> {
         let AuditOptions { audit: every, audit_action: action, inject_fault: fault } = *self;
         (every > 0).then_some(AuditSettings { every, action, fault })
+    }
+
+    /// Checks that the fault to be injected can happen in a job of `num_ranks`. Not collective.
+    ///
+    /// # Errors
+    /// There is no such rank, or the step is not audited.
+    pub(super) fn check(&self, num_ranks: usize) -> Result<()> {
+        let Some(Fault { rank, step, is_stuck, .. }) = self.inject_fault.filter(|_| self.audit > 0) else {
+            return Ok(());
+        };
+        let fail = |why| Err(Error::input("--inject-fault", why));
+        if rank >= num_ranks {
+            return fail(format!("there is no rank {rank} in a job of {num_ranks}"));
+        }
+        if step == 0 || !is_stuck && !step.is_multiple_of(self.audit) {
+            return fail(format!(
+                "step {step} is not audited; with --audit {0} those are that {0} divides",
+                self.audit
+            ));
+        }
+        Ok(())
     }
 
     /// Refuses options that have no effect in this run; `on_gpu` says why none has. Not collective.

@@ -11,12 +11,12 @@ use crate::parallel::zero::ZeroStage;
 use crate::{Error, Result};
 
 impl TrainOptions {
-    /// Checks the ranges of all options, and the batch against the number of replicas that share
-    /// it. Not collective.
+    /// Checks the ranges of all options, and the batch against the number of replicas that share it, in a
+    /// job of `num_ranks`. Not collective.
     ///
     /// # Errors
     /// An option is out of its range; the message has its name and its value.
-    pub fn check(&self, num_replicas: usize) -> Result<()> {
+    pub fn check(&self, num_ranks: usize, num_replicas: usize) -> Result<()> {
         let batch = self.batch_size;
         positive("--batch-size", batch as f64)?;
         positive("--micro-batches", self.micro_batches() as f64)?;
@@ -27,6 +27,7 @@ impl TrainOptions {
         at_least_one("--threads", self.threads)?;
         at_most("--batch-size", batch, LARGEST_SIZE)?;
         self.data.check()?;
+        self.audit.check(num_ranks)?;
         if batch < num_replicas {
             let why = format!(
                 "a global batch of {batch} cannot be shared by {num_replicas} ranks; \

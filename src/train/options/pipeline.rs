@@ -57,9 +57,9 @@ pub struct PipelineOptions {
     pub given: Given,
 
     /// Order of micro-batches through the stages: sequential (one at a time), gpipe, 1f1b,
-    /// interleaved (several stages a rank), zero-bubble (ZB-H1), deferred (gradients of weights of all
-    /// micro-batches last, as one product), or a CSV file in the notation of PyTorch's pipelining (0F0,
-    /// 1B2, …), a row for each rank
+    /// interleaved (several stages a rank), zero-bubble (ZB-H1), deferred (gradients of weights last,
+    /// those of many micro-batches as one product), or a CSV file in the notation of PyTorch's
+    /// pipelining (0F0, 1B2, …), a row for each rank
     #[arg(long, value_name = "NAME|FILE", default_value = "1f1b")]
     pub schedule: ScheduleChoice,
 

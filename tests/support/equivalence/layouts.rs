@@ -15,8 +15,13 @@ use phalanx::train::TrainerSettings;
 
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
 
-const MLPS: [&str; 4] =
-    ["classifier_relu_sgd", "regressor_tanh_adam_cosine", "deep_mlp_gelu_adamw", "classifier_tanh_lion"];
+const MLPS: [&str; 5] = [
+    "classifier_relu_sgd",
+    "regressor_tanh_adam_cosine",
+    "deep_mlp_gelu_adamw",
+    "classifier_tanh_lion",
+    "residual_mlp_adam",
+];
 
 const SYNC: SyncSettings = SyncSettings {
     bucket_bytes: 25_000_000,
@@ -225,7 +230,7 @@ pub fn grids<D: TestDevice, const EVERY: usize>(world: &World) {
                 (PipelineScheduleKind::ZeroBubble, Split::Pairs),
             ] {
                 let plan = pipeline_plan(&oracle.model(), kind, shape.stage, 2);
-                if plan.schedule.num_stages > oracle.model().layers.len() {
+                if plan.schedule.num_stages > oracle.model().runs().len() {
                     continue;
                 }
                 for (recompute, bucket_bytes) in [(false, 1234), (true, 25_000_000)] {

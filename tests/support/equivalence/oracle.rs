@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use phalanx::comm::Grid;
 use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
 use phalanx::device::Activation;
-use phalanx::nn::{Features, Loss, Model, Network};
+use phalanx::nn::{Features, Loss, Model, Module, Network};
 use phalanx::optim::{LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
@@ -13,6 +13,22 @@ use phalanx::parallel::zero::ZeroStage;
 use phalanx::train::{Trainer, TrainerSettings};
 
 use super::{TestDevice, assert_close, everywhere, set_parameters, settings, take_step};
+
+/// Returns a linear layer, two residuals with two more each, and one at the end.
+fn residual_mlp() -> Network {
+    let linear = |outputs, name: &str| Module::Linear { outputs, bias: true }.named(name);
+    let residual = |number: usize| Module::Residual {
+        body: vec![
+            Module::LayerNorm { bias: true }.named(&format!("ln.{number}")),
+            linear(24, &format!("up.{number}")),
+            Module::Activation(Activation::Gelu),
+            linear(12, &format!("down.{number}")),
+        ],
+        shortcut: vec![],
+    };
+    let modules = vec![linear(12, "fc1"), residual(0), residual(1), linear(4, "fc2")];
+    Network { name: "residual".into(), modules, loss: Loss::CrossEntropy }
+}
 
 /// A trajectory that PyTorch computed in `f64`.
 pub struct Oracle {
@@ -62,6 +78,7 @@ impl Oracle {
                 OptimizerSettings { weight_decay: 0.1, ..OptimizerSettings::new(Rule::Lion) },
                 1e-3,
             ),
+            "residual_mlp_adam" => (residual_mlp(), Features::Flat(10), Targets::Classes(4), adam, 2e-3),
             "lenet_sgd" => (
                 Network::lenet(10),
                 image(28, 1),

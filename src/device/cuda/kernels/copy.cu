@@ -37,15 +37,19 @@ __device__ __forceinline__ void fill_values(uint64 len, float value, T* into) {
     }
 }
 
-extern "C" __global__ void add(uint64 len, const float* from, float* into) {
+template <class T>
+__device__ __forceinline__ void add_values(uint64 len, const T* from, T* into) {
     for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        into[at] += from[at];
+        into[at] = from_float<T>(to_float(into[at]) + to_float(from[at]));
     }
 }
 
 #define COPIES(T, name)                                                                                      \
     extern "C" __global__ void fill_##name(uint64 len, float value, T* into) {                               \
         fill_values<T>(len, value, into);                                                                    \
+    }                                                                                                        \
+    extern "C" __global__ void add_##name(uint64 len, const T* from, T* into) {                              \
+        add_values<T>(len, from, into);                                                                      \
     }                                                                                                        \
     extern "C" __global__ void copy_block_##name(                                                            \
         uint32 rows, uint32 columns, uint32 from_stride, uint32 into_stride, const T* from, T* into) {       \

@@ -1,0 +1,130 @@
+//! Normalisations.
+
+use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::gpu::Cuda;
+use super::runtime::kernels::kernel_table;
+use super::runtime::launch::{Launch, launch};
+use crate::device::{NormOperations, NormShape, RowSums};
+
+kernel_table!(NormKernels in "norm.cu" {
+    layer_norm_forward: KernelPair,
+    layer_norm_backward_input: KernelPair,
+    layer_norm_backward_weight: KernelPair,
+});
+
+/// Vectors of a block, a warp each.
+const ROWS_PER_BLOCK: usize = 4;
+
+/// Largest number of partial sums that a sum over vectors is split into.
+const MOST_PARTIAL_SUMS: usize = 64;
+
+/// Most columns of a block that sums over vectors.
+const MOST_COLUMNS: usize = 1024;
+
+/// Returns a launch with a warp for each of `rows` vectors.
+fn over_rows(rows: usize) -> Launch {
+    let (blocks, threads) = (rows.div_ceil(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK);
+    Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 }
+}
+
+impl NormOperations for Cuda {
+    fn layer_norm_forward(
+        &self,
+        shape: &NormShape,
+        input: CudaView<'_>,
+        weight: CudaView<'_>,
+        bias: Option<CudaView<'_>>,
+        _saved: CudaViewMut<'_>,
+        output: CudaViewMut<'_>,
+    ) {
+        let NormShape { rows, columns, epsilon } = *shape;
+        assert!(input.len == rows * columns && output.len == input.len && output.format == input.format);
+        assert!(weight.len == columns && bias.is_none_or(|bias| bias.len == columns));
+        let kernel = self.kernels.of::<NormKernels>().layer_norm_forward.of(input.format);
+        launch!(
+            self.streams,
+            kernel,
+            over_rows(rows),
+            rows as u32,
+            columns as u32,
+            epsilon,
+            input.pointer,
+            weight.pointer,
+            bias.map_or(0, |bias| bias.pointer),
+            output.pointer,
+        );
+    }
+
+    fn layer_norm_backward_weight(
+        &self,
+        shape: &NormShape,
+        input: CudaView<'_>,
+        _saved: CudaView<'_>,
+        gradient: CudaView<'_>,
+        weight_gradient: RowSums<CudaViewMut<'_>>,
+    ) {
+        let NormShape { rows, columns, epsilon } = *shape;
+        assert!(input.len >= rows * columns && gradient.len >= rows * columns);
+        assert_eq!(gradient.format, input.format);
+        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, columns) else { return };
+        let width = columns.min(MOST_COLUMNS);
+        let num_sums = rows.div_ceil(4 * ROWS_PER_BLOCK).clamp(1, MOST_PARTIAL_SUMS);
+        let is_whole = num_sums == 1;
+        let sums = if is_whole {
+            Some(weight_gradient.pointer)
+        } else {
+            self.partial_sums.reserve(num_sums * columns)
+        };
+        let Some(sums) = sums else { return };
+        let launch = Launch {
+            blocks: (num_sums as u32, columns.div_ceil(width) as u32),
+            shared_bytes: (ROWS_PER_BLOCK * width * size_of::<f32>()) as u32,
+            ..over_rows(rows)
+        };
+        let kernel = self.kernels.of::<NormKernels>().layer_norm_backward_weight.of(input.format);
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            rows as u32,
+            columns as u32,
+            width as u32,
+            epsilon,
+            input.pointer,
+            gradient.pointer,
+            sums,
+            i32::from(accumulate && is_whole),
+        );
+        if !is_whole {
+            self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
+        }
+    }
+
+    fn layer_norm_backward_input(
+        &self,
+        shape: &NormShape,
+        input: CudaView<'_>,
+        weight: CudaView<'_>,
+        _saved: CudaView<'_>,
+        gradient: CudaView<'_>,
+        input_gradient: CudaViewMut<'_>,
+    ) {
+        let NormShape { rows, columns, epsilon } = *shape;
+        assert!(input.len == rows * columns && gradient.len == input.len);
+        assert!(input_gradient.len == input.len && weight.len == columns);
+        assert!(gradient.format == input.format && input_gradient.format == input.format);
+        let kernel = self.kernels.of::<NormKernels>().layer_norm_backward_input.of(input.format);
+        launch!(
+            self.streams,
+            kernel,
+            over_rows(rows),
+            rows as u32,
+            columns as u32,
+            epsilon,
+            input.pointer,
+            weight.pointer,
+            gradient.pointer,
+            input_gradient.pointer,
+        );
+    }
+}

@@ -1,0 +1,346 @@
+//! The translation of a network's modules into layers and tensors.
+//!
+//! Layers stand in the order in which they run: those of a residual body, then those of its shortcut,
+//! then the addition. Value 0 is the input, value i + 1 the output of layer i; [`LayerInputs`] says which
+//! values a layer reads.
+
+use std::collections::HashMap;
+
+use super::layer::{
+    ActivationLayer, AddLayer, ConvolutionLayer, FlattenLayer, Layer, LayerInputs, LayerKind, LayerNormLayer,
+    LinearLayer, MaxPoolLayer, torch_tensors,
+};
+use super::{Features, Initial, LARGEST_SIZE, Model, Module, Network, TensorSpec};
+use crate::device::{Activation, ConvolutionShape, NormShape, PoolShape, WeightLayout};
+use crate::sums::{Leaves, Section};
+use crate::{Error, Result};
+
+/// The largest number of parameters of a network: 4 TB of `f32`.
+const MOST_PARAMETERS: usize = 1 << 40;
+
+/// PyTorch's default ε of `LayerNorm`.
+const NORM_EPSILON: f32 = 1e-5;
+
+impl Network {
+    /// Builds the layers and tensors of this network for inputs of shape `input`. Modules that one
+    /// device operation performs together become one layer.
+    ///
+    /// # Errors
+    /// A size is 0, or a module does not fit its input.
+    pub fn build(&self, input: Features) -> Result<Model> {
+        let fail = |at: &str, why| Error::input(format!("building {} ({at})", self.name), why);
+        if input.len() == 0 {
+            return Err(fail("its inputs", format!("the inputs are {input}, and no size may be 0")));
+        }
+        if input.len() > LARGEST_SIZE {
+            let why = format!("the inputs are {input}, and {LARGEST_SIZE} values are the limit");
+            return Err(fail("its inputs", why));
+        }
+        let mut builder = Builder::new(input);
+        builder
+            .add_all(&self.modules)
+            .map_err(|ModuleError { at, why }| fail(&format!("module {at}"), why))?;
+        let Builder { features, tensors, layers, inputs, .. } = builder;
+        let model = Model {
+            name: self.name.clone(),
+            layers,
+            inputs,
+            tensors,
+            input,
+            outputs: features.len(),
+            loss: self.loss,
+        };
+        let num_parameters = model.num_parameters();
+        if num_parameters > MOST_PARAMETERS {
+            let why =
+                format!("it would have {num_parameters} parameters, and {MOST_PARAMETERS} are the limit");
+            return Err(Error::input(format!("building {}", self.name), why));
+        }
+        Ok(model)
+    }
+}
+
+/// A module that does not fit.
+struct ModuleError {
+    /// The module's number, after those of the modules that it is in.
+    at: String,
+    why: String,
+}
+
+/// Returns the terms of a sum over `len` features in one leaf.
+fn one_leaf(len: usize) -> Section {
+    Section::whole(Leaves { len, num: 1 })
+}
+
+/// A partly built network.
+struct Builder {
+    /// The value that the next module reads, and its shape.
+    value: usize,
+    features: Features,
+    tensors: Vec<TensorSpec>,
+    layers: Vec<Layer>,
+    inputs: Vec<LayerInputs>,
+    /// The beginning of the names in this scope.
+    prefix: String,
+    /// The name that the user gave to the module.
+    name: Option<String>,
+    /// The numbers of modules so far, by the beginning of their names.
+    counts: HashMap<String, usize>,
+}
+
+impl Builder {
+    fn new(features: Features) -> Builder {
+        Builder {
+            value: 0,
+            features,
+            tensors: Vec::new(),
+            layers: Vec::new(),
+            inputs: Vec::new(),
+            prefix: String::new(),
+            name: None,
+            counts: HashMap::new(),
+        }
+    }
+
+    fn add_all(&mut self, modules: &[Module]) -> std::result::Result<(), ModuleError> {
+        let mut at = 0;
+        while at < modules.len() {
+            at += self.add(&modules[at..]).map_err(|error| error.within(at))?;
+        }
+        Ok(())
+    }
+
+    /// Adds the first of `modules`, fused with as many of those that follow as one layer can
+    /// perform, and returns their number.
+    fn add(&mut self, modules: &[Module]) -> std::result::Result<usize, ModuleError> {
+        match &modules[0] {
+            Module::Residual { body, shortcut } => self.residual(body, shortcut)?,
+            Module::Scope { prefix, modules } => {
+                let longer = format!("{}{prefix}.", self.prefix);
+                let outer = std::mem::replace(&mut self.prefix, longer);
+                self.add_all(modules)?;
+                self.prefix = outer;
+            }
+            Module::Named { name, module } => {
+                self.name = Some(name.clone());
+                let num_tensors = self.tensors.len();
+                let with_next: Vec<Module> =
+                    std::iter::once(module.as_ref()).chain(&modules[1..]).cloned().collect();
+                let taken = self.add(&with_next)?;
+                self.name = None;
+                if self.tensors.len() == num_tensors {
+                    return Err(ModuleError::here(format!("it is named {name}, but has no tensors")));
+                }
+                return Ok(taken);
+            }
+            _ => return self.add_layer(modules).map_err(ModuleError::here),
+        }
+        Ok(1)
+    }
+
+    fn residual(&mut self, body: &[Module], shortcut: &[Module]) -> std::result::Result<(), ModuleError> {
+        let (start, features) = (self.value, self.features);
+        self.add_all(body).map_err(|error| error.in_branch("body"))?;
+        let (body_end, body_features) = (self.value, self.features);
+        if body_end == start {
+            return Err(ModuleError::here("the body of a residual needs a layer".into()));
+        }
+        (self.value, self.features) = (start, features);
+        self.add_all(shortcut).map_err(|error| error.in_branch("shortcut"))?;
+        if self.features != body_features {
+            return Err(ModuleError::here(format!(
+                "the branches of a residual must end alike, but the body ends with {body_features}, the \
+                 shortcut with {}",
+                self.features
+            )));
+        }
+        let added = if self.value == start { start } else { body_end };
+        self.value = self.layers.len();
+        let kind = LayerKind::Add(AddLayer { features: body_features });
+        self.push(kind, self.tensors.len(), Some(added)).map_err(ModuleError::here)
+    }
+
+    fn add_layer(&mut self, modules: &[Module]) -> std::result::Result<usize, String> {
+        let first_tensor = self.tensors.len();
+        let (kind, taken) = match modules[0] {
+            Module::Linear { outputs, bias } => self.linear(outputs, bias, &modules[1..])?,
+            Module::Product { outputs } => self.product(outputs, &modules[1..])?,
+            Module::Convolution { outputs, kernel } => self.convolution(outputs, kernel, &modules[1..])?,
+            Module::MaxPool { size } => (self.max_pool(size)?, 1),
+            Module::LayerNorm { bias } => (self.layer_norm(bias), 1),
+            Module::Activation(activation) => {
+                (LayerKind::Activation(ActivationLayer { activation, features: self.features }), 1)
+            }
+            Module::Flatten => match self.features {
+                Features::Flat(_) => return Ok(1),
+                // with one channel, channels first and channels last are the same order
+                Features::Image { height, width, channels: 1 } => {
+                    self.features = Features::Flat(height * width);
+                    return Ok(1);
+                }
+                Features::Image { height, width, channels } => {
+                    (LayerKind::Flatten(FlattenLayer { positions: height * width, channels }), 1)
+                }
+            },
+            Module::Residual { .. } | Module::Named { .. } | Module::Scope { .. } => {
+                unreachable!("modules of modules are no layers")
+            }
+        };
+        self.push(kind, first_tensor, None)?;
+        Ok(taken)
+    }
+
+    /// Adds a layer that reads the current value, and to whose output the value `added` is added.
+    fn push(
+        &mut self,
+        kind: LayerKind,
+        first_tensor: usize,
+        added: Option<usize>,
+    ) -> std::result::Result<(), String> {
+        let layer = Layer { kind, tensors: first_tensor..self.tensors.len() };
+        let features = layer.output();
+        if features.len() == 0 {
+            return Err(format!("its outputs would be {features}, and no size may be 0"));
+        }
+        if features.len() > LARGEST_SIZE {
+            return Err(format!("its outputs would be {features}, and no size may be above {LARGEST_SIZE}"));
+        }
+        let names = |tensors: &[TensorSpec]| tensors.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
+        let (before, own) = self.tensors.split_at(first_tensor);
+        if let Some(twice) = names(own).into_iter().find(|name| names(before).contains(name)) {
+            return Err(format!("there is another tensor named {twice}"));
+        }
+        self.inputs.push(LayerInputs { first: self.value, added });
+        self.layers.push(layer);
+        (self.value, self.features) = (self.layers.len(), features);
+        Ok(())
+    }
+
+    /// Returns the name of a module's tensors: the user's, or else that of a kind with its number,
+    /// counted from `first`.
+    fn tensor_name(&mut self, kind: &str, first: usize) -> String {
+        let own = self.name.take().unwrap_or_else(|| {
+            let count = self.counts.entry(format!("{}{kind}", self.prefix)).or_insert(first);
+            *count += 1;
+            format!("{kind}{}", *count - 1)
+        });
+        format!("{}{own}", self.prefix)
+    }
+
+    fn linear(
+        &mut self,
+        outputs: usize,
+        bias: bool,
+        next: &[Module],
+    ) -> std::result::Result<(LayerKind, usize), String> {
+        let inputs = self.flat("a linear layer")?;
+        let name = self.tensor_name("fc", 1);
+        self.tensors.extend(torch_tensors(&name, vec![outputs, inputs], bias));
+        Ok(linear_layer(inputs, outputs, WeightLayout::OutputsByInputs, bias, next))
+    }
+
+    fn product(
+        &mut self,
+        outputs: usize,
+        next: &[Module],
+    ) -> std::result::Result<(LayerKind, usize), String> {
+        let inputs = self.flat("a product")?;
+        let name = self.tensor_name("w.", 0);
+        let initial = Initial::Normal { deviation: 1.0 / (inputs as f32).sqrt() };
+        self.tensors.push(TensorSpec { name, shape: vec![inputs, outputs], initial });
+        Ok(linear_layer(inputs, outputs, WeightLayout::InputsByOutputs, false, next))
+    }
+
+    fn convolution(
+        &mut self,
+        outputs: usize,
+        kernel: usize,
+        next: &[Module],
+    ) -> std::result::Result<(LayerKind, usize), String> {
+        let Features::Image { height, width, channels } = self.features else {
+            return Err(format!("a convolution needs images, not {}", self.features));
+        };
+        if kernel == 0 || height < kernel || width < kernel {
+            return Err(format!("a kernel of {kernel} × {kernel} does not fit images of {height} × {width}"));
+        }
+        let name = self.tensor_name("conv", 1);
+        self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], true));
+        // ReLU and max-pooling commute, so either order is one operation
+        let is_pool = |module: &Module| *module == Module::MaxPool { size: 2 };
+        let is_relu = |module: &Module| *module == Module::Activation(Activation::Relu);
+        let (pool, relu) = match next {
+            [a, b, ..] if is_pool(a) && is_relu(b) || is_relu(a) && is_pool(b) => (true, true),
+            [a, ..] => (is_pool(a), is_relu(a)),
+            [] => (false, false),
+        };
+        let taken = 1 + usize::from(pool) + usize::from(relu);
+        let shape = ConvolutionShape { rows: 0, channels, height, width, outputs, kernel, pool, relu };
+        Ok((LayerKind::Convolution(ConvolutionLayer { shape }), taken))
+    }
+
+    fn max_pool(&self, size: usize) -> std::result::Result<LayerKind, String> {
+        match self.features {
+            Features::Image { height, width, channels } if size > 0 => {
+                let shape = PoolShape { rows: 0, height, width, channels, size };
+                Ok(LayerKind::MaxPool(MaxPoolLayer { shape }))
+            }
+            features => Err(format!("max-pooling of size {size} does not fit {features}")),
+        }
+    }
+
+    fn layer_norm(&mut self, bias: bool) -> LayerKind {
+        let columns = self.features.last_dimension();
+        let name = self.tensor_name("norm", 1);
+        let tensor = |suffix, value| TensorSpec {
+            name: format!("{name}.{suffix}"),
+            shape: vec![columns],
+            initial: Initial::Constant { value },
+        };
+        self.tensors.push(tensor("weight", 1.0));
+        self.tensors.extend(bias.then(|| tensor("bias", 0.0)));
+        let positions = self.features.len() / columns;
+        let shape = NormShape { rows: 0, columns, epsilon: NORM_EPSILON };
+        LayerKind::LayerNorm(LayerNormLayer { features: self.features, positions, shape, bias })
+    }
+
+    fn flat(&self, what: &str) -> std::result::Result<usize, String> {
+        match self.features {
+            Features::Flat(len) => Ok(len),
+            image => Err(format!("{what} needs features, not {image}: flatten first")),
+        }
+    }
+}
+
+impl ModuleError {
+    fn here(why: String) -> ModuleError {
+        ModuleError { at: String::new(), why }
+    }
+
+    /// Says that the module is number `at` of a list, or in that one.
+    fn within(self, at: usize) -> ModuleError {
+        ModuleError { at: format!("{at}{}", self.at), ..self }
+    }
+
+    /// Says that the module is in a branch.
+    fn in_branch(self, branch: &str) -> ModuleError {
+        ModuleError { at: format!(", {branch} module {}", self.at), ..self }
+    }
+}
+
+/// Returns a linear layer fused with the activation that comes `next`, if one does, and the number of
+/// modules that it stands for.
+fn linear_layer(
+    inputs: usize,
+    outputs: usize,
+    layout: WeightLayout,
+    bias: bool,
+    next: &[Module],
+) -> (LayerKind, usize) {
+    let (activation, taken) = match next.first() {
+        Some(Module::Activation(activation)) => (*activation, 2),
+        _ => (Activation::Identity, 1),
+    };
+    let (input_terms, output_terms) = (one_leaf(inputs), one_leaf(outputs));
+    let layer = LinearLayer { inputs, outputs, layout, input_terms, output_terms, activation, bias };
+    (LayerKind::Linear(layer), taken)
+}

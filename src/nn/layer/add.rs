@@ -1,0 +1,52 @@
+//! The sum of two values.
+
+use super::passes::{LayerPasses, LayerTensors, Tape};
+use crate::device::{Device, FusedActivation};
+use crate::nn::Features;
+
+/// Returns its input; [`LayerInputs::added`](super::LayerInputs) is added to it, as to the output of any
+/// layer. Gradients pass unchanged.
+#[derive(Debug, Clone)]
+pub struct AddLayer {
+    /// The shape of a row.
+    pub features: Features,
+}
+
+impl LayerPasses for AddLayer {
+    fn input_len(&self) -> usize {
+        self.features.len()
+    }
+
+    fn output(&self) -> Features {
+        self.features
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
+    fn forward<D: Device>(
+        &self,
+        device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        input: D::View<'_>,
+        _saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        device.copy(input, output);
+    }
+
+    fn backward_input<D: Device>(
+        &self,
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        _tape: &Tape<'_, D>,
+        _gradient: D::View<'_>,
+        _input_gradient: D::ViewMut<'_>,
+        _previous: Option<FusedActivation<D::View<'_>>>,
+    ) {
+        unreachable!("the gradient of an elementwise layer is computed in place")
+    }
+}

@@ -1,0 +1,177 @@
+//! The pieces of a stage, and the positions and arrays between them: pure logic.
+
+use smallvec::SmallVec;
+
+use crate::device::Activation;
+use crate::parallel::tensor::exchange::ExchangeKind;
+use crate::parallel::tensor::{LayerPart, Piece};
+
+/// A piece of a stage.
+#[derive(Debug, Clone)]
+pub(super) struct StagePiece {
+    pub(super) piece: Piece,
+    /// The number of the piece's layer in the model.
+    pub(super) layer: usize,
+    /// The position that the piece reads.
+    pub(super) input: usize,
+    /// The array into which the backward pass writes the gradient of the input.
+    pub(super) input_gradient: usize,
+    /// The value that is added to the output.
+    pub(super) added: Option<AddedValue>,
+}
+
+/// A value that is added to the output of a piece.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AddedValue {
+    pub(super) position: usize,
+    /// The array to which the backward pass copies the gradient of the output, unless that is read where
+    /// it is.
+    pub(super) gradient: Option<usize>,
+}
+
+/// A place before, between or after the pieces of a stage.
+#[derive(Debug, Clone)]
+pub(super) struct Position {
+    /// The number of values of a row.
+    pub(super) width: usize,
+    /// The number of the buffer that holds the values.
+    pub(super) value: usize,
+    /// The number of the buffer that holds their gradient.
+    pub(super) gradient: usize,
+    /// The number of arrays of values: several before an exchange that adds them up.
+    pub(super) num_value_sums: usize,
+    /// The number of arrays of gradients.
+    pub(super) num_gradient_sums: usize,
+    /// The numbers of arrays of values and of gradients that this rank fills, if there are several; one
+    /// after an exchange in place.
+    pub(super) num_own_sums: [usize; 2],
+    /// The arrays with the other parts of the gradient, from the pieces that read this position too.
+    pub(super) other_gradients: SmallVec<[usize; 2]>,
+}
+
+/// A stage that is being built.
+pub(super) struct StageBuilder {
+    pub(super) pieces: Vec<StagePiece>,
+    pub(super) positions: Vec<Position>,
+    pub(super) num_values: usize,
+    pub(super) num_gradients: usize,
+    /// The number of the stage's input among the values of the model.
+    first_value: usize,
+    /// The position of each value of the model from there on.
+    places: Vec<usize>,
+}
+
+impl StageBuilder {
+    /// Begins with an input of `width` values per row, which is value `first_value` of the model.
+    pub(super) fn new(width: usize, first_value: usize) -> StageBuilder {
+        let input = Position {
+            width,
+            value: 0,
+            gradient: 0,
+            num_value_sums: 1,
+            num_gradient_sums: 1,
+            num_own_sums: [1; 2],
+            other_gradients: SmallVec::new(),
+        };
+        StageBuilder {
+            pieces: Vec::new(),
+            positions: vec![input],
+            num_values: 1,
+            num_gradients: 1,
+            first_value,
+            places: vec![0],
+        }
+    }
+
+    /// Adds the pieces of a layer, whose tensors are numbered from `first_tensor` on.
+    pub(super) fn add(&mut self, part: &LayerPart, first_tensor: usize) {
+        let place = |value: usize| self.places[value - self.first_value];
+        let (first, added) = (place(part.inputs.first), part.inputs.added.map(place));
+        let last = part.pieces.len() - 1;
+        for (number, piece) in part.pieces.iter().enumerate() {
+            let piece = match piece {
+                Piece::Layer(layer) => Piece::Layer(layer.clone().with_tensors_from(first_tensor)),
+                exchange => exchange.clone(),
+            };
+            let input = if number == 0 { first } else { self.pieces.len() };
+            self.add_piece(piece, part.number, input, added.filter(|_| number == last));
+        }
+        self.places.push(self.pieces.len());
+    }
+
+    fn add_piece(&mut self, piece: Piece, layer: usize, input: usize, added: Option<usize>) {
+        // true if no piece has read the input yet
+        let is_first_reader = input == self.pieces.len();
+        let input_gradient = match is_first_reader {
+            true => self.positions[input].gradient,
+            false => self.new_gradient(),
+        };
+        if !is_first_reader {
+            self.positions[input].other_gradients.push(input_gradient);
+        }
+        let before = &self.positions[input];
+        let (value, is_in_place, width) = match &piece {
+            Piece::Layer(layer) => (None, layer.is_elementwise(), layer.output_len()),
+            Piece::Exchange(exchange) if exchange.is_in_place() => (Some(before.value), true, before.width),
+            Piece::Exchange(exchange) => (None, false, exchange.width),
+        };
+        let value = value.unwrap_or_else(|| {
+            self.num_values += 1;
+            self.num_values - 1
+        });
+        let gradient = if is_in_place { input_gradient } else { self.new_gradient() };
+        let mut after = Position {
+            width,
+            value,
+            gradient,
+            num_value_sums: 1,
+            num_gradient_sums: 1,
+            num_own_sums: [1; 2],
+            other_gradients: SmallVec::new(),
+        };
+        if let Piece::Exchange(exchange) = &piece {
+            self.positions[input].num_value_sums = exchange.num_value_sums();
+            after.num_gradient_sums = exchange.num_gradient_sums();
+            let (own, is_in_place) = (exchange.num_own_sums, exchange.is_in_place());
+            self.positions[input].num_own_sums[0] = exchange.num_value_sums().min(own);
+            after.num_own_sums[1] = if is_in_place { 1 } else { exchange.num_gradient_sums().min(own) };
+        }
+        let added = added.map(|position| self.add_value(position, &piece, input, gradient));
+        self.pieces.push(StagePiece { piece, layer, input, input_gradient, added });
+        self.positions.push(after);
+    }
+
+    fn new_gradient(&mut self) -> usize {
+        self.num_gradients += 1;
+        self.num_gradients - 1
+    }
+
+    /// Adds the value at `position` to the output of a `piece` that reads `input`, whose gradient is in
+    /// array `gradient`.
+    fn add_value(&mut self, position: usize, piece: &Piece, input: usize, gradient: usize) -> AddedValue {
+        let has_reader = self.pieces.iter().any(|piece| piece.input == position);
+        if !has_reader {
+            // the end of a branch, whose pieces may change the gradient
+            return AddedValue { position, gradient: Some(self.positions[position].gradient) };
+        }
+        let copy = self.may_change(piece, input, gradient).then(|| self.new_gradient());
+        self.positions[position].other_gradients.push(copy.unwrap_or(gradient));
+        AddedValue { position, gradient: copy }
+    }
+
+    /// Returns true if the backward pass of a `piece` that reads `input`, or of those before it, changes
+    /// array `gradient` in place, where the gradient of the piece's output is.
+    fn may_change(&self, piece: &Piece, input: usize, gradient: usize) -> bool {
+        let changes = |piece: &Piece| match piece {
+            Piece::Layer(layer) => layer.activation() != Activation::Identity,
+            Piece::Exchange(exchange) => exchange.kind == ExchangeKind::SumGradient,
+        };
+        let produced = |position: &usize| self.positions[*position].gradient == gradient;
+        let earlier = std::iter::successors(Some(input).filter(produced), |position| {
+            let before = self.pieces[position.checked_sub(1)?].input;
+            Some(before).filter(produced)
+        });
+        let producers = earlier.filter_map(|position| self.pieces.get(position.checked_sub(1)?));
+        changes(piece) || producers.into_iter().any(|producer| changes(&producer.piece))
+    }
+}
