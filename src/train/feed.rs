@@ -136,11 +136,7 @@ impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
         let _span = trace::work(Name::Read);
         let (batches, step) = (&mut *self.batches, self.step);
         let Some(resident) = &mut self.resident else {
-            let mut targets = Some(targets);
-            return device.write(inputs, &mut |inputs| {
-                let targets = targets.take().expect("a device lets its memory be written once");
-                device.write(targets, &mut |targets| batches.read(step, part.clone(), inputs, targets))
-            });
+            return read_rows(device, batches, step, part, inputs, targets);
         };
         let Resident {
             inputs: all_inputs,
@@ -168,4 +164,23 @@ impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
         }
         Ok(())
     }
+}
+
+/// Writes the samples at `rows` of the batch of `step`. Not collective.
+///
+/// # Errors
+/// A sample cannot be read.
+pub(super) fn read_rows<D: Device>(
+    device: &D,
+    batches: &mut Batches,
+    step: u64,
+    rows: Range<usize>,
+    inputs: D::ViewMut<'_>,
+    targets: D::ViewMut<'_>,
+) -> Result<()> {
+    let mut targets = Some(targets);
+    device.write(inputs, &mut |inputs| {
+        let targets = targets.take().expect("a device lets its memory be written once");
+        device.write(targets, &mut |targets| batches.read(step, rows.clone(), inputs, targets))
+    })
 }

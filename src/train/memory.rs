@@ -207,19 +207,21 @@ impl Job {
     fn log(&self, own: Footprint, [copy, audits]: [usize; 2], all: &Communicator) -> Result<()> {
         let need = |rank: &usize| self.ranks[*rank].needs[0];
         let fullest = (0..self.ranks.len()).max_by_key(|rank| (need(rank), std::cmp::Reverse(*rank)));
-        let Footprint { parameters, gradients, slots, activations, micro_batch, messages } = own;
-        let mut terms = [parameters, gradients, slots, activations, micro_batch, messages, copy, audits]
-            .map(|bytes| bytes as i64);
+        let Footprint { parameters, gradients, slots, activations, micro_batch, messages, joined } = own;
+        let mut terms =
+            [parameters, gradients, slots, activations, micro_batch, messages, joined, copy, audits]
+                .map(|bytes| bytes as i64);
         all.broadcast(&mut terms, fullest.unwrap_or_default())?;
-        let [parameters, gradients, slots, activations, micro_batch, messages, copy, audits] =
+        let [parameters, gradients, slots, activations, micro_batch, messages, joined, copy, audits] =
             terms.map(|bytes| megabytes(bytes as usize));
-        let for_audits = if audits > 0.0 { format!(", audits {audits:.1}") } else { String::new() };
+        let if_any = |name, size| if size > 0.0 { format!(", {name} {size:.1}") } else { String::new() };
+        let more = if_any("joined products", joined) + &if_any("audits", audits);
         log::info!(
             "memory of the fullest rank, in MB: parameters {parameters:.1}, gradients {gradients:.1}, \
              optimizer {slots:.1}, activations {activations:.1} ({micro_batch:.1} a micro-batch), messages \
-             {messages:.1}, copy for checkpoints {copy:.1}{for_audits}; {:.1} in all, beside {:.1} at the \
+             {messages:.1}, copy for checkpoints {copy:.1}{more}; {:.1} in all, beside {:.1} at the \
              start",
-            parameters + gradients + slots + activations + messages + copy + audits,
+            parameters + gradients + slots + activations + messages + joined + copy + audits,
             megabytes(self.ranks[fullest.unwrap_or_default()].at_start as usize)
         );
         Ok(())

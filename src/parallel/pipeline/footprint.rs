@@ -25,6 +25,8 @@ pub struct Footprint {
     pub micro_batch: usize,
     /// The values on their way from other ranks.
     pub messages: usize,
+    /// The inputs and gradients of micro-batches side by side, whose gradients of weights are one product.
+    pub joined: usize,
 }
 
 /// The settings of a run on which its memory depends.
@@ -71,6 +73,10 @@ impl Footprint {
         let slots = num_slots.saturating_mul(if stage == ZeroStage::None { total } else { part });
         let rows = division.most_rows(batch_size);
         let (activations, micro_batch) = activations(layout, plan, stage_rank, rows);
+        let num_joined = RankProgram::new(&plan.schedule, stage_rank).most_joined();
+        let width = layout.stages.iter().map(Stage::widest_product).max().unwrap_or_default();
+        let is_joined = num_joined > 1 && !division.reduces_each();
+        let joined = if is_joined { num_joined.saturating_mul(rows).saturating_mul(width) } else { 0 };
         let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
         let message = layout.features.message_len(rows, widest);
         let exchange = if shape.tensor > 1 { message.saturating_mul(2) } else { 0 };
@@ -85,12 +91,13 @@ impl Footprint {
             activations: bytes(activations),
             micro_batch: bytes(micro_batch),
             messages: bytes(exchange.saturating_add(reduction)),
+            joined: bytes(joined),
         }
     }
 
     /// Returns the sum.
     pub fn total(&self) -> usize {
-        [self.parameters, self.gradients, self.slots, self.activations, self.messages]
+        [self.parameters, self.gradients, self.slots, self.activations, self.messages, self.joined]
             .into_iter()
             .fold(0, usize::saturating_add)
     }

@@ -185,6 +185,19 @@ impl RankProgram {
     }
 }
 
+impl RankProgram {
+    /// Returns the most micro-batches whose gradients of weights are one product.
+    pub fn most_joined(&self) -> usize {
+        let passes = self.instructions.iter().filter(|at| at.action.work == Work::WeightGradient);
+        let mut num = 0;
+        let joined = passes.map(|pass| {
+            num += 1;
+            if pass.joins_next { num } else { std::mem::take(&mut num) }
+        });
+        joined.max().unwrap_or_default()
+    }
+}
+
 /// Returns the place of the first pass after the action at `at`.
 fn next_pass(actions: &[Action], at: usize) -> Option<usize> {
     let ahead = actions[at + 1..].iter().position(|later| !later.work.is_message())?;
@@ -268,6 +281,15 @@ mod tests {
 
     use super::*;
     use crate::parallel::schedule::PipelineScheduleKind;
+
+    #[test]
+    fn gradients_of_weights_are_joined_up_to_a_limit() {
+        let most = |kind: PipelineScheduleKind, micro_batches| {
+            RankProgram::new(&kind.generate(2, 1, micro_batches).unwrap(), 0).most_joined()
+        };
+        assert_eq!(most(PipelineScheduleKind::OneForwardOneBackward, 8), 0);
+        assert_eq!([3, 16, 40].map(|num| most(PipelineScheduleKind::Deferred, num)), [3, 16, 16]);
+    }
 
     #[test]
     fn places_are_few_and_never_shared() {

@@ -33,7 +33,7 @@ use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
 use crate::device::{Device, LossShape, totals};
-use crate::nn::{FlatBuffer, Loss};
+use crate::nn::{FlatBuffer, Loss, SplitRule};
 use crate::parallel::settle;
 use crate::trace::{self, Name};
 
@@ -113,6 +113,17 @@ impl Stage {
     /// Returns the numbers of values of a row of the inputs and of the outputs.
     pub fn ends(&self) -> (usize, usize) {
         (self.positions[0].width, self.positions[self.pieces.len()].width)
+    }
+
+    /// Returns the most inputs and outputs of a row of a linear layer.
+    pub fn widest_product(&self) -> usize {
+        let widths = self.pieces.iter().map(|piece| match &piece.piece {
+            Piece::Layer(layer) if layer.split_rule() == SplitRule::Features => {
+                layer.input_len() + layer.output_len()
+            }
+            _ => 0,
+        });
+        widths.max().unwrap_or_default()
     }
 
     /// Returns the width of the widest exchange.

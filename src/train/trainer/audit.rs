@@ -1,7 +1,5 @@
 //! The audits of a trainer's steps: see [`crate::parallel::audit`].
 
-use std::ops::Range;
-
 use super::Trainer;
 use crate::dataset::Batches;
 use crate::device::Device;
@@ -9,6 +7,7 @@ use crate::parallel::audit::{AuditAction, AuditSettings, Auditor};
 use crate::parallel::data::SyncSettings;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::watch::Fault;
+use crate::train::feed::read_rows;
 use crate::{Error, Result};
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -75,20 +74,4 @@ impl<'a, D: Device> Trainer<'a, D> {
             }
         }
     }
-}
-
-/// Writes the samples at `rows` of the batch of `step`.
-fn read_rows<D: Device>(
-    device: &D,
-    batches: &mut Batches,
-    step: u64,
-    rows: Range<usize>,
-    inputs: D::ViewMut<'_>,
-    targets: D::ViewMut<'_>,
-) -> Result<()> {
-    let mut targets = Some(targets);
-    device.write(inputs, &mut |inputs| {
-        let targets = targets.take().expect("a device lets its memory be written once");
-        device.write(targets, &mut |targets| batches.read(step, rows.clone(), inputs, targets))
-    })
 }

@@ -218,7 +218,7 @@ pub fn footprints(world: &World) {
             rig.train(&grid, 2, 1e-3);
             let found = lasting() - before;
             let exchange = if shape.tensor > 1 { expected.messages } else { 0 };
-            let least = expected.total() - expected.messages;
+            let least = expected.total() - expected.messages - expected.joined;
             let most = least + exchange + least / 50 + 4096;
             assert!((least..=most).contains(&found), "{found} {expected:?} {shape:?} {kind:?} {sync:?}");
         }
