@@ -10,6 +10,7 @@ use super::layer::{
     ActivationLayer, AddLayer, ConvolutionLayer, FlattenLayer, Layer, LayerInputs, LayerKind, LayerNormLayer,
     LinearLayer, MaxPoolLayer, torch_tensors,
 };
+use super::text::head;
 use super::{Features, Initial, LARGEST_SIZE, Model, Module, Network, TensorSpec};
 use crate::device::{Activation, ConvolutionShape, NormShape, PoolShape, WeightLayout};
 use crate::sums::{Leaves, Section};
@@ -43,6 +44,7 @@ impl Network {
         let Builder { features, tensors, layers, inputs, .. } = builder;
         let model = Model {
             name: self.name.clone(),
+            text: self.to_text(),
             layers,
             inputs,
             tensors,
@@ -105,7 +107,7 @@ impl Builder {
     fn add_all(&mut self, modules: &[Module]) -> std::result::Result<(), ModuleError> {
         let mut at = 0;
         while at < modules.len() {
-            at += self.add(&modules[at..]).map_err(|error| error.within(at))?;
+            at += self.add(&modules[at..]).map_err(|error| error.within(at, &modules[at]))?;
         }
         Ok(())
     }
@@ -317,8 +319,8 @@ impl ModuleError {
     }
 
     /// Says that the module is number `at` of a list, or in that one.
-    fn within(self, at: usize) -> ModuleError {
-        ModuleError { at: format!("{at}{}", self.at), ..self }
+    fn within(self, at: usize, module: &Module) -> ModuleError {
+        ModuleError { at: format!("{at} `{}`{}", head(module), self.at), ..self }
     }
 
     /// Says that the module is in a branch.

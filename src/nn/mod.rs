@@ -9,7 +9,9 @@ mod loss;
 mod model;
 mod network;
 mod parameters;
+mod table;
 mod tensor;
+mod text;
 
 #[cfg(test)]
 mod tests;
@@ -25,3 +27,4 @@ pub use model::Model;
 pub use network::{Module, Network};
 pub use parameters::{FlatBuffer, Segmentation, TensorPosition, hash_values};
 pub use tensor::{TensorShard, TensorSpec};
+pub use text::LONGEST_TEXT;

@@ -10,6 +10,8 @@ use super::{Features, Loss, TensorSpec};
 pub struct Model {
     /// The network's name.
     pub name: String,
+    /// The network as text: see [`Network::from_text`](super::Network::from_text).
+    pub text: String,
     /// The layers in the order in which they run.
     pub layers: Vec<Layer>,
     /// The values that each layer reads.

@@ -5,6 +5,7 @@
 //! destructured without `..`, so a new option does not compile until it is classed.
 
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::options::{
     CheckpointOptions, DataOptions, DeviceOptions, ModelName, ModelOptions, OptimizerOptions, Shuffle,
@@ -15,7 +16,8 @@ use crate::app::{self, CommonOptions};
 use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World, library_version};
 use crate::dataset::Order;
-use crate::nn::Model;
+use crate::nn::{LONGEST_TEXT, Model};
+use crate::optim::Rule;
 use crate::parallel::batch::Summation;
 
 /// The name of the setting with the network.
@@ -109,16 +111,26 @@ impl Identity {
 
     fn class_model(&mut self, options: &ModelOptions, model: &Model) {
         // the width is that of the inputs
-        let ModelOptions { model: _, hidden, width: _, layers, activation, no_bias } = options;
+        let ModelOptions {
+            model: _,
+            network: _,
+            show_network: _,
+            hidden,
+            width: _,
+            layers,
+            activation,
+            no_bias,
+        } = options;
         self.must_stay(MODEL, model.name.as_str());
         match options.name() {
-            ModelName::Mlp => {
+            None => self.must_stay("--network", format!("{:016x}", xxh3_64(model.text.as_bytes()))),
+            Some(ModelName::Mlp) => {
                 self.must_stay("--hidden", hidden.0.clone());
                 self.must_stay("--activation", name_of(activation));
                 self.must_stay("--no-bias", *no_bias);
             }
-            ModelName::DeepMlp => self.must_stay("--layers", *layers),
-            ModelName::Lenet | ModelName::Cifar => {}
+            Some(ModelName::DeepMlp) => self.must_stay("--layers", *layers),
+            Some(ModelName::Lenet | ModelName::Cifar) => {}
         }
     }
 
@@ -158,7 +170,11 @@ impl Identity {
             learning_rate: _,
             momentum,
             nesterov,
+            beta1: _,
+            beta2: _,
+            epsilon,
             weight_decay: _,
+            decay,
             learning_rate_schedule,
             warmup_steps,
             final_learning_rate,
@@ -169,7 +185,17 @@ impl Identity {
         self.must_stay(OPTIMIZER, name_of(optimizer));
         // the values in use, also of options that were not given
         self.may_change("--learning-rate", options.schedule(1).base);
-        self.may_change("--weight-decay", options.settings().weight_decay);
+        let settings = options.settings();
+        self.may_change("--weight-decay", settings.weight_decay);
+        if matches!(optimizer, Rule::Adam | Rule::AdamW | Rule::Lion) {
+            let [beta1, beta2] = settings.betas;
+            self.may_change("--beta1", beta1);
+            self.may_change("--beta2", beta2);
+            self.may_change("--epsilon", *epsilon);
+        }
+        if settings.weight_decay != 0.0 {
+            self.may_change("--decay", name_of(decay));
+        }
         self.may_change(MOMENTUM, *momentum);
         self.may_change("--nesterov", *nesterov);
         self.may_change(LEARNING_RATE_SCHEDULE, name_of(learning_rate_schedule));
@@ -200,14 +226,15 @@ impl Identity {
     }
 }
 
-/// Returns the program, the ranks and the versions that write a checkpoint, and the relation of
-/// its `replicas`. Not collective.
+/// Returns the program, the ranks and the versions that write a checkpoint, the relation of its
+/// `replicas`, and the network as text. Not collective.
 pub(super) fn written_by(
     program: &str,
     world: &World,
     grid: &Grid,
     threads: usize,
     replicas: &str,
+    model: &Model,
 ) -> Settings {
     [
         ("program", program.into()),
@@ -218,6 +245,8 @@ pub(super) fn written_by(
         ("tensor", grid.shape.tensor.into()),
         ("threads", threads.into()),
         ("replicas", replicas.into()),
+        // an attribute has no room for more
+        ("network", Some(model.text.as_str()).filter(|text| text.len() <= LONGEST_TEXT).into()),
         ("mpi", library_version().into()),
         ("hdf5", checkpoint::hdf5_version().into()),
     ]

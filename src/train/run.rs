@@ -1,5 +1,6 @@
 //! The entry of every training program: from options to a model on a device.
 
+use std::process::ExitCode;
 use std::time::Instant;
 
 use super::job::Run;
@@ -7,7 +8,7 @@ use super::options::{AnyDevice, TrainOptions};
 use super::samples;
 use super::stop::StopRequest;
 use crate::Result;
-use crate::app::Finished;
+use crate::app::{self, Finished};
 use crate::comm::{Grid, GridShape, World, library_version};
 use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
@@ -47,7 +48,12 @@ pub fn run(
     announce_job(world, grid, strategy.program, threads);
     let samples = samples::open(world, grid, options)?;
     let dataset = samples.train.dataset();
-    let model = all.agree(options.model.build(dataset.features(), dataset.targets()))?;
+    let text = options.model.read_network(all)?;
+    let model = all.agree(options.model.build(dataset.features(), dataset.targets(), text.as_deref()))?;
+    if options.model.show_network {
+        all.agree_with_root(|| app::print_line(&format!("{}\n{}", model.text, model.table())))?;
+        return Ok(ExitCode::SUCCESS.into());
+    }
     let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
     log::info!(
         "{} for {}, {} parameters; {}: {} samples to train, {num_test} to test",

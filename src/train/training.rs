@@ -92,7 +92,8 @@ impl Run<'_> {
             _ if compares_replicas => "the same bits",
             _ => "not compared",
         };
-        let written_by = identity::written_by(self.program, self.world, self.grid, self.threads, replicas);
+        let written_by =
+            identity::written_by(self.program, self.world, self.grid, self.threads, replicas, self.model);
         let settings = CheckpointSettings {
             options,
             model: self.model,

@@ -40,7 +40,7 @@ const ODD: [&str; 16] = [
 ];
 
 /// Options with valid values; slow ones are left out.
-const OPTIONS: [(&str, &[&str]); 47] = [
+const OPTIONS: [(&str, &[&str]); 51] = [
     ("--model", &["mlp", "deep-mlp", "lenet", "cifar"]),
     ("--hidden", &["none", "3", "5,4", "1,1,1,1", "0", ",", "2147483648,2147483648"]),
     ("--width", &["1", "784", "6"]),
@@ -71,6 +71,10 @@ const OPTIONS: [(&str, &[&str]); 47] = [
     ("--momentum", &["0", "0.5", "1"]),
     ("--nesterov", &[]),
     ("--weight-decay", &["0.1", "1e30"]),
+    ("--decay", &["all", "matrices"]),
+    ("--beta1", &["0", "0.8", "1"]),
+    ("--beta2", &["0.95", "-1"]),
+    ("--epsilon", &["1e-6", "0"]),
     ("--learning-rate-schedule", &["constant", "step", "cosine", "linear"]),
     ("--warmup-steps", &["1", "1000"]),
     ("--final-learning-rate", &["0.1"]),

@@ -262,6 +262,7 @@ fn options_out_of_range_are_refused() {
     refused(&["--model", "resnet"], "invalid value 'resnet'");
     refused(&["--learning-rate", "-1"], "--learning-rate: it is -1, but must be above 0");
     refused(&["--momentum", "1"], "--momentum: it is 1, but must be from 0 to below 1");
+    refused(&["--optimizer", "adam", "--beta1", "1"], "--beta1: it is 1, but must be from 0 to below 1");
     refused(&["--micro-batches", "0"], "--micro-batches: it is 0");
     refused(&["--micro-batches", "129"], "129 micro-batches are more than the ");
     refused(&["--model", "deep-mlp", "--layers", "10000000000"], "--layers: it is 10000000000");

@@ -15,6 +15,10 @@ pub struct ActivationLayer {
 }
 
 impl LayerPasses for ActivationLayer {
+    fn name(&self) -> &'static str {
+        "activation"
+    }
+
     fn input_len(&self) -> usize {
         self.features.len()
     }

@@ -13,6 +13,10 @@ pub struct AddLayer {
 }
 
 impl LayerPasses for AddLayer {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+
     fn input_len(&self) -> usize {
         self.features.len()
     }

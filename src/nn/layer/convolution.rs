@@ -23,6 +23,10 @@ impl ConvolutionLayer {
 }
 
 impl LayerPasses for ConvolutionLayer {
+    fn name(&self) -> &'static str {
+        "convolution"
+    }
+
     fn input_len(&self) -> usize {
         self.shape.image_len()
     }

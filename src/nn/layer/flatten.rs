@@ -14,6 +14,10 @@ pub struct FlattenLayer {
 }
 
 impl LayerPasses for FlattenLayer {
+    fn name(&self) -> &'static str {
+        "flatten"
+    }
+
     fn input_len(&self) -> usize {
         self.positions * self.channels
     }

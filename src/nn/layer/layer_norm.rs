@@ -29,6 +29,10 @@ impl LayerNormLayer {
 }
 
 impl LayerPasses for LayerNormLayer {
+    fn name(&self) -> &'static str {
+        "layer-norm"
+    }
+
     fn input_len(&self) -> usize {
         self.features.len()
     }

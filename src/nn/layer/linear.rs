@@ -41,6 +41,10 @@ impl LinearLayer {
 }
 
 impl LayerPasses for LinearLayer {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
     fn input_len(&self) -> usize {
         self.inputs
     }

@@ -12,6 +12,10 @@ pub struct MaxPoolLayer {
 }
 
 impl LayerPasses for MaxPoolLayer {
+    fn name(&self) -> &'static str {
+        "max-pool"
+    }
+
     fn input_len(&self) -> usize {
         self.shape.height * self.shape.width * self.shape.channels
     }

@@ -87,6 +87,15 @@ macro_rules! each_kind {
 }
 
 impl Layer {
+    /// Returns the kind of the layer and the activation that ends it, in words.
+    pub fn words(&self) -> String {
+        let (name, activation) = each_kind!(self, kind => (kind.name(), kind.activation()));
+        match activation {
+            Activation::Identity => name.to_owned(),
+            activation => format!("{name}, {activation:?}").to_lowercase(),
+        }
+    }
+
     /// Returns the number of input values per row.
     pub fn input_len(&self) -> usize {
         each_kind!(self, kind => kind.input_len())

@@ -9,6 +9,9 @@ use crate::sums::Section;
 
 /// The sizes of a kind of layer, and its passes: see the methods of [`Layer`](super::Layer).
 pub trait LayerPasses {
+    /// Returns the name of the kind.
+    fn name(&self) -> &'static str;
+
     /// Returns the number of input values per row.
     fn input_len(&self) -> usize;
 

@@ -75,7 +75,7 @@ impl TrainOptions {
     pub(in crate::train) fn check_used(&self, has_replicas: bool) -> Result<()> {
         let given = &self.given;
         self.model.check_used(given)?;
-        self.data.check_used(given, self.model.name())?;
+        self.data.check_used(given, self.model.reads_targets())?;
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         self.machine.check_used(given)?;
@@ -111,6 +111,7 @@ impl TrainOptions {
         }
         let test_data = self.data.test_data.as_deref().map(Path::new);
         files.extend(test_data.map(|path| FileOption::input("--test-data", path)));
+        files.extend(self.model.network.iter().map(|path| FileOption::input("--network", path)));
         files.extend(self.machine.probe.iter().map(|path| FileOption::input("--probe", path)));
         let is_checkpoint = |name: &str| checkpoint::step_of(name).is_some();
         let directory = self.checkpoints.checkpoint_dir.as_deref().map(|path| ("--checkpoint-dir", path));

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 
 use super::given::Given;
-use super::model::ModelName;
 use super::range::{at_least_one, at_most};
 use crate::Result;
 use crate::dataset::{LARGEST_SIZE, Targets};
@@ -128,14 +127,14 @@ impl DataOptions {
     ///
     /// # Errors
     /// An option has no effect.
-    pub(super) fn check_used(&self, given: &Given, model: ModelName) -> Result<()> {
+    pub(super) fn check_used(&self, given: &Given, reads_targets: bool) -> Result<()> {
         let source = self.data.as_str();
         let is_file = !["digits", "synthetic"].contains(&source) && !Path::new(source).is_dir();
         let for_file = (!is_file).then(|| format!("it is for HDF5 files, and --data is {source}"));
         let for_synthetic =
             (source != "synthetic").then(|| format!("it is for --data synthetic, and --data is {source}"));
         let (for_file, for_synthetic) = (for_file.as_deref(), for_synthetic.as_deref());
-        let no_targets = (model == ModelName::DeepMlp).then_some("the loss of deep-mlp reads no targets");
+        let no_targets = (!reads_targets).then_some("the loss of deep-mlp reads no targets");
         given.refuse("inputs", for_file)?;
         given.refuse("targets", for_file.or(no_targets))?;
         given.refuse("test-fraction", for_file)?;

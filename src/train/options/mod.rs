@@ -12,6 +12,7 @@ mod names;
 mod optimizer;
 mod pipeline;
 mod range;
+mod text;
 
 use std::path::PathBuf;
 
@@ -167,7 +168,9 @@ pub struct TrainOptions {
 impl TrainOptions {
     /// Returns these options, with `model` unless they name a network.
     pub fn with_model(mut self, model: ModelName) -> TrainOptions {
-        self.model.model.get_or_insert(model);
+        if self.model.network.is_none() {
+            self.model.model.get_or_insert(model);
+        }
         self
     }
 
@@ -194,7 +197,7 @@ impl TrainOptions {
 mod tests {
     use super::*;
     use crate::device::{Activation, Precision};
-    use crate::optim::{LearningRateScheduleKind, Rule};
+    use crate::optim::{DecayScope, LearningRateScheduleKind, Rule};
 
     fn names<T: ValueEnum>() -> String {
         T::value_variants().iter().map(name_of).collect::<Vec<_>>().join(" ")
@@ -206,6 +209,7 @@ mod tests {
         assert_eq!(names::<Activation>(), "relu gelu tanh");
         assert!(names::<Rule>().starts_with("sgd adam adamw"));
         assert_eq!(names::<LearningRateScheduleKind>(), "constant step cosine linear");
+        assert_eq!(names::<DecayScope>(), "all matrices");
         assert_eq!(names::<Precision>(), "f32 tf32 bf16");
         assert_eq!(names::<Standardisation>(), "preset features none");
         assert_eq!(names::<Shuffle>(), "full blocks");

@@ -1,5 +1,6 @@
 //! The options of the network.
 
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::builder::PossibleValue;
@@ -7,6 +8,8 @@ use clap::{Args, ValueEnum};
 
 use super::given::Given;
 use super::range::{at_least_one, at_most};
+use super::text::read_text;
+use crate::comm::Communicator;
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::device::Activation;
 use crate::nn::{Features, Loss, Model, Network};
@@ -78,6 +81,14 @@ pub struct ModelOptions {
     #[arg(long, value_enum)]
     pub model: Option<ModelName>,
 
+    /// Text file with a network, a module a line, in place of --model; see --show-network
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub network: Option<PathBuf>,
+
+    /// Print the network as such a file, with a table of its layers, and end
+    #[arg(long)]
+    pub show_network: bool,
+
     /// Sizes of the hidden layers of mlp, such as 128,64, or none
     #[arg(long, value_name = "SIZES", default_value = "128,64")]
     pub hidden: SizeList,
@@ -100,9 +111,26 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// Returns the name of the network.
-    pub fn name(&self) -> ModelName {
-        self.model.unwrap_or(ModelName::Lenet)
+    /// Returns the name of the network, unless it is from a file.
+    pub fn name(&self) -> Option<ModelName> {
+        match self.network {
+            Some(_) => None,
+            None => Some(self.model.unwrap_or(ModelName::Lenet)),
+        }
+    }
+
+    /// Returns false if the network is known to have a loss that reads no targets.
+    pub fn reads_targets(&self) -> bool {
+        self.name() != Some(ModelName::DeepMlp)
+    }
+
+    /// Returns the text of the network's file, if there is one. Rank 0 reads it for all ranks.
+    /// Collective.
+    ///
+    /// # Errors
+    /// The file cannot be read: the same error on every rank.
+    pub(in crate::train) fn read_network(&self, all: &Communicator) -> Result<Option<String>> {
+        self.network.as_deref().map(|path| read_text(all, path, "the network")).transpose()
     }
 
     /// Checks the ranges of these options. Not collective.
@@ -120,8 +148,8 @@ impl ModelOptions {
     /// # Errors
     /// An option has no effect.
     pub(super) fn check_used(&self, given: &Given) -> Result<()> {
-        let for_mlp = (self.name() != ModelName::Mlp).then_some("it is for --model mlp");
-        let for_deep_mlp = (self.name() != ModelName::DeepMlp).then_some("it is for --model deep-mlp");
+        let for_mlp = (self.name() != Some(ModelName::Mlp)).then_some("it is for --model mlp");
+        let for_deep_mlp = (self.name() != Some(ModelName::DeepMlp)).then_some("it is for --model deep-mlp");
         given.refuse("hidden", for_mlp)?;
         given.refuse("activation", for_mlp)?;
         given.refuse("no-bias", for_mlp)?;
@@ -129,11 +157,15 @@ impl ModelOptions {
         given.refuse("layers", for_deep_mlp)
     }
 
-    /// Builds the network for inputs of shape `features` and for `targets`.
+    /// Builds the network, whose `text` is that of its file if it has one, for inputs of shape `features`
+    /// and for `targets`.
     ///
     /// # Errors
     /// Network and data do not fit; the message has both shapes.
-    pub fn build(&self, features: Features, targets: Targets) -> Result<Model> {
+    pub fn build(&self, features: Features, targets: Targets, text: Option<&str>) -> Result<Model> {
+        let Some(name) = self.name() else {
+            return self.build_file(features, targets, text.unwrap_or_default());
+        };
         let fail = |why: String| Err(Error::input("fitting the model to the data", why));
         let classes = || match targets {
             Targets::Classes(classes) => Ok(classes),
@@ -142,7 +174,7 @@ impl ModelOptions {
                 format!("this model needs classes, but the targets are {}", describe(other)),
             )),
         };
-        let network = match self.name() {
+        let network = match name {
             ModelName::Mlp => {
                 let (outputs, loss) = match targets {
                     Targets::Classes(classes) => (classes, Loss::CrossEntropy),
@@ -167,7 +199,7 @@ impl ModelOptions {
             ModelName::Lenet => Network::lenet(classes()?),
             ModelName::Cifar => Network::cifar(classes()?),
         };
-        let hint = match (self.name(), features) {
+        let hint = match (name, features) {
             (ModelName::Lenet | ModelName::Cifar, Features::Flat(_)) => "; for tables there is --model mlp",
             (ModelName::Lenet | ModelName::Cifar, Features::Image { .. }) => {
                 "; images in an HDF5 file are [samples, channels, height, width]"
@@ -178,6 +210,38 @@ impl ModelOptions {
             Error::Input(text) => Error::Input(text + hint),
             other => other,
         })
+    }
+}
+
+impl ModelOptions {
+    /// Builds the network of a file.
+    fn build_file(&self, features: Features, targets: Targets, text: &str) -> Result<Model> {
+        let path = self.network.as_deref().unwrap_or(Path::new(""));
+        let loss = match targets {
+            Targets::Classes(_) => Loss::CrossEntropy,
+            Targets::Values(_) => Loss::MeanSquaredError,
+            Targets::Nothing => Loss::MeanOfSquares,
+        };
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let network = Network::from_text(text, &path.display().to_string(), &name, loss)?;
+        let model = network.build(features)?;
+        let fits = match (model.loss, targets) {
+            (Loss::CrossEntropy, Targets::Classes(classes)) => model.outputs >= classes,
+            (Loss::MeanSquaredError, Targets::Values(values)) => model.outputs == values,
+            (Loss::MeanOfSquares, Targets::Nothing) => true,
+            _ => false,
+        };
+        if fits {
+            return Ok(model);
+        }
+        let (outputs, found) = (model.outputs, describe(targets));
+        let wanted = match model.loss {
+            Loss::CrossEntropy => "cross-entropy needs classes, and an output for each",
+            Loss::MeanSquaredError => "mean-squared-error needs a real value for each output",
+            Loss::MeanOfSquares => "mean-of-squares reads no targets",
+        };
+        let why = format!("{} has {outputs} outputs, and the targets are {found}: {wanted}", model.name);
+        Err(Error::input("fitting the model to the data", why))
     }
 }
 

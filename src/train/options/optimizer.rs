@@ -5,7 +5,7 @@ use clap::Args;
 use super::given::Given;
 use super::names::name_of;
 use super::range::{not_negative, positive};
-use crate::optim::{LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
+use crate::optim::{DecayScope, LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
 use crate::{Error, Result};
 
 /// The options of the optimizer and of its learning rate.
@@ -29,9 +29,28 @@ pub struct OptimizerOptions {
     #[arg(long)]
     pub nesterov: bool,
 
+    /// Decay rate of the first moment of adam and adamw, or weight of the moment in the update of lion,
+    /// from 0 to below 1 [default: 0.9]
+    #[arg(long, allow_negative_numbers = true, value_name = "B")]
+    pub beta1: Option<f64>,
+
+    /// Decay rate of the second moment of adam and adamw, or of the moment of lion, from 0 to below 1
+    /// [default: 0.999, 0.99 with lion]
+    #[arg(long, allow_negative_numbers = true, value_name = "B")]
+    pub beta2: Option<f64>,
+
+    /// Constant added to the root of the second moment of adam and adamw
+    #[arg(long, allow_negative_numbers = true, value_name = "E", default_value_t = 1e-8)]
+    pub epsilon: f64,
+
     /// Weight decay, per unit of learning rate [default: 0, 0.01 with adamw]
     #[arg(long, allow_negative_numbers = true, value_name = "D")]
     pub weight_decay: Option<f64>,
+
+    /// Tensors that decay: all, or matrices, which spares biases and the weights of norms, as is usual
+    /// for transformers
+    #[arg(long, value_enum, default_value = "all")]
+    pub decay: DecayScope,
 
     /// Schedule of the learning rate after the warm-up
     #[arg(long, value_enum, default_value = "cosine")]
@@ -65,11 +84,16 @@ impl OptimizerOptions {
             Rule::Sgd | Rule::Adam | Rule::Lion => 0.0,
             Rule::AdamW => 0.01,
         };
+        let defaults = OptimizerSettings::new(self.optimizer);
+        let [beta1, beta2] = defaults.betas;
         OptimizerSettings {
             momentum: self.momentum,
             nesterov: self.nesterov,
             weight_decay: self.weight_decay.unwrap_or(default_decay),
-            ..OptimizerSettings::new(self.optimizer)
+            betas: [self.beta1.unwrap_or(beta1), self.beta2.unwrap_or(beta2)],
+            epsilon: self.epsilon,
+            decay: self.decay,
+            ..defaults
         }
     }
 
@@ -102,9 +126,12 @@ impl OptimizerOptions {
         not_negative("--weight-decay", self.weight_decay.unwrap_or_default())?;
         not_negative("--final-learning-rate", self.final_learning_rate)?;
         not_negative("--decay-factor", self.decay_factor)?;
-        if !(0.0..1.0).contains(&self.momentum) {
-            let why = format!("it is {}, but must be from 0 to below 1", self.momentum);
-            return Err(Error::input("--momentum", why));
+        positive("--epsilon", self.epsilon)?;
+        let [beta1, beta2] = self.settings().betas;
+        for (option, rate) in [("--momentum", self.momentum), ("--beta1", beta1), ("--beta2", beta2)] {
+            if !(0.0..1.0).contains(&rate) {
+                return Err(Error::input(option, format!("it is {rate}, but must be from 0 to below 1")));
+            }
         }
         if self.nesterov && self.momentum == 0.0 {
             return Err(Error::input("--nesterov", "it needs a --momentum above 0"));
@@ -116,6 +143,12 @@ impl OptimizerOptions {
     pub(super) fn check_used(&self, given: &Given) -> Result<()> {
         let for_sgd = (self.optimizer != Rule::Sgd)
             .then(|| format!("it is for --optimizer sgd, and {} is chosen", name_of(&self.optimizer)));
+        let for_moments = (self.optimizer == Rule::Sgd)
+            .then_some("it is for --optimizer adam, adamw and lion, and sgd is chosen");
+        let for_adam = (!matches!(self.optimizer, Rule::Adam | Rule::AdamW)).then(|| {
+            format!("it is for --optimizer adam and adamw, and {} is chosen", name_of(&self.optimizer))
+        });
+        let without_decay = (self.settings().weight_decay == 0.0).then_some("--weight-decay is 0");
         let for_schedule = |wanted: &[LearningRateScheduleKind], text: &str| {
             let chosen = name_of(&self.learning_rate_schedule);
             (!wanted.contains(&self.learning_rate_schedule))
@@ -125,6 +158,10 @@ impl OptimizerOptions {
         let for_step = for_schedule(&[LearningRateScheduleKind::Step], "step");
         given.refuse("momentum", for_sgd.as_deref())?;
         given.refuse("nesterov", for_sgd.as_deref())?;
+        given.refuse("beta1", for_moments)?;
+        given.refuse("beta2", for_moments)?;
+        given.refuse("epsilon", for_adam.as_deref())?;
+        given.refuse("decay", without_decay)?;
         given.refuse("final-learning-rate", for_schedule(&with_end, "cosine or linear").as_deref())?;
         given.refuse("decay-interval", for_step.as_deref())?;
         given.refuse("decay-factor", for_step.as_deref())

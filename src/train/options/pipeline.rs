@@ -9,6 +9,7 @@ use super::TrainOptions;
 use super::given::Given;
 use super::model::SizeList;
 use super::names::name_of;
+use super::text::read_text;
 use crate::app::{self, FileOption};
 use crate::comm::{Communicator, Grid, World};
 use crate::nn::Model;
@@ -171,16 +172,10 @@ impl PipelineOptions {
     /// Returns the text of the file of --schedule, if there is one. Rank 0 reads it for all ranks,
     /// so that all run the same schedule. Collective.
     fn read_file(&self, all: &Communicator) -> Result<Option<String>> {
-        let ScheduleChoice::File(path) = &self.schedule else {
-            return Ok(None);
-        };
-        let read = || {
-            let doing = || format!("reading the schedule {}", path.display());
-            std::fs::read_to_string(path).map_err(|error| Error::input(doing(), error))
-        };
-        let text = all.agree_with_root(read)?;
-        let text = all.broadcast_bytes(text.map(String::into_bytes).unwrap_or_default(), 0)?;
-        Ok(Some(String::from_utf8_lossy(&text).into_owned()))
+        match &self.schedule {
+            ScheduleChoice::Named(_) => Ok(None),
+            ScheduleChoice::File(path) => read_text(all, path, "the schedule").map(Some),
+        }
     }
 
     /// Returns a function that plans how a model is spread over the stage axis of `grid`, with the

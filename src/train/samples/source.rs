@@ -137,7 +137,7 @@ fn hdf5(paths: &[PathBuf], options: &TrainOptions) -> Result<Opened> {
         return Err(Error::input("--test-fraction", why));
     }
     // the loss of deep-mlp reads no targets, so the file need not have any
-    let targets = (options.model.name() != ModelName::DeepMlp).then(|| targets.clone());
+    let targets = options.model.reads_targets().then(|| targets.clone());
     let names = Hdf5Names { inputs: inputs.clone(), targets };
     let open = |name: &str, paths: &[PathBuf]| {
         Hdf5Set::open(name, paths, &names).map(|files| Rc::new(RefCell::new(files)))
@@ -171,13 +171,12 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
     let image = |size, channels| Features::Image { height: size, width: size, channels };
     let features = match (synthetic_shape, options.model.name()) {
         (Some(shape), _) => shape.0,
-        (None, ModelName::Mlp) => Features::Flat(784),
-        (None, ModelName::DeepMlp) => Features::Flat(options.model.width.unwrap_or(1024)),
-        (None, ModelName::Lenet) => image(28, 1),
-        (None, ModelName::Cifar) => image(32, 3),
+        (None, None | Some(ModelName::Mlp)) => Features::Flat(784),
+        (None, Some(ModelName::DeepMlp)) => Features::Flat(options.model.width.unwrap_or(1024)),
+        (None, Some(ModelName::Lenet)) => image(28, 1),
+        (None, Some(ModelName::Cifar)) => image(32, 3),
     };
-    let targets =
-        if options.model.name() == ModelName::DeepMlp { Targets::Nothing } else { synthetic_targets.0 };
+    let targets = if options.model.reads_targets() { synthetic_targets.0 } else { Targets::Nothing };
     let num_test = synthetic_samples.div_ceil(10);
     let part = |first, len| Synthetic::open(features, targets, first, len, options.seed);
     let test = part(*synthetic_samples, num_test)?;

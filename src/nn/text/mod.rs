@@ -1,0 +1,57 @@
+//! Networks in text files, in [KDL](https://kdl.dev): a module a line, branches in braces.
+//!
+//! ```text
+//! network "residual" loss="cross-entropy"
+//! linear 12
+//! residual {
+//!     layer-norm
+//!     linear 24 name="up"
+//!     gelu
+//!     linear 12 name="down"
+//! }
+//! linear 4
+//! ```
+//!
+//! | line | module |
+//! |---|---|
+//! | `linear N bias=#false` | [`Module::Linear`] with N outputs; with a bias unless told otherwise |
+//! | `product N` | [`Module::Product`] with N outputs |
+//! | `convolution N kernel=K` | [`Module::Convolution`] with N output channels |
+//! | `max-pool N` | [`Module::MaxPool`] over windows of N × N |
+//! | `relu`, `gelu`, `tanh` | [`Module::Activation`] |
+//! | `flatten` | [`Module::Flatten`] |
+//! | `layer-norm bias=#false` | [`Module::LayerNorm`]; with a bias unless told otherwise |
+//! | `residual { … }` | [`Module::Residual`]: the body, and perhaps `shortcut { … }` as its last line |
+//! | `scope "h" { … }` | [`Module::Scope`]: names in it begin with `h.` |
+//! | `repeat N { … }` | the modules N times; `repeat N "h" { … }` in scopes `h.0`, `h.1`, … |
+//!
+//! A module with parameters may have `name="…"`, which its tensors get in place of a name with a number.
+//! The line `network` is the first, or is left out: the network's name is then that of the file, and its
+//! loss fits the targets. `//` begins a comment.
+//!
+//! `--show-network` prints any network in this form.
+
+mod parse;
+mod print;
+
+#[cfg(test)]
+mod tests;
+
+pub(super) use print::head;
+
+use super::Loss;
+use crate::device::Activation;
+
+/// The most bytes of a text, so that it fits into a checkpoint's attribute.
+pub const LONGEST_TEXT: usize = 32 << 10;
+
+/// The names of activations.
+const ACTIVATIONS: [(&str, Activation); 3] =
+    [("relu", Activation::Relu), ("gelu", Activation::Gelu), ("tanh", Activation::Tanh)];
+
+/// The names of losses.
+const LOSSES: [(&str, Loss); 3] = [
+    ("cross-entropy", Loss::CrossEntropy),
+    ("mean-squared-error", Loss::MeanSquaredError),
+    ("mean-of-squares", Loss::MeanOfSquares),
+];
