@@ -2,6 +2,7 @@
 //! and how a run is stopped.
 
 mod agreement;
+mod networks;
 mod one_hash;
 mod results;
 mod stopping;

@@ -16,7 +16,7 @@ struct Case {
 }
 
 /// Batches are uneven, and the last of an epoch is short.
-const CASES: [Case; 4] = [
+const CASES: [Case; 5] = [
     Case {
         arguments: "--model mlp --hidden 50,40,30,20,20,20,20 --data synthetic --synthetic-samples 110 \
                     --synthetic-shape 37 --synthetic-targets classes:5 --batch-size 53 --steps 7 \
@@ -35,16 +35,27 @@ const CASES: [Case; 4] = [
     Case {
         arguments: "--model lenet --data synthetic --synthetic-samples 75 --batch-size 33 --steps 5 \
                     --optimizer adamw --clip-norm 1",
-        digest: "3d1cc9c6b024c24c928703eaefd4fa26",
+        digest: "6151b29b7047aa41b1c3c631b49a5a6f",
         most_stages: 5,
-        most_tensor_ranks: 1,
+        most_tensor_ranks: 8,
     },
     Case {
         arguments: "--model cifar --data synthetic --synthetic-samples 40 --batch-size 19 --steps 4 \
                     --momentum 0.9",
-        digest: "c5f22cf83c57fb3247f8885222076a2c",
+        digest: "c503517cce927ea537fd253ae465bbe1",
         most_stages: 5,
-        most_tensor_ranks: 1,
+        most_tensor_ranks: 8,
+    },
+    Case {
+        arguments: concat!(
+            "--network ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/docs/networks/residual.kdl --data synthetic --synthetic-samples 70 --synthetic-shape 1x28x28 \
+             --batch-size 27 --steps 5 --optimizer adamw --weight-decay 0.1 --decay matrices --clip-norm 1"
+        ),
+        digest: "528829bc1891f9da43bed45da8658efb",
+        most_stages: 7,
+        most_tensor_ranks: 8,
     },
 ];
 
@@ -118,7 +129,7 @@ fn every_layout_ends_with_the_same_bits() {
     let is_soak = std::env::var_os("PHALANX_SOAK").is_some();
     let all: Vec<(&Case, Layout)> =
         CASES.iter().flat_map(|case| layouts(case).into_iter().map(move |layout| (case, layout))).collect();
-    let every = if is_soak { 1 } else { all.len().div_ceil(SAMPLE) };
+    let every = if is_soak { 1 } else { (all.len() / SAMPLE).max(1) };
     let mut num_tried = 0;
     for (case, Layout { program, ranks, arguments }) in all.iter().step_by(every) {
         let words = format!("{} {arguments} --quiet --eval-every 0", case.arguments);
@@ -128,7 +139,7 @@ fn every_layout_ends_with_the_same_bits() {
         num_tried += 1;
     }
     println!("{num_tried} of {} layouts have the same bits", all.len());
-    assert!(all.len() >= 300 && num_tried >= SAMPLE.min(all.len()) - 5);
+    assert!(all.len() >= 300 && num_tried >= SAMPLE.min(all.len()));
 }
 
 #[test]

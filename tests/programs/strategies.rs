@@ -144,11 +144,6 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         let refused = |program, arguments: &str, text: &str| {
             job(program, ranks, arguments).without_grace().run().expect(2).says_once(text);
         };
-        refused(
-            "tensor_mlp",
-            "--model lenet",
-            "only linear layers can be shared: use --model mlp or deep-mlp",
-        );
         refused("tensor_mlp", "--split columns", "invalid value 'columns'");
         refused("pipeline", "--stages 3,2,1,1", "3,2,1,1 is 4 stages with 7 layers");
         refused("pipeline", "--stages-per-rank 0 --schedule interleaved", "0 stages a rank");

@@ -1,0 +1,91 @@
+//! Networks in text files.
+
+use std::fs;
+
+use crate::support::{self, Job, directory, mpiexec};
+
+/// A network with residual branches, convolutions and linear layers, one of them a shortcut's.
+const RESIDUAL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/networks/residual.kdl");
+
+fn train(program: &str, ranks: usize, words: &str) -> Job {
+    let job = mpiexec(ranks, support::program(program)).args(["--threads", "1", "--eval-every", "0"]);
+    job.args(words.split_whitespace())
+}
+
+#[test]
+fn a_run_resumes_with_the_network_of_its_checkpoint_in_any_layout() {
+    let (directory, path) = directory();
+    let words = |steps| format!("--network {RESIDUAL} --steps {steps} --batch-size 50 --seed 3");
+    let whole = train("sync_sgd", 1, &words(6)).run().expect(0).digest();
+    let kept = format!("--checkpoint-dir {path}/run --learning-rate-schedule cosine");
+    let stopped = format!("{} --stop-before 3 {kept}", words(6));
+    train("tensor_mlp", 2, &stopped).run();
+    let first = train("tensor_mlp", 2, &format!("{} {kept}", words(6))).run().expect(0);
+    assert_eq!(first.digest(), whole);
+    // a comment changes nothing, another module is another run
+    let text = fs::read_to_string(RESIDUAL).unwrap();
+    let other = directory.path().join("other.kdl");
+    fs::write(&other, format!("// a copy\n{text}")).unwrap();
+    let resume = |ranks| {
+        let words = words(6).replace(RESIDUAL, other.to_str().unwrap());
+        train("pipeline", ranks, &format!("{words} {kept}")).run()
+    };
+    let again = resume(3).expect(0);
+    again.says_once("resuming after step 6");
+    assert_eq!(again.digest(), whole);
+    fs::write(&other, text.replace("linear 64", "linear 60")).unwrap();
+    resume(2).expect(2).says_once("--network was ");
+}
+
+#[test]
+fn what_is_shown_is_read_again() {
+    let (directory, _) = directory();
+    for (model, data) in [
+        ("--model lenet", "--data digits"),
+        ("--model mlp --hidden 9,8 --activation tanh --no-bias", "--data digits"),
+        ("--model deep-mlp --layers 3", "--data synthetic --synthetic-shape 12 --synthetic-samples 64"),
+    ] {
+        let shown = train("sync_sgd", 2, &format!("{model} {data} --show-network")).run().expect(0);
+        let (text, table) = shown.stdout.split_once("\n\n").expect("a table follows the text");
+        assert!(table.lines().count() > 3 && table.contains("parameters"), "{table}");
+        let file = directory.path().join("shown.kdl");
+        fs::write(&file, text).unwrap();
+        if model.contains("deep-mlp") {
+            // its loss reads no targets, of which this data has some
+            let words = format!("--network {} {data}", file.display());
+            train("sync_sgd", 1, &words).run().expect(2).says_once("mean-of-squares reads no targets");
+            continue;
+        }
+        let digest = |network: &str| {
+            train("sync_sgd", 2, &format!("{network} {data} --steps 3")).run().expect(0).digest()
+        };
+        assert_eq!(digest(&format!("--network {}", file.display())), digest(model), "{text}");
+    }
+}
+
+#[test]
+fn bad_networks_are_refused_once() {
+    let (directory, path) = directory();
+    let file = directory.path().join("bad.kdl");
+    let network = format!("--network {path}/bad.kdl");
+    for (text, said) in [
+        ("linear 10\nlineer 10\n", "bad.kdl: line 2: lineer: there is no module \"lineer\""),
+        ("convolution 3 kernel=30", "a kernel of 30 × 30 does not fit images of 28 × 28"),
+        ("linear 10", "module 0 `linear 10`): a linear layer needs features, not images"),
+        (
+            "flatten\nlinear 9",
+            "bad has 9 outputs, and the targets are 10 classes: cross-entropy needs classes, and an output",
+        ),
+        ("flatten\nresidual { linear 9 }", "the body ends with 9 features, the shortcut with 784 features"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let done = train("hybrid", 2, &format!("{network} --replicas 2")).without_grace().run().expect(2);
+        done.says_once(said);
+    }
+    let missing = format!("--network {path}/none.kdl");
+    train("sync_sgd", 2, &missing).run().expect(2).says_once("none.kdl");
+    let both = format!("{network} --model mlp");
+    train("sync_sgd", 2, &both).run().expect(2).says_once("cannot be used with");
+    let unused = format!("{network} --hidden 3");
+    train("sync_sgd", 2, &unused).run().expect(2).says_once("it is for --model mlp");
+}
