@@ -77,7 +77,9 @@ impl LinearOperations for Cuda {
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, inputs * outputs) else {
             return;
         };
-        for (number, &WeightOperands { rows, input, gradient }) in operands.iter().enumerate() {
+        // cuBLASLt refuses products over no rows
+        let with_rows = operands.iter().filter(|operand| operand.rows > 0);
+        for (number, &WeightOperands { rows, input, gradient }) in with_rows.enumerate() {
             assert!(input.len == rows * inputs && gradient.len == rows * outputs);
             let (size, left, right) = match layout {
                 WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
