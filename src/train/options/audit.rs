@@ -22,7 +22,7 @@ pub struct AuditOptions {
 
     /// Flip a bit to try --audit out: KIND:RANK:STEP, where KIND is product, weight, gradient, update or
     /// message; STEP is from 1 and must be audited; :stuck behind it repeats the fault, and a number
-    /// chooses another bit
+    /// chooses another bit [default: none]
     #[arg(long, value_name = "FAULT")]
     pub inject_fault: Option<Fault>,
 }

@@ -81,7 +81,7 @@ pub struct ModelOptions {
     #[arg(long, value_enum)]
     pub model: Option<ModelName>,
 
-    /// Text file with a network, a module a line, in place of --model; see --show-network
+    /// Text file with a network, a module a line, in place of --model; see --show-network [default: none]
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     pub network: Option<PathBuf>,
 
