@@ -26,7 +26,7 @@ pub use command_line::VERSION;
 pub use files::{FileOption, check as check_files};
 pub use log_lines::set_step;
 pub use options::{CommonOptions, Program, parse_time};
-pub use output::print_line;
+pub use output::{print_bytes, print_line};
 pub use progress::{Progress, ProgressMode};
 pub use trace_file::{Summary, Trace};
 

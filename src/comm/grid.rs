@@ -77,6 +77,8 @@ pub struct Channels {
     pub norms: Communicator,
     /// Activations and their gradients, over the stage axis.
     pub stages: Communicator,
+    /// Gradients of tensors that two stages use, over the stage axis.
+    pub tied: Communicator,
     /// Parts of activations, over the tensor axis.
     pub tensors: Communicator,
     /// Parts of the state for checkpoints, over all ranks.
@@ -126,6 +128,7 @@ impl Grid {
             gathers: data.duplicate(),
             norms: all.duplicate(),
             stages: stage.duplicate(),
+            tied: stage.duplicate(),
             tensors: tensor.duplicate(),
             checkpoints: all.duplicate(),
             samples: all.duplicate(),

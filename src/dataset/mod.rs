@@ -14,6 +14,8 @@ mod sampler;
 mod statistics;
 mod stored;
 mod synthetic;
+mod text;
+mod tokeniser;
 
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,8 @@ pub use sampler::{Order, Sampler};
 pub use statistics::{MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 pub use stored::{ColumnFormat, RowFormat, StoredType};
 pub use synthetic::Synthetic;
+pub use text::{TextSettings, TokenText, is_text, open_shakespeare, open_text};
+pub use tokeniser::Tokeniser;
 
 use std::fs::File;
 use std::path::Path;
@@ -47,6 +51,13 @@ pub use crate::nn::LARGEST_SIZE;
 pub enum Targets {
     /// A class number below this.
     Classes(usize),
+    /// A token for each position of a sequence, the one after it.
+    Tokens {
+        /// The number of positions.
+        len: usize,
+        /// The number of tokens that there are; numbers are below it.
+        vocabulary: usize,
+    },
     /// This many real values.
     Values(usize),
     /// None: the loss depends on the outputs only.
@@ -58,6 +69,7 @@ impl Targets {
     pub fn len(self) -> usize {
         match self {
             Targets::Classes(_) => 1,
+            Targets::Tokens { len, .. } => len,
             Targets::Values(len) => len,
             Targets::Nothing => 0,
         }
@@ -129,6 +141,11 @@ pub trait Dataset {
     /// Returns the published means and deviations to standardise with, one pair for each channel of
     /// an image or one for all; `None` to leave values unchanged.
     fn preset(&self) -> Option<Vec<[f32; 2]>> {
+        None
+    }
+
+    /// Returns the tokeniser of a text.
+    fn tokeniser(&self) -> Option<&Tokeniser> {
         None
     }
 

@@ -189,6 +189,7 @@ pub fn num_channels(features: Features) -> usize {
     match features {
         Features::Flat(len) => len,
         Features::Image { channels, .. } => channels,
+        Features::Tokens { .. } | Features::Sequence { .. } => 1,
     }
 }
 

@@ -66,7 +66,7 @@ impl Synthetic {
         let seen = features.len().min(SEEN);
         let outputs = match targets {
             Targets::Classes(outputs) | Targets::Values(outputs) => outputs,
-            Targets::Nothing => 0,
+            Targets::Tokens { .. } | Targets::Nothing => 0,
         };
         let mut teacher = [vec![0.0; HIDDEN * seen], vec![0.0; outputs * HIDDEN]];
         let deviation = |inputs: usize| Initial::Normal { deviation: 1.5 / (inputs as f32).sqrt() };
@@ -90,8 +90,25 @@ impl Synthetic {
             Targets::Values(_) => {
                 target.iter_mut().zip(outputs).for_each(|(target, output)| *target = output)
             }
-            Targets::Nothing => {}
+            Targets::Tokens { .. } | Targets::Nothing => {}
         }
+    }
+}
+
+/// The tokens that may follow a token.
+const FOLLOWERS: usize = 3;
+
+/// Makes tokens of random numbers in −1..1: of the followers of the token before, one.
+fn make_tokens(vocabulary: usize, input: &mut [f32], target: &mut [f32]) {
+    let below = |value: f32, num: usize| (((value + 1.0) / 2.0 * num as f32) as usize).min(num - 1);
+    let mut token = below(input[0], vocabulary);
+    for (at, value) in input.iter_mut().enumerate() {
+        let next = (5 * token + 1 + below(*value, FOLLOWERS)) % vocabulary;
+        *value = token as f32;
+        if let Some(target) = target.get_mut(at) {
+            *target = next as f32;
+        }
+        token = next;
     }
 }
 
@@ -126,11 +143,15 @@ impl Dataset for Synthetic {
             random.set_stream((self.first + sample) as u64);
             random.set_word_pos(0);
             random.fill_bytes(bytemuck::cast_slice_mut(input));
-            input
-                .iter_mut()
-                .for_each(|value| *value = 3f32.sqrt() * symmetric(u32::from_le(value.to_bits())));
-            if !targets.is_empty() {
-                self.teach(input, &mut targets[at * targets_len..][..targets_len]);
+            input.iter_mut().for_each(|value| *value = symmetric(u32::from_le(value.to_bits())));
+            let target = targets.get_mut(at * targets_len..(at + 1) * targets_len).unwrap_or_default();
+            if let Features::Tokens { vocabulary, .. } = self.features {
+                make_tokens(vocabulary, input, target);
+                continue;
+            }
+            input.iter_mut().for_each(|value| *value *= 3f32.sqrt());
+            if !target.is_empty() {
+                self.teach(input, target);
             }
         }
         self.input = own;

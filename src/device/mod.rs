@@ -1,6 +1,6 @@
 //! Arithmetic: the complete list of operations that training needs, and the devices that run them.
 //!
-//! [`Device`] is the sum of nine families of operations. The file of a family holds its contract
+//! [`Device`] is the sum of eleven families of operations. The file of a family holds its contract
 //! and its shapes; the file of the same name in `cpu/` and in `cuda/` is its implementation, and
 //! the one in `cuda/kernels/` its CUDA kernels.
 //!
@@ -13,6 +13,8 @@
 //! | `convolution` | [`ConvolutionOperations`] | convolution with pooling and ReLU |
 //! | `pool` | [`PoolOperations`] | max-pooling on its own |
 //! | `norm` | [`NormOperations`] | normalisations |
+//! | `attention` | [`AttentionOperations`] | attention by heads |
+//! | `embedding` | [`EmbeddingOperations`] | tables of tokens and of positions |
 //! | `loss` | [`LossOperations`] | cross-entropy, mean squared error |
 //! | `optimizer` | [`OptimizerOperations`] | optimizer steps, the gradient's norm |
 //!
@@ -31,10 +33,12 @@
 //! `cuda/` is the only folder that names CUDA.
 
 mod activation;
+mod attention;
 mod convolution;
 mod copy;
 mod cpu;
 pub mod cuda;
+mod embedding;
 mod linear;
 mod loss;
 mod memory;
@@ -45,10 +49,12 @@ mod row_sums;
 
 // all that a family's file makes public is part of the contract
 pub use activation::*;
+pub use attention::*;
 pub use convolution::*;
 pub use copy::*;
 pub use cpu::{Cpu, Vectors, flush_subnormals};
 pub use cuda::{Cuda, CudaBuffer, Precision};
+pub use embedding::*;
 pub use linear::*;
 pub use loss::*;
 pub use memory::*;
@@ -66,6 +72,8 @@ pub trait Device:
     + ConvolutionOperations
     + PoolOperations
     + NormOperations
+    + AttentionOperations
+    + EmbeddingOperations
     + LossOperations
     + OptimizerOperations
 {
@@ -75,7 +83,8 @@ pub trait Device:
 /// [`Cpu`] or [`Cuda`] itself. Code that is generic over [`Device`] does not need it.
 pub mod prelude {
     pub use super::{
-        ActivationOperations, ConvolutionOperations, CopyOperations, Device, LinearOperations,
-        LossOperations, MemoryOperations, NormOperations, OptimizerOperations, PoolOperations,
+        ActivationOperations, AttentionOperations, ConvolutionOperations, CopyOperations, Device,
+        EmbeddingOperations, LinearOperations, LossOperations, MemoryOperations, NormOperations,
+        OptimizerOperations, PoolOperations,
     };
 }

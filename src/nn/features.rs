@@ -14,6 +14,20 @@ pub enum Features {
         /// Values per pixel.
         channels: usize,
     },
+    /// Numbers of tokens, one for each position of a sequence.
+    Tokens {
+        /// Positions.
+        len: usize,
+        /// The number of tokens that there are; numbers are below it.
+        vocabulary: usize,
+    },
+    /// A vector of features for each position of a sequence.
+    Sequence {
+        /// Positions.
+        len: usize,
+        /// Features of a position.
+        width: usize,
+    },
 }
 
 /// The largest number of values in a row of inputs, of targets or of a layer's outputs. Such a row
@@ -29,6 +43,8 @@ impl Features {
             Features::Image { height, width, channels } => {
                 height.saturating_mul(width).saturating_mul(channels)
             }
+            Features::Tokens { len, .. } => len,
+            Features::Sequence { len, width } => len.saturating_mul(width),
         }
     }
 
@@ -37,6 +53,8 @@ impl Features {
         match self {
             Features::Flat(len) => len,
             Features::Image { channels, .. } => channels,
+            Features::Tokens { .. } => 1,
+            Features::Sequence { width, .. } => width,
         }
     }
 }
@@ -53,6 +71,8 @@ impl std::fmt::Display for Features {
                     if *channels == 1 { "" } else { "s" }
                 )
             }
+            Features::Tokens { len, vocabulary } => write!(f, "sequences of {len} tokens of {vocabulary}"),
+            Features::Sequence { len, width } => write!(f, "sequences of {len} × {width} features"),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Loss functions.
 
+use super::Features;
 use crate::device::{Device, LossShape};
 
-/// A loss: the mean of the rows' losses over the global batch.
+/// A loss: the mean of the predictions' losses over the global batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// PyTorch's `CrossEntropyLoss` on logits; the target of a row is its class number.
@@ -14,8 +15,17 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Returns the number of target values per row of a model with `outputs` outputs.
-    pub fn targets_per_row(self, outputs: usize) -> usize {
+    /// Returns the number of predictions that a row of outputs of shape `output` is: for cross-entropy, one
+    /// for each position of a sequence.
+    pub fn num_predictions(self, output: Features) -> usize {
+        match (self, output) {
+            (Loss::CrossEntropy, Features::Sequence { len, .. }) => len,
+            _ => 1,
+        }
+    }
+
+    /// Returns the number of target values of a prediction with `outputs` outputs.
+    pub fn num_targets(self, outputs: usize) -> usize {
         match self {
             Loss::CrossEntropy => 1,
             Loss::MeanSquaredError => outputs,

@@ -19,12 +19,13 @@ mod tests;
 pub use features::{Features, LARGEST_SIZE};
 pub use initial::{Initial, generator, symmetric};
 pub use layer::{
-    ActivationLayer, AddLayer, ConvolutionLayer, FlattenLayer, Layer, LayerInputs, LayerKind, LayerNormLayer,
-    LayerPasses, LayerSums, LayerTensors, LinearLayer, MaxPoolLayer, SplitRule, Tape, TapedRows,
+    ActivationLayer, AddLayer, AttentionLayer, ConvolutionLayer, EmbeddingLayer, FlattenLayer, Heads, Layer,
+    LayerInputs, LayerKind, LayerNormLayer, LayerPasses, LayerSums, LayerTensors, LinearLayer, MaxPoolLayer,
+    PositionsLayer, SplitRule, Tape, TapedRows,
 };
 pub use loss::Loss;
 pub use model::Model;
-pub use network::{Module, Network};
+pub use network::{Attention, Module, Network};
 pub use parameters::{FlatBuffer, Segmentation, TensorPosition, hash_values};
 pub use tensor::{TensorShard, TensorSpec};
 pub use text::LONGEST_TEXT;

@@ -20,8 +20,8 @@ pub struct Model {
     pub tensors: Vec<TensorSpec>,
     /// The shape of one row of input.
     pub input: Features,
-    /// The number of outputs per row.
-    pub outputs: usize,
+    /// The shape of one row of output.
+    pub output: Features,
     /// The loss that training minimises.
     pub loss: Loss,
 }

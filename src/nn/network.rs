@@ -3,15 +3,37 @@
 use super::Loss;
 use crate::device::Activation;
 
+/// The attention of a position of a sequence to others, with the linear layers before and after it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// The number of heads.
+    pub heads: usize,
+    /// The number of heads with keys and values of their own, which divides that of the heads; the heads
+    /// of a group share them.
+    pub key_value_heads: usize,
+    /// True if a position attends only to itself and to those before it.
+    pub causal: bool,
+    /// True if the linear layers have biases.
+    pub bias: bool,
+    /// The standard deviation of the initial weights of the layer before, if not PyTorch's default.
+    pub deviation: Option<f32>,
+    /// The standard deviation of the initial weights of the layer after.
+    pub output_deviation: Option<f32>,
+}
+
 /// One module of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Module {
-    /// y = x · Wᵀ + b, with PyTorch's names, memory layout and initial values.
+    /// y = x · Wᵀ + b, with PyTorch's names, memory layout and initial values, for each position of a
+    /// sequence.
     Linear {
         /// Features per output row.
         outputs: usize,
         /// True for a layer with a bias.
         bias: bool,
+        /// The standard deviation of normal initial weights, with which biases begin at 0; PyTorch's
+        /// default without.
+        deviation: Option<f32>,
     },
     /// y = x · W without bias, W normal with deviation 1/√width: a layer of `deep-mlp`.
     Product {
@@ -40,6 +62,23 @@ pub enum Module {
         /// True for a layer with a bias.
         bias: bool,
     },
+    /// Replaces each token by its row of a table: PyTorch's `Embedding`.
+    Embedding {
+        /// The length of a row.
+        width: usize,
+        /// The standard deviation of the initial values; 1 is PyTorch's default.
+        deviation: f32,
+    },
+    /// Adds a row of a table to each position.
+    Positions {
+        /// The standard deviation of the initial values.
+        deviation: f32,
+    },
+    /// Attention by heads.
+    Attention(Attention),
+    /// A linear layer without bias whose weight is that of the network's embedding: an output for each
+    /// token (Press and Wolf, "Using the output embedding to improve language models", 2017).
+    TiedOutput,
     /// The sum of two branches with the same input: y = body(x) + shortcut(x). An empty shortcut is x
     /// itself.
     Residual {
@@ -65,11 +104,19 @@ pub enum Module {
 }
 
 impl Module {
+    /// Returns a linear layer with PyTorch's initial values.
+    pub fn linear(outputs: usize, bias: bool) -> Module {
+        Module::Linear { outputs, bias, deviation: None }
+    }
+
     /// Gives the tensors of this module a name.
     pub fn named(self, name: &str) -> Module {
         Module::Named { name: name.into(), module: Box::new(self) }
     }
 }
+
+/// The standard deviation of a GPT's initial weights.
+const GPT_DEVIATION: f32 = 0.02;
 
 /// A network that can be built for an input shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,9 +135,9 @@ impl Network {
     pub fn mlp(hidden: &[usize], activation: Activation, bias: bool, outputs: usize, loss: Loss) -> Network {
         let mut modules = vec![Module::Flatten];
         for &size in hidden {
-            modules.extend([Module::Linear { outputs: size, bias }, Module::Activation(activation)]);
+            modules.extend([Module::linear(size, bias), Module::Activation(activation)]);
         }
-        modules.push(Module::Linear { outputs, bias });
+        modules.push(Module::linear(outputs, bias));
         Network { name: "mlp".into(), modules, loss }
     }
 
@@ -116,9 +163,9 @@ impl Network {
             Module::MaxPool { size: 2 },
             relu.clone(),
             Module::Flatten,
-            Module::Linear { outputs: 50, bias: true },
+            Module::linear(50, true),
             relu,
-            Module::Linear { outputs: classes, bias: true },
+            Module::linear(classes, true),
         ];
         Network { name: "lenet".into(), modules, loss: Loss::CrossEntropy }
     }
@@ -137,9 +184,40 @@ impl Network {
         }
         modules.push(Module::Flatten);
         for outputs in [120, 84] {
-            modules.extend([Module::Linear { outputs, bias: true }, relu.clone()]);
+            modules.extend([Module::linear(outputs, true), relu.clone()]);
         }
-        modules.push(Module::Linear { outputs: classes, bias: true });
+        modules.push(Module::linear(classes, true));
         Network { name: "cifar".into(), modules, loss: Loss::CrossEntropy }
+    }
+
+    /// Returns a GPT: a decoder of transformer blocks with the norms before the branches, learnt positions
+    /// and a tied output (Radford et al., "Language models are unsupervised multitask learners", 2019). Names
+    /// and initial values are those of nanoGPT.
+    pub fn gpt(layers: usize, heads: usize, width: usize, bias: bool) -> Network {
+        let norm = |name: &str| Module::LayerNorm { bias }.named(name);
+        let output_deviation = Some(GPT_DEVIATION / (2.0 * layers as f32).sqrt());
+        let linear = |outputs, deviation| Module::Linear { outputs, bias, deviation };
+        let deviation = Some(GPT_DEVIATION);
+        let attention =
+            Attention { heads, key_value_heads: heads, causal: true, bias, deviation, output_deviation };
+        let mlp = vec![
+            linear(4 * width, deviation).named("c_fc"),
+            Module::Activation(Activation::Gelu),
+            linear(width, output_deviation).named("c_proj"),
+        ];
+        let branch = |body| Module::Residual { body, shortcut: vec![] };
+        let block = vec![
+            branch(vec![norm("ln_1"), Module::Attention(attention).named("attn")]),
+            branch(vec![norm("ln_2"), Module::Scope { prefix: "mlp".into(), modules: mlp }]),
+        ];
+        let mut modules = vec![
+            Module::Embedding { width, deviation: GPT_DEVIATION }.named("wte"),
+            Module::Positions { deviation: GPT_DEVIATION }.named("wpe"),
+        ];
+        let scope = |number| Module::Scope { prefix: format!("h.{number}"), modules: block.clone() };
+        modules.extend((0..layers).map(scope));
+        modules.push(norm("ln_f"));
+        let modules = vec![Module::Scope { prefix: "transformer".into(), modules }, Module::TiedOutput];
+        Network { name: "gpt".into(), modules, loss: Loss::CrossEntropy }
     }
 }

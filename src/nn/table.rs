@@ -11,7 +11,8 @@ impl Model {
         let mut sums = [0_usize; 3];
         for (at, layer) in self.layers.iter().enumerate() {
             let tensors = &self.tensors[layer.tensors.clone()];
-            let num_parameters = tensors.iter().map(|tensor| tensor.num_elements()).sum();
+            let own = tensors.iter().filter(|_| !layer.is_tied());
+            let num_parameters = own.map(|tensor| tensor.num_elements()).sum();
             let numbers = [num_parameters, layer.operations(), layer.output_len() + layer.saved_len()];
             sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum = sum.saturating_add(number));
             let name = tensors.first().and_then(|tensor| tensor.name.rsplit_once('.'));

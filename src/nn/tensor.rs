@@ -24,13 +24,14 @@ impl TensorSpec {
 
 /// The shard of a tensor that one rank holds: a block of the tensor seen as a matrix of its first
 /// dimension by all others. The blocks that are no copies cover the tensor exactly once, so a sum over
-/// them counts every element once.
+/// them counts every element once. The rows of a block lie in memory in the order in which they are
+/// listed, which need not be that of the tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorShard {
     /// The whole tensor.
     pub spec: TensorSpec,
-    /// The rows of the block: indices of the first dimension.
-    pub rows: Range<usize>,
+    /// The rows of the block: indices of the first dimension, in the order of the memory.
+    pub rows: Vec<Range<usize>>,
     /// The columns of the block: indices of the elements under one row.
     pub columns: Range<usize>,
     /// True for a copy of a block that another rank holds too, where it counts. Copies have the same
@@ -42,24 +43,27 @@ impl TensorShard {
     /// Returns the shard that is all of the tensor.
     pub fn whole(spec: &TensorSpec) -> TensorShard {
         let (rows, columns) = (spec.shape[0], spec.shape[1..].iter().product());
-        TensorShard { spec: spec.clone(), rows: 0..rows, columns: 0..columns, is_copy: false }
+        TensorShard { spec: spec.clone(), rows: vec![0..rows; 1], columns: 0..columns, is_copy: false }
     }
 
     /// Returns the number of elements in the block.
     pub fn num_elements(&self) -> usize {
-        self.rows.len() * self.columns.len()
+        self.rows.iter().map(ExactSizeIterator::len).sum::<usize>() * self.columns.len()
     }
 
-    /// Returns the contiguous ranges of the whole tensor that make up the block: one per row, or a
-    /// single one for a block of whole rows.
+    /// Returns the contiguous ranges of the whole tensor that make up the block, in the order of the
+    /// memory: one per row, or one for several whole rows.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let width: usize = self.spec.shape[1..].iter().product();
-        let (rows, columns) = (self.rows.clone(), self.columns.clone());
-        let (num, len) =
-            if columns.len() == width { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
-        (0..num).map(move |row| {
-            let start = (rows.start + row) * width + columns.start;
-            start..start + len
+        let columns = self.columns.clone();
+        self.rows.clone().into_iter().flat_map(move |rows| {
+            let columns = columns.clone();
+            let (num, len) =
+                if columns.len() == width { (1, rows.len() * width) } else { (rows.len(), columns.len()) };
+            (0..num).map(move |row| {
+                let start = (rows.start + row) * width + columns.start;
+                start..start + len
+            })
         })
     }
 
@@ -122,7 +126,14 @@ mod tests {
         };
         let (mut whole, mut rebuilt) = (vec![0.0; 30], vec![f32::NAN; 30]);
         TensorShard::whole(&spec).initialise(3, 0..30, &mut whole);
-        for (rows, columns) in [(0..2, 0..6), (2..5, 0..1), (2..5, 1..6), (5..5, 0..6), (0..5, 2..2)] {
+        let blocks = [
+            (vec![1..2, 0..1], 0..6),
+            (vec![2..5; 1], 0..1),
+            (vec![4..5, 2..4], 1..6),
+            (vec![5..5; 1], 0..6),
+            (vec![0..5; 1], 2..2),
+        ];
+        for (rows, columns) in blocks {
             let shard = TensorShard { spec: spec.clone(), rows, columns, is_copy: false };
             let (mut block, mut same) = (vec![0.0; shard.num_elements()], vec![0.0; shard.num_elements()]);
             let (len, cut) = (block.len(), block.len() / 3);
@@ -130,8 +141,8 @@ mod tests {
             shard.initialise(3, cut..len, &mut block[cut..]);
             shard.extract(&whole, &mut same);
             assert_eq!(block, same);
-            let is_whole_rows = shard.columns.len() == 6 && len > 0;
-            assert_eq!(shard.contiguous(0..len).is_some(), is_whole_rows, "{shard:?}");
+            assert!(shard.contiguous(0..len).is_none(), "{shard:?}");
+            assert_eq!(shard.contiguous(0..1).is_some(), len > 0, "{shard:?}");
             shard.insert(0..cut, &block[..cut], &mut rebuilt);
             shard.insert(cut..len, &block[cut..], &mut rebuilt);
         }

@@ -100,6 +100,26 @@ pub struct Layout {
     pub tensors: Vec<(usize, TensorShard)>,
     /// The division of features among the ranks of the tensor axis.
     pub features: FeatureDivision,
+    /// The tensors here that another layer uses too.
+    pub ties: Vec<TensorTie>,
+}
+
+/// A tensor of this rank that another layer uses too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorTie {
+    /// The number of the tensor among those of this rank.
+    pub tensor: usize,
+    /// The other use.
+    pub other: TieEnd,
+}
+
+/// The place of the other use of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TieEnd {
+    /// A tensor of this rank.
+    Here(usize),
+    /// The tensor of a rank of the stage axis.
+    Peer(usize),
 }
 
 impl Layout {
@@ -140,14 +160,41 @@ impl Layout {
         }
         let (_, stage_rank, tensor_rank) = shape.coordinates(rank);
         let features = FeatureDivision::new(plan.summation, shape.tensor);
-        let mut layout = Layout { stages: Vec::new(), tensors: Vec::new(), features };
+        let mut layout = Layout { stages: Vec::new(), tensors: Vec::new(), features, ties: Vec::new() };
         let parts = split(model, *how, tensor_rank, features);
         for (index, run) in layers.iter().enumerate() {
             if schedule.rank_of(index) == Some(stage_rank) {
                 layout.add_stage(model, index, &parts, run.clone(), index + 1 == layers.len());
             }
         }
+        let stage_of = |layer: usize| layers.iter().position(|run| run.contains(&layer)).unwrap_or_default();
+        for (user, layer) in model.layers.iter().enumerate().filter(|(_, layer)| layer.is_tied()) {
+            let owner = model.layers.iter().position(|other| other.tensors == layer.tensors);
+            let uses = [owner.unwrap_or(user), user].map(|layer| schedule.rank_of(stage_of(layer)));
+            layout.tie(layer.tensors.start, uses, stage_rank);
+        }
         Ok(layout)
+    }
+
+    /// Ties tensor `number` of the model, which ranks `uses` of the stage axis have, if this rank,
+    /// `stage_rank`, is among them.
+    fn tie(&mut self, number: usize, uses: [Option<usize>; 2], stage_rank: usize) {
+        let own: Vec<usize> =
+            (0..self.tensors.len()).filter(|tensor| self.tensors[*tensor].0 == number).collect();
+        let peer = uses.into_iter().flatten().find(|rank| *rank != stage_rank);
+        match (own.as_slice(), peer) {
+            (&[tensor, other], _) => self.ties.push(TensorTie { tensor, other: TieEnd::Here(other) }),
+            (&[tensor], Some(rank)) => self.ties.push(TensorTie { tensor, other: TieEnd::Peer(rank) }),
+            _ => {}
+        }
+    }
+
+    /// Returns true if one of `tensors` of this rank is used by another layer too.
+    pub fn is_tied(&self, tensors: &Range<usize>) -> bool {
+        self.ties.iter().any(|tie| {
+            tensors.contains(&tie.tensor)
+                || matches!(tie.other, TieEnd::Here(other) if tensors.contains(&other))
+        })
     }
 
     fn add_stage(&mut self, model: &Model, index: usize, parts: &[LayerPart], run: Range<usize>, last: bool) {
@@ -155,13 +202,19 @@ impl Layout {
         let width = before.fold(model.input.len(), |width, piece| match piece {
             Piece::Layer(layer) => layer.output_len(),
             Piece::Exchange(exchange) if exchange.is_in_place() => width,
-            Piece::Exchange(exchange) => exchange.width,
+            Piece::Exchange(exchange) => exchange.row_len(),
         });
-        let head = last.then_some(Head { loss: model.loss, outputs: model.outputs });
+        let head = last.then(|| Head::new(model));
         let before = run.start.checked_sub(1).map(|at| &parts[at]);
         let stage = Stage::new(index, before, &parts[run.clone()], width, self.tensors.len(), head);
         self.stages.push(stage);
         self.tensors.extend(parts[run].iter().flat_map(|part| part.tensors.iter().cloned()));
+    }
+
+    /// Returns the most values in a message of an exchange over the tensor axis of `rows` rows.
+    pub fn longest_message(&self, rows: usize) -> usize {
+        let lengths = self.stages.iter().map(|stage| stage.longest_message(rows, self.features));
+        lengths.max().unwrap_or_default()
     }
 
     /// Returns the shards of this rank's tensors.

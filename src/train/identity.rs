@@ -22,6 +22,8 @@ use crate::parallel::batch::Summation;
 
 /// The name of the setting with the network.
 pub(super) const MODEL: &str = "--model";
+/// The name of the setting with the tokens of a text.
+pub const TOKENS: &str = "tokens";
 /// The name of the setting with the optimizer's rule.
 pub(super) const OPTIMIZER: &str = "--optimizer";
 /// The name of the setting with the momentum of SGD.
@@ -78,16 +80,19 @@ impl Identity {
         let mut identity = Identity { config: Settings::new(), changeable: Settings::new() };
         let dataset = samples.train.dataset();
         identity.must_stay("inputs", model.input.to_string());
-        identity.must_stay("outputs", model.outputs);
+        identity.must_stay("outputs", model.output.len());
         identity.must_stay("targets", describe(dataset.targets()));
         identity.must_stay("training samples", dataset.num_samples());
+        if let Some(tokeniser) = dataset.tokeniser() {
+            identity.must_stay(TOKENS, tokeniser.to_text());
+        }
         identity.must_stay("checksum of the data", samples.checksum.clone());
         identity.must_stay("--batch-size", *(batch_size.min(&dataset.num_samples())));
         identity.must_stay("--seed", *seed);
         identity.may_change(STEPS_IN_ALL, num_steps);
         identity.class_order(samples.train.sampler().order());
         identity.class_model(model_options, model);
-        identity.class_data(data);
+        identity.class_data(data, options.source());
         identity.class_optimizer(optimizer);
         identity.class_device(machine);
         Identity::class_checkpoints(checkpoints);
@@ -118,6 +123,7 @@ impl Identity {
             hidden,
             width: _,
             layers,
+            heads,
             activation,
             no_bias,
         } = options;
@@ -130,13 +136,21 @@ impl Identity {
                 self.must_stay("--no-bias", *no_bias);
             }
             Some(ModelName::DeepMlp) => self.must_stay("--layers", *layers),
+            Some(ModelName::Gpt) => {
+                self.must_stay("--layers", *layers);
+                self.must_stay("--heads", *heads);
+                self.must_stay("--no-bias", *no_bias);
+            }
             Some(ModelName::Lenet | ModelName::Cifar) => {}
         }
     }
 
-    /// Records the order of the samples if it is by blocks: the one in use, also if it was chosen
-    /// because the samples do not fit into memory.
+    /// Records the order of the samples if it is by blocks or that of the file: the one in use, also if
+    /// it was chosen because the samples do not fit into memory.
     fn class_order(&mut self, order: &Order) {
+        if *order == Order::Sequential {
+            self.must_stay("--shuffle", name_of(&Shuffle::Off));
+        }
         if let Order::Blocks(order) = order {
             self.must_stay("--shuffle", name_of(&Shuffle::Blocks));
             self.must_stay("--shuffle-window", order.window());
@@ -144,10 +158,13 @@ impl Identity {
         }
     }
 
-    fn class_data(&mut self, options: &DataOptions) {
+    fn class_data(&mut self, options: &DataOptions, source: &str) {
         // the checksum and the shapes of the samples stand for all options that choose them
         let DataOptions {
-            data,
+            data: _,
+            context: _,
+            tokens: _,
+            stride: _,
             inputs: _,
             targets: _,
             test_fraction: _,
@@ -161,7 +178,7 @@ impl Identity {
             synthetic_targets: _,
         } = options;
         self.must_stay("--standardise", name_of(standardise));
-        self.may_change("--data", data.as_str());
+        self.may_change("--data", source);
     }
 
     fn class_optimizer(&mut self, options: &OptimizerOptions) {

@@ -1,8 +1,9 @@
 //! Every operation of a device as a value, on arrays by number.
 
 use phalanx::device::{
-    Activation, BiasShape, BlockShape, ConvolutionShape, Device, FusedActivation, LinearShape, LossShape,
-    NormShape, OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals, update,
+    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, Device, EmbeddingShape,
+    FusedActivation, LinearShape, LossShape, NormShape, OptimizerStep, PoolShape, Role, RowSums,
+    WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -148,6 +149,27 @@ operation!(LayerNormWeight { shape: NormShape, accumulate: bool }, |this, device
     let sums = RowSums::chain(outs[0].take().unwrap(), shape.rows, this.accumulate);
     let saved = device.view(&saved, 0..saved_len);
     device.layer_norm_backward_weight(shape, views[0], saved, views[2], sums);
+});
+operation!(Embed { shape: EmbeddingShape, accumulate: bool }, |this, device, views, outs| {
+    let shape = &this.shape;
+    device.embed(shape, views[0], views[1], outs[0].take().unwrap());
+    let sums = RowSums::chain(outs[1].take().unwrap(), shape.tokens, this.accumulate);
+    device.embed_backward(shape, views[0], views[2], sums);
+});
+operation!(AddTable {}, |_this, device, views, outs| {
+    device.add_table(views[0], views[1], outs[0].take().unwrap())
+});
+operation!(Attention { shape: AttentionShape }, |this, device, views, outs| {
+    let shape = &this.shape;
+    let len = shape.rows * shape.positions * shape.output_width();
+    let saved_len = shape.rows * shape.positions * shape.num_heads();
+    let mut saved = device.allocate(saved_len, Role::Activations).unwrap();
+    let mut output = device.allocate(len, Role::Activations).unwrap();
+    let values = device.view_mut(&mut saved, 0..saved_len);
+    device.attention_forward(shape, views[0], values, device.view_mut(&mut output, 0..len));
+    device.copy(device.view(&output, 0..len), outs[0].take().unwrap());
+    let (input, saved, output) = (views[0], device.view(&saved, 0..saved_len), device.view(&output, 0..len));
+    device.attention_backward(shape, input, saved, output, views[1], outs[1].take().unwrap());
 });
 operation!(Add {}, |_this, device, views, outs| device.add(views[0], outs[0].take().unwrap()));
 operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, outs| {

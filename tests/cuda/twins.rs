@@ -3,8 +3,9 @@
 
 use phalanx::comm::World;
 use phalanx::device::{
-    Activation, AdamStep, BlockShape, ConvolutionShape, Cpu, Cuda, Device, LinearShape, LionStep, LossShape,
-    NormShape, OptimizerStep, PoolShape, Precision, Role, SgdStep, WeightLayout, totals, update,
+    Activation, AdamStep, AttentionShape, BlockShape, ConvolutionShape, Cpu, Cuda, Device, EmbeddingShape,
+    LinearShape, LionStep, LossShape, NormShape, OptimizerStep, PoolShape, Precision, Role, SgdStep,
+    WeightLayout, totals, update,
 };
 
 use super::operations::*;
@@ -118,6 +119,8 @@ pub fn all(_: &World, precision: Precision, tolerance: f32) {
     activations(&cuda, tolerance);
     convolutions(&cuda, tolerance);
     norms(&cuda, tolerance);
+    embeddings(&cuda, tolerance);
+    attention(&cuda, tolerance);
     losses(&cuda, tolerance);
     optimizers(&cuda, tolerance);
     moves(&cuda, tolerance);
@@ -258,6 +261,52 @@ fn norms(cuda: &Cuda, tolerance: f32) {
             let arrays = [x.clone(), weight.clone(), g.clone(), exact(before)];
             let operation = LayerNormWeight { num_read: 3, shape, accumulate };
             compare(&format!("weight of {shape:?}"), cuda, tolerance, &arrays, &operation);
+        }
+    }
+}
+
+fn embeddings(cuda: &Cuda, tolerance: f32) {
+    for (tokens, first, rows, columns) in
+        [(1, 0, 1, 1), (5, 0, 7, 3), (300, 2, 5, 33), (40, 3, 0, 8), (64, 0, 9, 300)]
+    {
+        let shape = EmbeddingShape { tokens, first, rows, columns };
+        let numbers: Vec<f32> = (0..tokens).map(|at| (at * at % 11) as f32).collect();
+        for accumulate in [false, true] {
+            let before = if accumulate { random(rows * columns, 5) } else { vec![f32::NAN; rows * columns] };
+            let arrays = [
+                exact(numbers.clone()),
+                weights(random(rows * columns, 1)),
+                given(random(tokens * columns, 2)),
+                output(tokens * columns),
+                exact(before),
+            ];
+            compare(
+                &format!("{shape:?}"),
+                cuda,
+                tolerance,
+                &arrays,
+                &Embed { num_read: 3, shape, accumulate },
+            );
+        }
+        let arrays = [given(random(3 * columns, 1)), weights(random(columns, 2)), output(3 * columns)];
+        compare("add_table", cuda, tolerance, &arrays, &AddTable { num_read: 2 });
+    }
+}
+
+fn attention(cuda: &Cuda, tolerance: f32) {
+    for (rows, positions, groups, heads, width) in
+        [(1, 1, 1, 1, 1), (2, 5, 1, 2, 3), (1, 33, 2, 1, 8), (3, 17, 2, 3, 40), (1, 70, 1, 1, 64)]
+    {
+        for causal in [true, false] {
+            let shape = AttentionShape { rows, positions, groups, heads, width, causal };
+            let (inputs, outputs) = (positions * shape.input_width(), positions * shape.output_width());
+            let arrays = [
+                given(random(rows * inputs, 1)),
+                given(random(rows * outputs, 2)),
+                output(rows * outputs),
+                output(rows * inputs),
+            ];
+            compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Attention { num_read: 2, shape });
         }
     }
 }

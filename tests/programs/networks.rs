@@ -74,7 +74,7 @@ fn bad_networks_are_refused_once() {
         ("linear 10", "module 0 `linear 10`): a linear layer needs features, not images"),
         (
             "flatten\nlinear 9",
-            "bad has 9 outputs, and the targets are 10 classes: cross-entropy needs classes, and an output",
+            "bad gives 9 features, and the targets are 10 classes: cross-entropy needs classes or tokens",
         ),
         ("flatten\nresidual { linear 9 }", "the body ends with 9 features, the shortcut with 784 features"),
     ] {

@@ -45,7 +45,7 @@ struct Layout {
 
 /// Returns a network of residuals that ends with an activation on its own: four layers for a pipeline.
 fn residuals() -> Network {
-    let linear = |outputs| Module::Linear { outputs, bias: true };
+    let linear = |outputs| Module::linear(outputs, true);
     let (norm, gelu) = (Module::LayerNorm { bias: true }, Module::Activation(Activation::Gelu));
     let modules = vec![
         linear(24),

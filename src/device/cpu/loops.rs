@@ -9,6 +9,9 @@ use crate::sums::ExactSum;
 /// whole chunks.
 pub(super) const CHUNK: usize = 4096;
 
+/// The lanes of a sum over a vector: twice the widest vector registers.
+const LANES: usize = 32;
+
 impl Cpu {
     /// Runs a loop compiled for the widest vectors of this processor. `work` must be marked
     /// `#[inline(always)]`; it is called as `FnMut`, because the shim that `FnOnce` would add is
@@ -136,4 +139,28 @@ pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     }
     let tail: f64 = rest.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>() + tail
+}
+
+/// Returns the sum of `term` for all indices below `len`, in a fixed number of lanes and one order of
+/// adding these, so that its bits depend on the terms alone.
+#[inline(always)]
+pub(super) fn sum(len: usize, term: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0.0_f32; LANES];
+    let whole = len - len % LANES;
+    for first in (0..whole).step_by(LANES) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += term(first + lane);
+        }
+    }
+    for (sum, at) in lanes.iter_mut().zip(whole..len) {
+        *sum += term(at);
+    }
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+    }
+    lanes[0]
 }

@@ -6,8 +6,10 @@
 //! numbers are flushed to zero inside [`flush_subnormals`].
 
 mod activation;
+mod attention;
 mod convolution;
 mod copy;
+mod embedding;
 mod leaf_sums;
 mod linear;
 mod loops;
@@ -18,6 +20,7 @@ mod memory;
 mod norm;
 mod optimizer;
 mod pool;
+mod small_product;
 mod subnormal;
 
 #[cfg(test)]

@@ -1,42 +1,14 @@
 //! Normalisations: vectors are split among the threads, and columns where a sum over vectors is formed.
-//!
-//! A sum over a vector is formed in [`LANES`] lanes and one order of adding these, so its bits depend on
-//! the vector alone.
 
 use std::cell::RefCell;
 
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
+use super::loops::sum;
 use crate::device::{NormOperations, NormShape, RowSums};
-
-/// The lanes of a sum over a vector: twice the widest vector registers.
-const LANES: usize = 32;
 
 thread_local! {
     static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
-}
-
-/// Returns the sum of `term` for all indices below `len`.
-#[inline(always)]
-fn sum(len: usize, term: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0_f32; LANES];
-    let whole = len - len % LANES;
-    for first in (0..whole).step_by(LANES) {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(first + lane);
-        }
-    }
-    for (sum, at) in lanes.iter_mut().zip(whole..len) {
-        *sum += term(at);
-    }
-    let mut width = LANES;
-    while width > 1 {
-        width /= 2;
-        for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
-        }
-    }
-    lanes[0]
 }
 
 impl NormOperations for Cpu {

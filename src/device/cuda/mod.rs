@@ -49,8 +49,10 @@
 #![allow(unsafe_code)]
 
 mod activation;
+mod attention;
 mod convolution;
 mod copy;
+mod embedding;
 mod linear;
 mod loss;
 mod memory;
@@ -65,8 +67,10 @@ use std::rc::Rc;
 use super::{CopyOperations, Device, RowSums};
 use crate::Result;
 use activation::ActivationKernels;
+use attention::AttentionKernels;
 use convolution::ConvolutionKernels;
 use copy::CopyKernels;
+use embedding::EmbeddingKernels;
 use loss::LossKernels;
 use norm::NormKernels;
 use optimizer::OptimizerKernels;
@@ -87,13 +91,15 @@ use runtime::streams::{MemoryKernels, Streams};
 use runtime::upload::Uploads;
 
 /// All source files of kernels.
-pub const SOURCES: [KernelSource; 8] = [
+pub const SOURCES: [KernelSource; 10] = [
     MemoryKernels::SOURCE,
     CopyKernels::SOURCE,
     ActivationKernels::SOURCE,
     ConvolutionKernels::SOURCE,
     PoolKernels::SOURCE,
     NormKernels::SOURCE,
+    AttentionKernels::SOURCE,
+    EmbeddingKernels::SOURCE,
     LossKernels::SOURCE,
     OptimizerKernels::SOURCE,
 ];
@@ -117,6 +123,8 @@ impl Cuda {
         kernels.load::<ConvolutionKernels>(&modules)?;
         kernels.load::<PoolKernels>(&modules)?;
         kernels.load::<NormKernels>(&modules)?;
+        kernels.load::<AttentionKernels>(&modules)?;
+        kernels.load::<EmbeddingKernels>(&modules)?;
         kernels.load::<LossKernels>(&modules)?;
         kernels.load::<OptimizerKernels>(&modules)?;
         Ok(Cuda {

@@ -1,22 +1,30 @@
 //! Linear layers.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
 use crate::device::{
-    Activation, BiasShape, Device, FusedActivation, LinearShape, WeightLayout, WeightOperands,
+    Activation, AttentionShape, BiasShape, Device, FusedActivation, LinearShape, WeightLayout, WeightOperands,
 };
 use crate::nn::Features;
 use crate::sums::Section;
 
-/// A linear layer and the activation that follows it. A rank's shard of one may have no inputs, so
-/// that its contribution to a sum is 0, or no outputs.
+/// A linear layer and the activation that follows it, applied to each position of a row. A rank's shard
+/// of one may have no inputs, so that its contribution to a sum is 0, or no outputs.
 #[derive(Debug, Clone)]
 pub struct LinearLayer {
-    /// Features per input row.
+    /// The number of positions in a row, if it is a sequence.
+    pub sequence: Option<usize>,
+    /// Input features of a position.
     pub inputs: usize,
-    /// Features per output row.
+    /// Output features of a position.
     pub outputs: usize,
+    /// The attention that the layer is before or after, if it is.
+    pub heads: Option<Box<Heads>>,
+    /// True if the weight is that of an earlier layer, an embedding.
+    pub is_tied: bool,
     /// The memory layout of the weight.
     pub layout: WeightLayout,
     /// The input features as terms of canonical sums: see [`crate::sums`].
@@ -29,14 +37,53 @@ pub struct LinearLayer {
     pub bias: bool,
 }
 
+/// The attention beside a linear layer.
+#[derive(Debug, Clone, Copy)]
+pub enum Heads {
+    /// Reads the outputs. A group of heads has its queries, keys and values beside each other, so that
+    /// groups are the terms of sums that ranks share; in the weight, as in PyTorch's, all queries come
+    /// first, then all keys, then all values.
+    After(AttentionShape),
+    /// Gives the inputs.
+    Before(AttentionShape),
+}
+
 /// The numbers of the tensors.
 const WEIGHT: usize = 0;
 const BIAS: usize = 1;
 
 impl LinearLayer {
+    /// Returns the number of positions in a row.
+    pub fn positions(&self) -> usize {
+        self.sequence.unwrap_or(1)
+    }
+
+    /// Returns the numbers of consecutive inputs and outputs that no division parts.
+    pub fn units(&self) -> [usize; 2] {
+        match self.heads.as_deref() {
+            Some(Heads::Before(shape)) => [shape.heads * shape.width, 1],
+            Some(Heads::After(shape)) => [1, shape.group_width()],
+            None => [1, 1],
+        }
+    }
+
+    /// Returns the rows of the weight for some outputs of the whole layer, in the order of the outputs;
+    /// with attention after the layer, these are whole groups.
+    pub fn output_rows(&self, outputs: Range<usize>) -> Vec<Range<usize>> {
+        let Some(Heads::After(shape)) = self.heads.as_deref() else { return vec![outputs; 1] };
+        let AttentionShape { groups, heads, width, .. } = *shape;
+        let of_group = |group: usize| {
+            let [queries, keys] = [groups * heads * width, groups * (heads + 1) * width];
+            let one = |start: usize| start + group * width..start + (group + 1) * width;
+            [group * heads * width..(group + 1) * heads * width, one(queries), one(keys)]
+        };
+        let unit = shape.group_width();
+        (outputs.start / unit..outputs.end / unit).flat_map(of_group).collect()
+    }
+
     fn shape(&self, rows: usize) -> LinearShape {
         let LinearLayer { inputs, outputs, layout, input_terms, output_terms, .. } = *self;
-        LinearShape { rows, inputs, outputs, layout, input_terms, output_terms }
+        LinearShape { rows: rows * self.positions(), inputs, outputs, layout, input_terms, output_terms }
     }
 }
 
@@ -46,19 +93,22 @@ impl LayerPasses for LinearLayer {
     }
 
     fn input_len(&self) -> usize {
-        self.inputs
+        self.positions() * self.inputs
     }
 
     fn output(&self) -> Features {
-        Features::Flat(self.outputs)
+        match self.sequence {
+            Some(len) => Features::Sequence { len, width: self.outputs },
+            None => Features::Flat(self.outputs),
+        }
     }
 
     fn saved_len(&self) -> usize {
-        if self.activation.saves() { self.outputs } else { 0 }
+        if self.activation.saves() { self.positions() * self.outputs } else { 0 }
     }
 
     fn operations(&self) -> usize {
-        2 * self.inputs * self.outputs
+        2 * self.positions() * self.inputs * self.outputs
     }
 
     fn activation(&self) -> Activation {
@@ -103,8 +153,10 @@ impl LayerPasses for LinearLayer {
         }
         let activation = if is_backpropagated { Activation::Identity } else { self.activation };
         let saved = if activation.saves() { tape.saved } else { tape.output };
+        // positions are terms of the sum: within a sample, its order would depend on the number of columns
         let shape = BiasShape { columns: self.outputs, positions: 1 };
-        let bias = sums.as_mut().map(|(sums, section)| sums.get(device, BIAS, *section));
+        let positions = self.positions();
+        let bias = sums.as_mut().map(|(sums, section)| sums.get(device, BIAS, section.times(positions)));
         device.activation_backward(activation, shape, saved, gradient, bias);
     }
 
@@ -120,14 +172,14 @@ impl LayerPasses for LinearLayer {
         let operands: SmallVec<[WeightOperands<D::View<'_>>; 16]> = micro_batches
             .iter()
             .map(|TapedRows { tape, gradient, section }| WeightOperands {
-                rows: section.len(),
+                rows: section.len() * self.positions(),
                 input: tape.input,
                 gradient: *gradient,
             })
             .collect();
         let sections = micro_batches.iter().map(|rows| rows.section);
         let Some(section) = sections.reduce(Section::join) else { return };
-        let weight = sums.get(device, WEIGHT, section);
+        let weight = sums.get(device, WEIGHT, section.times(self.positions()));
         device.linear_backward_weight(&self.shape(section.len()), &operands, weight);
     }
 

@@ -3,27 +3,33 @@
 
 mod activation;
 mod add;
+mod attention;
 mod convolution;
+mod embedding;
 mod flatten;
 mod layer_norm;
 mod linear;
 mod max_pool;
 mod passes;
+mod positions;
 
 use std::ops::Range;
 
 pub use activation::ActivationLayer;
 pub use add::AddLayer;
+pub use attention::AttentionLayer;
 pub use convolution::ConvolutionLayer;
+pub use embedding::EmbeddingLayer;
 pub use flatten::FlattenLayer;
 pub use layer_norm::LayerNormLayer;
-pub use linear::LinearLayer;
+pub use linear::{Heads, LinearLayer};
 pub use max_pool::MaxPoolLayer;
 pub use passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
+pub use positions::PositionsLayer;
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
-use crate::device::{Activation, Device, FusedActivation};
+use crate::device::{Activation, Device, FusedActivation, Role};
 use crate::sums::Section;
 
 /// A layer with its tensors.
@@ -52,6 +58,12 @@ pub enum LayerKind {
     LayerNorm(LayerNormLayer),
     /// The sum of two values.
     Add(AddLayer),
+    /// The embedding of tokens.
+    Embedding(EmbeddingLayer),
+    /// Learnt positions.
+    Positions(PositionsLayer),
+    /// Attention, without the linear layers before and after it.
+    Attention(AttentionLayer),
 }
 
 /// The values that a layer of a model reads. Value 0 is the model's input, value i + 1 the output of
@@ -82,6 +94,9 @@ macro_rules! each_kind {
             LayerKind::Flatten($kind) => $work,
             LayerKind::LayerNorm($kind) => $work,
             LayerKind::Add($kind) => $work,
+            LayerKind::Embedding($kind) => $work,
+            LayerKind::Positions($kind) => $work,
+            LayerKind::Attention($kind) => $work,
         }
     };
 }
@@ -99,6 +114,16 @@ impl Layer {
     /// Returns the number of input values per row.
     pub fn input_len(&self) -> usize {
         each_kind!(self, kind => kind.input_len())
+    }
+
+    /// Returns the role of the layer's input.
+    pub fn input_role(&self) -> Role {
+        each_kind!(self, kind => kind.input_role())
+    }
+
+    /// Returns true if the layer uses the weight of an earlier one.
+    pub fn is_tied(&self) -> bool {
+        matches!(&self.kind, LayerKind::Linear(linear) if linear.is_tied)
     }
 
     /// Returns the shape of one row of output.

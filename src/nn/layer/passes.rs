@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::device::{Activation, Device, FusedActivation, RowSums};
+use crate::device::{Activation, Device, FusedActivation, Role, RowSums};
 use crate::nn::Features;
 use crate::nn::parameters::FlatBuffer;
 use crate::sums::Section;
@@ -14,6 +14,11 @@ pub trait LayerPasses {
 
     /// Returns the number of input values per row.
     fn input_len(&self) -> usize;
+
+    /// Returns the role of the layer's input: activations, or values that no format may round.
+    fn input_role(&self) -> Role {
+        Role::Activations
+    }
 
     /// Returns the shape of one row of output.
     fn output(&self) -> Features;
@@ -98,6 +103,11 @@ pub enum SplitRule {
     Replicated,
     /// Every rank has some of the outputs, or, after a layer that is split by outputs, some of the inputs.
     Features,
+    /// Every rank has some of the groups of heads. The linear layer before is split by outputs, and that
+    /// after by inputs.
+    Heads,
+    /// Every rank has the rows of some tokens.
+    Vocabulary,
 }
 
 /// The parameters of a layer.

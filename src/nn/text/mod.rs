@@ -14,16 +14,23 @@
 //!
 //! | line | module |
 //! |---|---|
-//! | `linear N bias=#false` | [`Module::Linear`] with N outputs; with a bias unless told otherwise |
+//! | `linear N bias=#false deviation=D` | [`Module::Linear`] with N outputs; with a bias by default |
 //! | `product N` | [`Module::Product`] with N outputs |
 //! | `convolution N kernel=K` | [`Module::Convolution`] with N output channels |
 //! | `max-pool N` | [`Module::MaxPool`] over windows of N × N |
 //! | `relu`, `gelu`, `tanh` | [`Module::Activation`] |
 //! | `flatten` | [`Module::Flatten`] |
 //! | `layer-norm bias=#false` | [`Module::LayerNorm`]; with a bias unless told otherwise |
+//! | `embedding N deviation=D` | [`Module::Embedding`] with N features |
+//! | `positions deviation=D` | [`Module::Positions`] |
+//! | `attention H key-value-heads=K causal=#true` | [`Module::Attention`] with H heads; not causal by default |
+//! | `tied-output` | [`Module::TiedOutput`] |
 //! | `residual { … }` | [`Module::Residual`]: the body, and perhaps `shortcut { … }` as its last line |
 //! | `scope "h" { … }` | [`Module::Scope`]: names in it begin with `h.` |
 //! | `repeat N { … }` | the modules N times; `repeat N "h" { … }` in scopes `h.0`, `h.1`, … |
+//!
+//! `deviation` is the standard deviation of normal initial weights, in place of PyTorch's default.
+//! `attention` may have `bias=#false`, `deviation=D`, and for the layer after it `output-deviation=D`.
 //!
 //! A module with parameters may have `name="…"`, which its tensors get in place of a name with a number.
 //! The line `network` is the first, or is left out: the network's name is then that of the file, and its

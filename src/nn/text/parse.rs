@@ -3,7 +3,7 @@
 use kdl::{KdlDocument, KdlNode, KdlValue};
 
 use super::{ACTIVATIONS, LONGEST_TEXT, LOSSES};
-use crate::nn::{LARGEST_SIZE, Loss, Module, Network};
+use crate::nn::{Attention, LARGEST_SIZE, Loss, Module, Network};
 use crate::{Error, Result};
 
 /// The deepest nesting of braces.
@@ -14,7 +14,7 @@ const MOST_MODULES: usize = 20_000;
 
 /// The names of all lines but the first.
 const NAMES: &str = "linear, product, convolution, max-pool, relu, gelu, tanh, flatten, layer-norm, \
-                     residual, shortcut, scope, repeat";
+                     embedding, positions, attention, tied-output, residual, shortcut, scope, repeat";
 
 /// The reason why a line is wrong, and its place in the text.
 struct LineError {
@@ -171,7 +171,8 @@ fn one(fields: &mut Fields<'_>) -> Parsed<Module> {
     Ok(match name {
         "linear" => {
             let outputs = fields.number(None, "the number of outputs")?;
-            Module::Linear { outputs, bias: fields.switch("bias", true)? }
+            let bias = fields.switch("bias", true)?;
+            Module::Linear { outputs, bias, deviation: fields.deviation("deviation")? }
         }
         "product" => Module::Product { outputs: fields.number(None, "the number of outputs")? },
         "convolution" => Module::Convolution {
@@ -179,6 +180,23 @@ fn one(fields: &mut Fields<'_>) -> Parsed<Module> {
             kernel: fields.number(Some("kernel"), "the height and width of the kernel")?,
         },
         "max-pool" => Module::MaxPool { size: fields.number(None, "the height and width of the window")? },
+        "embedding" => {
+            let width = fields.number(None, "the number of features")?;
+            Module::Embedding { width, deviation: fields.deviation("deviation")?.unwrap_or(1.0) }
+        }
+        "positions" => Module::Positions { deviation: fields.deviation("deviation")?.unwrap_or(1.0) },
+        "attention" => {
+            let heads = fields.number(None, "the number of heads")?;
+            Module::Attention(Attention {
+                heads,
+                key_value_heads: fields.optional_number("key-value-heads")?.unwrap_or(heads),
+                causal: fields.switch("causal", false)?,
+                bias: fields.switch("bias", true)?,
+                deviation: fields.deviation("deviation")?,
+                output_deviation: fields.deviation("output-deviation")?,
+            })
+        }
+        "tied-output" => Module::TiedOutput,
         "flatten" => Module::Flatten,
         "layer-norm" => Module::LayerNorm { bias: fields.switch("bias", true)? },
         other => return Err(fields.error(format!("there is no module {other:?}; there are {NAMES}"))),
@@ -215,10 +233,27 @@ impl<'k> Fields<'k> {
         let Some(value) = self.take(name) else {
             return Err(self.error(format!("{what} is missing, such as {example}")));
         };
+        self.size(value, what)
+    }
+
+    fn optional_number(&mut self, name: &str) -> Parsed<Option<usize>> {
+        self.take(Some(name)).map(|value| self.size(value, name)).transpose()
+    }
+
+    fn size(&self, value: &KdlValue, what: &str) -> Parsed<usize> {
         let number = value.as_integer().and_then(|number| usize::try_from(number).ok());
         number.filter(|number| (1..=LARGEST_SIZE).contains(number)).ok_or_else(|| {
             self.error(format!("{what} is {value}, but must be a whole number from 1 to {LARGEST_SIZE}"))
         })
+    }
+
+    /// Takes a standard deviation, if it is given.
+    fn deviation(&mut self, name: &str) -> Parsed<Option<f32>> {
+        let Some(value) = self.take(Some(name)) else { return Ok(None) };
+        let number = value.as_float().or(value.as_integer().map(|whole| whole as f64));
+        let number = number.map(|number| number as f32).filter(|number| (0.0..=1e6).contains(number));
+        let wrong = || self.error(format!("{name} is {value}, but must be a number from 0 to 1000000"));
+        number.map(Some).ok_or_else(wrong)
     }
 
     fn switch(&mut self, name: &str, default: bool) -> Parsed<bool> {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{ACTIVATIONS, LOSSES};
-use crate::nn::{Module, Network};
+use crate::nn::{Attention, Module, Network};
 
 impl Network {
     /// Returns this network as text, which [`Network::from_text`] reads.
@@ -43,11 +43,32 @@ fn write_module(text: &mut String, module: &Module, depth: usize) {
     }
 }
 
+/// Returns a property that may be missing.
+fn optional(name: &str, value: Option<f32>) -> String {
+    value.map_or(String::new(), |value| format!(" {name}={value:?}"))
+}
+
+fn attention_line(attention: &Attention) -> String {
+    let Attention { heads, key_value_heads, causal, bias, deviation, output_deviation } = *attention;
+    let groups =
+        if key_value_heads == heads { String::new() } else { format!(" key-value-heads={key_value_heads}") };
+    let causal = if causal { " causal=#true" } else { "" };
+    let bias = if bias { "" } else { " bias=#false" };
+    let deviations = optional("deviation", deviation) + &optional("output-deviation", output_deviation);
+    format!("attention {heads}{groups}{causal}{bias}{deviations}")
+}
+
 /// Returns the line of a module, without the modules in its braces.
 pub(in crate::nn) fn head(module: &Module) -> String {
     let without_bias = |bias: &bool| if *bias { "" } else { " bias=#false" };
     match module {
-        Module::Linear { outputs, bias } => format!("linear {outputs}{}", without_bias(bias)),
+        Module::Linear { outputs, bias, deviation } => {
+            format!("linear {outputs}{}{}", without_bias(bias), optional("deviation", *deviation))
+        }
+        Module::Embedding { width, deviation } => format!("embedding {width} deviation={deviation:?}"),
+        Module::Positions { deviation } => format!("positions deviation={deviation:?}"),
+        Module::Attention(attention) => attention_line(attention),
+        Module::TiedOutput => "tied-output".to_owned(),
         Module::Product { outputs } => format!("product {outputs}"),
         Module::Convolution { outputs, kernel } => format!("convolution {outputs} kernel={kernel}"),
         Module::MaxPool { size } => format!("max-pool {size}"),

@@ -11,7 +11,7 @@ fn modules(text: &str) -> Vec<Module> {
     read(text).unwrap().modules
 }
 
-const LINEAR: Module = Module::Linear { outputs: 12, bias: true };
+const LINEAR: Module = Module::Linear { outputs: 12, bias: true, deviation: None };
 
 #[test]
 fn known_networks_are_read_as_they_are_written() {

@@ -9,7 +9,6 @@ use crate::nn::{FlatBuffer, Model, Segmentation, TensorPosition};
 use crate::parallel::batch::BatchDivision;
 use crate::parallel::data::{StatePlan, SyncSettings, UpdateRuns, Weights};
 use crate::parallel::layout::{Layout, ParallelPlan};
-use crate::parallel::stage::Stage;
 use crate::parallel::tensor::exchange::Exchanger;
 use crate::parallel::watch::parts_of_leaf;
 use crate::parallel::zero::ZeroStage;
@@ -92,10 +91,9 @@ impl<'a, D: Device> AuditedJob<'a, D> {
         let shape = self.grid.shape;
         let (num_parts, rows) = largest_leaf(self.division, self.batch_size);
         let Part { layout, segmentation, rank, .. } = played;
-        let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
         let exchanger = match tensors.size() {
             1 => Exchanger::alone(self.device),
-            _ => Exchanger::new(self.device, tensors, layout.features, rows, widest)?,
+            _ => Exchanger::new(self.device, tensors, layout.features, layout.longest_message(rows))?,
         };
         let (data, _, tensor) = shape.coordinates(*rank);
         let player = |stage: usize| {
@@ -161,8 +159,7 @@ fn bytes_of_part(
             widths.kept + widths.inner() + widths.gradients
         })
         .sum();
-    let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
-    let exchange = if shape.tensor > 1 { layout.features.message_len(rows, widest) } else { 0 };
+    let exchange = if shape.tensor > 1 { layout.longest_message(rows) } else { 0 };
     let is_copied = match shape.data {
         1 => shape.stage * shape.tensor > 1,
         2 => false,

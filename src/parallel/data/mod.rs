@@ -19,6 +19,7 @@ mod plan;
 mod runs;
 mod settings;
 mod state;
+mod ties;
 mod update;
 mod watch;
 
@@ -30,8 +31,9 @@ pub use self::parts::{ProvidedPart, StateParts};
 pub use self::plan::StatePlan;
 pub use self::runs::{UpdateRun, UpdateRuns};
 pub use self::settings::{SyncSettings, WeightSettings};
+use self::ties::Tie;
 use super::batch::BatchDivision;
-use super::layout::Layout;
+use super::layout::{Layout, TensorTie};
 use super::watch::BlockWatch;
 use super::zero::{
     Direction, GradientSegments, GradientUse, ParameterSegments, ParameterSettings, Partition, ZeroStage,
@@ -54,6 +56,9 @@ pub struct Weights<D: Device> {
     uncounted: D::Buffer,
     reductions: Communicator,
     norms: Communicator,
+    tied: Communicator,
+    /// The tensors that two layers use.
+    ties: Vec<Tie<D>>,
     stage: ZeroStage,
     usage: GradientUse,
     overlap: bool,
@@ -104,12 +109,19 @@ impl<D: Device> Weights<D> {
         settings: WeightSettings,
     ) -> Result<Weights<D>> {
         let WeightSettings { sync, optimizer, division, gathering, seed } = settings;
-        let Channels { reductions, gathers, norms, .. } = channels.clone();
+        let Channels { reductions, gathers, norms, tied, .. } = channels.clone();
         let shards = layout.shards();
         let StatePlan { stage, segmentation, lengths, usage } = StatePlan::new(layout, sync, division);
         let partition = Partition::new(&lengths, reductions.rank(), reductions.size());
         let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
         let runs = UpdateRuns::new(&shards, &segmentation, &optimizer);
+        let positions = segmentation.positions(&shards);
+        let segment_of = |tensor: usize| positions[tensor].segment;
+        let tie = |&TensorTie { tensor, other }: &TensorTie| {
+            let segment = segment_of(tensor);
+            Tie::new(device, segment, other, updated[segment], segment_of)
+        };
+        let ties = layout.ties.iter().map(tie).collect::<Result<_>>()?;
         let parameters = ParameterSettings { stage, gathering, seed };
         Ok(Weights {
             parameters: ParameterSegments::new(
@@ -125,6 +137,8 @@ impl<D: Device> Weights<D> {
             uncounted: device.allocate(totals::LEN, Role::Exact)?,
             reductions,
             norms,
+            tied,
+            ties,
             stage,
             usage,
             overlap: sync.overlap,
@@ -311,8 +325,10 @@ impl<D: Device> Weights<D> {
         while !self.reducing.is_empty() {
             self.finish_reduction(device)?;
         }
-        if let Some(largest) = self.clip_norm {
-            self.clip(device, largest)?;
+        self.add_tied_gradients(device)?;
+        match self.clip_norm {
+            Some(largest) => self.clip(device, largest)?,
+            None => self.update_tied_buckets(device)?,
         }
         self.parameters.finish_updates();
         Ok(())
@@ -365,7 +381,8 @@ impl<D: Device> Weights<D> {
         } else {
             self.watch_sum(device, segment, None)?;
         }
-        if is_last && self.clip_norm.is_none() { self.update_bucket(device, segment) } else { Ok(()) }
+        let waits = self.clip_norm.is_some() || self.is_tied(segment);
+        if is_last && !waits { self.update_bucket(device, segment) } else { Ok(()) }
     }
 }
 

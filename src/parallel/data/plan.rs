@@ -41,13 +41,14 @@ impl StatePlan {
         let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
         let segmentation = Segmentation { segments, multiple: num_replicas * SHARD_MULTIPLE };
         let lengths = segmentation.segment_lengths(&shards);
-        let usage = GradientUse { stage, division, clips: sync.clip_norm.is_some() };
+        let usage =
+            GradientUse { stage, division, waits: sync.clip_norm.is_some() || !layout.ties.is_empty() };
         StatePlan { stage, segmentation, lengths, usage }
     }
 }
 
 /// Cuts the tensors of `layout` into buckets of at most `most` elements. A layer is never cut, nor
-/// do layers of two stages share a bucket.
+/// do layers of two stages share a bucket, nor does one with a tied tensor share any.
 fn segments(layout: &Layout, most: usize) -> Vec<Range<usize>> {
     let mut segments = Vec::new();
     for stage in &layout.stages {
@@ -55,9 +56,12 @@ fn segments(layout: &Layout, most: usize) -> Vec<Range<usize>> {
             (0..stage.num_pieces()).map(|at| stage.tensors_of(at)).filter(|own| !own.is_empty()).collect();
         let len =
             |own: &Range<usize>| layout.tensors[own.clone()].iter().map(|(_, s)| s.num_elements()).sum();
-        let lengths: Vec<usize> = layers.iter().map(len).collect();
-        for bucket in buckets(&lengths, most) {
-            segments.push(layers[bucket.start].start..layers[bucket.end - 1].end);
+        let is_tied = |own: &Range<usize>| layout.is_tied(own);
+        for layers in layers.chunk_by(|one, next| !is_tied(one) && !is_tied(next)) {
+            let lengths: Vec<usize> = layers.iter().map(len).collect();
+            for bucket in buckets(&lengths, most) {
+                segments.push(layers[bucket.start].start..layers[bucket.end - 1].end);
+            }
         }
     }
     let num_tensors: usize = segments.iter().map(ExactSizeIterator::len).sum();

@@ -1,14 +1,18 @@
-//! The update of a bucket's parameters, and the norm of all gradients.
+//! The update of a bucket's parameters, the gradients of tied tensors, and the norm of all gradients.
 
+use super::ties::OtherUse;
 use super::{UpdateRun, Weights};
 use crate::Result;
-use crate::comm::Operation;
+use crate::comm::{Front, Operation};
 use crate::device::{Device, totals};
 use crate::optim::clip_factor;
 use crate::parallel::settle;
 use crate::parallel::zero::ZeroStage;
 use crate::sums::ExactSum;
 use crate::trace::{self, Name};
+
+/// The tag of messages with gradients of tied tensors.
+const TIE_TAG: i32 = 0;
 
 impl<D: Device> Weights<D> {
     /// Updates this rank's elements of a bucket, and starts to distribute them.
@@ -74,5 +78,55 @@ impl<D: Device> Weights<D> {
     /// 0 every rank sums all of them, and only one may count.
     pub fn counts_squares(&self) -> bool {
         self.stage != ZeroStage::None || self.reductions.is_root()
+    }
+
+    /// Returns true if the update of a bucket waits for the gradients of another use.
+    pub(super) fn is_tied(&self, segment: usize) -> bool {
+        self.ties.iter().any(|tie| tie.segments().any(|own| own == segment))
+    }
+
+    /// Updates the buckets that waited for the gradients of another use.
+    pub(super) fn update_tied_buckets(&mut self, device: &D) -> Result<()> {
+        for segment in (0..self.buckets.len()).rev() {
+            if self.is_tied(segment) {
+                self.update_bucket(device, segment)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the gradients of both uses of tied tensors, which have been reduced. Collective over the ranks
+    /// that share them.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
+    pub(super) fn add_tied_gradients(&mut self, device: &D) -> Result<()> {
+        for number in 0..self.ties.len() {
+            let segment = self.ties[number].segment;
+            let range = match self.stage {
+                ZeroStage::None => 0..self.gradients.flat().segment_len(segment),
+                _ => self.partition.owned(segment),
+            };
+            let len = range.len();
+            match &mut self.ties[number].other {
+                OtherUse::Here(other) => self.gradients.add_both(device, [segment, *other], range),
+                OtherUse::Peer { rank, messages } => {
+                    let peer = *rank;
+                    let [mut sent, mut received] =
+                        messages.each_mut().map(|message| message.take().expect("messages are here"));
+                    let own = self.gradients.view(device, segment, range.clone());
+                    device.copy(own, device.view_mut(&mut sent, 0..len));
+                    let receive = self.tied.start_receive(Front { buffer: received, len }, peer, TIE_TAG)?;
+                    let send = self.tied.start_send(Front { buffer: sent, len }, peer, TIE_TAG)?;
+                    received = receive.wait().buffer;
+                    sent = send.wait().buffer;
+                    let into = self.gradients.view_mut(device, segment, range);
+                    device.add(device.view(&received, 0..len), into);
+                    let OtherUse::Peer { messages, .. } = &mut self.ties[number].other else { continue };
+                    *messages = [Some(sent), Some(received)];
+                }
+            }
+        }
+        Ok(())
     }
 }

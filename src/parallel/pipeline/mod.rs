@@ -29,7 +29,7 @@ use self::stage_arrays::StageArrays;
 use super::data::Weights;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
-use super::stage::{BackwardContext, Pass, Stage};
+use super::stage::{BackwardContext, Pass};
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::watch::Recorder;
 use super::zero::Direction;
@@ -86,10 +86,9 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 format!("{why}, but MPI promises no more than {limit} tags"),
             ));
         }
-        let widest = layout.stages.iter().map(Stage::widest_exchange).max().unwrap_or_default();
         let exchanger = match tensor.size() {
             1 => Exchanger::alone(device),
-            _ => Exchanger::new(device, &tensor, layout.features, rows, widest)?,
+            _ => Exchanger::new(device, &tensor, layout.features, layout.longest_message(rows))?,
         };
         let training = RankProgram::new(schedule, channel.rank());
         let evaluation = RankProgram::new(&schedule.forward_only(), channel.rank());

@@ -4,9 +4,18 @@ use super::arrays::{Activations, Gradients, Inner, PieceGroup};
 use super::{Head, Stage};
 use crate::Result;
 use crate::device::{Device, Role};
+use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::Exchanger;
 
 impl Stage {
+    /// Returns the role of the stage's input.
+    fn input_role(&self) -> Role {
+        match self.pieces.first().map(|piece| &piece.piece) {
+            Some(Piece::Layer(layer)) => layer.input_role(),
+            _ => Role::Activations,
+        }
+    }
+
     /// Allocates the arrays of micro-batches of at most `rows` rows. With `groups`, those inside of
     /// groups are not allocated, because they are swapped in. Not collective.
     ///
@@ -21,7 +30,8 @@ impl Stage {
         let device = exchanger.device;
         let mut values: Vec<Option<D::Buffer>> = (0..self.num_values).map(|_| None).collect();
         for number in self.kept_values(groups.unwrap_or_default()) {
-            values[number] = Some(device.allocate(rows * self.value_width(number), Role::Activations)?);
+            let role = if number == 0 { self.input_role() } else { Role::Activations };
+            values[number] = Some(device.allocate(rows * self.value_width(number), role)?);
         }
         let mut saved: Vec<Option<D::Buffer>> = (0..self.pieces.len()).map(|_| None).collect();
         if groups.is_none() {

@@ -278,7 +278,7 @@ impl Stage {
         if exchange.kind == ExchangeKind::GatherOutput {
             let (before, after) = gradients.values.split_at_mut(all);
             let (own, all) = (here_mut(&mut before[own]), here(&after[0]));
-            context.exchanger.own_columns(exchange.width, context.section.len(), all, own);
+            context.exchanger.own_columns(exchange, context.section.len(), all, own);
         } else {
             let rows = context.section.len();
             context.exchanger.finish(started, exchange, rows, &mut gradients.values[own]);

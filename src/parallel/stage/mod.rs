@@ -29,11 +29,12 @@ pub use groups::RowWidths;
 pub use observe::ObservedArray;
 
 use self::positions::{Position, StageBuilder, StagePiece};
+use super::tensor::division::FeatureDivision;
 use super::tensor::exchange::{Exchanger, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
 use crate::device::{Device, LossShape, totals};
-use crate::nn::{FlatBuffer, Loss, SplitRule};
+use crate::nn::{FlatBuffer, Loss, Model, SplitRule};
 use crate::parallel::settle;
 use crate::trace::{self, Name};
 
@@ -42,14 +43,28 @@ use crate::trace::{self, Name};
 pub struct Head {
     /// The loss function.
     pub loss: Loss,
-    /// The number of outputs of the model per row.
+    /// The number of predictions of a row: 1, or one for each position of a sequence.
+    pub predictions: usize,
+    /// The number of outputs of a prediction.
     pub outputs: usize,
 }
 
 impl Head {
+    /// Returns the loss after the outputs of `model`.
+    pub fn new(model: &Model) -> Head {
+        let Model { loss, output, .. } = *model;
+        let predictions = loss.num_predictions(output);
+        Head { loss, predictions, outputs: output.len() / predictions }
+    }
+
+    /// Returns the number of outputs of a row.
+    fn row_len(&self) -> usize {
+        self.predictions * self.outputs
+    }
+
     /// Returns the number of target values per row.
     pub fn targets_per_row(&self) -> usize {
-        self.loss.targets_per_row(self.outputs)
+        self.predictions * self.loss.num_targets(self.outputs)
     }
 }
 
@@ -126,13 +141,17 @@ impl Stage {
         widths.max().unwrap_or_default()
     }
 
-    /// Returns the width of the widest exchange.
-    pub fn widest_exchange(&self) -> usize {
-        let widths = self.pieces.iter().map(|piece| match &piece.piece {
-            Piece::Exchange(exchange) => exchange.width,
+    /// Returns the most values in a message of an exchange of `rows` rows, with the division of features
+    /// among the ranks.
+    pub fn longest_message(&self, rows: usize, features: FeatureDivision) -> usize {
+        let lengths = self.pieces.iter().map(|piece| match &piece.piece {
+            Piece::Exchange(exchange) => {
+                let vectors = rows.saturating_mul(exchange.positions);
+                features.message_len(vectors, exchange.width, exchange.num_sums)
+            }
             Piece::Layer(_) => 0,
         });
-        widths.max().unwrap_or_default()
+        lengths.max().unwrap_or_default()
     }
 
     /// Runs the forward pass of piece `at` for `rows` rows: from the values at position `at` to
@@ -196,13 +215,14 @@ impl Stage {
         sums: &mut D::Buffer,
     ) {
         let head = self.head.as_ref().expect("the loss is evaluated in the last stage");
-        let shape = LossShape { rows, columns: head.outputs, scale };
+        let (num_predictions, scale) = (rows * head.predictions, scale / head.predictions as f32);
+        let shape = LossShape { rows: num_predictions, columns: head.outputs, scale };
         let outputs = here(&activations.values[activations.output]);
         let gradient = here_mut(gradients.output());
         let device = exchanger.device;
-        let outputs = device.view(outputs, 0..rows * head.outputs);
+        let outputs = device.view(outputs, 0..rows * head.row_len());
         let targets = device.view(&activations.targets, 0..rows * head.targets_per_row());
-        let gradient = device.view_mut(gradient, 0..rows * head.outputs);
+        let gradient = device.view_mut(gradient, 0..rows * head.row_len());
         let sums = device.view_mut(sums, 0..totals::LEN);
         head.loss.evaluate(device, &shape, outputs, targets, gradient, sums);
     }

@@ -113,7 +113,7 @@ impl StageBuilder {
         let (value, is_in_place, width) = match &piece {
             Piece::Layer(layer) => (None, layer.is_elementwise(), layer.output_len()),
             Piece::Exchange(exchange) if exchange.is_in_place() => (Some(before.value), true, before.width),
-            Piece::Exchange(exchange) => (None, false, exchange.width),
+            Piece::Exchange(exchange) => (None, false, exchange.row_len()),
         };
         let value = value.unwrap_or_else(|| {
             self.num_values += 1;

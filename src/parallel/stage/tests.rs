@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::{Activation, Cpu, MemoryOperations, Role};
-use crate::nn::{Features, Initial, Module, Network, Segmentation, TensorShard};
+use crate::nn::{Attention, Features, Initial, Module, Network, Segmentation, TensorShard};
 use crate::parallel::batch::Summation;
 use crate::parallel::tensor::division::FeatureDivision;
 use crate::parallel::tensor::{Split, split};
@@ -29,7 +29,7 @@ impl Probe {
         let mut parameters = FlatBuffer::zeros(&device, &shards, &whole, Role::Parameters).unwrap();
         parameters.initialise(&device, &shards, 3).unwrap();
         let parameter_gradients = FlatBuffer::zeros(&device, &shards, &whole, Role::Parameters).unwrap();
-        let head = Head { loss, outputs: model.outputs };
+        let head = Head::new(&model);
         let stage = Stage::new(
             0,
             None,
@@ -41,9 +41,18 @@ impl Probe {
         let exchanger = Exchanger::alone(&device);
         let mut activations = stage.activations(&exchanger, rows, None).unwrap();
         let (inputs, targets) = activations.samples();
-        Initial::Normal { deviation: 1.0 }.fill(1, "input", 0, inputs.as_mut().unwrap());
+        let inputs = inputs.as_mut().unwrap();
+        match input {
+            Features::Tokens { vocabulary, .. } => {
+                inputs
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(at, token)| *token = (3 * at * at % vocabulary) as f32);
+            }
+            _ => Initial::Normal { deviation: 1.0 }.fill(1, "input", 0, inputs),
+        }
         if loss == Loss::CrossEntropy {
-            (0..rows).for_each(|row| targets[row] = (row % model.outputs) as f32);
+            (0..rows * head.predictions).for_each(|row| targets[row] = (row % head.outputs) as f32);
         } else {
             Initial::Normal { deviation: 1.0 }.fill(2, "targets", 0, targets);
         }
@@ -61,7 +70,8 @@ impl Probe {
         let scale = 1.0 / self.rows as f32;
         let (activations, gradients) = (&self.activations, &mut self.gradients);
         self.stage.loss(&mut exchanger, self.rows, scale, activations, gradients, &mut sums);
-        f64::from(sums[totals::LOSS]) / self.rows as f64
+        let predictions = self.stage.head.as_ref().unwrap().predictions;
+        f64::from(sums[totals::LOSS]) / (self.rows * predictions) as f64
     }
 
     /// The gradients of all parameters by the backward pass, whole or in halves, twice if it is to
@@ -126,7 +136,7 @@ impl Probe {
 const IMAGE: Features = Features::Image { height: 9, width: 8, channels: 2 };
 
 fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
-    let linear = |outputs| Module::Linear { outputs, bias: true };
+    let linear = |outputs| Module::linear(outputs, true);
     let convolution = |outputs, kernel| Module::Convolution { outputs, kernel };
     let activation = Module::Activation;
     let pool = |size| Module::MaxPool { size };
@@ -136,11 +146,7 @@ fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
     };
     let mut cases = vec![
         ("linear", vec![linear(4)], Features::Flat(7)),
-        (
-            "linear without bias",
-            vec![Module::Linear { outputs: 4, bias: false }, linear(4)],
-            Features::Flat(7),
-        ),
+        ("linear without bias", vec![Module::linear(4, false), linear(4)], Features::Flat(7)),
         ("product", vec![Module::Product { outputs: 5 }, linear(4)], Features::Flat(7)),
         ("convolution", behind(vec![convolution(3, 3)]), IMAGE),
         ("convolution, ReLU", behind(vec![convolution(3, 3), activation(Activation::Relu)]), IMAGE),
@@ -228,10 +234,40 @@ fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
         ]),
         IMAGE,
     ));
+    cases.extend(sequences());
     for function in [Activation::Relu, Activation::Gelu, Activation::Tanh] {
         cases.push(("activation", vec![linear(9), activation(function), linear(4)], Features::Flat(7)));
     }
     cases
+}
+
+/// Returns networks of sequences; without positions, most tokens have several places.
+fn sequences() -> Vec<(&'static str, Vec<Module>, Features)> {
+    let attention = |heads, key_value_heads, causal| {
+        let (bias, deviation, output_deviation) = (true, None, None);
+        Module::Attention(Attention { heads, key_value_heads, causal, bias, deviation, output_deviation })
+    };
+    let front = [Module::Embedding { width: 8, deviation: 1.0 }, Module::Positions { deviation: 1.0 }];
+    let network = |modules: &[Module]| [&front[..], modules, &[Module::linear(4, true)]].concat();
+    let block = |attention| Module::Residual {
+        body: vec![Module::LayerNorm { bias: true }, attention],
+        shortcut: vec![],
+    };
+    let cases = [
+        ("embedding", vec![front[0].clone(), Module::linear(4, true)]),
+        ("positions", network(&[])),
+        ("linear over positions", network(&[Module::linear(5, true), Module::Activation(Activation::Gelu)])),
+        ("attention", network(&[attention(2, 2, false)])),
+        ("causal attention", network(&[block(attention(4, 4, true))])),
+        (
+            "attention with shared keys",
+            network(&[block(attention(4, 2, true)), block(attention(2, 1, false))]),
+        ),
+        ("flattened", network(&[Module::Flatten])),
+    ];
+    // a length that is no multiple of a block of queries
+    let input = Features::Tokens { len: 19, vocabulary: 11 };
+    cases.map(|(name, modules)| (name, modules, input)).into()
 }
 
 #[test]
@@ -258,11 +294,10 @@ fn groups_cover_a_stage_and_need_less_memory() {
         let loss = Loss::MeanSquaredError;
         let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
         let parts = split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1));
-        Stage::new(0, None, &parts, width, 0, Some(Head { loss, outputs: model.outputs }))
+        Stage::new(0, None, &parts, width, 0, Some(Head::new(&model)))
     };
     let deep = stage(vec![Module::Product { outputs: 64 }; 16], 64);
-    let with_activations =
-        vec![Module::Linear { outputs: 64, bias: true }, Module::Activation(Activation::Gelu)];
+    let with_activations = vec![Module::linear(64, true), Module::Activation(Activation::Gelu)];
     let mlp = stage(vec![with_activations; 8].concat(), 64);
     for (stage, num_slots) in [(&deep, 1), (&deep, 4), (&mlp, 1), (&stage(vec![], 3), 1)] {
         let groups = stage.smallest_groups(num_slots, 2);

@@ -24,28 +24,35 @@ impl FeatureDivision {
         self.num_ranks
     }
 
-    /// Returns the parts of a sum that the ranks add up, if their order is canonical.
-    pub fn canonical_subtrees(self) -> Option<Subtrees> {
-        (self.summation != Summation::ByLayout).then(|| Subtrees::new(self.leaves(0).num, self.num_ranks))
+    /// Returns the division of a sum of `num_leaves` leaves among the ranks, if its order is canonical.
+    pub fn canonical_subtrees(self, num_leaves: usize) -> Option<Subtrees> {
+        (self.summation != Summation::ByLayout).then(|| Subtrees::new(num_leaves, self.num_ranks))
     }
 
-    fn leaves(self, width: usize) -> Leaves {
-        Leaves { len: width, num: self.summation.num_leaves(self.num_ranks) }
+    /// Returns the number of leaves of a sum over `width` features, of which `unit` at a time are not
+    /// parted. Units of several features, heads, are leaves if they are few, so that ranks have heads alike.
+    pub fn num_leaves(self, width: usize, unit: usize) -> usize {
+        let most = self.summation.num_leaves(self.num_ranks);
+        if unit == 1 { most } else { most.min(width / unit) }
     }
 
-    /// Returns all of `width` features.
-    pub fn whole(self, width: usize) -> Section {
-        Section::whole(self.leaves(width))
+    fn leaves(self, width: usize, unit: usize) -> Leaves {
+        Leaves { len: width / unit, num: self.num_leaves(width, unit) }
     }
 
-    /// Returns the features of `rank` among `width`, as the terms of a sum.
-    pub fn section(self, width: usize, rank: usize) -> Section {
-        Section::of_rank(self.leaves(width), rank, self.num_ranks)
+    /// Returns all of `width` features in units of `unit`.
+    pub fn whole(self, width: usize, unit: usize) -> Section {
+        Section::whole(self.leaves(width, unit)).times(unit)
     }
 
-    /// Returns the features of `rank` among `width`.
+    /// Returns the features of `rank` among `width` in units of `unit`, as the terms of a sum.
+    pub fn section(self, width: usize, unit: usize, rank: usize) -> Section {
+        Section::of_rank(self.leaves(width, unit), rank, self.num_ranks).times(unit)
+    }
+
+    /// Returns the features of `rank` among `width` that may be parted anywhere.
     pub fn columns(self, width: usize, rank: usize) -> Range<usize> {
-        self.section(width, rank).terms()
+        self.section(width, 1, rank).terms()
     }
 
     /// Returns the most features that a rank has of `width`.
@@ -53,19 +60,20 @@ impl FeatureDivision {
         (0..self.num_ranks).map(|rank| self.columns(width, rank).len()).max().unwrap_or_default()
     }
 
-    /// Returns the length of a message with equal parts of all ranks for sums of `rows` rows.
-    pub fn message_len(self, rows: usize, width: usize) -> usize {
+    /// Returns the length of a message with equal parts of all ranks for `num_sums` sums of `rows` rows.
+    pub fn message_len(self, rows: usize, width: usize, num_sums: usize) -> usize {
         let len = rows.saturating_mul(self.num_ranks).saturating_mul(self.most_columns(width));
-        len.saturating_mul(self.num_sums())
+        len.saturating_mul(num_sums)
     }
 
-    /// Returns the number of arrays in which a rank forms its part of a sum: the most of all ranks.
-    pub fn num_sums(self) -> usize {
-        self.canonical_subtrees().map_or(1, Subtrees::most)
+    /// Returns the number of arrays in which a rank forms its part of a sum of `num_leaves` leaves: the
+    /// most of all ranks.
+    pub fn num_sums(self, num_leaves: usize) -> usize {
+        self.canonical_subtrees(num_leaves).map_or(1, Subtrees::most)
     }
 
-    /// Returns the number of arrays in which `rank` forms its part of a sum.
-    pub fn num_own_sums(self, rank: usize) -> usize {
-        self.canonical_subtrees().map_or(1, |subtrees| subtrees.of_rank(rank))
+    /// Returns the number of arrays in which `rank` forms its part of a sum of `num_leaves` leaves.
+    pub fn num_own_sums(self, num_leaves: usize, rank: usize) -> usize {
+        self.canonical_subtrees(num_leaves).map_or(1, |subtrees| subtrees.of_rank(rank))
     }
 }

@@ -33,8 +33,12 @@ pub enum ExchangeKind {
 pub struct Exchange {
     /// The kind of the exchange.
     pub kind: ExchangeKind,
-    /// The number of columns of the values, of all ranks together.
+    /// The number of vectors of a row, such as the positions of a sequence.
+    pub positions: usize,
+    /// The number of columns of a vector, of all ranks together.
     pub width: usize,
+    /// The number of leaves of the sums.
+    pub num_leaves: usize,
     /// The number of arrays in which a rank forms its part of the sum: the most of all ranks.
     pub num_sums: usize,
     /// The number of these that this rank fills.
@@ -42,6 +46,11 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// Returns the number of values of a row, of all ranks together.
+    pub fn row_len(self) -> usize {
+        self.positions * self.width
+    }
+
     /// Returns the number of arrays of values before the exchange.
     pub fn num_value_sums(self) -> usize {
         if self.kind == ExchangeKind::SumValues { self.num_sums } else { 1 }
@@ -88,8 +97,8 @@ impl<'a, D: Device> Exchanger<'a, D> {
         Exchanger { device, scratch: None, tensor: None, division }
     }
 
-    /// Prepares for exchanges of at most `rows` rows and `width` columns over `tensor`, among whose
-    /// ranks `division` divides features. Not collective.
+    /// Prepares for exchanges over `tensor`, among whose ranks `division` divides features, with messages
+    /// of at most `len` values. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
@@ -97,18 +106,12 @@ impl<'a, D: Device> Exchanger<'a, D> {
         device: &'a D,
         tensor: &Communicator,
         division: FeatureDivision,
-        rows: usize,
-        width: usize,
+        len: usize,
     ) -> Result<Exchanger<'a, D>> {
-        let len = division.message_len(rows, width);
         Ok(Exchanger {
             device,
             scratch: Some(device.allocate(len, Role::Activations)?),
-            tensor: Some(
-                division
-                    .canonical_subtrees()
-                    .map_or(tensor.clone(), |subtrees| tensor.with_subtrees(subtrees)),
-            ),
+            tensor: Some(tensor.clone()),
             division,
         })
     }
@@ -126,8 +129,11 @@ impl<'a, D: Device> Exchanger<'a, D> {
         self.tensor.as_ref().map_or(1, Communicator::size)
     }
 
-    fn peers(&self) -> &Communicator {
-        self.tensor.as_ref().expect("only divided layers have exchanges")
+    /// Returns the ranks that exchange, with the order of their sums.
+    fn peers(&self, exchange: Exchange) -> Communicator {
+        let tensor = self.tensor.as_ref().expect("only divided layers have exchanges");
+        let subtrees = self.division.canonical_subtrees(exchange.num_leaves);
+        subtrees.map_or_else(|| tensor.clone(), |subtrees| tensor.with_subtrees(subtrees))
     }
 
     /// Exchanges values, from `own` to `all`; `all` is not used where the exchange is in place.
@@ -149,7 +155,7 @@ impl<'a, D: Device> Exchanger<'a, D> {
                 self.finish(started, exchange, rows, own);
                 Ok(())
             }
-            ExchangeKind::Gather | ExchangeKind::GatherOutput => self.gather(exchange.width, rows, own, all),
+            ExchangeKind::Gather | ExchangeKind::GatherOutput => self.gather(exchange, rows, own, all),
         }
     }
 
@@ -164,29 +170,29 @@ impl<'a, D: Device> Exchanger<'a, D> {
         rows: usize,
         all: &mut Option<D::Buffer>,
     ) -> Result<Started<D::Buffer>> {
-        let width = exchange.width;
+        let (width, vectors) = (exchange.width, rows * exchange.positions);
         match exchange.kind {
             ExchangeKind::SumGradient => self.start_sum(all, exchange, rows),
             ExchangeKind::SumValues | ExchangeKind::GatherOutput => Ok(Started::Nothing),
             ExchangeKind::Gather => {
                 let from = here(all);
                 let mut parts = self.scratch.take().expect("one exchange at a time");
-                let (part, size) = (self.part_len(width, rows), self.size());
+                let (part, size) = (self.part_len(width, vectors), self.size());
                 for (sum, rank) in (0..exchange.num_sums).flat_map(|sum| (0..size).map(move |r| (sum, r))) {
                     let columns = self.division.columns(width, rank);
                     let shape = BlockShape {
-                        rows,
+                        rows: vectors,
                         columns: columns.len(),
                         from_stride: width,
                         into_stride: columns.len(),
                     };
-                    let (first, slot) = (sum * rows * width, sum * size + rank);
-                    let block = self.device.view(from, first + columns.start..first + rows * width);
+                    let (first, slot) = (sum * vectors * width, sum * size + rank);
+                    let block = self.device.view(from, first + columns.start..first + vectors * width);
                     let into = self.device.view_mut(&mut parts, slot * part..(slot + 1) * part);
                     self.device.copy_block(&shape, block, into);
                 }
                 let parts = Front { buffer: parts, len: exchange.num_sums * size * part };
-                Ok(Started::Columns(self.peers().start_reduce_scatter(parts, Operation::Sum)?))
+                Ok(Started::Columns(self.peers(exchange).start_reduce_scatter(parts, Operation::Sum)?))
             }
         }
     }
@@ -206,9 +212,10 @@ impl<'a, D: Device> Exchanger<'a, D> {
             Started::Sum(sum) => *own = Some(sum.wait().buffer),
             Started::Columns(columns) => {
                 let parts = columns.wait().buffer;
-                let part = self.part_len(exchange.width, rows);
+                let vectors = rows * exchange.positions;
+                let part = self.part_len(exchange.width, vectors);
                 let rank = self.rank();
-                let len = rows * self.division.columns(exchange.width, rank).len();
+                let len = vectors * self.division.columns(exchange.width, rank).len();
                 let from = self.device.view(&parts, rank * part..rank * part + len);
                 self.device.copy(from, self.device.view_mut(here_mut(own), 0..len));
                 self.scratch = Some(parts);
@@ -216,8 +223,9 @@ impl<'a, D: Device> Exchanger<'a, D> {
         }
     }
 
-    /// Copies this rank's columns of `all`, `[rows, width]`, into `own`. Not collective.
-    pub fn own_columns(&self, width: usize, rows: usize, all: &D::Buffer, own: &mut D::Buffer) {
+    /// Copies this rank's columns of `all`, the output of `exchange`, into `own`. Not collective.
+    pub fn own_columns(&self, exchange: Exchange, rows: usize, all: &D::Buffer, own: &mut D::Buffer) {
+        let (width, rows) = (exchange.width, rows * exchange.positions);
         let columns = self.division.columns(width, self.rank());
         let shape =
             BlockShape { rows, columns: columns.len(), from_stride: width, into_stride: columns.len() };
@@ -232,24 +240,30 @@ impl<'a, D: Device> Exchanger<'a, D> {
         rows: usize,
     ) -> Result<Started<D::Buffer>> {
         let buffer = terms.take().expect("values that are summed are here");
-        let len = exchange.num_sums * rows * exchange.width;
-        Ok(Started::Sum(self.peers().start_all_reduce_in_place(Front { buffer, len }, Operation::Sum)?))
+        let len = exchange.num_sums * rows * exchange.row_len();
+        Ok(Started::Sum(
+            self.peers(exchange).start_all_reduce_in_place(Front { buffer, len }, Operation::Sum)?,
+        ))
     }
 
     fn gather(
         &mut self,
-        width: usize,
+        exchange: Exchange,
         rows: usize,
         own: &Option<D::Buffer>,
         all: &mut Option<D::Buffer>,
     ) -> Result<()> {
+        let (width, rows) = (exchange.width, rows * exchange.positions);
         let (device, size, part) = (self.device, self.size(), self.part_len(width, rows));
         let mut parts = self.scratch.take().expect("one exchange at a time");
         let len = rows * self.division.columns(width, self.rank()).len();
         let start = self.rank() * part;
         device.copy(device.view(here(own), 0..len), device.view_mut(&mut parts, start..start + len));
-        let parts =
-            self.peers().start_all_gather_in_place(Front { buffer: parts, len: size * part })?.wait().buffer;
+        let parts = self
+            .peers(exchange)
+            .start_all_gather_in_place(Front { buffer: parts, len: size * part })?
+            .wait()
+            .buffer;
         for rank in 0..size {
             let columns = self.division.columns(width, rank);
             let shape =

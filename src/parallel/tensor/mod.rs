@@ -1,6 +1,8 @@
 //! Tensor parallelism: every linear layer is divided among the ranks of the tensor axis. Each rank
 //! computes a narrower layer; between the layers the ranks [`exchange`] values in the forward pass
-//! and gradients in the backward pass. Other layers are replicated: every rank computes all of them.
+//! and gradients in the backward pass. Attention is divided by heads, between two linear layers that are
+//! a pair in every [`Split`], and embeddings by tokens. Other layers are replicated: every rank computes
+//! all of them.
 //!
 //! Invariants: every element of every tensor counts on exactly one of the ranks (the bias of a layer
 //! that is split by inputs on the first, whose first leaf of the sum begins with it; the tensors of a
@@ -17,9 +19,10 @@ use clap::ValueEnum;
 
 use self::division::FeatureDivision;
 use self::exchange::{Exchange, ExchangeKind};
-use crate::device::{Activation, WeightLayout};
+use crate::device::{Activation, EmbeddingShape, WeightLayout};
 use crate::nn::{
-    ActivationLayer, Features, Layer, LayerInputs, LayerKind, LinearLayer, Model, SplitRule, TensorShard,
+    ActivationLayer, AttentionLayer, EmbeddingLayer, Layer, LayerInputs, LayerKind, LinearLayer, Model,
+    SplitRule, TensorShard,
 };
 
 /// The way in which linear layers are divided among ranks.
@@ -82,8 +85,11 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
     let with_tensors = |layer: &Layer| !layer.tensors.is_empty();
     let first = model.layers.iter().position(with_tensors).unwrap_or(model.layers.len());
     let part = |(at, layer): (usize, &Layer)| {
-        let (pieces, tensors) = match (roles[at], &layer.kind) {
-            (Some(role), LayerKind::Linear(linear)) if division.num_ranks() > 1 => {
+        let (pieces, mut tensors) = match (roles[at], &layer.kind) {
+            _ if division.num_ranks() == 1 => divider.whole(layer),
+            (_, LayerKind::Embedding(embedding)) => divider.by_tokens(layer, embedding),
+            (_, LayerKind::Attention(attention)) => divider.by_heads(attention),
+            (Some(role), LayerKind::Linear(linear)) => {
                 let is_summed_before = at > 0 && roles[at - 1] == Some(LinearRole::Chained);
                 let before = (at > first && !is_summed_before).then_some(ExchangeKind::SumGradient);
                 match role {
@@ -99,15 +105,18 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
             }
             _ => divider.whole(layer),
         };
+        if layer.is_tied() {
+            tensors.iter_mut().for_each(|(_, shard)| shard.is_copy = true);
+        }
         LayerPart { number: at, inputs: model.inputs[at], pieces, tensors }
     };
     model.layers.iter().enumerate().map(part).collect()
 }
 
-/// Returns the role of each layer that ranks share.
+/// Returns the role of each linear layer.
 fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
-    let is_linear =
-        |at: usize| model.layers.get(at).is_some_and(|layer| layer.split_rule() == SplitRule::Features);
+    let rule = |at: usize| model.layers.get(at).map(Layer::split_rule);
+    let is_linear = |at: usize| rule(at) == Some(SplitRule::Features);
     // true if the output of layer `at` goes to the next layer alone, which is linear too
     let feeds_next = |at: usize| {
         let readers = |inputs: &&LayerInputs| inputs.first == at + 1 || inputs.added == Some(at + 1);
@@ -118,10 +127,19 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     };
     let mut roles = vec![None; model.layers.len()];
     for at in (0..roles.len()).filter(|at| is_linear(*at)) {
+        let is_after_first = at > 0 && roles[at - 1] == Some(LinearRole::First);
         roles[at] = match split {
-            _ if at > 0 && roles[at - 1] == Some(LinearRole::First) => Some(LinearRole::Second),
-            Split::Pairs if feeds_next(at) => Some(LinearRole::First),
-            Split::Gather if feeds_next(at) => Some(LinearRole::Chained),
+            _ if rule(at + 1) == Some(SplitRule::Heads) => Some(LinearRole::First),
+            _ if is_after_first || at > 0 && rule(at - 1) == Some(SplitRule::Heads) => {
+                Some(LinearRole::Second)
+            }
+            // of two layers before attention, the second is a pair with that after it
+            Split::Pairs if feeds_next(at) && rule(at + 2) != Some(SplitRule::Heads) => {
+                Some(LinearRole::First)
+            }
+            Split::Gather if feeds_next(at) && rule(at + 2) != Some(SplitRule::Heads) => {
+                Some(LinearRole::Chained)
+            }
             _ => Some(LinearRole::Single),
         };
     }
@@ -142,11 +160,16 @@ impl Divider<'_> {
     fn whole(&self, layer: &Layer) -> Divided {
         let is_copy = self.rank > 0;
         let whole = |tensor| TensorShard { is_copy, ..TensorShard::whole(&self.model.tensors[tensor]) };
-        let tensors = layer.tensors.clone().map(|tensor| (tensor, whole(tensor))).collect();
+        let mut tensors: Vec<_> = layer.tensors.clone().map(|tensor| (tensor, whole(tensor))).collect();
         let mut layer = layer.clone();
         if let LayerKind::Linear(linear) = &mut layer.kind {
-            linear.input_terms = self.division.whole(linear.inputs);
-            linear.output_terms = self.division.whole(linear.outputs);
+            let [input_unit, output_unit] = linear.units();
+            linear.input_terms = self.division.whole(linear.inputs, input_unit);
+            linear.output_terms = self.division.whole(linear.outputs, output_unit);
+            let rows = linear.output_rows(0..linear.outputs);
+            if linear.layout == WeightLayout::OutputsByInputs {
+                tensors.iter_mut().for_each(|(_, shard)| shard.rows.clone_from(&rows));
+            }
         }
         (vec![Piece::Layer(layer.with_tensors_from(0))], tensors)
     }
@@ -158,33 +181,35 @@ impl Divider<'_> {
         before: Option<ExchangeKind>,
         after: Option<ExchangeKind>,
     ) -> Divided {
-        let LinearLayer { inputs, outputs, layout, bias, .. } = *linear;
-        let output_terms = self.division.section(outputs, self.rank);
+        let LinearLayer { inputs, outputs, bias, .. } = *linear;
+        let [input_unit, output_unit] = linear.units();
+        let output_terms = self.division.section(outputs, output_unit, self.rank);
         let own = output_terms.terms();
-        let input_terms = self.division.whole(inputs);
+        let input_terms = self.division.whole(inputs, input_unit);
         let weight = layer.tensors.start;
-        let mut tensors = vec![(weight, self.block(weight, layout, 0..inputs, own.clone()))];
+        let mut tensors = vec![(weight, self.block(weight, linear, 0..inputs, own.clone()))];
         if bias {
             let spec = self.model.tensors[weight + 1].clone();
-            let shard = TensorShard { spec, rows: own.clone(), columns: 0..1, is_copy: false };
-            tensors.push((weight + 1, shard));
+            let rows = linear.output_rows(own.clone());
+            tensors.push((weight + 1, TensorShard { spec, rows, columns: 0..1, is_copy: false }));
         }
         let local = LinearLayer { outputs: own.len(), input_terms, output_terms, ..linear.clone() };
-        let before = before.map(|kind| self.exchange(kind, inputs));
-        let after = after.map(|kind| self.exchange(kind, outputs));
+        let before = before.map(|kind| self.exchange(kind, linear, inputs, outputs, output_unit));
+        let after = after.map(|kind| self.exchange(kind, linear, outputs, outputs, 1));
         let layer = Piece::Layer(Layer { kind: LayerKind::Linear(local), tensors: 0..tensors.len() });
         (before.into_iter().chain([layer]).chain(after).collect(), tensors)
     }
 
     fn by_inputs(&self, layer: &Layer, linear: &LinearLayer) -> Divided {
-        let LinearLayer { inputs, outputs, layout, activation, bias, .. } = *linear;
-        let input_terms = self.division.section(inputs, self.rank);
+        let LinearLayer { inputs, outputs, activation, bias, .. } = *linear;
+        let [input_unit, output_unit] = linear.units();
+        let input_terms = self.division.section(inputs, input_unit, self.rank);
         let own = input_terms.terms();
-        let output_terms = self.division.whole(outputs);
+        let output_terms = self.division.whole(outputs, output_unit);
         // the first leaf of the sum begins with the bias
         let bias = bias && self.rank == 0;
         let weight = layer.tensors.start;
-        let mut tensors = vec![(weight, self.block(weight, layout, own.clone(), 0..outputs))];
+        let mut tensors = vec![(weight, self.block(weight, linear, own.clone(), 0..outputs))];
         if bias {
             tensors.push((weight + 1, TensorShard::whole(&self.model.tensors[weight + 1])));
         }
@@ -196,25 +221,64 @@ impl Divider<'_> {
             activation: Activation::Identity,
             ..linear.clone()
         };
+        let features = layer.output();
         let mut pieces = vec![
             Piece::Layer(Layer { kind: LayerKind::Linear(local), tensors: 0..tensors.len() }),
-            self.exchange(ExchangeKind::SumValues, outputs),
+            self.exchange(ExchangeKind::SumValues, linear, outputs, inputs, input_unit),
         ];
         if activation != Activation::Identity {
-            let kind =
-                LayerKind::Activation(ActivationLayer { activation, features: Features::Flat(outputs) });
+            let kind = LayerKind::Activation(ActivationLayer { activation, features });
             pieces.push(Piece::Layer(Layer { kind, tensors: 0..0 }));
         }
         (pieces, tensors)
     }
 
-    fn exchange(&self, kind: ExchangeKind, width: usize) -> Piece {
-        let num_sums = self.division.num_sums();
+    /// Returns the groups of heads of this rank.
+    fn by_heads(&self, attention: &AttentionLayer) -> Divided {
+        let mut local = attention.clone();
+        let (width, unit) = (local.shape.input_width(), local.shape.group_width());
+        local.shape.groups = self.division.section(width, unit, self.rank).len() / unit;
+        (vec![Piece::Layer(Layer { kind: LayerKind::Attention(local), tensors: 0..0 })], Vec::new())
+    }
+
+    /// Returns the rows of this rank's tokens. The sum over the ranks has one term that is not 0.
+    fn by_tokens(&self, layer: &Layer, embedding: &EmbeddingLayer) -> Divided {
+        let own = self.division.columns(embedding.vocabulary, self.rank);
+        let spec = self.model.tensors[layer.tensors.start].clone();
+        let columns = 0..embedding.shape.columns;
+        let shard = TensorShard { spec, rows: vec![own.clone(); 1], columns, is_copy: false };
+        let shape = EmbeddingShape { first: own.start, rows: own.len(), ..embedding.shape };
+        let local = EmbeddingLayer { shape, ..embedding.clone() };
+        let exchange = Exchange {
+            kind: ExchangeKind::SumValues,
+            positions: embedding.positions,
+            width: embedding.shape.columns,
+            num_leaves: self.division.num_ranks(),
+            num_sums: 1,
+            num_own_sums: 1,
+        };
+        let piece = Piece::Layer(Layer { kind: LayerKind::Embedding(local), tensors: 0..1 });
+        (vec![piece, Piece::Exchange(exchange)], vec![(layer.tensors.start, shard); 1])
+    }
+
+    /// Returns the exchange of `width` columns beside `linear`, whose sums are over `terms` features in
+    /// units of `unit`.
+    fn exchange(
+        &self,
+        kind: ExchangeKind,
+        linear: &LinearLayer,
+        width: usize,
+        terms: usize,
+        unit: usize,
+    ) -> Piece {
+        let num_leaves = self.division.num_leaves(terms, unit);
         Piece::Exchange(Exchange {
             kind,
+            positions: linear.positions(),
             width,
-            num_sums,
-            num_own_sums: self.division.num_own_sums(self.rank),
+            num_leaves,
+            num_sums: self.division.num_sums(num_leaves),
+            num_own_sums: self.division.num_own_sums(num_leaves, self.rank),
         })
     }
 
@@ -222,13 +286,13 @@ impl Divider<'_> {
     fn block(
         &self,
         weight: usize,
-        layout: WeightLayout,
+        linear: &LinearLayer,
         inputs: Range<usize>,
         outputs: Range<usize>,
     ) -> TensorShard {
-        let (rows, columns) = match layout {
-            WeightLayout::OutputsByInputs => (outputs, inputs),
-            WeightLayout::InputsByOutputs => (inputs, outputs),
+        let (rows, columns) = match linear.layout {
+            WeightLayout::OutputsByInputs => (linear.output_rows(outputs), inputs),
+            WeightLayout::InputsByOutputs => (vec![inputs; 1], outputs),
         };
         TensorShard { spec: self.model.tensors[weight].clone(), rows, columns, is_copy: false }
     }

@@ -46,8 +46,9 @@ pub struct GradientUse {
     pub stage: ZeroStage,
     /// The rows of which replicas and micro-batches add up gradients.
     pub division: BatchDivision,
-    /// True if all gradients are kept until their norm is known.
-    pub clips: bool,
+    /// True if gradients are kept until all are reduced, because a norm or the use of a tensor in two layers
+    /// needs them.
+    pub waits: bool,
 }
 
 impl GradientUse {
@@ -66,7 +67,7 @@ impl GradientUse {
 
     /// Returns true if the owned parts have memory of their own.
     pub fn keeps_parts(&self) -> bool {
-        self.is_pooled() && (self.clips || self.division.reduces_each())
+        self.is_pooled() && (self.waits || self.division.reduces_each())
     }
 }
 
@@ -198,6 +199,34 @@ impl<D: Device> GradientSegments<D> {
                 device.view(&parts[segment].sums[0], range.start - start..range.end - start)
             }
             _ => device.view(self.flat.segment(segment), range),
+        }
+    }
+
+    /// Borrows elements `range` of the reduced segment, to write.
+    pub fn view_mut(&mut self, device: &D, segment: usize, range: Range<usize>) -> D::ViewMut<'_> {
+        match &mut self.memory {
+            GradientMemory::Pooled { parts, .. } if !parts.is_empty() => {
+                let start = self.partition.owned(segment).start;
+                device.view_mut(&mut parts[segment].sums[0], range.start - start..range.end - start)
+            }
+            _ => device.view_mut(self.flat.segment_mut(segment), range),
+        }
+    }
+
+    /// Writes the sum of elements `range` of two reduced segments of one length to both.
+    pub fn add_both(&mut self, device: &D, [one, other]: [usize; 2], range: Range<usize>) {
+        let (mut sum, place) = match &mut self.memory {
+            GradientMemory::Pooled { parts, .. } if !parts.is_empty() => {
+                let start = self.partition.owned(one).start;
+                (parts[one].sums.swap_remove(0), range.start - start..range.end - start)
+            }
+            _ => (self.flat.take(one), range.clone()),
+        };
+        device.add(self.view(device, other, range.clone()), device.view_mut(&mut sum, place.clone()));
+        device.copy(device.view(&sum, place), self.view_mut(device, other, range));
+        match &mut self.memory {
+            GradientMemory::Pooled { parts, .. } if !parts.is_empty() => parts[one].sums.insert(0, sum),
+            _ => self.flat.put(one, sum),
         }
     }
 

@@ -75,7 +75,7 @@ impl TrainOptions {
     pub(in crate::train) fn check_used(&self, has_replicas: bool) -> Result<()> {
         let given = &self.given;
         self.model.check_used(given)?;
-        self.data.check_used(given, self.model.reads_targets())?;
+        self.data.check_used(given, self.source(), self.model.reads_targets())?;
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         self.machine.check_used(given)?;
@@ -102,10 +102,10 @@ impl TrainOptions {
     /// Returns the files that these options name. Not collective.
     pub fn files(&self) -> Vec<FileOption<'_>> {
         let mut files = self.common.files();
-        if !matches!(self.data.data.as_str(), "digits" | "synthetic") {
+        if !matches!(self.source(), "digits" | "synthetic" | "shakespeare") {
             files.push(FileOption::input_or_directory(
                 "--data",
-                Path::new(&self.data.data),
+                Path::new(self.source()),
                 dataset::is_published_name,
             ));
         }

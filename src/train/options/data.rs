@@ -7,9 +7,9 @@ use clap::{Args, ValueEnum};
 
 use super::given::Given;
 use super::range::{at_least_one, at_most};
-use crate::Result;
-use crate::dataset::{LARGEST_SIZE, Targets};
+use crate::dataset::{self, LARGEST_SIZE, Targets, TextSettings};
 use crate::nn::Features;
+use crate::{Error, Result};
 
 /// The standardisation of inputs. Checkpoints record its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,6 +40,12 @@ pub enum DataStore {
 /// The order of the training samples in an epoch. Checkpoints record its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Shuffle {
+    /// Full where all samples are in memory, else blocks
+    #[value(name = "on")]
+    On,
+    /// The order of the file
+    #[value(name = "off")]
+    Off,
     /// Any sample may follow any other
     #[value(name = "full")]
     Full,
@@ -48,18 +54,42 @@ pub enum Shuffle {
     Blocks,
 }
 
-/// The source of the samples if none is given.
-pub(super) const DEFAULT_SOURCE: &str = "digits";
+/// The tokens of a text. Checkpoints have the vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TokenKind {
+    /// A token for each character that is in the text
+    Characters,
+    /// A token for each byte, of 256
+    Bytes,
+}
+
+/// The share of a text to test with if none is given.
+const TEXT_TEST_FRACTION: f64 = 0.1;
 
 /// The options of the samples.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataOptions {
     /// Source of the samples: digits (10,000 embedded in the program), synthetic, a directory with
-    /// the files of MNIST, Fashion-MNIST or CIFAR-10, an HDF5 file, or a pattern such as 'run-*.h5' of
-    /// several, which are one set in the order of their names
-    #[arg(long, value_name = "SOURCE", default_value = DEFAULT_SOURCE)]
-    pub data: String,
+    /// the files of MNIST, Fashion-MNIST or CIFAR-10, an HDF5 file, a pattern such as 'run-*.h5' of
+    /// several, which are one set in the order of their names, shakespeare (a text embedded in the
+    /// program), a text (.txt), or tokens as numbers of 16 bits (.bin) [default: digits, with --model
+    /// gpt shakespeare]
+    #[arg(long, value_name = "SOURCE")]
+    pub data: Option<String>,
+
+    /// Number of tokens of a sequence
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub context: usize,
+
+    /// Tokens of a text
+    #[arg(long, value_enum, default_value = "characters")]
+    pub tokens: TokenKind,
+
+    /// Number of tokens from the start of a training sample to that of the next; with 1, a sequence may
+    /// start anywhere [default: --context, so that an epoch has each token once]
+    #[arg(long, value_name = "N")]
+    pub stride: Option<usize>,
 
     /// Dataset of the inputs in an HDF5 file: [samples, features], [samples, height, width] or
     /// [samples, channels, height, width]; bytes of images come as 0 to 1
@@ -70,9 +100,10 @@ pub struct DataOptions {
     #[arg(long, value_name = "PATH", default_value = "/y")]
     pub targets: String,
 
-    /// Fraction of the samples of an HDF5 file, at its end, to test with; from 0 to below 1
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
-    pub test_fraction: f64,
+    /// Fraction of the samples of an HDF5 file, or of the tokens of a text, at its end, to test with; from
+    /// 0 to below 1 [default: 0, of a text 0.1]
+    #[arg(long, value_name = "SHARE")]
+    pub test_fraction: Option<f64>,
 
     /// HDF5 file, or pattern of files, with the samples to test with [default: the part of --data
     /// that --test-fraction gives]
@@ -83,9 +114,9 @@ pub struct DataOptions {
     #[arg(long, value_enum, default_value = "auto")]
     pub data_store: DataStore,
 
-    /// Order of the training samples of HDF5 files [default: full with a data store, else blocks]
-    #[arg(long, value_enum)]
-    pub shuffle: Option<Shuffle>,
+    /// Order of the training samples in an epoch
+    #[arg(long, value_enum, default_value = "on")]
+    pub shuffle: Shuffle,
 
     /// Number of blocks, of at least a megabyte, within which --shuffle blocks mixes samples
     #[arg(long, value_name = "N", default_value_t = 64)]
@@ -99,8 +130,8 @@ pub struct DataOptions {
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub synthetic_samples: usize,
 
-    /// Shape of one synthetic sample: FEATURES or CHANNELSxHEIGHTxWIDTH [default: what the model
-    /// takes]
+    /// Shape of one synthetic sample: FEATURES, CHANNELSxHEIGHTxWIDTH, or tokens:LENGTH for a sequence of
+    /// as many tokens as --synthetic-targets has classes [default: what the model takes]
     #[arg(long, value_name = "SHAPE")]
     pub synthetic_shape: Option<ShapeText>,
 
@@ -113,12 +144,29 @@ pub struct DataOptions {
 const MOST_SAMPLES: usize = 1 << 40;
 
 impl DataOptions {
+    /// Returns the cut of a text into samples.
+    pub(in crate::train) fn text(&self) -> TextSettings {
+        TextSettings {
+            bytes: self.tokens == TokenKind::Bytes,
+            context: self.context,
+            stride: self.stride.unwrap_or(self.context),
+            test_fraction: self.test_fraction.unwrap_or(TEXT_TEST_FRACTION),
+        }
+    }
+
     /// Checks the ranges of these options. Not collective.
     ///
     /// # Errors
     /// An option is out of its range.
     pub(super) fn check(&self) -> Result<()> {
         at_least_one("--shuffle-window", Some(self.shuffle_window))?;
+        at_least_one("--context", Some(self.context))?;
+        at_most("--context", self.context, LARGEST_SIZE)?;
+        at_least_one("--stride", self.stride)?;
+        if let Some(share) = self.test_fraction.filter(|share| !(0.0..1.0).contains(share)) {
+            let why = format!("it is {share}, but must be from 0 to below 1");
+            return Err(Error::input("--test-fraction", why));
+        }
         at_most("--synthetic-samples", self.synthetic_samples, MOST_SAMPLES)
     }
 
@@ -127,22 +175,30 @@ impl DataOptions {
     ///
     /// # Errors
     /// An option has no effect.
-    pub(super) fn check_used(&self, given: &Given, reads_targets: bool) -> Result<()> {
-        let source = self.data.as_str();
-        let is_file = !["digits", "synthetic"].contains(&source) && !Path::new(source).is_dir();
+    pub(super) fn check_used(&self, given: &Given, source: &str, reads_targets: bool) -> Result<()> {
+        let is_text = source == "shakespeare" || dataset::is_text(source);
+        let is_file = !["digits", "synthetic"].contains(&source) && !is_text && !Path::new(source).is_dir();
         let for_file = (!is_file).then(|| format!("it is for HDF5 files, and --data is {source}"));
         let for_synthetic =
             (source != "synthetic").then(|| format!("it is for --data synthetic, and --data is {source}"));
         let (for_file, for_synthetic) = (for_file.as_deref(), for_synthetic.as_deref());
+        let for_text = (!is_text).then(|| format!("it is for texts, and --data is {source}"));
+        let for_text = for_text.as_deref();
+        let for_sequence = for_text.filter(|_| source != "synthetic");
         let no_targets = (!reads_targets).then_some("the loss of deep-mlp reads no targets");
         given.refuse("inputs", for_file)?;
         given.refuse("targets", for_file.or(no_targets))?;
-        given.refuse("test-fraction", for_file)?;
+        given.refuse("test-fraction", for_file.and(for_text))?;
         given.refuse("test-data", for_file)?;
         given.refuse("data-store", for_file)?;
-        given.refuse("shuffle", for_file)?;
-        let full = (self.shuffle == Some(Shuffle::Full)).then_some("it is for --shuffle blocks");
+        let by_blocks = (self.shuffle == Shuffle::Blocks).then_some(()).and(for_file);
+        given.refuse("shuffle", by_blocks)?;
+        let full =
+            matches!(self.shuffle, Shuffle::Full | Shuffle::Off).then_some("it is for --shuffle blocks");
         given.refuse("shuffle-window", for_file.or(full))?;
+        given.refuse("context", for_sequence)?;
+        given.refuse("tokens", for_text)?;
+        given.refuse("stride", for_text)?;
         given.refuse("synthetic-samples", for_synthetic)?;
         given.refuse("synthetic-shape", for_synthetic)?;
         given.refuse("synthetic-targets", for_synthetic.or(no_targets))
@@ -154,26 +210,32 @@ pub(in crate::train) const MOST_CLASSES: usize = 1 << 20;
 
 /// The shape of a sample, as `784` or `3x32x32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShapeText(pub Features);
+pub enum ShapeText {
+    /// Features or an image.
+    Values(Features),
+    /// A sequence of this length.
+    Tokens(usize),
+}
 
 impl FromStr for ShapeText {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<ShapeText, String> {
-        let sizes: Option<Vec<usize>> = text
-            .split('x')
-            .map(|part| part.parse().ok().filter(|size| (1..=LARGEST_SIZE).contains(size)))
-            .collect();
+        let size = |part: &str| part.parse().ok().filter(|size| (1..=LARGEST_SIZE).contains(size));
+        if let Some(len) = text.strip_prefix("tokens:").and_then(size) {
+            return Ok(ShapeText::Tokens(len));
+        }
+        let sizes: Option<Vec<usize>> = text.split('x').map(size).collect();
         let shape = match sizes.as_deref() {
             Some(&[len]) => Some(Features::Flat(len)),
             Some(&[channels, height, width]) => Some(Features::Image { height, width, channels }),
             _ => None,
         };
         let shape = shape.filter(|shape| shape.len() <= LARGEST_SIZE);
-        shape.map(ShapeText).ok_or_else(|| {
+        shape.map(ShapeText::Values).ok_or_else(|| {
             format!(
-                "expected a number of features such as 784, or channels, height and width such as \
-                 3x32x32, at most {LARGEST_SIZE} values in all"
+                "expected a number of features such as 784, channels, height and width such as 3x32x32, or \
+                 tokens:64, at most {LARGEST_SIZE} values in all"
             )
         })
     }
@@ -205,9 +267,10 @@ mod tests {
 
     #[test]
     fn shapes_and_targets_in_words() {
-        assert_eq!("784".parse::<ShapeText>().unwrap().0, Features::Flat(784));
+        assert_eq!("784".parse(), Ok(ShapeText::Values(Features::Flat(784))));
+        assert_eq!("tokens:64".parse(), Ok(ShapeText::Tokens(64)));
         let image = Features::Image { height: 32, width: 16, channels: 3 };
-        assert_eq!("3x32x16".parse::<ShapeText>().unwrap().0, image);
+        assert_eq!("3x32x16".parse(), Ok(ShapeText::Values(image)));
         assert!("3x32".parse::<ShapeText>().is_err() && "0".parse::<ShapeText>().is_err());
         assert!("1048576x1048576x1048576".parse::<ShapeText>().unwrap_err().contains("values in all"));
         assert_eq!("values:3".parse::<TargetsText>().unwrap().0, Targets::Values(3));

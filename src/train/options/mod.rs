@@ -27,7 +27,7 @@ pub use audit::AuditOptions;
 pub use check::check_files;
 pub use checkpoint::{CheckpointOptions, Every, Resume};
 pub(super) use data::MOST_CLASSES;
-pub use data::{DataOptions, DataStore, Shuffle, Standardisation};
+pub use data::{DataOptions, DataStore, ShapeText, Shuffle, Standardisation};
 pub use device::{AnyDevice, DeviceChoice, DeviceOptions};
 pub use given::Given;
 pub use grid::GridOptions;
@@ -174,6 +174,12 @@ impl TrainOptions {
         self
     }
 
+    /// Returns the source of the samples.
+    pub fn source(&self) -> &str {
+        let default = if self.model.name() == Some(ModelName::Gpt) { "shakespeare" } else { "digits" };
+        self.data.data.as_deref().unwrap_or(default)
+    }
+
     /// Returns the number of parts in which a replica's share of a batch is worked on.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches.unwrap_or(1)
@@ -205,13 +211,13 @@ mod tests {
 
     #[test]
     fn names_in_checkpoints_stay_as_they_are() {
-        assert_eq!(names::<ModelName>(), "mlp deep-mlp lenet cifar");
+        assert_eq!(names::<ModelName>(), "mlp deep-mlp lenet cifar gpt");
         assert_eq!(names::<Activation>(), "relu gelu tanh");
         assert!(names::<Rule>().starts_with("sgd adam adamw"));
         assert_eq!(names::<LearningRateScheduleKind>(), "constant step cosine linear");
         assert_eq!(names::<DecayScope>(), "all matrices");
         assert_eq!(names::<Precision>(), "f32 tf32 bf16");
         assert_eq!(names::<Standardisation>(), "preset features none");
-        assert_eq!(names::<Shuffle>(), "full blocks");
+        assert_eq!(names::<Shuffle>(), "on off full blocks");
     }
 }

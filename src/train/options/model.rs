@@ -26,6 +26,9 @@ pub enum ModelName {
     Lenet,
     /// Two convolutions and three linear layers, for colour images of 32 × 32
     Cifar,
+    /// A transformer decoder of --layers blocks, --heads heads and --width features, for sequences of
+    /// tokens
+    Gpt,
 }
 
 /// The activations between the layers of an mlp. Checkpoints record their names.
@@ -44,6 +47,9 @@ impl ValueEnum for Activation {
         Some(PossibleValue::new(name).help(help))
     }
 }
+
+/// The width of gpt if none is given.
+const GPT_WIDTH: usize = 128;
 
 /// A list of sizes separated by commas, or `none`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,19 +99,24 @@ pub struct ModelOptions {
     #[arg(long, value_name = "SIZES", default_value = "128,64")]
     pub hidden: SizeList,
 
-    /// Width of deep-mlp, in features [default: that of the data, 1024 with synthetic data]
+    /// Width of deep-mlp or gpt, in features [default: with deep-mlp that of the data, 1024 with synthetic
+    /// data; with gpt 128]
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
 
-    /// Number of layers of deep-mlp
+    /// Number of layers of deep-mlp, or of blocks of gpt
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub layers: usize,
+
+    /// Number of heads of gpt, which must divide the width
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub heads: usize,
 
     /// Function between the layers of mlp
     #[arg(long, value_enum, default_value = "relu")]
     pub activation: Activation,
 
-    /// Leave the biases out of mlp
+    /// Leave the biases out of mlp or gpt
     #[arg(long)]
     pub no_bias: bool,
 }
@@ -140,7 +151,8 @@ impl ModelOptions {
     pub(super) fn check(&self) -> Result<()> {
         at_most("--layers", self.layers, 10_000)?;
         at_most("--width", self.width.unwrap_or(1), LARGEST_SIZE)?;
-        at_least_one("--width", self.width)
+        at_least_one("--width", self.width)?;
+        at_least_one("--heads", Some(self.heads))
     }
 
     /// Refuses the options in `given` that are for another network. Not collective.
@@ -149,12 +161,17 @@ impl ModelOptions {
     /// An option has no effect.
     pub(super) fn check_used(&self, given: &Given) -> Result<()> {
         let for_mlp = (self.name() != Some(ModelName::Mlp)).then_some("it is for --model mlp");
-        let for_deep_mlp = (self.name() != Some(ModelName::DeepMlp)).then_some("it is for --model deep-mlp");
+        let is_gpt = self.name() == Some(ModelName::Gpt);
+        let for_gpt = (!is_gpt).then_some("it is for --model gpt");
+        let is_deep = is_gpt || self.name() == Some(ModelName::DeepMlp);
+        let for_deep = (!is_deep).then_some("it is for --model deep-mlp and gpt");
+        let for_biased = for_mlp.filter(|_| !is_gpt).map(|_| "it is for --model mlp and gpt");
         given.refuse("hidden", for_mlp)?;
         given.refuse("activation", for_mlp)?;
-        given.refuse("no-bias", for_mlp)?;
-        given.refuse("width", for_deep_mlp)?;
-        given.refuse("layers", for_deep_mlp)
+        given.refuse("no-bias", for_biased)?;
+        given.refuse("width", for_deep)?;
+        given.refuse("layers", for_deep)?;
+        given.refuse("heads", for_gpt)
     }
 
     /// Builds the network, whose `text` is that of its file if it has one, for inputs of shape `features`
@@ -179,6 +196,9 @@ impl ModelOptions {
                 let (outputs, loss) = match targets {
                     Targets::Classes(classes) => (classes, Loss::CrossEntropy),
                     Targets::Values(values) => (values, Loss::MeanSquaredError),
+                    Targets::Tokens { .. } => {
+                        return fail("mlp predicts no tokens; for sequences there is --model gpt".into());
+                    }
                     Targets::Nothing => return fail("mlp needs targets, and there are none".into()),
                 };
                 Network::mlp(&self.hidden.0, self.activation, !self.no_bias, outputs, loss)
@@ -198,6 +218,12 @@ impl ModelOptions {
             }
             ModelName::Lenet => Network::lenet(classes()?),
             ModelName::Cifar => Network::cifar(classes()?),
+            ModelName::Gpt => {
+                let (Features::Tokens { .. }, Targets::Tokens { .. }) = (features, targets) else {
+                    return fail(format!("gpt needs sequences of tokens, but a sample is {features}"));
+                };
+                Network::gpt(self.layers, self.heads, self.width.unwrap_or(GPT_WIDTH), !self.no_bias)
+            }
         };
         let hint = match (name, features) {
             (ModelName::Lenet | ModelName::Cifar, Features::Flat(_)) => "; for tables there is --model mlp",
@@ -218,29 +244,34 @@ impl ModelOptions {
     fn build_file(&self, features: Features, targets: Targets, text: &str) -> Result<Model> {
         let path = self.network.as_deref().unwrap_or(Path::new(""));
         let loss = match targets {
-            Targets::Classes(_) => Loss::CrossEntropy,
+            Targets::Classes(_) | Targets::Tokens { .. } => Loss::CrossEntropy,
             Targets::Values(_) => Loss::MeanSquaredError,
             Targets::Nothing => Loss::MeanOfSquares,
         };
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let network = Network::from_text(text, &path.display().to_string(), &name, loss)?;
         let model = network.build(features)?;
-        let fits = match (model.loss, targets) {
-            (Loss::CrossEntropy, Targets::Classes(classes)) => model.outputs >= classes,
-            (Loss::MeanSquaredError, Targets::Values(values)) => model.outputs == values,
-            (Loss::MeanOfSquares, Targets::Nothing) => true,
+        let fits = match (model.loss, targets, model.output) {
+            (Loss::CrossEntropy, Targets::Classes(classes), Features::Flat(outputs)) => outputs >= classes,
+            (
+                Loss::CrossEntropy,
+                Targets::Tokens { len, vocabulary },
+                Features::Sequence { len: own, width },
+            ) => own == len && width >= vocabulary,
+            (Loss::MeanSquaredError, Targets::Values(values), output) => output.len() == values,
+            (Loss::MeanOfSquares, Targets::Nothing, _) => true,
             _ => false,
         };
         if fits {
             return Ok(model);
         }
-        let (outputs, found) = (model.outputs, describe(targets));
+        let (outputs, found) = (model.output, describe(targets));
         let wanted = match model.loss {
-            Loss::CrossEntropy => "cross-entropy needs classes, and an output for each",
+            Loss::CrossEntropy => "cross-entropy needs classes or tokens, and an output for each",
             Loss::MeanSquaredError => "mean-squared-error needs a real value for each output",
             Loss::MeanOfSquares => "mean-of-squares reads no targets",
         };
-        let why = format!("{} has {outputs} outputs, and the targets are {found}: {wanted}", model.name);
+        let why = format!("{} gives {outputs}, and the targets are {found}: {wanted}", model.name);
         Err(Error::input("fitting the model to the data", why))
     }
 }
@@ -249,6 +280,7 @@ impl ModelOptions {
 pub(in crate::train) fn describe(targets: Targets) -> String {
     match targets {
         Targets::Classes(classes) => format!("{classes} classes"),
+        Targets::Tokens { len, vocabulary } => format!("{len} tokens of {vocabulary} a sample"),
         Targets::Values(1) => "one real value a sample".into(),
         Targets::Values(values) => format!("{values} real values a sample"),
         Targets::Nothing => "missing".into(),

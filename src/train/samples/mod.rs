@@ -52,21 +52,29 @@ pub fn open(world: &World, grid: &Grid, options: &TrainOptions) -> Result<Sample
     let mut opened = all.agree(source::open(options))?;
     let fingerprint = opened.fingerprint();
     drop(opening);
-    check_same_everywhere(all, options, &opened, all.agree(fingerprint)?)?;
+    let fingerprint = all.agree(fingerprint)?;
+    check_same_everywhere(all, options, &opened, fingerprint)?;
     let Opened { data, files, .. } = opened;
     let storage = files.as_ref().map(|files| Storage::choose(world, grid, options, files)).transpose()?;
-    let Storage { mut data, order, shared_bytes } = storage.unwrap_or_else(|| Storage::of(data));
+    let Storage { mut data, order, shared_bytes } =
+        storage.unwrap_or_else(|| Storage::of(data, options.data.shuffle));
 
     let preset = data.train.preset();
     let mut pairs = preset.as_ref().map(|pairs| pairs.iter().map(|pair| pair.map(f64::from)).collect());
     let by_features = options.data.standardise == Standardisation::Features;
     let needs_checksum = options.checkpoints.are_wanted();
     // seed, shape and number identify synthetic samples
-    let is_synthetic = options.data.data == "synthetic";
-    let mut checksum = (needs_checksum && is_synthetic).then(|| "synthetic".to_owned());
-    if files.is_some() || by_features || needs_checksum && !is_synthetic {
+    let is_synthetic = options.source() == "synthetic";
+    let known = match data.train.tokeniser() {
+        // a hash of all tokens
+        Some(_) => Some(format!("{fingerprint:032x}")),
+        None => is_synthetic.then(|| "synthetic".to_owned()),
+    };
+    let needs_scan = needs_checksum && known.is_none();
+    let mut checksum = known.filter(|_| needs_checksum);
+    if files.is_some() || by_features || needs_scan {
         // what the pass does not read is looked at when it is read for the first time
-        let wanted = WantedStatistics { moments: by_features, checksum: needs_checksum, finite: false };
+        let wanted = WantedStatistics { moments: by_features, checksum: needs_scan, finite: false };
         let request = ScanRequest::new(options, files.as_ref(), wanted);
         let Scan { largest_label, checksum: found, pairs: own_pairs } = request.run(all, &mut data)?;
         if let (Some(files), Targets::Classes(_)) = (&files, data.train.targets()) {
@@ -106,7 +114,7 @@ fn check_same_everywhere(
     opened: &Opened,
     fingerprint: u128,
 ) -> Result<()> {
-    let source = options.data.data.as_str();
+    let source = options.source();
     let Opened { data, kind, files } = opened;
     // nodes that store the same numbers otherwise would order them otherwise
     let storage = |part: &FileRange| {

@@ -178,7 +178,7 @@ fn look_through(
 
 /// Returns the number of classes, one more than the largest class number, if that is plausible.
 pub(super) fn count_classes(largest_label: f64, options: &TrainOptions) -> Result<usize> {
-    let DataOptions { data, targets, .. } = &options.data;
+    let (data, targets) = (options.source(), &options.data.targets);
     let fail = |why: String| Err(Error::input(format!("reading {data}"), why));
     let way_out = "class numbers are 0, 1, 2, … without gaps; to fit values instead, store them as \
                    floating-point numbers";

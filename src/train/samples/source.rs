@@ -9,7 +9,7 @@ use crate::dataset::{
     self, Data, Dataset, Hdf5Names, Hdf5Set, SampleBlocks, Subset, Synthetic, Targets, leaves,
 };
 use crate::nn::Features;
-use crate::train::options::{DataOptions, ModelName, TrainOptions, describe};
+use crate::train::options::{DataOptions, ModelName, ShapeText, Standardisation, TrainOptions, describe};
 use crate::{Error, Result};
 
 /// The samples that were opened.
@@ -72,14 +72,23 @@ impl Opened {
 
 /// Opens the samples that `options` name. Not collective.
 pub(super) fn open(options: &TrainOptions) -> Result<Opened> {
-    let opened = match options.data.data.as_str() {
+    let source = options.source();
+    let opened = match source {
         "digits" => Opened { data: dataset::open_digits()?, kind: "digits", files: None },
+        "shakespeare" => {
+            Opened { data: dataset::open_shakespeare(options.data.text())?, kind: "a text", files: None }
+        }
         "synthetic" => Opened { data: synthetic(options)?, kind: "synthetic", files: None },
         path => open_path(path, options)?,
     };
     let train = &opened.data.train;
+    let is_tokens = matches!(train.features(), Features::Tokens { .. });
+    if is_tokens && options.data.standardise == Standardisation::Features {
+        let why = format!("features is for values, but a sample is {}", train.features());
+        return Err(Error::input("--standardise", why));
+    }
     if let Some(test) = &opened.data.test {
-        let fail = |why| Err(Error::input(format!("opening --data {}", options.data.data), why));
+        let fail = |why| Err(Error::input(format!("opening --data {source}"), why));
         if test.features() != train.features() {
             return fail(format!("{} to train with, but {} to test with", train.features(), test.features()));
         }
@@ -94,8 +103,13 @@ pub(super) fn open(options: &TrainOptions) -> Result<Opened> {
 fn open_path(name: &str, options: &TrainOptions) -> Result<Opened> {
     let path = Path::new(name);
     let fail = |why: String| Error::input(format!("opening --data {name}"), why);
+    if dataset::is_text(name) && path.is_file() {
+        let data = dataset::open_text(path, options.data.text())?;
+        return Ok(Opened { data, kind: "a text", files: None });
+    }
     if !path.is_dir() {
-        let what = "digits, synthetic, a directory, an HDF5 file or a pattern of such files";
+        let what =
+            "digits, shakespeare, synthetic, a directory, a text, an HDF5 file or a pattern of such files";
         return hdf5(&paths("--data", name, what)?, options);
     }
     let data = if dataset::is_cifar(path) {
@@ -131,18 +145,15 @@ fn paths(option: &str, name: &str, expected: &str) -> Result<Vec<PathBuf>> {
 }
 
 fn hdf5(paths: &[PathBuf], options: &TrainOptions) -> Result<Opened> {
-    let DataOptions { data, inputs, targets, test_fraction, test_data, .. } = &options.data;
-    if !(0.0..1.0).contains(test_fraction) {
-        let why = format!("it is {test_fraction}, but must be from 0 to below 1");
-        return Err(Error::input("--test-fraction", why));
-    }
+    let DataOptions { inputs, targets, test_fraction, test_data, .. } = &options.data;
+    let test_fraction = test_fraction.unwrap_or(0.0);
     // the loss of deep-mlp reads no targets, so the file need not have any
     let targets = options.model.reads_targets().then(|| targets.clone());
     let names = Hdf5Names { inputs: inputs.clone(), targets };
     let open = |name: &str, paths: &[PathBuf]| {
         Hdf5Set::open(name, paths, &names).map(|files| Rc::new(RefCell::new(files)))
     };
-    let files = open(data, paths)?;
+    let files = open(options.source(), paths)?;
     let num_samples = files.borrow().num_samples();
     let num_test = (num_samples as f64 * test_fraction).round() as usize;
     let num_train = num_samples - num_test;
@@ -169,14 +180,29 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
         return Err(Error::input("--synthetic-samples", "it is 0, but must be at least 1"));
     }
     let image = |size, channels| Features::Image { height: size, width: size, channels };
+    let num_classes = match synthetic_targets.0 {
+        Targets::Classes(num) => num,
+        _ => 0,
+    };
+    let tokens = |len| Features::Tokens { len, vocabulary: num_classes };
     let features = match (synthetic_shape, options.model.name()) {
-        (Some(shape), _) => shape.0,
+        (Some(ShapeText::Values(shape)), _) => *shape,
+        (Some(ShapeText::Tokens(len)), _) => tokens(*len),
+        (None, Some(ModelName::Gpt)) => tokens(options.data.context),
         (None, None | Some(ModelName::Mlp)) => Features::Flat(784),
         (None, Some(ModelName::DeepMlp)) => Features::Flat(options.model.width.unwrap_or(1024)),
         (None, Some(ModelName::Lenet)) => image(28, 1),
         (None, Some(ModelName::Cifar)) => image(32, 3),
     };
-    let targets = if options.model.reads_targets() { synthetic_targets.0 } else { Targets::Nothing };
+    let targets = match features {
+        Features::Tokens { vocabulary: 0, .. } => {
+            let why = "tokens are classes, such as classes:65, but these are real values";
+            return Err(Error::input("--synthetic-targets", why));
+        }
+        Features::Tokens { len, vocabulary } => Targets::Tokens { len, vocabulary },
+        _ if options.model.reads_targets() => synthetic_targets.0,
+        _ => Targets::Nothing,
+    };
     let num_test = synthetic_samples.div_ceil(10);
     let part = |first, len| Synthetic::open(features, targets, first, len, options.seed);
     let test = part(*synthetic_samples, num_test)?;

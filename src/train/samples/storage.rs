@@ -28,9 +28,10 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    /// Leaves samples where they are, to be read in any order.
-    pub(super) fn of(data: Data) -> Storage {
-        Storage { data, order: Order::Shuffled, shared_bytes: 0 }
+    /// Leaves samples where they are, to be read in any order that `shuffle` allows.
+    pub(super) fn of(data: Data, shuffle: Shuffle) -> Storage {
+        let order = if shuffle == Shuffle::Off { Order::Sequential } else { Order::Shuffled };
+        Storage { data, order, shared_bytes: 0 }
     }
 
     /// Chooses where the samples of `files` are kept as `options` say, and reads those that are kept
@@ -70,12 +71,17 @@ impl Storage {
             DataStore::On => true,
             DataStore::Auto => bytes_of_node <= room / 2,
         };
-        let shuffle = options.data.shuffle.unwrap_or(if is_stored { Shuffle::Full } else { Shuffle::Blocks });
+        let shuffle = match options.data.shuffle {
+            Shuffle::On if is_stored => Shuffle::Full,
+            Shuffle::On => Shuffle::Blocks,
+            chosen => chosen,
+        };
         let blocks = files.train.direct().blocks();
         let window = options.data.shuffle_window.min(blocks.num_blocks());
         let block_order = BlockOrder::new(blocks, window, options.seed);
         let order = match shuffle {
-            Shuffle::Full => Order::Shuffled,
+            Shuffle::On | Shuffle::Full => Order::Shuffled,
+            Shuffle::Off => Order::Sequential,
             Shuffle::Blocks => Order::Blocks(block_order.clone()),
         };
         if shuffle == Shuffle::Blocks {
@@ -102,8 +108,8 @@ impl Storage {
             return Ok(Storage { data: Data { train, test }, order, shared_bytes });
         }
         let test = files.test.as_ref().map(FileRange::direct);
-        if shuffle == Shuffle::Full {
-            if world.is_root() {
+        if shuffle != Shuffle::Blocks {
+            if world.is_root() && shuffle == Shuffle::Full {
                 log::warn!("--shuffle full without a data store reads every sample by itself, which is slow");
             }
             return Ok(Storage { data: Data { train: files.train.direct(), test }, order, shared_bytes: 0 });

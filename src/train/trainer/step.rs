@@ -11,6 +11,7 @@ use crate::Result;
 use crate::comm::Operation;
 use crate::dataset::Batches;
 use crate::device::{Device, totals};
+use crate::nn::Model;
 use crate::parallel::data::Weights;
 use crate::parallel::shard;
 use crate::train::feed::{Parts, Resident, Rows};
@@ -218,10 +219,12 @@ impl<D: Device> Trainer<'_, D> {
         let requests =
             RunRequests { stop: all[totals::LEN] as usize, checkpoint: all[totals::LEN + 1] as usize };
         sums.copy_from_slice(&all[..totals::LEN]);
-        let accuracy = sums[totals::CORRECT] / num_samples as f64;
+        let Model { loss, output, .. } = *self.model;
+        let num_predictions = (num_samples * loss.num_predictions(output)) as f64;
+        let accuracy = sums[totals::CORRECT] / num_predictions;
         Ok(Means {
-            loss: sums[totals::LOSS] / num_samples as f64,
-            accuracy: self.model.loss.has_accuracy().then_some(accuracy),
+            loss: sums[totals::LOSS] / num_predictions,
+            accuracy: loss.has_accuracy().then_some(accuracy),
             gradient_norm: sums[totals::GRADIENT_SQUARES].sqrt(),
             requests,
         })

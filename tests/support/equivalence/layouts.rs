@@ -15,12 +15,15 @@ use phalanx::train::TrainerSettings;
 
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
 
-const MLPS: [&str; 5] = [
+/// The trajectories that are compared in every layout.
+pub const ORACLES: [&str; 7] = [
     "classifier_relu_sgd",
     "regressor_tanh_adam_cosine",
     "deep_mlp_gelu_adamw",
     "classifier_tanh_lion",
     "residual_mlp_adam",
+    "gpt_bias_adamw",
+    "gpt_nobias_decay_clip",
 ];
 
 const SYNC: SyncSettings = SyncSettings {
@@ -54,7 +57,7 @@ pub fn pipeline_grid(world: &World) -> Grid {
 
 pub fn tensor_oracles<D: TestDevice>(world: &World) {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() }).unwrap();
-    for name in MLPS {
+    for name in D::ORACLES {
         let oracle = Oracle::open(name);
         for split in [Split::Pairs, Split::Gather] {
             for num_micro_batches in [1, 3] {
@@ -72,7 +75,7 @@ pub fn tensor_oracles<D: TestDevice>(world: &World) {
 /// micro-batches.
 pub fn pipeline_oracles<D: TestDevice>(world: &World) {
     let (grid, alone) = (pipeline_grid(world), serial_grid(world));
-    for name in MLPS {
+    for name in D::ORACLES {
         let oracle = Oracle::open(name);
         for num_micro_batches in [1, 4] {
             let serial =
@@ -155,7 +158,7 @@ pub fn stages_that_share_a_rank<D: TestDevice>(world: &World) {
 /// Checks activations without a layer before them to fuse with, at the beginning and at the end of
 /// stages, with the backward pass in halves.
 pub fn activations_on_their_own<D: TestDevice>(world: &World) {
-    let linear = |outputs| Module::Linear { outputs, bias: true };
+    let linear = |outputs| Module::linear(outputs, true);
     let gelu = || Module::Activation(Activation::Gelu);
     let modules = vec![linear(20), gelu(), gelu(), linear(10), gelu(), gelu(), linear(10)];
     let network = Network { name: "odd".into(), modules, loss: Loss::CrossEntropy };
@@ -222,7 +225,7 @@ pub fn grids<D: TestDevice, const EVERY: usize>(world: &World) {
     let mut number = world.size();
     for shape in shapes(world.size()) {
         let grid = Grid::new(world, shape).unwrap();
-        for name in MLPS {
+        for name in D::ORACLES {
             let oracle = Oracle::open(name);
             for (kind, split) in [
                 (PipelineScheduleKind::OneForwardOneBackward, Split::Pairs),

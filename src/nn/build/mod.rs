@@ -4,23 +4,17 @@
 //! then the addition. Value 0 is the input, value i + 1 the output of layer i; [`LayerInputs`] says which
 //! values a layer reads.
 
+mod layers;
+
 use std::collections::HashMap;
 
-use super::layer::{
-    ActivationLayer, AddLayer, ConvolutionLayer, FlattenLayer, Layer, LayerInputs, LayerKind, LayerNormLayer,
-    LinearLayer, MaxPoolLayer, torch_tensors,
-};
+use super::layer::{ActivationLayer, AddLayer, FlattenLayer, Layer, LayerInputs, LayerKind};
 use super::text::head;
-use super::{Features, Initial, LARGEST_SIZE, Model, Module, Network, TensorSpec};
-use crate::device::{Activation, ConvolutionShape, NormShape, PoolShape, WeightLayout};
-use crate::sums::{Leaves, Section};
+use super::{Features, LARGEST_SIZE, Model, Module, Network, TensorSpec};
 use crate::{Error, Result};
 
 /// The largest number of parameters of a network: 4 TB of `f32`.
 const MOST_PARAMETERS: usize = 1 << 40;
-
-/// PyTorch's default ε of `LayerNorm`.
-const NORM_EPSILON: f32 = 1e-5;
 
 impl Network {
     /// Builds the layers and tensors of this network for inputs of shape `input`. Modules that one
@@ -49,7 +43,7 @@ impl Network {
             inputs,
             tensors,
             input,
-            outputs: features.len(),
+            output: features,
             loss: self.loss,
         };
         let num_parameters = model.num_parameters();
@@ -69,11 +63,6 @@ struct ModuleError {
     why: String,
 }
 
-/// Returns the terms of a sum over `len` features in one leaf.
-fn one_leaf(len: usize) -> Section {
-    Section::whole(Leaves { len, num: 1 })
-}
-
 /// A partly built network.
 struct Builder {
     /// The value that the next module reads, and its shape.
@@ -88,6 +77,19 @@ struct Builder {
     name: Option<String>,
     /// The numbers of modules so far, by the beginning of their names.
     counts: HashMap<String, usize>,
+    /// The first embedding.
+    embedding: Option<Embedding>,
+}
+
+/// An embedding, whose weight a tied output uses.
+#[derive(Clone, Copy)]
+struct Embedding {
+    /// The number of its tensor.
+    tensor: usize,
+    vocabulary: usize,
+    width: usize,
+    /// True if an output uses it.
+    is_tied: bool,
 }
 
 impl Builder {
@@ -101,6 +103,7 @@ impl Builder {
             prefix: String::new(),
             name: None,
             counts: HashMap::new(),
+            embedding: None,
         }
     }
 
@@ -165,20 +168,29 @@ impl Builder {
     fn add_layer(&mut self, modules: &[Module]) -> std::result::Result<usize, String> {
         let first_tensor = self.tensors.len();
         let (kind, taken) = match modules[0] {
-            Module::Linear { outputs, bias } => self.linear(outputs, bias, &modules[1..])?,
+            Module::Linear { outputs, bias, deviation } => {
+                self.linear(outputs, bias, deviation, &modules[1..])?
+            }
             Module::Product { outputs } => self.product(outputs, &modules[1..])?,
             Module::Convolution { outputs, kernel } => self.convolution(outputs, kernel, &modules[1..])?,
             Module::MaxPool { size } => (self.max_pool(size)?, 1),
             Module::LayerNorm { bias } => (self.layer_norm(bias), 1),
+            Module::Embedding { width, deviation } => (self.embedding(width, deviation)?, 1),
+            Module::Positions { deviation } => (self.positions(deviation)?, 1),
+            Module::Attention(attention) => return self.attention(attention),
+            Module::TiedOutput => return self.tied_output(),
             Module::Activation(activation) => {
                 (LayerKind::Activation(ActivationLayer { activation, features: self.features }), 1)
             }
             Module::Flatten => match self.features {
                 Features::Flat(_) => return Ok(1),
-                // with one channel, channels first and channels last are the same order
-                Features::Image { height, width, channels: 1 } => {
-                    self.features = Features::Flat(height * width);
+                // in one order already, as channels first and channels last are with one channel
+                Features::Image { channels: 1, .. } | Features::Sequence { .. } => {
+                    self.features = Features::Flat(self.features.len());
                     return Ok(1);
+                }
+                Features::Tokens { .. } => {
+                    return Err(format!("tokens have no features, but the input is {}", self.features));
                 }
                 Features::Image { height, width, channels } => {
                     (LayerKind::Flatten(FlattenLayer { positions: height * width, channels }), 1)
@@ -228,89 +240,6 @@ impl Builder {
         });
         format!("{}{own}", self.prefix)
     }
-
-    fn linear(
-        &mut self,
-        outputs: usize,
-        bias: bool,
-        next: &[Module],
-    ) -> std::result::Result<(LayerKind, usize), String> {
-        let inputs = self.flat("a linear layer")?;
-        let name = self.tensor_name("fc", 1);
-        self.tensors.extend(torch_tensors(&name, vec![outputs, inputs], bias));
-        Ok(linear_layer(inputs, outputs, WeightLayout::OutputsByInputs, bias, next))
-    }
-
-    fn product(
-        &mut self,
-        outputs: usize,
-        next: &[Module],
-    ) -> std::result::Result<(LayerKind, usize), String> {
-        let inputs = self.flat("a product")?;
-        let name = self.tensor_name("w.", 0);
-        let initial = Initial::Normal { deviation: 1.0 / (inputs as f32).sqrt() };
-        self.tensors.push(TensorSpec { name, shape: vec![inputs, outputs], initial });
-        Ok(linear_layer(inputs, outputs, WeightLayout::InputsByOutputs, false, next))
-    }
-
-    fn convolution(
-        &mut self,
-        outputs: usize,
-        kernel: usize,
-        next: &[Module],
-    ) -> std::result::Result<(LayerKind, usize), String> {
-        let Features::Image { height, width, channels } = self.features else {
-            return Err(format!("a convolution needs images, not {}", self.features));
-        };
-        if kernel == 0 || height < kernel || width < kernel {
-            return Err(format!("a kernel of {kernel} × {kernel} does not fit images of {height} × {width}"));
-        }
-        let name = self.tensor_name("conv", 1);
-        self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], true));
-        // ReLU and max-pooling commute, so either order is one operation
-        let is_pool = |module: &Module| *module == Module::MaxPool { size: 2 };
-        let is_relu = |module: &Module| *module == Module::Activation(Activation::Relu);
-        let (pool, relu) = match next {
-            [a, b, ..] if is_pool(a) && is_relu(b) || is_relu(a) && is_pool(b) => (true, true),
-            [a, ..] => (is_pool(a), is_relu(a)),
-            [] => (false, false),
-        };
-        let taken = 1 + usize::from(pool) + usize::from(relu);
-        let shape = ConvolutionShape { rows: 0, channels, height, width, outputs, kernel, pool, relu };
-        Ok((LayerKind::Convolution(ConvolutionLayer { shape }), taken))
-    }
-
-    fn max_pool(&self, size: usize) -> std::result::Result<LayerKind, String> {
-        match self.features {
-            Features::Image { height, width, channels } if size > 0 => {
-                let shape = PoolShape { rows: 0, height, width, channels, size };
-                Ok(LayerKind::MaxPool(MaxPoolLayer { shape }))
-            }
-            features => Err(format!("max-pooling of size {size} does not fit {features}")),
-        }
-    }
-
-    fn layer_norm(&mut self, bias: bool) -> LayerKind {
-        let columns = self.features.last_dimension();
-        let name = self.tensor_name("norm", 1);
-        let tensor = |suffix, value| TensorSpec {
-            name: format!("{name}.{suffix}"),
-            shape: vec![columns],
-            initial: Initial::Constant { value },
-        };
-        self.tensors.push(tensor("weight", 1.0));
-        self.tensors.extend(bias.then(|| tensor("bias", 0.0)));
-        let positions = self.features.len() / columns;
-        let shape = NormShape { rows: 0, columns, epsilon: NORM_EPSILON };
-        LayerKind::LayerNorm(LayerNormLayer { features: self.features, positions, shape, bias })
-    }
-
-    fn flat(&self, what: &str) -> std::result::Result<usize, String> {
-        match self.features {
-            Features::Flat(len) => Ok(len),
-            image => Err(format!("{what} needs features, not {image}: flatten first")),
-        }
-    }
 }
 
 impl ModuleError {
@@ -327,22 +256,4 @@ impl ModuleError {
     fn in_branch(self, branch: &str) -> ModuleError {
         ModuleError { at: format!(", {branch} module {}", self.at), ..self }
     }
-}
-
-/// Returns a linear layer fused with the activation that comes `next`, if one does, and the number of
-/// modules that it stands for.
-fn linear_layer(
-    inputs: usize,
-    outputs: usize,
-    layout: WeightLayout,
-    bias: bool,
-    next: &[Module],
-) -> (LayerKind, usize) {
-    let (activation, taken) = match next.first() {
-        Some(Module::Activation(activation)) => (*activation, 2),
-        _ => (Activation::Identity, 1),
-    };
-    let (input_terms, output_terms) = (one_leaf(inputs), one_leaf(outputs));
-    let layer = LinearLayer { inputs, outputs, layout, input_terms, output_terms, activation, bias };
-    (LayerKind::Linear(layer), taken)
 }

@@ -1,0 +1,193 @@
+//! Texts as sequences of tokens, and the embedded one.
+
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+use std::rc::Rc;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::tokeniser::Tokeniser;
+use super::{Data, Dataset, LARGEST_FILE, Targets, open_file};
+use crate::nn::Features;
+use crate::{Error, Result};
+
+static SHAKESPEARE: &[u8] = include_bytes!("../../data/shakespeare.txt.gz");
+
+/// The most tokens that a vocabulary has: they have 16 bits.
+const MOST_TOKENS: usize = 1 << 16;
+
+/// The cut of a text into samples.
+#[derive(Debug, Clone, Copy)]
+pub struct TextSettings {
+    /// True for a token for each byte, instead of each character.
+    pub bytes: bool,
+    /// The number of tokens of a sample.
+    pub context: usize,
+    /// The number of tokens from the start of a training sample to that of the next.
+    pub stride: usize,
+    /// The share of the tokens, at the end, to test with.
+    pub test_fraction: f64,
+}
+
+/// Consecutive tokens of a text, cut into samples of one length. The target of a position is the token
+/// after it.
+pub struct TokenText {
+    source: String,
+    tokeniser: Tokeniser,
+    tokens: Rc<Vec<u16>>,
+    range: Range<usize>,
+    context: usize,
+    stride: usize,
+}
+
+/// Returns true for the names of files with text or with tokens.
+pub fn is_text(name: &str) -> bool {
+    let extension = Path::new(name).extension();
+    extension.is_some_and(|extension| extension == "txt" || extension == "bin")
+}
+
+/// Opens the embedded text, of Shakespeare. Not collective.
+///
+/// # Errors
+/// The settings leave no samples.
+pub fn open_shakespeare(settings: TextSettings) -> Result<Data> {
+    let mut text = Vec::new();
+    let unpacked = flate2::read::GzDecoder::new(SHAKESPEARE).read_to_end(&mut text);
+    unpacked.map_err(|error| Error::failed("unpacking the embedded text", error.to_string()))?;
+    of_text("the embedded text", &text, settings)
+}
+
+/// Opens a text file, or a `.bin` file of tokens as little-endian numbers of 16 bits. Not collective.
+///
+/// # Errors
+/// The file cannot be read, is no text of the kind that the settings say, or is too short.
+pub fn open_text(path: &Path, settings: TextSettings) -> Result<Data> {
+    let source = path.display().to_string();
+    let fail = |why: String| Error::input(format!("reading {source}"), why);
+    let mut bytes = Vec::new();
+    let file = open_file(path).map_err(fail)?;
+    file.take(LARGEST_FILE as u64 + 1).read_to_end(&mut bytes).map_err(|error| fail(error.to_string()))?;
+    if bytes.len() > LARGEST_FILE {
+        return Err(fail(format!("it has more than {LARGEST_FILE} bytes, the limit of a text")));
+    }
+    if path.extension().is_none_or(|extension| extension != "bin") {
+        return of_text(&source, &bytes, settings);
+    }
+    if bytes.len() % 2 == 1 {
+        return Err(fail(format!("it has {} bytes, an odd number, but tokens have two each", bytes.len())));
+    }
+    let tokens: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|two| u16::from_le_bytes(*two)).collect();
+    let largest = tokens.iter().max().copied().unwrap_or_default();
+    split(&source, Tokeniser::Numbers(usize::from(largest) + 1), tokens, settings)
+}
+
+fn of_text(source: &str, text: &[u8], settings: TextSettings) -> Result<Data> {
+    let fail = |why: String| Error::input(format!("reading {source}"), why);
+    let tokeniser = match std::str::from_utf8(text) {
+        Ok(text) if !settings.bytes => Tokeniser::of_characters(text),
+        Err(_) if !settings.bytes => Tokeniser::Characters(Vec::new()),
+        _ => Tokeniser::Bytes,
+    };
+    if tokeniser.vocabulary() > MOST_TOKENS {
+        let num = tokeniser.vocabulary();
+        return Err(fail(format!("it has {num} different characters, and {MOST_TOKENS} are the limit")));
+    }
+    let tokens = tokeniser.encode(text).map_err(fail)?;
+    split(source, tokeniser, tokens, settings)
+}
+
+/// Divides tokens into those to train and those to test with, which are at the end.
+fn split(source: &str, tokeniser: Tokeniser, tokens: Vec<u16>, settings: TextSettings) -> Result<Data> {
+    let TextSettings { context, stride, test_fraction, .. } = settings;
+    let num_train = (tokens.len() as f64 * (1.0 - test_fraction)) as usize;
+    let (len, tokens) = (tokens.len(), Rc::new(tokens));
+    let part = |range: Range<usize>, stride: usize, what: &str| {
+        if range.len() <= context {
+            let why = format!(
+                "{} of its {len} tokens are to {what} with, but a sample takes {context} and the one after; \
+                 try a smaller --context or another --test-fraction",
+                range.len()
+            );
+            return Err(Error::input(format!("reading {source}"), why));
+        }
+        let (source, tokeniser, tokens) = (source.to_owned(), tokeniser.clone(), Rc::clone(&tokens));
+        Ok(Box::new(TokenText { source, tokeniser, tokens, range, context, stride }))
+    };
+    let train = part(0..num_train, stride, "train")?;
+    let test = (num_train < len).then(|| part(num_train..len, context, "test")).transpose()?;
+    Ok(Data { train, test: test.map(|test| test as Box<dyn Dataset>) })
+}
+
+impl Dataset for TokenText {
+    fn source(&self) -> String {
+        self.source.clone()
+    }
+
+    fn num_samples(&self) -> usize {
+        // the last sample has a token after it
+        (self.range.len() - 1 - self.context) / self.stride + 1
+    }
+
+    fn features(&self) -> Features {
+        Features::Tokens { len: self.context, vocabulary: self.tokeniser.vocabulary() }
+    }
+
+    fn targets(&self) -> Targets {
+        Targets::Tokens { len: self.context, vocabulary: self.tokeniser.vocabulary() }
+    }
+
+    fn tokeniser(&self) -> Option<&Tokeniser> {
+        Some(&self.tokeniser)
+    }
+
+    fn fingerprint(&mut self) -> Result<u128> {
+        let mut hash = Xxh3::new();
+        hash.update(self.tokeniser.to_text().as_bytes());
+        self.tokens[self.range.clone()].iter().for_each(|token| hash.update(&token.to_le_bytes()));
+        Ok(hash.digest128())
+    }
+
+    fn read(&mut self, samples: &[usize], inputs: &mut [f32], targets: &mut [f32]) -> Result<()> {
+        for (shift, values) in [inputs, targets].into_iter().enumerate() {
+            for (sample, values) in samples.iter().zip(values.chunks_exact_mut(self.context)) {
+                let start = self.range.start + sample * self.stride + shift;
+                let tokens = &self.tokens[start..start + self.context];
+                values.iter_mut().zip(tokens).for_each(|(value, token)| *value = f32::from(*token));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(context: usize, stride: usize) -> TextSettings {
+        TextSettings { bytes: false, context, stride, test_fraction: 0.4 }
+    }
+
+    #[test]
+    fn samples_are_windows_and_targets_the_tokens_after() {
+        let mut data = of_text("a test", b"abcdefghijklmnopqrst", settings(4, 3)).unwrap();
+        // twelve tokens to train with: windows at 0, 3 and 6, the last with a token after it
+        assert_eq!(data.train.num_samples(), 3);
+        let (mut inputs, mut targets) = ([0.0; 8], [0.0; 8]);
+        data.train.read(&[2, 0], &mut inputs, &mut targets).unwrap();
+        assert_eq!(inputs, [6.0, 7.0, 8.0, 9.0, 0.0, 1.0, 2.0, 3.0]);
+        assert_eq!(targets, [7.0, 8.0, 9.0, 10.0, 1.0, 2.0, 3.0, 4.0]);
+        let error = of_text("a test", b"abcdefghijklmnopqrst", settings(8, 1)).err().unwrap().to_string();
+        assert!(error.contains("8 of its 20 tokens are to test with"), "{error}");
+    }
+
+    #[test]
+    fn the_embedded_text_has_the_published_numbers() {
+        let settings = TextSettings { bytes: false, context: 64, stride: 1, test_fraction: 0.1 };
+        let data = open_shakespeare(settings).unwrap();
+        assert_eq!(data.train.features(), Features::Tokens { len: 64, vocabulary: 65 });
+        // nanoGPT trains with 1,003,854 characters and tests with 111,540
+        assert_eq!(data.train.num_samples(), 1_003_854 - 64);
+        assert_eq!(data.test.unwrap().num_samples(), 111_539 / 64);
+    }
+}

@@ -1,0 +1,106 @@
+//! The tokens of a text.
+
+/// The pieces of a text that tokens stand for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tokeniser {
+    /// A token for each byte.
+    Bytes,
+    /// A token for each of these characters, in the order of their numbers.
+    Characters(Vec<char>),
+    /// Numbers that another program made, below this.
+    Numbers(usize),
+}
+
+impl Tokeniser {
+    /// Returns the number of tokens that there are.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Tokeniser::Bytes => 256,
+            Tokeniser::Characters(characters) => characters.len(),
+            Tokeniser::Numbers(num) => *num,
+        }
+    }
+
+    /// Returns the tokeniser with a token for each character of `text`, in the order of their code points.
+    pub(super) fn of_characters(text: &str) -> Tokeniser {
+        let mut characters: Vec<char> = text.chars().collect();
+        characters.sort_unstable();
+        characters.dedup();
+        Tokeniser::Characters(characters)
+    }
+
+    /// Returns the tokens of `text`.
+    ///
+    /// # Errors
+    /// A character has no token; the message names it.
+    pub fn encode(&self, text: &[u8]) -> Result<Vec<u16>, String> {
+        match self {
+            Tokeniser::Bytes => Ok(text.iter().map(|byte| u16::from(*byte)).collect()),
+            Tokeniser::Characters(characters) => {
+                let text = std::str::from_utf8(text).map_err(|error| {
+                    format!("byte {} is no UTF-8: --tokens bytes takes any text", error.valid_up_to())
+                })?;
+                let number = |character: char| {
+                    let found = characters.binary_search(&character);
+                    found.map(|at| at as u16).map_err(|_| format!("there is no token for {character:?}"))
+                };
+                text.chars().map(number).collect()
+            }
+            Tokeniser::Numbers(_) => Err("tokens that are numbers stand for no text".into()),
+        }
+    }
+
+    /// Appends what a token stands for to `text`.
+    pub fn decode(&self, token: usize, text: &mut Vec<u8>) {
+        match self {
+            Tokeniser::Bytes => text.push(token as u8),
+            Tokeniser::Characters(characters) => {
+                let character = characters.get(token).copied().unwrap_or(char::REPLACEMENT_CHARACTER);
+                text.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+            }
+            Tokeniser::Numbers(_) => text.extend_from_slice(format!("{token} ").as_bytes()),
+        }
+    }
+
+    /// Returns this tokeniser as text, which [`Tokeniser::from_text`] reads.
+    pub fn to_text(&self) -> String {
+        match self {
+            Tokeniser::Bytes => "bytes".into(),
+            Tokeniser::Characters(characters) => {
+                "characters:".chars().chain(characters.iter().copied()).collect()
+            }
+            Tokeniser::Numbers(num) => format!("numbers:{num}"),
+        }
+    }
+
+    /// Returns the tokeniser that `text` describes.
+    pub fn from_text(text: &str) -> Option<Tokeniser> {
+        match text.split_once(':') {
+            None => (text == "bytes").then_some(Tokeniser::Bytes),
+            Some(("characters", characters)) => Some(Tokeniser::Characters(characters.chars().collect())),
+            Some(("numbers", num)) => num.parse().ok().map(Tokeniser::Numbers),
+            Some(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tokeniser;
+
+    #[test]
+    fn texts_are_tokens_and_back() {
+        for (bytes, text) in [(false, "zwölf Bären"), (true, "zwölf\u{0}")] {
+            let tokeniser = if bytes { Tokeniser::Bytes } else { Tokeniser::of_characters(text) };
+            let tokens = tokeniser.encode(text.as_bytes()).unwrap();
+            assert_eq!(tokens.len(), if bytes { text.len() } else { text.chars().count() });
+            let mut decoded = Vec::new();
+            tokens.iter().for_each(|token| tokeniser.decode(usize::from(*token), &mut decoded));
+            assert_eq!(decoded, text.as_bytes());
+            assert_eq!(Tokeniser::from_text(&tokeniser.to_text()), Some(tokeniser));
+        }
+        let tokeniser = Tokeniser::of_characters("ab");
+        assert!(tokeniser.encode(b"ac").unwrap_err().contains("'c'"));
+        assert!(tokeniser.encode(b"a\xff").unwrap_err().contains("byte 1 is no UTF-8"));
+    }
+}

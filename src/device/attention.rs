@@ -1,0 +1,77 @@
+//! Contract of attention.
+
+use super::memory::MemoryOperations;
+
+/// Sequences, each of which attends to itself.
+///
+/// The heads come in groups. The heads of a group have queries of their own, and share keys and values
+/// (Ainslie et al., "GQA", 2023); with one query head a group, this is plain attention. A position has for
+/// each group the queries of its heads, a key and a value, each of `width` values, one behind the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// The number of sequences.
+    pub rows: usize,
+    /// The length of a sequence.
+    pub positions: usize,
+    /// The number of groups.
+    pub groups: usize,
+    /// The number of heads of a group.
+    pub heads: usize,
+    /// The length of a query, a key or a value.
+    pub width: usize,
+    /// True if a position attends only to itself and to those before it.
+    pub causal: bool,
+}
+
+impl AttentionShape {
+    /// Returns the number of input values of a group in a position.
+    pub fn group_width(&self) -> usize {
+        (self.heads + 2) * self.width
+    }
+
+    /// Returns the number of input values of a position.
+    pub fn input_width(&self) -> usize {
+        self.groups * self.group_width()
+    }
+
+    /// Returns the number of heads of all groups.
+    pub fn num_heads(&self) -> usize {
+        self.groups * self.heads
+    }
+
+    /// Returns the number of output values of a position.
+    pub fn output_width(&self) -> usize {
+        self.num_heads() * self.width
+    }
+
+    /// Returns 1/√width, the factor of the scores.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.width as f32).sqrt()
+    }
+}
+
+/// Attention, forward and backward. With the queries Q, keys K and values V of a head, the output is
+/// softmax(Q · Kᵀ · scale) · V. The matrix of scores is never stored: the backward pass computes it again,
+/// some rows at a time (Dao et al., "FlashAttention", 2022).
+pub trait AttentionOperations: MemoryOperations {
+    /// Computes `output`. `saved`, `[rows, heads, positions]`, receives the logarithm of each softmax's
+    /// sum of exponentials; a GPU, whose saved values may be rounded, computes it again.
+    fn attention_forward(
+        &self,
+        shape: &AttentionShape,
+        input: Self::View<'_>,
+        saved: Self::ViewMut<'_>,
+        output: Self::ViewMut<'_>,
+    );
+
+    /// Computes the gradient of the input from that of the output.
+    fn attention_backward(
+        &self,
+        shape: &AttentionShape,
+        input: Self::View<'_>,
+        saved: Self::View<'_>,
+        output: Self::View<'_>,
+        gradient: Self::View<'_>,
+        input_gradient: Self::ViewMut<'_>,
+    );
+}

@@ -1,0 +1,312 @@
+//! Attention: sequences are split among the threads.
+//!
+//! The scores of a block of queries with all keys are formed at a time, so memory grows with the length
+//! of a sequence and not with its square. Each element of a product is one chain of fused multiply-adds,
+//! whatever the width of vectors.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::Cpu;
+use super::loops::sum;
+use super::math;
+use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
+use crate::device::{AttentionOperations, AttentionShape};
+use crate::memory::scratch::Room;
+
+/// The queries of a block.
+const BLOCK: usize = 16;
+
+/// Memory of a thread.
+struct AttentionScratch {
+    /// Keys, one column for each position.
+    keys: Room,
+    /// Values, one column for each position.
+    values: Room,
+    /// The scores of a block of queries.
+    scores: Room,
+    /// The gradients of the scores.
+    gradients: Room,
+}
+
+impl AttentionScratch {
+    const fn new() -> AttentionScratch {
+        AttentionScratch {
+            keys: Room::new(),
+            values: Room::new(),
+            scores: Room::new(),
+            gradients: Room::new(),
+        }
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<AttentionScratch> = const { RefCell::new(AttentionScratch::new()) };
+}
+
+/// One head of a sequence: the places of its arrays in a position.
+#[derive(Clone, Copy)]
+struct AttentionHead {
+    shape: AttentionShape,
+    query: usize,
+    key: usize,
+    value: usize,
+    output: usize,
+}
+
+impl AttentionHead {
+    /// Returns head `head` of `group`.
+    fn new(shape: AttentionShape, group: usize, head: usize) -> AttentionHead {
+        let (start, width) = (group * shape.group_width(), shape.width);
+        let key = start + shape.heads * width;
+        let output = (group * shape.heads + head) * width;
+        AttentionHead { shape, query: start + head * width, key, value: key + width, output }
+    }
+
+    /// Returns the number of keys that the queries before `end` see.
+    fn num_keys(&self, end: usize) -> usize {
+        if self.shape.causal { end } else { self.shape.positions }
+    }
+
+    /// Returns the blocks of queries.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let positions = self.shape.positions;
+        (0..positions).step_by(BLOCK).map(move |first| first..positions.min(first + BLOCK))
+    }
+}
+
+impl AttentionOperations for Cpu {
+    fn attention_forward(
+        &self,
+        shape: &AttentionShape,
+        input: &[f32],
+        saved: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let input_len = shape.positions * shape.input_width();
+        let (output_len, saved_len) =
+            (shape.positions * shape.output_width(), shape.positions * shape.num_heads());
+        let rows = input.chunks_exact(input_len).zip(output.chunks_exact_mut(output_len));
+        self.for_each(rows.zip(saved.chunks_exact_mut(saved_len)), |((input, output), saved)| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                let mut saved = saved.chunks_exact_mut(shape.positions);
+                for group in 0..shape.groups {
+                    let keys = scratch.keys.elements(shape.width * shape.positions);
+                    columns_of(shape, input, AttentionHead::new(*shape, group, 0).key, keys);
+                    let scores = scratch.scores.elements(BLOCK * shape.positions);
+                    for head in 0..shape.heads {
+                        let logarithms = saved.next().expect("a row for each head");
+                        let head = AttentionHead::new(*shape, group, head);
+                        self.forward_head(head, input, keys, scores, logarithms, output);
+                    }
+                }
+            });
+        });
+    }
+
+    fn attention_backward(
+        &self,
+        shape: &AttentionShape,
+        input: &[f32],
+        saved: &[f32],
+        output: &[f32],
+        gradient: &[f32],
+        input_gradient: &mut [f32],
+    ) {
+        let input_len = shape.positions * shape.input_width();
+        let (output_len, saved_len) =
+            (shape.positions * shape.output_width(), shape.positions * shape.num_heads());
+        let rows = input_gradient.chunks_exact_mut(input_len).enumerate();
+        self.for_each(rows, |(row, input_gradient)| {
+            let of_row = |array: &'_ [f32], len: usize| -> Range<usize> {
+                assert!(array.len() >= (row + 1) * len, "an array of {} values", array.len());
+                row * len..(row + 1) * len
+            };
+            let input = &input[of_row(input, input_len)];
+            let output = &output[of_row(output, output_len)];
+            let saved = &saved[of_row(saved, saved_len)];
+            let gradient = &gradient[of_row(gradient, output_len)];
+            input_gradient.fill(0.0);
+            SCRATCH.with_borrow_mut(|scratch| {
+                let mut saved = saved.chunks_exact(shape.positions);
+                for group in 0..shape.groups {
+                    for head in 0..shape.heads {
+                        let arrays = HeadArrays {
+                            input,
+                            logarithms: saved.next().expect("a row for each head"),
+                            output,
+                            gradient,
+                        };
+                        let is_first = head == 0;
+                        let head = AttentionHead::new(*shape, group, head);
+                        self.backward_head(head, is_first, arrays, scratch, input_gradient);
+                    }
+                }
+            });
+        });
+    }
+}
+
+/// The arrays of a sequence that the backward pass of a head reads.
+#[derive(Clone, Copy)]
+struct HeadArrays<'a> {
+    input: &'a [f32],
+    logarithms: &'a [f32],
+    output: &'a [f32],
+    gradient: &'a [f32],
+}
+
+impl Cpu {
+    /// Computes the output of a head, block by block. `keys` has a column for each position.
+    fn forward_head(
+        &self,
+        head: AttentionHead,
+        input: &[f32],
+        keys: &[f32],
+        scores: &mut [f32],
+        logarithms: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
+        let (positions, width) = (shape.positions, shape.width);
+        for block in head.blocks() {
+            let num_keys = head.num_keys(block.end);
+            let queries = &input[block.start * stride + head.query..];
+            self.multiply_small(SmallProduct {
+                rows: block.len(),
+                columns: num_keys,
+                terms: width,
+                left: Left { values: queries, row_stride: stride, term_stride: 1 },
+                right: MatrixRows { values: keys, stride: positions },
+                target: MatrixRowsMut { values: scores, stride: positions },
+                continues: false,
+            });
+            let mut sums = [0.0_f32; BLOCK];
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    for (at, total) in block.clone().zip(&mut sums) {
+                        let row = &mut scores[(at - block.start) * positions..][..num_keys];
+                        let (row, masked) = row.split_at_mut(head.num_keys(at + 1));
+                        masked.fill(0.0);
+                        let largest = row.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
+                        let scale = shape.scale();
+                        row.iter_mut().for_each(|score| *score = math::exp((*score - largest) * scale));
+                        *total = sum(row.len(), |at| row[at]);
+                        logarithms[at] = largest * scale + libm::logf(*total);
+                    }
+                },
+            );
+            let out = &mut output[block.start * out_stride + head.output..];
+            self.multiply_small(SmallProduct {
+                rows: block.len(),
+                columns: width,
+                terms: num_keys,
+                left: Left { values: scores, row_stride: positions, term_stride: 1 },
+                right: MatrixRows { values: &input[head.value..], stride },
+                target: MatrixRowsMut { values: out, stride: out_stride },
+                continues: false,
+            });
+            for (row, total) in (0..block.len()).zip(sums) {
+                out[row * out_stride..][..width].iter_mut().for_each(|value| *value /= total);
+            }
+        }
+    }
+
+    /// Adds the gradients of a head's queries, keys and values to `input_gradient`, block by block. The
+    /// columns of keys and values are formed for the first head of a group.
+    fn backward_head(
+        &self,
+        head: AttentionHead,
+        is_first: bool,
+        arrays: HeadArrays<'_>,
+        scratch: &mut AttentionScratch,
+        input_gradient: &mut [f32],
+    ) {
+        let HeadArrays { input, logarithms, output, gradient } = arrays;
+        let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
+        let (positions, width) = (shape.positions, shape.width);
+        let keys = scratch.keys.elements(width * positions);
+        let values = scratch.values.elements(width * positions);
+        if is_first {
+            columns_of(&shape, input, head.key, keys);
+            columns_of(&shape, input, head.value, values);
+        }
+        let scores = scratch.scores.elements(BLOCK * positions);
+        let gradients = scratch.gradients.elements(BLOCK * positions);
+        for block in head.blocks() {
+            let num_keys = head.num_keys(block.end);
+            let queries = &input[block.start * stride + head.query..];
+            let outputs = &gradient[block.start * out_stride + head.output..];
+            let lefts =
+                [(queries, stride, &*keys, &mut *scores), (outputs, out_stride, &*values, &mut *gradients)];
+            for (left, row_stride, right, target) in lefts {
+                self.multiply_small(SmallProduct {
+                    rows: block.len(),
+                    columns: num_keys,
+                    terms: width,
+                    left: Left { values: left, row_stride, term_stride: 1 },
+                    right: MatrixRows { values: right, stride: positions },
+                    target: MatrixRowsMut { values: target, stride: positions },
+                    continues: false,
+                });
+            }
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    let scale = shape.scale();
+                    for (row, at) in block.clone().enumerate() {
+                        let (end, place) = (head.num_keys(at + 1), at * out_stride + head.output);
+                        let (dy, y) = (&gradient[place..][..width], &output[place..][..width]);
+                        let mean = sum(width, |at| dy[at] * y[at]);
+                        let scores = &mut scores[row * positions..][..num_keys];
+                        let gradients = &mut gradients[row * positions..][..num_keys];
+                        scores[end..].fill(0.0);
+                        gradients[end..].fill(0.0);
+                        let pairs = scores[..end].iter_mut().zip(&mut gradients[..end]);
+                        for (score, gradient) in pairs {
+                            *score = math::exp(score.mul_add(scale, -logarithms[at]));
+                            *gradient = *score * (*gradient - mean) * scale;
+                        }
+                    }
+                },
+            );
+            let weights = Left { values: &*scores, row_stride: 1, term_stride: positions };
+            let transposed = Left { values: &*gradients, row_stride: 1, term_stride: positions };
+            let straight = Left { values: &*gradients, row_stride: positions, term_stride: 1 };
+            let products = [
+                (
+                    straight,
+                    block.len(),
+                    num_keys,
+                    &input[head.key..],
+                    stride,
+                    block.start * stride + head.query,
+                ),
+                (transposed, num_keys, block.len(), queries, stride, head.key),
+                (weights, num_keys, block.len(), outputs, out_stride, head.value),
+            ];
+            for (left, rows, terms, right, right_stride, place) in products {
+                self.multiply_small(SmallProduct {
+                    rows,
+                    columns: width,
+                    terms,
+                    left,
+                    right: MatrixRows { values: right, stride: right_stride },
+                    target: MatrixRowsMut { values: &mut input_gradient[place..], stride },
+                    continues: true,
+                });
+            }
+        }
+    }
+}
+
+/// Writes the vectors at `place` of each position, as columns.
+fn columns_of(shape: &AttentionShape, input: &[f32], place: usize, columns: &mut [f32]) {
+    let (positions, width) = (shape.positions, shape.width);
+    for (position, input) in input.chunks_exact(shape.input_width()).enumerate() {
+        for (at, value) in input[place..][..width].iter().enumerate() {
+            columns[at * positions + position] = *value;
+        }
+    }
+}

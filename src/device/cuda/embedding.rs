@@ -1,0 +1,93 @@
+//! Embeddings.
+
+use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::format::Format;
+use super::runtime::gpu::Cuda;
+use super::runtime::kernels::kernel_table;
+use super::runtime::launch::{Launch, launch};
+use crate::device::{EmbeddingOperations, EmbeddingShape, RowSums};
+
+kernel_table!(EmbeddingKernels in "embedding.cu" {
+    embed: KernelPair,
+    embed_backward: KernelPair,
+    add_table: KernelPair,
+});
+
+/// Most threads of a block that adds up a row of a table's gradient.
+const MOST_THREADS: usize = 256;
+
+impl EmbeddingOperations for Cuda {
+    fn embed(
+        &self,
+        shape: &EmbeddingShape,
+        tokens: CudaView<'_>,
+        table: CudaView<'_>,
+        output: CudaViewMut<'_>,
+    ) {
+        let EmbeddingShape { tokens: num_tokens, first, rows, columns } = *shape;
+        assert!(tokens.len >= num_tokens && tokens.format == Format::F32, "tokens are exact");
+        assert!(table.len == rows * columns && output.len == num_tokens * columns);
+        let kernel = self.kernels.of::<EmbeddingKernels>().embed.of(output.format);
+        launch!(
+            self.streams,
+            kernel,
+            self.streams.over(output.len, 1),
+            output.len as u64,
+            first as u32,
+            rows as u32,
+            columns as u32,
+            tokens.pointer,
+            table.pointer,
+            output.pointer,
+        );
+    }
+
+    fn embed_backward(
+        &self,
+        shape: &EmbeddingShape,
+        tokens: CudaView<'_>,
+        gradient: CudaView<'_>,
+        table_gradient: RowSums<CudaViewMut<'_>>,
+    ) {
+        let EmbeddingShape { tokens: num_tokens, first, rows, columns } = *shape;
+        assert!(tokens.len >= num_tokens && tokens.format == Format::F32, "tokens are exact");
+        assert!(gradient.len >= num_tokens * columns);
+        let Some((table_gradient, accumulate)) = self.single_sum(table_gradient, rows * columns) else {
+            return;
+        };
+        if rows == 0 {
+            return;
+        }
+        let threads = columns.next_multiple_of(32).min(MOST_THREADS);
+        let launch = Launch { blocks: (rows as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 };
+        let kernel = self.kernels.of::<EmbeddingKernels>().embed_backward.of(gradient.format);
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            num_tokens as u32,
+            first as u32,
+            columns as u32,
+            tokens.pointer,
+            gradient.pointer,
+            table_gradient.pointer,
+            i32::from(accumulate),
+        );
+    }
+
+    fn add_table(&self, input: CudaView<'_>, table: CudaView<'_>, output: CudaViewMut<'_>) {
+        assert!(input.len == output.len && input.len.is_multiple_of(table.len));
+        assert_eq!(input.format, output.format);
+        let kernel = self.kernels.of::<EmbeddingKernels>().add_table.of(input.format);
+        launch!(
+            self.streams,
+            kernel,
+            self.streams.over(input.len, 1),
+            input.len as u64,
+            table.len as u32,
+            input.pointer,
+            table.pointer,
+            output.pointer,
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! Learnt positions.
+
+use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape};
+use crate::device::{Activation, BiasShape, Device, FusedActivation};
+use crate::nn::Features;
+use crate::sums::Section;
+
+/// Adds a row of a table to each position of a sequence.
+#[derive(Debug, Clone)]
+pub struct PositionsLayer {
+    /// The number of positions.
+    pub len: usize,
+    /// Features of a position.
+    pub width: usize,
+}
+
+/// The number of the tensor.
+const WEIGHT: usize = 0;
+
+impl LayerPasses for PositionsLayer {
+    fn name(&self) -> &'static str {
+        "positions"
+    }
+
+    fn input_len(&self) -> usize {
+        self.len * self.width
+    }
+
+    fn output(&self) -> Features {
+        Features::Sequence { len: self.len, width: self.width }
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
+    fn forward<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        input: D::View<'_>,
+        _saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        device.add_table(input, parameters.get(device, WEIGHT), output);
+    }
+
+    fn backward_activation<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        sums: Option<(LayerSums<'_, D>, Section)>,
+        _is_backpropagated: bool,
+    ) {
+        if let Some((mut sums, section)) = sums {
+            let shape = BiasShape { columns: self.input_len(), positions: 1 };
+            let table = sums.get(device, WEIGHT, section);
+            device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(table));
+        }
+    }
+
+    fn backward_input<D: Device>(
+        &self,
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        _tape: &Tape<'_, D>,
+        _gradient: D::View<'_>,
+        _input_gradient: D::ViewMut<'_>,
+        _previous: Option<FusedActivation<D::View<'_>>>,
+    ) {
+        unreachable!("the gradient of an elementwise layer is computed in place")
+    }
+}
