@@ -18,8 +18,8 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::prelude::*;
 use phalanx::device::{
-    Activation, BiasShape, BlockShape, ConvolutionShape, FusedActivation, LinearShape, LossShape, NormShape,
-    OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals,
+    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, EmbeddingShape, FusedActivation,
+    LinearShape, LossShape, NormShape, OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -214,6 +214,15 @@ operations!(NormOperations:
     layer_norm_forward(&NormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
     layer_norm_backward_weight(&NormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
     layer_norm_backward_input(&NormShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(AttentionOperations:
+    attention_forward(&AttentionShape, In<'_>, Out<'_>, Out<'_>) 0;
+    attention_backward(&AttentionShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
+);
+operations!(EmbeddingOperations:
+    embed(&EmbeddingShape, In<'_>, In<'_>, Out<'_>) 0;
+    embed_backward(&EmbeddingShape, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
+    add_table(In<'_>, In<'_>, Out<'_>) 0;
 );
 operations!(LossOperations:
     cross_entropy(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;

@@ -54,8 +54,8 @@ fn train(world: &World) -> Result<()> {
         }
 
         // every row counts 1/BATCH, so the sum over unequal shares is still the mean over the batch
-        let shape = LossShape { rows, columns: model.outputs, scale: 1.0 / BATCH as f32 };
-        let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; rows * model.outputs]);
+        let shape = LossShape { rows, columns: model.output.len(), scale: 1.0 / BATCH as f32 };
+        let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; rows * model.output.len()]);
         let outputs = &values[model.layers.len()];
         model.loss.evaluate(&device, &shape, outputs, &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {

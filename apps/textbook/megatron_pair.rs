@@ -43,7 +43,7 @@ fn train(world: &World) -> Result<()> {
         let own = shard(*width, all.rank(), all.size());
         (*width, *terms) = (own.len(), Section::whole(Leaves { len: own.len(), num: 1 }));
         if at % 2 == 0 {
-            (tensors[2 * at].rows, tensors[2 * at + 1].rows) = (own.clone(), own);
+            (tensors[2 * at].rows, tensors[2 * at + 1].rows) = (vec![own.clone(); 1], vec![own; 1]);
         } else {
             tensors[2 * at].columns = own;
             // one rank adds the bias to the sum, and the activation follows the sum
@@ -67,8 +67,8 @@ fn train(world: &World) -> Result<()> {
             }
             values.push(output);
         }
-        let shape = LossShape { rows: BATCH, columns: model.outputs, scale: 1.0 / BATCH as f32 };
-        let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; BATCH * model.outputs]);
+        let shape = LossShape { rows: BATCH, columns: model.output.len(), scale: 1.0 / BATCH as f32 };
+        let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; BATCH * model.output.len()]);
         model.loss.evaluate(&device, &shape, &values[4], &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {
             let tape = Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1] };
