@@ -16,10 +16,11 @@
 //! | [`store`] | samples of files in the job's memory | `comm`, `dataset`, `nn`, `trace` |
 //! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
 //! | [`parallel`] | the strategies: networks on ranks | all above but `dataset`, `checkpoint` |
+//! | [`infer`] | the use of trained networks | `checkpoint`, `dataset`, `device`, `nn`, `parallel`, `sums` |
 //! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | the cost of communication | `comm`, `device`, `memory` |
 //! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure`, `memory` |
-//! | [`train`] | the loop of every training program, its options | all but `measure`, `probe` |
+//! | [`train`] | the loop of every training program, its options | all but `infer`, `measure`, `probe` |
 //!
 //! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering/`
 //! enforces the last column.
@@ -124,6 +125,7 @@ pub mod checkpoint;
 pub mod comm;
 pub mod dataset;
 pub mod device;
+pub mod infer;
 pub mod measure;
 pub mod memory;
 pub mod nn;

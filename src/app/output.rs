@@ -10,15 +10,24 @@ pub(super) fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
+/// Prints bytes on stdout at once. A reader that has gone away is not an error; a full disk is. Not
+/// collective.
+///
+/// # Errors
+/// The bytes cannot be written.
+pub fn print_bytes(bytes: &[u8]) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::failed("writing to stdout", error)),
+        _ => Ok(()),
+    }
+}
+
 /// Prints a line on stdout. A reader that has gone away is not an error; a full disk is. Not
 /// collective.
 ///
 /// # Errors
 /// The line cannot be written.
 pub fn print_line(line: &str) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Error::failed("writing to stdout", error)),
-        _ => Ok(()),
-    }
+    print_bytes(format!("{line}\n").as_bytes())
 }

@@ -1,0 +1,137 @@
+//! Texts of a network that predicts the next token.
+//!
+//! A random draw depends on the seed, the number of the text and that of the token, so a text is the same
+//! on any rank. The network sees the last tokens that its context holds.
+
+use rand_chacha::rand_core::Rng as _;
+
+use super::Predictor;
+use crate::device::Device;
+use crate::nn::{Features, generator};
+use crate::{Error, Result};
+
+/// The choice of a token among those that a network predicts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// The divisor of the logits: below 1, likely tokens become likelier; 0 takes the likeliest.
+    pub temperature: f32,
+    /// The number of likeliest tokens of which one is chosen, if not of all.
+    pub top_k: Option<usize>,
+    /// The seed of the random draws.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// Returns the token that is drawn by the number `draw` in 0..1.
+    fn choose(&self, logits: &[f32], draw: f64) -> usize {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        // of equal logits, the first token comes first
+        order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]));
+        let most = if self.temperature == 0.0 { 1 } else { self.top_k.unwrap_or(usize::MAX) };
+        order.truncate(most.clamp(1, logits.len()));
+        let weight = |token: &usize| {
+            let logit = f64::from(logits[*token] - logits[order[0]]);
+            libm::exp(logit / f64::from(self.temperature.max(f32::MIN_POSITIVE)))
+        };
+        let weights: Vec<f64> = order.iter().map(weight).collect();
+        let mut rest = draw * weights.iter().sum::<f64>();
+        let chosen = weights.iter().position(|weight| {
+            rest -= weight;
+            rest < 0.0
+        });
+        order[chosen.unwrap_or(0)]
+    }
+}
+
+/// A network that continues texts.
+pub struct Generator<'a, D: Device> {
+    predictor: Predictor<'a, D>,
+    context: usize,
+    vocabulary: usize,
+    sampling: Sampling,
+}
+
+impl<'a, D: Device> Generator<'a, D> {
+    /// Makes a generator of a network that has been prepared for one row. Not collective.
+    ///
+    /// # Errors
+    /// The network does not predict a token for each position.
+    pub fn new(predictor: Predictor<'a, D>, sampling: Sampling) -> Result<Generator<'a, D>> {
+        match (predictor.input(), predictor.output()) {
+            (Features::Tokens { len, vocabulary }, Features::Sequence { width, .. })
+                if width >= vocabulary =>
+            {
+                Ok(Generator { predictor, context: len, vocabulary, sampling })
+            }
+            (input, output) => {
+                let why = format!("it maps {input} to {output}; a text needs an output for each token");
+                Err(Error::input("continuing a text with this network", why))
+            }
+        }
+    }
+
+    /// Continues the text number `text`, which begins with `prompt`, by `num_tokens` tokens, and calls
+    /// `show` with each. Not collective.
+    ///
+    /// # Errors
+    /// The prompt is empty, or `show` or the device failed.
+    pub fn run(
+        &mut self,
+        text: u64,
+        prompt: &[u16],
+        num_tokens: usize,
+        show: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
+        if prompt.is_empty() {
+            return Err(Error::input("continuing a text", "the prompt has no token"));
+        }
+        let mut random = generator(self.sampling.seed, "generate.text");
+        random.set_stream(text);
+        let mut tokens: Vec<f32> = prompt.iter().map(|token| f32::from(*token)).collect();
+        for _ in 0..num_tokens {
+            let seen = &tokens[tokens.len().saturating_sub(self.context)..];
+            let draw = f64::from(random.next_u32()) / f64::from(u32::MAX) * (1.0 - f64::EPSILON);
+            let (mut chosen, last, sampling) = (0, seen.len() - 1, self.sampling);
+            let vocabulary = self.vocabulary;
+            let width = self.predictor.output().last_dimension();
+            self.predictor.run(
+                1,
+                &mut |input| {
+                    // what comes after the last token is not seen by it
+                    input.fill(0.0);
+                    input[..seen.len()].copy_from_slice(seen);
+                    Ok(())
+                },
+                &mut |logits| {
+                    chosen = sampling.choose(&logits[last * width..][..vocabulary], draw);
+                    Ok(())
+                },
+            )?;
+            tokens.push(chosen as f32);
+            show(chosen)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sampling;
+
+    #[test]
+    fn draws_follow_the_weights() {
+        let logits = [0.0, 2.0_f32.ln(), f32::NEG_INFINITY, 1.0_f32.ln()];
+        let sampling = Sampling { temperature: 1.0, top_k: None, seed: 1 };
+        let count = |sampling: Sampling| {
+            let mut counts = [0_i32; 4];
+            (0..4000).for_each(|at| counts[sampling.choose(&logits, (f64::from(at) + 0.5) / 4000.0)] += 1);
+            counts
+        };
+        assert_eq!(count(sampling), [1000, 2000, 0, 1000]);
+        // of equal weights, the first token is kept
+        assert_eq!(count(Sampling { top_k: Some(1), ..sampling }), [0, 4000, 0, 0]);
+        let two = count(Sampling { top_k: Some(2), ..sampling });
+        assert!(two[2] == 0 && two[3] == 0 && two[1].abs_diff(2 * two[0]) < 4, "{two:?}");
+        assert_eq!(count(Sampling { temperature: 0.0, ..sampling }), [0, 4000, 0, 0]);
+    }
+}
