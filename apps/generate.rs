@@ -18,7 +18,7 @@ use phalanx::app::{self, CommonOptions, FileOption, Program};
 use phalanx::comm::World;
 use phalanx::dataset::Tokeniser;
 use phalanx::device::Cpu;
-use phalanx::infer::{Generator, Predictor, Sampling, TrainedNetwork};
+use phalanx::infer::{Predictor, Sampling, TextGenerator, TrainedNetwork};
 use phalanx::parallel::shard;
 use phalanx::{Error, Result};
 
@@ -58,7 +58,7 @@ struct Arguments {
 }
 
 /// Opens the network and prepares the prompt. Not collective.
-fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(Generator<'a, Cpu>, Tokeniser, Vec<u16>)> {
+fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(TextGenerator<'a, Cpu>, Tokeniser, Vec<u16>)> {
     let Arguments { network, prompt, temperature, top_k, seed, .. } = arguments;
     if !(0.0..=1e3).contains(temperature) {
         return Err(Error::input(
@@ -78,7 +78,7 @@ fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(Generator<'a, Cpu
     let model = trained.build_for_tokens(tokeniser.vocabulary())?;
     let predictor = Predictor::new(device, &trained, &model, 1)?;
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
-    Ok((Generator::new(predictor, sampling)?, tokeniser, tokens))
+    Ok((TextGenerator::new(predictor, sampling)?, tokeniser, tokens))
 }
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {

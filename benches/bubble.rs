@@ -18,8 +18,9 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::prelude::*;
 use phalanx::device::{
-    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, EmbeddingShape, FusedActivation,
-    LinearShape, LossShape, NormShape, OptimizerStep, PoolShape, Role, RowSums, WeightOperands, totals,
+    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, DropoutShape, EmbeddingShape,
+    FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep, PoolShape, Role,
+    RowSums, WeightOperands, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -186,6 +187,9 @@ operations!(CopyOperations:
 operations!(ActivationOperations:
     activation_forward(Activation, In<'_>, Out<'_>, Out<'_>) 0;
     activation_backward(Activation, BiasShape, In<'_>, Out<'_>, Option<RowSums<Out<'_>>>) 1;
+    gated_forward(Gate, usize, In<'_>, Out<'_>) 0;
+    gated_backward(Gate, usize, In<'_>, In<'_>, Out<'_>) 0;
+    dropout(&DropoutShape, Option<In<'_>>, Out<'_>) 0;
 );
 operations!(LinearOperations:
     linear_forward(&LinearShape, In<'_>, In<'_>, Option<In<'_>>, Activation, Out<'_>, Out<'_>) 1;
@@ -202,22 +206,28 @@ operations!(LinearOperations:
     }
 );
 operations!(ConvolutionOperations:
-    convolution_forward(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
+    convolution_forward(&ConvolutionShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
     convolution_backward_weight(&ConvolutionShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
     convolution_backward_input(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
 );
 operations!(PoolOperations:
     max_pool_forward(&PoolShape, In<'_>, Out<'_>, Out<'_>) 0;
     max_pool_backward(&PoolShape, In<'_>, In<'_>, Out<'_>) 0;
+    average_pool_forward(&PoolShape, In<'_>, Out<'_>) 0;
+    average_pool_backward(&PoolShape, In<'_>, Out<'_>) 0;
 );
 operations!(NormOperations:
     layer_norm_forward(&NormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
     layer_norm_backward_weight(&NormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
     layer_norm_backward_input(&NormShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
+    group_norm_forward(&GroupNormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
+    group_norm_backward_weight(&GroupNormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
+    group_norm_backward_input(&GroupNormShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
 );
 operations!(AttentionOperations:
     attention_forward(&AttentionShape, In<'_>, Out<'_>, Out<'_>) 0;
     attention_backward(&AttentionShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
+    rotate(&AttentionShape, f32, bool, Option<In<'_>>, Out<'_>) 0;
 );
 operations!(EmbeddingOperations:
     embed(&EmbeddingShape, In<'_>, In<'_>, Out<'_>) 0;

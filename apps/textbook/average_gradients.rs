@@ -49,7 +49,7 @@ fn train(world: &World) -> Result<()> {
         batches.read(step, share, &mut values[0], &mut labels)?;
         for (at, layer) in model.layers.iter().enumerate() {
             let mut output = vec![0.0; rows * layer.output_len()];
-            layer.forward(&device, &parameters, rows, &values[at], &mut [], &mut output);
+            layer.forward(&device, &parameters, None, rows, &values[at], &mut [], &mut output);
             values.push(output);
         }
 
@@ -59,7 +59,8 @@ fn train(world: &World) -> Result<()> {
         let outputs = &values[model.layers.len()];
         model.loss.evaluate(&device, &shape, outputs, &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {
-            let tape = Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1] };
+            let tape =
+                Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1], draws: None };
             let own = Section::of_chain(rows, false);
             let sums = Some((&mut gradients, own));
             layer.backward_activation(&device, &tape, &mut gradient, sums, false);

@@ -51,7 +51,7 @@ fn train(world: &World) -> Result<()> {
             }
             for (at, layer) in stage.iter().enumerate() {
                 let mut output = vec![0.0; ROWS * layer.output_len()];
-                layer.forward(&device, &parameters, ROWS, &values[at], &mut [], &mut output);
+                layer.forward(&device, &parameters, None, ROWS, &values[at], &mut [], &mut output);
                 values.push(output);
             }
             if rank < last {
@@ -70,7 +70,8 @@ fn train(world: &World) -> Result<()> {
                 all.receive(&mut gradient, rank + 1, micro_batch as i32)?;
             }
             for (at, layer) in stage.iter().enumerate().rev() {
-                let tape = Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1] };
+                let tape =
+                    Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1], draws: None };
                 let own = Section::of_chain(ROWS, true);
                 let sums = Some((&mut gradients, own));
                 layer.backward_activation(&device, &tape, &mut gradient, sums, false);

@@ -58,7 +58,7 @@ fn train(world: &World) -> Result<()> {
         batches.read(step, 0..BATCH, &mut values[0], &mut labels)?;
         for (at, layer) in model.layers.iter().enumerate() {
             let mut output = vec![0.0; BATCH * layer.output_len()];
-            layer.forward(&device, &parameters, BATCH, &values[at], &mut [], &mut output);
+            layer.forward(&device, &parameters, None, BATCH, &values[at], &mut [], &mut output);
             if at % 2 == 1 {
                 all.all_reduce(&mut output, Operation::Sum)?; // g: MPI_Allreduce
             }
@@ -71,7 +71,8 @@ fn train(world: &World) -> Result<()> {
         let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; BATCH * model.output.len()]);
         model.loss.evaluate(&device, &shape, &values[4], &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {
-            let tape = Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1] };
+            let tape =
+                Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1], draws: None };
             let own = Section::of_chain(BATCH, false);
             let sums = Some((&mut gradients, own));
             layer.backward_activation(&device, &tape, &mut gradient, sums, false);

@@ -12,15 +12,30 @@ pub enum Activation {
     Relu,
     /// x · Φ(x), with the exact normal distribution function (erf), as PyTorch's default
     Gelu,
+    /// GELU with Φ approximated by tanh (Hendrycks and Gimpel, "Gaussian error linear units", 2016)
+    GeluTanh,
+    /// x · σ(x), with the logistic function σ
+    Silu,
     /// tanh(x)
     Tanh,
+}
+
+/// The function of the gates of a gated linear unit (Shazeer, "GLU variants improve transformer", 2020).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// The logistic function, as PyTorch's `GLU`.
+    Sigmoid,
+    /// x · σ(x): SwiGLU.
+    Silu,
+    /// x · Φ(x), exact: GEGLU.
+    Gelu,
 }
 
 impl Activation {
     /// Returns true if the backward pass needs more than the outputs: the forward pass then saves
     /// the derivatives, or the inputs, as the device prefers.
     pub fn saves(self) -> bool {
-        self == Activation::Gelu
+        matches!(self, Activation::Gelu | Activation::GeluTanh | Activation::Silu)
     }
 }
 
@@ -31,6 +46,35 @@ pub struct BiasShape {
     pub columns: usize,
     /// The rows of a sample: the positions of an image, or 1.
     pub positions: usize,
+}
+
+/// The draws of a dropout: element e is drawn by `(seed, step, module, e)` alone, with the generator
+/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), so that every
+/// layout draws the same.
+#[derive(Debug, Clone, Copy)]
+pub struct DropoutShape {
+    /// The probability of 0, below 1.
+    pub rate: f32,
+    /// The seed of the run.
+    pub seed: u64,
+    /// The number of the step.
+    pub step: u32,
+    /// The number of the module.
+    pub module: u32,
+    /// The number of the first element among those of the batch.
+    pub first: u64,
+}
+
+impl DropoutShape {
+    /// Returns the smallest number of 32 random bits that keeps an element.
+    pub(super) fn threshold(&self) -> u32 {
+        (f64::from(self.rate) * (1_u64 << 32) as f64) as u32
+    }
+
+    /// Returns the factor of elements that are kept.
+    pub(super) fn scale(&self) -> f32 {
+        1.0 / (1.0 - self.rate)
+    }
 }
 
 /// Elementwise functions, forward and backward.
@@ -59,4 +103,24 @@ pub trait ActivationOperations: MemoryOperations {
         gradient: Self::ViewMut<'_>,
         bias_gradient: Option<RowSums<Self::ViewMut<'_>>>,
     );
+
+    /// Computes `output = a · gate(b)`, `[rows, columns]`, of the first and the second half, a and b, of
+    /// each row of `input`, `[rows, 2 · columns]`.
+    fn gated_forward(&self, gate: Gate, columns: usize, input: Self::View<'_>, output: Self::ViewMut<'_>);
+
+    /// Computes the gradient of the inputs of [`ActivationOperations::gated_forward`] from `gradient`, the
+    /// gradient of its outputs.
+    fn gated_backward(
+        &self,
+        gate: Gate,
+        columns: usize,
+        input: Self::View<'_>,
+        gradient: Self::View<'_>,
+        input_gradient: Self::ViewMut<'_>,
+    );
+
+    /// Copies `from` to `values`, or changes `values` in place: each is set to 0 with probability
+    /// `dropout.rate`, and the others are divided by 1 − rate. With the same draws, that turns the gradient
+    /// of the outputs into that of the inputs.
+    fn dropout(&self, dropout: &DropoutShape, from: Option<Self::View<'_>>, values: Self::ViewMut<'_>);
 }

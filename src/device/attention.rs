@@ -74,4 +74,17 @@ pub trait AttentionOperations: MemoryOperations {
         gradient: Self::View<'_>,
         input_gradient: Self::ViewMut<'_>,
     );
+
+    /// Rotates the queries and keys of `from`, or of `values` themselves, the input of attention: elements i
+    /// and i + width/2 of each by the angle p · base^(−2i/width), at position p of the sequence; backward by
+    /// that angle if `inverse`, which turns gradients of the outputs into those of the inputs (Su et al.,
+    /// "RoFormer", 2021). The width is even; `shape.rows` is not read.
+    fn rotate(
+        &self,
+        shape: &AttentionShape,
+        base: f32,
+        inverse: bool,
+        from: Option<Self::View<'_>>,
+        values: Self::ViewMut<'_>,
+    );
 }

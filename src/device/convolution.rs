@@ -19,6 +19,10 @@ pub struct ConvolutionShape {
     pub outputs: usize,
     /// Height and width of the kernel.
     pub kernel: usize,
+    /// The distance between the places of the kernel; 1 with pooling.
+    pub stride: usize,
+    /// The rows and columns of zeros around an image, on each side.
+    pub padding: usize,
     /// True for 2 × 2 max-pooling of the outputs.
     pub pool: bool,
     /// True for ReLU of the (pooled) outputs.
@@ -26,14 +30,39 @@ pub struct ConvolutionShape {
 }
 
 impl ConvolutionShape {
+    /// Returns the number of places of the kernel in `padded` rows or columns.
+    fn places(&self, padded: usize) -> usize {
+        (padded - self.kernel) / self.stride + 1
+    }
+
     /// Returns the height of the output, after pooling.
     pub fn output_height(&self) -> usize {
-        (self.height + 1 - self.kernel) / self.window()
+        self.places(self.padded_height()) / self.window()
     }
 
     /// Returns the width of the output, after pooling.
     pub fn output_width(&self) -> usize {
-        (self.width + 1 - self.kernel) / self.window()
+        self.places(self.padded_width()) / self.window()
+    }
+
+    /// Returns the height of an image with the zeros around it.
+    pub fn padded_height(&self) -> usize {
+        self.height + 2 * self.padding
+    }
+
+    /// Returns the width of an image with the zeros around it.
+    pub fn padded_width(&self) -> usize {
+        self.width + 2 * self.padding
+    }
+
+    /// Returns the number of elements of one image with the zeros around it.
+    pub fn padded_len(&self) -> usize {
+        self.padded_height() * self.padded_width() * self.channels
+    }
+
+    /// Returns the number of elements of one image's `argmax`.
+    pub fn argmax_len(&self) -> usize {
+        if self.pool { self.output_len() } else { 0 }
     }
 
     /// Returns the height and width of the pooling window: 1 without pooling.
@@ -57,18 +86,19 @@ impl ConvolutionShape {
     }
 }
 
-/// Convolution (valid, stride 1, cross-correlation), forward and backward.
+/// Convolution (cross-correlation, as PyTorch's `Conv2d`), forward and backward.
 pub trait ConvolutionOperations: MemoryOperations {
-    /// Computes the convolution with bias, then, as `shape` says, 2 × 2 max-pooling and ReLU.
+    /// Computes the convolution, with `bias` if there is one, then, as `shape` says, 2 × 2 max-pooling
+    /// and ReLU.
     ///
-    /// `argmax`, of the shape of `output`, receives the place of the maximum in each pooling
-    /// window, 0 to 3 in reading order.
+    /// With pooling, `argmax`, of the shape of `output`, receives the place of the maximum in each
+    /// window, 0 to 3 in reading order; it is empty without.
     fn convolution_forward(
         &self,
         shape: &ConvolutionShape,
         input: Self::View<'_>,
         weight: Self::View<'_>,
-        bias: Self::View<'_>,
+        bias: Option<Self::View<'_>>,
         argmax: Self::ViewMut<'_>,
         output: Self::ViewMut<'_>,
     );

@@ -12,11 +12,46 @@ pub struct NormShape {
     pub columns: usize,
     /// ε, which is added to the variance.
     pub epsilon: f32,
+    /// True if the mean is subtracted; otherwise mean(x) is 0 in all formulas.
+    pub is_centred: bool,
 }
 
 impl NormShape {
     /// The number of values that the forward pass saves for each vector: its mean and 1/σ.
     pub const SAVED: usize = 2;
+}
+
+/// Images whose channels are normalised in groups.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupNormShape {
+    /// Images.
+    pub rows: usize,
+    /// Height times width.
+    pub positions: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Groups of consecutive channels, which divide them.
+    pub groups: usize,
+    /// ε, which is added to the variance.
+    pub epsilon: f32,
+}
+
+impl GroupNormShape {
+    /// Returns the number of elements of one image.
+    pub fn image_len(&self) -> usize {
+        self.positions * self.channels
+    }
+
+    /// Returns the number of channels of a group.
+    pub fn group_len(&self) -> usize {
+        self.channels / self.groups
+    }
+
+    /// Returns the number of values that the forward pass saves for each image: the mean and 1/σ of
+    /// each group.
+    pub fn saved_len(&self) -> usize {
+        2 * self.groups
+    }
 }
 
 /// Normalisations, forward and backward. With x̂ = (x − mean(x)) / √(var(x) + ε), where the variance is
@@ -49,6 +84,41 @@ pub trait NormOperations: MemoryOperations {
     fn layer_norm_backward_input(
         &self,
         shape: &NormShape,
+        input: Self::View<'_>,
+        weight: Self::View<'_>,
+        saved: Self::View<'_>,
+        gradient: Self::View<'_>,
+        input_gradient: Self::ViewMut<'_>,
+    );
+
+    /// Computes `output = x̂ · weight + bias`, where x are the values of a group of channels at all
+    /// positions of an image, and `weight` and `bias`, if there is one, have an element for each channel.
+    /// `saved` receives [`GroupNormShape::saved_len`] values of each image.
+    fn group_norm_forward(
+        &self,
+        shape: &GroupNormShape,
+        input: Self::View<'_>,
+        weight: Self::View<'_>,
+        bias: Option<Self::View<'_>>,
+        saved: Self::ViewMut<'_>,
+        output: Self::ViewMut<'_>,
+    );
+
+    /// Adds up the gradient of the weight, x̂ times `gradient`, over the positions of the images.
+    fn group_norm_backward_weight(
+        &self,
+        shape: &GroupNormShape,
+        input: Self::View<'_>,
+        saved: Self::View<'_>,
+        gradient: Self::View<'_>,
+        weight_gradient: RowSums<Self::ViewMut<'_>>,
+    );
+
+    /// Computes the gradient of the inputs, by the formula of
+    /// [`NormOperations::layer_norm_backward_input`].
+    fn group_norm_backward_input(
+        &self,
+        shape: &GroupNormShape,
         input: Self::View<'_>,
         weight: Self::View<'_>,
         saved: Self::View<'_>,

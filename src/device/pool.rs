@@ -1,8 +1,8 @@
-//! Contract of max-pooling on its own, for networks whose pooling does not follow a convolution.
+//! Contract of pooling on its own, for networks whose pooling does not follow a convolution.
 
 use super::memory::MemoryOperations;
 
-/// A maximum over square windows whose stride is their size.
+/// Windows of images, whose stride is their size.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolShape {
     /// Images.
@@ -13,14 +13,44 @@ pub struct PoolShape {
     pub width: usize,
     /// Channels.
     pub channels: usize,
-    /// Height, width and stride of the window.
-    pub size: usize,
+    /// Height and stride of the window.
+    pub window_height: usize,
+    /// Width and stride of the window.
+    pub window_width: usize,
 }
 
-/// Max-pooling, forward and backward.
+impl PoolShape {
+    /// Returns the number of windows from top to bottom. Incomplete windows at the bottom edge are left
+    /// out.
+    pub fn output_height(&self) -> usize {
+        self.height / self.window_height
+    }
+
+    /// Returns the number of windows from left to right. Incomplete windows at the right edge are left
+    /// out.
+    pub fn output_width(&self) -> usize {
+        self.width / self.window_width
+    }
+
+    /// Returns the number of elements of one input image.
+    pub fn image_len(&self) -> usize {
+        self.height * self.width * self.channels
+    }
+
+    /// Returns the number of elements of one output image.
+    pub fn output_len(&self) -> usize {
+        self.output_height() * self.output_width() * self.channels
+    }
+
+    /// Returns the number of elements of a window, of one channel.
+    pub fn window_len(&self) -> usize {
+        self.window_height * self.window_width
+    }
+}
+
+/// Maxima and means over windows, forward and backward.
 pub trait PoolOperations: MemoryOperations {
-    /// Computes the maximum over windows of `size × size`; incomplete windows at the right and
-    /// bottom edges are left out. `argmax` receives the place of the maximum in its window.
+    /// Computes the maximum over each window. `argmax` receives the place of the maximum in its window.
     fn max_pool_forward(
         &self,
         shape: &PoolShape,
@@ -29,11 +59,22 @@ pub trait PoolOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Computes the gradient of the inputs.
+    /// Computes the gradient of the inputs of maxima.
     fn max_pool_backward(
         &self,
         shape: &PoolShape,
         argmax: Self::View<'_>,
+        gradient: Self::View<'_>,
+        input_gradient: Self::ViewMut<'_>,
+    );
+
+    /// Computes the mean over each window.
+    fn average_pool_forward(&self, shape: &PoolShape, input: Self::View<'_>, output: Self::ViewMut<'_>);
+
+    /// Computes the gradient of the inputs of means.
+    fn average_pool_backward(
+        &self,
+        shape: &PoolShape,
         gradient: Self::View<'_>,
         input_gradient: Self::ViewMut<'_>,
     );

@@ -44,24 +44,24 @@ impl Sampling {
 }
 
 /// A network that continues texts.
-pub struct Generator<'a, D: Device> {
+pub struct TextGenerator<'a, D: Device> {
     predictor: Predictor<'a, D>,
     context: usize,
     vocabulary: usize,
     sampling: Sampling,
 }
 
-impl<'a, D: Device> Generator<'a, D> {
+impl<'a, D: Device> TextGenerator<'a, D> {
     /// Makes a generator of a network that has been prepared for one row. Not collective.
     ///
     /// # Errors
     /// The network does not predict a token for each position.
-    pub fn new(predictor: Predictor<'a, D>, sampling: Sampling) -> Result<Generator<'a, D>> {
+    pub fn new(predictor: Predictor<'a, D>, sampling: Sampling) -> Result<TextGenerator<'a, D>> {
         match (predictor.input(), predictor.output()) {
             (Features::Tokens { len, vocabulary }, Features::Sequence { width, .. })
                 if width >= vocabulary =>
             {
-                Ok(Generator { predictor, context: len, vocabulary, sampling })
+                Ok(TextGenerator { predictor, context: len, vocabulary, sampling })
             }
             (input, output) => {
                 let why = format!("it maps {input} to {output}; a text needs an output for each token");

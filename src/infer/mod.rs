@@ -8,6 +8,6 @@ mod generate;
 mod predictor;
 mod trained;
 
-pub use generate::{Generator, Sampling};
+pub use generate::{Sampling, TextGenerator};
 pub use predictor::Predictor;
 pub use trained::TrainedNetwork;

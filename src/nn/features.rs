@@ -48,6 +48,16 @@ impl Features {
         }
     }
 
+    /// Returns this shape with another number of values in the innermost dimension. Tokens stay as they are.
+    pub fn with_last_dimension(self, last: usize) -> Features {
+        match self {
+            Features::Flat(_) => Features::Flat(last),
+            Features::Image { height, width, .. } => Features::Image { height, width, channels: last },
+            Features::Tokens { .. } => self,
+            Features::Sequence { len, .. } => Features::Sequence { len, width: last },
+        }
+    }
+
     /// Returns the number of values of the innermost dimension: features, or channels.
     pub fn last_dimension(self) -> usize {
         match self {

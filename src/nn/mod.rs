@@ -19,13 +19,14 @@ mod tests;
 pub use features::{Features, LARGEST_SIZE};
 pub use initial::{Initial, generator, symmetric};
 pub use layer::{
-    ActivationLayer, AddLayer, AttentionLayer, ConvolutionLayer, EmbeddingLayer, FlattenLayer, Heads, Layer,
-    LayerInputs, LayerKind, LayerNormLayer, LayerPasses, LayerSums, LayerTensors, LinearLayer, MaxPoolLayer,
-    PositionsLayer, SplitRule, Tape, TapedRows,
+    ActivationLayer, AddLayer, AttentionLayer, ConvolutionLayer, Draws, DropoutLayer, EmbeddingLayer,
+    FlattenLayer, GatedLayer, Heads, Layer, LayerInputs, LayerKind, LayerPasses, LayerSums, LayerTensors,
+    LinearLayer, Norm, NormLayer, PoolLayer, Pooling, PositionsLayer, RotaryLayer, SplitRule, Tape,
+    TapedRows,
 };
 pub use loss::Loss;
 pub use model::Model;
-pub use network::{Attention, Module, Network};
+pub use network::{Attention, Convolution, Module, Network};
 pub use parameters::{FlatBuffer, Segmentation, TensorPosition, hash_values};
 pub use tensor::{TensorShard, TensorSpec};
 pub use text::LONGEST_TEXT;

@@ -1,7 +1,7 @@
 //! Networks as trees of modules.
 
 use super::Loss;
-use crate::device::Activation;
+use crate::device::{Activation, Gate};
 
 /// The attention of a position of a sequence to others, with the linear layers before and after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,12 +13,29 @@ pub struct Attention {
     pub key_value_heads: usize,
     /// True if a position attends only to itself and to those before it.
     pub causal: bool,
+    /// The base of the angles by which queries and keys are rotated, for rotary positions.
+    pub rotary: Option<f32>,
     /// True if the linear layers have biases.
     pub bias: bool,
     /// The standard deviation of the initial weights of the layer before, if not PyTorch's default.
     pub deviation: Option<f32>,
     /// The standard deviation of the initial weights of the layer after.
     pub output_deviation: Option<f32>,
+}
+
+/// A convolution of images with a square kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Convolution {
+    /// Output channels.
+    pub outputs: usize,
+    /// Height and width of the kernel.
+    pub kernel: usize,
+    /// The distance between the places of the kernel.
+    pub stride: usize,
+    /// The rows and columns of zeros around an image, on each side.
+    pub padding: usize,
+    /// True for a layer with a bias.
+    pub bias: bool,
 }
 
 /// One module of a network.
@@ -40,18 +57,20 @@ pub enum Module {
         /// Features per output row.
         outputs: usize,
     },
-    /// Convolution with a square kernel, valid, stride 1, with bias.
-    Convolution {
-        /// Output channels.
-        outputs: usize,
-        /// Height and width of the kernel.
-        kernel: usize,
-    },
+    /// Convolution with a square kernel: PyTorch's `Conv2d`.
+    Convolution(Convolution),
     /// Maximum over square windows, with a stride equal to their size.
     MaxPool {
         /// Height and width of the window.
         size: usize,
     },
+    /// Mean over square windows, with a stride equal to their size.
+    AveragePool {
+        /// Height and width of the window.
+        size: usize,
+    },
+    /// Mean over the whole image, which leaves a feature for each channel.
+    GlobalAverage,
     /// An elementwise function.
     Activation(Activation),
     /// Converts an image to a vector of features.
@@ -61,6 +80,27 @@ pub enum Module {
     LayerNorm {
         /// True for a layer with a bias.
         bias: bool,
+    },
+    /// Divides each row by the root of its mean of squares over its last dimension, then scales it by a
+    /// weight: PyTorch's `RMSNorm`.
+    RmsNorm,
+    /// Normalises groups of channels of each image to mean 0 and variance 1, then scales each channel by a
+    /// weight and adds a bias: PyTorch's `GroupNorm`.
+    GroupNorm {
+        /// The number of groups of channels.
+        groups: usize,
+    },
+    /// The product of the first half of the features with a function of the second: PyTorch's `GLU`, if that
+    /// is the logistic function.
+    GatedLinearUnit {
+        /// The function of the second half.
+        gate: Gate,
+    },
+    /// In training, sets values to 0 with probability `rate` and divides the others by 1 − rate: PyTorch's
+    /// `Dropout`.
+    Dropout {
+        /// The probability of 0.
+        rate: f32,
     },
     /// Replaces each token by its row of a table: PyTorch's `Embedding`.
     Embedding {
@@ -109,6 +149,11 @@ impl Module {
         Module::Linear { outputs, bias, deviation: None }
     }
 
+    /// Returns a convolution with stride 1, without padding, with a bias.
+    pub fn convolution(outputs: usize, kernel: usize) -> Module {
+        Module::Convolution(Convolution { outputs, kernel, stride: 1, padding: 0, bias: true })
+    }
+
     /// Gives the tensors of this module a name.
     pub fn named(self, name: &str) -> Module {
         Module::Named { name: name.into(), module: Box::new(self) }
@@ -154,12 +199,11 @@ impl Network {
     /// parameters with ten classes.
     pub fn lenet(classes: usize) -> Network {
         let relu = Module::Activation(Activation::Relu);
-        let convolution = |outputs| Module::Convolution { outputs, kernel: 5 };
         let modules = vec![
-            convolution(10),
+            Module::convolution(10, 5),
             Module::MaxPool { size: 2 },
             relu.clone(),
-            convolution(20),
+            Module::convolution(20, 5),
             Module::MaxPool { size: 2 },
             relu.clone(),
             Module::Flatten,
@@ -176,11 +220,7 @@ impl Network {
         let relu = Module::Activation(Activation::Relu);
         let mut modules = Vec::new();
         for outputs in [6, 16] {
-            modules.extend([
-                Module::Convolution { outputs, kernel: 5 },
-                relu.clone(),
-                Module::MaxPool { size: 2 },
-            ]);
+            modules.extend([Module::convolution(outputs, 5), relu.clone(), Module::MaxPool { size: 2 }]);
         }
         modules.push(Module::Flatten);
         for outputs in [120, 84] {
@@ -198,8 +238,15 @@ impl Network {
         let output_deviation = Some(GPT_DEVIATION / (2.0 * layers as f32).sqrt());
         let linear = |outputs, deviation| Module::Linear { outputs, bias, deviation };
         let deviation = Some(GPT_DEVIATION);
-        let attention =
-            Attention { heads, key_value_heads: heads, causal: true, bias, deviation, output_deviation };
+        let attention = Attention {
+            heads,
+            key_value_heads: heads,
+            causal: true,
+            rotary: None,
+            bias,
+            deviation,
+            output_deviation,
+        };
         let mlp = vec![
             linear(4 * width, deviation).named("c_fc"),
             Module::Activation(Activation::Gelu),

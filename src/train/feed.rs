@@ -6,6 +6,7 @@ use std::ops::Range;
 use crate::Result;
 use crate::dataset::Batches;
 use crate::device::{Device, Role};
+use crate::nn::Draws;
 use crate::parallel::batch::BatchDivision;
 use crate::parallel::pipeline::MicroBatchSource;
 use crate::sums::Section;
@@ -81,6 +82,7 @@ impl<D: Device> Resident<D> {
 pub(super) struct Rows<'b, D: Device> {
     pub(super) batches: &'b mut Batches,
     pub(super) resident: Option<&'b mut Resident<D>>,
+    pub(super) seed: u64,
     pub(super) step: u64,
     pub(super) parts: Parts,
 }
@@ -122,6 +124,17 @@ impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
         match &self.parts {
             Parts::Step { division, len, replica } => division.section(*len, *replica, micro_batch),
             parts => Section::of_chain(parts.part(micro_batch).len(), false),
+        }
+    }
+
+    fn draws(&self, micro_batch: usize) -> Option<Draws> {
+        match &self.parts {
+            Parts::Step { .. } => Some(Draws {
+                seed: self.seed,
+                step: self.step as u32,
+                first_row: self.parts.part(micro_batch).start,
+            }),
+            Parts::Full { .. } => None,
         }
     }
 

@@ -1,9 +1,9 @@
 //! Every operation of a device as a value, on arrays by number.
 
 use phalanx::device::{
-    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, Device, EmbeddingShape,
-    FusedActivation, LinearShape, LossShape, NormShape, OptimizerStep, PoolShape, Role, RowSums,
-    WeightOperands, totals, update,
+    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, Device, DropoutShape,
+    EmbeddingShape, FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep,
+    PoolShape, Role, RowSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -106,18 +106,22 @@ operation!(
         device.copy(output, copy)
     }
 );
-operation!(ConvolutionForward { shape: ConvolutionShape }, |this, device, views, outs| {
-    let (argmax, output) = (outs[0].take().unwrap(), outs[1].take().unwrap());
-    device.convolution_forward(&this.shape, views[0], views[1], views[2], argmax, output)
+operation!(ConvolutionForward { shape: ConvolutionShape, bias: bool }, |this, device, views, outs| {
+    let len = this.shape.rows * this.shape.argmax_len();
+    let mut argmax = device.allocate(len, Role::Activations).unwrap();
+    let (argmax, output) = (device.view_mut(&mut argmax, 0..len), outs[0].take().unwrap());
+    let bias = this.bias.then(|| views[2]);
+    device.convolution_forward(&this.shape, views[0], views[1], bias, argmax, output)
 });
 operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |this, device, views, outs| {
     let (shape, input, weight, bias, gradient) = (&this.shape, views[0], views[1], views[2], views[3]);
-    let mut argmax = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
+    let argmax_len = shape.rows * shape.argmax_len();
+    let mut argmax = device.allocate(argmax_len, Role::Activations).unwrap();
     let mut output = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
     let len = shape.rows * shape.output_len();
-    let at = device.view_mut(&mut argmax, 0..len);
-    device.convolution_forward(shape, input, weight, bias, at, device.view_mut(&mut output, 0..len));
-    let argmax = device.view(&argmax, 0..len);
+    let at = device.view_mut(&mut argmax, 0..argmax_len);
+    device.convolution_forward(shape, input, weight, Some(bias), at, device.view_mut(&mut output, 0..len));
+    let argmax = device.view(&argmax, 0..argmax_len);
     let (weight_gradient, input_gradient) = (outs[0].take().unwrap(), outs[1].take().unwrap());
     let sums = RowSums::chain(weight_gradient, shape.rows, this.accumulate);
     device.convolution_backward_weight(shape, input, argmax, gradient, sums);
@@ -125,10 +129,37 @@ operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |t
 });
 operation!(Pool { shape: PoolShape }, |this, device, views, outs| {
     let shape = &this.shape;
-    let len = shape.rows * (shape.height / shape.size) * (shape.width / shape.size) * shape.channels;
+    let len = shape.rows * shape.output_len();
     let mut argmax = device.allocate(len, Role::Activations).unwrap();
     device.max_pool_forward(shape, views[0], device.view_mut(&mut argmax, 0..len), outs[0].take().unwrap());
     device.max_pool_backward(shape, device.view(&argmax, 0..len), views[1], outs[1].take().unwrap());
+});
+operation!(AveragePool { shape: PoolShape }, |this, device, views, outs| {
+    device.average_pool_forward(&this.shape, views[0], outs[0].take().unwrap());
+    device.average_pool_backward(&this.shape, views[1], outs[1].take().unwrap());
+});
+operation!(Gated { gate: Gate, columns: usize }, |this, device, views, outs| {
+    device.gated_forward(this.gate, this.columns, views[0], outs[0].take().unwrap());
+    device.gated_backward(this.gate, this.columns, views[0], views[1], outs[1].take().unwrap());
+});
+operation!(Dropout { shape: DropoutShape }, |this, device, views, outs| {
+    device.dropout(&this.shape, Some(views[0]), outs[0].take().unwrap());
+    device.dropout(&this.shape, None, outs[1].take().unwrap());
+});
+operation!(Rotate { shape: AttentionShape, inverse: bool }, |this, device, views, outs| {
+    device.rotate(&this.shape, 10_000.0, this.inverse, Some(views[0]), outs[0].take().unwrap());
+    device.rotate(&this.shape, 10_000.0, this.inverse, None, outs[1].take().unwrap());
+});
+operation!(GroupNorm { shape: GroupNormShape, accumulate: bool }, |this, device, views, outs| {
+    let (shape, [input, weight, bias, gradient]) = (&this.shape, [0, 1, 2, 3].map(|at| views[at]));
+    let len = shape.rows * shape.saved_len();
+    let mut saved = device.allocate(len, Role::Activations).unwrap();
+    let (values, output) = (device.view_mut(&mut saved, 0..len), outs[0].take().unwrap());
+    device.group_norm_forward(shape, input, weight, Some(bias), values, output);
+    let (saved, input_gradient) = (device.view(&saved, 0..len), outs[1].take().unwrap());
+    device.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
+    let sums = RowSums::chain(outs[2].take().unwrap(), shape.rows, this.accumulate);
+    device.group_norm_backward_weight(shape, input, saved, gradient, sums);
 });
 operation!(LayerNorm { shape: NormShape, bias: bool }, |this, device, views, outs| {
     let (shape, bias) = (&this.shape, this.bias.then(|| views[2]));

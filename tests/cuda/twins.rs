@@ -3,15 +3,14 @@
 
 use phalanx::comm::World;
 use phalanx::device::{
-    Activation, AdamStep, AttentionShape, BlockShape, ConvolutionShape, Cpu, Cuda, Device, EmbeddingShape,
-    LinearShape, LionStep, LossShape, NormShape, OptimizerStep, PoolShape, Precision, Role, SgdStep,
-    WeightLayout, totals, update,
+    Activation, AdamStep, AttentionShape, BlockShape, Cpu, Cuda, Device, DropoutShape, EmbeddingShape, Gate,
+    LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role, SgdStep, WeightLayout, totals, update,
 };
 
 use super::operations::*;
 
 /// Returns reproducible numbers in −1..1.
-fn random(len: usize, seed: u64) -> Vec<f32> {
+pub fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -22,22 +21,22 @@ fn random(len: usize, seed: u64) -> Vec<f32> {
 
 /// An array of an operation, with its initial content and its role.
 #[derive(Clone)]
-struct Array(Vec<f32>, Role);
+pub struct Array(Vec<f32>, Role);
 
-fn given(values: Vec<f32>) -> Array {
+pub fn given(values: Vec<f32>) -> Array {
     Array(values, Role::Activations)
 }
 
-fn weights(values: Vec<f32>) -> Array {
+pub fn weights(values: Vec<f32>) -> Array {
     Array(values, Role::Parameters)
 }
 
-fn exact(values: Vec<f32>) -> Array {
+pub fn exact(values: Vec<f32>) -> Array {
     Array(values, Role::Exact)
 }
 
 /// Returns poisoned memory for activations.
-fn output(len: usize) -> Array {
+pub fn output(len: usize) -> Array {
     given(vec![f32::NAN; len])
 }
 
@@ -80,7 +79,7 @@ impl<'d, D: Device> Bench<'d, D> {
 }
 
 /// Runs `operation` on both devices and compares every array, relative to its largest value.
-fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation: &impl Operation) {
+pub fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation: &impl Operation) {
     fn on<D: Device>(device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
         let mut bench = Bench::new(device, arrays);
         // twice, because an operation must not depend on what another has left in memory
@@ -109,16 +108,22 @@ fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation:
     }
 }
 
-const ACTIVATIONS: [Activation; 4] =
-    [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Tanh];
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::Identity,
+    Activation::Relu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Silu,
+    Activation::Tanh,
+];
 
 /// Compares all operations, with products in `precision`.
 pub fn all(_: &World, precision: Precision, tolerance: f32) {
     let cuda = Cuda::open(0, precision).unwrap();
     linear(&cuda, tolerance);
     activations(&cuda, tolerance);
-    convolutions(&cuda, tolerance);
-    norms(&cuda, tolerance);
+    gates_and_dropout(&cuda, tolerance);
+    super::image_twins::all(&cuda, tolerance);
     embeddings(&cuda, tolerance);
     attention(&cuda, tolerance);
     losses(&cuda, tolerance);
@@ -185,82 +190,19 @@ fn activations(cuda: &Cuda, tolerance: f32) {
     }
 }
 
-fn convolutions(cuda: &Cuda, tolerance: f32) {
-    // rows, channels, height, width, outputs, kernel; the first are LeNet's and the CIFAR net's,
-    // the last does not fit shared memory
-    let shapes = [
-        (3, 1, 28, 28, 10, 5),
-        (5, 10, 12, 12, 20, 5),
-        (2, 3, 32, 32, 6, 5),
-        (2, 6, 14, 14, 16, 5),
-        (1, 1, 1, 1, 1, 1),
-        (4, 2, 7, 9, 3, 3),
-        (3, 5, 6, 11, 33, 2),
-        (130, 1, 5, 5, 2, 3),
-        (2, 40, 12, 12, 40, 5),
-    ];
-    for (rows, channels, height, width, outputs, kernel) in shapes {
-        for (pool, relu) in [(true, true), (true, false), (false, true), (false, false)] {
-            let shape = ConvolutionShape { rows, channels, height, width, outputs, kernel, pool, relu };
-            if pool && (height < kernel + 1 || width < kernel + 1) {
-                continue;
-            }
-            let scale = ((channels * kernel * kernel) as f32).sqrt().recip();
-            let (len, what) = (rows * shape.output_len(), format!("{shape:?}"));
-            let read = [
-                given(random(rows * shape.image_len(), 1)),
-                weights(random(shape.weight_len(), 2).into_iter().map(|w| scale * w).collect()),
-                weights(random(outputs, 3)),
-            ];
-            // the device chooses the format of the route: only its positions are compared
-            let mut arrays = read.to_vec();
-            arrays.extend([given(vec![0.0; len]), output(len)]);
-            compare(&what, cuda, tolerance, &arrays, &ConvolutionForward { num_read: 3, shape });
-            for accumulate in [false, true] {
-                let before = if accumulate {
-                    random(shape.weight_len(), 5)
-                } else {
-                    vec![f32::NAN; shape.weight_len()]
-                };
-                let mut arrays = read.to_vec();
-                arrays.extend([given(random(len, 4)), exact(before), output(rows * shape.image_len())]);
-                compare(
-                    &what,
-                    cuda,
-                    tolerance,
-                    &arrays,
-                    &ConvolutionBackward { num_read: 4, shape, accumulate },
-                );
-            }
+fn gates_and_dropout(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (5, 3), (33, 65), (7, 1024)] {
+        let len = rows * columns;
+        for gate in [Gate::Sigmoid, Gate::Silu, Gate::Gelu] {
+            let wide = random(2 * len, 1).into_iter().map(|x| 4.0 * x).collect();
+            let arrays = [given(wide), given(random(len, 2)), output(len), output(2 * len)];
+            let what = format!("{gate:?} of {rows} × {columns}");
+            compare(&what, cuda, tolerance, &arrays, &Gated { num_read: 2, gate, columns });
         }
-    }
-    for (rows, height, width, channels, size) in
-        [(2, 9, 7, 3, 2), (3, 10, 10, 5, 3), (1, 4, 4, 1, 4), (5, 6, 6, 33, 2)]
-    {
-        let shape = PoolShape { rows, height, width, channels, size };
-        let (len, pooled) =
-            (rows * height * width * channels, rows * (height / size) * (width / size) * channels);
-        let arrays = [given(random(len, 1)), given(random(pooled, 2)), output(pooled), output(len)];
-        compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });
-    }
-}
-
-fn norms(cuda: &Cuda, tolerance: f32) {
-    for (rows, columns) in [(1, 1), (5, 3), (7, 32), (33, 65), (4, 1300), (300, 24)] {
-        let shape = NormShape { rows, columns, epsilon: 1e-5 };
-        let (x, g) = (given(random(rows * columns, 1)), given(random(rows * columns, 2)));
-        let (weight, bias) = (weights(random(columns, 3)), weights(random(columns, 4)));
-        for bias_is_there in [true, false] {
-            let arrays = [x.clone(), weight.clone(), bias.clone(), g.clone()];
-            let outputs = [output(rows * columns), output(rows * columns)];
-            let operation = LayerNorm { num_read: 4, shape, bias: bias_is_there };
-            compare(&format!("{shape:?}"), cuda, tolerance, &[&arrays[..], &outputs].concat(), &operation);
-        }
-        for accumulate in [false, true] {
-            let before = if accumulate { random(columns, 5) } else { vec![f32::NAN; columns] };
-            let arrays = [x.clone(), weight.clone(), g.clone(), exact(before)];
-            let operation = LayerNormWeight { num_read: 3, shape, accumulate };
-            compare(&format!("weight of {shape:?}"), cuda, tolerance, &arrays, &operation);
+        for first in [0, 3, (1 << 34) + 7] {
+            let shape = DropoutShape { rate: 0.3, seed: 0x1234_5678_9abc_def0, step: 17, module: 5, first };
+            let arrays = [given(random(len, 1)), output(len), given(random(len, 2))];
+            compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Dropout { num_read: 1, shape });
         }
     }
 }
@@ -307,6 +249,12 @@ fn attention(cuda: &Cuda, tolerance: f32) {
                 output(rows * inputs),
             ];
             compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Attention { num_read: 2, shape });
+            if width % 2 == 0 {
+                let arrays =
+                    [given(random(rows * inputs, 1)), output(rows * inputs), given(random(rows * inputs, 2))];
+                let operation = Rotate { num_read: 1, shape, inverse: causal };
+                compare(&format!("rotate {shape:?}"), cuda, tolerance, &arrays, &operation);
+            }
         }
     }
 }

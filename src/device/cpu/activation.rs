@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 
 use super::leaf_sums::{LeafSums, add_up};
+use super::philox::{NUM_LANES, philox};
 use super::{Cpu, math};
-use crate::device::{Activation, ActivationOperations, BiasShape, RowSums};
+use crate::device::{Activation, ActivationOperations, BiasShape, DropoutShape, Gate, RowSums};
 
 thread_local! {
     /// The sums of leaves that are not added to others yet.
@@ -37,7 +38,9 @@ impl ActivationOperations for Cpu {
             Activation::Identity => {}
             Activation::Relu => self.zip(gradient, saved, |g, y| if y > 0.0 { g } else { 0.0 }),
             Activation::Tanh => self.zip(gradient, saved, |g, y| g * (1.0 - y * y)),
-            Activation::Gelu => self.zip(gradient, saved, |g, derivative| g * derivative),
+            Activation::Gelu | Activation::GeluTanh | Activation::Silu => {
+                self.zip(gradient, saved, |g, derivative| g * derivative);
+            }
         }
         if let Some(sums) = bias_gradient {
             let BiasShape { columns, positions } = shape;
@@ -50,9 +53,98 @@ impl ActivationOperations for Cpu {
             });
         }
     }
+
+    fn gated_forward(&self, gate: Gate, columns: usize, input: &[f32], output: &mut [f32]) {
+        match gate {
+            Gate::Sigmoid => self.gated(columns, input, output, math::sigmoid),
+            Gate::Silu => self.gated(columns, input, output, math::silu),
+            Gate::Gelu => self.gated(columns, input, output, math::gelu),
+        }
+    }
+
+    fn gated_backward(
+        &self,
+        gate: Gate,
+        columns: usize,
+        input: &[f32],
+        gradient: &[f32],
+        input_gradient: &mut [f32],
+    ) {
+        let arrays = [input, gradient];
+        match gate {
+            Gate::Sigmoid => self.gated_gradient(columns, arrays, input_gradient, math::sigmoid),
+            Gate::Silu => self.gated_gradient(columns, arrays, input_gradient, math::silu),
+            Gate::Gelu => self.gated_gradient(columns, arrays, input_gradient, math::gelu),
+        }
+    }
+
+    fn dropout(&self, dropout: &DropoutShape, from: Option<&[f32]>, values: &mut [f32]) {
+        if let Some(from) = from {
+            values.copy_from_slice(from);
+        }
+        let part = self.part_len(values.len());
+        let parts = values.chunks_mut(part).enumerate();
+        self.for_each(parts, |(number, values)| {
+            self.vectorised(
+                #[inline(always)]
+                || drop_out(dropout, dropout.first + (number * part) as u64, values),
+            );
+        });
+    }
 }
 
 impl Cpu {
+    /// Computes `output = a · function(b).0` of the halves a and b of rows.
+    fn gated(
+        &self,
+        columns: usize,
+        input: &[f32],
+        output: &mut [f32],
+        function: impl Fn(f32) -> (f32, f32) + Sync,
+    ) {
+        let part = self.rows_per_thread(output.len() / columns) * columns;
+        self.for_each(output.chunks_mut(part).zip(input.chunks(2 * part)), |(output, input)| {
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    for (y, ab) in output.chunks_exact_mut(columns).zip(input.chunks_exact(2 * columns)) {
+                        let (a, b) = ab.split_at(columns);
+                        y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = a * function(*b).0);
+                    }
+                },
+            );
+        });
+    }
+
+    /// Computes the gradient of both halves of rows.
+    fn gated_gradient(
+        &self,
+        columns: usize,
+        [input, gradient]: [&[f32]; 2],
+        input_gradient: &mut [f32],
+        function: impl Fn(f32) -> (f32, f32) + Sync,
+    ) {
+        let part = self.rows_per_thread(gradient.len() / columns) * columns;
+        let parts = input_gradient.chunks_mut(2 * part).zip(input.chunks(2 * part));
+        self.for_each(parts.zip(gradient.chunks(part)), |((input_gradient, input), gradient)| {
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    let rows = input_gradient.chunks_exact_mut(2 * columns);
+                    let rows = rows.zip(input.chunks_exact(2 * columns)).zip(gradient.chunks_exact(columns));
+                    for ((into, ab), gradient) in rows {
+                        let ((a, b), (da, db)) = (ab.split_at(columns), into.split_at_mut(columns));
+                        let values = a.iter().zip(b).zip(gradient);
+                        for ((da, db), ((a, b), g)) in da.iter_mut().zip(db).zip(values) {
+                            let (value, derivative) = function(*b);
+                            (*da, *db) = (g * value, g * a * derivative);
+                        }
+                    }
+                },
+            );
+        });
+    }
+
     /// Computes `values = activation(values)` in place, with the derivative in `saved` if the activation
     /// saves it.
     pub(super) fn activate(&self, activation: Activation, values: &mut [f32], saved: &mut [f32]) {
@@ -60,19 +152,27 @@ impl Cpu {
             Activation::Identity => {}
             Activation::Relu => self.map(values, |x| if x > 0.0 || x.is_nan() { x } else { 0.0 }),
             Activation::Tanh => self.map(values, math::tanh),
-            Activation::Gelu => self.gelu(values, saved),
+            Activation::Gelu => self.with_derivative(values, saved, math::gelu),
+            Activation::GeluTanh => self.with_derivative(values, saved, math::gelu_tanh),
+            Activation::Silu => self.with_derivative(values, saved, math::silu),
         }
     }
 
-    /// Computes `values = gelu(values)` in place, with the derivative in `saved`.
-    fn gelu(&self, values: &mut [f32], saved: &mut [f32]) {
+    /// Computes `values = function(values)` in place, with the derivatives in `saved`. `function` returns
+    /// both.
+    fn with_derivative(
+        &self,
+        values: &mut [f32],
+        saved: &mut [f32],
+        function: impl Fn(f32) -> (f32, f32) + Sync,
+    ) {
         let part = self.part_len(values.len());
         self.for_each(values.chunks_mut(part).zip(saved.chunks_mut(part)), |(values, saved)| {
             self.vectorised(
                 #[inline(always)]
                 || {
                     for (value, saved) in values.iter_mut().zip(saved.iter_mut()) {
-                        (*value, *saved) = math::gelu(*value);
+                        (*value, *saved) = function(*value);
                     }
                 },
             );
@@ -106,6 +206,25 @@ impl Cpu {
                 },
             );
         });
+    }
+}
+
+/// Computes a dropout of `values`, of which the first has number `first`.
+#[inline(always)]
+fn drop_out(dropout: &DropoutShape, first: u64, values: &mut [f32]) {
+    let (threshold, scale) = (dropout.threshold(), dropout.scale());
+    let mut number = first;
+    let mut rest = values;
+    while !rest.is_empty() {
+        let (block, skipped) = (number / 4, (number % 4) as usize);
+        let bits = philox(block, [dropout.step, dropout.module], dropout.seed);
+        let len = rest.len().min(4 * NUM_LANES - skipped);
+        let (now, later) = rest.split_at_mut(len);
+        for (value, bits) in now.iter_mut().zip(&bits[skipped..]) {
+            *value = if *bits >= threshold { *value * scale } else { 0.0 };
+        }
+        number += len as u64;
+        rest = later;
     }
 }
 

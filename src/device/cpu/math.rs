@@ -52,6 +52,32 @@ pub(super) fn gelu(x: f32) -> (f32, f32) {
     (x * distribution, x.mul_add(density, distribution))
 }
 
+/// Returns GELU with tanh in place of erf, and its derivative.
+#[inline(always)]
+pub(super) fn gelu_tanh(x: f32) -> (f32, f32) {
+    const FACTOR: f32 = 0.797_884_6; // √(2 / π)
+    const CUBIC: f32 = 0.044_715;
+    let square = x * x;
+    let t = tanh(FACTOR * x * square.mul_add(CUBIC, 1.0));
+    let half = 0.5f32.mul_add(t, 0.5);
+    let slope = FACTOR * square.mul_add(3.0 * CUBIC, 1.0);
+    (x * half, (0.5 * x * (1.0 - t * t)).mul_add(slope, half))
+}
+
+/// Returns the logistic function 1 / (1 + e⁻ˣ) and its derivative.
+#[inline(always)]
+pub(super) fn sigmoid(x: f32) -> (f32, f32) {
+    let value = 1.0 / (1.0 + exp(-x));
+    (value, value * (1.0 - value))
+}
+
+/// Returns x · σ(x) and its derivative, with the logistic function σ.
+#[inline(always)]
+pub(super) fn silu(x: f32) -> (f32, f32) {
+    let (sigmoid, slope) = sigmoid(x);
+    (x * sigmoid, x.mul_add(slope, sigmoid))
+}
+
 #[inline(always)]
 fn odd_rational(x: f32, p: &[f32], q: &[f32]) -> f32 {
     let square = x * x;
@@ -96,6 +122,26 @@ mod tests {
                 (f64::from(derivative) - distribution - x * density).abs() < 2e-6,
                 "gelu'({x}) = {derivative}"
             );
+        }
+    }
+
+    #[test]
+    fn other_gates_agree_with_their_definitions() {
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let slope = |function: &dyn Fn(f64) -> f64, x: f64| (function(x + 1e-5) - function(x - 1e-5)) / 2e-5;
+        let inner = |x: f64| (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+        let gelu = |x: f64| 0.5 * x * (1.0 + inner(x).tanh());
+        type Pair<'a> = (fn(f32) -> (f32, f32), &'a dyn Fn(f64) -> f64);
+        let pairs: [Pair<'_>; 3] =
+            [(super::sigmoid, &sigmoid), (silu, &|x| x * sigmoid(x)), (gelu_tanh, &gelu)];
+        for i in -9000..=9000 {
+            let x = f64::from(i) / 1000.0;
+            for (number, (function, reference)) in pairs.iter().enumerate() {
+                let (value, derivative) = function(x as f32);
+                assert!((f64::from(value) - reference(x)).abs() < 3e-6, "{number}: f({x}) = {value}");
+                let expected = slope(reference, x);
+                assert!((f64::from(derivative) - expected).abs() < 5e-6, "{number}: f'({x}) = {derivative}");
+            }
         }
     }
 

@@ -19,6 +19,7 @@ mod matmul;
 mod memory;
 mod norm;
 mod optimizer;
+mod philox;
 mod pool;
 mod small_product;
 mod subnormal;

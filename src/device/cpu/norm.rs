@@ -1,14 +1,25 @@
-//! Normalisations: vectors are split among the threads, and columns where a sum over vectors is formed.
+//! Normalisations: vectors and images are split among the threads. Statistics of a group of channels are
+//! summed for each channel first, over the positions, so that lanes of a vector are channels.
 
 use std::cell::RefCell;
 
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use super::loops::sum;
-use crate::device::{NormOperations, NormShape, RowSums};
+use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
 
 thread_local! {
     static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
+    /// Values of each channel.
+    static CHANNELS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `work` with memory for `len` values, which operations of this thread reuse.
+fn with_channels(len: usize, work: impl FnOnce(&mut [f32])) {
+    CHANNELS.with_borrow_mut(|memory| {
+        memory.resize(len, 0.0);
+        work(memory);
+    });
 }
 
 impl NormOperations for Cpu {
@@ -21,7 +32,7 @@ impl NormOperations for Cpu {
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        let NormShape { rows, columns, epsilon } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred } = *shape;
         let part = self.rows_per_thread(rows);
         let parts = input.chunks(part * columns).zip(output.chunks_mut(part * columns));
         self.for_each(parts.zip(saved.chunks_mut(NormShape::SAVED * part)), |((input, output), saved)| {
@@ -30,7 +41,7 @@ impl NormOperations for Cpu {
                 || {
                     let rows = input.chunks_exact(columns).zip(output.chunks_exact_mut(columns));
                     for ((x, y), saved) in rows.zip(saved.chunks_exact_mut(NormShape::SAVED)) {
-                        let mean = sum(columns, |at| x[at]) / columns as f32;
+                        let mean = if is_centred { sum(columns, |at| x[at]) / columns as f32 } else { 0.0 };
                         let variance = sum(columns, |at| (x[at] - mean) * (x[at] - mean)) / columns as f32;
                         let scale = 1.0 / (variance + epsilon).sqrt();
                         saved.copy_from_slice(&[mean, scale]);
@@ -84,7 +95,7 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         input_gradient: &mut [f32],
     ) {
-        let NormShape { rows, columns, .. } = *shape;
+        let NormShape { rows, columns, is_centred, .. } = *shape;
         let part = self.rows_per_thread(rows);
         let parts = input.chunks(part * columns).zip(gradient.chunks(part * columns));
         let parts = parts.zip(input_gradient.chunks_mut(part * columns));
@@ -99,6 +110,7 @@ impl NormOperations for Cpu {
                         let (mean, scale) = (saved[0], saved[1]);
                         let (dy, weight) = (&dy[..columns], &weight[..columns]);
                         let mean_g = sum(columns, |at| dy[at] * weight[at]) / columns as f32;
+                        let mean_g = if is_centred { mean_g } else { 0.0 };
                         let mean_gx = sum(columns, |at| dy[at] * weight[at] * ((x[at] - mean) * scale))
                             / columns as f32;
                         for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
@@ -109,5 +121,216 @@ impl NormOperations for Cpu {
                 },
             );
         });
+    }
+
+    fn group_norm_forward(
+        &self,
+        shape: &GroupNormShape,
+        input: &[f32],
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        saved: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let part = self.rows_per_thread(shape.rows) * shape.image_len();
+        let images = input.chunks(part).zip(output.chunks_mut(part));
+        let saved = saved.chunks_mut(self.rows_per_thread(shape.rows) * shape.saved_len());
+        self.for_each(images.zip(saved), |((input, output), saved)| {
+            with_channels(2 * shape.channels, |channels| {
+                self.vectorised(
+                    #[inline(always)]
+                    || {
+                        let images = input.chunks_exact(shape.image_len());
+                        let images = images.zip(output.chunks_exact_mut(shape.image_len()));
+                        for ((x, y), saved) in images.zip(saved.chunks_exact_mut(shape.saved_len())) {
+                            group_forward(shape, weight, bias, [channels, saved], x, y);
+                        }
+                    },
+                );
+            });
+        });
+    }
+
+    fn group_norm_backward_weight(
+        &self,
+        shape: &GroupNormShape,
+        input: &[f32],
+        saved: &[f32],
+        gradient: &[f32],
+        weight_gradient: RowSums<&mut [f32]>,
+    ) {
+        let columns = shape.channels;
+        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(columns));
+        LEAF_SUMS.with_borrow_mut(|stack| {
+            add_up(section, stack, &mut arrays, |images, sums| {
+                with_channels(2 * columns, |channels| {
+                    self.vectorised(
+                        #[inline(always)]
+                        || {
+                            for image in images.clone() {
+                                let of = image * shape.image_len()..(image + 1) * shape.image_len();
+                                let saved = &saved[image * shape.saved_len()..][..shape.saved_len()];
+                                let [x, dy] = [&input[of.clone()], &gradient[of]];
+                                group_weight_gradient(shape, saved, channels, [x, dy], sums);
+                            }
+                        },
+                    );
+                });
+            });
+        });
+    }
+
+    fn group_norm_backward_input(
+        &self,
+        shape: &GroupNormShape,
+        input: &[f32],
+        weight: &[f32],
+        saved: &[f32],
+        gradient: &[f32],
+        input_gradient: &mut [f32],
+    ) {
+        let part = self.rows_per_thread(shape.rows) * shape.image_len();
+        let images = input.chunks(part).zip(gradient.chunks(part)).zip(input_gradient.chunks_mut(part));
+        let saved = saved.chunks(self.rows_per_thread(shape.rows) * shape.saved_len());
+        self.for_each(images.zip(saved), |(((input, gradient), input_gradient), saved)| {
+            with_channels(4 * shape.channels, |channels| {
+                self.vectorised(
+                    #[inline(always)]
+                    || {
+                        let images = input.chunks_exact(shape.image_len());
+                        let images = images.zip(gradient.chunks_exact(shape.image_len()));
+                        let images = images.zip(input_gradient.chunks_exact_mut(shape.image_len()));
+                        for (((x, dy), dx), saved) in images.zip(saved.chunks_exact(shape.saved_len())) {
+                            group_input_gradient(shape, weight, saved, channels, [x, dy], dx);
+                        }
+                    },
+                );
+            });
+        });
+    }
+}
+
+/// Writes the mean and 1/σ of each group of an image's channels to `saved`. `sums` and `means` are
+/// memory for a value of each channel.
+#[inline(always)]
+fn statistics(shape: &GroupNormShape, x: &[f32], saved: &mut [f32], sums: &mut [f32], means: &mut [f32]) {
+    let len = (shape.positions * shape.group_len()) as f32;
+    sums.fill(0.0);
+    for x in x.chunks_exact(shape.channels) {
+        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+    }
+    for (saved, sums) in saved.chunks_exact_mut(2).zip(sums.chunks_exact(shape.group_len())) {
+        saved[0] = sums.iter().sum::<f32>() / len;
+    }
+    for (means, saved) in means.chunks_exact_mut(shape.group_len()).zip(saved.chunks_exact(2)) {
+        means.fill(saved[0]);
+    }
+    sums.fill(0.0);
+    for x in x.chunks_exact(shape.channels) {
+        for ((sum, x), mean) in sums.iter_mut().zip(x).zip(&*means) {
+            *sum = (x - mean).mul_add(x - mean, *sum);
+        }
+    }
+    for (saved, sums) in saved.chunks_exact_mut(2).zip(sums.chunks_exact(shape.group_len())) {
+        saved[1] = 1.0 / (sums.iter().sum::<f32>() / len + shape.epsilon).sqrt();
+    }
+}
+
+/// Writes the two values of each group to all of its channels.
+#[inline(always)]
+fn spread(shape: &GroupNormShape, of_groups: &[f32], first: &mut [f32], second: &mut [f32]) {
+    let len = shape.group_len();
+    let channels = first.chunks_exact_mut(len).zip(second.chunks_exact_mut(len));
+    for ((first, second), of_group) in channels.zip(of_groups.chunks_exact(2)) {
+        first.fill(of_group[0]);
+        second.fill(of_group[1]);
+    }
+}
+
+/// Normalises one image. `channels` is memory for two values of each channel.
+#[inline(always)]
+fn group_forward(
+    shape: &GroupNormShape,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    [channels, saved]: [&mut [f32]; 2],
+    x: &[f32],
+    y: &mut [f32],
+) {
+    let (means, scales) = channels.split_at_mut(shape.channels);
+    statistics(shape, x, saved, scales, means);
+    spread(shape, saved, means, scales);
+    for (x, y) in x.chunks_exact(shape.channels).zip(y.chunks_exact_mut(shape.channels)) {
+        let factors = means.iter().zip(&*scales).zip(weight);
+        for ((y, x), ((mean, scale), w)) in y.iter_mut().zip(x).zip(factors) {
+            *y = (x - mean) * scale * w;
+        }
+        if let Some(bias) = bias {
+            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+        }
+    }
+}
+
+/// Adds the gradient of the weight from one image to `sums`. `channels` is memory for two values of each
+/// channel.
+#[inline(always)]
+fn group_weight_gradient(
+    shape: &GroupNormShape,
+    saved: &[f32],
+    channels: &mut [f32],
+    [x, dy]: [&[f32]; 2],
+    sums: &mut [f32],
+) {
+    let (means, scales) = channels.split_at_mut(shape.channels);
+    spread(shape, saved, means, scales);
+    for (x, dy) in x.chunks_exact(shape.channels).zip(dy.chunks_exact(shape.channels)) {
+        let values = x.iter().zip(dy).zip(means.iter().zip(&*scales));
+        for (sum, ((x, dy), (mean, scale))) in sums.iter_mut().zip(values) {
+            *sum = ((x - mean) * scale).mul_add(*dy, *sum);
+        }
+    }
+}
+
+/// Computes the gradient of one image from its values and the gradient of the outputs. `channels` is
+/// memory for four values of each channel.
+#[inline(always)]
+fn group_input_gradient(
+    shape: &GroupNormShape,
+    weight: &[f32],
+    saved: &[f32],
+    channels: &mut [f32],
+    [x, dy]: [&[f32]; 2],
+    dx: &mut [f32],
+) {
+    let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
+    let (statistics, sums) = channels.split_at_mut(2 * num);
+    let (means, scales) = statistics.split_at_mut(num);
+    let (sums, products) = sums.split_at_mut(num);
+    spread(shape, saved, means, scales);
+    sums.fill(0.0);
+    products.fill(0.0);
+    for (x, dy) in x.chunks_exact(num).zip(dy.chunks_exact(num)) {
+        let sums = sums.iter_mut().zip(products.iter_mut());
+        let values = x.iter().zip(dy).zip(means.iter().zip(&*scales));
+        for ((sum, product), ((x, dy), (mean, scale))) in sums.zip(values) {
+            *sum += dy;
+            *product = ((x - mean) * scale).mul_add(*dy, *product);
+        }
+    }
+    let groups = sums.chunks_exact_mut(shape.group_len()).zip(products.chunks_exact_mut(shape.group_len()));
+    for ((sums, products), weight) in groups.zip(weight.chunks_exact(shape.group_len())) {
+        let mean = |values: &[f32]| values.iter().zip(weight).map(|(value, w)| value * w).sum::<f32>() / len;
+        let (mean_g, mean_product) = (mean(sums), mean(products));
+        sums.fill(mean_g);
+        products.fill(mean_product);
+    }
+    let positions = x.chunks_exact(num).zip(dy.chunks_exact(num)).zip(dx.chunks_exact_mut(num));
+    for ((x, dy), dx) in positions {
+        let values = x.iter().zip(dy).zip(weight).zip(means.iter().zip(&*scales));
+        let values = values.zip(sums.iter().zip(&*products));
+        for (dx, ((((x, dy), w), (mean, scale)), (mean_g, mean_product))) in dx.iter_mut().zip(values) {
+            let normalised = (x - mean) * scale;
+            *dx = (dy * w - mean_g - normalised * mean_product) * scale;
+        }
     }
 }

@@ -37,9 +37,15 @@ fn cpus() -> [Cpu; 2] {
     [1, 2].map(|threads| Cpu::new(threads).unwrap())
 }
 
+/// Returns the height and width of a convolution's output before pooling.
+fn plain_size(shape: &ConvolutionShape) -> (usize, usize) {
+    let size = |len: usize| (len + 2 * shape.padding - shape.kernel) / shape.stride + 1;
+    (size(shape.height), size(shape.width))
+}
+
 /// Returns the textbook convolution, `[row][y][x][output]` before pooling.
 fn plain_convolution(shape: &ConvolutionShape, input: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f64> {
-    let (height, width) = (shape.height + 1 - shape.kernel, shape.width + 1 - shape.kernel);
+    let (height, width) = plain_size(shape);
     let mut output = Vec::new();
     for row in 0..shape.rows {
         for y in 0..height {
@@ -65,12 +71,16 @@ fn for_each_tap(
     o: usize,
     mut visit: impl FnMut(usize, usize),
 ) {
-    let ConvolutionShape { channels, height, width, kernel, .. } = *shape;
+    let ConvolutionShape { channels, height, width, kernel, stride, padding, .. } = *shape;
     for c in 0..channels {
         for ky in 0..kernel {
             for kx in 0..kernel {
-                let input = ((row * height + y + ky) * width + x + kx) * channels + c;
-                visit(input, ((o * channels + c) * kernel + ky) * kernel + kx);
+                let at = |place: usize, tap: usize| (place * stride + tap).checked_sub(padding);
+                let (Some(y), Some(x)) = (at(y, ky), at(x, kx)) else { continue };
+                if y < height && x < width {
+                    let input = ((row * height + y) * width + x) * channels + c;
+                    visit(input, ((o * channels + c) * kernel + ky) * kernel + kx);
+                }
             }
         }
     }
@@ -79,8 +89,8 @@ fn for_each_tap(
 /// Returns the pooled values, and for each the place `(y, x)` of its maximum in the convolution's
 /// output.
 fn plain_pool(shape: &ConvolutionShape, full: &[f64]) -> (Vec<f64>, Vec<(usize, usize)>) {
-    let full_width = shape.width + 1 - shape.kernel;
-    let full_len = (shape.height + 1 - shape.kernel) * full_width * shape.outputs;
+    let (full_height, full_width) = plain_size(shape);
+    let full_len = full_height * full_width * shape.outputs;
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for row in 0..shape.rows {
         for y in 0..shape.output_height() {
@@ -123,8 +133,8 @@ fn check_convolution(shape: ConvolutionShape) {
         });
     }
     for cpu in cpus() {
-        let (mut output, mut argmax) = (poison(expected.len()), poison(expected.len()));
-        cpu.convolution_forward(&shape, &input, &weight, &bias, &mut argmax, &mut output);
+        let (mut output, mut argmax) = (poison(expected.len()), poison(shape.rows * shape.argmax_len()));
+        cpu.convolution_forward(&shape, &input, &weight, Some(&bias), &mut argmax, &mut output);
         assert_close(&output, &expected, 1e-5);
 
         let mut weight_gradient = poison(weight.len());
@@ -148,10 +158,13 @@ proptest! {
     #[test]
     fn convolution_agrees_with_the_formula(
         rows in 1..4_usize, channels in 1..13_usize, outputs in 1..40_usize, kernel in 1..7_usize,
-        extra in (1..16_usize, 1..16_usize), pool: bool, relu: bool,
+        extra in (1..16_usize, 1..16_usize), steps in (1..4_usize, 0..3_usize), pool: bool, relu: bool,
     ) {
         let (height, width) = (kernel + extra.0, kernel + extra.1);
-        check_convolution(ConvolutionShape { rows, channels, height, width, outputs, kernel, pool, relu });
+        let (stride, padding) = (if pool { 1 } else { steps.0 }, steps.1.min(kernel - 1));
+        check_convolution(ConvolutionShape {
+            rows, channels, height, width, outputs, kernel, stride, padding, pool, relu,
+        });
     }
 
     #[test]
@@ -187,6 +200,8 @@ fn convolution_agrees_at_the_sizes_of_lenet_and_cifar() {
         width: height,
         outputs,
         kernel: 5,
+        stride: 1,
+        padding: 0,
         pool: true,
         relu: true,
     };
@@ -263,7 +278,7 @@ fn the_matrix_product_of_the_worked_example() {
 
 #[test]
 fn pooling_takes_the_first_maximum_and_hands_the_gradient_back_to_it() {
-    let shape = PoolShape { rows: 1, height: 3, width: 5, channels: 1, size: 2 };
+    let shape = PoolShape { rows: 1, height: 3, width: 5, channels: 1, window_height: 2, window_width: 2 };
     let input = [1.0, 5.0, 2.0, 2.0, 9.0, 5.0, 0.0, 2.0, 2.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0];
     let (mut output, mut argmax, mut back) = (poison(2), poison(2), poison(15));
     let cpu = Cpu::new(1).unwrap();

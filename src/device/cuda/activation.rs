@@ -3,9 +3,9 @@
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{BLOCK, Launch, launch};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
 use super::runtime::partial_sums::SUM_COLUMNS;
-use crate::device::{Activation, ActivationOperations, BiasShape, RowSums};
+use crate::device::{Activation, ActivationOperations, BiasShape, DropoutShape, Gate, RowSums};
 
 /// Largest number of partial sums that a sum over rows is split into.
 const MAX_PARTIAL_SUMS: usize = 64;
@@ -14,7 +14,33 @@ kernel_table!(ActivationKernels in "activation.cu" {
     bias_activation_forward: KernelPair,
     activation_backward: KernelPair,
     activation_backward_bias: KernelPair,
+    gated_forward: KernelPair,
+    gated_backward: KernelPair,
+    dropout: KernelPair,
 });
+
+/// `struct DropoutShape` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DropoutDraws {
+    seed: u64,
+    first: u64,
+    step: u32,
+    module: u32,
+    threshold: u32,
+    scale: f32,
+}
+
+impl KernelArgument for DropoutDraws {}
+
+/// Returns the kernels' number of a gate.
+fn gate_number(gate: Gate) -> i32 {
+    match gate {
+        Gate::Sigmoid => 0,
+        Gate::Silu => 1,
+        Gate::Gelu => 2,
+    }
+}
 
 /// Returns the kernels' number of an activation.
 fn number(activation: Activation) -> i32 {
@@ -23,6 +49,8 @@ fn number(activation: Activation) -> i32 {
         Activation::Relu => 1,
         Activation::Gelu => 2,
         Activation::Tanh => 3,
+        Activation::GeluTanh => 4,
+        Activation::Silu => 5,
     }
 }
 
@@ -80,6 +108,41 @@ impl ActivationOperations for Cuda {
         if !is_whole {
             self.partial_sums.add_to(&bias_gradient, num_sums, sums, accumulate);
         }
+    }
+
+    fn gated_forward(&self, gate: Gate, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
+        assert!(input.len == 2 * output.len && input.format == output.format);
+        let kernel = self.kernels.of::<ActivationKernels>().gated_forward.of(input.format);
+        let (launch, len, columns) = (self.streams.over(output.len, 1), output.len as u64, columns as u32);
+        launch!(self.streams, kernel, launch, gate_number(gate), len, columns, input.pointer, output.pointer);
+    }
+
+    fn gated_backward(
+        &self,
+        gate: Gate,
+        columns: usize,
+        input: CudaView<'_>,
+        gradient: CudaView<'_>,
+        input_gradient: CudaViewMut<'_>,
+    ) {
+        assert!(input.len == 2 * gradient.len && input_gradient.len == input.len);
+        assert!(input.format == gradient.format && input_gradient.format == input.format);
+        let kernel = self.kernels.of::<ActivationKernels>().gated_backward.of(input.format);
+        let (launch, number) = (self.streams.over(gradient.len, 1), gate_number(gate));
+        let (len, columns, input) = (gradient.len as u64, columns as u32, input.pointer);
+        let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
+        launch!(self.streams, kernel, launch, number, len, columns, input, gradient, input_gradient);
+    }
+
+    fn dropout(&self, dropout: &DropoutShape, from: Option<CudaView<'_>>, values: CudaViewMut<'_>) {
+        let from = from.unwrap_or(values.as_view());
+        assert!(from.len == values.len && from.format == values.format);
+        let DropoutShape { seed, step, module, first, .. } = *dropout;
+        let (threshold, scale) = (dropout.threshold(), dropout.scale());
+        let draws = DropoutDraws { seed, first, step, module, threshold, scale };
+        let kernel = self.kernels.of::<ActivationKernels>().dropout.of(values.format);
+        let (launch, len) = (self.streams.over(values.len, 1), values.len as u64);
+        launch!(self.streams, kernel, launch, draws, len, from.pointer, values.pointer);
     }
 }
 

@@ -10,6 +10,7 @@ kernel_table!(AttentionKernels in "attention.cu" {
     attention_forward: KernelPair,
     attention_backward_queries: KernelPair,
     attention_backward_keys: KernelPair,
+    rotate: KernelPair,
 });
 
 /// Warps of a block.
@@ -105,6 +106,35 @@ impl AttentionOperations for Cuda {
             gradient.pointer,
             sums,
             input_gradient.pointer,
+        );
+    }
+
+    fn rotate(
+        &self,
+        shape: &AttentionShape,
+        base: f32,
+        inverse: bool,
+        from: Option<CudaView<'_>>,
+        values: CudaViewMut<'_>,
+    ) {
+        let AttentionShape { positions, groups, heads, width, .. } = *shape;
+        let from = from.unwrap_or(values.as_view());
+        assert!(from.len == values.len && from.format == values.format);
+        let num_vectors = values.len / width;
+        let kernel = self.kernels.of::<AttentionKernels>().rotate.of(values.format);
+        launch!(
+            self.streams,
+            kernel,
+            self.streams.over(num_vectors * width, 1),
+            num_vectors as u64,
+            positions as u32,
+            groups as u32,
+            heads as u32,
+            width as u32,
+            base,
+            i32::from(inverse),
+            from.pointer,
+            values.pointer,
         );
     }
 }

@@ -31,6 +31,8 @@ struct ConvolutionSizes {
     width: u32,
     outputs: u32,
     kernel: u32,
+    stride: u32,
+    padding: u32,
     window: u32,
     relu: u32,
 }
@@ -39,10 +41,19 @@ impl KernelArgument for ConvolutionSizes {}
 
 impl ConvolutionSizes {
     fn new(shape: &ConvolutionShape) -> ConvolutionSizes {
-        let ConvolutionShape { rows, channels, height, width, outputs, kernel, relu, .. } = *shape;
-        let [rows, channels, height, width, outputs, kernel, window] =
-            [rows, channels, height, width, outputs, kernel, shape.window()].map(|size| size as u32);
-        ConvolutionSizes { rows, channels, height, width, outputs, kernel, window, relu: u32::from(relu) }
+        let size = |size: usize| size as u32;
+        ConvolutionSizes {
+            rows: size(shape.rows),
+            channels: size(shape.channels),
+            height: size(shape.height),
+            width: size(shape.width),
+            outputs: size(shape.outputs),
+            kernel: size(shape.kernel),
+            stride: size(shape.stride),
+            padding: size(shape.padding),
+            window: size(shape.window()),
+            relu: u32::from(shape.relu),
+        }
     }
 }
 
@@ -75,18 +86,20 @@ impl ConvolutionOperations for Cuda {
         shape: &ConvolutionShape,
         input: CudaView<'_>,
         weight: CudaView<'_>,
-        bias: CudaView<'_>,
+        bias: Option<CudaView<'_>>,
         argmax: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
         let (image_len, output_len) = (shape.image_len(), shape.output_len());
         assert!(input.len == shape.rows * image_len && output.len == shape.rows * output_len);
-        assert!(argmax.len == output.len && weight.len == shape.weight_len() && bias.len == shape.outputs);
+        assert!(argmax.len == shape.rows * shape.argmax_len() && weight.len == shape.weight_len());
+        assert!(bias.is_none_or(|bias| bias.len == shape.outputs));
         let StagedLaunch { launch, staged } =
-            StagedLaunch::new((shape.rows, 1), output_len, image_len + shape.weight_len());
+            StagedLaunch::new((shape.rows, 1), output_len, shape.padded_len() + shape.weight_len());
         let kernel = self.kernels.of::<ConvolutionKernels>().convolution_forward.of(input.format);
         let (sizes, input, weight) = (ConvolutionSizes::new(shape), input.pointer, weight.pointer);
-        let (bias, argmax, output) = (bias.pointer, argmax.pointer, output.pointer);
+        let bias = bias.map_or(0, |bias| bias.pointer);
+        let (argmax, output) = (argmax.pointer, output.pointer);
         launch!(self.streams, kernel, launch, sizes, input, weight, bias, argmax, output, staged);
     }
 
@@ -100,12 +113,12 @@ impl ConvolutionOperations for Cuda {
     ) {
         let (image_len, output_len, weights) = (shape.image_len(), shape.output_len(), shape.weight_len());
         assert!(input.len == shape.rows * image_len && gradient.len == shape.rows * output_len);
-        assert!(argmax.len == gradient.len);
+        assert_eq!(argmax.len, shape.rows * shape.argmax_len());
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, weights) else { return };
         let groups = shape.rows.clamp(1, MAX_GROUPS);
         let chunks = weights.div_ceil(WEIGHTS_PER_THREAD * BLOCK as usize);
         let StagedLaunch { mut launch, staged } =
-            StagedLaunch::new((groups, chunks), 0, image_len + 2 * output_len);
+            StagedLaunch::new((groups, chunks), 0, shape.padded_len() + 2 * output_len);
         launch.threads = (BLOCK, 1);
         let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
         let kernel = self.kernels.of::<ConvolutionKernels>().convolution_backward_weight.of(input.format);
@@ -125,7 +138,7 @@ impl ConvolutionOperations for Cuda {
     ) {
         let (image_len, output_len, weights) = (shape.image_len(), shape.output_len(), shape.weight_len());
         assert!(input_gradient.len == shape.rows * image_len && gradient.len == shape.rows * output_len);
-        assert!(argmax.len == gradient.len && weight.len == weights);
+        assert!(argmax.len == shape.rows * shape.argmax_len() && weight.len == weights);
         // several blocks for each image where there are few images
         let blocks = (self.streams.max_blocks() / 4 / shape.rows.max(1)).clamp(1, 4);
         let StagedLaunch { launch, staged } =

@@ -46,7 +46,7 @@ impl LinearOperations for Cuda {
             Activation::Gelu if is_bf16 && outputs.is_multiple_of(AUXILIARY_MULTIPLE) => {
                 Some(EpilogueFunction::Gelu { saved: saved.pointer })
             }
-            Activation::Gelu | Activation::Tanh => None,
+            Activation::Gelu | Activation::GeluTanh | Activation::Silu | Activation::Tanh => None,
         };
         let product = Product {
             size: [outputs, rows, inputs],

@@ -3,14 +3,38 @@
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{Launch, launch};
-use crate::device::{NormOperations, NormShape, RowSums};
+use super::runtime::launch::{KernelArgument, Launch, launch};
+use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
 
 kernel_table!(NormKernels in "norm.cu" {
     layer_norm_forward: KernelPair,
     layer_norm_backward_input: KernelPair,
     layer_norm_backward_weight: KernelPair,
+    group_norm_forward: KernelPair,
+    group_norm_backward_input: KernelPair,
+    group_norm_backward_weight: KernelPair,
 });
+
+/// `struct GroupNormShape` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GroupNormSizes {
+    rows: u32,
+    positions: u32,
+    channels: u32,
+    groups: u32,
+    epsilon: f32,
+}
+
+impl KernelArgument for GroupNormSizes {}
+
+impl GroupNormSizes {
+    fn new(shape: &GroupNormShape) -> GroupNormSizes {
+        let GroupNormShape { rows, positions, channels, groups, epsilon } = *shape;
+        let [rows, positions, channels, groups] = [rows, positions, channels, groups].map(|size| size as u32);
+        GroupNormSizes { rows, positions, channels, groups, epsilon }
+    }
+}
 
 /// Vectors of a block, a warp each.
 const ROWS_PER_BLOCK: usize = 4;
@@ -27,6 +51,13 @@ fn over_rows(rows: usize) -> Launch {
     Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 }
 }
 
+/// Returns a launch of `images` blocks for each group of channels.
+fn over_groups(shape: &GroupNormShape, images: usize) -> Launch {
+    let len = shape.positions * shape.group_len();
+    let threads = len.next_multiple_of(32).clamp(32, 256);
+    Launch { blocks: (images as u32, shape.groups as u32), threads: (threads as u32, 1), shared_bytes: 0 }
+}
+
 impl NormOperations for Cuda {
     fn layer_norm_forward(
         &self,
@@ -37,7 +68,7 @@ impl NormOperations for Cuda {
         _saved: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
-        let NormShape { rows, columns, epsilon } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred } = *shape;
         assert!(input.len == rows * columns && output.len == input.len && output.format == input.format);
         assert!(weight.len == columns && bias.is_none_or(|bias| bias.len == columns));
         let kernel = self.kernels.of::<NormKernels>().layer_norm_forward.of(input.format);
@@ -48,6 +79,7 @@ impl NormOperations for Cuda {
             rows as u32,
             columns as u32,
             epsilon,
+            i32::from(is_centred),
             input.pointer,
             weight.pointer,
             bias.map_or(0, |bias| bias.pointer),
@@ -63,7 +95,7 @@ impl NormOperations for Cuda {
         gradient: CudaView<'_>,
         weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
-        let NormShape { rows, columns, epsilon } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred } = *shape;
         assert!(input.len >= rows * columns && gradient.len >= rows * columns);
         assert_eq!(gradient.format, input.format);
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, columns) else { return };
@@ -90,6 +122,7 @@ impl NormOperations for Cuda {
             columns as u32,
             width as u32,
             epsilon,
+            i32::from(is_centred),
             input.pointer,
             gradient.pointer,
             sums,
@@ -109,7 +142,7 @@ impl NormOperations for Cuda {
         gradient: CudaView<'_>,
         input_gradient: CudaViewMut<'_>,
     ) {
-        let NormShape { rows, columns, epsilon } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred } = *shape;
         assert!(input.len == rows * columns && gradient.len == input.len);
         assert!(input_gradient.len == input.len && weight.len == columns);
         assert!(gradient.format == input.format && input_gradient.format == input.format);
@@ -121,10 +154,67 @@ impl NormOperations for Cuda {
             rows as u32,
             columns as u32,
             epsilon,
+            i32::from(is_centred),
             input.pointer,
             weight.pointer,
             gradient.pointer,
             input_gradient.pointer,
         );
+    }
+
+    fn group_norm_forward(
+        &self,
+        shape: &GroupNormShape,
+        input: CudaView<'_>,
+        weight: CudaView<'_>,
+        bias: Option<CudaView<'_>>,
+        _saved: CudaViewMut<'_>,
+        output: CudaViewMut<'_>,
+    ) {
+        assert!(input.len == shape.rows * shape.image_len() && output.len == input.len);
+        assert!(weight.len == shape.channels && output.format == input.format);
+        assert!(bias.is_none_or(|bias| bias.len == shape.channels));
+        let kernel = self.kernels.of::<NormKernels>().group_norm_forward.of(input.format);
+        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, shape.rows));
+        let (weight, output) = (weight.pointer, output.pointer);
+        let bias = bias.map_or(0, |bias| bias.pointer);
+        launch!(self.streams, kernel, launch, sizes, input.pointer, weight, bias, output);
+    }
+
+    fn group_norm_backward_weight(
+        &self,
+        shape: &GroupNormShape,
+        input: CudaView<'_>,
+        _saved: CudaView<'_>,
+        gradient: CudaView<'_>,
+        weight_gradient: RowSums<CudaViewMut<'_>>,
+    ) {
+        assert!(input.len >= shape.rows * shape.image_len() && gradient.format == input.format);
+        let channels = shape.channels;
+        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, channels) else { return };
+        let num_sums = shape.rows.clamp(1, MOST_PARTIAL_SUMS);
+        let Some(sums) = self.partial_sums.reserve(num_sums * channels) else { return };
+        let kernel = self.kernels.of::<NormKernels>().group_norm_backward_weight.of(input.format);
+        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, num_sums));
+        launch!(self.streams, kernel, launch, sizes, input.pointer, gradient.pointer, sums);
+        self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
+    }
+
+    fn group_norm_backward_input(
+        &self,
+        shape: &GroupNormShape,
+        input: CudaView<'_>,
+        weight: CudaView<'_>,
+        _saved: CudaView<'_>,
+        gradient: CudaView<'_>,
+        input_gradient: CudaViewMut<'_>,
+    ) {
+        assert!(input.len == shape.rows * shape.image_len() && gradient.len == input.len);
+        assert!(input_gradient.len == input.len && weight.len == shape.channels);
+        assert!(gradient.format == input.format && input_gradient.format == input.format);
+        let kernel = self.kernels.of::<NormKernels>().group_norm_backward_input.of(input.format);
+        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, shape.rows));
+        let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
+        launch!(self.streams, kernel, launch, sizes, input.pointer, weight.pointer, gradient, input_gradient);
     }
 }

@@ -1,4 +1,4 @@
-//! Max-pooling on its own.
+//! Pooling on its own.
 
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
@@ -9,6 +9,8 @@ use crate::device::{PoolOperations, PoolShape};
 kernel_table!(PoolKernels in "pool.cu" {
     max_pool_forward: KernelPair,
     max_pool_backward: KernelPair,
+    average_pool_forward: KernelPair,
+    average_pool_backward: KernelPair,
 });
 
 /// `struct PoolShape` of the kernels.
@@ -19,17 +21,18 @@ struct PoolSizes {
     height: u32,
     width: u32,
     channels: u32,
-    size: u32,
+    window_height: u32,
+    window_width: u32,
 }
 
 impl KernelArgument for PoolSizes {}
 
 impl PoolSizes {
     fn new(shape: &PoolShape) -> PoolSizes {
-        let PoolShape { rows, height, width, channels, size } = *shape;
-        let [rows, height, width, channels, size] =
-            [rows, height, width, channels, size].map(|size| size as u32);
-        PoolSizes { rows, height, width, channels, size }
+        let PoolShape { rows, height, width, channels, window_height, window_width } = *shape;
+        let [rows, height, width, channels, window_height, window_width] =
+            [rows, height, width, channels, window_height, window_width].map(|size| size as u32);
+        PoolSizes { rows, height, width, channels, window_height, window_width }
     }
 }
 
@@ -59,5 +62,24 @@ impl PoolOperations for Cuda {
         let (launch, sizes) = (self.streams.over(input_gradient.len, 1), PoolSizes::new(shape));
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, argmax, gradient, input_gradient.pointer);
+    }
+
+    fn average_pool_forward(&self, shape: &PoolShape, input: CudaView<'_>, output: CudaViewMut<'_>) {
+        assert!(output.len == shape.rows * shape.output_len() && input.format == output.format);
+        let kernel = self.kernels.of::<PoolKernels>().average_pool_forward.of(input.format);
+        let (launch, sizes) = (self.streams.over(output.len, 1), PoolSizes::new(shape));
+        launch!(self.streams, kernel, launch, sizes, input.pointer, output.pointer);
+    }
+
+    fn average_pool_backward(
+        &self,
+        shape: &PoolShape,
+        gradient: CudaView<'_>,
+        input_gradient: CudaViewMut<'_>,
+    ) {
+        assert!(gradient.len == shape.rows * shape.output_len() && gradient.format == input_gradient.format);
+        let kernel = self.kernels.of::<PoolKernels>().average_pool_backward.of(gradient.format);
+        let (launch, sizes) = (self.streams.over(input_gradient.len, 1), PoolSizes::new(shape));
+        launch!(self.streams, kernel, launch, sizes, gradient.pointer, input_gradient.pointer);
     }
 }

@@ -2,13 +2,14 @@
 
 use super::{Builder, Embedding};
 use crate::device::{
-    Activation, AttentionShape, ConvolutionShape, EmbeddingShape, NormShape, PoolShape, WeightLayout,
+    Activation, AttentionShape, ConvolutionShape, EmbeddingShape, Gate, GroupNormShape, NormShape, PoolShape,
+    WeightLayout,
 };
 use crate::nn::layer::{
-    AttentionLayer, ConvolutionLayer, EmbeddingLayer, Heads, LayerKind, LayerNormLayer, LinearLayer,
-    MaxPoolLayer, PositionsLayer, torch_tensors,
+    AttentionLayer, ConvolutionLayer, DropoutLayer, EmbeddingLayer, GatedLayer, Heads, LayerKind,
+    LinearLayer, Norm, NormLayer, PoolLayer, Pooling, PositionsLayer, RotaryLayer, torch_tensors,
 };
-use crate::nn::network::Attention;
+use crate::nn::network::{Attention, Convolution};
 use crate::nn::{Features, Initial, Module, TensorSpec};
 use crate::sums::{Leaves, Section};
 
@@ -61,17 +62,25 @@ impl Builder {
         Ok(with_activation(layer, next))
     }
 
-    pub(super) fn convolution(&mut self, outputs: usize, kernel: usize, next: &[Module]) -> Built {
-        let Features::Image { height, width, channels } = self.features else {
-            return Err(format!("a convolution needs images, not {}", self.features));
-        };
-        if kernel == 0 || height < kernel || width < kernel {
-            return Err(format!("a kernel of {kernel} × {kernel} does not fit images of {height} × {width}"));
+    pub(super) fn convolution(&mut self, convolution: Convolution, next: &[Module]) -> Built {
+        let (height, width, channels) = self.image("a convolution needs")?;
+        let Convolution { outputs, kernel, stride, padding, bias } = convolution;
+        if padding >= kernel {
+            return Err(format!(
+                "{padding} rows of zeros on each side are no less than a kernel of {kernel}"
+            ));
+        }
+        if kernel == 0 || stride == 0 || height + 2 * padding < kernel || width + 2 * padding < kernel {
+            let zeros =
+                if padding == 0 { String::new() } else { format!(", padded by {padding} on each side") };
+            return Err(format!(
+                "a kernel of {kernel} × {kernel} does not fit images of {height} × {width}{zeros}"
+            ));
         }
         let name = self.tensor_name("conv", 1);
-        self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], true));
+        self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], bias));
         // ReLU and max-pooling commute, so either order is one operation
-        let is_pool = |module: &Module| *module == Module::MaxPool { size: 2 };
+        let is_pool = |module: &Module| stride == 1 && *module == Module::MaxPool { size: 2 };
         let is_relu = |module: &Module| *module == Module::Activation(Activation::Relu);
         let (pool, relu) = match next {
             [a, b, ..] if is_pool(a) && is_relu(b) || is_relu(a) && is_pool(b) => (true, true),
@@ -79,21 +88,73 @@ impl Builder {
             [] => (false, false),
         };
         let taken = 1 + usize::from(pool) + usize::from(relu);
-        let shape = ConvolutionShape { rows: 0, channels, height, width, outputs, kernel, pool, relu };
-        Ok((LayerKind::Convolution(ConvolutionLayer { shape }), taken))
+        let shape = ConvolutionShape {
+            rows: 0,
+            channels,
+            height,
+            width,
+            outputs,
+            kernel,
+            stride,
+            padding,
+            pool,
+            relu,
+        };
+        Ok((LayerKind::Convolution(ConvolutionLayer { shape, bias }), taken))
     }
 
-    pub(super) fn max_pool(&self, size: usize) -> Result<LayerKind, String> {
-        match self.features {
-            Features::Image { height, width, channels } if size > 0 => {
-                let shape = PoolShape { rows: 0, height, width, channels, size };
-                Ok(LayerKind::MaxPool(MaxPoolLayer { shape }))
-            }
-            features => Err(format!("max-pooling of size {size} does not fit {features}")),
+    pub(super) fn pool(&self, pooling: Pooling, size: usize) -> Result<LayerKind, String> {
+        let (height, width, channels) = self.image("pooling needs")?;
+        let [window_height, window_width] = match pooling {
+            Pooling::GlobalAverage => [height, width],
+            Pooling::Max | Pooling::Average => [size; 2],
+        };
+        if size == 0 || window_height > height || window_width > width {
+            return Err(format!("windows of {size} × {size} do not fit images of {height} × {width}"));
         }
+        let shape = PoolShape { rows: 0, height, width, channels, window_height, window_width };
+        Ok(LayerKind::Pool(PoolLayer { pooling, shape }))
     }
 
-    pub(super) fn layer_norm(&mut self, bias: bool) -> LayerKind {
+    /// Returns a normalisation over the innermost dimension, or a root mean square norm.
+    pub(super) fn layer_norm(&mut self, is_centred: bool, bias: bool) -> LayerKind {
+        self.norm_tensors(bias);
+        let epsilon = if is_centred { NORM_EPSILON } else { f32::EPSILON };
+        let shape = NormShape { rows: 0, columns: self.features.last_dimension(), epsilon, is_centred };
+        LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Layer(shape), bias })
+    }
+
+    pub(super) fn group_norm(&mut self, groups: usize) -> Result<LayerKind, String> {
+        let (height, width, channels) = self.image("a group norm needs")?;
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(format!("{groups} groups do not divide {channels} channels"));
+        }
+        self.norm_tensors(true);
+        let positions = height * width;
+        let shape = GroupNormShape { rows: 0, positions, channels, groups, epsilon: NORM_EPSILON };
+        Ok(LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Group(shape), bias: true }))
+    }
+
+    pub(super) fn gated(&self, gate: Gate) -> Result<LayerKind, String> {
+        let features = self.features;
+        if matches!(features, Features::Tokens { .. }) || !features.last_dimension().is_multiple_of(2) {
+            return Err(format!("a gated linear unit needs an even number of features, not {features}"));
+        }
+        Ok(LayerKind::Gated(GatedLayer { gate, features }))
+    }
+
+    pub(super) fn dropout(&self, rate: f32) -> Result<LayerKind, String> {
+        let features = self.features;
+        if matches!(features, Features::Tokens { .. }) || !(0.0..1.0).contains(&rate) {
+            return Err(format!(
+                "a dropout needs features and a rate from 0 to below 1, not {features} and {rate}"
+            ));
+        }
+        Ok(LayerKind::Dropout(DropoutLayer { rate, number: self.layers.len(), features }))
+    }
+
+    /// Adds the tensors of a normalisation.
+    fn norm_tensors(&mut self, bias: bool) {
         let columns = self.features.last_dimension();
         let name = self.tensor_name("norm", 1);
         let tensor = |suffix, value| TensorSpec {
@@ -103,9 +164,6 @@ impl Builder {
         };
         self.tensors.push(tensor("weight", 1.0));
         self.tensors.extend(bias.then(|| tensor("bias", 0.0)));
-        let positions = self.features.len() / columns;
-        let shape = NormShape { rows: 0, columns, epsilon: NORM_EPSILON };
-        LayerKind::LayerNorm(LayerNormLayer { features: self.features, positions, shape, bias })
     }
 
     pub(super) fn embedding(&mut self, width: usize, deviation: f32) -> Result<LayerKind, String> {
@@ -129,11 +187,12 @@ impl Builder {
         Ok(LayerKind::Positions(PositionsLayer { len, width }))
     }
 
-    /// Adds the three layers of attention: queries, keys and values; attention; the mix of the heads.
+    /// Adds the layers of attention: queries, keys and values; rotary positions, if it has them; attention;
+    /// the mix of the heads.
     pub(super) fn attention(&mut self, attention: Attention) -> Result<usize, String> {
         let (len, inputs) = self.sequence("attention needs")?;
-        let Attention { heads, key_value_heads: groups, causal, bias, deviation, output_deviation } =
-            attention;
+        let Attention { heads, key_value_heads: groups, causal, rotary, bias, .. } = attention;
+        let Attention { deviation, output_deviation, .. } = attention;
         if heads == 0 || !inputs.is_multiple_of(heads) {
             return Err(format!("{heads} heads do not divide {inputs} features"));
         }
@@ -154,6 +213,12 @@ impl Builder {
         before.heads = Some(Box::new(Heads::After(shape)));
         self.push(LayerKind::Linear(before), first, None)?;
 
+        if let Some(base) = rotary {
+            if !width.is_multiple_of(2) {
+                return Err(format!("rotary positions need heads of an even width, not {width}"));
+            }
+            self.push(LayerKind::Rotary(RotaryLayer { shape, base }), self.tensors.len(), None)?;
+        }
         self.push(LayerKind::Attention(AttentionLayer { shape }), self.tensors.len(), None)?;
 
         let first = self.tensors.len();
@@ -196,6 +261,14 @@ impl Builder {
             Features::Tokens { .. } => {
                 Err(format!("{what} needs features, not {}: an embedding makes some", self.features))
             }
+        }
+    }
+
+    /// Returns the height, the width and the channels of images.
+    fn image(&self, what: &str) -> Result<(usize, usize, usize), String> {
+        match self.features {
+            Features::Image { height, width, channels } => Ok((height, width, channels)),
+            other => Err(format!("{what} images, not {other}")),
         }
     }
 

@@ -8,7 +8,7 @@ mod layers;
 
 use std::collections::HashMap;
 
-use super::layer::{ActivationLayer, AddLayer, FlattenLayer, Layer, LayerInputs, LayerKind};
+use super::layer::{ActivationLayer, AddLayer, FlattenLayer, Layer, LayerInputs, LayerKind, Pooling};
 use super::text::head;
 use super::{Features, LARGEST_SIZE, Model, Module, Network, TensorSpec};
 use crate::{Error, Result};
@@ -172,9 +172,15 @@ impl Builder {
                 self.linear(outputs, bias, deviation, &modules[1..])?
             }
             Module::Product { outputs } => self.product(outputs, &modules[1..])?,
-            Module::Convolution { outputs, kernel } => self.convolution(outputs, kernel, &modules[1..])?,
-            Module::MaxPool { size } => (self.max_pool(size)?, 1),
-            Module::LayerNorm { bias } => (self.layer_norm(bias), 1),
+            Module::Convolution(convolution) => self.convolution(convolution, &modules[1..])?,
+            Module::MaxPool { size } => (self.pool(Pooling::Max, size)?, 1),
+            Module::AveragePool { size } => (self.pool(Pooling::Average, size)?, 1),
+            Module::GlobalAverage => (self.pool(Pooling::GlobalAverage, 1)?, 1),
+            Module::LayerNorm { bias } => (self.layer_norm(true, bias), 1),
+            Module::RmsNorm => (self.layer_norm(false, false), 1),
+            Module::GroupNorm { groups } => (self.group_norm(groups)?, 1),
+            Module::GatedLinearUnit { gate } => (self.gated(gate)?, 1),
+            Module::Dropout { rate } => (self.dropout(rate)?, 1),
             Module::Embedding { width, deviation } => (self.embedding(width, deviation)?, 1),
             Module::Positions { deviation } => (self.positions(deviation)?, 1),
             Module::Attention(attention) => return self.attention(attention),

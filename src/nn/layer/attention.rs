@@ -71,7 +71,7 @@ impl LayerPasses for AttentionLayer {
         _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         if self.shape.groups > 0 {
-            let Tape { input, saved, output } = *tape;
+            let Tape { input, saved, output, .. } = *tape;
             device.attention_backward(&self.shape(rows), input, saved, output, gradient, input_gradient);
         }
     }

@@ -5,11 +5,13 @@ use crate::device::{Activation, BiasShape, ConvolutionShape, Device, FusedActiva
 use crate::nn::Features;
 use crate::sums::Section;
 
-/// A convolution with bias and the pooling and ReLU that follow it.
+/// A convolution and the pooling and ReLU that follow it.
 #[derive(Debug, Clone)]
 pub struct ConvolutionLayer {
     /// The sizes of the convolution; `rows` is 0 here.
     pub shape: ConvolutionShape,
+    /// True for a layer with a bias.
+    pub bias: bool,
 }
 
 /// The numbers of the tensors.
@@ -40,12 +42,13 @@ impl LayerPasses for ConvolutionLayer {
     }
 
     fn saved_len(&self) -> usize {
-        self.shape.output_len()
+        self.shape.argmax_len()
     }
 
     fn operations(&self) -> usize {
-        let ConvolutionShape { height, width, kernel, .. } = self.shape;
-        2 * (height + 1 - kernel) * (width + 1 - kernel) * self.shape.weight_len()
+        let window = self.shape.window();
+        let positions = self.shape.output_height() * self.shape.output_width() * window * window;
+        2 * positions * self.shape.weight_len()
     }
 
     fn activation(&self) -> Activation {
@@ -61,7 +64,8 @@ impl LayerPasses for ConvolutionLayer {
         saved: D::ViewMut<'_>,
         output: D::ViewMut<'_>,
     ) {
-        let (weight, bias) = (parameters.get(device, WEIGHT), parameters.get(device, BIAS));
+        let weight = parameters.get(device, WEIGHT);
+        let bias = self.bias.then(|| parameters.get(device, BIAS));
         device.convolution_forward(&self.shape(rows), input, weight, bias, saved, output);
     }
 
@@ -73,13 +77,13 @@ impl LayerPasses for ConvolutionLayer {
         sums: Option<(LayerSums<'_, D>, Section)>,
         is_backpropagated: bool,
     ) {
+        let mut sums = sums.filter(|_| self.bias);
         if is_backpropagated && sums.is_none() {
             return;
         }
         let activation = if is_backpropagated { Activation::Identity } else { self.activation() };
         let columns = self.shape.outputs;
         let shape = BiasShape { columns, positions: self.shape.output_len() / columns };
-        let mut sums = sums;
         let bias = sums.as_mut().map(|(sums, section)| sums.get(device, BIAS, *section));
         device.activation_backward(activation, shape, tape.output, gradient, bias);
     }

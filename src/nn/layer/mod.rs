@@ -5,13 +5,16 @@ mod activation;
 mod add;
 mod attention;
 mod convolution;
+mod dropout;
 mod embedding;
 mod flatten;
-mod layer_norm;
+mod gated;
 mod linear;
-mod max_pool;
+mod norm;
 mod passes;
+mod pool;
 mod positions;
+mod rotary;
 
 use std::ops::Range;
 
@@ -19,13 +22,16 @@ pub use activation::ActivationLayer;
 pub use add::AddLayer;
 pub use attention::AttentionLayer;
 pub use convolution::ConvolutionLayer;
+pub use dropout::DropoutLayer;
 pub use embedding::EmbeddingLayer;
 pub use flatten::FlattenLayer;
-pub use layer_norm::LayerNormLayer;
+pub use gated::GatedLayer;
 pub use linear::{Heads, LinearLayer};
-pub use max_pool::MaxPoolLayer;
-pub use passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
+pub use norm::{Norm, NormLayer};
+pub use passes::{Draws, LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
+pub use pool::{PoolLayer, Pooling};
 pub use positions::PositionsLayer;
+pub use rotary::RotaryLayer;
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
@@ -48,20 +54,26 @@ pub enum LayerKind {
     Linear(LinearLayer),
     /// A convolution and the pooling and ReLU that follow it.
     Convolution(ConvolutionLayer),
-    /// Max-pooling on its own.
-    MaxPool(MaxPoolLayer),
+    /// Pooling on its own.
+    Pool(PoolLayer),
     /// An activation on its own.
     Activation(ActivationLayer),
     /// The conversion of an image to a vector of features.
     Flatten(FlattenLayer),
-    /// Layer normalisation.
-    LayerNorm(LayerNormLayer),
+    /// A normalisation.
+    Norm(NormLayer),
+    /// A gated linear unit.
+    Gated(GatedLayer),
+    /// Dropout.
+    Dropout(DropoutLayer),
     /// The sum of two values.
     Add(AddLayer),
     /// The embedding of tokens.
     Embedding(EmbeddingLayer),
     /// Learnt positions.
     Positions(PositionsLayer),
+    /// Rotary positions, before attention.
+    Rotary(RotaryLayer),
     /// Attention, without the linear layers before and after it.
     Attention(AttentionLayer),
 }
@@ -89,13 +101,16 @@ macro_rules! each_kind {
         match &$layer.kind {
             LayerKind::Linear($kind) => $work,
             LayerKind::Convolution($kind) => $work,
-            LayerKind::MaxPool($kind) => $work,
+            LayerKind::Pool($kind) => $work,
             LayerKind::Activation($kind) => $work,
             LayerKind::Flatten($kind) => $work,
-            LayerKind::LayerNorm($kind) => $work,
+            LayerKind::Norm($kind) => $work,
+            LayerKind::Gated($kind) => $work,
+            LayerKind::Dropout($kind) => $work,
             LayerKind::Add($kind) => $work,
             LayerKind::Embedding($kind) => $work,
             LayerKind::Positions($kind) => $work,
+            LayerKind::Rotary($kind) => $work,
             LayerKind::Attention($kind) => $work,
         }
     };
@@ -171,17 +186,19 @@ impl Layer {
         Layer { tensors: first..first + self.tensors.len(), ..self }
     }
 
-    /// Runs the forward pass for `rows ≥ 1` rows.
+    /// Runs the forward pass for `rows ≥ 1` rows; without `draws` it is an evaluation.
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn forward<D: Device>(
         &self,
         device: &D,
         parameters: &FlatBuffer<D>,
+        draws: Option<Draws>,
         rows: usize,
         input: D::View<'_>,
         saved: D::ViewMut<'_>,
         output: D::ViewMut<'_>,
     ) {
-        let tensors = LayerTensors { flat: parameters, own: &self.tensors };
+        let tensors = LayerTensors { draws, flat: parameters, own: &self.tensors };
         each_kind!(self, kind => kind.forward(device, tensors, rows, input, saved, output));
     }
 
@@ -228,7 +245,7 @@ impl Layer {
         input_gradient: D::ViewMut<'_>,
         previous: Option<FusedActivation<D::View<'_>>>,
     ) {
-        let tensors = LayerTensors { flat: parameters, own: &self.tensors };
+        let tensors = LayerTensors { draws: tape.draws, flat: parameters, own: &self.tensors };
         each_kind!(self, kind => {
             kind.backward_input(device, tensors, rows, tape, gradient, input_gradient, previous)
         });

@@ -110,8 +110,20 @@ pub enum SplitRule {
     Vocabulary,
 }
 
+/// The numbers on which a training pass's random draws depend.
+#[derive(Debug, Clone, Copy)]
+pub struct Draws {
+    /// The seed of the run.
+    pub seed: u64,
+    /// The number of the step.
+    pub step: u32,
+    /// The number of the first row of the pass among those of the batch.
+    pub first_row: usize,
+}
+
 /// The parameters of a layer.
 pub struct LayerTensors<'a, D: Device> {
+    pub(super) draws: Option<Draws>,
     pub(super) flat: &'a FlatBuffer<D>,
     pub(super) own: &'a Range<usize>,
 }
@@ -144,6 +156,8 @@ pub struct Tape<'a, D: Device> {
     pub saved: D::View<'a>,
     /// The layer's output, `[rows, output_len]`.
     pub output: D::View<'a>,
+    /// The draws of the forward pass, unless it was an evaluation.
+    pub draws: Option<Draws>,
 }
 
 impl<D: Device> Clone for Tape<'_, D> {

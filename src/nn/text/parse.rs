@@ -1,9 +1,11 @@
 //! The reading of a network's text.
 
+use std::ops::RangeInclusive;
+
 use kdl::{KdlDocument, KdlNode, KdlValue};
 
-use super::{ACTIVATIONS, LONGEST_TEXT, LOSSES};
-use crate::nn::{Attention, LARGEST_SIZE, Loss, Module, Network};
+use super::{ACTIVATIONS, GATES, LONGEST_TEXT, LOSSES};
+use crate::nn::{Attention, Convolution, LARGEST_SIZE, Loss, Module, Network};
 use crate::{Error, Result};
 
 /// The deepest nesting of braces.
@@ -13,8 +15,10 @@ const DEEPEST: usize = 64;
 const MOST_MODULES: usize = 20_000;
 
 /// The names of all lines but the first.
-const NAMES: &str = "linear, product, convolution, max-pool, relu, gelu, tanh, flatten, layer-norm, \
-                     embedding, positions, attention, tied-output, residual, shortcut, scope, repeat";
+const NAMES: &str = "linear, product, convolution, max-pool, average-pool, global-average, relu, gelu, \
+                     gelu-tanh, silu, tanh, gated-linear-unit, dropout, flatten, layer-norm, rms-norm, \
+                     group-norm, embedding, positions, attention, tied-output, residual, shortcut, scope, \
+                     repeat";
 
 /// The reason why a line is wrong, and its place in the text.
 struct LineError {
@@ -175,11 +179,18 @@ fn one(fields: &mut Fields<'_>) -> Parsed<Module> {
             Module::Linear { outputs, bias, deviation: fields.deviation("deviation")? }
         }
         "product" => Module::Product { outputs: fields.number(None, "the number of outputs")? },
-        "convolution" => Module::Convolution {
+        "convolution" => Module::Convolution(Convolution {
             outputs: fields.number(None, "the number of output channels")?,
             kernel: fields.number(Some("kernel"), "the height and width of the kernel")?,
-        },
+            stride: fields.optional_number("stride", 1)?.unwrap_or(1),
+            padding: fields.optional_number("padding", 0)?.unwrap_or(0),
+            bias: fields.switch("bias", true)?,
+        }),
         "max-pool" => Module::MaxPool { size: fields.number(None, "the height and width of the window")? },
+        "average-pool" => {
+            Module::AveragePool { size: fields.number(None, "the height and width of the window")? }
+        }
+        "global-average" => Module::GlobalAverage,
         "embedding" => {
             let width = fields.number(None, "the number of features")?;
             Module::Embedding { width, deviation: fields.deviation("deviation")?.unwrap_or(1.0) }
@@ -189,8 +200,9 @@ fn one(fields: &mut Fields<'_>) -> Parsed<Module> {
             let heads = fields.number(None, "the number of heads")?;
             Module::Attention(Attention {
                 heads,
-                key_value_heads: fields.optional_number("key-value-heads")?.unwrap_or(heads),
+                key_value_heads: fields.optional_number("key-value-heads", 1)?.unwrap_or(heads),
                 causal: fields.switch("causal", false)?,
+                rotary: fields.real(Some("rotary"), "rotary", 1.0..=1e9)?,
                 bias: fields.switch("bias", true)?,
                 deviation: fields.deviation("deviation")?,
                 output_deviation: fields.deviation("output-deviation")?,
@@ -199,6 +211,20 @@ fn one(fields: &mut Fields<'_>) -> Parsed<Module> {
         "tied-output" => Module::TiedOutput,
         "flatten" => Module::Flatten,
         "layer-norm" => Module::LayerNorm { bias: fields.switch("bias", true)? },
+        "rms-norm" => Module::RmsNorm,
+        "group-norm" => Module::GroupNorm { groups: fields.number(None, "the number of groups")? },
+        "gated-linear-unit" => {
+            let name = fields.optional_text(None)?.unwrap_or("sigmoid");
+            let known = GATES.iter().find(|(known, _)| *known == name);
+            let names = GATES.map(|(name, _)| name).join(", ");
+            let unknown = || fields.error(format!("there is no gate {name:?}; there are {names}"));
+            Module::GatedLinearUnit { gate: known.ok_or_else(unknown)?.1 }
+        }
+        "dropout" => {
+            let rate = fields.real(None, "the probability of 0", 0.0..=0.999)?;
+            let missing = || fields.error("the probability of 0 is missing, such as 0.1".into());
+            Module::Dropout { rate: rate.ok_or_else(missing)? }
+        }
         other => return Err(fields.error(format!("there is no module {other:?}; there are {NAMES}"))),
     })
 }
@@ -233,26 +259,35 @@ impl<'k> Fields<'k> {
         let Some(value) = self.take(name) else {
             return Err(self.error(format!("{what} is missing, such as {example}")));
         };
-        self.size(value, what)
+        self.size(value, what, 1)
     }
 
-    fn optional_number(&mut self, name: &str) -> Parsed<Option<usize>> {
-        self.take(Some(name)).map(|value| self.size(value, name)).transpose()
+    /// Takes a size from `least` on, if it is given.
+    fn optional_number(&mut self, name: &str, least: usize) -> Parsed<Option<usize>> {
+        self.take(Some(name)).map(|value| self.size(value, name, least)).transpose()
     }
 
-    fn size(&self, value: &KdlValue, what: &str) -> Parsed<usize> {
+    fn size(&self, value: &KdlValue, what: &str, least: usize) -> Parsed<usize> {
         let number = value.as_integer().and_then(|number| usize::try_from(number).ok());
-        number.filter(|number| (1..=LARGEST_SIZE).contains(number)).ok_or_else(|| {
-            self.error(format!("{what} is {value}, but must be a whole number from 1 to {LARGEST_SIZE}"))
+        number.filter(|number| (least..=LARGEST_SIZE).contains(number)).ok_or_else(|| {
+            self.error(format!(
+                "{what} is {value}, but must be a whole number from {least} to {LARGEST_SIZE}"
+            ))
         })
     }
 
     /// Takes a standard deviation, if it is given.
     fn deviation(&mut self, name: &str) -> Parsed<Option<f32>> {
-        let Some(value) = self.take(Some(name)) else { return Ok(None) };
+        self.real(Some(name), name, 0.0..=1e6)
+    }
+
+    /// Takes a number in `range`, the next argument or the property `name`, if it is given.
+    fn real(&mut self, name: Option<&str>, what: &str, range: RangeInclusive<f32>) -> Parsed<Option<f32>> {
+        let Some(value) = self.take(name) else { return Ok(None) };
         let number = value.as_float().or(value.as_integer().map(|whole| whole as f64));
-        let number = number.map(|number| number as f32).filter(|number| (0.0..=1e6).contains(number));
-        let wrong = || self.error(format!("{name} is {value}, but must be a number from 0 to 1000000"));
+        let number = number.map(|number| number as f32).filter(|number| range.contains(number));
+        let (least, most) = range.clone().into_inner();
+        let wrong = || self.error(format!("{what} is {value}, but must be a number from {least} to {most}"));
         number.map(Some).ok_or_else(wrong)
     }
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{ACTIVATIONS, LOSSES};
-use crate::nn::{Attention, Module, Network};
+use super::{ACTIVATIONS, GATES, LOSSES};
+use crate::nn::{Attention, Convolution, Module, Network};
 
 impl Network {
     /// Returns this network as text, which [`Network::from_text`] reads.
@@ -48,14 +48,25 @@ fn optional(name: &str, value: Option<f32>) -> String {
     value.map_or(String::new(), |value| format!(" {name}={value:?}"))
 }
 
+fn convolution_line(convolution: &Convolution) -> String {
+    let Convolution { outputs, kernel, stride, padding, bias } = *convolution;
+    let property = |name: &str, value: usize, default| {
+        if value == default { String::new() } else { format!(" {name}={value}") }
+    };
+    let bias = if bias { "" } else { " bias=#false" };
+    let (stride, padding) = (property("stride", stride, 1), property("padding", padding, 0));
+    format!("convolution {outputs} kernel={kernel}{stride}{padding}{bias}")
+}
+
 fn attention_line(attention: &Attention) -> String {
-    let Attention { heads, key_value_heads, causal, bias, deviation, output_deviation } = *attention;
+    let Attention { heads, key_value_heads, causal, rotary, bias, deviation, output_deviation } = *attention;
     let groups =
         if key_value_heads == heads { String::new() } else { format!(" key-value-heads={key_value_heads}") };
     let causal = if causal { " causal=#true" } else { "" };
     let bias = if bias { "" } else { " bias=#false" };
+    let rotary = optional("rotary", rotary);
     let deviations = optional("deviation", deviation) + &optional("output-deviation", output_deviation);
-    format!("attention {heads}{groups}{causal}{bias}{deviations}")
+    format!("attention {heads}{groups}{causal}{rotary}{bias}{deviations}")
 }
 
 /// Returns the line of a module, without the modules in its braces.
@@ -70,8 +81,17 @@ pub(in crate::nn) fn head(module: &Module) -> String {
         Module::Attention(attention) => attention_line(attention),
         Module::TiedOutput => "tied-output".to_owned(),
         Module::Product { outputs } => format!("product {outputs}"),
-        Module::Convolution { outputs, kernel } => format!("convolution {outputs} kernel={kernel}"),
+        Module::Convolution(convolution) => convolution_line(convolution),
         Module::MaxPool { size } => format!("max-pool {size}"),
+        Module::AveragePool { size } => format!("average-pool {size}"),
+        Module::GlobalAverage => "global-average".to_owned(),
+        Module::RmsNorm => "rms-norm".to_owned(),
+        Module::GroupNorm { groups } => format!("group-norm {groups}"),
+        Module::Dropout { rate } => format!("dropout {rate:?}"),
+        Module::GatedLinearUnit { gate } => {
+            let known = GATES.iter().find(|(_, known)| known == gate);
+            format!("gated-linear-unit {:?}", known.map_or("", |(name, _)| *name))
+        }
         Module::Activation(activation) => {
             let known = ACTIVATIONS.iter().find(|(_, known)| known == activation);
             known.map_or("identity", |(name, _)| *name).to_owned()

@@ -30,7 +30,15 @@ fn known_networks_are_read_as_they_are_written() {
         ],
         loss: Loss::CrossEntropy,
     };
-    for network in [Network::lenet(10), Network::cifar(10), Network::deep_mlp(32, 4), mlp, residual] {
+    let all = "\
+        convolution 4 kernel=3 stride=2 padding=1 bias=#false\n\
+        group-norm 2\nsilu\naverage-pool 2\nglobal-average\ndropout 0.25\n\
+        gated-linear-unit \"silu\"\nrms-norm\ngelu-tanh\n\
+        attention 4 key-value-heads=2 causal=#true rotary=10000.0 bias=#false output-deviation=0.5\n";
+    let all = Network { name: "all".into(), modules: modules(all), loss: Loss::CrossEntropy };
+    let gpt = Network::gpt(2, 3, 24, false);
+    let known = [Network::lenet(10), Network::cifar(10), Network::deep_mlp(32, 4), mlp, residual, all, gpt];
+    for network in known {
         let text = network.to_text();
         assert_eq!(read(&text).unwrap(), network, "{text}");
     }
@@ -91,7 +99,28 @@ fn malformed_texts_are_refused_with_the_reason() {
         ("convolution 3", "the height and width of the kernel is missing, such as kernel=12"),
         ("convolution kernel=3", "the number of output channels is missing"),
         ("convolution 3 kernel=3", "a convolution needs images, not 12 features"),
-        ("max-pool 2", "max-pooling of size 2 does not fit 12 features"),
+        ("max-pool 2", "pooling needs images, not 12 features"),
+        ("average-pool 2", "pooling needs images, not 12 features"),
+        ("average-pool", "the height and width of the window is missing"),
+        ("global-average", "pooling needs images, not 12 features"),
+        ("convolution 3 kernel=3 stride=0", "stride is 0, but must be a whole number from 1"),
+        ("convolution 3 kernel=3 padding=-1", "padding is -1, but must be a whole number from 0"),
+        ("group-norm", "the number of groups is missing"),
+        ("group-norm 3", "a group norm needs images, not 12 features"),
+        ("rms-norm 3", "rms-norm: it does not take 3"),
+        ("dropout", "the probability of 0 is missing, such as 0.1"),
+        ("dropout 1.5", "the probability of 0 is 1.5, but must be a number from 0 to 0.999"),
+        ("dropout \"half\"", "must be a number from 0 to 0.999"),
+        ("linear 7\ngated-linear-unit", "needs an even number of features, not 7 features"),
+        ("gated-linear-unit \"relu\"", "there is no gate \"relu\"; there are sigmoid, silu, gelu"),
+        ("embedding 8", "an embedding needs tokens, not 12 features"),
+        ("embedding 8 deviation=-1", "deviation is -1, but must be a number from 0 to 1000000"),
+        ("positions", "positions are added to sequences of features, not 12 features"),
+        ("attention 4", "attention needs sequences of features, not 12 features"),
+        ("attention", "the number of heads is missing"),
+        ("attention 4 rotary=0", "rotary is 0, but must be a number from 1"),
+        ("attention 4 causal=1", "causal is 1, but must be #true or #false"),
+        ("tied-output", "there is no embedding before it whose weight it could use"),
         ("max-pool", "the height and width of the window is missing"),
         ("residual", "residual: its modules are missing, in braces"),
         ("residual {\n}", "the body of a residual needs a layer"),
@@ -133,6 +162,48 @@ fn malformed_texts_are_refused_with_the_reason() {
     for (text, expected) in cases {
         let found = read(text).and_then(|network| network.build(Features::Flat(12)));
         let error = found.expect_err(text);
+        let said = error.to_string();
+        assert!(said.contains(expected) && !said.contains('\n'), "{text}\ngives {said}\nnot {expected}");
+        assert_eq!(error.exit_code(), 2, "{text}");
+    }
+    let image = Features::Image { height: 6, width: 8, channels: 6 };
+    let tokens = Features::Tokens { len: 5, vocabulary: 9 };
+    let cases = [
+        (image, "convolution 3 kernel=7", "a kernel of 7 × 7 does not fit images of 6 × 8"),
+        (image, "convolution 3 kernel=9 padding=1", "images of 6 × 8, padded by 1 on each side"),
+        (
+            image,
+            "convolution 3 kernel=3 padding=3",
+            "3 rows of zeros on each side are no less than a kernel of 3",
+        ),
+        (image, "average-pool 7", "windows of 7 × 7 do not fit images of 6 × 8"),
+        (image, "group-norm 4", "4 groups do not divide 6 channels"),
+        (image, "linear 4", "images of 6 × 8 with 6 channels: flatten first"),
+        (
+            image,
+            "residual { convolution 6 kernel=3 stride=2 padding=1 }",
+            "ends with images of 3 × 4 with 6 channels, the shortcut with images of 6 × 8 with 6 channels",
+        ),
+        (tokens, "linear 4", "an embedding makes some"),
+        (tokens, "flatten", "tokens have no features"),
+        (tokens, "dropout 0.5", "a dropout needs features"),
+        (tokens, "embedding 8\nattention 3", "3 heads do not divide 8 features"),
+        (
+            tokens,
+            "embedding 8\nattention 4 key-value-heads=3",
+            "3 heads with keys and values do not divide 4",
+        ),
+        (tokens, "embedding 6\nattention 2 rotary=100", "need heads of an even width, not 3"),
+        (tokens, "embedding 512\nattention 1", "a head would have 512 features, and 256 are the limit"),
+        (tokens, "embedding 8\nlinear 6\ntied-output", "the embedding has 8 features"),
+        (
+            tokens,
+            "embedding 8\ntied-output\nlinear 8\ntied-output",
+            "uses the weight of the embedding already",
+        ),
+    ];
+    for (input, text, expected) in cases {
+        let error = read(text).and_then(|network| network.build(input)).expect_err(text);
         let said = error.to_string();
         assert!(said.contains(expected) && !said.contains('\n'), "{text}\ngives {said}\nnot {expected}");
         assert_eq!(error.exit_code(), 2, "{text}");

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::job::{AuditedJob, Part};
-use super::replay::Replay;
+use super::replay::{AuditedBatch, Replay};
 use super::roles::Roles;
 use super::settings::{AuditAction, AuditSettings};
 use super::update;
@@ -24,8 +24,7 @@ pub(super) struct OpenAudit {
     pub(super) parameters: FoldRecord,
     /// The block of the part before the update.
     pub(super) before: Vec<f32>,
-    /// The number of rows of the batch, and the factor of the loss's gradient.
-    pub(super) batch: (usize, f32),
+    pub(super) batch: AuditedBatch,
 }
 
 /// The communicators of the audits.

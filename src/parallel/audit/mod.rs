@@ -48,5 +48,5 @@ mod witness;
 
 pub use auditor::Auditor;
 pub use job::needed_bytes;
-pub use replay::LoadRows;
+pub use replay::{AuditedBatch, LoadRows};
 pub use settings::{AuditAction, AuditSettings};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::Result;
 use crate::comm::{Communicator, Front};
 use crate::device::{Device, Role, totals};
-use crate::nn::{FlatBuffer, Segmentation};
+use crate::nn::{Draws, FlatBuffer, Segmentation};
 use crate::parallel::data::Weights;
 use crate::parallel::layout::Layout;
 use crate::parallel::pipeline::{MicroBatchSource, load};
@@ -45,6 +45,17 @@ impl<D: Device> PartParameters<'_, D> {
     }
 }
 
+/// The batch of an audited step.
+#[derive(Debug, Clone, Copy)]
+pub struct AuditedBatch {
+    /// The number of rows.
+    pub len: usize,
+    /// The factor of the loss's gradient.
+    pub scale: f32,
+    /// The draws of the step, from row 0 on.
+    pub draws: Draws,
+}
+
 /// A function that writes the inputs and the targets of rows of the batch; either may be left out.
 pub type LoadRows<'l, D> = dyn FnMut(
         &D,
@@ -57,12 +68,17 @@ pub type LoadRows<'l, D> = dyn FnMut(
 /// The rows of a leaf in parts, as micro-batches.
 struct LeafSource<'l, 's, D: Device> {
     sections: &'s [Section],
+    draws: Draws,
     load: &'s mut LoadRows<'l, D>,
 }
 
 impl<D: Device> MicroBatchSource<D> for LeafSource<'_, '_, D> {
     fn section(&self, part: usize) -> Section {
         self.sections[part]
+    }
+
+    fn draws(&self, part: usize) -> Option<Draws> {
+        Some(Draws { first_row: self.sections[part].terms().start, ..self.draws })
     }
 
     fn load(
@@ -129,7 +145,7 @@ impl<'a, D: Device> Replay<'a, D> {
     }
 
     /// Runs the forward and the backward pass of a leaf whose parts are the `sections` of the batch,
-    /// and returns the folds of its arrays. Gradients of the loss are scaled by `scale`. Collective over
+    /// and returns the folds of its arrays. Collective over
     /// the ranks of a replica, and if parameters are gathered over all replicas.
     ///
     /// # Errors
@@ -139,10 +155,10 @@ impl<'a, D: Device> Replay<'a, D> {
         mut parameters: PartParameters<'_, D>,
         sections: &[Section],
         load: &mut LoadRows<'_, D>,
-        scale: f32,
+        AuditedBatch { scale, draws, .. }: AuditedBatch,
     ) -> Result<FoldRecord> {
         let mut record = FoldRecord::default();
-        let mut source = LeafSource { sections, load };
+        let mut source = LeafSource { sections, draws, load };
         for local in 0..self.stages.len() {
             self.forward(local, &mut parameters, &mut source, &mut record)?;
         }

@@ -4,7 +4,7 @@ use super::auditor::{Auditor, OpenAudit};
 use super::exchange::{AFTER, BEFORE, LENGTH, RECORD};
 use super::finding::Finding;
 use super::job::Part;
-use super::replay::{LoadRows, PartParameters};
+use super::replay::{AuditedBatch, LoadRows, PartParameters};
 use super::witness::AuditedBlock;
 use crate::Result;
 use crate::device::Device;
@@ -15,8 +15,8 @@ use crate::parallel::pipeline::Pipeline;
 use crate::parallel::watch::{BitFold, BlockWatch, Fault, FaultKind, FoldRecord, Recorder, Site};
 
 impl<D: Device> Auditor<'_, D> {
-    /// Prepares a step, from 1, of `len` samples for its audit: see [`super`]. `load` loads rows of the
-    /// batch, and `scale` is the factor of the loss's gradient. Collective.
+    /// Prepares a step, from 1, with the samples of `batch` for its audit: see [`super`]. `load` loads rows
+    /// of the batch. Collective.
     ///
     /// # Errors
     /// A sample cannot be read, or there is no memory.
@@ -25,7 +25,7 @@ impl<D: Device> Auditor<'_, D> {
         step: u64,
         weights: &mut Weights<D>,
         pipeline: &mut Pipeline<'_, D>,
-        (len, scale): (usize, f32),
+        batch: AuditedBatch,
         load: &mut LoadRows<'_, D>,
     ) -> Result<()> {
         let (rank, role, device) = (self.rank(), self.role(), self.job.device);
@@ -52,12 +52,12 @@ impl<D: Device> Auditor<'_, D> {
                 }
             }
         }
-        let sections = self.job.leaf(len, self.replica_of(role));
+        let sections = self.job.leaf(batch.len, self.replica_of(role));
         let source = match &self.copy {
             Some(copy) if !self.roles.are_replicas() => PartParameters::Copy(copy),
             _ => PartParameters::Own(weights),
         };
-        let mut expected = self.replay.run(source, &sections, load, scale)?;
+        let mut expected = self.replay.run(source, &sections, load, batch)?;
         expected.extend(&parameters);
         let site = fault.and_then(|fault| fault.site(&self.own.layout.stages, &self.own.numbers()));
         // such a fault may lie in the leaf or in the block, as its choice says
@@ -70,7 +70,7 @@ impl<D: Device> Auditor<'_, D> {
         let in_leaf = site.filter(|_| !is_in_block).zip(fault.map(|fault| fault.choice));
         let division = self.job.division;
         let own_sections = (0..division.num_micro_batches())
-            .map(|micro_batch| division.section(len, self.replica_of(rank), micro_batch));
+            .map(|micro_batch| division.section(batch.len, self.replica_of(rank), micro_batch));
         let mut recorder = Recorder::new(self.own.numbers(), own_sections, in_leaf);
         recorder.record = parameters.clone();
         pipeline.start_recording(recorder);
@@ -78,7 +78,7 @@ impl<D: Device> Auditor<'_, D> {
             (0..self.job.grid.shape.data).map(|replica| self.block(step, &self.own, replica).1).collect();
         let in_block = fault.filter(|_| is_in_block).map(|fault| (fault.kind, fault.choice));
         weights.watch(BlockWatch { segment, blocks, fault: in_block, ..BlockWatch::default() });
-        self.open = Some(OpenAudit { expected, parameters, before, batch: (len, scale) });
+        self.open = Some(OpenAudit { expected, parameters, before, batch });
         Ok(())
     }
 

@@ -103,9 +103,8 @@ impl<D: Device> Auditor<'_, D> {
         if self.replica_of(self.rank()) != self.replica_of(third) {
             return Ok(FoldRecord::default());
         }
-        let (len, scale) = open.batch;
-        let sections = self.job.leaf(len, self.replica_of(audited));
-        let mut record = self.replay.run(PartParameters::Copy(copy), &sections, load, scale)?;
+        let sections = self.job.leaf(open.batch.len, self.replica_of(audited));
+        let mut record = self.replay.run(PartParameters::Copy(copy), &sections, load, open.batch)?;
         record.extend(&open.parameters);
         Ok(record)
     }
@@ -129,9 +128,8 @@ impl<D: Device> Auditor<'_, D> {
         };
         let (mut replay, mut parameters) = job.grid.all.agree(allocate())?;
         self.pass_parameters(others, copy, &mut parameters)?;
-        let (len, scale) = open.batch;
-        let sections = job.leaf(len, self.replica_of(role));
-        replay.run(PartParameters::Copy(&parameters), &sections, load, scale)
+        let sections = job.leaf(open.batch.len, self.replica_of(role));
+        replay.run(PartParameters::Copy(&parameters), &sections, load, open.batch)
     }
 
     /// Asks a third rank to repeat the update of a block of `step`, after which the audited rank and its

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::device::Device;
+use crate::nn::Draws;
 use crate::parallel::stage::{Activations, Stage};
 use crate::parallel::tensor::exchange::here_mut;
 use crate::sums::Section;
@@ -15,6 +16,10 @@ pub trait MicroBatchSource<D: Device> {
     fn rows(&self, micro_batch: usize) -> usize {
         self.section(micro_batch).len()
     }
+
+    /// Returns the numbers on which the random draws of a training pass of micro-batch `micro_batch`
+    /// depend; none in an evaluation.
+    fn draws(&self, micro_batch: usize) -> Option<Draws>;
 
     /// Writes the inputs and targets of the rows of micro-batch `micro_batch`. Either of them is
     /// left out where its view is empty.
@@ -30,7 +35,8 @@ pub trait MicroBatchSource<D: Device> {
     ) -> Result<()>;
 }
 
-/// Loads the samples of a micro-batch: its inputs in the first stage, its targets in the last.
+/// Loads the samples of a micro-batch, its inputs in the first stage, its targets in the last, and sets
+/// its draws.
 pub(in crate::parallel) fn load<D: Device>(
     device: &D,
     stage: &Stage,
@@ -39,6 +45,7 @@ pub(in crate::parallel) fn load<D: Device>(
     activations: &mut Activations<D>,
     source: &mut dyn MicroBatchSource<D>,
 ) -> Result<()> {
+    activations.draws = source.draws(micro_batch);
     let inputs = if stage.index == 0 { rows * stage.ends().0 } else { 0 };
     let targets = stage.head.as_ref().map_or(0, |head| rows * head.targets_per_row());
     if inputs + targets == 0 {

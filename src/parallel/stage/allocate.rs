@@ -41,7 +41,8 @@ impl Stage {
         }
         let targets = self.head.as_ref().map_or(0, Head::targets_per_row);
         let output = self.positions[self.pieces.len()].value;
-        Ok(Activations { targets: device.allocate(rows * targets, Role::Exact)?, values, output, saved })
+        let targets = device.allocate(rows * targets, Role::Exact)?;
+        Ok(Activations { targets, values, output, saved, draws: None })
     }
 
     /// Allocates the arrays that [`Activations::swap_inner`] exchanges, for `rows` rows of any of

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::device::Device;
+use crate::nn::Draws;
 
 /// Consecutive pieces of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Activations<D: Device> {
     /// The number of the outputs among the values.
     pub(super) output: usize,
     pub(super) saved: Vec<Option<D::Buffer>>,
+    /// The numbers on which the random draws of a training pass depend; none in an evaluation.
+    pub draws: Option<Draws>,
 }
 
 /// The arrays of one [`PieceGroup`] of pieces at a time, without the values at its ends: recomputation

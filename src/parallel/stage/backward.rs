@@ -9,7 +9,7 @@ use super::arrays::{Activations, Gradients};
 use super::positions::{Position, StagePiece};
 use crate::Result;
 use crate::device::{Device, FusedActivation};
-use crate::nn::{FlatBuffer, Layer, Tape, TapedRows};
+use crate::nn::{Draws, FlatBuffer, Layer, Tape, TapedRows};
 use crate::parallel::settle;
 use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
@@ -181,7 +181,8 @@ impl Stage {
         let value = |position: &Position| view(&activations.values[position.value], position.width);
         let saved = view(&activations.saved[at], self.saved_width(at));
         let input = value(&self.positions[self.pieces[at].input]);
-        Tape { input, saved, output: value(&self.positions[at + 1]) }
+        let draws = activations.draws.map(|draws| Draws { first_row: draws.first_row + rows.start, ..draws });
+        Tape { input, saved, output: value(&self.positions[at + 1]), draws }
     }
 
     fn backward_layer<D: Device>(

@@ -170,7 +170,7 @@ impl Stage {
         if rows == 0 {
             return Ok(());
         }
-        let Activations { values, saved, .. } = activations;
+        let Activations { values, saved, draws, .. } = activations;
         let StagePiece { piece, layer: number, input, added, .. } = &self.pieces[at];
         let (before, after) = (&self.positions[*input], &self.positions[at + 1]);
         let (from, into) = (before.value, after.value);
@@ -183,7 +183,7 @@ impl Stage {
                 let len = rows * after.width * after.num_value_sums;
                 let into = device.view_mut(here_mut(&mut output), 0..len);
                 let read = device.view(here(&input), 0..rows * before.width);
-                layer.forward(device, parameters, rows, read, saved, into);
+                layer.forward(device, parameters, *draws, rows, read, saved, into);
                 if let Some(added) = added {
                     let value = self.positions[added.position].value;
                     let value = device.view(here(&values[value]), 0..len);

@@ -1,8 +1,10 @@
 //! Every layer and loss against finite differences, fused and on its own.
 
 use super::*;
-use crate::device::{Activation, Cpu, MemoryOperations, Role};
-use crate::nn::{Attention, Features, Initial, Module, Network, Segmentation, TensorShard};
+use crate::device::{Activation, Cpu, Gate, MemoryOperations, Role};
+use crate::nn::{
+    Attention, Convolution, Draws, Features, Initial, Module, Network, Segmentation, TensorShard,
+};
 use crate::parallel::batch::Summation;
 use crate::parallel::tensor::division::FeatureDivision;
 use crate::parallel::tensor::{Split, split};
@@ -57,6 +59,7 @@ impl Probe {
             Initial::Normal { deviation: 1.0 }.fill(2, "targets", 0, targets);
         }
         let gradients = stage.gradients(&exchanger, rows).unwrap();
+        activations.draws = Some(Draws { seed: 5, step: 3, first_row: 7 });
         Probe { device, stage, rows, parameters, parameter_gradients, activations, gradients }
     }
 
@@ -137,7 +140,7 @@ const IMAGE: Features = Features::Image { height: 9, width: 8, channels: 2 };
 
 fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
     let linear = |outputs| Module::linear(outputs, true);
-    let convolution = |outputs, kernel| Module::Convolution { outputs, kernel };
+    let convolution = Module::convolution;
     let activation = Module::Activation;
     let pool = |size| Module::MaxPool { size };
     let behind = |mut front: Vec<Module>| {
@@ -234,18 +237,64 @@ fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
         ]),
         IMAGE,
     ));
+    cases.extend(images());
     cases.extend(sequences());
-    for function in [Activation::Relu, Activation::Gelu, Activation::Tanh] {
+    let functions =
+        [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::Tanh];
+    for function in functions {
         cases.push(("activation", vec![linear(9), activation(function), linear(4)], Features::Flat(7)));
     }
     cases
 }
 
+/// Returns networks of images as residual networks have them.
+fn images() -> Vec<(&'static str, Vec<Module>, Features)> {
+    let convolution = |outputs, kernel, stride, padding| {
+        Module::Convolution(Convolution { outputs, kernel, stride, padding, bias: false })
+    };
+    let relu = Module::Activation(Activation::Relu);
+    let norm = |groups| Module::GroupNorm { groups };
+    let network = |front: Vec<Module>| [front, vec![Module::GlobalAverage, Module::linear(4, true)]].concat();
+    let cases = [
+        ("convolution with padding", network(vec![convolution(4, 3, 1, 1)])),
+        ("convolution with padding, pool, ReLU", {
+            network(vec![convolution(4, 3, 1, 1), Module::MaxPool { size: 2 }, relu.clone()])
+        }),
+        ("convolution with a stride", network(vec![convolution(5, 3, 2, 1), convolution(6, 1, 2, 0)])),
+        ("average pool", network(vec![convolution(4, 3, 1, 1), Module::AveragePool { size: 3 }])),
+        ("group norm", network(vec![convolution(6, 3, 1, 1), norm(3), relu.clone()])),
+        ("dropout", network(vec![convolution(6, 3, 1, 1), Module::Dropout { rate: 0.3 }, relu.clone()])),
+        (
+            "residual of images in steps",
+            network(vec![
+                convolution(4, 3, 1, 1),
+                norm(2),
+                Module::Residual {
+                    body: vec![convolution(6, 3, 2, 1), norm(3), relu.clone(), convolution(6, 3, 1, 1)],
+                    shortcut: vec![convolution(6, 1, 2, 0), norm(1)],
+                },
+                relu,
+            ]),
+        ),
+    ];
+    cases.map(|(name, modules)| (name, modules, IMAGE)).into()
+}
+
 /// Returns networks of sequences; without positions, most tokens have several places.
 fn sequences() -> Vec<(&'static str, Vec<Module>, Features)> {
-    let attention = |heads, key_value_heads, causal| {
+    let attention = |heads, key_value_heads, causal: bool| {
         let (bias, deviation, output_deviation) = (true, None, None);
-        Module::Attention(Attention { heads, key_value_heads, causal, bias, deviation, output_deviation })
+        // keys of a position see others
+        let rotary = causal.then_some(100.0);
+        Module::Attention(Attention {
+            heads,
+            key_value_heads,
+            causal,
+            rotary,
+            bias,
+            deviation,
+            output_deviation,
+        })
     };
     let front = [Module::Embedding { width: 8, deviation: 1.0 }, Module::Positions { deviation: 1.0 }];
     let network = |modules: &[Module]| [&front[..], modules, &[Module::linear(4, true)]].concat();
@@ -264,6 +313,18 @@ fn sequences() -> Vec<(&'static str, Vec<Module>, Features)> {
             network(&[block(attention(4, 2, true)), block(attention(2, 1, false))]),
         ),
         ("flattened", network(&[Module::Flatten])),
+        ("root mean square norm", network(&[Module::RmsNorm])),
+        (
+            "gated linear units",
+            network(&[
+                Module::linear(6, true),
+                Module::GatedLinearUnit { gate: Gate::Silu },
+                Module::linear(6, true),
+                Module::GatedLinearUnit { gate: Gate::Sigmoid },
+                Module::linear(4, true),
+                Module::GatedLinearUnit { gate: Gate::Gelu },
+            ]),
+        ),
     ];
     // a length that is no multiple of a block of queries
     let input = Features::Tokens { len: 19, vocabulary: 11 };

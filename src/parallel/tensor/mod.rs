@@ -19,10 +19,10 @@ use clap::ValueEnum;
 
 use self::division::FeatureDivision;
 use self::exchange::{Exchange, ExchangeKind};
-use crate::device::{Activation, EmbeddingShape, WeightLayout};
+use crate::device::{Activation, AttentionShape, EmbeddingShape, WeightLayout};
 use crate::nn::{
     ActivationLayer, AttentionLayer, EmbeddingLayer, Layer, LayerInputs, LayerKind, LinearLayer, Model,
-    SplitRule, TensorShard,
+    RotaryLayer, SplitRule, TensorShard,
 };
 
 /// The way in which linear layers are divided among ranks.
@@ -88,7 +88,14 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
         let (pieces, mut tensors) = match (roles[at], &layer.kind) {
             _ if division.num_ranks() == 1 => divider.whole(layer),
             (_, LayerKind::Embedding(embedding)) => divider.by_tokens(layer, embedding),
-            (_, LayerKind::Attention(attention)) => divider.by_heads(attention),
+            (_, LayerKind::Attention(attention)) => {
+                let shape = divider.own_groups(attention.shape);
+                Divider::without_tensors(LayerKind::Attention(AttentionLayer { shape }))
+            }
+            (_, LayerKind::Rotary(rotary)) => {
+                let shape = divider.own_groups(rotary.shape);
+                Divider::without_tensors(LayerKind::Rotary(RotaryLayer { shape, ..rotary.clone() }))
+            }
             (Some(role), LayerKind::Linear(linear)) => {
                 let is_summed_before = at > 0 && roles[at - 1] == Some(LinearRole::Chained);
                 let before = (at > first && !is_summed_before).then_some(ExchangeKind::SumGradient);
@@ -234,11 +241,13 @@ impl Divider<'_> {
     }
 
     /// Returns the groups of heads of this rank.
-    fn by_heads(&self, attention: &AttentionLayer) -> Divided {
-        let mut local = attention.clone();
-        let (width, unit) = (local.shape.input_width(), local.shape.group_width());
-        local.shape.groups = self.division.section(width, unit, self.rank).len() / unit;
-        (vec![Piece::Layer(Layer { kind: LayerKind::Attention(local), tensors: 0..0 })], Vec::new())
+    fn own_groups(&self, shape: AttentionShape) -> AttentionShape {
+        let (width, unit) = (shape.input_width(), shape.group_width());
+        AttentionShape { groups: self.division.section(width, unit, self.rank).len() / unit, ..shape }
+    }
+
+    fn without_tensors(kind: LayerKind) -> Divided {
+        (vec![Piece::Layer(Layer { kind, tensors: 0..0 })], Vec::new())
     }
 
     /// Returns the rows of this rank's tokens. The sum over the ranks has one term that is not 0.

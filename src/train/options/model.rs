@@ -34,7 +34,7 @@ pub enum ModelName {
 /// The activations between the layers of an mlp. Checkpoints record their names.
 impl ValueEnum for Activation {
     fn value_variants<'a>() -> &'a [Activation] {
-        &[Activation::Relu, Activation::Gelu, Activation::Tanh]
+        &[Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::Tanh]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
@@ -42,6 +42,8 @@ impl ValueEnum for Activation {
             Activation::Identity => return None,
             Activation::Relu => ("relu", "max(x, 0)"),
             Activation::Gelu => ("gelu", "x Φ(x), exact"),
+            Activation::GeluTanh => ("gelu-tanh", "GELU, approximated with tanh"),
+            Activation::Silu => ("silu", "x σ(x), with the logistic function σ"),
             Activation::Tanh => ("tanh", "Hyperbolic tangent"),
         };
         Some(PossibleValue::new(name).help(help))

@@ -3,7 +3,8 @@
 use super::Trainer;
 use crate::dataset::Batches;
 use crate::device::Device;
-use crate::parallel::audit::{AuditAction, AuditSettings, Auditor};
+use crate::nn::Draws;
+use crate::parallel::audit::{AuditAction, AuditSettings, AuditedBatch, Auditor};
 use crate::parallel::data::SyncSettings;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::watch::Fault;
@@ -40,12 +41,13 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     /// Prepares step `step`, from 0, for its audit, if one is due. Collective.
     pub(super) fn before_audited(&mut self, step: u64, batches: &mut Batches, scale: f32) -> Result<()> {
-        let Trainer { auditor, weights, pipeline, .. } = self;
+        let Trainer { auditor, weights, pipeline, seed, .. } = self;
         let Some(auditor) = auditor.as_mut().filter(|auditor| auditor.is_due(step + 1)) else {
             return Ok(());
         };
-        let len = batches.sampler().batch_len(step);
-        auditor.before(step + 1, weights, pipeline, (len, scale), &mut |device: &D, rows, inputs, targets| {
+        let draws = Draws { seed: *seed, step: step as u32, first_row: 0 };
+        let batch = AuditedBatch { len: batches.sampler().batch_len(step), scale, draws };
+        auditor.before(step + 1, weights, pipeline, batch, &mut |device: &D, rows, inputs, targets| {
             read_rows(device, batches, step, rows, inputs, targets)
         })
     }

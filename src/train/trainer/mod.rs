@@ -56,6 +56,8 @@ pub struct Trainer<'a, D: Device> {
     learning_rate: LearningRateSchedule,
     /// The most rows of a micro-batch.
     capacity: usize,
+    /// The seed of the run, for random draws.
+    seed: u64,
     /// The training samples, if they are kept on the device.
     resident: Option<Resident<D>>,
     /// For each number of samples, the operations of a step that the device can start again at
@@ -115,6 +117,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             weights,
             learning_rate,
             capacity,
+            seed,
             resident: None,
             recordings: HashMap::new(),
             auditor: None,

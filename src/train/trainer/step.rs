@@ -130,9 +130,9 @@ impl<D: Device> Trainer<'_, D> {
         let replica = self.grid.data.rank();
         let scale = 1.0 / num_samples as f32;
         self.before_audited(step, batches, scale)?;
-        let Trainer { device, pipeline, weights, resident, recordings, .. } = self;
+        let Trainer { device, pipeline, weights, resident, recordings, seed, .. } = self;
         let parts = Parts::Step { division: weights.division(), len: num_samples, replica };
-        let mut rows = Rows { batches, resident: resident.as_mut(), step, parts };
+        let mut rows = Rows { batches, resident: resident.as_mut(), seed: *seed, step, parts };
         weights.begin(device, step + 1, learning_rate)?;
         if pipeline.repeats() && weights.repeats() {
             pipeline.load(&mut rows)?;
@@ -185,7 +185,7 @@ impl<D: Device> Trainer<'_, D> {
             let start = share.end.min(share.start + round_start);
             let share = start..share.end.min(start + round);
             let parts = Parts::Full { share, most: self.capacity };
-            let mut rows = Rows { batches, resident: None, step: 0, parts };
+            let mut rows = Rows { batches, resident: None, seed: self.seed, step: 0, parts };
             clear_sums(self.device, &mut self.weights);
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
             let round = self.device.start_totals(self.device.view(self.weights.sums(), 0..totals::LEN))?;

@@ -16,12 +16,13 @@ use phalanx::train::TrainerSettings;
 use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
 
 /// The trajectories that are compared in every layout.
-pub const ORACLES: [&str; 7] = [
+pub const ORACLES: [&str; 8] = [
     "classifier_relu_sgd",
     "regressor_tanh_adam_cosine",
     "deep_mlp_gelu_adamw",
     "classifier_tanh_lion",
     "residual_mlp_adam",
+    "residual_conv_sgd",
     "gpt_bias_adamw",
     "gpt_nobias_decay_clip",
 ];

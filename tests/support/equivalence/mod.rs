@@ -84,7 +84,7 @@ impl TestDevice for Cpu {
 impl TestDevice for Cuda {
     const SUMMATION: Summation = Summation::ByLayout;
     // an emulated GPU takes its time
-    const ORACLES: &[&str] = layouts::ORACLES.split_at(6).0;
+    const ORACLES: &[&str] = layouts::ORACLES.split_at(7).0;
 
     fn shared() -> &'static Cuda {
         let open = || Box::leak(Box::new(Cuda::open(0, Precision::F32).unwrap()));

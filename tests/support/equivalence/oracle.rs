@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use phalanx::comm::Grid;
 use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
 use phalanx::device::Activation;
-use phalanx::nn::{Features, Loss, Model, Module, Network};
+use phalanx::nn::{Convolution, Features, Loss, Model, Module, Network};
 use phalanx::optim::{DecayScope, LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
@@ -27,6 +27,38 @@ fn residual_mlp() -> Network {
         shortcut: vec![],
     };
     let modules = vec![linear(12, "fc1"), residual(0), residual(1), linear(4, "fc2")];
+    Network { name: "residual".into(), modules, loss: Loss::CrossEntropy }
+}
+
+/// Returns a residual network of images: a block that keeps their size, then one that halves it.
+fn residual_conv() -> Network {
+    let convolution = |outputs, kernel, stride, name: &str| {
+        let padding = kernel / 2;
+        Module::Convolution(Convolution { outputs, kernel, stride, padding, bias: false }).named(name)
+    };
+    let norm = |name: &str| Module::GroupNorm { groups: 4 }.named(name);
+    let relu = Module::Activation(Activation::Relu);
+    let block = |names: [&str; 4], outputs, stride, shortcut| Module::Residual {
+        body: vec![
+            convolution(outputs, 3, stride, names[0]),
+            norm(names[1]),
+            relu.clone(),
+            convolution(outputs, 3, 1, names[2]),
+            norm(names[3]),
+        ],
+        shortcut,
+    };
+    let modules = vec![
+        convolution(8, 3, 1, "conv1"),
+        norm("n1"),
+        relu.clone(),
+        block(["a1", "an1", "a2", "an2"], 8, 1, vec![]),
+        relu.clone(),
+        block(["b1", "bn1", "b2", "bn2"], 16, 2, vec![convolution(16, 1, 2, "short")]),
+        relu.clone(),
+        Module::GlobalAverage,
+        Module::linear(5, true).named("fc"),
+    ];
     Network { name: "residual".into(), modules, loss: Loss::CrossEntropy }
 }
 
@@ -98,6 +130,13 @@ impl Oracle {
                     ..adam
                 },
                 1e-3,
+            ),
+            "residual_conv_sgd" => (
+                residual_conv(),
+                image(12, 3),
+                Targets::Classes(5),
+                OptimizerSettings { momentum: 0.9, nesterov: true, weight_decay: 5e-4, ..sgd },
+                0.05,
             ),
             "residual_mlp_adam" => (residual_mlp(), Features::Flat(10), Targets::Classes(4), adam, 2e-3),
             "lenet_sgd" => (

@@ -17,24 +17,9 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
+use super::padding::{ConvolutionScratch, SparseGradient, pad, rows_inside};
 use crate::device::ConvolutionShape;
 use crate::sums::Section;
-
-/// A gradient that is not zero, and the start of its block.
-#[derive(Clone, Copy, Default)]
-struct SparseGradient {
-    gradient: f32,
-    start: u32,
-}
-
-/// Memory that operations reuse.
-#[derive(Default)]
-pub(super) struct ConvolutionScratch {
-    pub(super) first: Vec<f32>,
-    second: Vec<f32>,
-    nonzero: Vec<SparseGradient>,
-    lengths: Vec<usize>,
-}
 
 /// Returns `start` for each of the four places in a window, or for the only one without pooling.
 #[inline(always)]
@@ -65,8 +50,9 @@ impl WithSimd for WeightGradient<'_, '_> {
     /// after.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let ConvolutionShape { channels, width, kernel, .. } = *self.shape;
+        let ConvolutionShape { channels, kernel, .. } = *self.shape;
         let (image_len, output_len) = (self.shape.image_len(), self.shape.output_len());
+        let width = self.shape.padded_width();
         let vectors = (kernel * channels).div_ceil(S::F32_LANES);
         let stride = vectors * S::F32_LANES;
         let ConvolutionScratch { first: mut sums, second: mut image, mut nonzero, mut lengths } =
@@ -79,7 +65,7 @@ impl WithSimd for WeightGradient<'_, '_> {
             for_each_weight(sums, weights, self.shape, stride, |sum, weight| *sum = *weight);
         }
         image.clear();
-        image.resize(image_len + stride, 0.0); // rows are read in whole vectors
+        image.resize(self.shape.padded_len() + stride, 0.0); // rows are read in whole vectors
         let positions = output_len / self.shape.outputs;
         nonzero.resize(self.outputs.len() * positions, SparseGradient::default());
         lengths.resize(self.outputs.len(), 0);
@@ -92,7 +78,7 @@ impl WithSimd for WeightGradient<'_, '_> {
             let (gradient, argmax) = (&self.gradient[of(output_len)], &self.argmax[of(output_len)]);
             let maps = gradient.chunks_exact(output_len).zip(argmax.chunks_exact(output_len));
             for (input, (gradient, argmax)) in self.input[of(image_len)].chunks_exact(image_len).zip(maps) {
-                image[..image_len].copy_from_slice(input);
+                pad(self.shape, input, &mut image);
                 self.gather(gradient, argmax, &mut nonzero, &mut lengths);
                 let lists = nonzero.chunks_exact(positions).zip(&lengths);
                 let outputs = sums[(depth - 1) * len..].chunks_exact_mut(kernel * stride);
@@ -148,14 +134,16 @@ impl WeightGradient<'_, '_> {
         nonzero: &mut [SparseGradient],
         lengths: &mut [usize],
     ) {
-        let ConvolutionShape { channels, width, outputs, .. } = *self.shape;
+        let ConvolutionShape { channels, stride, outputs, .. } = *self.shape;
+        let width = self.shape.padded_width();
         let (window, columns) = (self.shape.window(), self.shape.output_width());
         let starts = starts(self.shape, |y, x| (y * width + x) * channels);
         let positions = columns * self.shape.output_height();
         lengths.fill(0);
         let values = gradient.chunks_exact(outputs).zip(argmax.chunks_exact(outputs));
         for (position, (gradient, argmax)) in values.enumerate() {
-            let origin = (position / columns * window * width + position % columns * window) * channels;
+            let (row, column) = (position / columns * window, position % columns * window);
+            let origin = (row * width + column) * stride * channels;
             let lists = nonzero.chunks_exact_mut(positions).zip(lengths.iter_mut());
             let (gradient, argmax) = (&gradient[self.outputs.clone()], &argmax[self.outputs.clone()]);
             for ((list, length), (&gradient, argmax)) in lists.zip(gradient.iter().zip(argmax)) {
@@ -182,7 +170,8 @@ impl WithSimd for InputGradient<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let ConvolutionShape { channels, width, outputs, kernel, .. } = *self.shape;
+        let ConvolutionShape { channels, stride: step, outputs, kernel, .. } = *self.shape;
+        let width = self.shape.padded_width();
         let (image_len, output_len) = (self.shape.image_len(), self.shape.output_len());
         let (window, columns) = (self.shape.window(), self.shape.output_width());
         // the patch under a window of outputs, and the weights with zeros around them for shifts
@@ -194,7 +183,8 @@ impl WithSimd for InputGradient<'_> {
         let ConvolutionScratch { first: mut packed, second: mut image, mut nonzero, lengths } =
             take(self.scratch);
         self.pack(&mut packed, padded_rows, stride, shift);
-        image.resize(image_len + vectors * S::F32_LANES, 0.0); // rows are written in whole vectors
+        // rows are written in whole vectors
+        image.resize(self.shape.padded_len() + vectors * S::F32_LANES, 0.0);
         nonzero.resize(outputs, SparseGradient::default());
         let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
         for (input_gradient, (gradient, argmax)) in self.input_gradient.chunks_exact_mut(image_len).zip(maps)
@@ -211,12 +201,14 @@ impl WithSimd for InputGradient<'_> {
                 }
                 let (row, column) = (position / columns * window, position % columns * window);
                 let from = Blocks { values: &packed, stride };
-                let values = &mut image[(row * width + column) * channels..];
+                let values = &mut image[(row * width + column) * step * channels..];
                 let rows = kernel + shift;
                 let target = TargetBlock { values, stride: width * channels, rows, vectors };
                 add_blocks(simd, &nonzero[..num], from, target);
             }
-            input_gradient.copy_from_slice(&image[..image_len]);
+            let rows = input_gradient.chunks_exact_mut(self.shape.width * channels);
+            let inside = rows_inside(self.shape, &mut image).zip(rows);
+            inside.for_each(|(from, into)| into.copy_from_slice(from));
         }
         *self.scratch = ConvolutionScratch { first: packed, second: image, nonzero, lengths };
     }

@@ -9,18 +9,19 @@
 
 use pulp::{Simd, WithSimd};
 
+use super::padding::{ConvolutionScratch, pad};
 use crate::device::ConvolutionShape;
 
-/// The arrays of one call. `packed` is scratch for the weights as `[kernel row, tap, output
-/// channel]`, padded to whole vectors.
+/// The arrays of one call. `scratch` has the weights as `[kernel row, tap, output channel]`, padded to
+/// whole vectors, and an image with zeros around it.
 pub(super) struct Forward<'a> {
     pub(super) shape: &'a ConvolutionShape,
     pub(super) input: &'a [f32],
     pub(super) weight: &'a [f32],
-    pub(super) bias: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
     pub(super) argmax: &'a mut [f32],
     pub(super) output: &'a mut [f32],
-    pub(super) packed: &'a mut Vec<f32>,
+    pub(super) scratch: &'a mut ConvolutionScratch,
 }
 
 /// Stands for a number of channels that is not a compile-time constant, unlike those of grey and
@@ -45,14 +46,23 @@ impl WithSimd for Forward<'_> {
         let shape = *self.shape;
         let vectors = shape.outputs.div_ceil(S::F32_LANES);
         self.pack(vectors * S::F32_LANES);
-        let packed = std::mem::take(self.packed);
-        let (weights, _) = S::as_simd_f32s(&packed);
+        let ConvolutionScratch { first: packed, second: padded, .. } = &mut *self.scratch;
+        padded.clear();
+        padded.resize(if shape.padding > 0 { shape.padded_len() } else { 0 }, 0.0);
+        let (weights, _) = S::as_simd_f32s(packed);
         let (taps, biases) = weights.split_at(shape.kernel * shape.kernel * shape.channels * vectors);
 
         let (image_len, output_len) = (shape.image_len(), shape.output_len());
         let images = self.input.chunks_exact(image_len);
-        let outputs = self.output.chunks_exact_mut(output_len).zip(self.argmax.chunks_exact_mut(output_len));
-        for (image, (output, argmax)) in images.zip(outputs) {
+        let mut argmax = self.argmax;
+        for (image, output) in images.zip(self.output.chunks_exact_mut(output_len)) {
+            let argmax = argmax.split_off_mut(..shape.argmax_len()).unwrap_or_default();
+            let image = if shape.padding > 0 {
+                pad(&shape, image, padded);
+                &padded[..]
+            } else {
+                image
+            };
             let mut work = ImageForward { simd, shape: &shape, image, taps, biases, vectors, output, argmax };
             let window = shape.window();
             for row in (0..shape.output_height() * window).step_by(window) {
@@ -69,7 +79,6 @@ impl WithSimd for Forward<'_> {
                 }
             }
         }
-        *self.packed = packed;
     }
 }
 
@@ -79,16 +88,17 @@ impl Forward<'_> {
     fn pack(&mut self, padded: usize) {
         let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
         let taps = kernel * kernel * channels;
-        self.packed.clear();
-        self.packed.resize((taps + 1) * padded, 0.0);
+        let packed = &mut self.scratch.first;
+        packed.clear();
+        packed.resize((taps + 1) * padded, 0.0);
         for output in 0..outputs {
             for channel in 0..channels {
                 for place in 0..kernel * kernel {
-                    self.packed[(place * channels + channel) * padded + output] =
+                    packed[(place * channels + channel) * padded + output] =
                         self.weight[(output * channels + channel) * kernel * kernel + place];
                 }
             }
-            self.packed[taps * padded + output] = self.bias[output];
+            packed[taps * padded + output] = self.bias.map_or(0.0, |bias| bias[output]);
         }
     }
 }
@@ -147,23 +157,24 @@ impl<S: Simd> ImageForward<'_, S> {
         &self,
         at: Tile,
     ) -> [[[S::f32s; GROUP]; COLUMNS]; ROWS] {
-        let ConvolutionShape { width, kernel, .. } = *self.shape;
+        let ConvolutionShape { kernel, stride, .. } = *self.shape;
+        let width = self.shape.padded_width();
         let channels = if CHANNELS == ANY { self.shape.channels } else { CHANNELS };
-        let run = kernel * channels;
+        let (run, step) = (kernel * channels, stride * channels);
         let bias: [S::f32s; GROUP] = std::array::from_fn(|g| self.biases[at.group + g]);
         let mut sums = [[bias; COLUMNS]; ROWS];
         for kernel_row in 0..kernel {
             let inputs: [&[f32]; ROWS] = std::array::from_fn(|r| {
-                let start = ((at.row + r + kernel_row) * width + at.column) * channels;
-                &self.image[start..][..(COLUMNS - 1) * channels + run]
+                let row = (at.row + r) * stride + kernel_row;
+                &self.image[(row * width + at.column * stride) * channels..][..(COLUMNS - 1) * step + run]
             });
             let taps = &self.taps[kernel_row * run * self.vectors..][..run * self.vectors];
             for (tap, weights) in taps.chunks_exact(self.vectors).enumerate() {
                 let weights = &weights[at.group..][..GROUP];
                 for r in 0..ROWS {
-                    let inputs = &inputs[r][tap..][..(COLUMNS - 1) * channels + 1];
+                    let inputs = &inputs[r][tap..][..(COLUMNS - 1) * step + 1];
                     for c in 0..COLUMNS {
-                        let input = self.simd.splat_f32s(inputs[c * channels]);
+                        let input = self.simd.splat_f32s(inputs[c * step]);
                         for (sum, weight) in sums[r][c].iter_mut().zip(weights) {
                             *sum = self.simd.mul_add_f32s(input, *weight, *sum);
                         }

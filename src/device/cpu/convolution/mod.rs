@@ -6,6 +6,7 @@
 
 mod backward;
 mod forward;
+mod padding;
 
 use std::cell::RefCell;
 
@@ -14,8 +15,9 @@ use smallvec::SmallVec;
 use super::Cpu;
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 use crate::sums::MOST_PENDING;
-use backward::{ConvolutionScratch, InputGradient, WeightGradient};
+use backward::{InputGradient, WeightGradient};
 use forward::Forward;
+use padding::ConvolutionScratch;
 
 /// Runs `work` with memory that the operations of this thread reuse.
 fn with_scratch(work: impl FnOnce(&mut ConvolutionScratch)) {
@@ -25,23 +27,32 @@ fn with_scratch(work: impl FnOnce(&mut ConvolutionScratch)) {
     SCRATCH.with_borrow_mut(work);
 }
 
+/// Returns the places of maxima. Without pooling every window has one place, which any values stand for.
+fn places<'a>(shape: &ConvolutionShape, argmax: &'a [f32], gradient: &'a [f32]) -> &'a [f32] {
+    if shape.pool { argmax } else { gradient }
+}
+
 impl ConvolutionOperations for Cpu {
     fn convolution_forward(
         &self,
         shape: &ConvolutionShape,
         input: &[f32],
         weight: &[f32],
-        bias: &[f32],
-        argmax: &mut [f32],
+        bias: Option<&[f32]>,
+        mut argmax: &mut [f32],
         output: &mut [f32],
     ) {
         let (image_len, output_len) = (shape.image_len(), shape.output_len());
         let part = self.rows_per_thread(shape.rows);
-        let parts = input.chunks(image_len * part).zip(argmax.chunks_mut(output_len * part));
-        self.for_each(parts.zip(output.chunks_mut(output_len * part)), |((input, argmax), output)| {
+        let parts = input.chunks(image_len * part).zip(output.chunks_mut(output_len * part));
+        let parts = parts.map(|(input, output)| {
+            let len = input.len() / image_len * shape.argmax_len();
+            let argmax = argmax.split_off_mut(..len).unwrap_or_default();
+            (input, argmax, output)
+        });
+        self.for_each(parts, |(input, argmax, output)| {
             with_scratch(|scratch| {
-                let packed = &mut scratch.first;
-                self.arch.dispatch(Forward { shape, input, weight, bias, argmax, output, packed });
+                self.arch.dispatch(Forward { shape, input, weight, bias, argmax, output, scratch });
             });
         });
     }
@@ -54,6 +65,7 @@ impl ConvolutionOperations for Cpu {
         gradient: &[f32],
         weight_gradient: RowSums<&mut [f32]>,
     ) {
+        let argmax = places(shape, argmax, gradient);
         // each thread has some of the outputs and all images, whose order no thread changes
         let part = self.rows_per_thread(shape.outputs);
         let weights_of_output = shape.weight_len() / shape.outputs;
@@ -81,6 +93,7 @@ impl ConvolutionOperations for Cpu {
         gradient: &[f32],
         input_gradient: &mut [f32],
     ) {
+        let argmax = places(shape, argmax, gradient);
         let part = self.rows_per_thread(shape.rows);
         let maps = gradient.chunks(shape.output_len() * part).zip(argmax.chunks(shape.output_len() * part));
         let parts = input_gradient.chunks_mut(shape.image_len() * part).zip(maps);

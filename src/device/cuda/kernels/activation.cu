@@ -1,7 +1,10 @@
 // Activations with bias, their derivatives, and sums over rows.
 
 // Numbers of `Activation`.
-enum { IDENTITY = 0, RELU = 1, GELU = 2, TANH = 3 };
+enum { IDENTITY = 0, RELU = 1, GELU = 2, TANH = 3, GELU_TANH = 4, SILU = 5 };
+
+// Numbers of `Gate`.
+enum { SIGMOID_GATE = 0, SILU_GATE = 1, GELU_GATE = 2 };
 
 // x · Φ(x) and its derivative, exact.
 __device__ __forceinline__ float gelu(float x, float* derivative) {
@@ -10,22 +13,55 @@ __device__ __forceinline__ float gelu(float x, float* derivative) {
     return x * distribution;
 }
 
-// GELU saves its derivative for the backward pass, or in bf16 its argument, as cuBLASLt does.
-__device__ __forceinline__ void save_gelu(float* saved, float, float derivative) {
+// GELU with tanh in place of erf, and its derivative.
+__device__ __forceinline__ float gelu_tanh(float x, float* derivative) {
+    float square = x * x, t = tanhf(0.79788456f * x * (1 + 0.044715f * square)), half = 0.5f + 0.5f * t;
+    *derivative = half + 0.5f * x * (1 - t * t) * 0.79788456f * (1 + 3 * 0.044715f * square);
+    return x * half;
+}
+
+// The logistic function and its derivative.
+__device__ __forceinline__ float sigmoid(float x, float* derivative) {
+    float value = 1 / (1 + expf(-x));
+    *derivative = value * (1 - value);
+    return value;
+}
+
+// x · σ(x) and its derivative.
+__device__ __forceinline__ float silu(float x, float* derivative) {
+    float slope, value = sigmoid(x, &slope);
+    *derivative = value + x * slope;
+    return x * value;
+}
+
+// Returns true for activations that save their derivative for the backward pass, or in bf16 their
+// argument, as cuBLASLt does.
+__device__ __forceinline__ bool saves(int activation) {
+    return activation == GELU || activation == GELU_TANH || activation == SILU;
+}
+
+// Computes an activation that saves.
+__device__ __forceinline__ float smooth(int activation, float x, float* derivative) {
+    return activation == GELU ? gelu(x, derivative)
+        : activation == SILU  ? silu(x, derivative)
+                              : gelu_tanh(x, derivative);
+}
+
+__device__ __forceinline__ void save(float* saved, float, float derivative) {
     *saved = derivative;
 }
 
-__device__ __forceinline__ void save_gelu(bf16* saved, float x, float) {
+__device__ __forceinline__ void save(bf16* saved, float x, float) {
     *saved = from_float<bf16>(x);
 }
 
-__device__ __forceinline__ float gelu_derivative(float saved) {
+__device__ __forceinline__ float saved_derivative(int, float saved) {
     return saved;
 }
 
-__device__ __forceinline__ float gelu_derivative(bf16 saved) {
+__device__ __forceinline__ float saved_derivative(int activation, bf16 saved) {
     float derivative;
-    gelu(to_float(saved), &derivative);
+    smooth(activation, to_float(saved), &derivative);
     return derivative;
 }
 
@@ -37,10 +73,10 @@ __device__ __forceinline__ float activate(int activation, float x, T* saved) {
     if (activation == TANH) {
         return tanhf(x);
     }
-    if (activation == GELU) {
+    if (saves(activation)) {
         float derivative;
-        float y = gelu(x, &derivative);
-        save_gelu(saved, x, derivative);
+        float y = smooth(activation, x, &derivative);
+        save(saved, x, derivative);
         return y;
     }
     return x;
@@ -57,7 +93,7 @@ __device__ __forceinline__ float derive(int activation, float gradient, T saved)
         float y = to_float(saved);
         return gradient * (1 - y * y);
     }
-    return activation == GELU ? gradient * gelu_derivative(saved) : gradient;
+    return saves(activation) ? gradient * saved_derivative(activation, saved) : gradient;
 }
 
 // output = activation(input + bias), rows of `columns`; `bias` may be null, `output` may be
@@ -67,7 +103,7 @@ __device__ __forceinline__ void bias_activation_forward(
     int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved, T* output) {
     uint64 fours = len / 4;
     for (uint64 four = thread_index(); four < fours; four += num_threads()) {
-        Four<T> x = ((const Four<T>*)input)[four], save;
+        Four<T> x = ((const Four<T>*)input)[four], values;
         uint32 column = bias ? (uint32)(four * 4 % columns) : 0;
         for (int i = 0; i < 4; i++) {
             float sum = to_float(x.at[i]);
@@ -75,10 +111,10 @@ __device__ __forceinline__ void bias_activation_forward(
                 sum += bias[column];
                 column = column + 1 == columns ? 0 : column + 1;
             }
-            x.at[i] = from_float<T>(activate(activation, sum, &save.at[i]));
+            x.at[i] = from_float<T>(activate(activation, sum, &values.at[i]));
         }
-        if (activation == GELU) {
-            ((Four<T>*)saved)[four] = save;
+        if (saves(activation)) {
+            ((Four<T>*)saved)[four] = values;
         }
         ((Four<T>*)output)[four] = x;
     }
@@ -144,6 +180,69 @@ __device__ __forceinline__ void activation_backward_bias(
     }
 }
 
+__device__ __forceinline__ float gate_value(int gate, float x, float* derivative) {
+    return gate == SIGMOID_GATE ? sigmoid(x, derivative)
+        : gate == SILU_GATE     ? silu(x, derivative)
+                                : gelu(x, derivative);
+}
+
+// output = a · gate(b) of the halves a and b of rows of 2 · `columns`.
+template <class T>
+__device__ __forceinline__ void gated_forward(
+    int gate, uint64 len, uint32 columns, const T* input, T* output) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        const T* a = input + at / columns * 2 * columns + at % columns;
+        float derivative;
+        float value = gate_value(gate, to_float(a[columns]), &derivative);
+        output[at] = from_float<T>(to_float(*a) * value);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void gated_backward(
+    int gate, uint64 len, uint32 columns, const T* input, const T* gradient, T* input_gradient) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        uint64 first = at / columns * 2 * columns + at % columns;
+        float derivative, g = to_float(gradient[at]);
+        float value = gate_value(gate, to_float(input[first + columns]), &derivative);
+        input_gradient[first] = from_float<T>(g * value);
+        input_gradient[first + columns] = from_float<T>(g * to_float(input[first]) * derivative);
+    }
+}
+
+struct DropoutShape {
+    uint64 seed, first;
+    uint32 step, module, threshold;
+    float scale;
+};
+
+// Returns number `at` of the generator Philox4x32-10 (Salmon et al., SC 2011).
+__device__ __forceinline__ uint32 philox(const DropoutShape& dropout, uint64 at) {
+    uint64 block = at / 4;
+    uint32 a = (uint32)block, b = (uint32)(block >> 32), c = dropout.step, d = dropout.module;
+    uint32 key = (uint32)dropout.seed, other_key = (uint32)(dropout.seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64 first = (uint64)0xD2511F53u * a, second = (uint64)0xCD9E8D57u * c;
+        a = (uint32)(second >> 32) ^ b ^ key;
+        b = (uint32)second;
+        c = (uint32)(first >> 32) ^ d ^ other_key;
+        d = (uint32)first;
+        key += 0x9E3779B9u;
+        other_key += 0xBB67AE85u;
+    }
+    uint32 lane = at % 4;
+    return lane == 0 ? a : lane == 1 ? b : lane == 2 ? c : d;
+}
+
+// Sets values to 0 and scales the others, as the draws say; `from` may be `values`.
+template <class T>
+__device__ __forceinline__ void dropout(DropoutShape shape, uint64 len, const T* from, T* values) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        bool is_kept = philox(shape, shape.first + at) >= shape.threshold;
+        values[at] = from_float<T>(is_kept ? to_float(from[at]) * shape.scale : 0);
+    }
+}
+
 #define ACTIVATIONS(T, name)                                                                                 \
     extern "C" __global__ void bias_activation_forward_##name(                                               \
         int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved,             \
@@ -158,6 +257,18 @@ __device__ __forceinline__ void activation_backward_bias(
         int activation, uint32 rows, uint32 columns, const T* saved, T* gradient, float* sums,               \
         int accumulate) {                                                                                    \
         activation_backward_bias<T>(activation, rows, columns, saved, gradient, sums, accumulate);           \
+    }                                                                                                        \
+    extern "C" __global__ void gated_forward_##name(                                                         \
+        int gate, uint64 len, uint32 columns, const T* input, T* output) {                                   \
+        gated_forward<T>(gate, len, columns, input, output);                                                 \
+    }                                                                                                        \
+    extern "C" __global__ void gated_backward_##name(                                                        \
+        int gate, uint64 len, uint32 columns, const T* input, const T* gradient, T* input_gradient) {        \
+        gated_backward<T>(gate, len, columns, input, gradient, input_gradient);                              \
+    }                                                                                                        \
+    extern "C" __global__ void dropout_##name(                                                               \
+        DropoutShape shape, uint64 len, const T* from, T* values) {                                          \
+        dropout<T>(shape, len, from, values);                                                                \
     }
 
 FOR_BOTH(ACTIVATIONS)

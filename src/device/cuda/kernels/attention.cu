@@ -209,6 +209,26 @@ __device__ __forceinline__ void attention_backward_keys(
     }
 }
 
+// Rotates all queries and keys of `from`, which may be `values`: elements i and i + width/2 of one are a
+// pair. Values of attention are copied.
+template <class T>
+__device__ __forceinline__ void rotate(
+    uint64 num_vectors, uint32 positions, uint32 groups, uint32 heads, uint32 width, float base, int inverse,
+    const T* from, T* values) {
+    uint32 half = width / 2;
+    for (uint64 at = thread_index(); at < num_vectors * half; at += num_threads()) {
+        uint32 i = at % half, head = at / half % (heads + 2);
+        uint64 group = at / half / (heads + 2), place = at / half * width + i;
+        double angle = group / groups % positions * pow((double)base, -2.0 * i / width);
+        bool is_rotated = head <= heads;
+        float cosine = is_rotated ? (float)cos(angle) : 1, sine = is_rotated ? (float)sin(angle) : 0;
+        float first = to_float(from[place]), second = to_float(from[place + half]);
+        sine = inverse ? -sine : sine;
+        values[place] = from_float<T>(first * cosine - second * sine);
+        values[place + half] = from_float<T>(second * cosine + first * sine);
+    }
+}
+
 #define ATTENTION(T, name)                                                                                   \
     extern "C" __global__ void attention_forward_##name(                                                     \
         uint64 num, uint32 positions, uint32 groups, uint32 heads, uint32 width, int causal, float scale,    \
@@ -227,6 +247,11 @@ __device__ __forceinline__ void attention_backward_keys(
         const T* input, const T* gradient, const float* sums, T* input_gradient) {                           \
         Sizes sizes = {positions, groups, heads, width, causal, scale};                                      \
         attention_backward_keys<T>(num, sizes, input, gradient, sums, input_gradient);                       \
+    }                                                                                                        \
+    extern "C" __global__ void rotate_##name(                                                                \
+        uint64 num, uint32 positions, uint32 groups, uint32 heads, uint32 width, float base, int inverse,    \
+        const T* from, T* values) {                                                                          \
+        rotate<T>(num, positions, groups, heads, width, base, inverse, from, values);                        \
     }
 
 FOR_BOTH(ATTENTION)

@@ -1,21 +1,49 @@
-// Convolution (valid, stride 1) with bias, 2 × 2 max-pooling and ReLU, channels last, and its
-// gradients.
+// Convolution with bias, 2 × 2 max-pooling and ReLU, channels last, and its gradients.
 //
-// A block works on one image at a time. If an image and the weights fit into shared memory
-// (`STAGED`), they are copied there once, as floats; otherwise they are read from global memory.
+// Indices into an image count the zeros around it. A block works on one image at a time. If an image
+// with its zeros and the weights fit into shared memory (`STAGED`), they are copied there once, as
+// floats; otherwise they are read from global memory.
 // `argmax` holds the place of the maximum in its window, 0 to 3 in reading order: the gradient of a
 // pooled output belongs to that one of four outputs of the convolution.
 
 struct ConvolutionShape {
-    uint32 rows, channels, height, width, outputs, kernel, window, relu;
+    uint32 rows, channels, height, width, outputs, kernel, stride, padding, window, relu;
 };
 
 __device__ __forceinline__ uint32 output_height(const ConvolutionShape& shape) {
-    return (shape.height + 1 - shape.kernel) / shape.window;
+    return ((shape.height + 2 * shape.padding - shape.kernel) / shape.stride + 1) / shape.window;
 }
 
 __device__ __forceinline__ uint32 output_width(const ConvolutionShape& shape) {
-    return (shape.width + 1 - shape.kernel) / shape.window;
+    return ((shape.width + 2 * shape.padding - shape.kernel) / shape.stride + 1) / shape.window;
+}
+
+__device__ __forceinline__ uint32 padded_width(const ConvolutionShape& shape) {
+    return shape.width + 2 * shape.padding;
+}
+
+__device__ __forceinline__ uint32 padded_len(const ConvolutionShape& shape) {
+    return (shape.height + 2 * shape.padding) * padded_width(shape) * shape.channels;
+}
+
+// Returns element `at` of an image with zeros around it.
+template <class T>
+__device__ __forceinline__ float pixel(const ConvolutionShape& shape, const T* image, uint32 at) {
+    if (shape.padding == 0) {
+        return to_float(image[at]);
+    }
+    uint32 channel = at % shape.channels, place = at / shape.channels;
+    // unsigned: what is above or left of the image is out of range as well
+    uint32 y = place / padded_width(shape) - shape.padding, x = place % padded_width(shape) - shape.padding;
+    bool is_inside = y < shape.height && x < shape.width;
+    return is_inside ? to_float(image[(y * shape.width + x) * shape.channels + channel]) : 0;
+}
+
+template <class T>
+__device__ __forceinline__ void stage_image(const ConvolutionShape& shape, float* into, const T* image) {
+    for (uint32 at = threadIdx.x; at < padded_len(shape); at += blockDim.x) {
+        into[at] = pixel(shape, image, at);
+    }
 }
 
 // Returns the index of a weight in PyTorch's order [output, channel, ky, kx].
@@ -42,9 +70,10 @@ __device__ __forceinline__ void forward(
     input += (uint64)blockIdx.x * image_len;
     argmax += (uint64)blockIdx.x * len;
     output += (uint64)blockIdx.x * len;
-    float* weights = shared + image_len;
+    float* weights = shared + padded_len(shape);
+    uint32 row_len = padded_width(shape) * shape.channels;
     if (STAGED) {
-        stage(shared, input, image_len);
+        stage_image(shape, shared, input);
         // [ky, kx, channel, output], so that neighbouring threads read neighbouring weights
         for (uint32 at = threadIdx.x; at < taps * shape.outputs; at += blockDim.x) {
             uint32 out = at % shape.outputs, tap = at / shape.outputs, channel = tap % shape.channels;
@@ -56,7 +85,8 @@ __device__ __forceinline__ void forward(
     uint32 num_places = shape.window * shape.window;
     for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
         uint32 out = at % shape.outputs, x = at / shape.outputs % width, y = at / shape.outputs / width;
-        uint32 origin = (y * shape.window * shape.width + x * shape.window) * shape.channels;
+        uint32 top = y * shape.window * shape.stride, left = x * shape.window * shape.stride;
+        uint32 origin = top * row_len + left * shape.channels;
         float sums[4] = {0, 0, 0, 0};
         for (uint32 ky = 0; ky < shape.kernel; ky++) {
             for (uint32 run = 0; run < shape.kernel * shape.channels; run++) {
@@ -65,11 +95,11 @@ __device__ __forceinline__ void forward(
                 float w = STAGED
                     ? weights[tap * shape.outputs + out]
                     : weight[weight_index(shape, out, channel, ky, kx)];
-                uint32 start = origin + ky * shape.width * shape.channels + run;
+                uint32 start = origin + ky * row_len + run;
                 for (uint32 place = 0; place < 4; place++) {
                     if (place < num_places) {
-                        uint32 from = start + (place / 2 * shape.width + place % 2) * shape.channels;
-                        sums[place] += w * (STAGED ? shared[from] : to_float(input[from]));
+                        uint32 from = start + place / 2 * row_len + place % 2 * shape.channels;
+                        sums[place] += w * (STAGED ? shared[from] : pixel(shape, input, from));
                     }
                 }
             }
@@ -83,7 +113,7 @@ __device__ __forceinline__ void forward(
                 chosen = place;
             }
         }
-        best += bias[out];
+        best += bias ? bias[out] : 0;
         output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
         if (shape.window > 1) {
             put_number(&argmax[at], chosen);
@@ -91,15 +121,15 @@ __device__ __forceinline__ void forward(
     }
 }
 
-// Returns the row, and the column, of the convolution's output that pooled output `at` is the
-// maximum of.
+// Returns the row, and the column, of the image with its zeros where the kernel begins for the output of
+// the convolution that pooled output `at` is the maximum of.
 template <class T>
 __device__ __forceinline__ uint32 source_row(
     const ConvolutionShape& shape, const T* argmax, uint32 at, uint32* column) {
     uint32 x = at / shape.outputs % output_width(shape), y = at / shape.outputs / output_width(shape);
     uint32 place = shape.window > 1 ? get_number(argmax[at]) : 0;
-    *column = x * shape.window + place % 2;
-    return y * shape.window + place / 2;
+    *column = (x * shape.window + place % 2) * shape.stride;
+    return (y * shape.window + place / 2) * shape.stride;
 }
 
 // Sums the gradients of the 4 · blockDim.x weights from number `blockIdx.y · 4 · blockDim.x` on
@@ -112,7 +142,8 @@ __device__ __forceinline__ void backward_weight(
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
     uint32 taps = shape.kernel * shape.kernel * shape.channels, num_weights = taps * shape.outputs;
-    float* gradients = shared + image_len;
+    float* gradients = shared + padded_len(shape);
+    uint32 row_len = padded_width(shape) * shape.channels;
     uint32* starts = (uint32*)(gradients + len);
     float sums[4] = {0, 0, 0, 0};
     uint32 outs[4], offsets[4], first = blockIdx.y * 4 * blockDim.x + threadIdx.x;
@@ -120,7 +151,7 @@ __device__ __forceinline__ void backward_weight(
         uint32 number = first + i * blockDim.x, tap = number % taps;
         outs[i] = number / taps;
         uint32 run = shape.kernel * shape.channels;
-        offsets[i] = tap / run * shape.width * shape.channels + tap % run;
+        offsets[i] = tap / run * row_len + tap % run;
     }
     for (uint32 row = blockIdx.x; row < shape.rows; row += gridDim.x) {
         const T* image = input + (uint64)row * image_len;
@@ -128,11 +159,11 @@ __device__ __forceinline__ void backward_weight(
         const T* image_argmax = argmax + (uint64)row * len;
         if (STAGED) {
             __syncthreads();
-            stage(shared, image, image_len);
+            stage_image(shape, shared, image);
             stage(gradients, image_gradient, len);
             for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
                 uint32 x, y = source_row(shape, image_argmax, at, &x);
-                starts[at] = (y * shape.width + x) * shape.channels;
+                starts[at] = y * row_len + x * shape.channels;
             }
             __syncthreads();
         }
@@ -144,8 +175,8 @@ __device__ __forceinline__ void backward_weight(
                         sums[i] += gradients[at] * shared[starts[at] + offsets[i]];
                     } else {
                         uint32 x, y = source_row(shape, image_argmax, at, &x);
-                        uint32 start = (y * shape.width + x) * shape.channels;
-                        sums[i] += to_float(image_gradient[at]) * to_float(image[start + offsets[i]]);
+                        uint32 start = y * row_len + x * shape.channels;
+                        sums[i] += to_float(image_gradient[at]) * pixel(shape, image, start + offsets[i]);
                     }
                 }
             }
@@ -193,11 +224,11 @@ __device__ __forceinline__ void backward_input(
         __syncthreads();
     }
     for (uint32 at = blockIdx.y * blockDim.x + threadIdx.x; at < image_len; at += gridDim.y * blockDim.x) {
-        uint32 channel = at % shape.channels, x = at / shape.channels % shape.width;
-        uint32 y = at / shape.channels / shape.width;
-        uint32 reach = shape.kernel - 1;
-        uint32 top = (y > reach ? y - reach : 0) / shape.window, bottom = min(y / shape.window, height - 1);
-        uint32 left = (x > reach ? x - reach : 0) / shape.window, right = min(x / shape.window, width - 1);
+        uint32 channel = at % shape.channels, x = at / shape.channels % shape.width + shape.padding;
+        uint32 y = at / shape.channels / shape.width + shape.padding;
+        uint32 reach = shape.kernel - 1, step = shape.window * shape.stride;
+        uint32 top = (y > reach ? y - reach : 0) / step, bottom = min(y / step, height - 1);
+        uint32 left = (x > reach ? x - reach : 0) / step, right = min(x / step, width - 1);
         float sum = 0;
         for (uint32 py = top; py <= bottom; py++) {
             for (uint32 px = left; px <= right; px++) {

@@ -1,16 +1,16 @@
-// Normalisations, a warp for each vector. The statistics of a vector are computed again where they are
-// needed, because saved values are activations, which bf16 would round.
+// Normalisations, a warp for each vector, or a block for each group of channels of an image. Statistics
+// are computed again where they are needed, because saved values are activations, which bf16 would round.
 
 // Computes the mean of a vector and 1/σ.
 template <class T>
 __device__ __forceinline__ void statistics(
-    uint32 columns, float epsilon, const T* x, float* mean, float* scale) {
+    uint32 columns, float epsilon, int is_centred, const T* x, float* mean, float* scale) {
     uint32 lane = threadIdx.x % 32;
     float sum = 0;
     for (uint32 column = lane; column < columns; column += 32) {
         sum += to_float(x[column]);
     }
-    *mean = warp_sum(sum) / columns;
+    *mean = is_centred ? warp_sum(sum) / columns : 0;
     float squares = 0;
     for (uint32 column = lane; column < columns; column += 32) {
         float difference = to_float(x[column]) - *mean;
@@ -22,8 +22,8 @@ __device__ __forceinline__ void statistics(
 // output = x̂ · weight + bias; `bias` may be null.
 template <class T>
 __device__ __forceinline__ void layer_norm_forward(
-    uint32 rows, uint32 columns, float epsilon, const T* input, const float* weight, const float* bias,
-    T* output) {
+    uint32 rows, uint32 columns, float epsilon, int is_centred, const T* input, const float* weight,
+    const float* bias, T* output) {
     uint32 lane = threadIdx.x % 32, warps = blockDim.x / 32;
     uint32 row = blockIdx.x * warps + threadIdx.x / 32;
     if (row >= rows) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void layer_norm_forward(
     const T* x = input + (uint64)row * columns;
     T* y = output + (uint64)row * columns;
     float mean, scale;
-    statistics(columns, epsilon, x, &mean, &scale);
+    statistics(columns, epsilon, is_centred, x, &mean, &scale);
     for (uint32 column = lane; column < columns; column += 32) {
         float normalised = (to_float(x[column]) - mean) * scale;
         y[column] = from_float<T>(normalised * weight[column] + (bias ? bias[column] : 0));
@@ -42,8 +42,8 @@ __device__ __forceinline__ void layer_norm_forward(
 // The gradient of the inputs, with g = weight · gradient: (g − mean(g) − x̂ · mean(g · x̂)) / σ.
 template <class T>
 __device__ __forceinline__ void layer_norm_backward_input(
-    uint32 rows, uint32 columns, float epsilon, const T* input, const float* weight, const T* gradient,
-    T* input_gradient) {
+    uint32 rows, uint32 columns, float epsilon, int is_centred, const T* input, const float* weight,
+    const T* gradient, T* input_gradient) {
     uint32 lane = threadIdx.x % 32, warps = blockDim.x / 32;
     uint32 row = blockIdx.x * warps + threadIdx.x / 32;
     if (row >= rows) {
@@ -53,14 +53,14 @@ __device__ __forceinline__ void layer_norm_backward_input(
     const T* dy = gradient + (uint64)row * columns;
     T* dx = input_gradient + (uint64)row * columns;
     float mean, scale;
-    statistics(columns, epsilon, x, &mean, &scale);
+    statistics(columns, epsilon, is_centred, x, &mean, &scale);
     float sum = 0, products = 0;
     for (uint32 column = lane; column < columns; column += 32) {
         float g = to_float(dy[column]) * weight[column];
         sum += g;
         products += g * ((to_float(x[column]) - mean) * scale);
     }
-    float mean_g = warp_sum(sum) / columns, mean_product = warp_sum(products) / columns;
+    float mean_g = is_centred ? warp_sum(sum) / columns : 0, mean_product = warp_sum(products) / columns;
     for (uint32 column = lane; column < columns; column += 32) {
         float g = to_float(dy[column]) * weight[column];
         float normalised = (to_float(x[column]) - mean) * scale;
@@ -73,8 +73,8 @@ __device__ __forceinline__ void layer_norm_backward_input(
 // floats of shared memory for each of its warps.
 template <class T>
 __device__ __forceinline__ void layer_norm_backward_weight(
-    uint32 rows, uint32 columns, uint32 width, float epsilon, const T* input, const T* gradient,
-    float* sums, int accumulate) {
+    uint32 rows, uint32 columns, uint32 width, float epsilon, int is_centred, const T* input,
+    const T* gradient, float* sums, int accumulate) {
     extern __shared__ float shared[];
     uint32 lane = threadIdx.x % 32, warps = blockDim.x / 32, warp = threadIdx.x / 32;
     uint32 first = blockIdx.y * width, own_columns = min(width, columns - first);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void layer_norm_backward_weight(
         const T* x = input + (uint64)row * columns;
         const T* dy = gradient + (uint64)row * columns + first;
         float mean, scale;
-        statistics(columns, epsilon, x, &mean, &scale);
+        statistics(columns, epsilon, is_centred, x, &mean, &scale);
         for (uint32 column = lane; column < own_columns; column += 32) {
             own[column] += to_float(dy[column]) * ((to_float(x[first + column]) - mean) * scale);
         }
@@ -104,21 +104,145 @@ __device__ __forceinline__ void layer_norm_backward_weight(
     }
 }
 
+struct GroupNormShape {
+    uint32 rows, positions, channels, groups;
+    float epsilon;
+};
+
+// Returns the sum over a block in all of its threads.
+__device__ __forceinline__ float sum_for_all(float value) {
+    __shared__ float total;
+    float sum = block_sum(value);
+    if (threadIdx.x == 0) {
+        total = sum;
+    }
+    __syncthreads();
+    float all = total;
+    __syncthreads();
+    return all;
+}
+
+// Returns the index of value `at` of a group in an image.
+__device__ __forceinline__ uint32 group_index(const GroupNormShape& shape, uint32 group, uint32 at) {
+    uint32 width = shape.channels / shape.groups;
+    return at / width * shape.channels + group * width + at % width;
+}
+
+// Computes the mean of a group of an image and 1/σ.
+template <class T>
+__device__ __forceinline__ void group_statistics(
+    const GroupNormShape& shape, uint32 group, const T* x, float* mean, float* scale) {
+    uint32 len = shape.positions * (shape.channels / shape.groups);
+    float sum = 0;
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        sum += to_float(x[group_index(shape, group, at)]);
+    }
+    *mean = sum_for_all(sum) / len;
+    float squares = 0;
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        float difference = to_float(x[group_index(shape, group, at)]) - *mean;
+        squares += difference * difference;
+    }
+    *scale = 1.0f / sqrtf(sum_for_all(squares) / len + shape.epsilon);
+}
+
+// Normalises group `blockIdx.y` of image `blockIdx.x`; `bias` may be null.
+template <class T>
+__device__ __forceinline__ void group_norm_forward(
+    GroupNormShape shape, const T* input, const float* weight, const float* bias, T* output) {
+    uint64 start = (uint64)blockIdx.x * shape.positions * shape.channels;
+    uint32 len = shape.positions * (shape.channels / shape.groups);
+    float mean, scale;
+    group_statistics(shape, blockIdx.y, input + start, &mean, &scale);
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        uint32 index = group_index(shape, blockIdx.y, at), channel = index % shape.channels;
+        float normalised = (to_float(input[start + index]) - mean) * scale;
+        output[start + index] = from_float<T>(normalised * weight[channel] + (bias ? bias[channel] : 0));
+    }
+}
+
+// The gradient of the inputs of group `blockIdx.y` of image `blockIdx.x`.
+template <class T>
+__device__ __forceinline__ void group_norm_backward_input(
+    GroupNormShape shape, const T* input, const float* weight, const T* gradient, T* input_gradient) {
+    uint64 start = (uint64)blockIdx.x * shape.positions * shape.channels;
+    uint32 len = shape.positions * (shape.channels / shape.groups);
+    float mean, scale;
+    group_statistics(shape, blockIdx.y, input + start, &mean, &scale);
+    float sum = 0, products = 0;
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        uint32 index = group_index(shape, blockIdx.y, at);
+        float g = to_float(gradient[start + index]) * weight[index % shape.channels];
+        sum += g;
+        products += g * ((to_float(input[start + index]) - mean) * scale);
+    }
+    float mean_g = sum_for_all(sum) / len, mean_product = sum_for_all(products) / len;
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        uint32 index = group_index(shape, blockIdx.y, at);
+        float g = to_float(gradient[start + index]) * weight[index % shape.channels];
+        float normalised = (to_float(input[start + index]) - mean) * scale;
+        input_gradient[start + index] = from_float<T>((g - mean_g - normalised * mean_product) * scale);
+    }
+}
+
+// Row `blockIdx.x` of `sums` becomes the sum of gradient · x̂ over the images `blockIdx.x`,
+// `blockIdx.x + gridDim.x`, … for the channels of group `blockIdx.y`.
+template <class T>
+__device__ __forceinline__ void group_norm_backward_weight(
+    GroupNormShape shape, const T* input, const T* gradient, float* sums) {
+    uint32 width = shape.channels / shape.groups, first = blockIdx.y * width;
+    float* totals = sums + (uint64)blockIdx.x * shape.channels + first;
+    for (uint32 channel = threadIdx.x; channel < width; channel += blockDim.x) {
+        totals[channel] = 0;
+    }
+    for (uint32 row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+        const T* x = input + (uint64)row * shape.positions * shape.channels;
+        const T* dy = gradient + (uint64)row * shape.positions * shape.channels;
+        float mean, scale;
+        group_statistics(shape, blockIdx.y, x, &mean, &scale);
+        for (uint32 channel = 0; channel < width; channel++) {
+            float sum = 0;
+            for (uint32 position = threadIdx.x; position < shape.positions; position += blockDim.x) {
+                uint32 at = position * shape.channels + first + channel;
+                sum += to_float(dy[at]) * ((to_float(x[at]) - mean) * scale);
+            }
+            float total = block_sum(sum);
+            if (threadIdx.x == 0) {
+                totals[channel] += total;
+            }
+        }
+    }
+}
+
 #define NORMS(T, name)                                                                                       \
     extern "C" __global__ void layer_norm_forward_##name(                                                    \
-        uint32 rows, uint32 columns, float epsilon, const T* input, const float* weight, const float* bias,  \
-        T* output) {                                                                                         \
-        layer_norm_forward<T>(rows, columns, epsilon, input, weight, bias, output);                          \
+        uint32 rows, uint32 columns, float epsilon, int is_centred, const T* input, const float* weight,     \
+        const float* bias, T* output) {                                                                      \
+        layer_norm_forward<T>(rows, columns, epsilon, is_centred, input, weight, bias, output);              \
     }                                                                                                        \
     extern "C" __global__ void layer_norm_backward_input_##name(                                             \
-        uint32 rows, uint32 columns, float epsilon, const T* input, const float* weight, const T* gradient,  \
-        T* input_gradient) {                                                                                 \
-        layer_norm_backward_input<T>(rows, columns, epsilon, input, weight, gradient, input_gradient);       \
+        uint32 rows, uint32 columns, float epsilon, int is_centred, const T* input, const float* weight,     \
+        const T* gradient, T* input_gradient) {                                                              \
+        layer_norm_backward_input<T>(                                                                        \
+            rows, columns, epsilon, is_centred, input, weight, gradient, input_gradient);                    \
     }                                                                                                        \
     extern "C" __global__ void layer_norm_backward_weight_##name(                                            \
-        uint32 rows, uint32 columns, uint32 width, float epsilon, const T* input, const T* gradient,         \
-        float* sums, int accumulate) {                                                                       \
-        layer_norm_backward_weight<T>(rows, columns, width, epsilon, input, gradient, sums, accumulate);     \
+        uint32 rows, uint32 columns, uint32 width, float epsilon, int is_centred, const T* input,            \
+        const T* gradient, float* sums, int accumulate) {                                                    \
+        layer_norm_backward_weight<T>(                                                                       \
+            rows, columns, width, epsilon, is_centred, input, gradient, sums, accumulate);                   \
+    }                                                                                                        \
+    extern "C" __global__ void group_norm_forward_##name(                                                    \
+        GroupNormShape shape, const T* input, const float* weight, const float* bias, T* output) {           \
+        group_norm_forward<T>(shape, input, weight, bias, output);                                           \
+    }                                                                                                        \
+    extern "C" __global__ void group_norm_backward_input_##name(                                             \
+        GroupNormShape shape, const T* input, const float* weight, const T* gradient, T* input_gradient) {   \
+        group_norm_backward_input<T>(shape, input, weight, gradient, input_gradient);                        \
+    }                                                                                                        \
+    extern "C" __global__ void group_norm_backward_weight_##name(                                            \
+        GroupNormShape shape, const T* input, const T* gradient, float* sums) {                              \
+        group_norm_backward_weight<T>(shape, input, gradient, sums);                                         \
     }
 
 FOR_BOTH(NORMS)

@@ -1,0 +1,39 @@
+//! Memory of convolutions: images with zeros around them.
+
+use crate::device::ConvolutionShape;
+
+/// A gradient that is not zero, and the start of its block.
+#[derive(Clone, Copy, Default)]
+pub(super) struct SparseGradient {
+    pub(super) gradient: f32,
+    pub(super) start: u32,
+}
+
+/// Memory that operations reuse.
+#[derive(Default)]
+pub(super) struct ConvolutionScratch {
+    pub(super) first: Vec<f32>,
+    pub(super) second: Vec<f32>,
+    pub(super) nonzero: Vec<SparseGradient>,
+    pub(super) lengths: Vec<usize>,
+}
+
+/// Copies an image into one with zeros around it, which are there already.
+pub(super) fn pad(shape: &ConvolutionShape, image: &[f32], padded: &mut [f32]) {
+    rows_inside(shape, padded).zip(image.chunks_exact(shape.width * shape.channels)).for_each(
+        |(into, from)| {
+            into.copy_from_slice(from);
+        },
+    );
+}
+
+/// Returns the rows of the image that `padded` has inside.
+pub(super) fn rows_inside<'a>(
+    shape: &ConvolutionShape,
+    padded: &'a mut [f32],
+) -> impl Iterator<Item = &'a mut [f32]> {
+    let ConvolutionShape { channels, width, padding, .. } = *shape;
+    let inside = padding * channels..(padding + width) * channels;
+    let rows = padded.chunks_exact_mut(shape.padded_width() * channels).skip(padding).take(shape.height);
+    rows.map(move |row| &mut row[inside.clone()])
+}

@@ -1,0 +1,86 @@
+//! Dropout.
+
+use super::passes::{Draws, LayerPasses, LayerSums, LayerTensors, Tape};
+use crate::device::{Device, DropoutShape, FusedActivation};
+use crate::nn::Features;
+use crate::sums::Section;
+
+/// In training, sets values to 0 at random and scales the others (Srivastava et al., "Dropout", 2014);
+/// without [`Draws`] it changes nothing. Values are drawn by their number in the batch, so they are the
+/// same in every layout, and drawn again in the backward pass instead of being kept.
+#[derive(Debug, Clone)]
+pub struct DropoutLayer {
+    /// The probability of 0.
+    pub rate: f32,
+    /// The number of the layer in the model.
+    pub number: usize,
+    /// The shape of a row.
+    pub features: Features,
+}
+
+impl DropoutLayer {
+    fn shape(&self, draws: Draws) -> DropoutShape {
+        let Draws { seed, step, first_row } = draws;
+        let first = first_row as u64 * self.features.len() as u64;
+        DropoutShape { rate: self.rate, seed, step, module: self.number as u32, first }
+    }
+}
+
+impl LayerPasses for DropoutLayer {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn input_len(&self) -> usize {
+        self.features.len()
+    }
+
+    fn output(&self) -> Features {
+        self.features
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+
+    fn forward<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        input: D::View<'_>,
+        _saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        match parameters.draws {
+            Some(draws) => device.dropout(&self.shape(draws), Some(input), output),
+            None => device.copy(input, output),
+        }
+    }
+
+    fn backward_activation<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        _sums: Option<(LayerSums<'_, D>, Section)>,
+        _is_backpropagated: bool,
+    ) {
+        if let Some(draws) = tape.draws {
+            device.dropout(&self.shape(draws), None, gradient);
+        }
+    }
+
+    fn backward_input<D: Device>(
+        &self,
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        _tape: &Tape<'_, D>,
+        _gradient: D::View<'_>,
+        _input_gradient: D::ViewMut<'_>,
+        _previous: Option<FusedActivation<D::View<'_>>>,
+    ) {
+        unreachable!("the gradient of an elementwise layer is computed in place")
+    }
+}

@@ -1,0 +1,138 @@
+//! Operations on images, and normalisations, against the CPU's.
+
+use phalanx::device::{ConvolutionShape, Cuda, GroupNormShape, NormShape, PoolShape};
+
+use super::operations::*;
+use super::twins::{compare, exact, given, output, random, weights};
+
+pub fn all(cuda: &Cuda, tolerance: f32) {
+    convolutions(cuda, tolerance);
+    pools(cuda, tolerance);
+    norms(cuda, tolerance);
+    group_norms(cuda, tolerance);
+}
+
+/// Returns what a sum has at first.
+fn before(len: usize, accumulate: bool) -> Vec<f32> {
+    if accumulate { random(len, 5) } else { vec![f32::NAN; len] }
+}
+
+fn convolutions(cuda: &Cuda, tolerance: f32) {
+    // rows, channels, height, width, outputs, kernel, stride, padding; the first are LeNet's and the
+    // CIFAR net's, the last of each half does not fit shared memory
+    let shapes = [
+        (3, 1, 28, 28, 10, 5, 1, 0),
+        (5, 10, 12, 12, 20, 5, 1, 0),
+        (2, 3, 32, 32, 6, 5, 1, 0),
+        (2, 6, 14, 14, 16, 5, 1, 0),
+        (1, 1, 1, 1, 1, 1, 1, 0),
+        (4, 2, 7, 9, 3, 3, 1, 0),
+        (3, 5, 6, 11, 33, 2, 1, 0),
+        (130, 1, 5, 5, 2, 3, 1, 0),
+        (2, 40, 12, 12, 40, 5, 1, 0),
+        (3, 3, 12, 12, 8, 3, 1, 1),
+        (2, 8, 12, 11, 16, 3, 2, 1),
+        (2, 8, 7, 12, 16, 1, 2, 0),
+        (1, 2, 9, 8, 3, 5, 3, 2),
+        (2, 40, 12, 12, 40, 5, 2, 2),
+    ];
+    for (rows, channels, height, width, outputs, kernel, stride, padding) in shapes {
+        for (pool, relu) in [(true, true), (true, false), (false, true), (false, false)] {
+            let shape = ConvolutionShape {
+                rows,
+                channels,
+                height,
+                width,
+                outputs,
+                kernel,
+                stride,
+                padding,
+                pool,
+                relu,
+            };
+            if pool && (stride > 1 || height < kernel + 1 || width < kernel + 1) {
+                continue;
+            }
+            let scale = ((channels * kernel * kernel) as f32).sqrt().recip();
+            let (len, what) = (rows * shape.output_len(), format!("{shape:?}"));
+            let read = [
+                given(random(rows * shape.image_len(), 1)),
+                weights(random(shape.weight_len(), 2).into_iter().map(|w| scale * w).collect()),
+                weights(random(outputs, 3)),
+            ];
+            for bias in [true, false] {
+                let mut arrays = read.to_vec();
+                arrays.push(output(len));
+                compare(&what, cuda, tolerance, &arrays, &ConvolutionForward { num_read: 3, shape, bias });
+            }
+            for accumulate in [false, true] {
+                let sums = exact(before(shape.weight_len(), accumulate));
+                let mut arrays = read.to_vec();
+                arrays.extend([given(random(len, 4)), sums, output(rows * shape.image_len())]);
+                let operation = ConvolutionBackward { num_read: 4, shape, accumulate };
+                compare(&what, cuda, tolerance, &arrays, &operation);
+            }
+        }
+    }
+}
+
+fn pools(cuda: &Cuda, tolerance: f32) {
+    let shapes = [
+        (2, 9, 7, 3, 2, 2),
+        (3, 10, 10, 5, 3, 3),
+        (1, 4, 4, 1, 4, 4),
+        (5, 6, 6, 33, 2, 2),
+        (3, 5, 8, 7, 5, 8),
+    ];
+    for (rows, height, width, channels, window_height, window_width) in shapes {
+        let shape = PoolShape { rows, height, width, channels, window_height, window_width };
+        let (len, pooled) = (rows * shape.image_len(), rows * shape.output_len());
+        let arrays = [given(random(len, 1)), given(random(pooled, 2)), output(pooled), output(len)];
+        compare(&format!("maximum {shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });
+        compare(&format!("mean {shape:?}"), cuda, tolerance, &arrays, &AveragePool { num_read: 2, shape });
+    }
+}
+
+fn norms(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (5, 3), (7, 32), (33, 65), (4, 1300), (300, 24)] {
+        for is_centred in [true, false] {
+            let shape = NormShape { rows, columns, epsilon: 1e-5, is_centred };
+            let (x, g) = (given(random(rows * columns, 1)), given(random(rows * columns, 2)));
+            let (weight, bias) = (weights(random(columns, 3)), weights(random(columns, 4)));
+            for bias_is_there in [true, false] {
+                let arrays = [x.clone(), weight.clone(), bias.clone(), g.clone()];
+                let outputs = [output(rows * columns), output(rows * columns)];
+                let operation = LayerNorm { num_read: 4, shape, bias: bias_is_there };
+                let arrays = [&arrays[..], &outputs].concat();
+                compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &operation);
+            }
+            for accumulate in [false, true] {
+                let arrays = [x.clone(), weight.clone(), g.clone(), exact(before(columns, accumulate))];
+                let operation = LayerNormWeight { num_read: 3, shape, accumulate };
+                compare(&format!("weight of {shape:?}"), cuda, tolerance, &arrays, &operation);
+            }
+        }
+    }
+}
+
+fn group_norms(cuda: &Cuda, tolerance: f32) {
+    for (rows, positions, channels, groups) in
+        [(1, 4, 1, 1), (3, 9, 8, 4), (2, 36, 6, 6), (5, 25, 33, 3), (70, 7, 16, 2)]
+    {
+        let shape = GroupNormShape { rows, positions, channels, groups, epsilon: 1e-5 };
+        let len = rows * shape.image_len();
+        for accumulate in [false, true] {
+            let arrays = [
+                given(random(len, 1)),
+                weights(random(channels, 2)),
+                weights(random(channels, 3)),
+                given(random(len, 4)),
+                output(len),
+                output(len),
+                exact(before(channels, accumulate)),
+            ];
+            let operation = GroupNorm { num_read: 4, shape, accumulate };
+            compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &operation);
+        }
+    }
+}
