@@ -26,7 +26,7 @@ pub use layer::{
 };
 pub use loss::Loss;
 pub use model::Model;
-pub use network::{Attention, Convolution, Module, Network};
+pub use network::{Attention, Convolution, GptSizes, Module, Network};
 pub use parameters::{FlatBuffer, Segmentation, TensorPosition, hash_values};
 pub use tensor::{TensorShard, TensorSpec};
 pub use text::LONGEST_TEXT;

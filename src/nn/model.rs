@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::layer::{Layer, LayerInputs};
+use super::layer::{Layer, LayerInputs, LayerKind};
 use super::{Features, Loss, TensorSpec};
 
 /// A network built for one input shape. It is independent of ranks and holds no values.
@@ -30,6 +30,11 @@ impl Model {
     /// Returns the number of parameters.
     pub fn num_parameters(&self) -> usize {
         self.tensors.iter().fold(0, |sum: usize, tensor| sum.saturating_add(tensor.num_elements()))
+    }
+
+    /// Returns true if training passes draw at random: dropout.
+    pub fn draws(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer.kind, LayerKind::Dropout(_)))
     }
 
     /// Returns the cost of each layer's forward and backward pass, in operations per row. No

@@ -160,6 +160,24 @@ impl Module {
     }
 }
 
+/// The sizes of a GPT.
+#[derive(Debug, Clone, Copy)]
+pub struct GptSizes {
+    /// The number of blocks.
+    pub layers: usize,
+    /// The number of heads of a block.
+    pub heads: usize,
+    /// The number of features.
+    pub width: usize,
+    /// True if linear layers and norms have biases.
+    pub bias: bool,
+    /// The rate of dropout, after the embeddings and at the end of each branch.
+    pub dropout: f32,
+}
+
+/// The groups of channels of a residual network's norms.
+const RESNET_GROUPS: usize = 8;
+
 /// The standard deviation of a GPT's initial weights.
 const GPT_DEVIATION: f32 = 0.02;
 
@@ -230,10 +248,48 @@ impl Network {
         Network { name: "cifar".into(), modules, loss: Loss::CrossEntropy }
     }
 
+    /// Returns a residual network for images (He et al., "Deep residual learning for image recognition",
+    /// 2016, §4.2) with group norms in place of batch norms: three stages of `blocks` blocks each, with
+    /// `width` channels and twice as many in each stage after the first, which halves the image.
+    pub fn resnet(blocks: usize, width: usize, classes: usize) -> Network {
+        let convolution = |outputs, kernel, stride, name: &str| {
+            let padding = kernel / 2;
+            Module::Convolution(Convolution { outputs, kernel, stride, padding, bias: false }).named(name)
+        };
+        let norm = |name: &str| Module::GroupNorm { groups: RESNET_GROUPS }.named(name);
+        let relu = Module::Activation(Activation::Relu);
+        let block = |outputs, stride| Module::Residual {
+            body: vec![
+                convolution(outputs, 3, stride, "conv1"),
+                norm("norm1"),
+                relu.clone(),
+                convolution(outputs, 3, 1, "conv2"),
+                norm("norm2"),
+            ],
+            shortcut: if stride == 1 { vec![] } else { vec![convolution(outputs, 1, stride, "downsample")] },
+        };
+        let mut modules = vec![convolution(width, 3, 1, "conv1"), norm("norm1"), relu.clone()];
+        for stage in 0..3 {
+            for number in 0..blocks {
+                let stride = if stage > 0 && number == 0 { 2 } else { 1 };
+                let prefix = format!("layer{}.{number}", stage + 1);
+                modules.push(Module::Scope { prefix, modules: vec![block(width << stage, stride)] });
+                modules.push(relu.clone());
+            }
+        }
+        modules.extend([Module::GlobalAverage, Module::linear(classes, true).named("fc")]);
+        Network { name: "resnet".into(), modules, loss: Loss::CrossEntropy }
+    }
+
     /// Returns a GPT: a decoder of transformer blocks with the norms before the branches, learnt positions
     /// and a tied output (Radford et al., "Language models are unsupervised multitask learners", 2019). Names
     /// and initial values are those of nanoGPT.
-    pub fn gpt(layers: usize, heads: usize, width: usize, bias: bool) -> Network {
+    pub fn gpt(sizes: GptSizes) -> Network {
+        let GptSizes { layers, heads, width, bias, dropout } = sizes;
+        let with_dropout = |modules: Vec<Module>| {
+            let dropout = (dropout > 0.0).then_some(Module::Dropout { rate: dropout });
+            modules.into_iter().chain(dropout).collect()
+        };
         let norm = |name: &str| Module::LayerNorm { bias }.named(name);
         let output_deviation = Some(GPT_DEVIATION / (2.0 * layers as f32).sqrt());
         let linear = |outputs, deviation| Module::Linear { outputs, bias, deviation };
@@ -254,13 +310,13 @@ impl Network {
         ];
         let branch = |body| Module::Residual { body, shortcut: vec![] };
         let block = vec![
-            branch(vec![norm("ln_1"), Module::Attention(attention).named("attn")]),
-            branch(vec![norm("ln_2"), Module::Scope { prefix: "mlp".into(), modules: mlp }]),
+            branch(with_dropout(vec![norm("ln_1"), Module::Attention(attention).named("attn")])),
+            branch(with_dropout(vec![norm("ln_2"), Module::Scope { prefix: "mlp".into(), modules: mlp }])),
         ];
-        let mut modules = vec![
+        let mut modules: Vec<Module> = with_dropout(vec![
             Module::Embedding { width, deviation: GPT_DEVIATION }.named("wte"),
             Module::Positions { deviation: GPT_DEVIATION }.named("wpe"),
-        ];
+        ]);
         let scope = |number| Module::Scope { prefix: format!("h.{number}"), modules: block.clone() };
         modules.extend((0..layers).map(scope));
         modules.push(norm("ln_f"));

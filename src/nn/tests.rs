@@ -8,6 +8,9 @@ fn the_models_have_the_known_numbers_of_parameters() {
     let image = |size, channels| Features::Image { height: size, width: size, channels };
     assert_eq!(Network::lenet(10).build(image(28, 1)).unwrap().num_parameters(), 21_840);
     assert_eq!(Network::cifar(10).build(image(32, 3)).unwrap().num_parameters(), 62_006);
+    // the 269,722 of the paper's network of 20 layers, and the products of two shortcuts
+    let resnet = Network::resnet(3, 16, 10).build(image(32, 3)).unwrap();
+    assert_eq!(resnet.num_parameters(), 269_722 + 16 * 32 + 32 * 64);
     let mlp = Network::mlp(&[128, 64], Activation::Relu, true, 10, Loss::CrossEntropy);
     assert_eq!(mlp.build(image(28, 1)).unwrap().num_parameters(), 109_386);
     assert_eq!(Network::deep_mlp(1024, 4).build(Features::Flat(1024)).unwrap().num_parameters(), 4 << 20);

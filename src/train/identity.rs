@@ -124,6 +124,7 @@ impl Identity {
             width: _,
             layers,
             heads,
+            dropout,
             activation,
             no_bias,
         } = options;
@@ -139,7 +140,11 @@ impl Identity {
             Some(ModelName::Gpt) => {
                 self.must_stay("--layers", *layers);
                 self.must_stay("--heads", *heads);
+                self.may_change("--dropout", dropout.to_string());
                 self.must_stay("--no-bias", *no_bias);
+            }
+            Some(ModelName::Resnet) => {
+                self.must_stay("--layers", *layers);
             }
             Some(ModelName::Lenet | ModelName::Cifar) => {}
         }

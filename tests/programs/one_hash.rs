@@ -16,7 +16,7 @@ struct Case {
 }
 
 /// Batches are uneven, and the last of an epoch is short.
-const CASES: [Case; 5] = [
+const CASES: [Case; 8] = [
     Case {
         arguments: "--model mlp --hidden 50,40,30,20,20,20,20 --data synthetic --synthetic-samples 110 \
                     --synthetic-shape 37 --synthetic-targets classes:5 --batch-size 53 --steps 7 \
@@ -55,6 +55,35 @@ const CASES: [Case; 5] = [
         ),
         digest: "528829bc1891f9da43bed45da8658efb",
         most_stages: 7,
+        most_tensor_ranks: 8,
+    },
+    Case {
+        arguments: concat!(
+            "--network ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/docs/networks/resnet-cifar.kdl --data synthetic --synthetic-samples 60 \
+             --synthetic-shape 3x12x12 --batch-size 23 --steps 4 --momentum 0.9"
+        ),
+        digest: "401fcb06d9bf6110e05e49404df0657e",
+        most_stages: 8,
+        most_tensor_ranks: 8,
+    },
+    Case {
+        arguments: concat!(
+            "--network ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/docs/networks/transformer.kdl --data shakespeare --context 16 --batch-size 11 --steps 4 \
+             --optimizer adamw --clip-norm 1"
+        ),
+        digest: "f665f2feee337e666c3277a0df8866b5",
+        most_stages: 8,
+        most_tensor_ranks: 8,
+    },
+    Case {
+        arguments: "--model gpt --layers 3 --heads 4 --width 24 --context 10 --dropout 0.2 --batch-size 13 \
+                    --steps 5 --optimizer adamw --clip-norm 1",
+        digest: "049680422f3809a2b5c2dda87f7ec155",
+        most_stages: 8,
         most_tensor_ranks: 8,
     },
 ];

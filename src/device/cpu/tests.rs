@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, BiasShape, ConvolutionShape, LinearShape, OptimizerStep, PoolShape, RowSums,
-    WeightLayout, WeightOperands, totals, update,
+    Activation, AdamStep, BiasShape, ConvolutionShape, DropoutShape, LinearShape, OptimizerStep, PoolShape,
+    RowSums, WeightLayout, WeightOperands, totals, update,
 };
 use crate::memory::Memory;
 
@@ -357,4 +357,25 @@ fn gradients_of_parameters_have_the_same_bits_in_one_call_and_in_two() {
     let values = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
     assert_close(&values(&found[0][1]), &sums(70, &gradient), 1e-6);
     assert_close(&values(&found[0][2]), &sums(columns, &samples), 1e-6);
+}
+
+#[test]
+fn dropout_draws_each_element_by_its_number() {
+    let draws = |first, len, step| {
+        let mut values = vec![1.0; len];
+        let shape = DropoutShape { rate: 0.25, seed: 11, step, module: 2, first };
+        Cpu::new(1).unwrap().dropout(&shape, None, &mut values);
+        values
+    };
+    let all = draws(0, 40_000, 7);
+    let kept = all.iter().filter(|value| **value == 1.0 / 0.75).count();
+    assert_eq!(kept, 40_000 - all.iter().filter(|value| **value == 0.0).count());
+    // within five standard deviations of 30,000
+    assert!(kept.abs_diff(30_000) < 5 * 87, "{kept}");
+    for (first, len) in [(0, 1), (1, 3), (5, 64), (63, 130), (4_094, 5_000)] {
+        assert_eq!(draws(first as u64, len, 7), all[first..first + len], "{first}, {len}");
+    }
+    let differ = draws(0, 40_000, 8).iter().zip(&all).filter(|(a, b)| a != b).count();
+    // the chance of a difference is 2 · 0.25 · 0.75
+    assert!(differ.abs_diff(15_000) < 500, "{differ}");
 }

@@ -1,7 +1,7 @@
 //! Networks as text.
 
 use crate::device::Activation;
-use crate::nn::{Features, Loss, Module, Network};
+use crate::nn::{Features, GptSizes, Loss, Module, Network};
 
 fn read(text: &str) -> crate::Result<Network> {
     Network::from_text(text, "net.kdl", "net", Loss::CrossEntropy)
@@ -36,9 +36,9 @@ fn known_networks_are_read_as_they_are_written() {
         gated-linear-unit \"silu\"\nrms-norm\ngelu-tanh\n\
         attention 4 key-value-heads=2 causal=#true rotary=10000.0 bias=#false output-deviation=0.5\n";
     let all = Network { name: "all".into(), modules: modules(all), loss: Loss::CrossEntropy };
-    let gpt = Network::gpt(2, 3, 24, false);
-    let known = [Network::lenet(10), Network::cifar(10), Network::deep_mlp(32, 4), mlp, residual, all, gpt];
-    for network in known {
+    let gpt = Network::gpt(GptSizes { layers: 2, heads: 3, width: 24, bias: false, dropout: 0.2 });
+    let images = [Network::lenet(10), Network::cifar(10), Network::resnet(2, 16, 10)];
+    for network in images.into_iter().chain([Network::deep_mlp(32, 4), mlp, residual, all, gpt]) {
         let text = network.to_text();
         assert_eq!(read(&text).unwrap(), network, "{text}");
     }

@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn names_in_checkpoints_stay_as_they_are() {
-        assert_eq!(names::<ModelName>(), "mlp deep-mlp lenet cifar gpt");
+        assert_eq!(names::<ModelName>(), "mlp deep-mlp lenet cifar resnet gpt");
         assert_eq!(names::<Activation>(), "relu gelu gelu-tanh silu tanh");
         assert!(names::<Rule>().starts_with("sgd adam adamw"));
         assert_eq!(names::<LearningRateScheduleKind>(), "constant step cosine linear");

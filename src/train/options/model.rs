@@ -12,7 +12,7 @@ use super::text::read_text;
 use crate::comm::Communicator;
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::device::Activation;
-use crate::nn::{Features, Loss, Model, Network};
+use crate::nn::{Features, GptSizes, Loss, Model, Network};
 use crate::{Error, Result};
 
 /// The networks that programs know.
@@ -26,6 +26,9 @@ pub enum ModelName {
     Lenet,
     /// Two convolutions and three linear layers, for colour images of 32 × 32
     Cifar,
+    /// Residual blocks for images, 3 stages of --layers blocks (3 make the network of 20 layers of He et
+    /// al., 2016), with --width channels in the first, and group norms
+    Resnet,
     /// A transformer decoder of --layers blocks, --heads heads and --width features, for sequences of
     /// tokens
     Gpt,
@@ -52,6 +55,9 @@ impl ValueEnum for Activation {
 
 /// The width of gpt if none is given.
 const GPT_WIDTH: usize = 128;
+
+/// The width of resnet if none is given.
+const RESNET_WIDTH: usize = 16;
 
 /// A list of sizes separated by commas, or `none`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,14 +107,18 @@ pub struct ModelOptions {
     #[arg(long, value_name = "SIZES", default_value = "128,64")]
     pub hidden: SizeList,
 
-    /// Width of deep-mlp or gpt, in features [default: with deep-mlp that of the data, 1024 with synthetic
-    /// data; with gpt 128]
+    /// Width of deep-mlp or gpt, in features, or of resnet, in channels [default: with deep-mlp that of the
+    /// data, 1024 with synthetic data; with gpt 128; with resnet 16]
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
 
-    /// Number of layers of deep-mlp, or of blocks of gpt
+    /// Number of layers of deep-mlp, of blocks of gpt, or of blocks of a stage of resnet
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub layers: usize,
+
+    /// Rate of dropout of gpt, after the embeddings and at the end of each branch
+    #[arg(long, value_name = "RATE", default_value_t = 0.0)]
+    pub dropout: f32,
 
     /// Number of heads of gpt, which must divide the width
     #[arg(long, value_name = "N", default_value_t = 4)]
@@ -154,7 +164,12 @@ impl ModelOptions {
         at_most("--layers", self.layers, 10_000)?;
         at_most("--width", self.width.unwrap_or(1), LARGEST_SIZE)?;
         at_least_one("--width", self.width)?;
-        at_least_one("--heads", Some(self.heads))
+        at_least_one("--heads", Some(self.heads))?;
+        if !(0.0..1.0).contains(&self.dropout) {
+            let why = format!("it is {}, but must be from 0 to below 1", self.dropout);
+            return Err(Error::input("--dropout", why));
+        }
+        Ok(())
     }
 
     /// Refuses the options in `given` that are for another network. Not collective.
@@ -165,14 +180,15 @@ impl ModelOptions {
         let for_mlp = (self.name() != Some(ModelName::Mlp)).then_some("it is for --model mlp");
         let is_gpt = self.name() == Some(ModelName::Gpt);
         let for_gpt = (!is_gpt).then_some("it is for --model gpt");
-        let is_deep = is_gpt || self.name() == Some(ModelName::DeepMlp);
-        let for_deep = (!is_deep).then_some("it is for --model deep-mlp and gpt");
+        let is_deep = is_gpt || matches!(self.name(), Some(ModelName::DeepMlp | ModelName::Resnet));
+        let for_deep = (!is_deep).then_some("it is for --model deep-mlp, resnet and gpt");
         let for_biased = for_mlp.filter(|_| !is_gpt).map(|_| "it is for --model mlp and gpt");
         given.refuse("hidden", for_mlp)?;
         given.refuse("activation", for_mlp)?;
         given.refuse("no-bias", for_biased)?;
         given.refuse("width", for_deep)?;
         given.refuse("layers", for_deep)?;
+        given.refuse("dropout", for_gpt)?;
         given.refuse("heads", for_gpt)
     }
 
@@ -220,16 +236,25 @@ impl ModelOptions {
             }
             ModelName::Lenet => Network::lenet(classes()?),
             ModelName::Cifar => Network::cifar(classes()?),
+            ModelName::Resnet => Network::resnet(self.layers, self.width.unwrap_or(RESNET_WIDTH), classes()?),
             ModelName::Gpt => {
                 let (Features::Tokens { .. }, Targets::Tokens { .. }) = (features, targets) else {
                     return fail(format!("gpt needs sequences of tokens, but a sample is {features}"));
                 };
-                Network::gpt(self.layers, self.heads, self.width.unwrap_or(GPT_WIDTH), !self.no_bias)
+                Network::gpt(GptSizes {
+                    layers: self.layers,
+                    heads: self.heads,
+                    width: self.width.unwrap_or(GPT_WIDTH),
+                    bias: !self.no_bias,
+                    dropout: self.dropout,
+                })
             }
         };
         let hint = match (name, features) {
-            (ModelName::Lenet | ModelName::Cifar, Features::Flat(_)) => "; for tables there is --model mlp",
-            (ModelName::Lenet | ModelName::Cifar, Features::Image { .. }) => {
+            (ModelName::Lenet | ModelName::Cifar | ModelName::Resnet, Features::Flat(_)) => {
+                "; for tables there is --model mlp"
+            }
+            (ModelName::Lenet | ModelName::Cifar | ModelName::Resnet, Features::Image { .. }) => {
                 "; images in an HDF5 file are [samples, channels, height, width]"
             }
             _ => "",

@@ -192,7 +192,7 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
         (None, None | Some(ModelName::Mlp)) => Features::Flat(784),
         (None, Some(ModelName::DeepMlp)) => Features::Flat(options.model.width.unwrap_or(1024)),
         (None, Some(ModelName::Lenet)) => image(28, 1),
-        (None, Some(ModelName::Cifar)) => image(32, 3),
+        (None, Some(ModelName::Cifar | ModelName::Resnet)) => image(32, 3),
     };
     let targets = match features {
         Features::Tokens { vocabulary: 0, .. } => {

@@ -130,11 +130,12 @@ impl<D: Device> Trainer<'_, D> {
         let replica = self.grid.data.rank();
         let scale = 1.0 / num_samples as f32;
         self.before_audited(step, batches, scale)?;
-        let Trainer { device, pipeline, weights, resident, recordings, seed, .. } = self;
+        let Trainer { device, model, pipeline, weights, resident, recordings, seed, .. } = self;
         let parts = Parts::Step { division: weights.division(), len: num_samples, replica };
         let mut rows = Rows { batches, resident: resident.as_mut(), seed: *seed, step, parts };
         weights.begin(device, step + 1, learning_rate)?;
-        if pipeline.repeats() && weights.repeats() {
+        // a recorded step would draw the same every time
+        if pipeline.repeats() && weights.repeats() && !model.draws() {
             pipeline.load(&mut rows)?;
             let recording = recordings.entry(num_samples).or_default();
             let mut work = || {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use phalanx::comm::Grid;
 use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
 use phalanx::device::Activation;
-use phalanx::nn::{Convolution, Features, Loss, Model, Module, Network};
+use phalanx::nn::{Convolution, Features, GptSizes, Loss, Model, Module, Network};
 use phalanx::optim::{DecayScope, LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
@@ -112,14 +112,14 @@ impl Oracle {
                 1e-3,
             ),
             "gpt_bias_adamw" => (
-                Network::gpt(2, 2, 16, true),
+                Network::gpt(GptSizes { layers: 2, heads: 2, width: 16, bias: true, dropout: 0.0 }),
                 Features::Tokens { len: 8, vocabulary: 17 },
                 Targets::Tokens { len: 8, vocabulary: 17 },
                 OptimizerSettings { rule: Rule::AdamW, weight_decay: 1e-2, ..adam },
                 1e-3,
             ),
             "gpt_nobias_decay_clip" => (
-                Network::gpt(3, 3, 24, false),
+                Network::gpt(GptSizes { layers: 3, heads: 3, width: 24, bias: false, dropout: 0.0 }),
                 Features::Tokens { len: 16, vocabulary: 29 },
                 Targets::Tokens { len: 16, vocabulary: 29 },
                 OptimizerSettings {
