@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
-use super::loops::sum;
+use super::loops::{largest, sum};
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use crate::device::{AttentionOperations, AttentionShape};
@@ -42,35 +42,6 @@ impl AttentionScratch {
 
 thread_local! {
     static SCRATCH: RefCell<AttentionScratch> = const { RefCell::new(AttentionScratch::new()) };
-    static ANGLES: RefCell<Angles> = RefCell::default();
-}
-
-/// The cosines and sines of the angles by which vectors are rotated.
-#[derive(Default)]
-struct Angles {
-    /// The positions, the length of a vector and the base of the table.
-    of: (usize, usize, f32),
-    /// For each position the cosines, then the sines.
-    table: Vec<f32>,
-}
-
-impl Angles {
-    /// Computes the table, unless it is there. The functions of `libm` have the same bits on every machine.
-    fn prepare(&mut self, positions: usize, width: usize, base: f32) {
-        if self.of == (positions, width, base) {
-            return;
-        }
-        self.of = (positions, width, base);
-        self.table.clear();
-        for position in 0..positions {
-            let angles = (0..width / 2).map(|at| {
-                let power = -2.0 * at as f64 / width as f64;
-                position as f64 * libm::pow(f64::from(base), power)
-            });
-            self.table.extend(angles.clone().map(|angle| libm::cos(angle) as f32));
-            self.table.extend(angles.map(|angle| libm::sin(angle) as f32));
-        }
-    }
 }
 
 /// One head of a sequence: the places of its arrays in a position.
@@ -121,7 +92,11 @@ impl AttentionOperations for Cpu {
                 let mut saved = saved.chunks_exact_mut(shape.positions);
                 for group in 0..shape.groups {
                     let keys = scratch.keys.elements(shape.width * shape.positions);
-                    columns_of(shape, input, AttentionHead::new(*shape, group, 0).key, keys);
+                    let key = AttentionHead::new(*shape, group, 0).key;
+                    self.vectorised(
+                        #[inline(always)]
+                        || columns_of(shape, input, key, keys),
+                    );
                     let scores = scratch.scores.elements(BLOCK * shape.positions);
                     for head in 0..shape.heads {
                         let logarithms = saved.next().expect("a row for each head");
@@ -186,27 +161,7 @@ impl AttentionOperations for Cpu {
         if let Some(from) = from {
             values.copy_from_slice(from);
         }
-        let AttentionShape { positions, heads, width, .. } = *shape;
-        ANGLES.with_borrow_mut(|angles| {
-            angles.prepare(positions, width, base);
-            let sequences = values.chunks_exact_mut(positions * shape.input_width());
-            self.for_each(sequences, |sequence| {
-                let positions = sequence.chunks_exact_mut(shape.input_width());
-                for (values, angles) in positions.zip(angles.table.chunks_exact(width)) {
-                    let (cosines, sines) = angles.split_at(width / 2);
-                    for group in values.chunks_exact_mut(shape.group_width()) {
-                        for vector in group.chunks_exact_mut(width).take(heads + 1) {
-                            let (first, second) = vector.split_at_mut(width / 2);
-                            let factors = cosines.iter().zip(sines);
-                            for ((a, b), (cosine, sine)) in first.iter_mut().zip(second).zip(factors) {
-                                let sine = if inverse { -sine } else { *sine };
-                                (*a, *b) = (*a * cosine - *b * sine, *b * cosine + *a * sine);
-                            }
-                        }
-                    }
-                }
-            });
-        });
+        self.rotate_in_place(shape, base, inverse, values);
     }
 }
 
@@ -252,7 +207,7 @@ impl Cpu {
                         let row = &mut scores[(at - block.start) * positions..][..num_keys];
                         let (row, masked) = row.split_at_mut(head.num_keys(at + 1));
                         masked.fill(0.0);
-                        let largest = row.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
+                        let largest = largest(row);
                         let scale = shape.scale();
                         row.iter_mut().for_each(|score| *score = math::exp((*score - largest) * scale));
                         *total = sum(row.len(), |at| row[at]);
@@ -292,8 +247,13 @@ impl Cpu {
         let keys = scratch.keys.elements(width * positions);
         let values = scratch.values.elements(width * positions);
         if is_first {
-            columns_of(&shape, input, head.key, keys);
-            columns_of(&shape, input, head.value, values);
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    columns_of(&shape, input, head.key, keys);
+                    columns_of(&shape, input, head.value, values);
+                },
+            );
         }
         let scores = scratch.scores.elements(BLOCK * positions);
         let gradients = scratch.gradients.elements(BLOCK * positions);
@@ -364,11 +324,25 @@ impl Cpu {
     }
 }
 
+/// The vectors that are written as columns at a time: those that share a cache line.
+const VECTORS_AT_ONCE: usize = 16;
+
 /// Writes the vectors at `place` of each position, as columns.
+#[inline(always)]
 fn columns_of(shape: &AttentionShape, input: &[f32], place: usize, columns: &mut [f32]) {
-    let (positions, width) = (shape.positions, shape.width);
-    for (position, input) in input.chunks_exact(shape.input_width()).enumerate() {
-        for (at, value) in input[place..][..width].iter().enumerate() {
+    let AttentionShape { positions, width, .. } = *shape;
+    let vector = |position: usize| &input[position * shape.input_width() + place..][..width];
+    let whole = positions / VECTORS_AT_ONCE * VECTORS_AT_ONCE;
+    for first in (0..whole).step_by(VECTORS_AT_ONCE) {
+        let mut vectors = [&[][..]; VECTORS_AT_ONCE];
+        vectors.iter_mut().zip(first..).for_each(|(into, position)| *into = vector(position));
+        for at in 0..width {
+            let line = &mut columns[at * positions + first..][..VECTORS_AT_ONCE];
+            line.iter_mut().zip(vectors).for_each(|(into, vector)| *into = vector[at]);
+        }
+    }
+    for position in whole..positions {
+        for (at, value) in vector(position).iter().enumerate() {
             columns[at * positions + position] = *value;
         }
     }

@@ -141,6 +141,23 @@ pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>() + tail
 }
 
+/// Returns the largest of `values`, of which NaN are passed over, or −∞.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = if value > lane { *value } else { *lane };
+        }
+    }
+    let mut most = f32::NEG_INFINITY;
+    for value in lanes.iter().chain(rest) {
+        most = if *value > most { *value } else { most };
+    }
+    most
+}
+
 /// Returns the sum of `term` for all indices below `len`, in a fixed number of lanes and one order of
 /// adding these, so that its bits depend on the terms alone.
 #[inline(always)]

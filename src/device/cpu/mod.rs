@@ -21,6 +21,7 @@ mod norm;
 mod optimizer;
 mod philox;
 mod pool;
+mod rotary;
 mod small_product;
 mod subnormal;
 
