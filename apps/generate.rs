@@ -75,7 +75,7 @@ fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(TextGenerator<'a,
         return Err(Error::input(format!("reading {}", network.display()), why));
     };
     let tokens = tokeniser.encode(prompt.as_bytes()).map_err(|why| Error::input("--prompt", why))?;
-    let model = trained.build_for_tokens(tokeniser.vocabulary())?;
+    let model = trained.build()?;
     let predictor = Predictor::new(device, &trained, &model, 1)?;
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
     Ok((TextGenerator::new(predictor, sampling)?, tokeniser, tokens))

@@ -16,7 +16,7 @@
 //! | [`store`] | samples of files in the job's memory | `comm`, `dataset`, `nn`, `trace` |
 //! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
 //! | [`parallel`] | the strategies: networks on ranks | all above but `dataset`, `checkpoint` |
-//! | [`infer`] | the use of trained networks | `checkpoint`, `dataset`, `device`, `nn`, `parallel`, `sums` |
+//! | [`infer`] | the use of trained networks | all above but `memory`, `optim`, `store`, `trace` |
 //! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | the cost of communication | `comm`, `device`, `memory` |
 //! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure`, `memory` |

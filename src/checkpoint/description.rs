@@ -29,6 +29,10 @@ pub struct Description {
     pub options: Settings,
     /// Program, ranks and versions that wrote the file.
     pub written_by: Settings,
+    /// The standardisation of the inputs, three numbers for each channel or feature, none if they are
+    /// used as they are: see [`Standardise::numbers`](crate::dataset::Standardise::numbers). Unknown in
+    /// files of earlier versions.
+    pub standardise: Option<Vec<[f32; 3]>>,
 }
 
 /// A setting in which two runs differ.

@@ -8,6 +8,7 @@
 //!   /model/NAME           f32, PyTorch's name and shape; attribute xxh3_128: checksum of the
 //!                         values, little-endian
 //!   /optimizer/SLOT/NAME  likewise, for each value that the optimizer keeps per parameter
+//!   /standardise          f32, [channels or features, 3]: the standardisation of the inputs
 //! ```
 //!
 //! # Format
@@ -20,7 +21,9 @@
 //!   of `deep-mlp` are `w.0`, `w.1`, … `[inputs, outputs]`.
 //! * `/optimizer/SLOT/NAME`: a value that the optimizer keeps for the parameter, under PyTorch's name,
 //!   such as `momentum_buffer` (SGD) or `exp_avg` and `exp_avg_sq` (Adam).
-//! * The attribute `xxh3_128` of each of these: XXH3 (128 bits) of its values as little-endian bytes.
+//! * `/standardise`: three numbers for each channel or feature of the inputs, which were standardised
+//!   as `((x − mean) − rest) · factor`; without rows if they were not.
+//! * The attribute `xxh3_128` of each tensor: XXH3 (128 bits) of its values as little-endian bytes.
 //! * Attributes of `/`:
 //!   * `step`, `epoch`, `step_in_epoch`: steps and whole epochs done, steps done of the next epoch;
 //!   * `loss`: the mean loss of the last step;

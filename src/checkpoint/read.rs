@@ -7,6 +7,7 @@ use hdf5::{Group, Location};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::seal::{self, Origin};
+use super::skeleton::STANDARDISE;
 use super::{Description, Settings, group_name};
 use crate::error::hdf5_hint;
 use crate::nn::hash_values;
@@ -163,7 +164,12 @@ fn describe(file: &hdf5::File) -> hdf5::Result<Description> {
         config: settings("config")?,
         options: settings("options")?,
         written_by: settings("written_by")?,
+        standardise: if file.link_exists(STANDARDISE) { Some(standardise(file)?) } else { None },
     })
+}
+
+fn standardise(file: &hdf5::File) -> hdf5::Result<Vec<[f32; 3]>> {
+    Ok(file.dataset(STANDARDISE)?.read_raw::<f32>()?.as_chunks::<3>().0.to_vec())
 }
 
 fn text(location: &Location, name: &str) -> hdf5::Result<String> {

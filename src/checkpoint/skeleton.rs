@@ -14,6 +14,9 @@ use super::contents::{Contents, TensorEntry};
 use super::seal;
 use crate::{Error, Result};
 
+/// The name of the dataset with the standardisation of the inputs.
+pub(super) const STANDARDISE: &str = "standardise";
+
 /// The checksums in a file: XXH3 with 128 bits of values as little-endian bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Checksums {
@@ -95,6 +98,14 @@ fn describe(file: &hdf5::File, contents: &Contents, digest: u128) -> hdf5::Resul
     }
     if let Some(loss) = description.loss {
         file.new_attr::<f64>().create("loss")?.write_scalar(&loss)?;
+    }
+    if let Some(numbers) = &description.standardise {
+        let dataset = file
+            .new_dataset::<f32>()
+            .with_dcpl(|create| create.obj_track_times(false))
+            .shape([numbers.len(), 3])
+            .create(STANDARDISE)?;
+        dataset.write_raw(numbers.as_flattened())?;
     }
     text(file, "model", &description.model)?;
     text(file, "parameters_digest", &format!("{digest:032x}"))?;

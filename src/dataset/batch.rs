@@ -43,6 +43,18 @@ impl Standardise {
         Standardise { scales: pairs.iter().map(scale).collect() }
     }
 
+    /// Returns the numbers of this standardisation: for each channel or feature the mean, the mean's
+    /// rounding error and the inverse of the deviation.
+    pub fn numbers(&self) -> Vec<[f32; 3]> {
+        self.scales.iter().map(|Scale { mean, rest, factor }| [*mean, *rest, *factor]).collect()
+    }
+
+    /// Creates the standardisation with these [`Standardise::numbers`].
+    pub fn from_numbers(numbers: &[[f32; 3]]) -> Standardise {
+        let scale = |&[mean, rest, factor]: &[f32; 3]| Scale { mean, rest, factor };
+        Standardise { scales: numbers.iter().map(scale).collect() }
+    }
+
     fn apply(&self, values: &mut [f32]) {
         match self.scales.as_slice() {
             [] => {}
@@ -73,6 +85,11 @@ impl Batches {
     /// Returns the sampler.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
+    }
+
+    /// Returns the standardisation, if there is one.
+    pub fn standardise(&self) -> Option<&Standardise> {
+        self.standardise.as_ref()
     }
 
     /// Returns the dataset.

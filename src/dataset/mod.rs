@@ -32,9 +32,10 @@ pub use sampler::{Order, Sampler};
 pub use statistics::{MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 pub use stored::{ColumnFormat, RowFormat, StoredType};
 pub use synthetic::Synthetic;
-pub use text::{TextSettings, TokenText, is_text, open_shakespeare, open_text};
+pub use text::{TextSettings, TextTokens, TokenText, is_text, open_shakespeare, open_text};
 pub use tokeniser::Tokeniser;
 
+use std::fmt;
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
@@ -78,6 +79,20 @@ impl Targets {
     /// Returns true if samples have no target.
     pub fn is_empty(self) -> bool {
         self.len() == 0
+    }
+}
+
+impl fmt::Display for Targets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // a file tells their number only to who reads all of it
+            Targets::Classes(0) => write!(f, "class numbers"),
+            Targets::Classes(classes) => write!(f, "{classes} classes"),
+            Targets::Tokens { len, vocabulary } => write!(f, "{len} tokens of {vocabulary} a sample"),
+            Targets::Values(1) => write!(f, "one real value a sample"),
+            Targets::Values(values) => write!(f, "{values} real values a sample"),
+            Targets::Nothing => write!(f, "missing"),
+        }
     }
 }
 

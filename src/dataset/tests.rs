@@ -129,7 +129,7 @@ fn rows_of_a_file_come_in_any_order() {
     file.new_dataset_builder().with_data(&values).create("y").unwrap();
     drop(file);
 
-    let names = Hdf5Names { inputs: "x".into(), targets: Some("y".into()) };
+    let names = Hdf5Names { inputs: "x".into(), targets: Some("y".into()), may_lack_targets: false };
     let mut set = Hdf5Set::open("a test", std::slice::from_ref(&path), &names).unwrap();
     assert_eq!((set.row_format().bytes(), set.num_samples()), (4 * 60 + 16, 50));
     assert_eq!(set.features(), Features::Image { height: 4, width: 5, channels: 3 });

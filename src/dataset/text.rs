@@ -17,11 +17,22 @@ static SHAKESPEARE: &[u8] = include_bytes!("../../data/shakespeare.txt.gz");
 /// The most tokens that a vocabulary has: they have 16 bits.
 const MOST_TOKENS: usize = 1 << 16;
 
+/// The tokens of a text.
+#[derive(Debug, Clone)]
+pub enum TextTokens {
+    /// One for each character that is in the text.
+    Characters,
+    /// One for each byte.
+    Bytes,
+    /// Those of a tokeniser, which may lack some of the text.
+    Of(Tokeniser),
+}
+
 /// The cut of a text into samples.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct TextSettings {
-    /// True for a token for each byte, instead of each character.
-    pub bytes: bool,
+    /// The tokens.
+    pub tokens: TextTokens,
     /// The number of tokens of a sample.
     pub context: usize,
     /// The number of tokens from the start of a training sample to that of the next.
@@ -79,27 +90,39 @@ pub fn open_text(path: &Path, settings: TextSettings) -> Result<Data> {
     }
     let tokens: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|two| u16::from_le_bytes(*two)).collect();
     let largest = tokens.iter().max().copied().unwrap_or_default();
-    split(&source, Tokeniser::Numbers(usize::from(largest) + 1), tokens, settings)
+    let num_tokens = usize::from(largest) + 1;
+    let tokeniser = match &settings.tokens {
+        TextTokens::Of(known @ Tokeniser::Numbers(num)) if num_tokens <= *num => known.clone(),
+        TextTokens::Of(Tokeniser::Numbers(num)) => {
+            return Err(fail(format!("it has the token {largest}, and there are {num}, numbered from 0")));
+        }
+        TextTokens::Of(_) => {
+            return Err(fail("it has tokens as numbers, and those known are of a text".into()));
+        }
+        TextTokens::Characters | TextTokens::Bytes => Tokeniser::Numbers(num_tokens),
+    };
+    split(&source, tokeniser, tokens, &settings)
 }
 
 fn of_text(source: &str, text: &[u8], settings: TextSettings) -> Result<Data> {
     let fail = |why: String| Error::input(format!("reading {source}"), why);
-    let tokeniser = match std::str::from_utf8(text) {
-        Ok(text) if !settings.bytes => Tokeniser::of_characters(text),
-        Err(_) if !settings.bytes => Tokeniser::Characters(Vec::new()),
-        _ => Tokeniser::Bytes,
+    let tokeniser = match (&settings.tokens, std::str::from_utf8(text)) {
+        (TextTokens::Of(known), _) => known.clone(),
+        (TextTokens::Bytes, _) => Tokeniser::Bytes,
+        (TextTokens::Characters, Ok(text)) => Tokeniser::of_characters(text),
+        (TextTokens::Characters, Err(_)) => Tokeniser::Characters(Vec::new()),
     };
     if tokeniser.vocabulary() > MOST_TOKENS {
         let num = tokeniser.vocabulary();
         return Err(fail(format!("it has {num} different characters, and {MOST_TOKENS} are the limit")));
     }
     let tokens = tokeniser.encode(text).map_err(fail)?;
-    split(source, tokeniser, tokens, settings)
+    split(source, tokeniser, tokens, &settings)
 }
 
 /// Divides tokens into those to train and those to test with, which are at the end.
-fn split(source: &str, tokeniser: Tokeniser, tokens: Vec<u16>, settings: TextSettings) -> Result<Data> {
-    let TextSettings { context, stride, test_fraction, .. } = settings;
+fn split(source: &str, tokeniser: Tokeniser, tokens: Vec<u16>, settings: &TextSettings) -> Result<Data> {
+    let TextSettings { context, stride, test_fraction, .. } = *settings;
     let num_train = (tokens.len() as f64 * (1.0 - test_fraction)) as usize;
     let (len, tokens) = (tokens.len(), Rc::new(tokens));
     let part = |range: Range<usize>, stride: usize, what: &str| {
@@ -165,7 +188,7 @@ mod tests {
     use super::*;
 
     fn settings(context: usize, stride: usize) -> TextSettings {
-        TextSettings { bytes: false, context, stride, test_fraction: 0.4 }
+        TextSettings { tokens: TextTokens::Characters, context, stride, test_fraction: 0.4 }
     }
 
     #[test]
@@ -182,8 +205,22 @@ mod tests {
     }
 
     #[test]
+    fn known_tokens_keep_their_numbers() {
+        let tokens = TextTokens::Of(Tokeniser::of_characters("abcdefghijklmnopqrst"));
+        let settings = TextSettings { tokens, ..settings(2, 2) };
+        let mut data = of_text("a test", b"tsrqponm", settings.clone()).unwrap();
+        assert_eq!(data.train.features(), Features::Tokens { len: 2, vocabulary: 20 });
+        let mut inputs = [0.0; 2];
+        data.train.read(&[0], &mut inputs, &mut []).unwrap();
+        assert_eq!(inputs, [19.0, 18.0]);
+        let error = of_text("a test", b"abz", settings).err().unwrap().to_string();
+        assert!(error.contains("there is no token for 'z'"), "{error}");
+    }
+
+    #[test]
     fn the_embedded_text_has_the_published_numbers() {
-        let settings = TextSettings { bytes: false, context: 64, stride: 1, test_fraction: 0.1 };
+        let tokens = TextTokens::Characters;
+        let settings = TextSettings { tokens, context: 64, stride: 1, test_fraction: 0.1 };
         let data = open_shakespeare(settings).unwrap();
         assert_eq!(data.train.features(), Features::Tokens { len: 64, vocabulary: 65 });
         // nanoGPT trains with 1,003,854 characters and tests with 111,540

@@ -1,13 +1,21 @@
-//! The use of trained networks: forward passes alone, on one rank.
+//! The use of trained networks: forward passes alone, each on one rank.
 //!
 //! A file's network is built anew and its tensors are read by name, so any checkpoint serves, whatever the
 //! layout that wrote it. Rows do not depend on each other, so a row's outputs have the same bits in any
 //! batch and on any rank.
 
 mod generate;
+mod predict;
+mod prediction;
+mod prediction_file;
 mod predictor;
+mod score;
 mod trained;
 
 pub use generate::{Sampling, TextGenerator};
+pub use predict::{SampleSets, predict, rows_at_once};
+pub use prediction::PredictionShape;
+pub use prediction_file::PredictionFile;
 pub use predictor::Predictor;
+pub use score::{ClassScore, Score, ScoreSummary};
 pub use trained::TrainedNetwork;

@@ -3,17 +3,15 @@
 use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, group_name};
-use crate::dataset::Tokeniser;
-use crate::nn::{Features, LayerKind, Loss, Model, Network, TensorSpec};
+use crate::dataset::{Dataset, Standardise, Targets, Tokeniser};
+use crate::nn::{Features, Loss, Model, Network, TensorSpec};
 use crate::{Error, Result};
-
-/// The context of a network that would take any.
-const ANY_CONTEXT: usize = 256;
 
 /// A network in a checkpoint, with its weights.
 pub struct TrainedNetwork {
     file: Checkpoint,
     network: Network,
+    input: Features,
 }
 
 impl TrainedNetwork {
@@ -24,13 +22,30 @@ impl TrainedNetwork {
     pub fn open(path: &Path) -> Result<TrainedNetwork> {
         let file = Checkpoint::open_weights(path)?;
         let source = path.display().to_string();
+        let fail = |why: &str| Error::input(format!("reading {source}"), why);
         let text = file.description.written_by.get("network").and_then(|text| text.as_str());
-        let Some(text) = text else {
-            let why = "it has no network in it; files that Phalanx writes do";
-            return Err(Error::input(format!("reading {source}"), why));
+        let input = file.description.config.get("inputs").and_then(|shape| shape.as_str());
+        let (Some(text), Some(input)) = (text, input) else {
+            return Err(fail("it has no network in it; files that Phalanx writes do"));
         };
+        let input = input.parse().map_err(|why: String| fail(&why))?;
         let network = Network::from_text(text, &source, &file.description.model, Loss::CrossEntropy)?;
-        Ok(TrainedNetwork { file, network })
+        Ok(TrainedNetwork { file, network, input })
+    }
+
+    /// Returns the shape of the samples with which the network was trained.
+    pub fn input(&self) -> Features {
+        self.input
+    }
+
+    /// Returns the seed of the run, with which synthetic samples were made.
+    pub fn seed(&self) -> u64 {
+        self.file.description.seed
+    }
+
+    /// Returns the hash of all parameters, in hexadecimal.
+    pub fn parameters_digest(&self) -> &str {
+        &self.file.parameters_digest
     }
 
     /// Returns the tokeniser of the text with which the network was trained, if it was one.
@@ -38,26 +53,79 @@ impl TrainedNetwork {
         self.file.description.config.get("tokens")?.as_str().and_then(Tokeniser::from_text)
     }
 
-    /// Builds the network for inputs of shape `input`. Not collective.
+    /// Returns the standardisation with which the network was trained. A file of an earlier version does
+    /// not have it; it is then that of `samples` if they are of a published set. Not collective.
     ///
     /// # Errors
-    /// The network does not fit.
-    pub fn build(&self, input: Features) -> Result<Model> {
-        self.network.build(input)
+    /// The file does not have it, and it was found from the training samples.
+    pub fn standardise(&self, samples: &dyn Dataset) -> Result<Standardise> {
+        if let Some(numbers) = &self.file.description.standardise {
+            return Ok(Standardise::from_numbers(numbers));
+        }
+        let name = self.file.description.config.get("--standardise").and_then(|name| name.as_str());
+        match name {
+            Some("preset") => {
+                let pairs = samples.preset().unwrap_or_default();
+                let pairs: Vec<[f64; 2]> = pairs.iter().map(|pair| pair.map(f64::from)).collect();
+                Ok(Standardise::new(&pairs))
+            }
+            Some("features") => {
+                let why = "an earlier version wrote it, without the means and deviations of the training \
+                           samples; resume the run with this version, which records them";
+                Err(Error::input(format!("reading {}", self.file.path.display()), why))
+            }
+            _ => Ok(Standardise::new(&[])),
+        }
     }
 
-    /// Builds the network for sequences of tokens, of the length with which it was trained. Not
-    /// collective.
+    /// Builds the network for samples like those with which it was trained. Not collective.
     ///
     /// # Errors
-    /// The network does not take tokens.
-    pub fn build_for_tokens(&self, vocabulary: usize) -> Result<Model> {
-        let one = self.network.build(Features::Tokens { len: 1, vocabulary })?;
-        let table = one.layers.iter().find(|layer| matches!(layer.kind, LayerKind::Positions(_)));
-        let name = table.map(|layer| &one.tensors[layer.tensors.start].name);
-        let found = self.file.tensors.iter().find(|tensor| Some(&tensor.name) == name);
-        let len = found.map_or(ANY_CONTEXT, |tensor| tensor.shape[0]);
-        self.network.build(Features::Tokens { len, vocabulary })
+    /// The network does not fit them.
+    pub fn build(&self) -> Result<Model> {
+        self.network.build(self.input)
+    }
+
+    /// Builds the network for `samples`. Not collective.
+    ///
+    /// # Errors
+    /// The samples have another shape than those with which the network was trained, or targets that it
+    /// does not predict; the message has both.
+    pub fn build_for(&self, samples: &dyn Dataset) -> Result<Model> {
+        let doing = || format!("fitting {} to {}", self.file.path.display(), samples.source());
+        let (features, targets) = (samples.features(), samples.targets());
+        if features != self.input {
+            let why = format!(
+                "the network was trained with {}, and a sample is {features}; --data or --inputs names \
+                 others",
+                self.input
+            );
+            return Err(Error::input(doing(), why));
+        }
+        let model = self.build()?;
+        let fits = match (model.loss, targets, model.output) {
+            (_, Targets::Nothing, _) | (Loss::MeanOfSquares, ..) => true,
+            (Loss::CrossEntropy, Targets::Classes(_), Features::Flat(_)) => true,
+            (
+                Loss::CrossEntropy,
+                Targets::Tokens { len, vocabulary },
+                Features::Sequence { len: own, width },
+            ) => own == len && width >= vocabulary,
+            (Loss::MeanSquaredError, Targets::Values(values), output) => output.len() == values,
+            _ => false,
+        };
+        if fits {
+            return Ok(model);
+        }
+        let predicts = match (model.loss, model.output) {
+            (Loss::CrossEntropy, Features::Sequence { len, width }) => format!("{len} tokens of {width}"),
+            (Loss::CrossEntropy, output) => format!("one of {} classes", output.len()),
+            (_, output) => format!("{} real values", output.len()),
+        };
+        let why = format!(
+            "the network predicts {predicts} a sample, and the targets are {targets}; --targets names others"
+        );
+        Err(Error::input(doing(), why))
     }
 
     /// Reads the values of a tensor of the network. Not collective.

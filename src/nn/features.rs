@@ -1,5 +1,7 @@
 //! The shape of a row of values.
 
+use std::str::FromStr;
+
 /// The shape of one row of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Features {
@@ -69,6 +71,33 @@ impl Features {
     }
 }
 
+impl FromStr for Features {
+    type Err = String;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Features, String> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let number = |word: &str| word.parse().map_err(|_| format!("{word:?} in {text:?} is no number"));
+        Ok(match words.as_slice() {
+            [len, "feature" | "features"] => Features::Flat(number(len)?),
+            ["images", "of", height, "×", width, "with", channels, "channel" | "channels"] => {
+                Features::Image {
+                    height: number(height)?,
+                    width: number(width)?,
+                    channels: number(channels)?,
+                }
+            }
+            ["sequences", "of", len, "tokens", "of", vocabulary] => {
+                Features::Tokens { len: number(len)?, vocabulary: number(vocabulary)? }
+            }
+            ["sequences", "of", len, "×", width, "features"] => {
+                Features::Sequence { len: number(len)?, width: number(width)? }
+            }
+            _ => return Err(format!("{text:?} is no shape of a sample")),
+        })
+    }
+}
+
 impl std::fmt::Display for Features {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -84,5 +113,26 @@ impl std::fmt::Display for Features {
             Features::Tokens { len, vocabulary } => write!(f, "sequences of {len} tokens of {vocabulary}"),
             Features::Sequence { len, width } => write!(f, "sequences of {len} × {width} features"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Features;
+
+    #[test]
+    fn shapes_are_text_and_back() {
+        for features in [
+            Features::Flat(1),
+            Features::Flat(784),
+            Features::Image { height: 28, width: 32, channels: 1 },
+            Features::Image { height: 28, width: 32, channels: 3 },
+            Features::Tokens { len: 64, vocabulary: 65 },
+            Features::Sequence { len: 64, width: 128 },
+        ] {
+            assert_eq!(features.to_string().parse(), Ok(features));
+        }
+        assert!("images of 28".parse::<Features>().unwrap_err().contains("no shape"));
+        assert!("x features".parse::<Features>().unwrap_err().contains("\"x\""));
     }
 }

@@ -9,13 +9,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::options::{
     CheckpointOptions, DataOptions, DeviceOptions, ModelName, ModelOptions, OptimizerOptions, Shuffle,
-    TrainOptions, describe, name_of,
+    SourceOptions, TrainOptions, name_of,
 };
 use super::samples::Samples;
 use crate::app::{self, CommonOptions};
 use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World, library_version};
-use crate::dataset::Order;
+use crate::dataset::{Order, Standardise};
 use crate::nn::{LONGEST_TEXT, Model};
 use crate::optim::Rule;
 use crate::parallel::batch::Summation;
@@ -43,6 +43,8 @@ pub(super) struct Identity {
     pub(super) config: Settings,
     /// The settings that may change from one start of a run to the next.
     pub(super) changeable: Settings,
+    /// The standardisation of the inputs, which another program needs to use the network.
+    pub(super) standardise: Vec<[f32; 3]>,
 }
 
 impl Identity {
@@ -77,11 +79,15 @@ impl Identity {
             common,
         } = options;
         let CommonOptions { trace: _, watchdog: _, verbose: _, quiet: _ } = common;
-        let mut identity = Identity { config: Settings::new(), changeable: Settings::new() };
+        let mut identity = Identity {
+            config: Settings::new(),
+            changeable: Settings::new(),
+            standardise: samples.train.standardise().map_or_else(Vec::new, Standardise::numbers),
+        };
         let dataset = samples.train.dataset();
         identity.must_stay("inputs", model.input.to_string());
         identity.must_stay("outputs", model.output.len());
-        identity.must_stay("targets", describe(dataset.targets()));
+        identity.must_stay("targets", dataset.targets().to_string());
         identity.must_stay("training samples", dataset.num_samples());
         if let Some(tokeniser) = dataset.tokeniser() {
             identity.must_stay(TOKENS, tokeniser.to_text());
@@ -166,22 +172,25 @@ impl Identity {
     fn class_data(&mut self, options: &DataOptions, source: &str) {
         // the checksum and the shapes of the samples stand for all options that choose them
         let DataOptions {
-            data: _,
+            source: place,
             context: _,
             tokens: _,
             stride: _,
-            inputs: _,
-            targets: _,
-            test_fraction: _,
-            test_data: _,
             data_store: _,
             shuffle: _,
             shuffle_window: _,
             standardise,
+        } = options;
+        let SourceOptions {
+            data: _,
+            inputs: _,
+            targets: _,
+            test_fraction: _,
+            test_data: _,
             synthetic_samples: _,
             synthetic_shape: _,
             synthetic_targets: _,
-        } = options;
+        } = place;
         self.must_stay("--standardise", name_of(standardise));
         self.may_change("--data", source);
     }

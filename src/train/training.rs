@@ -105,6 +105,7 @@ impl Run<'_> {
                 config: identity.config,
                 options: identity.changeable,
                 written_by,
+                standardise: Some(identity.standardise),
                 ..Description::default()
             },
             steps_per_epoch: length.steps_per_epoch,

@@ -58,7 +58,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("parallel/tensor", "comm device memory nn parallel sums"),
     ("parallel/zero", "comm device memory nn parallel parallel/watch"),
     ("checkpoint", "memory nn"),
-    ("infer", "checkpoint dataset device nn parallel parallel/stage parallel/tensor sums"),
+    ("infer", "checkpoint comm dataset device nn parallel parallel/stage parallel/tensor sums"),
     ("app", "app/trace_file comm device trace"),
     ("app/trace_file", "comm trace"),
     ("measure", "comm device measure/operations memory"),

@@ -4,6 +4,7 @@
 mod agreement;
 mod networks;
 mod one_hash;
+mod predictions;
 mod results;
 mod stopping;
 mod strategies;

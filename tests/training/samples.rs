@@ -32,7 +32,7 @@ fn files(all: &Communicator) -> (Rc<RefCell<Hdf5Set>>, Option<tempfile::TempDir>
         write(&paths[1], SAMPLES[0], SAMPLES[1]);
     }
     all.barrier();
-    let names = Hdf5Names { inputs: "x".into(), targets: Some("y".into()) };
+    let names = Hdf5Names { inputs: "x".into(), targets: Some("y".into()), may_lack_targets: false };
     (Rc::new(RefCell::new(Hdf5Set::open("two files", &paths, &names).unwrap())), folder)
 }
 

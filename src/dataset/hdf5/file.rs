@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::column::Column;
 use super::direct::RowBuffer;
+use super::names::exists;
 use crate::dataset::blocks::SampleBlocks;
 use crate::dataset::stored::{RowFormat, StoredType};
 use crate::dataset::{Targets, open_file};
@@ -33,6 +34,8 @@ pub struct Hdf5Names {
     /// Targets: integers as class numbers, `[samples]`; or real values, `[samples]` or `[samples,
     /// values]`. `None` if the loss needs none.
     pub targets: Option<String>,
+    /// True if samples without targets will do.
+    pub may_lack_targets: bool,
 }
 
 /// An open HDF5 file.
@@ -80,7 +83,8 @@ impl Hdf5File {
         let (file, version) = open_hdf5(path).map_err(fail)?;
         let column = |name: &str| Column::open(path, &file, name).map_err(fail);
         let mut inputs = column(&names.inputs)?;
-        let targets = names.targets.as_deref().map(column).transpose()?;
+        let is_there = |name: &&str| !names.may_lack_targets || exists(&file, name);
+        let targets = names.targets.as_deref().filter(is_there).map(column).transpose()?;
         let features = inputs.as_inputs().map_err(fail)?;
         let num_samples = inputs.num_rows;
         let kind = match &targets {

@@ -5,9 +5,7 @@ use std::collections::{HashSet, VecDeque};
 /// Returns the reason why the dataset `name` cannot be used: it is something else, cannot be
 /// opened, or does not exist.
 pub(super) fn missing(file: &hdf5::File, name: &str, error: &hdf5::Error) -> String {
-    let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty()).collect();
-    // a path exists as far as all its parts do
-    let exists = !parts.is_empty() && (1..=parts.len()).all(|end| file.link_exists(&parts[..end].join("/")));
+    let exists = exists(file, name);
     if exists && file.group(name).is_err() {
         return format!("{name} exists, but cannot be opened: {error}");
     }
@@ -15,6 +13,13 @@ pub(super) fn missing(file: &hdf5::File, name: &str, error: &hdf5::Error) -> Str
     let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
     let what = if exists { format!("{name} is a group") } else { format!("it has no dataset {name}") };
     format!("{what}; its datasets: {found}")
+}
+
+/// Returns true if there is something called `name`.
+pub(super) fn exists(file: &hdf5::File, name: &str) -> bool {
+    let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty()).collect();
+    // a path exists as far as all its parts do
+    !parts.is_empty() && (1..=parts.len()).all(|end| file.link_exists(&parts[..end].join("/")))
 }
 
 /// Lists the paths of the datasets of a file, twenty at most, those of outer groups first. Groups

@@ -1,12 +1,10 @@
 //! Checks of all options of a training program that clap cannot make.
 
-use std::path::Path;
-
 use super::range::{at_least_one, at_most, positive};
 use super::{DeviceChoice, TrainOptions};
 use crate::app::FileOption;
 use crate::checkpoint;
-use crate::dataset::{self, LARGEST_SIZE};
+use crate::dataset::LARGEST_SIZE;
 use crate::parallel::zero::ZeroStage;
 use crate::{Error, Result};
 
@@ -102,15 +100,7 @@ impl TrainOptions {
     /// Returns the files that these options name. Not collective.
     pub fn files(&self) -> Vec<FileOption<'_>> {
         let mut files = self.common.files();
-        if !matches!(self.source(), "digits" | "synthetic" | "shakespeare") {
-            files.push(FileOption::input_or_directory(
-                "--data",
-                Path::new(self.source()),
-                dataset::is_published_name,
-            ));
-        }
-        let test_data = self.data.test_data.as_deref().map(Path::new);
-        files.extend(test_data.map(|path| FileOption::input("--test-data", path)));
+        files.extend(self.data.source.files());
         files.extend(self.model.network.iter().map(|path| FileOption::input("--network", path)));
         files.extend(self.machine.probe.iter().map(|path| FileOption::input("--probe", path)));
         let is_checkpoint = |name: &str| checkpoint::step_of(name).is_some();

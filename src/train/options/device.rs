@@ -147,7 +147,7 @@ impl DeviceOptions {
     ///
     /// # Errors
     /// An option has no effect.
-    pub(super) fn check_used(&self, given: &Given) -> Result<()> {
+    pub fn check_used(&self, given: &Given) -> Result<()> {
         let for_cuda = (self.device == DeviceChoice::Cpu)
             .then_some("it is about the memory of GPUs, and --device is cpu");
         let for_auto = (self.device_transfers != OrAuto(None))

@@ -37,9 +37,9 @@ impl GridOptions {
     /// of samples is a number.
     pub fn with_data(mut self, train: &TrainOptions) -> (GridOptions, TrainOptions) {
         let mut train = train.clone();
-        if let Some(Ok(replicas)) = train.data.data.as_ref().map(|source| source.parse()) {
+        if let Some(Ok(replicas)) = train.data.source.data.as_ref().map(|source| source.parse()) {
             self.from_data = Some(replicas);
-            train.data.data = None;
+            train.data.source.data = None;
         }
         (self, train)
     }

@@ -12,6 +12,7 @@ mod names;
 mod optimizer;
 mod pipeline;
 mod range;
+mod source;
 mod text;
 
 use std::path::PathBuf;
@@ -26,16 +27,16 @@ use names::or_auto;
 pub use audit::AuditOptions;
 pub use check::check_files;
 pub use checkpoint::{CheckpointOptions, Every, Resume};
-pub(super) use data::MOST_CLASSES;
-pub use data::{DataOptions, DataStore, ShapeText, Shuffle, Standardisation};
+pub use data::{DataOptions, DataStore, Shuffle, Standardisation};
 pub use device::{AnyDevice, DeviceChoice, DeviceOptions};
 pub use given::Given;
 pub use grid::GridOptions;
-pub(super) use model::describe;
 pub use model::{ModelName, ModelOptions, SizeList};
 pub use names::{OrAuto, name_of};
 pub use optimizer::OptimizerOptions;
 pub use pipeline::{PipelineOptions, ScheduleChoice};
+pub(super) use source::MOST_CLASSES;
+pub use source::{SamplePart, ShapeText, SourceOptions};
 
 /// A switch: `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -177,7 +178,7 @@ impl TrainOptions {
     /// Returns the source of the samples.
     pub fn source(&self) -> &str {
         let default = if self.model.name() == Some(ModelName::Gpt) { "shakespeare" } else { "digits" };
-        self.data.data.as_deref().unwrap_or(default)
+        self.data.source.data.as_deref().unwrap_or(default)
     }
 
     /// Returns the number of parts in which a replica's share of a batch is worked on.

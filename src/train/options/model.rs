@@ -206,7 +206,7 @@ impl ModelOptions {
             Targets::Classes(classes) => Ok(classes),
             other => Err(Error::input(
                 "fitting the model to the data",
-                format!("this model needs classes, but the targets are {}", describe(other)),
+                format!("this model needs classes, but the targets are {other}"),
             )),
         };
         let network = match name {
@@ -292,25 +292,14 @@ impl ModelOptions {
         if fits {
             return Ok(model);
         }
-        let (outputs, found) = (model.output, describe(targets));
+        let outputs = model.output;
         let wanted = match model.loss {
             Loss::CrossEntropy => "cross-entropy needs classes or tokens, and an output for each",
             Loss::MeanSquaredError => "mean-squared-error needs a real value for each output",
             Loss::MeanOfSquares => "mean-of-squares reads no targets",
         };
-        let why = format!("{} gives {outputs}, and the targets are {found}: {wanted}", model.name);
+        let why = format!("{} gives {outputs}, and the targets are {targets}: {wanted}", model.name);
         Err(Error::input("fitting the model to the data", why))
-    }
-}
-
-/// Returns a description of `targets` for messages and checkpoints.
-pub(in crate::train) fn describe(targets: Targets) -> String {
-    match targets {
-        Targets::Classes(classes) => format!("{classes} classes"),
-        Targets::Tokens { len, vocabulary } => format!("{len} tokens of {vocabulary} a sample"),
-        Targets::Values(1) => "one real value a sample".into(),
-        Targets::Values(values) => format!("{values} real values a sample"),
-        Targets::Nothing => "missing".into(),
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! `source.rs` opens what `--data` and `--test-data` name; `storage.rs` chooses where the samples of
 //! files are kept, and reads them; `scan.rs` looks through all samples once for their classes and
-//! moments, and keeps what it finds for later starts.
+//! moments, and keeps what it finds for later starts. Programs that read each sample once, in order, need
+//! neither.
 
 mod scan;
 mod source;
@@ -12,14 +13,15 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::options::{Standardisation, TrainOptions, describe};
-use crate::Result;
+use super::options::{ModelName, SamplePart, ShapeText, Standardisation, TrainOptions};
 use crate::comm::{Communicator, Grid, Operation, World};
-use crate::dataset::{Batches, Dataset, Order, Sampler, Standardise, Targets, WantedStatistics};
-use crate::nn::hash_values;
+use crate::dataset::{Batches, Data, Dataset, Order, Sampler, Standardise, Targets, WantedStatistics};
+use crate::nn::{Features, hash_values};
 use crate::trace::{self, Name};
+use crate::{Error, Result};
 use scan::{Scan, ScanRequest};
 use source::{FileRange, Files, Opened};
+pub use source::{SampleRequest, TargetsNeed};
 use storage::Storage;
 
 /// The share of waiting for samples above which there is a warning.
@@ -49,11 +51,12 @@ pub struct Samples {
 pub fn open(world: &World, grid: &Grid, options: &TrainOptions) -> Result<Samples> {
     let all = world.communicator();
     let opening = trace::work(Name::Read);
-    let mut opened = all.agree(source::open(options))?;
+    let mut opened =
+        all.agree(source::open(&request(options)).and_then(|opened| check_standardisation(options, opened)))?;
     let fingerprint = opened.fingerprint();
     drop(opening);
     let fingerprint = all.agree(fingerprint)?;
-    check_same_everywhere(all, options, &opened, fingerprint)?;
+    check_same_everywhere(all, options.source(), &opened, fingerprint)?;
     let Opened { data, files, .. } = opened;
     let storage = files.as_ref().map(|files| Storage::choose(world, grid, options, files)).transpose()?;
     let Storage { mut data, order, shared_bytes } =
@@ -106,15 +109,73 @@ pub fn open(world: &World, grid: &Grid, options: &TrainOptions) -> Result<Sample
     Ok(Samples { train: batches(data.train, options.batch_size, order), test, checksum, shared_bytes })
 }
 
+/// Returns the samples that training with `options` needs.
+fn request(options: &TrainOptions) -> SampleRequest<'_> {
+    let image = |size, channels| ShapeText::Values(Features::Image { height: size, width: size, channels });
+    let synthetic = match options.model.name() {
+        None | Some(ModelName::Mlp) => ShapeText::Values(Features::Flat(784)),
+        Some(ModelName::DeepMlp) => ShapeText::Values(Features::Flat(options.model.width.unwrap_or(1024))),
+        Some(ModelName::Lenet) => image(28, 1),
+        Some(ModelName::Cifar) => image(32, 3),
+        Some(ModelName::Gpt) => ShapeText::Tokens(options.data.context),
+    };
+    // the loss of deep-mlp reads no targets, so a file need not have any
+    let reads_targets = options.model.reads_targets();
+    SampleRequest {
+        options: &options.data.source,
+        source: options.source(),
+        text: options.data.text(),
+        targets: if reads_targets { TargetsNeed::Required } else { TargetsNeed::Unread },
+        synthetic,
+        seed: options.seed,
+    }
+}
+
+/// Refuses means and deviations of tokens.
+fn check_standardisation(options: &TrainOptions, opened: Opened) -> Result<Opened> {
+    let features = opened.data.train.features();
+    match features {
+        Features::Tokens { .. } if options.data.standardise == Standardisation::Features => {
+            let why = format!("features is for values, but a sample is {features}");
+            Err(Error::input("--standardise", why))
+        }
+        _ => Ok(opened),
+    }
+}
+
+/// Opens the samples of `request`, on every rank, for a program that reads each once, in order: sets of
+/// consecutive samples of `part`. The number of classes in files is not known. Collective.
+///
+/// # Errors
+/// The data is missing, damaged, or has no such part: the same error on every rank.
+pub fn open_part(
+    world: &World,
+    request: &SampleRequest<'_>,
+    part: SamplePart,
+) -> Result<Vec<Box<dyn Dataset>>> {
+    let (all, _span) = (world.communicator(), trace::work(Name::Read));
+    let mut opened = all.agree(source::open(request))?;
+    let fingerprint = all.agree(opened.fingerprint())?;
+    check_same_everywhere(all, request.source, &opened, fingerprint)?;
+    let Data { train, test } = opened.data;
+    let sets = match (part, test) {
+        (SamplePart::All, test) => std::iter::once(train).chain(test).collect(),
+        (SamplePart::Train, _) => vec![train],
+        (SamplePart::Test, Some(test)) => vec![test],
+        (SamplePart::Test, None) => {
+            let why = format!(
+                "--data {} has no samples to test with; --test-fraction or --test-data gives some",
+                request.source
+            );
+            return all.agree(Err(Error::input("--part test", why)));
+        }
+    };
+    Ok(sets)
+}
+
 /// Refuses data that differ between ranks, such as a stale copy on one node: the ranks would train
 /// with batches that do not belong together. Collective.
-fn check_same_everywhere(
-    all: &Communicator,
-    options: &TrainOptions,
-    opened: &Opened,
-    fingerprint: u128,
-) -> Result<()> {
-    let source = options.source();
+fn check_same_everywhere(all: &Communicator, source: &str, opened: &Opened, fingerprint: u128) -> Result<()> {
     let Opened { data, kind, files } = opened;
     // nodes that store the same numbers otherwise would order them otherwise
     let storage = |part: &FileRange| {
@@ -128,7 +189,7 @@ fn check_same_everywhere(
         ("the number of samples to train with", data.train.num_samples().to_string()),
         ("the number of samples to test with", num_tests.to_string()),
         ("the shape of a sample", data.train.features().to_string()),
-        ("the kind of the targets", describe(data.train.targets())),
+        ("the kind of the targets", data.train.targets().to_string()),
         ("means and deviations of such data", format!("{:?}", data.train.preset())),
         ("the types and chunks of the files", storage.join("; ")),
         ("a hash of the samples", format!("{fingerprint:032x}")),

@@ -14,7 +14,7 @@ use super::storage::{BETWEEN_LINES, WORTH_SAYING};
 use crate::comm::{Communicator, Operation, shard};
 use crate::dataset::{Data, Dataset, MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 use crate::trace::{self, Name};
-use crate::train::options::{DataOptions, MOST_CLASSES, TrainOptions};
+use crate::train::options::{MOST_CLASSES, SourceOptions, TrainOptions};
 use crate::{Error, Result};
 
 /// The name of the file with the result, in the directory of checkpoints.
@@ -59,7 +59,7 @@ impl ScanRequest {
         files: Option<&Files>,
         wanted: WantedStatistics,
     ) -> ScanRequest {
-        let DataOptions { inputs, targets, .. } = &options.data;
+        let SourceOptions { inputs, targets, .. } = &options.data.source;
         let of = files.map(|files| {
             let parts = files.ranges().map(|part| {
                 let versions = part.files.borrow();
@@ -178,7 +178,7 @@ fn look_through(
 
 /// Returns the number of classes, one more than the largest class number, if that is plausible.
 pub(super) fn count_classes(largest_label: f64, options: &TrainOptions) -> Result<usize> {
-    let (data, targets) = (options.source(), &options.data.targets);
+    let (data, targets) = (options.source(), &options.data.source.targets);
     let fail = |why: String| Err(Error::input(format!("reading {data}"), why));
     let way_out = "class numbers are 0, 1, 2, … without gaps; to fit values instead, store them as \
                    floating-point numbers";

@@ -6,11 +6,38 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::dataset::{
-    self, Data, Dataset, Hdf5Names, Hdf5Set, SampleBlocks, Subset, Synthetic, Targets, leaves,
+    self, Data, Dataset, Hdf5Names, Hdf5Set, SampleBlocks, Subset, Synthetic, Targets, TextSettings, leaves,
 };
 use crate::nn::Features;
-use crate::train::options::{DataOptions, ModelName, ShapeText, Standardisation, TrainOptions, describe};
+use crate::train::options::{ShapeText, SourceOptions};
 use crate::{Error, Result};
+
+/// The need of a program for targets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetsNeed {
+    /// Samples without targets are refused.
+    Required,
+    /// Samples may have none.
+    Welcome,
+    /// They are not read.
+    Unread,
+}
+
+/// The samples that a program asks for.
+pub struct SampleRequest<'a> {
+    /// The options that name them.
+    pub options: &'a SourceOptions,
+    /// The source.
+    pub source: &'a str,
+    /// The cut of a text.
+    pub text: TextSettings,
+    /// The need for targets.
+    pub targets: TargetsNeed,
+    /// The shape of synthetic samples if no option gives one.
+    pub synthetic: ShapeText,
+    /// The seed of synthetic samples.
+    pub seed: u64,
+}
 
 /// The samples that were opened.
 pub(super) struct Opened {
@@ -70,47 +97,42 @@ impl Opened {
     }
 }
 
-/// Opens the samples that `options` name. Not collective.
-pub(super) fn open(options: &TrainOptions) -> Result<Opened> {
-    let source = options.source();
+/// Opens the samples of `request`. Not collective.
+pub(super) fn open(request: &SampleRequest<'_>) -> Result<Opened> {
+    let source = request.source;
     let opened = match source {
         "digits" => Opened { data: dataset::open_digits()?, kind: "digits", files: None },
         "shakespeare" => {
-            Opened { data: dataset::open_shakespeare(options.data.text())?, kind: "a text", files: None }
+            Opened { data: dataset::open_shakespeare(request.text.clone())?, kind: "a text", files: None }
         }
-        "synthetic" => Opened { data: synthetic(options)?, kind: "synthetic", files: None },
-        path => open_path(path, options)?,
+        "synthetic" => Opened { data: synthetic(request)?, kind: "synthetic", files: None },
+        path => open_path(path, request)?,
     };
     let train = &opened.data.train;
-    let is_tokens = matches!(train.features(), Features::Tokens { .. });
-    if is_tokens && options.data.standardise == Standardisation::Features {
-        let why = format!("features is for values, but a sample is {}", train.features());
-        return Err(Error::input("--standardise", why));
-    }
     if let Some(test) = &opened.data.test {
         let fail = |why| Err(Error::input(format!("opening --data {source}"), why));
         if test.features() != train.features() {
             return fail(format!("{} to train with, but {} to test with", train.features(), test.features()));
         }
         if test.targets() != train.targets() {
-            let [train, test] = [train.targets(), test.targets()].map(describe);
+            let [train, test] = [train.targets(), test.targets()];
             return fail(format!("{train} to train with, but {test} to test with"));
         }
     }
     Ok(opened)
 }
 
-fn open_path(name: &str, options: &TrainOptions) -> Result<Opened> {
+fn open_path(name: &str, request: &SampleRequest<'_>) -> Result<Opened> {
     let path = Path::new(name);
     let fail = |why: String| Error::input(format!("opening --data {name}"), why);
     if dataset::is_text(name) && path.is_file() {
-        let data = dataset::open_text(path, options.data.text())?;
+        let data = dataset::open_text(path, request.text.clone())?;
         return Ok(Opened { data, kind: "a text", files: None });
     }
     if !path.is_dir() {
         let what =
             "digits, shakespeare, synthetic, a directory, a text, an HDF5 file or a pattern of such files";
-        return hdf5(&paths("--data", name, what)?, options);
+        return hdf5(&paths("--data", name, what)?, request);
     }
     let data = if dataset::is_cifar(path) {
         dataset::open_cifar(path)?
@@ -144,16 +166,16 @@ fn paths(option: &str, name: &str, expected: &str) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn hdf5(paths: &[PathBuf], options: &TrainOptions) -> Result<Opened> {
-    let DataOptions { inputs, targets, test_fraction, test_data, .. } = &options.data;
+fn hdf5(paths: &[PathBuf], request: &SampleRequest<'_>) -> Result<Opened> {
+    let SourceOptions { inputs, targets, test_fraction, test_data, .. } = request.options;
     let test_fraction = test_fraction.unwrap_or(0.0);
-    // the loss of deep-mlp reads no targets, so the file need not have any
-    let targets = options.model.reads_targets().then(|| targets.clone());
-    let names = Hdf5Names { inputs: inputs.clone(), targets };
+    let targets = (request.targets != TargetsNeed::Unread).then(|| targets.clone());
+    let may_lack_targets = request.targets == TargetsNeed::Welcome;
+    let names = Hdf5Names { inputs: inputs.clone(), targets, may_lack_targets };
     let open = |name: &str, paths: &[PathBuf]| {
         Hdf5Set::open(name, paths, &names).map(|files| Rc::new(RefCell::new(files)))
     };
-    let files = open(options.source(), paths)?;
+    let files = open(request.source, paths)?;
     let num_samples = files.borrow().num_samples();
     let num_test = (num_samples as f64 * test_fraction).round() as usize;
     let num_train = num_samples - num_test;
@@ -174,25 +196,18 @@ fn hdf5(paths: &[PathBuf], options: &TrainOptions) -> Result<Opened> {
     Ok(Opened { data, kind: "files", files: Some(files) })
 }
 
-fn synthetic(options: &TrainOptions) -> Result<Data> {
-    let DataOptions { synthetic_samples, synthetic_shape, synthetic_targets, .. } = &options.data;
+fn synthetic(request: &SampleRequest<'_>) -> Result<Data> {
+    let SourceOptions { synthetic_samples, synthetic_shape, synthetic_targets, .. } = request.options;
     if *synthetic_samples == 0 {
         return Err(Error::input("--synthetic-samples", "it is 0, but must be at least 1"));
     }
-    let image = |size, channels| Features::Image { height: size, width: size, channels };
     let num_classes = match synthetic_targets.0 {
         Targets::Classes(num) => num,
         _ => 0,
     };
-    let tokens = |len| Features::Tokens { len, vocabulary: num_classes };
-    let features = match (synthetic_shape, options.model.name()) {
-        (Some(ShapeText::Values(shape)), _) => *shape,
-        (Some(ShapeText::Tokens(len)), _) => tokens(*len),
-        (None, Some(ModelName::Gpt)) => tokens(options.data.context),
-        (None, None | Some(ModelName::Mlp)) => Features::Flat(784),
-        (None, Some(ModelName::DeepMlp)) => Features::Flat(options.model.width.unwrap_or(1024)),
-        (None, Some(ModelName::Lenet)) => image(28, 1),
-        (None, Some(ModelName::Cifar | ModelName::Resnet)) => image(32, 3),
+    let features = match synthetic_shape.unwrap_or(request.synthetic) {
+        ShapeText::Values(shape) => shape,
+        ShapeText::Tokens(len) => Features::Tokens { len, vocabulary: num_classes },
     };
     let targets = match features {
         Features::Tokens { vocabulary: 0, .. } => {
@@ -200,11 +215,11 @@ fn synthetic(options: &TrainOptions) -> Result<Data> {
             return Err(Error::input("--synthetic-targets", why));
         }
         Features::Tokens { len, vocabulary } => Targets::Tokens { len, vocabulary },
-        _ if options.model.reads_targets() => synthetic_targets.0,
+        _ if request.targets != TargetsNeed::Unread => synthetic_targets.0,
         _ => Targets::Nothing,
     };
     let num_test = synthetic_samples.div_ceil(10);
-    let part = |first, len| Synthetic::open(features, targets, first, len, options.seed);
+    let part = |first, len| Synthetic::open(features, targets, first, len, request.seed);
     let test = part(*synthetic_samples, num_test)?;
     Ok(Data { train: part(0, *synthetic_samples)?, test: Some(test) })
 }

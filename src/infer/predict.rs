@@ -1,0 +1,157 @@
+//! Predictions for all samples of a data set, which the ranks share.
+//!
+//! Each rank takes every N-th piece of the data, reads it, and sends its predictions to rank 0, which
+//! writes them to their places in the file and compares them with the targets. No rank holds more than a
+//! piece, and a piece of every rank is done before the next, so an error of one rank is agreed on by all.
+//! A sample's predictions have the same bits in any piece, so the file has the same bytes for any number
+//! of ranks.
+
+use std::ops::Range;
+
+use super::Predictor;
+use super::prediction::{PredictionShape, Predictions};
+use super::prediction_file::PredictionFile;
+use super::score::Score;
+use crate::Result;
+use crate::comm::Communicator;
+use crate::dataset::{Batches, Dataset, Order, Sampler, Standardise};
+use crate::device::Device;
+use crate::nn::Model;
+
+/// The most values of all layers that are computed at once.
+const MOST_VALUES: usize = 1 << 22;
+
+/// The most samples that are computed at once.
+const MOST_SAMPLES: usize = 1024;
+
+/// The pieces that a rank has at least, so that ranks finish together.
+const PIECES_OF_A_RANK: usize = 2;
+
+/// Returns the number of samples to prepare a [`Predictor`] of `model` for.
+pub fn rows_at_once(model: &Model) -> usize {
+    let values =
+        model.layers.iter().fold(model.input.len(), |sum, layer| sum.saturating_add(layer.output_len()));
+    (MOST_VALUES / values.max(1)).clamp(1, MOST_SAMPLES)
+}
+
+/// The samples of one or several sets, one set after the other, in pieces.
+pub struct SampleSets {
+    sets: Vec<Batches>,
+    /// The set of each piece, the samples in it, and the number of the first of them over all sets.
+    pieces: Vec<(usize, Range<usize>, usize)>,
+    num_samples: usize,
+}
+
+impl SampleSets {
+    /// Cuts `sets`, whose samples are standardised by `standardise`, into pieces for `num_ranks` ranks:
+    /// blocks that are read together, or parts of them.
+    pub fn new(sets: Vec<Box<dyn Dataset>>, standardise: &Standardise, num_ranks: usize) -> SampleSets {
+        let num_samples: usize = sets.iter().map(|set| set.num_samples()).sum();
+        let most = num_samples.div_ceil(num_ranks * PIECES_OF_A_RANK).max(1);
+        let (mut pieces, mut first) = (Vec::new(), 0);
+        for (number, set) in sets.iter().enumerate() {
+            let blocks = set.blocks();
+            for block in 0..blocks.num_blocks() {
+                let samples = blocks.samples(block);
+                let num = samples.len().div_ceil(most);
+                for part in 0..num {
+                    let part = crate::sums::shard(samples.len(), part, num);
+                    let samples = samples.start + part.start..samples.start + part.end;
+                    first += samples.len();
+                    pieces.push((number, samples.clone(), first - samples.len()));
+                }
+            }
+        }
+        let batches = |set: Box<dyn Dataset>| {
+            let sampler = Sampler::new(set.num_samples(), set.num_samples(), Order::Sequential, 0);
+            Batches::new(set, sampler, Some(standardise.clone()))
+        };
+        SampleSets { sets: sets.into_iter().map(batches).collect(), pieces, num_samples }
+    }
+
+    /// Returns the number of samples of all sets.
+    pub fn num_samples(&self) -> usize {
+        self.num_samples
+    }
+
+    /// Computes the predictions of piece `piece`, at most `rows` samples at a time.
+    fn compute<D: Device>(
+        &mut self,
+        predictor: &mut Predictor<'_, D>,
+        rows: usize,
+        shape: PredictionShape,
+        piece: usize,
+    ) -> Result<Predictions> {
+        let (set, samples, first) = self.pieces[piece].clone();
+        let (input_len, target_len) = (predictor.input().len(), shape.num_targets());
+        let mut inputs = vec![0.0; samples.len() * input_len];
+        let mut targets = vec![0.0; samples.len() * target_len];
+        self.sets[set].read_samples(samples.clone(), &mut inputs, &mut targets)?;
+        let mut predictions = Predictions::default();
+        for start in (0..samples.len()).step_by(rows) {
+            let part = start..samples.len().min(start + rows);
+            let inputs = &inputs[part.start * input_len..part.end * input_len];
+            let targets = &targets[part.start * target_len..part.end * target_len];
+            predictor.run(
+                part.len(),
+                &mut |input| {
+                    input.copy_from_slice(inputs);
+                    Ok(())
+                },
+                &mut |outputs| predictions.push(shape, outputs, targets, first + start),
+            )?;
+        }
+        Ok(predictions)
+    }
+}
+
+/// Predicts all samples of `sets` with `predictor`, which has been prepared for `rows` rows, writes the
+/// predictions to `file`, which rank 0 alone may have, and returns their score on rank 0. Collective.
+///
+/// # Errors
+/// A sample cannot be read, its target is no class of the network, the device failed, or the file cannot
+/// be written: the same error on every rank.
+pub fn predict<D: Device>(
+    all: &Communicator,
+    predictor: &mut Predictor<'_, D>,
+    rows: usize,
+    shape: PredictionShape,
+    sets: &mut SampleSets,
+    mut file: Option<PredictionFile>,
+) -> Result<Score> {
+    let mut score = Score::new(shape);
+    let mut written = Ok(());
+    for round in (0..sets.pieces.len()).step_by(all.size()) {
+        let piece = Some(round + all.rank()).filter(|piece| *piece < sets.pieces.len());
+        let computed = piece.map(|piece| sets.compute(predictor, rows, shape, piece)).transpose();
+        // the file's error is that of the round before
+        let mut own = all.agree(std::mem::replace(&mut written, Ok(())).and(computed))?;
+        if let (Some(own), false) = (&mut own, all.is_root()) {
+            for array in own.arrays_mut().iter().filter(|array| !array.is_empty()) {
+                all.send(array, 0, 0)?;
+            }
+        }
+        if !all.is_root() {
+            continue;
+        }
+        for rank in 0..all.size() {
+            let Some((_, samples, first)) = sets.pieces.get(round + rank) else { break };
+            let predictions = match own.take() {
+                Some(own) => own,
+                None => {
+                    let mut received = Predictions::zeros(shape, samples.len());
+                    for array in received.arrays_mut().iter_mut().filter(|array| !array.is_empty()) {
+                        all.receive(array, rank, 0)?;
+                    }
+                    received
+                }
+            };
+            score.add(&predictions);
+            if let (Some(file), Ok(())) = (&mut file, &written) {
+                written = file.write(*first, &predictions);
+            }
+        }
+    }
+    all.agree_with_root(|| written.and_then(|()| file.map_or(Ok(()), PredictionFile::finish)))?;
+    Ok(score)
+}
