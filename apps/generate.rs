@@ -42,7 +42,7 @@ struct Arguments {
     length: usize,
 
     /// Divisor of the logits: below 1, likely tokens become likelier; 0 takes the likeliest
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
 
     /// Choose among this many of the likeliest tokens [default: all]

@@ -1,5 +1,5 @@
 //! The programs under `mpiexec`, as a user starts them: results, options, agreement between ranks,
-//! and how a run is stopped.
+//! how a run is stopped, and the use of trained networks.
 
 mod agreement;
 mod networks;
@@ -10,3 +10,4 @@ mod stopping;
 mod strategies;
 #[path = "../support/mod.rs"]
 mod support;
+mod texts;

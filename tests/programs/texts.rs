@@ -1,0 +1,104 @@
+//! `generate`: the same texts on any number of ranks, and its answers to what it cannot continue; `predict`
+//! with a text.
+
+use crate::support::{Done, directory, mpiexec};
+use serde_json::Value;
+
+fn generate(ranks: usize, arguments: &[&str]) -> Done {
+    mpiexec(ranks, env!("CARGO_BIN_EXE_generate")).args(arguments.iter().copied()).without_grace().run()
+}
+
+/// Trains a small transformer on the embedded text, with `arguments`, and exports it to `path`.
+fn train(path: &str, arguments: &str) -> Value {
+    let fixed = "--threads 1 --quiet --model gpt --layers 2 --heads 2 --width 16 --steps 20 --batch-size 16 \
+                 --optimizer adamw --learning-rate 0.01 --eval-every 0";
+    let job = mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(fixed.split_whitespace());
+    job.args(arguments.split_whitespace()).args(["--export", path]).run().expect(0).result()
+}
+
+#[test]
+fn texts_are_the_same_on_any_number_of_ranks() {
+    let (_directory, folder) = directory();
+    let network = format!("{folder}/gpt.h5");
+    train(&network, "--context 16");
+    let texts = |ranks: usize, more: &[&str]| {
+        let fixed = [network.as_str(), "--prompt", "ROMEO:", "--samples", "5", "--length", "40"];
+        generate(ranks, &[&fixed, more].concat()).expect(0).stdout
+    };
+    let first = texts(1, &[]);
+    let parts: Vec<&str> = first.strip_suffix('\n').unwrap().split("\n---\n").collect();
+    assert_eq!(parts.len(), 5, "{first}");
+    for (at, part) in parts.iter().enumerate() {
+        assert!(part.starts_with("ROMEO:") && part.chars().count() == 46, "{part:?}");
+        assert!(!parts[..at].contains(part), "two texts are {part:?}");
+    }
+    for ranks in [3, 4, 7] {
+        assert_eq!(texts(ranks, &[]), first, "on {ranks} ranks");
+    }
+    assert_ne!(texts(1, &["--seed", "2"]), first);
+    assert_ne!(texts(1, &["--top-k", "2"]), first);
+    // the likeliest token does not depend on the draw, so all texts are one
+    let greedy = texts(3, &["--temperature", "0"]);
+    let parts: Vec<&str> = greedy.strip_suffix('\n').unwrap().split("\n---\n").collect();
+    assert!(parts.iter().all(|part| *part == parts[0]), "{greedy}");
+    assert_eq!(texts(1, &["--top-k", "1", "--seed", "7"]), greedy);
+    // a prompt that is longer than the context
+    let long = "First Citizen: speak, speak.\n";
+    let said = |ranks| generate(ranks, &[&network, "--prompt", long, "--length", "20"]).expect(0).stdout;
+    assert!(said(1).starts_with(long) && said(1).chars().count() == long.len() + 21, "{}", said(1));
+    assert_eq!(said(3), said(1));
+}
+
+#[test]
+fn what_cannot_be_continued_is_refused() {
+    let (_directory, folder) = directory();
+    let [text, tokens, digits] = ["text.h5", "tokens.h5", "digits.h5"].map(|name| format!("{folder}/{name}"));
+    train(&text, "--context 8 --steps 1");
+    train(&tokens, "--steps 1 --data synthetic --synthetic-shape tokens:8 --synthetic-samples 64");
+    let digits_run = ["--threads", "1", "--quiet", "--steps", "1", "--export", &digits];
+    mpiexec(1, env!("CARGO_BIN_EXE_sync_sgd")).args(digits_run).run().expect(0);
+    for ranks in [1, 3] {
+        let refused = |arguments: &[&str], why: &str| {
+            generate(ranks, arguments).expect(2).says_once(why);
+        };
+        refused(&[&format!("{folder}/none.h5")], "No such file or directory");
+        refused(&[&text, "--prompt", "caffè"], "--prompt: there is no token for 'è'");
+        refused(&[&text, "--prompt", ""], "the prompt has no token");
+        refused(&[&text, "--temperature", "-1"], "--temperature: it is -1, but must be from 0 to 1000");
+        refused(&[&text, "--top-k", "0"], "--top-k: it is 0, but must be at least 1");
+        for network in [&tokens, &digits] {
+            refused(&[network], "the network was not trained with a text");
+        }
+    }
+}
+
+#[test]
+fn a_text_is_predicted_token_by_token() {
+    let (_directory, folder) = directory();
+    let [network, other] = ["gpt.h5", "other.txt"].map(|name| format!("{folder}/{name}"));
+    let run = train(&network, "--context 16");
+    let predict = |ranks: usize, arguments: &[&str]| {
+        let job = mpiexec(ranks, env!("CARGO_BIN_EXE_predict")).args([&network, "--quiet", "--threads", "1"]);
+        job.args(arguments.iter().copied()).without_grace().run()
+    };
+    let mut lines = Vec::new();
+    for ranks in [1, 3] {
+        let output = format!("{folder}/{ranks}.h5");
+        let scored = predict(ranks, &["--part", "test", "--output", &output]).expect(0).result();
+        let [loss, expected] = [&scored["loss"], &run["test_loss"]].map(|loss| loss.as_f64().unwrap());
+        assert!((loss / expected - 1.0).abs() < 1e-6, "{loss} is not {expected}");
+        assert_eq!(scored["accuracy"], run["accuracy"]);
+        lines.push((scored["loss"].clone(), std::fs::read(&output).unwrap()));
+    }
+    assert!(lines[0] == lines[1], "a file differs on 3 ranks");
+    // another text has the tokens of the first, though not in the same places
+    std::fs::write(&other, "zebras, and much ado about nothing at all").unwrap();
+    let scored = predict(2, &["--data", &other]).expect(0).result();
+    assert_eq!(scored["samples"], 2);
+    let classes = scored["classes"].as_array().unwrap();
+    // z is the last of the 65 characters, a and the space come often
+    assert!(classes.iter().all(|class| class["class"].as_u64().unwrap() < 65), "{scored}");
+    assert!(classes.iter().any(|class| class["class"] == 1 && class["num"].as_u64() > Some(4)), "{scored}");
+    std::fs::write(&other, "zebras, and much ado about nothing at all: 100 %").unwrap();
+    predict(3, &["--data", &other]).expect(2).says_once("there is no token for '1'");
+}
