@@ -18,7 +18,7 @@ use phalanx::app::{self, CommonOptions, FileOption, Program};
 use phalanx::comm::World;
 use phalanx::dataset::Tokeniser;
 use phalanx::device::Cpu;
-use phalanx::infer::{Predictor, Sampling, TextGenerator, TrainedNetwork};
+use phalanx::infer::{Sampling, TextGenerator, TrainedNetwork};
 use phalanx::parallel::shard;
 use phalanx::{Error, Result};
 
@@ -75,10 +75,8 @@ fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(TextGenerator<'a,
         return Err(Error::input(format!("reading {}", network.display()), why));
     };
     let tokens = tokeniser.encode(prompt.as_bytes()).map_err(|why| Error::input("--prompt", why))?;
-    let model = trained.build()?;
-    let predictor = Predictor::new(device, &trained, &model, 1)?;
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
-    Ok((TextGenerator::new(predictor, sampling)?, tokeniser, tokens))
+    Ok((TextGenerator::new(device, &trained, sampling)?, tokeniser, tokens))
 }
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {

@@ -20,7 +20,7 @@ use phalanx::device::prelude::*;
 use phalanx::device::{
     Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, DropoutShape, EmbeddingShape,
     FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep, PoolShape, Role,
-    RowSums, WeightOperands, totals,
+    Rotation, RowSums, WeightOperands, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -226,8 +226,9 @@ operations!(NormOperations:
 );
 operations!(AttentionOperations:
     attention_forward(&AttentionShape, In<'_>, Out<'_>, Out<'_>) 0;
+    attention_next(&AttentionShape, usize, In<'_>, Out<'_>) 0;
     attention_backward(&AttentionShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
-    rotate(&AttentionShape, f32, bool, Option<In<'_>>, Out<'_>) 0;
+    rotate(&AttentionShape, Rotation, Option<In<'_>>, Out<'_>) 0;
 );
 operations!(EmbeddingOperations:
     embed(&EmbeddingShape, In<'_>, In<'_>, Out<'_>) 0;

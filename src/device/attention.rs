@@ -50,6 +50,18 @@ impl AttentionShape {
     }
 }
 
+/// A rotation of queries and keys by their positions (Su et al., "RoFormer", 2021): elements i and
+/// i + width/2 of a vector by the angle p · base^(−2i/width), at position p.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation {
+    /// The base of the angles.
+    pub base: f32,
+    /// The first position of a sequence.
+    pub first: usize,
+    /// True for the opposite angles, which turn gradients of the outputs into those of the inputs.
+    pub inverse: bool,
+}
+
 /// Attention, forward and backward. With the queries Q, keys K and values V of a head, the output is
 /// softmax(Q · Kᵀ · scale) · V. The matrix of scores is never stored: the backward pass computes it again,
 /// some rows at a time (Dao et al., "FlashAttention", 2022).
@@ -64,6 +76,16 @@ pub trait AttentionOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
+    /// Computes the outputs of the queries from position `first` on, `[rows, positions − first, output
+    /// width]`. An output has the bits that [`AttentionOperations::attention_forward`] gives it.
+    fn attention_next(
+        &self,
+        shape: &AttentionShape,
+        first: usize,
+        input: Self::View<'_>,
+        output: Self::ViewMut<'_>,
+    );
+
     /// Computes the gradient of the input from that of the output.
     fn attention_backward(
         &self,
@@ -75,15 +97,12 @@ pub trait AttentionOperations: MemoryOperations {
         input_gradient: Self::ViewMut<'_>,
     );
 
-    /// Rotates the queries and keys of `from`, or of `values` themselves, the input of attention: elements i
-    /// and i + width/2 of each by the angle p · base^(−2i/width), at position p of the sequence; backward by
-    /// that angle if `inverse`, which turns gradients of the outputs into those of the inputs (Su et al.,
-    /// "RoFormer", 2021). The width is even; `shape.rows` is not read.
+    /// Rotates the queries and keys of `from`, or of `values` themselves, the input of attention, as
+    /// `rotation` says. The width is even; `shape.rows` is not read.
     fn rotate(
         &self,
         shape: &AttentionShape,
-        base: f32,
-        inverse: bool,
+        rotation: Rotation,
         from: Option<Self::View<'_>>,
         values: Self::ViewMut<'_>,
     );

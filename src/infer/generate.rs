@@ -1,11 +1,13 @@
 //! Texts of a network that predicts the next token.
 //!
 //! A random draw depends on the seed, the number of the text and that of the token, so a text is the same
-//! on any rank. The network sees the last tokens that its context holds.
+//! on any rank. The network sees the last tokens that its context holds, as in nanoGPT. Until a text is as
+//! long as the context, a token costs a pass over one position ([`Decoder`]); from then on all positions
+//! are computed for each token, because every token has moved to another.
 
 use rand_chacha::rand_core::Rng as _;
 
-use super::Predictor;
+use super::{Decoder, Predictor, TrainedNetwork};
 use crate::device::Device;
 use crate::nn::{Features, generator};
 use crate::{Error, Result};
@@ -45,23 +47,60 @@ impl Sampling {
 
 /// A network that continues texts.
 pub struct TextGenerator<'a, D: Device> {
-    predictor: Predictor<'a, D>,
+    network: SequenceNetwork<'a, D>,
     context: usize,
     vocabulary: usize,
     sampling: Sampling,
 }
 
+/// A network with what it needs to predict the token after a sequence.
+enum SequenceNetwork<'a, D: Device> {
+    /// Keeps what it has computed.
+    Growing(Decoder<'a, D>),
+    /// Computes all positions each time, for a network that cannot continue a sequence.
+    Whole(Predictor<'a, D>),
+}
+
+impl<D: Device> SequenceNetwork<'_, D> {
+    /// Runs the network over `tokens`, and calls `look` with the outputs of the last.
+    fn run(&mut self, tokens: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        match self {
+            SequenceNetwork::Growing(decoder) => decoder.run(tokens, look),
+            SequenceNetwork::Whole(predictor) => {
+                let width = predictor.output().last_dimension();
+                let last = (tokens.len() - 1) * width;
+                predictor.run(
+                    1,
+                    &mut |input| {
+                        // what comes after the last token is not seen by it
+                        input.fill(0.0);
+                        input[..tokens.len()].copy_from_slice(tokens);
+                        Ok(())
+                    },
+                    &mut |outputs| look(&outputs[last..last + width]),
+                )
+            }
+        }
+    }
+}
+
 impl<'a, D: Device> TextGenerator<'a, D> {
-    /// Makes a generator of a network that has been prepared for one row. Not collective.
+    /// Makes a generator of the network in `trained`. Not collective.
     ///
     /// # Errors
-    /// The network does not predict a token for each position.
-    pub fn new(predictor: Predictor<'a, D>, sampling: Sampling) -> Result<TextGenerator<'a, D>> {
-        match (predictor.input(), predictor.output()) {
+    /// The network does not predict a token for each position, its weights cannot be read, or the device
+    /// does not have enough memory.
+    pub fn new(device: &'a D, trained: &TrainedNetwork, sampling: Sampling) -> Result<TextGenerator<'a, D>> {
+        let model = trained.build()?;
+        match (model.input, model.output) {
             (Features::Tokens { len, vocabulary }, Features::Sequence { width, .. })
                 if width >= vocabulary =>
             {
-                Ok(TextGenerator { predictor, context: len, vocabulary, sampling })
+                let network = match Decoder::new(device, trained, &model)? {
+                    Some(decoder) => SequenceNetwork::Growing(decoder),
+                    None => SequenceNetwork::Whole(Predictor::new(device, trained, &model, 1)?),
+                };
+                Ok(TextGenerator { network, context: len, vocabulary, sampling })
             }
             (input, output) => {
                 let why = format!("it maps {input} to {output}; a text needs an output for each token");
@@ -91,22 +130,11 @@ impl<'a, D: Device> TextGenerator<'a, D> {
         for _ in 0..num_tokens {
             let seen = &tokens[tokens.len().saturating_sub(self.context)..];
             let draw = f64::from(random.next_u32()) / f64::from(u32::MAX) * (1.0 - f64::EPSILON);
-            let (mut chosen, last, sampling) = (0, seen.len() - 1, self.sampling);
-            let vocabulary = self.vocabulary;
-            let width = self.predictor.output().last_dimension();
-            self.predictor.run(
-                1,
-                &mut |input| {
-                    // what comes after the last token is not seen by it
-                    input.fill(0.0);
-                    input[..seen.len()].copy_from_slice(seen);
-                    Ok(())
-                },
-                &mut |logits| {
-                    chosen = sampling.choose(&logits[last * width..][..vocabulary], draw);
-                    Ok(())
-                },
-            )?;
+            let (mut chosen, sampling, vocabulary) = (0, self.sampling, self.vocabulary);
+            self.network.run(seen, &mut |outputs| {
+                chosen = sampling.choose(&outputs[..vocabulary], draw);
+                Ok(())
+            })?;
             tokens.push(chosen as f32);
             show(chosen)?;
         }

@@ -4,6 +4,7 @@
 //! layout that wrote it. Rows do not depend on each other, so a row's outputs have the same bits in any
 //! batch and on any rank.
 
+mod decoder;
 mod generate;
 mod predict;
 mod prediction;
@@ -12,6 +13,10 @@ mod predictor;
 mod score;
 mod trained;
 
+#[cfg(test)]
+mod tests;
+
+pub use decoder::Decoder;
 pub use generate::{Sampling, TextGenerator};
 pub use predict::{SampleSets, predict, rows_at_once};
 pub use prediction::PredictionShape;

@@ -86,6 +86,21 @@ impl TrainedNetwork {
         self.network.build(self.input)
     }
 
+    /// Builds the network for sequences of one token. Not collective.
+    ///
+    /// # Errors
+    /// The network does not take tokens.
+    pub(super) fn build_for_one_position(&self) -> Result<Model> {
+        match self.input {
+            Features::Tokens { vocabulary, .. } => {
+                self.network.build(Features::Tokens { len: 1, vocabulary })
+            }
+            input => {
+                Err(Error::input("continuing a sequence", format!("the network takes {input}, no tokens")))
+            }
+        }
+    }
+
     /// Builds the network for `samples`. Not collective.
     ///
     /// # Errors

@@ -204,6 +204,13 @@ impl<D: Device> FlatBuffer<D> {
         device.view(self.segment(segment), range)
     }
 
+    /// Returns the elements `part` of tensor number `tensor`.
+    pub fn tensor_part(&self, device: &D, tensor: usize, part: Range<usize>) -> D::View<'_> {
+        let (segment, range) = self.place(tensor);
+        assert!(part.start <= part.end && part.end <= range.len(), "{part:?} of {} elements", range.len());
+        device.view(self.segment(segment), range.start + part.start..range.start + part.end)
+    }
+
     /// Returns tensor number `tensor`, in logical order, to write.
     pub fn tensor_mut(&mut self, device: &D, tensor: usize) -> D::ViewMut<'_> {
         let (segment, range) = self.place(tensor);

@@ -3,7 +3,7 @@
 use phalanx::device::{
     Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, Device, DropoutShape,
     EmbeddingShape, FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep,
-    PoolShape, Role, RowSums, WeightOperands, totals, update,
+    PoolShape, Role, Rotation, RowSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -146,9 +146,9 @@ operation!(Dropout { shape: DropoutShape }, |this, device, views, outs| {
     device.dropout(&this.shape, Some(views[0]), outs[0].take().unwrap());
     device.dropout(&this.shape, None, outs[1].take().unwrap());
 });
-operation!(Rotate { shape: AttentionShape, inverse: bool }, |this, device, views, outs| {
-    device.rotate(&this.shape, 10_000.0, this.inverse, Some(views[0]), outs[0].take().unwrap());
-    device.rotate(&this.shape, 10_000.0, this.inverse, None, outs[1].take().unwrap());
+operation!(Rotate { shape: AttentionShape, rotation: Rotation }, |this, device, views, outs| {
+    device.rotate(&this.shape, this.rotation, Some(views[0]), outs[0].take().unwrap());
+    device.rotate(&this.shape, this.rotation, None, outs[1].take().unwrap());
 });
 operation!(GroupNorm { shape: GroupNormShape, accumulate: bool }, |this, device, views, outs| {
     let (shape, [input, weight, bias, gradient]) = (&this.shape, [0, 1, 2, 3].map(|at| views[at]));
@@ -201,6 +201,7 @@ operation!(Attention { shape: AttentionShape }, |this, device, views, outs| {
     device.copy(device.view(&output, 0..len), outs[0].take().unwrap());
     let (input, saved, output) = (views[0], device.view(&saved, 0..saved_len), device.view(&output, 0..len));
     device.attention_backward(shape, input, saved, output, views[1], outs[1].take().unwrap());
+    device.attention_next(shape, shape.positions / 2, views[0], outs[2].take().unwrap());
 });
 operation!(Add {}, |_this, device, views, outs| device.add(views[0], outs[0].take().unwrap()));
 operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, outs| {

@@ -4,7 +4,8 @@
 use phalanx::comm::World;
 use phalanx::device::{
     Activation, AdamStep, AttentionShape, BlockShape, Cpu, Cuda, Device, DropoutShape, EmbeddingShape, Gate,
-    LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role, SgdStep, WeightLayout, totals, update,
+    LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role, Rotation, SgdStep, WeightLayout,
+    totals, update,
 };
 
 use super::operations::*;
@@ -247,12 +248,14 @@ fn attention(cuda: &Cuda, tolerance: f32) {
                 given(random(rows * outputs, 2)),
                 output(rows * outputs),
                 output(rows * inputs),
+                output(rows * (positions - positions / 2) * shape.output_width()),
             ];
             compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Attention { num_read: 2, shape });
             if width % 2 == 0 {
                 let arrays =
                     [given(random(rows * inputs, 1)), output(rows * inputs), given(random(rows * inputs, 2))];
-                let operation = Rotate { num_read: 1, shape, inverse: causal };
+                let rotation = Rotation { base: 10_000.0, first: 3 * rows, inverse: causal };
+                let operation = Rotate { num_read: 1, shape, rotation };
                 compare(&format!("rotate {shape:?}"), cuda, tolerance, &arrays, &operation);
             }
         }

@@ -11,7 +11,7 @@ use super::Cpu;
 use super::loops::{largest, sum};
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
-use crate::device::{AttentionOperations, AttentionShape};
+use crate::device::{AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
 
 /// The queries of a block.
@@ -52,6 +52,8 @@ struct AttentionHead {
     key: usize,
     value: usize,
     output: usize,
+    /// The first position whose output is computed.
+    first: usize,
 }
 
 impl AttentionHead {
@@ -60,7 +62,7 @@ impl AttentionHead {
         let (start, width) = (group * shape.group_width(), shape.width);
         let key = start + shape.heads * width;
         let output = (group * shape.heads + head) * width;
-        AttentionHead { shape, query: start + head * width, key, value: key + width, output }
+        AttentionHead { shape, query: start + head * width, key, value: key + width, output, first: 0 }
     }
 
     /// Returns the number of keys that the queries before `end` see.
@@ -71,7 +73,7 @@ impl AttentionHead {
     /// Returns the blocks of queries.
     fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let positions = self.shape.positions;
-        (0..positions).step_by(BLOCK).map(move |first| first..positions.min(first + BLOCK))
+        (self.first..positions).step_by(BLOCK).map(move |start| start..positions.min(start + BLOCK))
     }
 }
 
@@ -88,24 +90,15 @@ impl AttentionOperations for Cpu {
             (shape.positions * shape.output_width(), shape.positions * shape.num_heads());
         let rows = input.chunks_exact(input_len).zip(output.chunks_exact_mut(output_len));
         self.for_each(rows.zip(saved.chunks_exact_mut(saved_len)), |((input, output), saved)| {
-            SCRATCH.with_borrow_mut(|scratch| {
-                let mut saved = saved.chunks_exact_mut(shape.positions);
-                for group in 0..shape.groups {
-                    let keys = scratch.keys.elements(shape.width * shape.positions);
-                    let key = AttentionHead::new(*shape, group, 0).key;
-                    self.vectorised(
-                        #[inline(always)]
-                        || columns_of(shape, input, key, keys),
-                    );
-                    let scores = scratch.scores.elements(BLOCK * shape.positions);
-                    for head in 0..shape.heads {
-                        let logarithms = saved.next().expect("a row for each head");
-                        let head = AttentionHead::new(*shape, group, head);
-                        self.forward_head(head, input, keys, scores, logarithms, output);
-                    }
-                }
-            });
+            self.forward_sequence(shape, 0, input, saved, output);
         });
+    }
+
+    fn attention_next(&self, shape: &AttentionShape, first: usize, input: &[f32], output: &mut [f32]) {
+        let input_len = shape.positions * shape.input_width();
+        let output_len = (shape.positions - first) * shape.output_width();
+        let rows = input.chunks_exact(input_len).zip(output.chunks_exact_mut(output_len));
+        self.for_each(rows, |(input, output)| self.forward_sequence(shape, first, input, &mut [], output));
     }
 
     fn attention_backward(
@@ -150,18 +143,11 @@ impl AttentionOperations for Cpu {
         });
     }
 
-    fn rotate(
-        &self,
-        shape: &AttentionShape,
-        base: f32,
-        inverse: bool,
-        from: Option<&[f32]>,
-        values: &mut [f32],
-    ) {
+    fn rotate(&self, shape: &AttentionShape, rotation: Rotation, from: Option<&[f32]>, values: &mut [f32]) {
         if let Some(from) = from {
             values.copy_from_slice(from);
         }
-        self.rotate_in_place(shape, base, inverse, values);
+        self.rotate_in_place(shape, rotation, values);
     }
 }
 
@@ -175,7 +161,37 @@ struct HeadArrays<'a> {
 }
 
 impl Cpu {
-    /// Computes the output of a head, block by block. `keys` has a column for each position.
+    /// Computes the outputs of a sequence from position `first` on. `saved` receives the logarithms of all
+    /// positions, unless it is empty.
+    fn forward_sequence(
+        &self,
+        shape: &AttentionShape,
+        first: usize,
+        input: &[f32],
+        saved: &mut [f32],
+        output: &mut [f32],
+    ) {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut saved = saved.chunks_exact_mut(shape.positions);
+            for group in 0..shape.groups {
+                let keys = scratch.keys.elements(shape.width * shape.positions);
+                let key = AttentionHead::new(*shape, group, 0).key;
+                self.vectorised(
+                    #[inline(always)]
+                    || columns_of(shape, input, key, keys),
+                );
+                let scores = scratch.scores.elements(BLOCK * shape.positions);
+                for head in 0..shape.heads {
+                    let logarithms = saved.next().unwrap_or_default();
+                    let head = AttentionHead { first, ..AttentionHead::new(*shape, group, head) };
+                    self.forward_head(head, input, keys, scores, logarithms, output);
+                }
+            }
+        });
+    }
+
+    /// Computes the outputs of a head, block by block. `keys` has a column for each position. `logarithms`
+    /// may be empty.
     fn forward_head(
         &self,
         head: AttentionHead,
@@ -211,11 +227,13 @@ impl Cpu {
                         let scale = shape.scale();
                         row.iter_mut().for_each(|score| *score = math::exp((*score - largest) * scale));
                         *total = sum(row.len(), |at| row[at]);
-                        logarithms[at] = largest * scale + libm::logf(*total);
+                        if let Some(logarithm) = logarithms.get_mut(at) {
+                            *logarithm = largest * scale + libm::logf(*total);
+                        }
                     }
                 },
             );
-            let out = &mut output[block.start * out_stride + head.output..];
+            let out = &mut output[(block.start - head.first) * out_stride + head.output..];
             self.multiply_small(SmallProduct {
                 rows: block.len(),
                 columns: width,

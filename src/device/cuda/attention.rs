@@ -4,7 +4,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{Launch, launch};
-use crate::device::{AttentionOperations, AttentionShape};
+use crate::device::{AttentionOperations, AttentionShape, Rotation};
 
 kernel_table!(AttentionKernels in "attention.cu" {
     attention_forward: KernelPair,
@@ -36,16 +36,28 @@ impl AttentionOperations for Cuda {
         _saved: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
+        self.attention_next(shape, 0, input, output);
+    }
+
+    fn attention_next(
+        &self,
+        shape: &AttentionShape,
+        first: usize,
+        input: CudaView<'_>,
+        output: CudaViewMut<'_>,
+    ) {
         let AttentionShape { rows, positions, groups, heads, width, causal } = *shape;
+        let num_outputs = rows * (positions - first);
         assert_eq!(input.len, rows * positions * shape.input_width());
-        assert!(output.len == rows * positions * shape.output_width() && output.format == input.format);
-        let (num_queries, _) = counts(shape);
+        assert!(output.len == num_outputs * shape.output_width() && output.format == input.format);
+        let num_queries = num_outputs * shape.num_heads();
         let kernel = self.kernels.of::<AttentionKernels>().attention_forward.of(input.format);
         launch!(
             self.streams,
             kernel,
             warps(num_queries),
             num_queries as u64,
+            first as u32,
             positions as u32,
             groups as u32,
             heads as u32,
@@ -112,8 +124,7 @@ impl AttentionOperations for Cuda {
     fn rotate(
         &self,
         shape: &AttentionShape,
-        base: f32,
-        inverse: bool,
+        Rotation { base, first, inverse }: Rotation,
         from: Option<CudaView<'_>>,
         values: CudaViewMut<'_>,
     ) {
@@ -128,6 +139,7 @@ impl AttentionOperations for Cuda {
             self.streams.over(num_vectors * width, 1),
             num_vectors as u64,
             positions as u32,
+            first as u32,
             groups as u32,
             heads as u32,
             width as u32,

@@ -39,6 +39,10 @@ impl LayerPasses for ActivationLayer {
         self.activation
     }
 
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

@@ -29,6 +29,10 @@ impl LayerPasses for AddLayer {
         true
     }
 
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

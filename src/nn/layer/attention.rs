@@ -1,6 +1,6 @@
 //! Attention.
 
-use super::passes::{LayerPasses, LayerTensors, SplitRule, Tape};
+use super::passes::{LayerPasses, LayerTensors, NextPositions, SplitRule, Tape};
 use crate::device::{AttentionShape, Device, FusedActivation};
 use crate::nn::Features;
 
@@ -57,6 +57,23 @@ impl LayerPasses for AttentionLayer {
     ) {
         if self.shape.groups > 0 {
             device.attention_forward(&self.shape(rows), input, saved, output);
+        }
+    }
+
+    fn continues(&self) -> bool {
+        self.shape.causal
+    }
+
+    fn forward_next<D: Device>(
+        &self,
+        device: &D,
+        _parameters: LayerTensors<'_, D>,
+        next: NextPositions<'_, D>,
+    ) {
+        let NextPositions { positions, all_inputs, outputs, .. } = next;
+        let shape = AttentionShape { rows: 1, positions: positions.end, ..self.shape };
+        if shape.groups > 0 {
+            device.attention_next(&shape, positions.start, all_inputs, outputs);
         }
     }
 

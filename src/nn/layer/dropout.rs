@@ -43,6 +43,10 @@ impl LayerPasses for DropoutLayer {
         true
     }
 
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

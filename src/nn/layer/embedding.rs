@@ -50,6 +50,10 @@ impl LayerPasses for EmbeddingLayer {
         SplitRule::Vocabulary
     }
 
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

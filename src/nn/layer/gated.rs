@@ -33,6 +33,10 @@ impl LayerPasses for GatedLayer {
         self.features.with_last_dimension(self.columns())
     }
 
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

@@ -119,6 +119,10 @@ impl LayerPasses for LinearLayer {
         SplitRule::Features
     }
 
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

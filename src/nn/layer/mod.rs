@@ -28,7 +28,7 @@ pub use flatten::FlattenLayer;
 pub use gated::GatedLayer;
 pub use linear::{Heads, LinearLayer};
 pub use norm::{Norm, NormLayer};
-pub use passes::{Draws, LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
+pub use passes::{Draws, LayerPasses, LayerSums, LayerTensors, NextPositions, SplitRule, Tape, TapedRows};
 pub use pool::{PoolLayer, Pooling};
 pub use positions::PositionsLayer;
 pub use rotary::RotaryLayer;
@@ -200,6 +200,22 @@ impl Layer {
     ) {
         let tensors = LayerTensors { draws, flat: parameters, own: &self.tensors };
         each_kind!(self, kind => kind.forward(device, tensors, rows, input, saved, output));
+    }
+
+    /// Returns true if a sequence can be continued by [`Layer::forward_next`].
+    pub fn continues(&self) -> bool {
+        each_kind!(self, kind => kind.continues())
+    }
+
+    /// Runs the forward pass for the next positions of one sequence: see [`LayerPasses::forward_next`].
+    pub fn forward_next<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        next: NextPositions<'_, D>,
+    ) {
+        let tensors = LayerTensors { draws: None, flat: parameters, own: &self.tensors };
+        each_kind!(self, kind => kind.forward_next(device, tensors, next));
     }
 
     /// Runs the first part of the backward pass: turns `gradient`, the gradient of the output, into

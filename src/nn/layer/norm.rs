@@ -73,6 +73,10 @@ impl LayerPasses for NormLayer {
         8 * self.features.len()
     }
 
+    fn continues(&self) -> bool {
+        matches!(self.norm, Norm::Layer(_))
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,

@@ -61,6 +61,26 @@ pub trait LayerPasses {
         output: D::ViewMut<'_>,
     );
 
+    /// Returns true if the output at a position depends on no later position, and
+    /// [`LayerPasses::forward_next`] computes it. A kind in which a position has a meaning, or reads
+    /// others, has to implement that.
+    fn continues(&self) -> bool {
+        false
+    }
+
+    /// Runs the forward pass for positions of one sequence, of which earlier ones have been computed. The
+    /// layer was built for a single position. Each output has the bits that a pass over all positions
+    /// gives it.
+    fn forward_next<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        next: NextPositions<'_, D>,
+    ) {
+        let NextPositions { positions, inputs, saved, outputs, .. } = next;
+        self.forward(device, parameters, positions.len(), inputs, saved, outputs);
+    }
+
     /// Turns the gradient of the output into the gradient of the values before the activation, unless
     /// that `is_backpropagated`, and adds up the gradient of the bias.
     fn backward_activation<D: Device>(
@@ -133,6 +153,26 @@ impl<'a, D: Device> LayerTensors<'a, D> {
     pub fn get(&self, device: &D, number: usize) -> D::View<'a> {
         self.flat.tensor(device, self.own.start + number)
     }
+
+    /// Returns the elements `part` of tensor number `number` of the layer.
+    pub fn get_part(&self, device: &D, number: usize, part: Range<usize>) -> D::View<'a> {
+        self.flat.tensor_part(device, self.own.start + number, part)
+    }
+}
+
+/// Positions of one sequence that follow those already computed, in the arrays of a layer that was built
+/// for a single position: a row of an array is a position.
+pub struct NextPositions<'a, D: Device> {
+    /// The positions to compute.
+    pub positions: Range<usize>,
+    /// The layer's inputs at all positions up to these, `[positions.end, input_len]`.
+    pub all_inputs: D::View<'a>,
+    /// The layer's inputs at these positions.
+    pub inputs: D::View<'a>,
+    /// The values that the forward pass saves at these positions.
+    pub saved: D::ViewMut<'a>,
+    /// The layer's outputs at these positions.
+    pub outputs: D::ViewMut<'a>,
 }
 
 /// The gradients of a layer's parameters.

@@ -1,6 +1,6 @@
 //! Learnt positions.
 
-use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape};
+use super::passes::{LayerPasses, LayerSums, LayerTensors, NextPositions, Tape};
 use crate::device::{Activation, BiasShape, Device, FusedActivation};
 use crate::nn::Features;
 use crate::sums::Section;
@@ -34,6 +34,10 @@ impl LayerPasses for PositionsLayer {
         true
     }
 
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,
@@ -44,6 +48,17 @@ impl LayerPasses for PositionsLayer {
         output: D::ViewMut<'_>,
     ) {
         device.add_table(input, parameters.get(device, WEIGHT), output);
+    }
+
+    fn forward_next<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        next: NextPositions<'_, D>,
+    ) {
+        let NextPositions { positions, inputs, outputs, .. } = next;
+        let part = positions.start * self.width..positions.end * self.width;
+        device.add_table(inputs, parameters.get_part(device, WEIGHT, part), outputs);
     }
 
     fn backward_activation<D: Device>(

@@ -1,7 +1,7 @@
 //! Rotary positions.
 
-use super::passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape};
-use crate::device::{AttentionShape, Device, FusedActivation};
+use super::passes::{LayerPasses, LayerSums, LayerTensors, NextPositions, SplitRule, Tape};
+use crate::device::{AttentionShape, Device, FusedActivation, Rotation};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -17,16 +17,8 @@ pub struct RotaryLayer {
 }
 
 impl RotaryLayer {
-    fn rotate<D: Device>(
-        &self,
-        device: &D,
-        inverse: bool,
-        from: Option<D::View<'_>>,
-        values: D::ViewMut<'_>,
-    ) {
-        if self.shape.groups > 0 {
-            device.rotate(&self.shape, self.base, inverse, from, values);
-        }
+    fn rotation(&self, inverse: bool) -> Rotation {
+        Rotation { base: self.base, first: 0, inverse }
     }
 }
 
@@ -60,7 +52,27 @@ impl LayerPasses for RotaryLayer {
         _saved: D::ViewMut<'_>,
         output: D::ViewMut<'_>,
     ) {
-        self.rotate(device, false, Some(input), output);
+        if self.shape.groups > 0 {
+            device.rotate(&self.shape, self.rotation(false), Some(input), output);
+        }
+    }
+
+    fn continues(&self) -> bool {
+        true
+    }
+
+    fn forward_next<D: Device>(
+        &self,
+        device: &D,
+        _parameters: LayerTensors<'_, D>,
+        next: NextPositions<'_, D>,
+    ) {
+        let NextPositions { positions, inputs, outputs, .. } = next;
+        if self.shape.groups > 0 {
+            let shape = AttentionShape { rows: 1, positions: positions.len(), ..self.shape };
+            let rotation = Rotation { first: positions.start, ..self.rotation(false) };
+            device.rotate(&shape, rotation, Some(inputs), outputs);
+        }
     }
 
     fn backward_activation<D: Device>(
@@ -71,7 +83,9 @@ impl LayerPasses for RotaryLayer {
         _sums: Option<(LayerSums<'_, D>, Section)>,
         _is_backpropagated: bool,
     ) {
-        self.rotate(device, true, None, gradient);
+        if self.shape.groups > 0 {
+            device.rotate(&self.shape, self.rotation(true), None, gradient);
+        }
     }
 
     fn backward_input<D: Device>(

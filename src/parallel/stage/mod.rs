@@ -15,6 +15,7 @@ mod allocate;
 mod arrays;
 mod backward;
 mod groups;
+mod next;
 mod observe;
 mod positions;
 

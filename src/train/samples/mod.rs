@@ -116,7 +116,7 @@ fn request(options: &TrainOptions) -> SampleRequest<'_> {
         None | Some(ModelName::Mlp) => ShapeText::Values(Features::Flat(784)),
         Some(ModelName::DeepMlp) => ShapeText::Values(Features::Flat(options.model.width.unwrap_or(1024))),
         Some(ModelName::Lenet) => image(28, 1),
-        Some(ModelName::Cifar) => image(32, 3),
+        Some(ModelName::Cifar | ModelName::Resnet) => image(32, 3),
         Some(ModelName::Gpt) => ShapeText::Tokens(options.data.context),
     };
     // the loss of deep-mlp reads no targets, so a file need not have any

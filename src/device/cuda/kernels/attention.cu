@@ -53,31 +53,33 @@ struct Query {
     uint32 position;
 };
 
-// Returns the query of this warp, counted over sequences, heads and positions.
+// Returns the query of this warp, counted over sequences, heads and the positions from `first` on, of which
+// alone there are outputs.
 template <class T>
-__device__ __forceinline__ Query<T> query_of(Sizes sizes, uint64 warp, const T* input) {
-    uint32 head = (uint32)(warp / sizes.positions % (sizes.groups * sizes.heads));
-    uint64 row = warp / sizes.positions / (sizes.groups * sizes.heads);
+__device__ __forceinline__ Query<T> query_of(Sizes sizes, uint32 first, uint64 warp, const T* input) {
+    uint32 num = sizes.positions - first;
+    uint32 head = (uint32)(warp / num % (sizes.groups * sizes.heads));
+    uint64 row = warp / num / (sizes.groups * sizes.heads);
     Query<T> own;
-    own.position = (uint32)(warp % sizes.positions);
+    own.position = first + (uint32)(warp % num);
     const T* sequence = input + row * sizes.positions * input_width(sizes);
     const T* group = sequence + head / sizes.heads * (sizes.heads + 2) * sizes.width;
     own.query = group + (uint64)own.position * input_width(sizes) + head % sizes.heads * sizes.width;
     own.keys = group + sizes.heads * sizes.width;
     own.values = own.keys + sizes.width;
-    own.output = (row * sizes.positions + own.position) * output_width(sizes) + head * sizes.width;
+    own.output = (row * num + own.position - first) * output_width(sizes) + head * sizes.width;
     return own;
 }
 
 template <class T>
 __device__ __forceinline__ void attention_forward(
-    uint64 num_queries, Sizes sizes, const T* input, T* output) {
+    uint64 num_queries, uint32 first, Sizes sizes, const T* input, T* output) {
     uint64 warp = thread_index() / 32;
     if (warp >= num_queries) {
         return;
     }
     uint32 lane = threadIdx.x % 32, stride = input_width(sizes);
-    Query<T> own = query_of(sizes, warp, input);
+    Query<T> own = query_of(sizes, first, warp, input);
     uint32 end = num_keys(sizes, own.position);
     float values[LANE_VALUES] = {}, largest = -__uint_as_float(0x7f800000), total = 0;
     for (uint32 start = 0; start < end; start += 32) {
@@ -117,7 +119,7 @@ __device__ __forceinline__ void attention_backward_queries(
         return;
     }
     uint32 lane = threadIdx.x % 32, stride = input_width(sizes);
-    Query<T> own = query_of(sizes, warp, input);
+    Query<T> own = query_of(sizes, 0, warp, input);
     uint32 end = num_keys(sizes, own.position);
     float largest = -__uint_as_float(0x7f800000), total = 0;
     for (uint32 start = 0; start < end; start += 32) {
@@ -182,10 +184,10 @@ __device__ __forceinline__ void attention_backward_keys(
         for (uint32 start = first; start < sizes.positions; start += 32) {
             uint32 other = start + lane;
             float weight = 0, change = 0;
-            Query<T> own = query_of(sizes, before, input);
+            Query<T> own = query_of(sizes, 0, before, input);
             place = own.keys + (uint64)position * stride - input;
             if (other < sizes.positions) {
-                own = query_of(sizes, before + other, input);
+                own = query_of(sizes, 0, before + other, input);
                 float score = sizes.scale * dot(sizes.width, own.query, own.keys + (uint64)position * stride);
                 float pull = dot(sizes.width, gradient + own.output, own.values + (uint64)position * stride);
                 weight = expf(score - sums[2 * (before + other)]);
@@ -194,7 +196,7 @@ __device__ __forceinline__ void attention_backward_keys(
             for (uint32 at = 0; at < min(32u, sizes.positions - start); at++) {
                 float shared_weight = __shfl_sync(0xffffffffu, weight, at);
                 float shared_change = __shfl_sync(0xffffffffu, change, at);
-                Query<T> query = query_of(sizes, before + start + at, input);
+                Query<T> query = query_of(sizes, 0, before + start + at, input);
                 for (uint32 part = 0; part * 32 + lane < sizes.width; part++) {
                     uint32 column = part * 32 + lane;
                     keys[part] += shared_change * to_float(query.query[column]);
@@ -213,28 +215,28 @@ __device__ __forceinline__ void attention_backward_keys(
 // pair. Values of attention are copied.
 template <class T>
 __device__ __forceinline__ void rotate(
-    uint64 num_vectors, uint32 positions, uint32 groups, uint32 heads, uint32 width, float base, int inverse,
-    const T* from, T* values) {
+    uint64 num_vectors, uint32 positions, uint32 first, uint32 groups, uint32 heads, uint32 width, float base,
+    int inverse, const T* from, T* values) {
     uint32 half = width / 2;
     for (uint64 at = thread_index(); at < num_vectors * half; at += num_threads()) {
         uint32 i = at % half, head = at / half % (heads + 2);
         uint64 group = at / half / (heads + 2), place = at / half * width + i;
-        double angle = group / groups % positions * pow((double)base, -2.0 * i / width);
+        double angle = (first + group / groups % positions) * pow((double)base, -2.0 * i / width);
         bool is_rotated = head <= heads;
         float cosine = is_rotated ? (float)cos(angle) : 1, sine = is_rotated ? (float)sin(angle) : 0;
-        float first = to_float(from[place]), second = to_float(from[place + half]);
+        float left = to_float(from[place]), right = to_float(from[place + half]);
         sine = inverse ? -sine : sine;
-        values[place] = from_float<T>(first * cosine - second * sine);
-        values[place + half] = from_float<T>(second * cosine + first * sine);
+        values[place] = from_float<T>(left * cosine - right * sine);
+        values[place + half] = from_float<T>(right * cosine + left * sine);
     }
 }
 
 #define ATTENTION(T, name)                                                                                   \
     extern "C" __global__ void attention_forward_##name(                                                     \
-        uint64 num, uint32 positions, uint32 groups, uint32 heads, uint32 width, int causal, float scale,    \
-        const T* input, T* output) {                                                                         \
+        uint64 num, uint32 first, uint32 positions, uint32 groups, uint32 heads, uint32 width, int causal,   \
+        float scale, const T* input, T* output) {                                                            \
         Sizes sizes = {positions, groups, heads, width, causal, scale};                                      \
-        attention_forward<T>(num, sizes, input, output);                                                     \
+        attention_forward<T>(num, first, sizes, input, output);                                              \
     }                                                                                                        \
     extern "C" __global__ void attention_backward_queries_##name(                                            \
         uint64 num, uint32 positions, uint32 groups, uint32 heads, uint32 width, int causal, float scale,    \
@@ -249,9 +251,9 @@ __device__ __forceinline__ void rotate(
         attention_backward_keys<T>(num, sizes, input, gradient, sums, input_gradient);                       \
     }                                                                                                        \
     extern "C" __global__ void rotate_##name(                                                                \
-        uint64 num, uint32 positions, uint32 groups, uint32 heads, uint32 width, float base, int inverse,    \
-        const T* from, T* values) {                                                                          \
-        rotate<T>(num, positions, groups, heads, width, base, inverse, from, values);                        \
+        uint64 num, uint32 positions, uint32 first, uint32 groups, uint32 heads, uint32 width, float base,   \
+        int inverse, const T* from, T* values) {                                                             \
+        rotate<T>(num, positions, first, groups, heads, width, base, inverse, from, values);                 \
     }
 
 FOR_BOTH(ATTENTION)

@@ -1,0 +1,53 @@
+//! Forward passes that continue a sequence, for a stage whose layers were built for a single position.
+
+use std::ops::Range;
+
+use super::{Activations, Stage};
+use crate::device::Device;
+use crate::nn::{FlatBuffer, NextPositions};
+use crate::parallel::tensor::Piece;
+use crate::parallel::tensor::exchange::{here, here_mut};
+use crate::trace::{self, Name};
+
+impl Stage {
+    /// Returns true if [`Stage::forward_next`] can run this stage: all layers are whole, and in each an
+    /// output depends on no later position.
+    pub fn continues(&self) -> bool {
+        self.pieces.iter().all(|piece| matches!(&piece.piece, Piece::Layer(layer) if layer.continues()))
+    }
+
+    /// Runs the forward pass for `positions` of one sequence. The rows of `activations` are positions, and
+    /// those before have been computed: what layers read of them, such as the keys and values of
+    /// attention, is where the passes over them have left it. The stage [continues](Stage::continues).
+    pub fn forward_next<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        positions: &Range<usize>,
+        activations: &mut Activations<D>,
+    ) {
+        let Activations { values, saved, .. } = activations;
+        let rows = |width: usize| positions.start * width..positions.end * width;
+        for (at, piece) in self.pieces.iter().enumerate() {
+            let Piece::Layer(layer) = &piece.piece else { continue };
+            let _span = trace::work(Name::Layer).layer(piece.layer);
+            let (before, after) = (&self.positions[piece.input], &self.positions[at + 1]);
+            let mut output = values[after.value].take();
+            let input = here(&values[before.value]);
+            let next = NextPositions {
+                positions: positions.clone(),
+                all_inputs: device.view(input, 0..positions.end * before.width),
+                inputs: device.view(input, rows(before.width)),
+                saved: device.view_mut(here_mut(&mut saved[at]), rows(layer.saved_len())),
+                outputs: device.view_mut(here_mut(&mut output), rows(after.width)),
+            };
+            layer.forward_next(device, parameters, next);
+            if let Some(added) = &piece.added {
+                let value = here(&values[self.positions[added.position].value]);
+                let value = device.view(value, rows(after.width));
+                device.add(value, device.view_mut(here_mut(&mut output), rows(after.width)));
+            }
+            values[after.value] = output;
+        }
+    }
+}
