@@ -19,7 +19,7 @@
 //!   are computed again: learnt positions and everything after them are others.
 
 use super::TrainedNetwork;
-use super::predictor::read_parameters;
+use super::weights::{read_weights, transpose_weights};
 use crate::Result;
 use crate::device::Device;
 use crate::nn::{FlatBuffer, Model};
@@ -51,12 +51,15 @@ impl<'a, D: Device> Decoder<'a, D> {
     pub fn new(device: &'a D, trained: &TrainedNetwork, model: &Model) -> Result<Option<Decoder<'a, D>>> {
         let division = FeatureDivision::new(Summation::Canonical { num_leaves: NUM_LEAVES }, 1);
         let one = trained.build_for_one_position()?;
-        let parts = split(&one, Split::Pairs, 0, division);
+        let mut parts = split(&one, Split::Pairs, 0, division);
+        let transposed = transpose_weights(&mut parts);
         let stage = Stage::new(0, None, &parts, one.input.len(), 0, None);
         if !stage.continues() {
             return Ok(None);
         }
-        let parameters = read_parameters(device, trained, model, &split(model, Split::Pairs, 0, division))?;
+        // a layer of positions has a row for each in the whole model alone
+        let whole = split(model, Split::Pairs, 0, division);
+        let parameters = read_weights(device, trained, model, &whole, &transposed)?;
         let activations = stage.activations(&Exchanger::alone(device), model.input.len(), None)?;
         let width = one.output.len();
         Ok(Some(Decoder { device, stage, parameters, activations, width, known: Vec::new() }))

@@ -12,6 +12,7 @@ mod prediction_file;
 mod predictor;
 mod score;
 mod trained;
+mod weights;
 
 #[cfg(test)]
 mod tests;

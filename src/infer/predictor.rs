@@ -1,39 +1,16 @@
 //! Forward passes.
 
 use super::TrainedNetwork;
+use super::weights::read_weights;
 use crate::Result;
-use crate::device::{Device, Role};
-use crate::nn::{Features, FlatBuffer, Model, Segmentation};
+use crate::device::Device;
+use crate::nn::{Features, FlatBuffer, Model};
 use crate::parallel::batch::Summation;
 use crate::parallel::stage::{Activations, Stage};
 use crate::parallel::tensor::division::FeatureDivision;
 use crate::parallel::tensor::exchange::{Exchanger, here, here_mut};
-use crate::parallel::tensor::{LayerPart, Split, split};
+use crate::parallel::tensor::{Split, split};
 use crate::sums::NUM_LEAVES;
-
-/// Reads the weights of `parts` of `model` from `trained`. Not collective.
-///
-/// # Errors
-/// A tensor cannot be read, or the device does not have enough memory.
-pub(super) fn read_parameters<D: Device>(
-    device: &D,
-    trained: &TrainedNetwork,
-    model: &Model,
-    parts: &[LayerPart],
-) -> Result<FlatBuffer<D>> {
-    let tensors = parts.iter().flat_map(|part| &part.tensors);
-    let (numbers, shards): (Vec<usize>, Vec<_>) = tensors.cloned().unzip();
-    let whole = Segmentation::whole(shards.len());
-    let mut parameters = FlatBuffer::zeros(device, &shards, &whole, Role::Parameters)?;
-    for (local, (number, shard)) in numbers.into_iter().zip(&shards).enumerate() {
-        let values = trained.read(&model.tensors[number])?;
-        device.write(parameters.tensor_mut(device, local), &mut |block| {
-            shard.extract(&values, block);
-            Ok(())
-        })?;
-    }
-    Ok(parameters)
-}
 
 /// A network with its weights, ready for forward passes of some rows.
 pub struct Predictor<'a, D: Device> {
@@ -58,7 +35,7 @@ impl<'a, D: Device> Predictor<'a, D> {
     ) -> Result<Predictor<'a, D>> {
         let division = FeatureDivision::new(Summation::Canonical { num_leaves: NUM_LEAVES }, 1);
         let parts = split(model, Split::Pairs, 0, division);
-        let parameters = read_parameters(device, trained, model, &parts)?;
+        let parameters = read_weights(device, trained, model, &parts, &[])?;
         let stage = Stage::new(0, None, &parts, model.input.len(), 0, None);
         let exchanger = Exchanger::alone(device);
         let activations = stage.activations(&exchanger, rows, None)?;
