@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::hdf5::{TokenFile, has_tokens, read_tokens};
 use super::tokeniser::Tokeniser;
 use super::{Data, Dataset, LARGEST_FILE, Targets, open_file};
 use crate::nn::Features;
@@ -52,10 +53,11 @@ pub struct TokenText {
     stride: usize,
 }
 
-/// Returns true for the names of files with text or with tokens.
+/// Returns true for files with text or with tokens: `.txt`, `.bin`, and HDF5 files with a dataset
+/// `tokens`. Not collective.
 pub fn is_text(name: &str) -> bool {
     let extension = Path::new(name).extension();
-    extension.is_some_and(|extension| extension == "txt" || extension == "bin")
+    extension.is_some_and(|extension| extension == "txt" || extension == "bin") || has_tokens(Path::new(name))
 }
 
 /// Opens the embedded text, of Shakespeare. Not collective.
@@ -69,13 +71,24 @@ pub fn open_shakespeare(settings: TextSettings) -> Result<Data> {
     of_text("the embedded text", &text, settings)
 }
 
-/// Opens a text file, or a `.bin` file of tokens as little-endian numbers of 16 bits. Not collective.
+/// Opens a text file, a `.bin` file of tokens as little-endian numbers of 16 bits, or an HDF5 file whose
+/// dataset `tokens` has one sequence, or a row for each sample: a row of N tokens has N − 1 positions, whose
+/// targets are the tokens after them. Not collective.
 ///
 /// # Errors
 /// The file cannot be read, is no text of the kind that the settings say, or is too short.
 pub fn open_text(path: &Path, settings: TextSettings) -> Result<Data> {
     let source = path.display().to_string();
     let fail = |why: String| Error::input(format!("reading {source}"), why);
+    if has_tokens(path) {
+        let TokenFile { tokens, columns } = read_tokens(path)?;
+        let tokeniser = of_numbers(&tokens, &settings).map_err(fail)?;
+        let Some(columns) = columns else { return split(&source, tokeniser, tokens, &settings) };
+        if columns < 2 {
+            return Err(fail(format!("a row has {columns} tokens, and the least is 2")));
+        }
+        return split_rows(&source, tokeniser, tokens, columns, &settings);
+    }
     let mut bytes = Vec::new();
     let file = open_file(path).map_err(fail)?;
     file.take(LARGEST_FILE as u64 + 1).read_to_end(&mut bytes).map_err(|error| fail(error.to_string()))?;
@@ -89,19 +102,46 @@ pub fn open_text(path: &Path, settings: TextSettings) -> Result<Data> {
         return Err(fail(format!("it has {} bytes, an odd number, but tokens have two each", bytes.len())));
     }
     let tokens: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|two| u16::from_le_bytes(*two)).collect();
+    let tokeniser = of_numbers(&tokens, &settings).map_err(fail)?;
+    split(&source, tokeniser, tokens, &settings)
+}
+
+/// Returns the tokeniser of a file of numbers, or says why they are not those of the known one.
+fn of_numbers(tokens: &[u16], settings: &TextSettings) -> std::result::Result<Tokeniser, String> {
     let largest = tokens.iter().max().copied().unwrap_or_default();
     let num_tokens = usize::from(largest) + 1;
-    let tokeniser = match &settings.tokens {
-        TextTokens::Of(known @ Tokeniser::Numbers(num)) if num_tokens <= *num => known.clone(),
+    match &settings.tokens {
+        TextTokens::Of(known @ Tokeniser::Numbers(num)) if num_tokens <= *num => Ok(known.clone()),
         TextTokens::Of(Tokeniser::Numbers(num)) => {
-            return Err(fail(format!("it has the token {largest}, and there are {num}, numbered from 0")));
+            Err(format!("it has the token {largest}, and there are {num}, numbered from 0"))
         }
-        TextTokens::Of(_) => {
-            return Err(fail("it has tokens as numbers, and those known are of a text".into()));
-        }
-        TextTokens::Characters | TextTokens::Bytes => Tokeniser::Numbers(num_tokens),
+        TextTokens::Of(_) => Err("it has tokens as numbers, and those known are of a text".into()),
+        TextTokens::Characters | TextTokens::Bytes => Ok(Tokeniser::Numbers(num_tokens)),
+    }
+}
+
+/// Divides rows of tokens into those to train and those to test with, which are at the end.
+fn split_rows(
+    source: &str,
+    tokeniser: Tokeniser,
+    tokens: Vec<u16>,
+    columns: usize,
+    settings: &TextSettings,
+) -> Result<Data> {
+    let num_rows = tokens.len() / columns;
+    let num_train = (num_rows as f64 * (1.0 - settings.test_fraction)) as usize;
+    if num_train == 0 {
+        let why = format!("none of its {num_rows} rows is to train with; try another --test-fraction");
+        return Err(Error::input(format!("reading {source}"), why));
+    }
+    let tokens = Rc::new(tokens);
+    let part = |rows: Range<usize>| {
+        let range = rows.start * columns..rows.end * columns;
+        let (source, tokeniser, tokens) = (source.to_owned(), tokeniser.clone(), Rc::clone(&tokens));
+        Box::new(TokenText { source, tokeniser, tokens, range, context: columns - 1, stride: columns })
     };
-    split(&source, tokeniser, tokens, &settings)
+    let test = (num_train < num_rows).then(|| part(num_train..num_rows) as Box<dyn Dataset>);
+    Ok(Data { train: part(0..num_train), test })
 }
 
 fn of_text(source: &str, text: &[u8], settings: TextSettings) -> Result<Data> {
@@ -202,6 +242,37 @@ mod tests {
         assert_eq!(targets, [7.0, 8.0, 9.0, 10.0, 1.0, 2.0, 3.0, 4.0]);
         let error = of_text("a test", b"abcdefghijklmnopqrst", settings(8, 1)).err().unwrap().to_string();
         assert!(error.contains("8 of its 20 tokens are to test with"), "{error}");
+    }
+
+    #[test]
+    fn tokens_in_hdf5_files_are_one_sequence_or_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.h5");
+        let write = |shape: &[usize], name: &str| {
+            let file = ::hdf5::File::create(&path).unwrap();
+            let numbers: Vec<i32> = (0..20).collect();
+            file.new_dataset::<i32>().shape(shape).create(name).unwrap().write_raw(&numbers).unwrap();
+        };
+        let name = path.display().to_string();
+        write(&[20], "x");
+        assert!(!is_text(&name));
+        write(&[20], "tokens");
+        assert!(is_text(&name));
+        let data = open_text(&path, settings(4, 3)).unwrap();
+        assert_eq!(data.train.features(), Features::Tokens { len: 4, vocabulary: 20 });
+        assert_eq!(data.train.num_samples(), 3);
+        write(&[5, 4], "tokens");
+        let mut data = open_text(&path, settings(7, 1)).unwrap();
+        let (mut inputs, mut targets) = ([0.0; 3], [0.0; 3]);
+        let mut test = data.test.take().unwrap();
+        assert_eq!((data.train.num_samples(), test.num_samples()), (3, 2));
+        test.read(&[1], &mut inputs, &mut targets).unwrap();
+        assert_eq!((inputs, targets), ([16.0, 17.0, 18.0], [17.0, 18.0, 19.0]));
+        for (shape, why) in [(&[20, 1][..], "a row has 1 tokens"), (&[5, 2, 2], "the shape [5, 2, 2]")] {
+            write(shape, "tokens");
+            let error = open_text(&path, settings(4, 1)).err().unwrap().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]

@@ -175,7 +175,7 @@ impl Hdf5File {
 }
 
 /// Opens the HDF5 file at `path`, or returns the reason why it cannot be opened.
-fn open_hdf5(path: &Path) -> std::result::Result<(hdf5::File, FileVersion), String> {
+pub(super) fn open_hdf5(path: &Path) -> std::result::Result<(hdf5::File, FileVersion), String> {
     // the system's reasons are clearer than HDF5's
     let metadata = open_file(path)?.metadata().map_err(|error| error.to_string())?;
     if metadata.len() == 0 {

@@ -3,13 +3,14 @@
 //! A sample is a row of the dataset of inputs and one of the dataset of targets. Rows are read in
 //! the file's own type. `column.rs` reads one HDF5 dataset, by the library or, where it can,
 //! `direct.rs` from the bytes of `pages.rs`; `file.rs` reads both datasets of a file; `names.rs` lists
-//! what a file has, for messages.
+//! what a file has, for messages. Tokens are read at once, by `tokens.rs`.
 
 mod column;
 mod direct;
 mod file;
 mod names;
 mod pages;
+mod tokens;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use crate::{Error, Result};
 pub use direct::RowBuffer;
 use file::Hdf5File;
 pub use file::{FileVersion, Hdf5Names};
+pub(super) use tokens::{TokenFile, has_tokens, read_tokens};
 
 /// One or several HDF5 files of samples, one after the other.
 pub struct Hdf5Set {

@@ -68,7 +68,7 @@ pub struct DataOptions {
     /// The place of the samples.
     pub source: SourceOptions,
 
-    /// Number of tokens of a sequence
+    /// Number of tokens of a sequence, unless a file has rows of tokens
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub context: usize,
 

@@ -19,8 +19,8 @@ pub struct SourceOptions {
     /// Source of the samples: digits (10,000 embedded in the program), synthetic, a directory with
     /// the files of MNIST, Fashion-MNIST or CIFAR-10, an HDF5 file, a pattern such as 'run-*.h5' of
     /// several, which are one set in the order of their names, shakespeare (a text embedded in the
-    /// program), a text (.txt), or tokens as numbers of 16 bits (.bin) [default: digits, for gpt
-    /// shakespeare]
+    /// program), a text (.txt), or tokens: numbers of 16 bits (.bin), or an HDF5 file with a dataset tokens,
+    /// [tokens] or [samples, tokens] [default: digits, for gpt shakespeare]
     #[arg(long, value_name = "SOURCE")]
     pub data: Option<String>,
 
