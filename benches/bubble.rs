@@ -18,9 +18,9 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
 use phalanx::device::prelude::*;
 use phalanx::device::{
-    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, DropoutShape, EmbeddingShape,
-    FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep, PoolShape, Role,
-    Rotation, RowSums, WeightOperands, totals,
+    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, CrossEntropyOperands, DropoutShape,
+    EmbeddingShape, FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep,
+    PoolShape, Role, Rotation, RowSums, WeightOperands, totals,
 };
 use phalanx::memory::Memory;
 use phalanx::nn::{Features, Network};
@@ -237,6 +237,9 @@ operations!(EmbeddingOperations:
 );
 operations!(LossOperations:
     cross_entropy(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
+    find_logit_statistics(&LossShape, In<'_>, In<'_>, Out<'_>) 0;
+    sum_exponentials(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
+    finish_cross_entropy(&LossShape, &CrossEntropyOperands<In<'_>>, Out<'_>, Out<'_>) 0;
     mean_squared_error(&LossShape, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
 );
 operations!(OptimizerOperations:

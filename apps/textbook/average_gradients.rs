@@ -54,7 +54,7 @@ fn train(world: &World) -> Result<()> {
         }
 
         // every row counts 1/BATCH, so the sum over unequal shares is still the mean over the batch
-        let shape = LossShape { rows, columns: model.output.len(), scale: 1.0 / BATCH as f32 };
+        let shape = LossShape::whole(rows, model.output.len(), 1.0 / BATCH as f32);
         let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; rows * model.output.len()]);
         let outputs = &values[model.layers.len()];
         model.loss.evaluate(&device, &shape, outputs, &labels, &mut gradient, &mut sums);

@@ -63,7 +63,7 @@ fn train(world: &World) -> Result<()> {
         for (micro_batch, values) in kept.iter().enumerate().rev() {
             let mut gradient = vec![0.0; values[stage.len()].len()];
             if rank == last {
-                let shape = LossShape { rows: ROWS, columns: model.output.len(), scale: 1.0 / BATCH as f32 };
+                let shape = LossShape::whole(ROWS, model.output.len(), 1.0 / BATCH as f32);
                 batches.read(step, ROWS * micro_batch..ROWS * (micro_batch + 1), &mut [], &mut labels)?;
                 model.loss.evaluate(&device, &shape, &values[stage.len()], &labels, &mut gradient, &mut sums);
             } else {

@@ -67,7 +67,7 @@ fn train(world: &World) -> Result<()> {
             }
             values.push(output);
         }
-        let shape = LossShape { rows: BATCH, columns: model.output.len(), scale: 1.0 / BATCH as f32 };
+        let shape = LossShape::whole(BATCH, model.output.len(), 1.0 / BATCH as f32);
         let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; BATCH * model.output.len()]);
         model.loss.evaluate(&device, &shape, &values[4], &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {

@@ -15,7 +15,7 @@
 //! | `norm` | [`NormOperations`] | normalisations |
 //! | `attention` | [`AttentionOperations`] | attention by heads |
 //! | `embedding` | [`EmbeddingOperations`] | tables of tokens and of positions |
-//! | `loss` | [`LossOperations`] | cross-entropy, mean squared error |
+//! | `loss` | [`LossOperations`] | cross-entropy, of some of the classes too, mean squared error |
 //! | `optimizer` | [`OptimizerOperations`] | optimizer steps, the gradient's norm |
 //!
 //! Operations are as coarse as a fused kernel and write into buffers that the caller allocated

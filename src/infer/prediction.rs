@@ -95,7 +95,7 @@ impl Predictions {
         targets: &[f32],
         first: usize,
     ) -> Result<()> {
-        let Head { loss, predictions, outputs: width } = shape.head;
+        let Head { loss, predictions, outputs: width, .. } = shape.head;
         let targets_width = loss.num_targets(width);
         if shape.num_outputs() > 0 {
             self.outputs.extend_from_slice(outputs);

@@ -7,8 +7,8 @@ use crate::comm::GridShape;
 use crate::sums::{Leaves, MOST_LEAVES, NUM_LEAVES, Section, Subtrees, shard};
 use crate::{Error, Result};
 
-/// The order of the sums that a layout divides: those over the rows of a batch, and those over the
-/// inputs of a layer that ranks share.
+/// The order of the sums that a layout divides: those over the rows of a batch, over the inputs of a
+/// layer that ranks share, and over the classes of a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Summation {
     /// Canonical sums, whose bits are the same in every layout.

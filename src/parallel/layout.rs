@@ -7,7 +7,8 @@ use super::batch::Summation;
 use super::schedule::{PipelineScheduleKind, Schedule};
 use super::stage::{Head, Stage};
 use super::tensor::division::FeatureDivision;
-use super::tensor::{LayerPart, Piece, Split, split};
+use super::tensor::exchange::MessageLengths;
+use super::tensor::{LayerPart, Piece, Split, split, split_classes};
 use crate::comm::GridShape;
 use crate::nn::{Model, TensorShard};
 use crate::{Error, Result};
@@ -164,7 +165,10 @@ impl Layout {
         let parts = split(model, *how, tensor_rank, features);
         for (index, run) in layers.iter().enumerate() {
             if schedule.rank_of(index) == Some(stage_rank) {
-                layout.add_stage(model, index, &parts, run.clone(), index + 1 == layers.len());
+                let is_last = index + 1 == layers.len();
+                let head = is_last
+                    .then(|| Head::new(model).with_share(split_classes(model, *how, tensor_rank, features)));
+                layout.add_stage(model, index, &parts, run.clone(), head);
             }
         }
         let stage_of = |layer: usize| layers.iter().position(|run| run.contains(&layer)).unwrap_or_default();
@@ -197,28 +201,59 @@ impl Layout {
         })
     }
 
-    fn add_stage(&mut self, model: &Model, index: usize, parts: &[LayerPart], run: Range<usize>, last: bool) {
+    fn add_stage(
+        &mut self,
+        model: &Model,
+        index: usize,
+        parts: &[LayerPart],
+        run: Range<usize>,
+        head: Option<Head>,
+    ) {
         let before = parts[..run.start].iter().flat_map(|part| &part.pieces);
         let width = before.fold(model.input.len(), |width, piece| match piece {
             Piece::Layer(layer) => layer.output_len(),
             Piece::Exchange(exchange) if exchange.is_in_place() => width,
             Piece::Exchange(exchange) => exchange.row_len(),
         });
-        let head = last.then(|| Head::new(model));
         let before = run.start.checked_sub(1).map(|at| &parts[at]);
         let stage = Stage::new(index, before, &parts[run.clone()], width, self.tensors.len(), head);
         self.stages.push(stage);
         self.tensors.extend(parts[run].iter().flat_map(|part| part.tensors.iter().cloned()));
     }
 
-    /// Returns the most values in a message of an exchange over the tensor axis of `rows` rows.
-    pub fn longest_message(&self, rows: usize) -> usize {
-        let lengths = self.stages.iter().map(|stage| stage.longest_message(rows, self.features));
-        lengths.max().unwrap_or_default()
+    /// Returns the most values in a message of each kind of exchange over the tensor axis of `rows` rows.
+    pub fn longest_messages(&self, rows: usize) -> MessageLengths {
+        let lengths = self.stages.iter().map(|stage| stage.longest_messages(rows, self.features));
+        lengths.fold(MessageLengths::default(), MessageLengths::max)
     }
 
     /// Returns the shards of this rank's tensors.
     pub fn shards(&self) -> Vec<TensorShard> {
         self.tensors.iter().map(|(_, shard)| shard.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::{Features, GptSizes, Network};
+
+    #[test]
+    fn logits_stay_where_they_are() {
+        let (len, rows, num_ranks) = (32, 5, 2);
+        let layout = |vocabulary, rank| {
+            let gpt = Network::gpt(GptSizes { layers: 2, heads: 2, width: 16, bias: true, dropout: 0.0 });
+            let model = gpt.build(Features::Tokens { len, vocabulary }).unwrap();
+            let plan = ParallelPlan::single_stage(&model, 1, Split::Pairs).unwrap();
+            let plan = ParallelPlan { summation: Summation::Canonical { num_leaves: 8 }, ..plan };
+            Layout::new(&model, GridShape { data: 1, stage: 1, tensor: num_ranks }, rank, &plan).unwrap()
+        };
+        for rank in 0..num_ranks {
+            let [small, large] = [100, 5000].map(|vocabulary| layout(vocabulary, rank));
+            assert_eq!(small.longest_messages(rows), large.longest_messages(rows));
+            let MessageLengths { statistics, exponentials, .. } = large.longest_messages(rows);
+            assert_eq!((statistics, exponentials), (3 * num_ranks * rows * len, rows * len));
+            assert_eq!(large.stages[0].ends().1, len * 5000 / num_ranks);
+        }
     }
 }

@@ -16,7 +16,8 @@
 //! * A leaf is one chain of fused multiply-adds in the order of its terms, from +0:
 //!   `sum = fma(left, right, sum)`. The first leaf of an output with a bias begins with the bias. A
 //!   gradient of a bias, or of a convolution, is a chain of additions, or of the products with
-//!   gradients that are not zero, image after image.
+//!   gradients that are not zero, image after image. The exponentials of a cross-entropy are a chain of
+//!   additions over classes.
 //! * The leaves are added by one binary tree: neighbours first, then pairs of neighbours, cut off at
 //!   the last leaf. With 6 leaves: ((0 + 1) + (2 + 3)) + (4 + 5).
 //!

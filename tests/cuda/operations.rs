@@ -1,9 +1,9 @@
 //! Every operation of a device as a value, on arrays by number.
 
 use phalanx::device::{
-    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, Device, DropoutShape,
-    EmbeddingShape, FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep,
-    PoolShape, Role, Rotation, RowSums, WeightOperands, totals, update,
+    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, CrossEntropyOperands, Device,
+    DropoutShape, EmbeddingShape, FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape,
+    OptimizerStep, PoolShape, Role, Rotation, RowSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -212,6 +212,20 @@ operation!(CopyBlock { shape: BlockShape }, |this, device, views, outs| {
 });
 operation!(CrossEntropy { shape: LossShape }, |this, device, views, outs| {
     device.cross_entropy(&this.shape, views[0], views[1], outs[0].take().unwrap(), outs[1].take().unwrap())
+});
+operation!(LogitStatistics { shape: LossShape }, |this, device, views, outs| {
+    device.find_logit_statistics(&this.shape, views[0], views[1], outs[0].take().unwrap())
+});
+operation!(DividedCrossEntropy { shape: LossShape }, |this, device, views, outs| {
+    let &[logits, labels, statistics, exponentials] = &views[..] else { panic!("there are four") };
+    let LossShape { rows, columns, .. } = this.shape;
+    let mut gradient = device.allocate(rows * columns, Role::Activations).unwrap();
+    let view = device.view_mut(&mut gradient, 0..rows * columns);
+    device.sum_exponentials(&this.shape, logits, statistics, view, outs[0].take().unwrap());
+    let operands = CrossEntropyOperands { logits, labels, statistics, exponentials };
+    let view = device.view_mut(&mut gradient, 0..rows * columns);
+    device.finish_cross_entropy(&this.shape, &operands, view, outs[2].take().unwrap());
+    device.copy(device.view(&gradient, 0..rows * columns), outs[1].take().unwrap());
 });
 operation!(SquaredError { shape: LossShape, targets: bool }, |this, device, views, outs| {
     let targets = this.targets.then(|| views[1]);

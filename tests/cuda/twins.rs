@@ -8,6 +8,7 @@ use phalanx::device::{
     totals, update,
 };
 
+use super::divided_losses::divided_losses;
 use super::operations::*;
 
 /// Returns reproducible numbers in −1..1.
@@ -103,7 +104,7 @@ pub fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operat
     for (array, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let largest = expected.iter().fold(1e-3_f32, |largest, value| largest.max(value.abs()));
         for (i, (f, e)) in found.iter().zip(expected).enumerate() {
-            let is_same = f.is_nan() && e.is_nan() || (f - e).abs() <= tolerance * largest;
+            let is_same = f == e || f.is_nan() && e.is_nan() || (f - e).abs() <= tolerance * largest;
             assert!(is_same, "{what}: array {array}, element {i} is {f}, not {e} (largest {largest})");
         }
     }
@@ -128,6 +129,7 @@ pub fn all(_: &World, precision: Precision, tolerance: f32) {
     embeddings(&cuda, tolerance);
     attention(&cuda, tolerance);
     losses(&cuda, tolerance);
+    divided_losses(&cuda, tolerance);
     optimizers(&cuda, tolerance);
     moves(&cuda, tolerance);
 }
@@ -264,7 +266,7 @@ fn attention(cuda: &Cuda, tolerance: f32) {
 
 fn losses(cuda: &Cuda, tolerance: f32) {
     for (rows, columns) in [(1, 1), (1, 2), (5, 10), (128, 10), (129, 3), (37, 100)] {
-        let shape = LossShape { rows, columns, scale: 1.0 / rows as f32 };
+        let shape = LossShape::whole(rows, columns, 1.0 / rows as f32);
         let mut logits: Vec<f32> = random(rows * columns, 1).into_iter().map(|x| 8.0 * x).collect();
         // of two equal maxima the first counts
         if columns > 2 {

@@ -16,7 +16,7 @@ struct Case {
 }
 
 /// Batches are uneven, and the last of an epoch is short.
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     Case {
         arguments: "--model mlp --hidden 50,40,30,20,20,20,20 --data synthetic --synthetic-samples 110 \
                     --synthetic-shape 37 --synthetic-targets classes:5 --batch-size 53 --steps 7 \
@@ -83,6 +83,15 @@ const CASES: [Case; 8] = [
         arguments: "--model gpt --layers 3 --heads 4 --width 24 --context 10 --dropout 0.2 --batch-size 13 \
                     --steps 5 --optimizer adamw --clip-norm 1",
         digest: "049680422f3809a2b5c2dda87f7ec155",
+        most_stages: 8,
+        most_tensor_ranks: 8,
+    },
+    // ranks have some of the classes each
+    Case {
+        arguments: "--model gpt --layers 2 --heads 2 --width 20 --context 9 --data synthetic \
+                    --synthetic-samples 50 --synthetic-targets classes:43 --batch-size 21 --steps 5 \
+                    --optimizer adamw --clip-norm 1",
+        digest: "8aa97bb45bd54ee2a2be78ba1c7d7d7a",
         most_stages: 8,
         most_tensor_ranks: 8,
     },

@@ -93,7 +93,7 @@ impl<'a, D: Device> AuditedJob<'a, D> {
         let Part { layout, segmentation, rank, .. } = played;
         let exchanger = match tensors.size() {
             1 => Exchanger::alone(self.device),
-            _ => Exchanger::new(self.device, tensors, layout.features, layout.longest_message(rows))?,
+            _ => Exchanger::new(self.device, tensors, layout.features, layout.longest_messages(rows))?,
         };
         let (data, _, tensor) = shape.coordinates(*rank);
         let player = |stage: usize| {
@@ -159,7 +159,7 @@ fn bytes_of_part(
             widths.kept + widths.inner() + widths.gradients
         })
         .sum();
-    let exchange = if shape.tensor > 1 { layout.longest_message(rows) } else { 0 };
+    let exchange = if shape.tensor > 1 { layout.longest_messages(rows).total() } else { 0 };
     let is_copied = match shape.data {
         1 => shape.stage * shape.tensor > 1,
         2 => false,

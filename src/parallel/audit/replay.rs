@@ -220,7 +220,7 @@ impl<'a, D: Device> Replay<'a, D> {
             if stage.head.is_none() {
                 self.receive(local, part, rows, true)?;
             } else if rows > 0 {
-                stage.loss(&mut self.exchanger, rows, scale, activations, gradients, &mut self.totals);
+                stage.loss(&mut self.exchanger, rows, scale, activations, gradients, &mut self.totals)?;
             }
             self.record_gradient(local, num_pieces, part, rows, record)?;
         }

@@ -77,7 +77,7 @@ impl Footprint {
         let width = layout.stages.iter().map(Stage::widest_product).max().unwrap_or_default();
         let is_joined = num_joined > 1 && !division.reduces_each();
         let joined = if is_joined { num_joined.saturating_mul(rows).saturating_mul(width) } else { 0 };
-        let message = layout.longest_message(rows);
+        let message = layout.longest_messages(rows).total();
         let exchange = if shape.tensor > 1 { message.saturating_mul(2) } else { 0 };
         let num_sums = division.num_sums_reduced();
         let reduction =

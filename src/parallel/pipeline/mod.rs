@@ -88,7 +88,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         }
         let exchanger = match tensor.size() {
             1 => Exchanger::alone(device),
-            _ => Exchanger::new(device, &tensor, layout.features, layout.longest_message(rows))?,
+            _ => Exchanger::new(device, &tensor, layout.features, layout.longest_messages(rows))?,
         };
         let training = RankProgram::new(schedule, channel.rank());
         let evaluation = RankProgram::new(&schedule.forward_only(), channel.rank());
@@ -190,7 +190,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 if stage.head.is_some() && rows > 0 {
                     let (activations, gradients) =
                         (&slots[instruction.slot].activations, &mut sets[0].gradients);
-                    stage.loss(&mut self.exchanger, rows, 0.0, activations, gradients, weights.sums_mut());
+                    stage.loss(&mut self.exchanger, rows, 0.0, activations, gradients, weights.sums_mut())?;
                 }
             } else {
                 self.message(&instruction, rows)?;
@@ -271,7 +271,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         if stage.head.is_some() && rows > 0 {
             let (activations, gradients) =
                 (&slots[instruction.slot].activations, &mut sets[instruction.set].gradients);
-            stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut());
+            stage.loss(&mut self.exchanger, rows, scale, activations, gradients, weights.sums_mut())?;
         }
         self.record_gradient(instruction, self.stages[instruction.local].stage.num_pieces(), rows)?;
         // the gradients of weights are recorded leaf by leaf

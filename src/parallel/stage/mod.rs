@@ -30,8 +30,9 @@ pub use groups::RowWidths;
 pub use observe::ObservedArray;
 
 use self::positions::{Position, StageBuilder, StagePiece};
+use super::tensor::cross_entropy::{ClassShare, LossArrays};
 use super::tensor::division::FeatureDivision;
-use super::tensor::exchange::{Exchanger, here, here_mut};
+use super::tensor::exchange::{Exchanger, MessageLengths, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
 use crate::device::{Device, LossShape, totals};
@@ -46,16 +47,24 @@ pub struct Head {
     pub loss: Loss,
     /// The number of predictions of a row: 1, or one for each position of a sequence.
     pub predictions: usize,
-    /// The number of outputs of a prediction.
+    /// The number of outputs of a prediction that this rank has.
     pub outputs: usize,
+    /// The classes that these are the logits of.
+    pub share: ClassShare,
 }
 
 impl Head {
-    /// Returns the loss after the outputs of `model`.
+    /// Returns the loss after all outputs of `model`, whose sum over classes has one leaf.
     pub fn new(model: &Model) -> Head {
         let Model { loss, output, .. } = *model;
         let predictions = loss.num_predictions(output);
-        Head { loss, predictions, outputs: output.len() / predictions }
+        let outputs = output.len() / predictions;
+        Head { loss, predictions, outputs, share: ClassShare::one_leaf(outputs) }
+    }
+
+    /// Returns the loss after those outputs that a rank has of `share`.
+    pub fn with_share(self, share: ClassShare) -> Head {
+        Head { outputs: share.classes.len(), share, ..self }
     }
 
     /// Returns the number of outputs of a row.
@@ -142,9 +151,9 @@ impl Stage {
         widths.max().unwrap_or_default()
     }
 
-    /// Returns the most values in a message of an exchange of `rows` rows, with the division of features
-    /// among the ranks.
-    pub fn longest_message(&self, rows: usize, features: FeatureDivision) -> usize {
+    /// Returns the most values in a message of each kind of exchange of `rows` rows, with the division of
+    /// features among the ranks.
+    pub fn longest_messages(&self, rows: usize, features: FeatureDivision) -> MessageLengths {
         let lengths = self.pieces.iter().map(|piece| match &piece.piece {
             Piece::Exchange(exchange) => {
                 let vectors = rows.saturating_mul(exchange.positions);
@@ -152,7 +161,9 @@ impl Stage {
             }
             Piece::Layer(_) => 0,
         });
-        lengths.max().unwrap_or_default()
+        let head = self.head.as_ref().map(|head| head.share.message_lens(rows, features));
+        let [statistics, exponentials] = head.unwrap_or_default();
+        MessageLengths { between_layers: lengths.max().unwrap_or_default(), statistics, exponentials }
     }
 
     /// Runs the forward pass of piece `at` for `rows` rows: from the values at position `at` to
@@ -205,7 +216,11 @@ impl Stage {
     }
 
     /// Adds the loss of the outputs to `sums`, and writes its gradient, times `scale`, as the
-    /// gradient of the outputs. Only in the last stage. Not collective.
+    /// gradient of the outputs. Only in the last stage, and for at least one row. Collective over the
+    /// tensor axis.
+    ///
+    /// # Errors
+    /// There is no memory for messages.
     pub fn loss<D: Device>(
         &self,
         exchanger: &mut Exchanger<'_, D>,
@@ -214,17 +229,23 @@ impl Stage {
         activations: &Activations<D>,
         gradients: &mut Gradients<D>,
         sums: &mut D::Buffer,
-    ) {
+    ) -> Result<()> {
         let head = self.head.as_ref().expect("the loss is evaluated in the last stage");
         let (num_predictions, scale) = (rows * head.predictions, scale / head.predictions as f32);
-        let shape = LossShape { rows: num_predictions, columns: head.outputs, scale };
-        let outputs = here(&activations.values[activations.output]);
-        let gradient = here_mut(gradients.output());
+        let classes = head.share.classes;
+        let shape = LossShape { rows: num_predictions, columns: head.outputs, scale, classes };
+        let logits = here(&activations.values[activations.output]);
+        let (labels, gradient) = (&activations.targets, here_mut(gradients.output()));
+        if let Some(sum) = head.share.sum {
+            let arrays = LossArrays { logits, labels, gradient, totals: sums };
+            return exchanger.cross_entropy(sum, rows, &shape, arrays);
+        }
         let device = exchanger.device;
-        let outputs = device.view(outputs, 0..rows * head.row_len());
-        let targets = device.view(&activations.targets, 0..rows * head.targets_per_row());
+        let outputs = device.view(logits, 0..rows * head.row_len());
+        let targets = device.view(labels, 0..rows * head.targets_per_row());
         let gradient = device.view_mut(gradient, 0..rows * head.row_len());
         let sums = device.view_mut(sums, 0..totals::LEN);
         head.loss.evaluate(device, &shape, outputs, targets, gradient, sums);
+        Ok(())
     }
 }

@@ -31,15 +31,10 @@ impl Probe {
         let mut parameters = FlatBuffer::zeros(&device, &shards, &whole, Role::Parameters).unwrap();
         parameters.initialise(&device, &shards, 3).unwrap();
         let parameter_gradients = FlatBuffer::zeros(&device, &shards, &whole, Role::Parameters).unwrap();
+        let division = FeatureDivision::new(Summation::ByLayout, 1);
         let head = Head::new(&model);
-        let stage = Stage::new(
-            0,
-            None,
-            &split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1)),
-            input.len(),
-            0,
-            Some(head),
-        );
+        let stage =
+            Stage::new(0, None, &split(&model, Split::Pairs, 0, division), input.len(), 0, Some(head));
         let exchanger = Exchanger::alone(&device);
         let mut activations = stage.activations(&exchanger, rows, None).unwrap();
         let (inputs, targets) = activations.samples();
@@ -72,7 +67,7 @@ impl Probe {
         let mut sums = self.device.allocate(totals::LEN, Role::Exact).unwrap();
         let scale = 1.0 / self.rows as f32;
         let (activations, gradients) = (&self.activations, &mut self.gradients);
-        self.stage.loss(&mut exchanger, self.rows, scale, activations, gradients, &mut sums);
+        self.stage.loss(&mut exchanger, self.rows, scale, activations, gradients, &mut sums).unwrap();
         let predictions = self.stage.head.as_ref().unwrap().predictions;
         f64::from(sums[totals::LOSS]) / (self.rows * predictions) as f64
     }
@@ -354,8 +349,10 @@ fn groups_cover_a_stage_and_need_less_memory() {
     let stage = |modules: Vec<Module>, width: usize| {
         let loss = Loss::MeanSquaredError;
         let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
-        let parts = split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1));
-        Stage::new(0, None, &parts, width, 0, Some(Head::new(&model)))
+        let division = FeatureDivision::new(Summation::ByLayout, 1);
+        let parts = split(&model, Split::Pairs, 0, division);
+        let head = Head::new(&model);
+        Stage::new(0, None, &parts, width, 0, Some(head))
     };
     let deep = stage(vec![Module::Product { outputs: 64 }; 16], 64);
     let with_activations = vec![Module::linear(64, true), Module::Activation(Activation::Gelu)];

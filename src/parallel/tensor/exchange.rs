@@ -4,6 +4,8 @@
 //! the gradients of the backward pass: Shoeybi et al., "Megatron-LM", 2019, §3, where the first two
 //! are called f and g.
 //!
+//! The loss has exchanges of its own: [`cross_entropy`](super::cross_entropy).
+//!
 //! Sums are formed in place, in the order of [`crate::sums`], so every rank gets the bits of a whole
 //! layer. Their first round is under way while the gradients of the weights are computed.
 
@@ -78,6 +80,38 @@ pub struct Exchanger<'a, D: Device> {
     tensor: Option<Communicator>,
     division: FeatureDivision,
     scratch: Option<D::Buffer>,
+    /// The statistics of the logits of all ranks.
+    pub(super) statistics: Option<D::Buffer>,
+    /// The sums of exponentials of logits.
+    pub(super) exponentials: Option<D::Buffer>,
+}
+
+/// The numbers of values in the messages of a rank's exchanges: the most in one of each kind.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct MessageLengths {
+    /// Of values or gradients between layers.
+    pub between_layers: usize,
+    /// Of statistics of logits.
+    pub statistics: usize,
+    /// Of the sums of exponentials of logits.
+    pub exponentials: usize,
+}
+
+impl MessageLengths {
+    /// Returns the longer of the messages of each kind.
+    pub fn max(self, other: MessageLengths) -> MessageLengths {
+        MessageLengths {
+            between_layers: self.between_layers.max(other.between_layers),
+            statistics: self.statistics.max(other.statistics),
+            exponentials: self.exponentials.max(other.exponentials),
+        }
+    }
+
+    /// Returns the sum.
+    pub fn total(self) -> usize {
+        let MessageLengths { between_layers, statistics, exponentials } = self;
+        between_layers.saturating_add(statistics).saturating_add(exponentials)
+    }
 }
 
 /// An exchange of gradients under way.
@@ -94,11 +128,11 @@ impl<'a, D: Device> Exchanger<'a, D> {
     /// Prepares for whole layers, between which nothing is exchanged. Not collective.
     pub fn alone(device: &'a D) -> Exchanger<'a, D> {
         let division = FeatureDivision::new(Summation::ByLayout, 1);
-        Exchanger { device, scratch: None, tensor: None, division }
+        Exchanger { device, tensor: None, division, scratch: None, statistics: None, exponentials: None }
     }
 
     /// Prepares for exchanges over `tensor`, among whose ranks `division` divides features, with messages
-    /// of at most `len` values. Not collective.
+    /// of at most `lengths`. Not collective.
     ///
     /// # Errors
     /// The device does not have enough memory.
@@ -106,13 +140,16 @@ impl<'a, D: Device> Exchanger<'a, D> {
         device: &'a D,
         tensor: &Communicator,
         division: FeatureDivision,
-        len: usize,
+        lengths: MessageLengths,
     ) -> Result<Exchanger<'a, D>> {
+        let MessageLengths { between_layers, statistics, exponentials } = lengths;
         Ok(Exchanger {
             device,
-            scratch: Some(device.allocate(len, Role::Activations)?),
             tensor: Some(tensor.clone()),
             division,
+            scratch: Some(device.allocate(between_layers, Role::Activations)?),
+            statistics: Some(device.allocate(statistics, Role::Exact)?),
+            exponentials: Some(device.allocate(exponentials, Role::Exact)?),
         })
     }
 
@@ -121,16 +158,16 @@ impl<'a, D: Device> Exchanger<'a, D> {
         self.tensor.is_none()
     }
 
-    fn rank(&self) -> usize {
+    pub(super) fn rank(&self) -> usize {
         self.tensor.as_ref().map_or(0, Communicator::rank)
     }
 
-    fn size(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         self.tensor.as_ref().map_or(1, Communicator::size)
     }
 
     /// Returns the ranks that exchange, with the order of their sums.
-    fn peers(&self, exchange: Exchange) -> Communicator {
+    pub(super) fn peers(&self, exchange: Exchange) -> Communicator {
         let tensor = self.tensor.as_ref().expect("only divided layers have exchanges");
         let subtrees = self.division.canonical_subtrees(exchange.num_leaves);
         subtrees.map_or_else(|| tensor.clone(), |subtrees| tensor.with_subtrees(subtrees))

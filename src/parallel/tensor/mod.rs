@@ -2,7 +2,8 @@
 //! computes a narrower layer; between the layers the ranks [`exchange`] values in the forward pass
 //! and gradients in the backward pass. Attention is divided by heads, between two linear layers that are
 //! a pair in every [`Split`], and embeddings by tokens. Other layers are replicated: every rank computes
-//! all of them.
+//! all of them. If the last layer is split by outputs and the loss is a cross-entropy, its outputs stay
+//! where they are too ([`cross_entropy`]).
 //!
 //! Invariants: every element of every tensor counts on exactly one of the ranks (the bias of a layer
 //! that is split by inputs on the first, whose first leaf of the sum begins with it; the tensors of a
@@ -10,6 +11,7 @@
 //! hold the same values, bit for bit, which are those of whole layers; widths need not be divisible by
 //! the number of ranks.
 
+pub mod cross_entropy;
 pub mod division;
 pub mod exchange;
 
@@ -17,11 +19,12 @@ use std::ops::Range;
 
 use clap::ValueEnum;
 
+use self::cross_entropy::{ClassShare, FEWEST_DIVIDED};
 use self::division::FeatureDivision;
 use self::exchange::{Exchange, ExchangeKind};
 use crate::device::{Activation, AttentionShape, EmbeddingShape, WeightLayout};
 use crate::nn::{
-    ActivationLayer, AttentionLayer, EmbeddingLayer, Layer, LayerInputs, LayerKind, LinearLayer, Model,
+    ActivationLayer, AttentionLayer, EmbeddingLayer, Layer, LayerInputs, LayerKind, LinearLayer, Loss, Model,
     RotaryLayer, SplitRule, TensorShard,
 };
 
@@ -32,7 +35,8 @@ pub enum Split {
     /// backward per pair
     ///
     /// The values between the two layers stay where they are (Shoeybi et al., "Megatron-LM", 2019,
-    /// §3). A layer without a partner is split by its outputs, which are gathered.
+    /// §3). A layer without a partner is split by its outputs, which are gathered; not those of the
+    /// last layer if they are the logits of at least 16 classes.
     #[value(name = "pairs")]
     Pairs,
     /// Each by its outputs: values are gathered after each layer, gradients scattered before it
@@ -72,6 +76,8 @@ enum LinearRole {
     Second,
     /// By outputs, which are gathered.
     Single,
+    /// By outputs, which the loss reads where they are.
+    Last,
     /// By outputs, which are gathered for a layer that is split by outputs too. The gradients of its
     /// inputs are summed in the exchange that gathers them.
     Chained,
@@ -100,7 +106,7 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
                 let is_summed_before = at > 0 && roles[at - 1] == Some(LinearRole::Chained);
                 let before = (at > first && !is_summed_before).then_some(ExchangeKind::SumGradient);
                 match role {
-                    LinearRole::First => divider.by_outputs(layer, linear, before, None),
+                    LinearRole::First | LinearRole::Last => divider.by_outputs(layer, linear, before, None),
                     LinearRole::Second => divider.by_inputs(layer, linear),
                     LinearRole::Single => {
                         divider.by_outputs(layer, linear, before, Some(ExchangeKind::GatherOutput))
@@ -120,6 +126,18 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
     model.layers.iter().enumerate().map(part).collect()
 }
 
+/// Returns the classes whose logits `split` leaves rank `rank`. Not collective.
+pub fn split_classes(model: &Model, split: Split, rank: usize, division: FeatureDivision) -> ClassShare {
+    let predictions = model.loss.num_predictions(model.output);
+    let num = model.output.len() / predictions;
+    match roles(model, split).last() {
+        Some(Some(LinearRole::Last)) if division.num_ranks() > 1 => {
+            ClassShare::of_rank(num, predictions, rank, division)
+        }
+        _ => ClassShare::whole(num, division),
+    }
+}
+
 /// Returns the role of each linear layer.
 fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     let rule = |at: usize| model.layers.get(at).map(Layer::split_rule);
@@ -131,6 +149,12 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
             && model.inputs[at + 1] == LayerInputs { first: at + 1, added: None }
             && model.inputs[at].added.is_none()
             && model.inputs.iter().filter(readers).count() == 1
+    };
+    // true if the loss can read some of the outputs of layer `at`
+    let feeds_loss = |at: usize| {
+        let num_classes = model.output.len() / model.loss.num_predictions(model.output);
+        let is_divided = model.loss == Loss::CrossEntropy && num_classes >= FEWEST_DIVIDED;
+        is_divided && at + 1 == model.layers.len() && model.inputs[at].added.is_none()
     };
     let mut roles = vec![None; model.layers.len()];
     for at in (0..roles.len()).filter(|at| is_linear(*at)) {
@@ -147,6 +171,7 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
             Split::Gather if feeds_next(at) && rule(at + 2) != Some(SplitRule::Heads) => {
                 Some(LinearRole::Chained)
             }
+            _ if feeds_loss(at) => Some(LinearRole::Last),
             _ => Some(LinearRole::Single),
         };
     }
