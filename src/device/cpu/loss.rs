@@ -175,12 +175,15 @@ const LANES: usize = 16;
 #[inline(always)]
 fn first_largest(logits: &[f32]) -> usize {
     let larger = |one: f32, other: f32| if other > one { other } else { one };
-    let mut lanes = [logits[0]; LANES];
     let (blocks, rest) = logits.as_chunks::<LANES>();
-    for block in blocks {
-        lanes.iter_mut().zip(block).for_each(|(lane, logit)| *lane = larger(*lane, *logit));
+    let mut largest = rest.iter().copied().fold(logits[0], larger);
+    if !blocks.is_empty() {
+        let mut lanes = [largest; LANES];
+        for block in blocks {
+            lanes.iter_mut().zip(block).for_each(|(lane, logit)| *lane = larger(*lane, *logit));
+        }
+        largest = lanes.into_iter().fold(largest, larger);
     }
-    let largest = lanes.iter().chain(rest).copied().fold(logits[0], larger);
     // if the first is NaN, none is larger
     logits.iter().position(|logit| *logit == largest).unwrap_or_default()
 }
@@ -211,6 +214,10 @@ const SIDE_BY_SIDE: usize = 4;
 /// Adds up leaves of `values`. Returns the number of whole subtrees, whose sums are on the `stack` then.
 #[inline(always)]
 fn add_up(steps: &[Step], values: &[f32], stack: &mut [f32; MOST_PENDING]) -> usize {
+    if let [_] = steps {
+        stack[0] = values.iter().fold(0.0, |sum, value| sum + value);
+        return 1;
+    }
     let mut depth = 0;
     for some in steps.chunks(SIDE_BY_SIDE) {
         let mut leaves: [&[f32]; SIDE_BY_SIDE] = [&[]; SIDE_BY_SIDE];

@@ -159,7 +159,7 @@ fn bytes_of_part(
             widths.kept + widths.inner() + widths.gradients
         })
         .sum();
-    let exchange = if shape.tensor > 1 { layout.longest_messages(rows).total() } else { 0 };
+    let exchange = if shape.tensor > 1 { layout.longest_messages(rows).allocated() } else { 0 };
     let is_copied = match shape.data {
         1 => shape.stage * shape.tensor > 1,
         2 => false,

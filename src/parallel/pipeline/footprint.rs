@@ -77,8 +77,9 @@ impl Footprint {
         let width = layout.stages.iter().map(Stage::widest_product).max().unwrap_or_default();
         let is_joined = num_joined > 1 && !division.reduces_each();
         let joined = if is_joined { num_joined.saturating_mul(rows).saturating_mul(width) } else { 0 };
-        let message = layout.longest_messages(rows).total();
-        let exchange = if shape.tensor > 1 { message.saturating_mul(2) } else { 0 };
+        let messages = layout.longest_messages(rows);
+        let exchange =
+            if shape.tensor > 1 { messages.allocated().saturating_add(messages.longest()) } else { 0 };
         let num_sums = division.num_sums_reduced();
         let reduction =
             if shape.data > 1 { longest.min(MOST_ON_THE_WAY).saturating_mul(num_sums) } else { 0 };

@@ -154,16 +154,14 @@ impl Stage {
     /// Returns the most values in a message of each kind of exchange of `rows` rows, with the division of
     /// features among the ranks.
     pub fn longest_messages(&self, rows: usize, features: FeatureDivision) -> MessageLengths {
-        let lengths = self.pieces.iter().map(|piece| match &piece.piece {
-            Piece::Exchange(exchange) => {
-                let vectors = rows.saturating_mul(exchange.positions);
-                features.message_len(vectors, exchange.width, exchange.num_sums)
-            }
-            Piece::Layer(_) => 0,
-        });
         let head = self.head.as_ref().map(|head| head.share.message_lens(rows, features));
         let [statistics, exponentials] = head.unwrap_or_default();
-        MessageLengths { between_layers: lengths.max().unwrap_or_default(), statistics, exponentials }
+        let of_loss = MessageLengths { statistics, exponentials, ..MessageLengths::default() };
+        let lengths = self.pieces.iter().map(|piece| match &piece.piece {
+            Piece::Exchange(exchange) => exchange.message_lengths(rows, features),
+            Piece::Layer(_) => MessageLengths::default(),
+        });
+        lengths.fold(of_loss, MessageLengths::max)
     }
 
     /// Runs the forward pass of piece `at` for `rows` rows: from the values at position `at` to

@@ -66,6 +66,17 @@ impl Exchange {
         }
     }
 
+    /// Returns the lengths of the messages of `rows` rows, with the division of features among the ranks.
+    pub fn message_lengths(self, rows: usize, features: FeatureDivision) -> MessageLengths {
+        let vectors = rows.saturating_mul(self.positions);
+        let none = MessageLengths::default();
+        if self.is_in_place() {
+            let sums = vectors.saturating_mul(self.width).saturating_mul(self.num_sums);
+            return MessageLengths { in_place: sums, ..none };
+        }
+        MessageLengths { gathered: features.message_len(vectors, self.width, self.num_sums), ..none }
+    }
+
     /// Returns true if the exchange works in place.
     pub fn is_in_place(self) -> bool {
         matches!(self.kind, ExchangeKind::SumGradient | ExchangeKind::SumValues)
@@ -86,11 +97,13 @@ pub struct Exchanger<'a, D: Device> {
     pub(super) exponentials: Option<D::Buffer>,
 }
 
-/// The numbers of values in the messages of a rank's exchanges: the most in one of each kind.
+/// The most values in a message of each kind of exchange of a rank.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct MessageLengths {
-    /// Of values or gradients between layers.
-    pub between_layers: usize,
+    /// Between layers, in the arrays of the layers.
+    pub in_place: usize,
+    /// Between layers, in memory for messages.
+    pub gathered: usize,
     /// Of statistics of logits.
     pub statistics: usize,
     /// Of the sums of exponentials of logits.
@@ -101,16 +114,21 @@ impl MessageLengths {
     /// Returns the longer of the messages of each kind.
     pub fn max(self, other: MessageLengths) -> MessageLengths {
         MessageLengths {
-            between_layers: self.between_layers.max(other.between_layers),
+            in_place: self.in_place.max(other.in_place),
+            gathered: self.gathered.max(other.gathered),
             statistics: self.statistics.max(other.statistics),
             exponentials: self.exponentials.max(other.exponentials),
         }
     }
 
-    /// Returns the sum.
-    pub fn total(self) -> usize {
-        let MessageLengths { between_layers, statistics, exponentials } = self;
-        between_layers.saturating_add(statistics).saturating_add(exponentials)
+    /// Returns the number of values in the memory for messages.
+    pub fn allocated(self) -> usize {
+        [self.gathered, self.statistics, self.exponentials].into_iter().fold(0, usize::saturating_add)
+    }
+
+    /// Returns the most values that are on their way to a rank at a time.
+    pub fn longest(self) -> usize {
+        self.in_place.max(self.gathered).max(self.statistics).max(self.exponentials)
     }
 }
 
@@ -142,12 +160,12 @@ impl<'a, D: Device> Exchanger<'a, D> {
         division: FeatureDivision,
         lengths: MessageLengths,
     ) -> Result<Exchanger<'a, D>> {
-        let MessageLengths { between_layers, statistics, exponentials } = lengths;
+        let MessageLengths { gathered, statistics, exponentials, .. } = lengths;
         Ok(Exchanger {
             device,
             tensor: Some(tensor.clone()),
             division,
-            scratch: Some(device.allocate(between_layers, Role::Activations)?),
+            scratch: Some(device.allocate(gathered, Role::Activations)?),
             statistics: Some(device.allocate(statistics, Role::Exact)?),
             exponentials: Some(device.allocate(exponentials, Role::Exact)?),
         })
