@@ -1,25 +1,17 @@
-//! Losses with their gradients.
+//! Losses with their gradients: rows are split among the threads.
 
-use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::ops::Range;
 
-use super::{Cpu, math};
+use super::Cpu;
+use super::softmax::{ClassSteps, RowOfLogits, add_up, exponentials, finish_row, first_largest};
 use crate::device::logit_statistics::{BEST, LARGEST, LEN, OF_LABEL};
 use crate::device::{CrossEntropyOperands, LossOperations, LossShape, totals};
-use crate::sums::{MOST_PENDING, Step};
+use crate::sums::MOST_PENDING;
 
-/// The logits of a row over all classes, as the loss needs them.
-struct RowOfLogits {
-    largest: f32,
-    /// The class of the largest logit.
-    best: usize,
-    of_label: f32,
-}
-
-/// The losses of rows and the number of correct predictions.
-#[derive(Default)]
-struct Predictions {
-    loss: f64,
-    num_correct: usize,
+thread_local! {
+    /// The losses of rows, and 1 for each correct prediction.
+    static PREDICTIONS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 impl LossOperations for Cpu {
@@ -32,23 +24,22 @@ impl LossOperations for Cpu {
         sums: &mut [f32],
     ) {
         let steps: ClassSteps = shape.classes.steps().collect();
-        let mut predictions = Predictions::default();
-        self.vectorised(
+        self.predictions(
+            shape,
+            gradient,
+            sums,
             #[inline(always)]
-            || {
-                let rows = logits.chunks_exact(shape.columns).zip(gradient.chunks_exact_mut(shape.columns));
-                for ((logits, gradient), &label) in rows.zip(labels) {
-                    let (best, label) = (first_largest(logits), label as usize);
-                    let row = RowOfLogits { largest: logits[best], best, of_label: logits[label] };
-                    exponentials(logits, row.largest, gradient);
-                    let mut stack = [0.0; MOST_PENDING];
-                    add_up(&steps, gradient, &mut stack);
-                    predictions.add(&row, label, stack[0]);
-                    finish_row(shape, label, stack[0], gradient);
-                }
+            |row, gradient| {
+                let (logits, label) = (&logits[row * shape.columns..][..shape.columns], labels[row] as usize);
+                let best = first_largest(logits);
+                let found = RowOfLogits { largest: logits[best], best, of_label: logits[label] };
+                exponentials(logits, found.largest, gradient);
+                let mut stack = [0.0; MOST_PENDING];
+                add_up(&steps, gradient, &mut stack);
+                finish_row(shape, label, stack[0], gradient);
+                found.prediction(label, stack[0])
             },
         );
-        predictions.add_to(sums);
     }
 
     fn find_logit_statistics(
@@ -60,14 +51,26 @@ impl LossOperations for Cpu {
     ) {
         let LossShape { rows, columns, classes, .. } = *shape;
         let own = classes.terms();
-        for (row, &label) in labels[..rows].iter().enumerate() {
-            let logits = &logits[row * columns..(row + 1) * columns];
-            let of_label = (label as usize).checked_sub(own.start).and_then(|at| logits.get(at));
-            let largest = (columns > 0).then(|| first_largest(logits));
-            statistics[LARGEST * rows + row] = largest.map_or(f32::NEG_INFINITY, |at| logits[at]);
-            statistics[BEST * rows + row] = (own.start + largest.unwrap_or_default()) as f32;
-            statistics[OF_LABEL * rows + row] = of_label.copied().unwrap_or_default();
-        }
+        let mut parts = statistics.chunks_exact_mut(rows);
+        let parts: [&mut [f32]; LEN] = std::array::from_fn(|_| parts.next().unwrap_or_default());
+        self.split_rows(
+            rows,
+            0,
+            &mut [],
+            parts,
+            #[inline(always)]
+            |range, _, parts| {
+                for (at, row) in range.enumerate() {
+                    let logits = &logits[row * columns..][..columns];
+                    let of_label =
+                        (labels[row] as usize).checked_sub(own.start).and_then(|at| logits.get(at));
+                    let best = (columns > 0).then(|| first_largest(logits));
+                    parts[LARGEST][at] = best.map_or(f32::NEG_INFINITY, |best| logits[best]);
+                    parts[BEST][at] = (own.start + best.unwrap_or_default()) as f32;
+                    parts[OF_LABEL][at] = of_label.copied().unwrap_or_default();
+                }
+            },
+        );
     }
 
     fn sum_exponentials(
@@ -80,16 +83,23 @@ impl LossOperations for Cpu {
     ) {
         let LossShape { rows, columns, classes, .. } = *shape;
         let steps: ClassSteps = classes.steps().collect();
-        self.vectorised(
+        let mut subtrees = sums.chunks_exact_mut(rows);
+        let subtrees: [&mut [f32]; MOST_PENDING] =
+            std::array::from_fn(|_| subtrees.next().unwrap_or_default());
+        self.split_rows(
+            rows,
+            columns,
+            gradient,
+            subtrees,
             #[inline(always)]
-            || {
-                for row in 0..rows {
-                    let own = row * columns..(row + 1) * columns;
-                    let gradient = &mut gradient[own.clone()];
-                    exponentials(&logits[own], RowOfLogits::of_all(statistics, rows, row).largest, gradient);
+            |range, gradient, mut subtrees| {
+                for (at, row) in range.enumerate() {
+                    let (logits, into) = (&logits[row * columns..][..columns], &mut gradient[at * columns..]);
+                    let into = &mut into[..columns];
+                    exponentials(logits, RowOfLogits::of_all(statistics, rows, row).largest, into);
                     let mut stack = [0.0; MOST_PENDING];
-                    let depth = add_up(&steps, gradient, &mut stack);
-                    (0..depth).for_each(|subtree| sums[subtree * rows + row] = stack[subtree]);
+                    let depth = add_up(&steps, into, &mut stack);
+                    subtrees[..depth].iter_mut().zip(stack).for_each(|(subtree, sum)| subtree[at] = sum);
                 }
             },
         );
@@ -102,20 +112,18 @@ impl LossOperations for Cpu {
         gradient: &mut [f32],
         sums: &mut [f32],
     ) {
-        let LossShape { rows, columns, .. } = *shape;
         let CrossEntropyOperands { labels, statistics, exponentials, .. } = *operands;
-        let mut predictions = Predictions::default();
-        self.vectorised(
+        self.predictions(
+            shape,
+            gradient,
+            sums,
             #[inline(always)]
-            || {
-                for row in 0..rows {
-                    let (label, sum) = (labels[row] as usize, exponentials[row]);
-                    predictions.add(&RowOfLogits::of_all(statistics, rows, row), label, sum);
-                    finish_row(shape, label, sum, &mut gradient[row * columns..(row + 1) * columns]);
-                }
+            |row, gradient| {
+                let (label, sum) = (labels[row] as usize, exponentials[row]);
+                finish_row(shape, label, sum, gradient);
+                RowOfLogits::of_all(statistics, shape.rows, row).prediction(label, sum)
             },
         );
-        predictions.add_to(sums);
     }
 
     fn mean_squared_error(
@@ -136,117 +144,70 @@ impl LossOperations for Cpu {
     }
 }
 
-impl RowOfLogits {
-    /// Returns a row from the statistics of all ranks.
+impl Cpu {
+    /// Runs `work` on the rows of each thread, with their gradients and their elements of arrays of one
+    /// value for each row, of which some may be empty.
     #[inline(always)]
-    fn of_all(statistics: &[f32], rows: usize, row: usize) -> RowOfLogits {
-        let mut all = RowOfLogits { largest: f32::NEG_INFINITY, best: 0, of_label: 0.0 };
-        for (rank, part) in statistics.chunks_exact(LEN * rows).enumerate() {
-            let at = |which: usize| part[which * rows + row];
-            if rank == 0 || at(LARGEST) > all.largest {
-                (all.largest, all.best) = (at(LARGEST), at(BEST) as usize);
-            }
-            // all terms but one are 0
-            all.of_label += at(OF_LABEL);
-        }
-        all
+    fn split_rows<const N: usize>(
+        &self,
+        rows: usize,
+        columns: usize,
+        mut gradient: &mut [f32],
+        mut arrays: [&mut [f32]; N],
+        work: impl Fn(Range<usize>, &mut [f32], [&mut [f32]; N]) + Sync,
+    ) {
+        let part = self.rows_per_thread(rows);
+        let parts = (0..rows).step_by(part).map(|first| {
+            let range = first..rows.min(first + part);
+            let own =
+                gradient.split_off_mut(..range.len() * columns).expect("there is a gradient of each row");
+            let arrays = arrays.each_mut().map(|rest| {
+                let len = rest.len().min(range.len());
+                rest.split_off_mut(..len).expect("the length is at most all")
+            });
+            (range, own, arrays)
+        });
+        self.for_each(parts, |(range, own, mut arrays)| {
+            self.vectorised(
+                #[inline(always)]
+                || work(range.clone(), own, arrays.each_mut().map(|array| &mut **array)),
+            );
+        });
     }
-}
 
-impl Predictions {
-    /// Adds that of a row whose exponentials have the sum `exponentials`.
+    /// Runs `work` on each row and its gradient, and adds the losses and the correct predictions, which it
+    /// returns, to `sums` in the order of the rows.
     #[inline(always)]
-    fn add(&mut self, row: &RowOfLogits, label: usize, exponentials: f32) {
-        // the logarithm of the C library has other bits on other machines
-        self.loss += f64::from(libm::logf(exponentials) + (row.largest - row.of_label));
-        self.num_correct += usize::from(row.best == label);
+    fn predictions(
+        &self,
+        shape: &LossShape,
+        gradient: &mut [f32],
+        sums: &mut [f32],
+        work: impl Fn(usize, &mut [f32]) -> [f32; 2] + Sync,
+    ) {
+        let LossShape { rows, columns, .. } = *shape;
+        PREDICTIONS.with_borrow_mut(|found| {
+            found.resize(2 * rows, 0.0);
+            let (losses, correct) = found.split_at_mut(rows);
+            self.split_rows(
+                rows,
+                columns,
+                gradient,
+                [losses, correct],
+                #[inline(always)]
+                |range, gradient, arrays| {
+                    let [losses, correct] = arrays;
+                    for (at, row) in range.enumerate() {
+                        let gradient = &mut gradient[at * columns..][..columns];
+                        [losses[at], correct[at]] = work(row, gradient);
+                    }
+                },
+            );
+            let (losses, correct) = found.split_at(rows);
+            sums[totals::LOSS] += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() as f32;
+            sums[totals::CORRECT] += correct.iter().sum::<f32>();
+        });
     }
-
-    fn add_to(self, sums: &mut [f32]) {
-        sums[totals::LOSS] += self.loss as f32;
-        sums[totals::CORRECT] += self.num_correct as f32;
-    }
-}
-
-/// The lanes in which the largest logit is searched for: the widest vector registers.
-const LANES: usize = 16;
-
-/// Returns the place of the first of the largest logits, of which there is one.
-#[inline(always)]
-fn first_largest(logits: &[f32]) -> usize {
-    let larger = |one: f32, other: f32| if other > one { other } else { one };
-    let (blocks, rest) = logits.as_chunks::<LANES>();
-    let mut largest = rest.iter().copied().fold(logits[0], larger);
-    if !blocks.is_empty() {
-        let mut lanes = [largest; LANES];
-        for block in blocks {
-            lanes.iter_mut().zip(block).for_each(|(lane, logit)| *lane = larger(*lane, *logit));
-        }
-        largest = lanes.into_iter().fold(largest, larger);
-    }
-    // if the first is NaN, none is larger
-    logits.iter().position(|logit| *logit == largest).unwrap_or_default()
-}
-
-/// Computes the exponentials of the distances of logits to the largest.
-#[inline(always)]
-fn exponentials(logits: &[f32], largest: f32, into: &mut [f32]) {
-    into.iter_mut().zip(logits).for_each(|(into, logit)| *into = math::exp(logit - largest));
-}
-
-/// Turns the exponentials of a row's own classes into the gradient.
-#[inline(always)]
-fn finish_row(shape: &LossShape, label: usize, exponentials: f32, gradient: &mut [f32]) {
-    let factor = shape.scale / exponentials;
-    gradient.iter_mut().for_each(|g| *g *= factor);
-    let at = label.checked_sub(shape.classes.terms().start);
-    if let Some(of_label) = at.and_then(|at| gradient.get_mut(at)) {
-        *of_label -= shape.scale;
-    }
-}
-
-/// The leaves of the sum over classes.
-type ClassSteps = SmallVec<[Step; 32]>;
-
-/// The number of leaves that are added up side by side, because an addition waits for the one before it.
-const SIDE_BY_SIDE: usize = 4;
-
-/// Adds up leaves of `values`. Returns the number of whole subtrees, whose sums are on the `stack` then.
-#[inline(always)]
-fn add_up(steps: &[Step], values: &[f32], stack: &mut [f32; MOST_PENDING]) -> usize {
-    if let [_] = steps {
-        stack[0] = values.iter().fold(0.0, |sum, value| sum + value);
-        return 1;
-    }
-    let mut depth = 0;
-    for some in steps.chunks(SIDE_BY_SIDE) {
-        let mut leaves: [&[f32]; SIDE_BY_SIDE] = [&[]; SIDE_BY_SIDE];
-        leaves.iter_mut().zip(some).for_each(|(leaf, step)| *leaf = &values[step.first..step.end]);
-        for (step, mut sum) in some.iter().zip(chains(&leaves)) {
-            for _ in 0..step.num_merges {
-                depth -= 1;
-                sum += stack[depth];
-            }
-            stack[depth] = sum;
-            depth += 1;
-        }
-    }
-    depth
-}
-
-/// Returns the sums of leaves, each in the order of its terms.
-#[inline(always)]
-fn chains(leaves: &[&[f32]; SIDE_BY_SIDE]) -> [f32; SIDE_BY_SIDE] {
-    let mut sums = [0.0; SIDE_BY_SIDE];
-    let common = leaves.iter().map(|leaf| leaf.len()).min().unwrap_or_default();
-    let [first, second, third, fourth] = leaves.map(|leaf| leaf[..common].iter());
-    for (((a, b), c), d) in first.zip(second).zip(third).zip(fourth) {
-        sums = [sums[0] + a, sums[1] + b, sums[2] + c, sums[3] + d];
-    }
-    for (sum, leaf) in sums.iter_mut().zip(leaves) {
-        leaf[common..].iter().for_each(|value| *sum += value);
-    }
-    sums
 }
 
 #[cfg(test)]
@@ -256,7 +217,7 @@ mod tests {
 
     /// Returns the gradient, by rows, and the totals of a loss whose classes `num_ranks` ranks share.
     fn divided(leaves: Leaves, num_ranks: usize, logits: &[f32], labels: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let (cpu, rows, num) = (Cpu::new(1).unwrap(), labels.len(), leaves.len);
+        let (cpu, rows, num) = (Cpu::new(1 + num_ranks % 3).unwrap(), labels.len(), leaves.len);
         let sections: Vec<Section> =
             (0..num_ranks).map(|rank| Section::of_rank(leaves, rank, num_ranks)).collect();
         let own = |section: Section| -> Vec<f32> {
@@ -318,7 +279,7 @@ mod tests {
                 let shape =
                     LossShape { classes: Section::whole(leaves), ..LossShape::whole(rows, len, 0.25) };
                 let (mut gradient, mut sums) = (vec![f32::NAN; rows * len], vec![0.5; totals::LEN]);
-                let cpu = Cpu::new(1).unwrap();
+                let cpu = Cpu::new(1 + num % 4).unwrap();
                 cpu.cross_entropy(&shape, &logits, &labels, &mut gradient, &mut sums);
                 let whole = [bits(gradient), bits(sums)];
                 for num_ranks in [1, 2, 3, 4, 8, 9] {

@@ -23,6 +23,7 @@ mod philox;
 mod pool;
 mod rotary;
 mod small_product;
+mod softmax;
 mod subnormal;
 
 #[cfg(test)]
