@@ -106,8 +106,13 @@ impl<D: Device> LocalStage<D> {
         let LocalStage { stage, slots, sets, .. } = self;
         let mut found: SmallVec<[Option<WeightRows<'_, D>>; MOST_JOINED]> =
             rows.iter().map(|_| None).collect();
-        for (number, GradientSet { gradients, .. }) in sets.iter_mut().enumerate() {
+        for (number, set) in sets.iter_mut().enumerate() {
             if let Some(place) = rows.iter().position(|rows| rows.set == number) {
+                if stage.is_gradient_of_input(at) {
+                    // the piece works in place, and the array may be on its way to the previous stage
+                    set.collect();
+                }
+                let GradientSet { gradients, .. } = set;
                 let RowRange { slot, first_row, section, .. } = rows[place];
                 let activations = &slots[slot].activations;
                 found[place] = Some(WeightRows { activations, gradients, first_row, section });

@@ -49,6 +49,12 @@ impl Stage {
         self.pieces[at].layer
     }
 
+    /// Returns true if the gradient of the output of piece `at` is in the array of that of the stage's
+    /// input.
+    pub fn is_gradient_of_input(&self, at: usize) -> bool {
+        self.positions[at + 1].gradient == self.positions[0].gradient
+    }
+
     /// Returns true if the gradient at position `at` is needed, by an earlier stage or by
     /// parameters before it.
     pub fn needs_gradient(&self, at: usize) -> bool {
