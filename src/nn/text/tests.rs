@@ -209,3 +209,28 @@ fn malformed_texts_are_refused_with_the_reason() {
         assert_eq!(error.exit_code(), 2, "{text}");
     }
 }
+
+/// The page of networks shows two of the files beside it, and all of them fit their data.
+#[test]
+fn the_files_of_the_page_are_networks() {
+    let page = include_str!("../../../docs/networks/README.md");
+    let image = |size, channels| Features::Image { height: size, width: size, channels };
+    let text = Features::Tokens { len: 64, vocabulary: 65 };
+    let files = [
+        (include_str!("../../../docs/networks/residual.kdl"), image(28, 1), false),
+        (include_str!("../../../docs/networks/resnet-cifar.kdl"), image(32, 3), true),
+        (include_str!("../../../docs/networks/gpt.kdl"), text, true),
+        (include_str!("../../../docs/networks/transformer.kdl"), text, false),
+    ];
+    for (file, input, is_shown) in files {
+        read(file).unwrap().build(input).unwrap();
+        let (_, lines) = file.split_once("network ").unwrap();
+        assert!(!is_shown || page.contains(lines), "{lines}");
+    }
+    let sizes = GptSizes { layers: 4, heads: 4, width: 128, bias: true, dropout: 0.1 };
+    let shapes = |network: &Network| -> Vec<(String, Vec<usize>)> {
+        let model = network.build(text).unwrap();
+        model.tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
+    };
+    assert_eq!(shapes(&read(files[2].0).unwrap()), shapes(&Network::gpt(sizes)));
+}
