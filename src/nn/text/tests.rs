@@ -224,7 +224,7 @@ fn the_files_of_the_page_are_networks() {
     ];
     for (file, input, is_shown) in files {
         read(file).unwrap().build(input).unwrap();
-        let (_, lines) = file.split_once("network ").unwrap();
+        let (_, lines) = file.split_once("\nnetwork ").unwrap();
         assert!(!is_shown || page.contains(lines), "{lines}");
     }
     let sizes = GptSizes { layers: 4, heads: 4, width: 128, bias: true, dropout: 0.1 };

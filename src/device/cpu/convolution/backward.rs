@@ -5,6 +5,8 @@
 //! the *pooled* gradients that are not zero and look up in `argmax` which output each belongs to:
 //! an eighth of the work of the dense form.
 //!
+//! Without pooling and ReLU all gradients count, and no lists of them are made.
+//!
 //! Both use one loop, [`add_blocks`]: a block of the result stays in registers while blocks of
 //! another array, each times one gradient, are added to it. For the weights of one output channel
 //! the other array is the image, at the places that the gradients belong to; for the patch of the
@@ -17,7 +19,8 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use super::padding::{ConvolutionScratch, SparseGradient, pad, rows_inside};
+use super::blocks::{Blocks, DenseGradients, SparseGradient, TargetBlock, add_blocks};
+use super::padding::{ConvolutionScratch, pad, rows_inside};
 use crate::device::ConvolutionShape;
 use crate::sums::Section;
 
@@ -55,8 +58,8 @@ impl WithSimd for WeightGradient<'_, '_> {
         let width = self.shape.padded_width();
         let vectors = (kernel * channels).div_ceil(S::F32_LANES);
         let stride = vectors * S::F32_LANES;
-        let ConvolutionScratch { first: mut sums, second: mut image, mut nonzero, mut lengths } =
-            take(self.scratch);
+        let mut scratch = take(self.scratch);
+        let ConvolutionScratch { sums, image, nonzero, lengths, .. } = &mut scratch;
         let len = self.outputs.len() * kernel * stride;
         let mut depth = self.rows.depth_before();
         sums.clear();
@@ -64,10 +67,12 @@ impl WithSimd for WeightGradient<'_, '_> {
         for (sums, weights) in sums.chunks_exact_mut(len).zip(&mut *self.sums) {
             for_each_weight(sums, weights, self.shape, stride, |sum, weight| *sum = *weight);
         }
-        image.clear();
-        image.resize(self.shape.padded_len() + stride, 0.0); // rows are read in whole vectors
+        // rows are read in whole vectors
+        let image = image.elements(self.shape.padded_len() + stride);
+        image.fill(0.0);
         let positions = output_len / self.shape.outputs;
-        nonzero.resize(self.outputs.len() * positions, SparseGradient::default());
+        let is_dense = is_dense(self.shape);
+        nonzero.resize(if is_dense { 0 } else { self.outputs.len() * positions }, SparseGradient::default());
         lengths.resize(self.outputs.len(), 0);
         for step in self.rows.steps() {
             if !step.continues {
@@ -78,14 +83,18 @@ impl WithSimd for WeightGradient<'_, '_> {
             let (gradient, argmax) = (&self.gradient[of(output_len)], &self.argmax[of(output_len)]);
             let maps = gradient.chunks_exact(output_len).zip(argmax.chunks_exact(output_len));
             for (input, (gradient, argmax)) in self.input[of(image_len)].chunks_exact(image_len).zip(maps) {
-                pad(self.shape, input, &mut image);
-                self.gather(gradient, argmax, &mut nonzero, &mut lengths);
-                let lists = nonzero.chunks_exact(positions).zip(&lengths);
+                pad(self.shape, input, image);
+                if is_dense {
+                    self.add_dense(simd, gradient, image, &mut sums[(depth - 1) * len..]);
+                    continue;
+                }
+                self.gather(gradient, argmax, nonzero, lengths);
+                let lists = nonzero.chunks_exact(positions).zip(&*lengths);
                 let outputs = sums[(depth - 1) * len..].chunks_exact_mut(kernel * stride);
                 for (sums, (list, &length)) in outputs.zip(lists) {
-                    let from = Blocks { values: &image, stride: width * channels };
-                    let target = TargetBlock { values: sums, stride, rows: kernel, vectors };
-                    add_blocks(simd, &list[..length], from, target);
+                    let from = Blocks { values: image, stride: width * channels };
+                    let target = TargetBlock { values: sums, stride, distance: 0, rows: kernel, vectors };
+                    add_blocks::<S, _, 1>(simd, &list[..length], from, target);
                 }
             }
             for _ in 0..step.num_merges {
@@ -98,7 +107,7 @@ impl WithSimd for WeightGradient<'_, '_> {
         for (sums, weights) in sums.chunks_exact_mut(len).zip(&mut *self.sums) {
             for_each_weight(sums, weights, self.shape, stride, |sum, weight| *weight = *sum);
         }
-        *self.scratch = ConvolutionScratch { first: sums, second: image, nonzero, lengths };
+        *self.scratch = scratch;
     }
 }
 
@@ -123,7 +132,40 @@ fn for_each_weight(
     }
 }
 
+/// Returns true for a convolution whose gradients are not zero as a rule.
+pub(super) fn is_dense(shape: &ConvolutionShape) -> bool {
+    !shape.pool && !shape.relu
+}
+
 impl WeightGradient<'_, '_> {
+    /// Adds the gradients of an image to `sums`, row by row of the output, so that the rows of the image
+    /// that a row belongs to stay in the first cache while all outputs are added.
+    #[inline(always)]
+    fn add_dense<S: Simd>(&self, simd: S, gradient: &[f32], image: &[f32], sums: &mut [f32]) {
+        let ConvolutionShape { channels, stride: step, outputs, kernel, .. } = *self.shape;
+        let row_len = self.shape.padded_width() * channels;
+        let vectors = (kernel * channels).div_ceil(S::F32_LANES);
+        let stride = vectors * S::F32_LANES;
+        let rows = gradient.chunks_exact(self.shape.output_width() * outputs);
+        for (gradient, image) in rows.zip((0..).map(|row| &image[row * step * row_len..])) {
+            let from = Blocks { values: image, stride: row_len };
+            let mut at = 0;
+            while at < self.outputs.len() {
+                // two outputs read a block once
+                let num = (self.outputs.len() - at).min(2);
+                let values = &gradient[self.outputs.start + at..];
+                let gradients = DenseGradients { values, stride: outputs, step: step * channels };
+                let (values, distance) = (&mut sums[at * kernel * stride..], kernel * stride);
+                let target = TargetBlock { values, stride, distance, rows: kernel, vectors };
+                match num {
+                    2 => add_blocks::<S, _, 2>(simd, gradients, from, target),
+                    _ => add_blocks::<S, _, 1>(simd, gradients, from, target),
+                }
+                at += num;
+            }
+        }
+    }
+
     /// Lists, for each of the output channels, the gradients that are not zero with their places in the
     /// image. No branch depends on a gradient: half of them are zero, at random.
     #[inline(always)]
@@ -180,11 +222,13 @@ impl WithSimd for InputGradient<'_> {
         let stride = vectors * S::F32_LANES + shift * channels;
         let padded_rows = kernel + 2 * shift;
         let starts = starts(self.shape, |y, x| (shift - y) * stride + (shift - x) * channels);
-        let ConvolutionScratch { first: mut packed, second: mut image, mut nonzero, lengths } =
-            take(self.scratch);
-        self.pack(&mut packed, padded_rows, stride, shift);
+        let mut scratch = take(self.scratch);
+        let ConvolutionScratch { packed, image, nonzero, .. } = &mut scratch;
+        let packed = packed.elements(outputs * padded_rows * stride);
+        self.pack(packed, padded_rows, stride, shift);
         // rows are written in whole vectors
-        image.resize(self.shape.padded_len() + vectors * S::F32_LANES, 0.0);
+        let image = image.elements(self.shape.padded_len() + vectors * S::F32_LANES);
+        let is_dense = is_dense(self.shape);
         nonzero.resize(outputs, SparseGradient::default());
         let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
         for (input_gradient, (gradient, argmax)) in self.input_gradient.chunks_exact_mut(image_len).zip(maps)
@@ -192,6 +236,17 @@ impl WithSimd for InputGradient<'_> {
             image.fill(0.0);
             let positions = gradient.chunks_exact(outputs).zip(argmax.chunks_exact(outputs));
             for (position, (gradient, argmax)) in positions.enumerate() {
+                let (row, column) = (position / columns * window, position % columns * window);
+                let from = Blocks { values: packed, stride };
+                let values = &mut image[(row * width + column) * step * channels..];
+                let rows = kernel + shift;
+                let target = TargetBlock { values, stride: width * channels, distance: 0, rows, vectors };
+                if is_dense {
+                    let gradients =
+                        DenseGradients { values: gradient, stride: 1, step: padded_rows * stride };
+                    add_blocks::<S, _, 1>(simd, gradients, from, target);
+                    continue;
+                }
                 let mut num = 0;
                 for (output, (&gradient, argmax)) in gradient.iter().zip(argmax).enumerate() {
                     let start =
@@ -199,28 +254,22 @@ impl WithSimd for InputGradient<'_> {
                     nonzero[num] = SparseGradient { gradient, start };
                     num += usize::from(gradient != 0.0);
                 }
-                let (row, column) = (position / columns * window, position % columns * window);
-                let from = Blocks { values: &packed, stride };
-                let values = &mut image[(row * width + column) * step * channels..];
-                let rows = kernel + shift;
-                let target = TargetBlock { values, stride: width * channels, rows, vectors };
-                add_blocks(simd, &nonzero[..num], from, target);
+                add_blocks::<S, _, 1>(simd, &nonzero[..num], from, target);
             }
             let rows = input_gradient.chunks_exact_mut(self.shape.width * channels);
-            let inside = rows_inside(self.shape, &mut image).zip(rows);
+            let inside = rows_inside(self.shape, image).zip(rows);
             inside.for_each(|(from, into)| into.copy_from_slice(from));
         }
-        *self.scratch = ConvolutionScratch { first: packed, second: image, nonzero, lengths };
+        *self.scratch = scratch;
     }
 }
 
 impl InputGradient<'_> {
     /// Packs the weights as `[output, kernel row, run of the row]`, with `shift` rows of zeros
     /// above and below, `shift` columns of zeros before, and zeros up to `stride` after.
-    fn pack(&self, packed: &mut Vec<f32>, padded_rows: usize, stride: usize, shift: usize) {
+    fn pack(&self, packed: &mut [f32], padded_rows: usize, stride: usize, shift: usize) {
         let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
-        packed.clear();
-        packed.resize(outputs * padded_rows * stride, 0.0);
+        packed.fill(0.0);
         for output in 0..outputs {
             for channel in 0..channels {
                 for place in 0..kernel * kernel {
@@ -230,91 +279,5 @@ impl InputGradient<'_> {
                 }
             }
         }
-    }
-}
-
-/// An array of which blocks are read, with the distance between rows of a block.
-#[derive(Clone, Copy)]
-struct Blocks<'a> {
-    values: &'a [f32],
-    stride: usize,
-}
-
-/// A block to add to, with the distance between its rows.
-struct TargetBlock<'a> {
-    values: &'a mut [f32],
-    stride: usize,
-    /// Rows of the block.
-    rows: usize,
-    /// Vectors in a row of the block.
-    vectors: usize,
-}
-
-/// Computes `target += Σ gradient · block` over `nonzero`.
-#[inline(always)]
-fn add_blocks<S: Simd>(simd: S, nonzero: &[SparseGradient], from: Blocks<'_>, target: TargetBlock<'_>) {
-    let TargetBlock { values, stride, rows, vectors } = target;
-    let few_registers = S::REGISTER_COUNT < 32;
-    let mut row = 0;
-    while row < rows {
-        let height = match rows - row {
-            _ if few_registers => 1,
-            5 | 7.. => 5,
-            3.. => 3,
-            _ => 1,
-        };
-        let mut vector = 0;
-        while vector < vectors {
-            let width = (vectors - vector).min(4);
-            let offset = vector * S::F32_LANES;
-            let from = Blocks { values: &from.values[row * from.stride + offset..], ..from };
-            let into = &mut values[row * stride + offset..];
-            match (height, width) {
-                (5, 1) => add_block::<S, 5, 1>(simd, nonzero, from, into, stride),
-                (5, 2) => add_block::<S, 5, 2>(simd, nonzero, from, into, stride),
-                (5, 3) => add_block::<S, 5, 3>(simd, nonzero, from, into, stride),
-                (5, _) => add_block::<S, 5, 4>(simd, nonzero, from, into, stride),
-                (3, 1) => add_block::<S, 3, 1>(simd, nonzero, from, into, stride),
-                (3, 2) => add_block::<S, 3, 2>(simd, nonzero, from, into, stride),
-                (3, 3) => add_block::<S, 3, 3>(simd, nonzero, from, into, stride),
-                (3, _) => add_block::<S, 3, 4>(simd, nonzero, from, into, stride),
-                (_, 1) => add_block::<S, 1, 1>(simd, nonzero, from, into, stride),
-                (_, 2) => add_block::<S, 1, 2>(simd, nonzero, from, into, stride),
-                (_, 3) => add_block::<S, 1, 3>(simd, nonzero, from, into, stride),
-                _ => add_block::<S, 1, 4>(simd, nonzero, from, into, stride),
-            }
-            vector += width;
-        }
-        row += height;
-    }
-}
-
-/// Adds to a block that fits the registers: see [`add_blocks`].
-#[inline(always)]
-fn add_block<S: Simd, const ROWS: usize, const VECTORS: usize>(
-    simd: S,
-    nonzero: &[SparseGradient],
-    from: Blocks<'_>,
-    target: &mut [f32],
-    target_stride: usize,
-) {
-    let length = VECTORS * S::F32_LANES;
-    let mut sums: [[S::f32s; VECTORS]; ROWS] = std::array::from_fn(|r| {
-        let (row, _) = S::as_simd_f32s(&target[r * target_stride..][..length]);
-        std::array::from_fn(|v| row[v])
-    });
-    for SparseGradient { gradient, start } in nonzero {
-        let gradient = simd.splat_f32s(*gradient);
-        let block = &from.values[*start as usize..][..(ROWS - 1) * from.stride + length];
-        for (r, sums) in sums.iter_mut().enumerate() {
-            let (row, _) = S::as_simd_f32s(&block[r * from.stride..][..length]);
-            for (v, sum) in sums.iter_mut().enumerate() {
-                *sum = simd.mul_add_f32s(gradient, row[v], *sum);
-            }
-        }
-    }
-    for (r, sums) in sums.iter().enumerate() {
-        let (row, _) = S::as_mut_simd_f32s(&mut target[r * target_stride..][..length]);
-        row.copy_from_slice(sums);
     }
 }

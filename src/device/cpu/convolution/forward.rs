@@ -22,10 +22,13 @@ pub(super) struct Forward<'a> {
     pub(super) argmax: &'a mut [f32],
     pub(super) output: &'a mut [f32],
     pub(super) scratch: &'a mut ConvolutionScratch,
+    /// True if `weight` is that of the convolution of which this one is the backward pass: inputs and
+    /// outputs take turns, and the kernel is turned by half a turn.
+    pub(super) is_transposed: bool,
 }
 
 /// Stands for a number of channels that is not a compile-time constant, unlike those of grey and
-/// colour images.
+/// colour images and of common residual networks, or for a stride above 1.
 const ANY: usize = 0;
 
 /// The first place of a tile and its output channels.
@@ -46,9 +49,10 @@ impl WithSimd for Forward<'_> {
         let shape = *self.shape;
         let vectors = shape.outputs.div_ceil(S::F32_LANES);
         self.pack(vectors * S::F32_LANES);
-        let ConvolutionScratch { first: packed, second: padded, .. } = &mut *self.scratch;
-        padded.clear();
-        padded.resize(if shape.padding > 0 { shape.padded_len() } else { 0 }, 0.0);
+        let ConvolutionScratch { packed, image: padded, .. } = &mut *self.scratch;
+        let packed = packed.elements(packed_len(&shape, vectors * S::F32_LANES));
+        let padded = padded.elements(if shape.padding > 0 { shape.padded_len() } else { 0 });
+        padded.fill(0.0);
         let (weights, _) = S::as_simd_f32s(packed);
         let (taps, biases) = weights.split_at(shape.kernel * shape.kernel * shape.channels * vectors);
 
@@ -64,22 +68,38 @@ impl WithSimd for Forward<'_> {
                 image
             };
             let mut work = ImageForward { simd, shape: &shape, image, taps, biases, vectors, output, argmax };
-            let window = shape.window();
-            for row in (0..shape.output_height() * window).step_by(window) {
+            let rows = shape.output_height() * shape.window();
+            let mut row = 0;
+            while row < rows {
+                // a single vector of outputs has too few sums in one row
+                let height = if shape.pool || vectors == 1 && rows - row >= 2 { 2 } else { 1 };
                 let mut group = 0;
                 while group < vectors {
                     let size = if vectors - group >= 2 { 2 } else { 1 };
-                    match (shape.pool, shape.channels) {
+                    let at = Tile { row, column: 0, group };
+                    // the distance between neighbouring inputs is then known too
+                    let channels = if shape.stride == 1 { shape.channels } else { ANY };
+                    match (shape.pool, channels) {
                         (true, 1) => work.pooled_row::<1>(row, group, size),
                         (true, 3) => work.pooled_row::<3>(row, group, size),
                         (true, _) => work.pooled_row::<ANY>(row, group, size),
-                        (false, _) => work.plain_row::<ANY>(row, group, size),
+                        (false, 3) => work.plain_rows::<3>(at, size, height),
+                        (false, 16) => work.plain_rows::<16>(at, size, height),
+                        (false, 32) => work.plain_rows::<32>(at, size, height),
+                        (false, 64) => work.plain_rows::<64>(at, size, height),
+                        (false, _) => work.plain_rows::<ANY>(at, size, height),
                     }
                     group += size;
                 }
+                row += height;
             }
         }
     }
+}
+
+/// Returns the number of packed weights and biases, for `padded` outputs.
+fn packed_len(shape: &ConvolutionShape, padded: usize) -> usize {
+    (shape.kernel * shape.kernel * shape.channels + 1) * padded
 }
 
 impl Forward<'_> {
@@ -88,14 +108,17 @@ impl Forward<'_> {
     fn pack(&mut self, padded: usize) {
         let ConvolutionShape { channels, outputs, kernel, .. } = *self.shape;
         let taps = kernel * kernel * channels;
-        let packed = &mut self.scratch.first;
-        packed.clear();
-        packed.resize((taps + 1) * padded, 0.0);
+        let packed = self.scratch.packed.elements(packed_len(self.shape, padded));
+        packed.fill(0.0);
         for output in 0..outputs {
             for channel in 0..channels {
-                for place in 0..kernel * kernel {
-                    packed[(place * channels + channel) * padded + output] =
-                        self.weight[(output * channels + channel) * kernel * kernel + place];
+                let num_places = kernel * kernel;
+                for place in 0..num_places {
+                    let from = match self.is_transposed {
+                        false => (output * channels + channel) * num_places + place,
+                        true => (channel * outputs + output) * num_places + (num_places - 1 - place),
+                    };
+                    packed[(place * channels + channel) * padded + output] = self.weight[from];
                 }
             }
             packed[taps * padded + output] = self.bias.map_or(0.0, |bias| bias[output]);
@@ -136,17 +159,23 @@ impl<S: Simd> ImageForward<'_, S> {
         }
     }
 
+    /// Forms one row of outputs from `first` on, or two if that is the `height`.
     #[inline(always)]
-    fn plain_row<const CHANNELS: usize>(&mut self, row: usize, group: usize, size: usize) {
+    fn plain_rows<const CHANNELS: usize>(&mut self, first: Tile, size: usize, height: usize) {
         let width = self.shape.output_width();
+        let few_registers = S::REGISTER_COUNT < 32;
         let mut column = 0;
         while column < width {
-            let at = Tile { row, column, group };
-            column += match (size, width - column) {
-                (1, 4..) => self.plain::<4, 1, CHANNELS>(at),
-                (1, _) => self.plain::<1, 1, CHANNELS>(at),
-                (_, 4..) => self.plain::<4, 2, CHANNELS>(at),
-                _ => self.plain::<1, 2, CHANNELS>(at),
+            let at = Tile { column, ..first };
+            column += match (height, size, width - column) {
+                (2, _, 8..) if !few_registers => self.plain::<2, 8, 1, CHANNELS>(at),
+                (2, _, 4..) => self.plain::<2, 4, 1, CHANNELS>(at),
+                (2, ..) => self.plain::<2, 1, 1, CHANNELS>(at),
+                (_, 1, 4..) => self.plain::<1, 4, 1, CHANNELS>(at),
+                (_, 1, _) => self.plain::<1, 1, 1, CHANNELS>(at),
+                (.., 8..) if !few_registers => self.plain::<1, 8, 2, CHANNELS>(at),
+                (.., 4..) => self.plain::<1, 4, 2, CHANNELS>(at),
+                _ => self.plain::<1, 1, 2, CHANNELS>(at),
             };
         }
     }
@@ -160,6 +189,7 @@ impl<S: Simd> ImageForward<'_, S> {
         let ConvolutionShape { kernel, stride, .. } = *self.shape;
         let width = self.shape.padded_width();
         let channels = if CHANNELS == ANY { self.shape.channels } else { CHANNELS };
+        let stride = if CHANNELS == ANY { stride } else { 1 };
         let (run, step) = (kernel * channels, stride * channels);
         let bias: [S::f32s; GROUP] = std::array::from_fn(|g| self.biases[at.group + g]);
         let mut sums = [[bias; COLUMNS]; ROWS];
@@ -208,13 +238,18 @@ impl<S: Simd> ImageForward<'_, S> {
         COLUMNS
     }
 
-    /// Forms one row of `COLUMNS` outputs. Returns `COLUMNS`.
+    /// Forms rows of `COLUMNS` outputs. Returns `COLUMNS`.
     #[inline(always)]
-    fn plain<const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(&mut self, at: Tile) -> usize {
-        let sums = self.tile::<1, COLUMNS, GROUP, CHANNELS>(at);
-        for (c, sums) in sums[0].iter().enumerate() {
-            for (g, sum) in sums.iter().enumerate() {
-                self.store(at.row, at.column + c, at.group + g, *sum, None);
+    fn plain<const ROWS: usize, const COLUMNS: usize, const GROUP: usize, const CHANNELS: usize>(
+        &mut self,
+        at: Tile,
+    ) -> usize {
+        let sums = self.tile::<ROWS, COLUMNS, GROUP, CHANNELS>(at);
+        for (r, sums) in sums.iter().enumerate() {
+            for (c, sums) in sums.iter().enumerate() {
+                for (g, sum) in sums.iter().enumerate() {
+                    self.store(at.row + r, at.column + c, at.group + g, *sum, None);
+                }
             }
         }
         COLUMNS

@@ -5,6 +5,7 @@
 //! the `f32`.
 
 mod backward;
+mod blocks;
 mod forward;
 mod padding;
 
@@ -15,7 +16,7 @@ use smallvec::SmallVec;
 use super::Cpu;
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 use crate::sums::MOST_PENDING;
-use backward::{InputGradient, WeightGradient};
+use backward::{InputGradient, WeightGradient, is_dense};
 use forward::Forward;
 use padding::ConvolutionScratch;
 
@@ -52,7 +53,9 @@ impl ConvolutionOperations for Cpu {
         });
         self.for_each(parts, |(input, argmax, output)| {
             with_scratch(|scratch| {
-                self.arch.dispatch(Forward { shape, input, weight, bias, argmax, output, scratch });
+                let is_transposed = false;
+                let work = Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed };
+                self.arch.dispatch(work);
             });
         });
     }
@@ -95,6 +98,26 @@ impl ConvolutionOperations for Cpu {
     ) {
         let argmax = places(shape, argmax, gradient);
         let part = self.rows_per_thread(shape.rows);
+        if is_dense(shape) && shape.stride == 1 {
+            // a convolution of the gradients, with the zeros around them that the first one lacked
+            let shape = &ConvolutionShape {
+                channels: shape.outputs,
+                outputs: shape.channels,
+                height: shape.output_height(),
+                width: shape.output_width(),
+                padding: shape.kernel - 1 - shape.padding,
+                ..*shape
+            };
+            let parts = gradient.chunks(shape.image_len() * part);
+            let parts = parts.zip(input_gradient.chunks_mut(shape.output_len() * part));
+            return self.for_each(parts, |(input, output)| {
+                with_scratch(|scratch| {
+                    let (bias, argmax, is_transposed) = (None, &mut [][..], true);
+                    let work = Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed };
+                    self.arch.dispatch(work);
+                });
+            });
+        }
         let maps = gradient.chunks(shape.output_len() * part).zip(argmax.chunks(shape.output_len() * part));
         let parts = input_gradient.chunks_mut(shape.image_len() * part).zip(maps);
         self.for_each(parts, |(input_gradient, (gradient, argmax))| {

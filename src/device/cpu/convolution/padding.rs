@@ -1,19 +1,19 @@
 //! Memory of convolutions: images with zeros around them.
 
+use super::blocks::SparseGradient;
 use crate::device::ConvolutionShape;
+use crate::memory::scratch::Room;
 
-/// A gradient that is not zero, and the start of its block.
-#[derive(Clone, Copy, Default)]
-pub(super) struct SparseGradient {
-    pub(super) gradient: f32,
-    pub(super) start: u32,
-}
-
-/// Memory that operations reuse.
+/// Memory that operations reuse. A room begins with a cache line, of which a vector of an image with a
+/// multiple of 16 channels then takes one and not two.
 #[derive(Default)]
 pub(super) struct ConvolutionScratch {
-    pub(super) first: Vec<f32>,
-    pub(super) second: Vec<f32>,
+    /// The weights in the order of an operation.
+    pub(super) packed: Room,
+    /// An image with zeros around it.
+    pub(super) image: Room,
+    /// The sums of the gradients of weights.
+    pub(super) sums: Vec<f32>,
     pub(super) nonzero: Vec<SparseGradient>,
     pub(super) lengths: Vec<usize>,
 }
