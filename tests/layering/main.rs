@@ -24,7 +24,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("comm/mpi", "memory"),
     ("device", "memory sums"),
     ("device/cpu", "device device/cpu/matmul memory sums"),
-    ("device/cpu/convolution", "device device/cpu sums"),
+    ("device/cpu/convolution", "device device/cpu memory sums"),
     ("device/cpu/matmul", "device/cpu memory sums"),
     ("device/cuda", "device device/cuda/runtime memory sums"),
     ("device/cuda/runtime", "device"),

@@ -11,32 +11,28 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// is its number, then `upper`.
 #[inline(always)]
 pub(super) fn philox(first: u64, upper: [u32; 2], key: u64) -> [u32; 4 * NUM_LANES] {
-    let mut counter = [[0_u32; NUM_LANES]; 4];
-    for lane in 0..NUM_LANES {
+    let mut counters = [[0_u32; NUM_LANES], [0; NUM_LANES], [upper[0]; NUM_LANES], [upper[1]; NUM_LANES]];
+    let [a, b, c, d] = &mut counters;
+    for (lane, (a, b)) in a.iter_mut().zip(b.iter_mut()).enumerate() {
         let block = first.wrapping_add(lane as u64);
-        counter[0][lane] = block as u32;
-        counter[1][lane] = (block >> 32) as u32;
-        counter[2][lane] = upper[0];
-        counter[3][lane] = upper[1];
+        (*a, *b) = (block as u32, (block >> 32) as u32);
     }
     let mut key = [key as u32, (key >> 32) as u32];
     for _ in 0..10 {
-        for lane in 0..NUM_LANES {
-            let [a, b, c, d] = [0, 1, 2, 3].map(|at| counter[at][lane]);
-            let first = u64::from(MULTIPLIERS[0]) * u64::from(a);
-            let second = u64::from(MULTIPLIERS[1]) * u64::from(c);
-            counter[0][lane] = (second >> 32) as u32 ^ b ^ key[0];
-            counter[1][lane] = second as u32;
-            counter[2][lane] = (first >> 32) as u32 ^ d ^ key[1];
-            counter[3][lane] = first as u32;
+        for (((a, b), c), d) in a.iter_mut().zip(b.iter_mut()).zip(c.iter_mut()).zip(d.iter_mut()) {
+            let first = u64::from(MULTIPLIERS[0]) * u64::from(*a);
+            let second = u64::from(MULTIPLIERS[1]) * u64::from(*c);
+            *a = (second >> 32) as u32 ^ *b ^ key[0];
+            *b = second as u32;
+            *c = (first >> 32) as u32 ^ *d ^ key[1];
+            *d = first as u32;
         }
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
     let mut numbers = [0; 4 * NUM_LANES];
-    for lane in 0..NUM_LANES {
-        for at in 0..4 {
-            numbers[4 * lane + at] = counter[at][lane];
-        }
+    let blocks = a.iter().zip(b.iter()).zip(c.iter()).zip(d.iter());
+    for (into, (((a, b), c), d)) in numbers.chunks_exact_mut(4).zip(blocks) {
+        into.copy_from_slice(&[*a, *b, *c, *d]);
     }
     numbers
 }

@@ -20,7 +20,7 @@ pub struct SourceOptions {
     /// the files of MNIST, Fashion-MNIST or CIFAR-10, an HDF5 file, a pattern such as 'run-*.h5' of
     /// several, which are one set in the order of their names, shakespeare (a text embedded in the
     /// program), a text (.txt), or tokens: numbers of 16 bits (.bin), or an HDF5 file with a dataset tokens,
-    /// [tokens] or [samples, tokens] [default: digits, for gpt shakespeare]
+    /// one sequence or a row for each sample [default: digits, for gpt shakespeare]
     #[arg(long, value_name = "SOURCE")]
     pub data: Option<String>,
 

@@ -4,7 +4,7 @@
 use pulp::Simd;
 
 /// Gradients of `OUTPUTS` outputs, and the start of the block that those of a place belong to.
-pub(super) trait Gradients<const OUTPUTS: usize>: Copy {
+pub(super) trait BlockGradients<const OUTPUTS: usize>: Copy {
     fn len(self) -> usize;
 
     fn get(self, at: usize) -> ([f32; OUTPUTS], usize);
@@ -17,7 +17,7 @@ pub(super) struct SparseGradient {
     pub(super) start: u32,
 }
 
-impl Gradients<1> for &[SparseGradient] {
+impl BlockGradients<1> for &[SparseGradient] {
     #[inline(always)]
     fn len(self) -> usize {
         self.len()
@@ -39,7 +39,7 @@ pub(super) struct DenseGradients<'a> {
     pub(super) step: usize,
 }
 
-impl<const OUTPUTS: usize> Gradients<OUTPUTS> for DenseGradients<'_> {
+impl<const OUTPUTS: usize> BlockGradients<OUTPUTS> for DenseGradients<'_> {
     #[inline(always)]
     fn len(self) -> usize {
         self.values.len().div_ceil(self.stride)
@@ -74,7 +74,7 @@ pub(super) struct TargetBlock<'a> {
 
 /// Computes `target += Σ gradient · block` over `gradients`, in their order, for the block of each output.
 #[inline(always)]
-pub(super) fn add_blocks<S: Simd, G: Gradients<OUTPUTS>, const OUTPUTS: usize>(
+pub(super) fn add_blocks<S: Simd, G: BlockGradients<OUTPUTS>, const OUTPUTS: usize>(
     simd: S,
     gradients: G,
     from: Blocks<'_>,
@@ -127,7 +127,7 @@ struct Place<'a> {
 #[inline(always)]
 fn add_block<
     S: Simd,
-    G: Gradients<OUTPUTS>,
+    G: BlockGradients<OUTPUTS>,
     const OUTPUTS: usize,
     const ROWS: usize,
     const VECTORS: usize,
