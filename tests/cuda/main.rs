@@ -64,7 +64,7 @@ static CASES: &[Case] = &[
     Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
     Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
-    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 25> },
+    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 40> },
     Case { name: "messages", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation },
     Case {
         name: "oracle_lenet_sgd_straight_from_memory",
@@ -74,7 +74,7 @@ static CASES: &[Case] = &[
     Case {
         name: "grids_straight_from_memory",
         ranks: &[4, 8],
-        run: |world| messages::aware(world, layouts::grids::<Cuda, 25>),
+        run: |world| messages::aware(world, layouts::grids::<Cuda, 40>),
     },
     Case {
         name: "odd_widths_straight_from_memory",

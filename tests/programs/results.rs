@@ -259,7 +259,7 @@ fn options_out_of_range_are_refused() {
     refused(&["--batch-size", "0"], "--batch-size: it is 0, but must be above 0");
     refused(&["--hidden", "128,0"], "a size of 0 leaves nothing to learn with");
     refused(&["--no-such-option"], "unexpected argument '--no-such-option'");
-    refused(&["--model", "resnet"], "invalid value 'resnet'");
+    refused(&["--model", "vgg"], "invalid value 'vgg'");
     refused(&["--learning-rate", "-1"], "--learning-rate: it is -1, but must be above 0");
     refused(&["--momentum", "1"], "--momentum: it is 1, but must be from 0 to below 1");
     refused(&["--optimizer", "adam", "--beta1", "1"], "--beta1: it is 1, but must be from 0 to below 1");
