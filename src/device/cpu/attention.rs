@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
-use super::loops::{largest, sum};
+use super::loops::{LANES, largest, sum};
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
@@ -180,7 +180,7 @@ impl Cpu {
                     #[inline(always)]
                     || columns_of(shape, input, key, keys),
                 );
-                let scores = scratch.scores.elements(BLOCK * shape.positions);
+                let scores = scratch.scores.elements(BLOCK * row_len(shape.positions));
                 for head in 0..shape.heads {
                     let logarithms = saved.next().unwrap_or_default();
                     let head = AttentionHead { first, ..AttentionHead::new(*shape, group, head) };
@@ -202,7 +202,7 @@ impl Cpu {
         output: &mut [f32],
     ) {
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
-        let (positions, width) = (shape.positions, shape.width);
+        let (positions, width, row_len) = (shape.positions, shape.width, row_len(shape.positions));
         for block in head.blocks() {
             let num_keys = head.num_keys(block.end);
             let queries = &input[block.start * stride + head.query..];
@@ -212,7 +212,7 @@ impl Cpu {
                 terms: width,
                 left: Left { values: queries, row_stride: stride, term_stride: 1 },
                 right: MatrixRows { values: keys, stride: positions },
-                target: MatrixRowsMut { values: scores, stride: positions },
+                target: MatrixRowsMut { values: scores, stride: row_len },
                 continues: false,
             });
             let mut sums = [0.0_f32; BLOCK];
@@ -220,13 +220,17 @@ impl Cpu {
                 #[inline(always)]
                 || {
                     for (at, total) in block.clone().zip(&mut sums) {
-                        let row = &mut scores[(at - block.start) * positions..][..num_keys];
-                        let (row, masked) = row.split_at_mut(head.num_keys(at + 1));
-                        masked.fill(0.0);
-                        let largest = largest(row);
-                        let scale = shape.scale();
-                        row.iter_mut().for_each(|score| *score = math::exp((*score - largest) * scale));
-                        *total = sum(row.len(), |at| row[at]);
+                        let (end, scale) = (head.num_keys(at + 1), shape.scale());
+                        let row = &mut scores[(at - block.start) * row_len..][..row_len];
+                        row[end..].fill(f32::NEG_INFINITY);
+                        let seen = whole_chunks(row, end);
+                        let largest = largest(seen.as_flattened());
+                        for chunk in &mut *seen {
+                            chunk.iter_mut().for_each(|x| *x = math::exp((*x - largest) * scale));
+                        }
+                        row[end..].fill(0.0);
+                        // zeros at the end change no sum
+                        *total = sum(end.next_multiple_of(LANES), |at| row[at]);
                         if let Some(logarithm) = logarithms.get_mut(at) {
                             *logarithm = largest * scale + libm::logf(*total);
                         }
@@ -238,7 +242,7 @@ impl Cpu {
                 rows: block.len(),
                 columns: width,
                 terms: num_keys,
-                left: Left { values: scores, row_stride: positions, term_stride: 1 },
+                left: Left { values: scores, row_stride: row_len, term_stride: 1 },
                 right: MatrixRows { values: &input[head.value..], stride },
                 target: MatrixRowsMut { values: out, stride: out_stride },
                 continues: false,
@@ -261,7 +265,7 @@ impl Cpu {
     ) {
         let HeadArrays { input, logarithms, output, gradient } = arrays;
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
-        let (positions, width) = (shape.positions, shape.width);
+        let (positions, width, row_len) = (shape.positions, shape.width, row_len(shape.positions));
         let keys = scratch.keys.elements(width * positions);
         let values = scratch.values.elements(width * positions);
         if is_first {
@@ -273,8 +277,8 @@ impl Cpu {
                 },
             );
         }
-        let scores = scratch.scores.elements(BLOCK * positions);
-        let gradients = scratch.gradients.elements(BLOCK * positions);
+        let scores = scratch.scores.elements(BLOCK * row_len);
+        let gradients = scratch.gradients.elements(BLOCK * row_len);
         for block in head.blocks() {
             let num_keys = head.num_keys(block.end);
             let queries = &input[block.start * stride + head.query..];
@@ -288,7 +292,7 @@ impl Cpu {
                     terms: width,
                     left: Left { values: left, row_stride, term_stride: 1 },
                     right: MatrixRows { values: right, stride: positions },
-                    target: MatrixRowsMut { values: target, stride: positions },
+                    target: MatrixRowsMut { values: target, stride: row_len },
                     continues: false,
                 });
             }
@@ -300,21 +304,23 @@ impl Cpu {
                         let (end, place) = (head.num_keys(at + 1), at * out_stride + head.output);
                         let (dy, y) = (&gradient[place..][..width], &output[place..][..width]);
                         let mean = sum(width, |at| dy[at] * y[at]);
-                        let scores = &mut scores[row * positions..][..num_keys];
-                        let gradients = &mut gradients[row * positions..][..num_keys];
+                        let scores = &mut scores[row * row_len..][..row_len];
+                        let gradients = &mut gradients[row * row_len..][..row_len];
+                        let chunks = whole_chunks(scores, end).iter_mut();
+                        for (scores, gradients) in chunks.zip(whole_chunks(gradients, end)) {
+                            for (score, gradient) in scores.iter_mut().zip(gradients) {
+                                *score = math::exp(score.mul_add(scale, -logarithms[at]));
+                                *gradient = *score * (*gradient - mean) * scale;
+                            }
+                        }
                         scores[end..].fill(0.0);
                         gradients[end..].fill(0.0);
-                        let pairs = scores[..end].iter_mut().zip(&mut gradients[..end]);
-                        for (score, gradient) in pairs {
-                            *score = math::exp(score.mul_add(scale, -logarithms[at]));
-                            *gradient = *score * (*gradient - mean) * scale;
-                        }
                     }
                 },
             );
-            let weights = Left { values: &*scores, row_stride: 1, term_stride: positions };
-            let transposed = Left { values: &*gradients, row_stride: 1, term_stride: positions };
-            let straight = Left { values: &*gradients, row_stride: positions, term_stride: 1 };
+            let weights = Left { values: &*scores, row_stride: 1, term_stride: row_len };
+            let transposed = Left { values: &*gradients, row_stride: 1, term_stride: row_len };
+            let straight = Left { values: &*gradients, row_stride: row_len, term_stride: 1 };
             let products = [
                 (
                     straight,
@@ -340,6 +346,17 @@ impl Cpu {
             }
         }
     }
+}
+
+/// Returns the length of a row of scores: whole chunks of lanes, so that no loop has a rest.
+fn row_len(positions: usize) -> usize {
+    positions.next_multiple_of(LANES)
+}
+
+/// Returns the chunks of a row that its first `len` elements are in.
+#[inline(always)]
+fn whole_chunks(row: &mut [f32], len: usize) -> &mut [[f32; LANES]] {
+    row[..len.next_multiple_of(LANES)].as_chunks_mut().0
 }
 
 /// The vectors that are written as columns at a time: those that share a cache line.

@@ -10,7 +10,7 @@ use crate::sums::ExactSum;
 pub(super) const CHUNK: usize = 4096;
 
 /// The lanes of a sum over a vector: twice the widest vector registers.
-const LANES: usize = 32;
+pub(super) const LANES: usize = 32;
 
 impl Cpu {
     /// Runs a loop compiled for the widest vectors of this processor. `work` must be marked
