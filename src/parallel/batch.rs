@@ -140,9 +140,18 @@ impl BatchDivision {
 
     /// Returns the most rows of a micro-batch in batches of up to `len` rows.
     pub fn most_rows(self, len: usize) -> usize {
-        let all = (0..self.num_replicas)
-            .flat_map(|replica| (0..self.num_micro_batches).map(move |number| (replica, number)));
-        all.map(|(replica, number)| self.section(len, replica, number).len()).max().unwrap_or_default()
+        let of_len = |len: usize| {
+            let all = (0..self.num_replicas)
+                .flat_map(move |replica| (0..self.num_micro_batches).map(move |number| (replica, number)));
+            all.map(move |(replica, number)| self.section(len, replica, number).len())
+        };
+        self.lengths(len).flat_map(of_len).max().unwrap_or_default()
+    }
+
+    /// Returns the lengths up to `len` of which one has the most rows of any section: a batch that is
+    /// shorter by the number of leaves has a row less in each leaf.
+    pub fn lengths(self, len: usize) -> Range<usize> {
+        len.saturating_sub(self.num_leaves() - 1)..len + 1
     }
 
     /// Returns the number of arrays in which a replica adds up gradients: the most values on its

@@ -31,9 +31,13 @@ pub struct Leaves {
 }
 
 impl Leaves {
-    /// Returns the terms of a leaf. Lengths differ by at most 1, with the longer leaves first.
+    /// Returns the terms of a leaf. Lengths differ by at most 1, and longer leaves are spread among the
+    /// others, so that ranks with equally many leaves have as many terms, but for one. The first leaf has a
+    /// term if there is one.
     pub fn terms(self, leaf: usize) -> Range<usize> {
-        shard(self.len, leaf, self.num)
+        // the product may exceed 64 bits, the quotient is at most `len`
+        let start = |leaf: usize| (self.len as u128 * leaf as u128).div_ceil(self.num as u128) as usize;
+        start(leaf)..start(leaf + 1)
     }
 
     /// Returns the sum of the products of the factors of each term, by plain loops.

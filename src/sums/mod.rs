@@ -11,8 +11,9 @@
 //! the same order. A layout divides the rows of a batch among replicas and micro-batches, and the
 //! features of a layer among the ranks of the tensor axis. The sums over those are canonical:
 //!
-//! * The terms are cut into L *leaves*, consecutive and as even as [`shard()`] makes them
-//!   (`--leaves L`, 8 unless more ranks share a sum). A leaf may be empty: its value is +0.
+//! * The n terms are cut into L *leaves*, of which leaf i begins with term ⌈n·i/L⌉ (`--leaves L`, 8
+//!   unless more ranks share a sum). Longer leaves are spread among the others, so that ranks have
+//!   equally many terms. A leaf may be empty: its value is +0.
 //! * A leaf is one chain of fused multiply-adds in the order of its terms, from +0:
 //!   `sum = fma(left, right, sum)`. The first leaf of an output with a bias begins with the bias. A
 //!   gradient of a bias, or of a convolution, is a chain of additions, or of the products with

@@ -113,8 +113,9 @@ fn leaf(division: BatchDivision, len: usize, replica: usize) -> Vec<Section> {
 
 /// Returns the most parts of a leaf, and the most rows of one, in batches of up to `batch_size` rows.
 fn largest_leaf(division: BatchDivision, batch_size: usize) -> (usize, usize) {
-    let leaves: Vec<Vec<Section>> =
-        (0..division.num_replicas()).map(|replica| leaf(division, batch_size, replica)).collect();
+    let of_replicas =
+        |len: usize| (0..division.num_replicas()).map(move |replica| leaf(division, len, replica));
+    let leaves: Vec<Vec<Section>> = division.lengths(batch_size).flat_map(of_replicas).collect();
     let rows = leaves.iter().flatten().map(|part| part.len()).max().unwrap_or_default();
     (leaves.iter().map(Vec::len).max().unwrap_or_default(), rows)
 }
