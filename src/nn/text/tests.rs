@@ -66,6 +66,14 @@ fn lines_stand_for_modules() {
     assert_eq!(found[..4], expected);
 }
 
+/// Checks that a network for `input` is refused in one line that says what is `expected`.
+fn assert_refused(input: Features, text: &str, expected: &str) {
+    let error = read(text).and_then(|network| network.build(input)).expect_err(text);
+    let said = error.to_string();
+    assert!(said.contains(expected) && !said.contains('\n'), "{text}\ngives {said}\nnot {expected}");
+    assert_eq!(error.exit_code(), 2, "{text}");
+}
+
 /// Every malformed text gets a line that names the line or the module, and the sizes.
 #[test]
 fn malformed_texts_are_refused_with_the_reason() {
@@ -160,11 +168,7 @@ fn malformed_texts_are_refused_with_the_reason() {
     ];
     assert!(cases.len() >= 50, "{}", cases.len());
     for (text, expected) in cases {
-        let found = read(text).and_then(|network| network.build(Features::Flat(12)));
-        let error = found.expect_err(text);
-        let said = error.to_string();
-        assert!(said.contains(expected) && !said.contains('\n'), "{text}\ngives {said}\nnot {expected}");
-        assert_eq!(error.exit_code(), 2, "{text}");
+        assert_refused(Features::Flat(12), text, expected);
     }
     let image = Features::Image { height: 6, width: 8, channels: 6 };
     let tokens = Features::Tokens { len: 5, vocabulary: 9 };
@@ -203,10 +207,7 @@ fn malformed_texts_are_refused_with_the_reason() {
         ),
     ];
     for (input, text, expected) in cases {
-        let error = read(text).and_then(|network| network.build(input)).expect_err(text);
-        let said = error.to_string();
-        assert!(said.contains(expected) && !said.contains('\n'), "{text}\ngives {said}\nnot {expected}");
-        assert_eq!(error.exit_code(), 2, "{text}");
+        assert_refused(input, text, expected);
     }
 }
 
