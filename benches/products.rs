@@ -32,6 +32,11 @@ const SHAPES: &[[usize; 3]] = &[
     [128, 256, 120],
     [128, 784, 128],
     [128, 120, 10],
+    // of a GPT: 12 sequences of 64 positions, 8 of 256
+    [768, 128, 384],
+    [768, 512, 128],
+    [2048, 384, 1536],
+    [2048, 1536, 384],
 ];
 
 /// Seconds for which the contenders take turns.

@@ -11,6 +11,7 @@ use super::Cpu;
 use super::loops::{LANES, largest, sum};
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
+use super::transpose::transpose;
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
 
@@ -359,26 +360,9 @@ fn whole_chunks(row: &mut [f32], len: usize) -> &mut [[f32; LANES]] {
     row[..len.next_multiple_of(LANES)].as_chunks_mut().0
 }
 
-/// The vectors that are written as columns at a time: those that share a cache line.
-const VECTORS_AT_ONCE: usize = 16;
-
 /// Writes the vectors at `place` of each position, as columns.
 #[inline(always)]
 fn columns_of(shape: &AttentionShape, input: &[f32], place: usize, columns: &mut [f32]) {
     let AttentionShape { positions, width, .. } = *shape;
-    let vector = |position: usize| &input[position * shape.input_width() + place..][..width];
-    let whole = positions / VECTORS_AT_ONCE * VECTORS_AT_ONCE;
-    for first in (0..whole).step_by(VECTORS_AT_ONCE) {
-        let mut vectors = [&[][..]; VECTORS_AT_ONCE];
-        vectors.iter_mut().zip(first..).for_each(|(into, position)| *into = vector(position));
-        for at in 0..width {
-            let line = &mut columns[at * positions + first..][..VECTORS_AT_ONCE];
-            line.iter_mut().zip(vectors).for_each(|(into, vector)| *into = vector[at]);
-        }
-    }
-    for position in whole..positions {
-        for (at, value) in vector(position).iter().enumerate() {
-            columns[at * positions + position] = *value;
-        }
-    }
+    transpose([positions, width], &input[place..], shape.input_width(), columns, positions);
 }

@@ -1,6 +1,7 @@
 //! Fills, copies and sums in host memory.
 
 use super::Cpu;
+use super::transpose::transpose;
 use crate::device::{BlockShape, CopyOperations};
 
 impl CopyOperations for Cpu {
@@ -40,27 +41,11 @@ impl CopyOperations for Cpu {
 }
 
 impl Cpu {
-    /// Computes `output = inputᵀ`, `input` being `[rows, columns]`, in blocks that fit a cache line
-    /// each way.
+    /// Computes `output = inputᵀ`, `input` being `[rows, columns]`.
     pub(super) fn transpose_matrix(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
-        const BLOCK: usize = 16;
         self.vectorised(
             #[inline(always)]
-            || {
-                for row in (0..rows).step_by(BLOCK) {
-                    let height = BLOCK.min(rows - row);
-                    for column in (0..columns).step_by(BLOCK) {
-                        let width = BLOCK.min(columns - column);
-                        for c in column..column + width {
-                            let line = &mut output[c * rows + row..][..height];
-                            let from = &input[row * columns + c..];
-                            for (r, value) in line.iter_mut().enumerate() {
-                                *value = from[r * columns];
-                            }
-                        }
-                    }
-                }
-            },
+            || transpose([rows, columns], input, columns, output, rows),
         );
     }
 }

@@ -25,6 +25,7 @@ mod rotary;
 mod small_product;
 mod softmax;
 mod subnormal;
+mod transpose;
 
 #[cfg(test)]
 mod tests;

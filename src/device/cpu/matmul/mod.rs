@@ -1,8 +1,8 @@
 //! Matrix products in a canonical order: an element has the same bits whatever its place in the
 //! product, the number of rows, columns and threads, and the width of vectors.
 //!
-//! The left operand is packed into strips of as many rows as a tile has, or read where it is if few
-//! tiles read it. The right operand is packed into strips as wide as a tile, a panel of columns at a
+//! The left operand is read where it is; a transposed one is packed into strips of as many rows as a tile
+//! has. The right operand is packed into strips as wide as a tile, a panel of columns at a
 //! time: while a panel is multiplied, the next one is packed little by little, so that the memory is
 //! read meanwhile. `tile.rs` multiplies a strip with a strip, over the whole inner dimension. This
 //! is the algorithm of Goto & van de Geijn, "Anatomy of high-performance matrix multiplication",
@@ -54,7 +54,7 @@ const FETCHED_BEFORE: usize = 2;
 const LARGE: usize = 1 << 16;
 
 /// Up to this many rows for each thread, a product with a large transposed operand is formed as its
-/// transpose. Up to as many columns, the rows of a left operand are read where they are.
+/// transpose.
 const MAX_FEW_ROWS: usize = 128;
 
 /// A transposed operand has to have this many terms for that, besides being large.
@@ -229,9 +229,8 @@ impl ThreadProduct<'_, '_> {
         let strip_bytes = strip_width * k.max(1) * size_of::<f32>();
         let panel_bytes = PANEL_BYTES[usize::from(m >= MANY_ROWS)];
         let panel_width = (panel_bytes / strip_bytes).max(1) * strip_width;
-        let packs_left = left.transposed || n > MAX_FEW_ROWS;
-        let rows = packed.left.elements(if packs_left { m.next_multiple_of(ROWS) * k } else { 0 });
-        if packs_left {
+        let rows = packed.left.elements(if left.transposed { m.next_multiple_of(ROWS) * k } else { 0 });
+        if left.transposed {
             pack_left::<ROWS>(left, rows);
         }
         let mut stack = Stack::<S, ROWS>::new(packed.stack.elements(Stack::<S, ROWS>::LEN));
@@ -259,7 +258,7 @@ impl ThreadProduct<'_, '_> {
                 stack: &mut stack,
                 next: &mut packing,
             };
-            if packs_left {
+            if left.transposed {
                 let strips = rows.as_chunks::<ROWS>().0;
                 panel.multiply(simd, m, PackedRows { strips, num_terms: k });
             } else {

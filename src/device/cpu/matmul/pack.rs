@@ -6,6 +6,7 @@ use pulp::Simd;
 
 use super::fetch::fetch;
 use super::operand::{Matrix, VECTORS};
+use crate::device::cpu::transpose::transpose;
 
 /// The packing of a panel of columns of the right operand into strips, `[strip][term][column of the
 /// strip]`, at once or little by little. Columns past the last have arbitrary elements.
@@ -126,38 +127,9 @@ impl<'a, S: Simd> Packing<'a, S> {
         let width = VECTORS * S::F32_LANES;
         let Matrix { values, rows: num_terms, stride, .. } = self.right;
         for (strip, first) in self.columns.clone().step_by(width).enumerate() {
-            let columns = first..self.columns.end.min(first + width);
-            let lines = columns.map(|line| &values[line * stride..][..num_terms]);
-            let strip = &mut self.strips[strip * num_terms..][..num_terms];
-            interleave(lines, num_terms, width, bytemuck::cast_slice_mut(strip));
-        }
-    }
-}
-
-/// Writes `lines`, each of `num_terms` consecutive elements, side by side into `strip`, term by
-/// term. The elements that share a cache line are read together.
-#[inline(always)]
-fn interleave<'a>(
-    lines: impl Iterator<Item = &'a [f32]> + Clone,
-    num_terms: usize,
-    width: usize,
-    strip: &mut [f32],
-) {
-    const AT_ONCE: usize = 16;
-    for first in (0..num_terms).step_by(AT_ONCE) {
-        let terms = first..num_terms.min(first + AT_ONCE);
-        let strip = &mut strip[terms.start * width..terms.end * width];
-        for (at, line) in lines.clone().enumerate() {
-            // the same loop twice, for one is unrolled
-            if let Some(several) = line[terms.clone()].first_chunk::<AT_ONCE>() {
-                for (i, element) in several.iter().enumerate() {
-                    strip[i * width + at] = *element;
-                }
-            } else {
-                for (i, element) in line[terms.clone()].iter().enumerate() {
-                    strip[i * width + at] = *element;
-                }
-            }
+            let num_lines = width.min(self.columns.end - first);
+            let strip = bytemuck::cast_slice_mut(&mut self.strips[strip * num_terms..][..num_terms]);
+            transpose([num_lines, num_terms], &values[first * stride..], stride, strip, width);
         }
     }
 }
@@ -173,8 +145,8 @@ pub(super) fn pack_left<const ROWS: usize>(left: Matrix<'_>, strips: &mut [f32])
     if !transposed {
         let strips = strips.chunks_exact_mut((ROWS * num_terms).max(1));
         for (strip, first) in strips.zip((0..rows).step_by(ROWS)) {
-            let lines = (first..rows.min(first + ROWS)).map(|line| &values[line * stride..][..num_terms]);
-            interleave(lines, num_terms, ROWS, strip);
+            let num_lines = ROWS.min(rows - first);
+            transpose([num_lines, num_terms], &values[first * stride..], stride, strip, ROWS);
         }
         return;
     }
