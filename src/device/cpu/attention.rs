@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
-use super::loops::{LANES, largest, sum};
+use super::loops::{LANES, largest, sum_of};
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use super::transpose::transpose;
@@ -216,12 +216,14 @@ impl Cpu {
                 target: MatrixRowsMut { values: scores, stride: row_len },
                 continues: false,
             });
-            let mut sums = [0.0_f32; BLOCK];
+            let (mut largest_of_rows, mut sums) = ([0.0_f32; BLOCK], [1.0_f32; BLOCK]);
             self.vectorised(
                 #[inline(always)]
                 || {
-                    for (at, total) in block.clone().zip(&mut sums) {
-                        let (end, scale) = (head.num_keys(at + 1), shape.scale());
+                    let scale = shape.scale();
+                    let rows = largest_of_rows.iter_mut().zip(&mut sums);
+                    for (at, (row_largest, total)) in block.clone().zip(rows) {
+                        let end = head.num_keys(at + 1);
                         let row = &mut scores[(at - block.start) * row_len..][..row_len];
                         row[end..].fill(f32::NEG_INFINITY);
                         let seen = whole_chunks(row, end);
@@ -231,10 +233,15 @@ impl Cpu {
                         }
                         row[end..].fill(0.0);
                         // zeros at the end change no sum
-                        *total = sum(end.next_multiple_of(LANES), |at| row[at]);
-                        if let Some(logarithm) = logarithms.get_mut(at) {
-                            *logarithm = largest * scale + libm::logf(*total);
-                        }
+                        *total = sum_of([&row[..end.next_multiple_of(LANES)]], |[x]| x);
+                        *row_largest = largest;
+                    }
+                    let mut block_logarithms = [0.0_f32; BLOCK];
+                    for row in 0..BLOCK {
+                        block_logarithms[row] = largest_of_rows[row] * scale + math::ln(sums[row]);
+                    }
+                    if let Some(logarithms) = logarithms.get_mut(block.clone()) {
+                        logarithms.copy_from_slice(&block_logarithms[..block.len()]);
                     }
                 },
             );
@@ -304,7 +311,7 @@ impl Cpu {
                     for (row, at) in block.clone().enumerate() {
                         let (end, place) = (head.num_keys(at + 1), at * out_stride + head.output);
                         let (dy, y) = (&gradient[place..][..width], &output[place..][..width]);
-                        let mean = sum(width, |at| dy[at] * y[at]);
+                        let mean = sum_of([dy, y], |[dy, y]| dy * y);
                         let scores = &mut scores[row * row_len..][..row_len];
                         let gradients = &mut gradients[row * row_len..][..row_len];
                         let chunks = whole_chunks(scores, end).iter_mut();

@@ -151,32 +151,48 @@ pub(super) fn largest(values: &[f32]) -> f32 {
             *lane = if value > lane { *value } else { *lane };
         }
     }
-    let mut most = f32::NEG_INFINITY;
-    for value in lanes.iter().chain(rest) {
-        most = if *value > most { *value } else { most };
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane = if value > lane { *value } else { *lane };
     }
-    most
+    fold_lanes(&mut lanes, |one, other| if other > one { other } else { one })
 }
 
-/// Returns the sum of `term` for all indices below `len`, in a fixed number of lanes and one order of
-/// adding these, so that its bits depend on the terms alone.
+/// Returns the sum of `term` of the elements at each place of `arrays`, which are at least as long as the
+/// first, in a fixed number of lanes and one order of adding these, so that its bits depend on the terms
+/// alone.
 #[inline(always)]
-pub(super) fn sum(len: usize, term: impl Fn(usize) -> f32) -> f32 {
+pub(super) fn sum_of<const N: usize>(arrays: [&[f32]; N], term: impl Fn([f32; N]) -> f32) -> f32 {
+    let len = arrays[0].len();
     let mut lanes = [0.0_f32; LANES];
     let whole = len - len % LANES;
     for first in (0..whole).step_by(LANES) {
+        // chunks of a fixed length need no checks in the loop over lanes
+        let mut chunks = [[0.0_f32; LANES]; N];
+        for (chunk, array) in chunks.iter_mut().zip(arrays) {
+            chunk.copy_from_slice(&array[first..first + LANES]);
+        }
         for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(first + lane);
+            let mut values = [0.0; N];
+            values.iter_mut().zip(&chunks).for_each(|(value, chunk)| *value = chunk[lane]);
+            *sum += term(values);
         }
     }
     for (sum, at) in lanes.iter_mut().zip(whole..len) {
-        *sum += term(at);
+        let mut values = [0.0; N];
+        values.iter_mut().zip(arrays).for_each(|(value, array)| *value = array[at]);
+        *sum += term(values);
     }
+    fold_lanes(&mut lanes, |one, other| one + other)
+}
+
+/// Combines lanes by halves.
+#[inline(always)]
+fn fold_lanes(lanes: &mut [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES;
     while width > 1 {
         width /= 2;
         for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
+            lanes[lane] = combine(lanes[lane], lanes[lane + width]);
         }
     }
     lanes[0]

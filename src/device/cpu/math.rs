@@ -42,6 +42,29 @@ pub(super) fn exp(x: f32) -> f32 {
     polynomial(r, &TAYLOR) * power
 }
 
+/// Returns the natural logarithm of a normal number x > 0, with the bits of `libm::logf`, whose method this
+/// is; NaN for NaN.
+#[inline(always)]
+pub(super) fn ln(x: f32) -> f32 {
+    const ROOT_OF_HALF: u32 = 0x3f35_04f3;
+    const ONE: u32 = 0x3f80_0000;
+    const SERIES: [f32; 4] = [0.666_666_6, 0.400_009_72, 0.284_987_87, 0.242_790_79];
+    const LN_2_HIGH: f32 = 6.931_381e-1;
+    const LN_2_LOW: f32 = 9.058_001e-6;
+    // x = 2ᵏ · (1 + f) with √½ ≤ 1 + f < √2
+    let shifted = x.to_bits().wrapping_add(ONE - ROOT_OF_HALF);
+    let k = ((shifted >> 23) as i32 - 127) as f32;
+    let f = f32::from_bits((shifted & 0x007f_ffff) + ROOT_OF_HALF) - 1.0;
+    let s = f / (2.0 + f);
+    let z = s * s;
+    let w = z * z;
+    let even = w * (SERIES[1] + w * SERIES[3]);
+    let odd = z * (SERIES[0] + w * SERIES[2]);
+    let half_square = 0.5 * f * f;
+    let result = s * (half_square + (odd + even)) + k * LN_2_LOW - half_square + f + k * LN_2_HIGH;
+    if x > 0.0 { result } else { f32::NAN }
+}
+
 /// Returns x · Φ(x) and its derivative Φ(x) + x · φ(x), with Φ and φ the distribution function and
 /// the density of the normal distribution.
 #[inline(always)]
@@ -146,7 +169,16 @@ mod tests {
     }
 
     #[test]
+    fn ln_has_the_bits_of_the_library() {
+        for i in 0..2_000_000_u32 {
+            // over all normal numbers
+            let x = f32::from_bits(0x0080_0000 + i * 1056);
+            assert_eq!(ln(x).to_bits(), libm::logf(x).to_bits(), "ln({x:e})");
+        }
+    }
+
+    #[test]
     fn not_a_number_stays_one() {
-        assert!(erf(f32::NAN).is_nan() && tanh(f32::NAN).is_nan() && gelu(f32::NAN).0.is_nan());
+        assert!(erf(f32::NAN).is_nan() && ln(f32::NAN).is_nan() && tanh(f32::NAN).is_nan() && gelu(f32::NAN).0.is_nan());
     }
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
-use super::loops::sum;
+use super::loops::sum_of;
 use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
 
 thread_local! {
@@ -41,8 +41,8 @@ impl NormOperations for Cpu {
                 || {
                     let rows = input.chunks_exact(columns).zip(output.chunks_exact_mut(columns));
                     for ((x, y), saved) in rows.zip(saved.chunks_exact_mut(NormShape::SAVED)) {
-                        let mean = if is_centred { sum(columns, |at| x[at]) / columns as f32 } else { 0.0 };
-                        let variance = sum(columns, |at| (x[at] - mean) * (x[at] - mean)) / columns as f32;
+                        let mean = if is_centred { sum_of([x], |[x]| x) / columns as f32 } else { 0.0 };
+                        let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / columns as f32;
                         let scale = 1.0 / (variance + epsilon).sqrt();
                         saved.copy_from_slice(&[mean, scale]);
                         for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
@@ -109,9 +109,9 @@ impl NormOperations for Cpu {
                     for (((x, dy), dx), saved) in rows.zip(saved.chunks_exact(NormShape::SAVED)) {
                         let (mean, scale) = (saved[0], saved[1]);
                         let (dy, weight) = (&dy[..columns], &weight[..columns]);
-                        let mean_g = sum(columns, |at| dy[at] * weight[at]) / columns as f32;
+                        let mean_g = sum_of([dy, weight], |[dy, w]| dy * w) / columns as f32;
                         let mean_g = if is_centred { mean_g } else { 0.0 };
-                        let mean_gx = sum(columns, |at| dy[at] * weight[at] * ((x[at] - mean) * scale))
+                        let mean_gx = sum_of([dy, weight, x], |[dy, w, x]| dy * w * ((x - mean) * scale))
                             / columns as f32;
                         for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
                             let normalised = (x - mean) * scale;
