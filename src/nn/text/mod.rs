@@ -14,30 +14,10 @@
 //!
 //! | line | module |
 //! |---|---|
-//! | `linear N bias=#false deviation=D` | [`Module::Linear`] with N outputs; with a bias by default |
-//! | `product N` | [`Module::Product`] with N outputs |
-//! | `convolution N kernel=K` | [`Module::Convolution`] with N output channels |
-//! | `max-pool N`, `average-pool N` | [`Module::MaxPool`], [`Module::AveragePool`] over windows of N × N |
-//! | `global-average` | [`Module::GlobalAverage`] |
-//! | `relu`, `gelu`, `gelu-tanh`, `silu`, `tanh` | [`Module::Activation`] |
-//! | `gated-linear-unit "silu"` | [`Module::GatedLinearUnit`]; `sigmoid` by default, or `silu`, `gelu` |
-//! | `dropout R` | [`Module::Dropout`] of rate R |
-//! | `flatten` | [`Module::Flatten`] |
-//! | `layer-norm bias=#false` | [`Module::LayerNorm`]; with a bias unless told otherwise |
-//! | `rms-norm` | [`Module::RmsNorm`] |
-//! | `group-norm G` | [`Module::GroupNorm`] of G groups |
-//! | `embedding N deviation=D` | [`Module::Embedding`] with N features |
-//! | `positions deviation=D` | [`Module::Positions`] |
-//! | `attention H causal=#true` | [`Module::Attention`] with H heads; not causal by default |
-//! | `tied-output` | [`Module::TiedOutput`] |
+//! | `linear 24`, and others without braces | the one that [`modules`] has for the name |
 //! | `residual { … }` | [`Module::Residual`]: the body, and perhaps `shortcut { … }` as its last line |
 //! | `scope "h" { … }` | [`Module::Scope`]: names in it begin with `h.` |
 //! | `repeat N { … }` | the modules N times; `repeat N "h" { … }` in scopes `h.0`, `h.1`, … |
-//!
-//! `deviation` is the standard deviation of normal initial weights, in place of PyTorch's default.
-//! `convolution` may have `stride=S`, `padding=P` and `bias=#false`. `attention` may have
-//! `key-value-heads=K`, for heads that share keys and values, `rotary=B`, for rotary positions of base B
-//! (10000 is usual), `bias=#false`, `deviation=D`, and for the layer after it `output-deviation=D`.
 //!
 //! A module with parameters may have `name="…"`, which its tensors get in place of a name with a number.
 //! The line `network` is the first, or is left out: the network's name is then that of the file, and its
@@ -45,6 +25,8 @@
 //!
 //! `--show-network` prints any network in this form.
 
+mod fields;
+mod modules;
 mod parse;
 mod print;
 
@@ -54,22 +36,9 @@ mod tests;
 pub(super) use print::head;
 
 use super::Loss;
-use crate::device::{Activation, Gate};
 
 /// The most bytes of a text, so that it fits into a checkpoint's attribute.
 pub const LONGEST_TEXT: usize = 32 << 10;
-
-/// The names of activations.
-const ACTIVATIONS: [(&str, Activation); 5] = [
-    ("relu", Activation::Relu),
-    ("gelu", Activation::Gelu),
-    ("gelu-tanh", Activation::GeluTanh),
-    ("silu", Activation::Silu),
-    ("tanh", Activation::Tanh),
-];
-
-/// The names of gates.
-const GATES: [(&str, Gate); 3] = [("sigmoid", Gate::Sigmoid), ("silu", Gate::Silu), ("gelu", Gate::Gelu)];
 
 /// The names of losses.
 const LOSSES: [(&str, Loss); 3] = [

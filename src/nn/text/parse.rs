@@ -1,11 +1,11 @@
 //! The reading of a network's text.
 
-use std::ops::RangeInclusive;
+use kdl::{KdlDocument, KdlNode};
 
-use kdl::{KdlDocument, KdlNode, KdlValue};
-
-use super::{ACTIVATIONS, GATES, LONGEST_TEXT, LOSSES};
-use crate::nn::{Attention, Convolution, LARGEST_SIZE, Loss, Module, Network};
+use super::fields::{Fields, LineError, Parsed};
+use super::modules::{Line, each_value, module_called, names};
+use super::{LONGEST_TEXT, LOSSES};
+use crate::nn::{Loss, Module, Network};
 use crate::{Error, Result};
 
 /// The deepest nesting of braces.
@@ -13,20 +13,6 @@ const DEEPEST: usize = 64;
 
 /// The most modules of a network.
 const MOST_MODULES: usize = 20_000;
-
-/// The names of all lines but the first.
-const NAMES: &str = "linear, product, convolution, max-pool, average-pool, global-average, relu, gelu, \
-                     gelu-tanh, silu, tanh, gated-linear-unit, dropout, flatten, layer-norm, rms-norm, \
-                     group-norm, embedding, positions, attention, tied-output, residual, shortcut, scope, \
-                     repeat";
-
-/// The reason why a line is wrong, and its place in the text.
-struct LineError {
-    offset: usize,
-    why: String,
-}
-
-type Parsed<T> = std::result::Result<T, LineError>;
 
 impl Network {
     /// Reads a network from the `text` of `source`, a file's name. Its name is `name` and its loss `loss`
@@ -79,12 +65,7 @@ fn read(text: &str, name: &str, loss: Loss) -> Parsed<Network> {
         if let Some(name) = fields.optional_text(None)? {
             name.clone_into(&mut network.name);
         }
-        if let Some(loss) = fields.optional_text(Some("loss"))? {
-            let known = LOSSES.iter().find(|(name, _)| *name == loss);
-            let names = LOSSES.map(|(name, _)| name).join(", ");
-            let unknown = || fields.error(format!("there is no loss {loss:?}; there are {names}"));
-            network.loss = known.ok_or_else(unknown)?.1;
-        }
+        network.loss = fields.optional_choice(Some("loss"), "loss", &LOSSES)?.unwrap_or(loss);
         fields.finish(false)?;
         nodes = rest;
     }
@@ -141,7 +122,9 @@ fn lines(node: &KdlNode) -> Parsed<Vec<Module>> {
             Ok(vec![Module::Scope { prefix, modules: modules(fields.children()?)? }])
         }
         "repeat" => {
-            let (times, prefix) = (fields.number(None, "the number of times")?, fields.optional_text(None)?);
+            let mut times = 0;
+            fields.number(None, "the number of times", &mut times)?;
+            let prefix = fields.optional_text(None)?;
             fields.finish(true)?;
             let inner = modules(fields.children()?)?;
             if times.saturating_mul(count(&inner) + 1) > MOST_MODULES {
@@ -157,173 +140,18 @@ fn lines(node: &KdlNode) -> Parsed<Vec<Module>> {
                 .collect())
         }
         "network" => Err(fields.error("the line network is the first, and there is one".into())),
-        _ => {
-            let module = one(&mut fields)?;
+        name => {
+            let unknown = || {
+                let names = names();
+                fields.error(format!(
+                    "there is no module {name:?}; there are {names}, residual, shortcut, scope, repeat"
+                ))
+            };
+            let mut module = module_called(name).ok_or_else(unknown)?;
+            each_value(&mut module, &mut fields)?;
             let name = fields.optional_text(Some("name"))?;
             fields.finish(false)?;
             Ok(vec![name.map_or(module.clone(), |name| module.named(name))])
         }
-    }
-}
-
-/// Returns the module of a line without braces.
-fn one(fields: &mut Fields<'_>) -> Parsed<Module> {
-    let name = fields.node.name().value();
-    if let Some((_, activation)) = ACTIVATIONS.iter().find(|(known, _)| *known == name) {
-        return Ok(Module::Activation(*activation));
-    }
-    Ok(match name {
-        "linear" => {
-            let outputs = fields.number(None, "the number of outputs")?;
-            let bias = fields.switch("bias", true)?;
-            Module::Linear { outputs, bias, deviation: fields.deviation("deviation")? }
-        }
-        "product" => Module::Product { outputs: fields.number(None, "the number of outputs")? },
-        "convolution" => Module::Convolution(Convolution {
-            outputs: fields.number(None, "the number of output channels")?,
-            kernel: fields.number(Some("kernel"), "the height and width of the kernel")?,
-            stride: fields.optional_number("stride", 1)?.unwrap_or(1),
-            padding: fields.optional_number("padding", 0)?.unwrap_or(0),
-            bias: fields.switch("bias", true)?,
-        }),
-        "max-pool" => Module::MaxPool { size: fields.number(None, "the height and width of the window")? },
-        "average-pool" => {
-            Module::AveragePool { size: fields.number(None, "the height and width of the window")? }
-        }
-        "global-average" => Module::GlobalAverage,
-        "embedding" => {
-            let width = fields.number(None, "the number of features")?;
-            Module::Embedding { width, deviation: fields.deviation("deviation")?.unwrap_or(1.0) }
-        }
-        "positions" => Module::Positions { deviation: fields.deviation("deviation")?.unwrap_or(1.0) },
-        "attention" => {
-            let heads = fields.number(None, "the number of heads")?;
-            Module::Attention(Attention {
-                heads,
-                key_value_heads: fields.optional_number("key-value-heads", 1)?.unwrap_or(heads),
-                causal: fields.switch("causal", false)?,
-                rotary: fields.real(Some("rotary"), "rotary", 1.0..=1e9)?,
-                bias: fields.switch("bias", true)?,
-                deviation: fields.deviation("deviation")?,
-                output_deviation: fields.deviation("output-deviation")?,
-            })
-        }
-        "tied-output" => Module::TiedOutput,
-        "flatten" => Module::Flatten,
-        "layer-norm" => Module::LayerNorm { bias: fields.switch("bias", true)? },
-        "rms-norm" => Module::RmsNorm,
-        "group-norm" => Module::GroupNorm { groups: fields.number(None, "the number of groups")? },
-        "gated-linear-unit" => {
-            let name = fields.optional_text(None)?.unwrap_or("sigmoid");
-            let known = GATES.iter().find(|(known, _)| *known == name);
-            let names = GATES.map(|(name, _)| name).join(", ");
-            let unknown = || fields.error(format!("there is no gate {name:?}; there are {names}"));
-            Module::GatedLinearUnit { gate: known.ok_or_else(unknown)?.1 }
-        }
-        "dropout" => {
-            let rate = fields.real(None, "the probability of 0", 0.0..=0.999)?;
-            let missing = || fields.error("the probability of 0 is missing, such as 0.1".into());
-            Module::Dropout { rate: rate.ok_or_else(missing)? }
-        }
-        other => return Err(fields.error(format!("there is no module {other:?}; there are {NAMES}"))),
-    })
-}
-
-/// The arguments and properties of a line, of which none may be left over.
-struct Fields<'k> {
-    node: &'k KdlNode,
-    used: Vec<bool>,
-}
-
-impl<'k> Fields<'k> {
-    fn new(node: &'k KdlNode) -> Fields<'k> {
-        Fields { node, used: vec![false; node.entries().len()] }
-    }
-
-    fn error(&self, why: String) -> LineError {
-        LineError { offset: self.node.span().offset(), why: format!("{}: {why}", self.node.name().value()) }
-    }
-
-    /// Takes the next argument, or the property `name`.
-    fn take(&mut self, name: Option<&str>) -> Option<&'k KdlValue> {
-        let entries = self.node.entries();
-        let is_wanted = |at: &usize| !self.used[*at] && entries[*at].name().map(|name| name.value()) == name;
-        let at = (0..entries.len()).find(is_wanted)?;
-        self.used[at] = true;
-        Some(entries[at].value())
-    }
-
-    /// Takes a size from 1 to [`LARGEST_SIZE`].
-    fn number(&mut self, name: Option<&str>, what: &str) -> Parsed<usize> {
-        let example = name.map_or("12".to_owned(), |name| format!("{name}=12"));
-        let Some(value) = self.take(name) else {
-            return Err(self.error(format!("{what} is missing, such as {example}")));
-        };
-        self.size(value, what, 1)
-    }
-
-    /// Takes a size from `least` on, if it is given.
-    fn optional_number(&mut self, name: &str, least: usize) -> Parsed<Option<usize>> {
-        self.take(Some(name)).map(|value| self.size(value, name, least)).transpose()
-    }
-
-    fn size(&self, value: &KdlValue, what: &str, least: usize) -> Parsed<usize> {
-        let number = value.as_integer().and_then(|number| usize::try_from(number).ok());
-        number.filter(|number| (least..=LARGEST_SIZE).contains(number)).ok_or_else(|| {
-            self.error(format!(
-                "{what} is {value}, but must be a whole number from {least} to {LARGEST_SIZE}"
-            ))
-        })
-    }
-
-    /// Takes a standard deviation, if it is given.
-    fn deviation(&mut self, name: &str) -> Parsed<Option<f32>> {
-        self.real(Some(name), name, 0.0..=1e6)
-    }
-
-    /// Takes a number in `range`, the next argument or the property `name`, if it is given.
-    fn real(&mut self, name: Option<&str>, what: &str, range: RangeInclusive<f32>) -> Parsed<Option<f32>> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        let number = value.as_float().or(value.as_integer().map(|whole| whole as f64));
-        let number = number.map(|number| number as f32).filter(|number| range.contains(number));
-        let (least, most) = range.clone().into_inner();
-        let wrong = || self.error(format!("{what} is {value}, but must be a number from {least} to {most}"));
-        number.map(Some).ok_or_else(wrong)
-    }
-
-    fn switch(&mut self, name: &str, default: bool) -> Parsed<bool> {
-        let Some(value) = self.take(Some(name)) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.error(format!("{name} is {value}, but must be #true or #false")))
-    }
-
-    fn optional_text(&mut self, name: Option<&str>) -> Parsed<Option<&'k str>> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        let what = name.unwrap_or("its name");
-        let text = value.as_string().filter(|text| !text.is_empty() && !text.contains('/'));
-        let wrong = || self.error(format!("{what} is {value}, but must be a text in quotes without a /"));
-        text.map(Some).ok_or_else(wrong)
-    }
-
-    fn text(&mut self, what: &str) -> Parsed<&'k str> {
-        let text = self.optional_text(None)?;
-        text.ok_or_else(|| self.error(format!("{what} is missing, such as \"h\"")))
-    }
-
-    fn children(&self) -> Parsed<&'k [KdlNode]> {
-        let children = self.node.children().map(KdlDocument::nodes);
-        children.ok_or_else(|| self.error("its modules are missing, in braces".into()))
-    }
-
-    /// Refuses what has not been taken.
-    fn finish(&self, has_braces: bool) -> Parsed<()> {
-        if let Some(at) = self.used.iter().position(|used| !used) {
-            return Err(
-                self.error(format!("it does not take {}", self.node.entries()[at].to_string().trim()))
-            );
-        }
-        if !has_braces && self.node.children().is_some() {
-            return Err(self.error("it has no modules, so there can be no braces".into()));
-        }
-        Ok(())
     }
 }

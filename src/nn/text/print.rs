@@ -1,9 +1,12 @@
 //! The writing of a network as text.
 
-use std::fmt::Write as _;
+use std::convert::Infallible;
+use std::fmt::{Display, Write as _};
+use std::ops::RangeInclusive;
 
-use super::{ACTIVATIONS, GATES, LOSSES};
-use crate::nn::{Attention, Convolution, Module, Network};
+use super::LOSSES;
+use super::modules::{Line, each_value, name_of};
+use crate::nn::{Module, Network};
 
 impl Network {
     /// Returns this network as text, which [`Network::from_text`] reads.
@@ -43,63 +46,85 @@ fn write_module(text: &mut String, module: &Module, depth: usize) {
     }
 }
 
-/// Returns a property that may be missing.
-fn optional(name: &str, value: Option<f32>) -> String {
-    value.map_or(String::new(), |value| format!(" {name}={value:?}"))
-}
-
-fn convolution_line(convolution: &Convolution) -> String {
-    let Convolution { outputs, kernel, stride, padding, bias } = *convolution;
-    let property = |name: &str, value: usize, default| {
-        if value == default { String::new() } else { format!(" {name}={value}") }
-    };
-    let bias = if bias { "" } else { " bias=#false" };
-    let (stride, padding) = (property("stride", stride, 1), property("padding", padding, 0));
-    format!("convolution {outputs} kernel={kernel}{stride}{padding}{bias}")
-}
-
-fn attention_line(attention: &Attention) -> String {
-    let Attention { heads, key_value_heads, causal, rotary, bias, deviation, output_deviation } = *attention;
-    let groups =
-        if key_value_heads == heads { String::new() } else { format!(" key-value-heads={key_value_heads}") };
-    let causal = if causal { " causal=#true" } else { "" };
-    let bias = if bias { "" } else { " bias=#false" };
-    let rotary = optional("rotary", rotary);
-    let deviations = optional("deviation", deviation) + &optional("output-deviation", output_deviation);
-    format!("attention {heads}{groups}{causal}{rotary}{bias}{deviations}")
-}
-
 /// Returns the line of a module, without the modules in its braces.
 pub(in crate::nn) fn head(module: &Module) -> String {
-    let without_bias = |bias: &bool| if *bias { "" } else { " bias=#false" };
     match module {
-        Module::Linear { outputs, bias, deviation } => {
-            format!("linear {outputs}{}{}", without_bias(bias), optional("deviation", *deviation))
-        }
-        Module::Embedding { width, deviation } => format!("embedding {width} deviation={deviation:?}"),
-        Module::Positions { deviation } => format!("positions deviation={deviation:?}"),
-        Module::Attention(attention) => attention_line(attention),
-        Module::TiedOutput => "tied-output".to_owned(),
-        Module::Product { outputs } => format!("product {outputs}"),
-        Module::Convolution(convolution) => convolution_line(convolution),
-        Module::MaxPool { size } => format!("max-pool {size}"),
-        Module::AveragePool { size } => format!("average-pool {size}"),
-        Module::GlobalAverage => "global-average".to_owned(),
-        Module::RmsNorm => "rms-norm".to_owned(),
-        Module::GroupNorm { groups } => format!("group-norm {groups}"),
-        Module::Dropout { rate } => format!("dropout {rate:?}"),
-        Module::GatedLinearUnit { gate } => {
-            let known = GATES.iter().find(|(_, known)| known == gate);
-            format!("gated-linear-unit {:?}", known.map_or("", |(name, _)| *name))
-        }
-        Module::Activation(activation) => {
-            let known = ACTIVATIONS.iter().find(|(_, known)| known == activation);
-            known.map_or("identity", |(name, _)| *name).to_owned()
-        }
-        Module::Flatten => "flatten".to_owned(),
-        Module::LayerNorm { bias } => format!("layer-norm{}", without_bias(bias)),
         Module::Residual { .. } => "residual".to_owned(),
         Module::Named { name, module } => format!("{} name={name:?}", head(module)),
         Module::Scope { prefix, .. } => format!("scope {prefix:?}"),
+        _ => {
+            let mut line = WrittenLine(name_of(module).to_owned());
+            // a copy, because reading has to change the module
+            let Ok(()) = each_value(&mut module.clone(), &mut line);
+            line.0
+        }
+    }
+}
+
+/// A line that is being written.
+struct WrittenLine(String);
+
+impl WrittenLine {
+    /// Adds a value, unless it is the default.
+    fn add(&mut self, is_default: bool, name: Option<&str>, value: impl Display) -> Result<(), Infallible> {
+        let name = name.map_or(String::new(), |name| format!("{name}="));
+        if !is_default {
+            // writing to a `String` cannot fail
+            let _ = write!(self.0, " {name}{value}");
+        }
+        Ok(())
+    }
+}
+
+impl Line for WrittenLine {
+    type Error = Infallible;
+
+    fn number(&mut self, name: Option<&str>, _what: &str, value: &mut usize) -> Result<(), Infallible> {
+        self.add(false, name, value)
+    }
+
+    fn optional_number(
+        &mut self,
+        name: &str,
+        _least: usize,
+        default: usize,
+        value: &mut usize,
+    ) -> Result<(), Infallible> {
+        self.add(*value == default, Some(name), value)
+    }
+
+    fn real(
+        &mut self,
+        name: Option<&str>,
+        _what: &str,
+        _range: RangeInclusive<f32>,
+        _default: Option<f32>,
+        value: &mut f32,
+    ) -> Result<(), Infallible> {
+        self.add(false, name, format_args!("{value:?}"))
+    }
+
+    fn optional_real(
+        &mut self,
+        name: &str,
+        _range: RangeInclusive<f32>,
+        value: &mut Option<f32>,
+    ) -> Result<(), Infallible> {
+        value.map_or(Ok(()), |value| self.add(false, Some(name), format_args!("{value:?}")))
+    }
+
+    fn switch(&mut self, name: &str, default: bool, value: &mut bool) -> Result<(), Infallible> {
+        self.add(*value == default, Some(name), format_args!("#{value}"))
+    }
+
+    fn choice<T: Copy + PartialEq>(
+        &mut self,
+        _what: &str,
+        known: &[(&str, T)],
+        _default: T,
+        value: &mut T,
+    ) -> Result<(), Infallible> {
+        let known = known.iter().find(|(_, known)| known == value);
+        self.add(false, None, format_args!("{:?}", known.map_or("", |(name, _)| *name)))
     }
 }
