@@ -4,11 +4,13 @@
 //! then the addition. Value 0 is the input, value i + 1 the output of layer i; [`LayerInputs`] says which
 //! values a layer reads.
 
+mod attention;
 mod layers;
+mod linear;
 
 use std::collections::HashMap;
 
-use super::layer::{ActivationLayer, AddLayer, FlattenLayer, Layer, LayerInputs, LayerKind, Pooling};
+use super::layer::{AddLayer, Layer, LayerInputs, LayerKind};
 use super::text::head;
 use super::{Features, LARGEST_SIZE, Model, Module, Network, TensorSpec};
 use crate::{Error, Result};
@@ -62,6 +64,9 @@ struct ModuleError {
     at: String,
     why: String,
 }
+
+/// The kind of a layer, and the number of modules that it stands for.
+type Built = std::result::Result<(LayerKind, usize), String>;
 
 /// A partly built network.
 struct Builder {
@@ -165,51 +170,6 @@ impl Builder {
         self.push(kind, self.tensors.len(), Some(added)).map_err(ModuleError::here)
     }
 
-    fn add_layer(&mut self, modules: &[Module]) -> std::result::Result<usize, String> {
-        let first_tensor = self.tensors.len();
-        let (kind, taken) = match modules[0] {
-            Module::Linear { outputs, bias, deviation } => {
-                self.linear(outputs, bias, deviation, &modules[1..])?
-            }
-            Module::Product { outputs } => self.product(outputs, &modules[1..])?,
-            Module::Convolution(convolution) => self.convolution(convolution, &modules[1..])?,
-            Module::MaxPool { size } => (self.pool(Pooling::Max, size)?, 1),
-            Module::AveragePool { size } => (self.pool(Pooling::Average, size)?, 1),
-            Module::GlobalAverage => (self.pool(Pooling::GlobalAverage, 1)?, 1),
-            Module::LayerNorm { bias } => (self.layer_norm(true, bias), 1),
-            Module::RmsNorm => (self.layer_norm(false, false), 1),
-            Module::GroupNorm { groups } => (self.group_norm(groups)?, 1),
-            Module::GatedLinearUnit { gate } => (self.gated(gate)?, 1),
-            Module::Dropout { rate } => (self.dropout(rate)?, 1),
-            Module::Embedding { width, deviation } => (self.embedding(width, deviation)?, 1),
-            Module::Positions { deviation } => (self.positions(deviation)?, 1),
-            Module::Attention(attention) => return self.attention(attention),
-            Module::TiedOutput => return self.tied_output(),
-            Module::Activation(activation) => {
-                (LayerKind::Activation(ActivationLayer { activation, features: self.features }), 1)
-            }
-            Module::Flatten => match self.features {
-                Features::Flat(_) => return Ok(1),
-                // in one order already, as channels first and channels last are with one channel
-                Features::Image { channels: 1, .. } | Features::Sequence { .. } => {
-                    self.features = Features::Flat(self.features.len());
-                    return Ok(1);
-                }
-                Features::Tokens { .. } => {
-                    return Err(format!("tokens have no features, but the input is {}", self.features));
-                }
-                Features::Image { height, width, channels } => {
-                    (LayerKind::Flatten(FlattenLayer { positions: height * width, channels }), 1)
-                }
-            },
-            Module::Residual { .. } | Module::Named { .. } | Module::Scope { .. } => {
-                unreachable!("modules of modules are no layers")
-            }
-        };
-        self.push(kind, first_tensor, None)?;
-        Ok(taken)
-    }
-
     /// Adds a layer that reads the current value, and to whose output the value `added` is added.
     fn push(
         &mut self,
@@ -245,6 +205,36 @@ impl Builder {
             format!("{kind}{}", *count - 1)
         });
         format!("{}{own}", self.prefix)
+    }
+
+    /// Returns the number of positions, if the features are a sequence, and the features of each.
+    fn vectors(&self, what: &str) -> std::result::Result<(Option<usize>, usize), String> {
+        match self.features {
+            Features::Flat(len) => Ok((None, len)),
+            Features::Sequence { len, width } => Ok((Some(len), width)),
+            Features::Image { .. } => {
+                Err(format!("{what} needs features, not {}: flatten first", self.features))
+            }
+            Features::Tokens { .. } => {
+                Err(format!("{what} needs features, not {}: an embedding makes some", self.features))
+            }
+        }
+    }
+
+    /// Returns the height, the width and the channels of images.
+    fn image(&self, what: &str) -> std::result::Result<(usize, usize, usize), String> {
+        match self.features {
+            Features::Image { height, width, channels } => Ok((height, width, channels)),
+            other => Err(format!("{what} images, not {other}")),
+        }
+    }
+
+    /// Returns the number of positions and the features of each.
+    fn sequence(&self, what: &str) -> std::result::Result<(usize, usize), String> {
+        match self.features {
+            Features::Sequence { len, width } => Ok((len, width)),
+            other => Err(format!("{what} sequences of features, not {other}")),
+        }
     }
 }
 
