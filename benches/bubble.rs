@@ -1,13 +1,14 @@
 //! The bubble of each pipeline schedule, measured beside its theory: `make bench`, or `cargo bench
 //! --bench bubble`.
 //!
-//! Four ranks run the real engine with real messages on a device that sleeps instead of computing,
-//! so that every pass takes its nominal time, whatever the load and the number of cores.
+//! Four ranks run the real engine with real messages. At the end of each pass through a layer they sleep
+//! until it has taken its nominal time, of which computing is a small part, whatever the load and the
+//! number of cores.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::ops::Range;
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,20 +17,14 @@ use phalanx::Result;
 use phalanx::app::Trace;
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::{Batches, Order, Sampler, Synthetic, Targets};
-use phalanx::device::prelude::*;
-use phalanx::device::{
-    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, CrossEntropyOperands, DropoutShape,
-    EmbeddingShape, FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep,
-    PoolShape, Role, Rotation, RowSums, WeightOperands, totals,
-};
-use phalanx::memory::Memory;
+use phalanx::device::Cpu;
 use phalanx::nn::{Features, Network};
 use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::parallel::zero::{Accumulation, Gathering};
-use phalanx::trace::{self, Name};
+use phalanx::trace::{self, Event, Name};
 use phalanx::train::{RunRequests, Trainer, TrainerSettings, name_of};
 use support::mpiexec;
 
@@ -39,9 +34,9 @@ const LAYERS: usize = 8;
 const STEPS: u64 = 6;
 
 /// Rows of a micro-batch and width of the layers, for messages of 64 KiB, which MPI sends by
-/// rendezvous instead of copying them.
-const ROWS: usize = 256;
-const WIDTH: usize = 64;
+/// rendezvous instead of copying them. Narrow layers compute little.
+const ROWS: usize = 1024;
+const WIDTH: usize = 16;
 
 /// The time of a forward pass, of a gradient of inputs, and of one of weights, in one layer.
 const UNIT: Duration = Duration::from_millis(4);
@@ -54,7 +49,7 @@ fn main() -> ExitCode {
         measure(kind).expect("nothing can fail here");
         return ExitCode::SUCCESS;
     }
-    println!("{RANKS} ranks, {MICRO_BATCHES} micro-batches, passes that sleep {UNIT:?} a layer");
+    println!("{RANKS} ranks, {MICRO_BATCHES} micro-batches, passes of {UNIT:?} a layer");
     println!("{:<14} {:>10} {:>10} {:>10} {:>12}", "schedule", "measured", "theory", "off by", "longer by");
     let program = std::env::current_exe().expect("this program has a path");
     for kind in PipelineScheduleKind::value_variants() {
@@ -85,9 +80,11 @@ fn measure(kind: PipelineScheduleKind) -> Result<()> {
     let (optimizer, learning_rate) = (OptimizerSettings::new(Rule::Sgd), LearningRateSchedule::constant(0.0));
     let settings =
         TrainerSettings { batch_size, sync, gathering: Gathering::Pass, optimizer, learning_rate, seed: 1 };
-    let mut trainer = Trainer::new(&Sleeper, &grid, &model, &plan, settings)?;
+    let device = Cpu::new(1)?;
+    let mut trainer = Trainer::new(&device, &grid, &model, &plan, settings)?;
     let set = Synthetic::open(Features::Flat(WIDTH), Targets::Nothing, 0, batch_size, 1)?;
     let mut batches = Batches::new(set, Sampler::new(batch_size, batch_size, Order::Sequential, 1), None);
+    trace::at_end(sleep_in_layers);
     trainer.step(0, &mut batches, RunRequests::default)?;
     trainer.flush(RunRequests::default())?;
     let file = tempfile::NamedTempFile::new().expect("there is room for a small file");
@@ -113,136 +110,31 @@ fn sizes(kind: PipelineScheduleKind) -> Vec<usize> {
     vec![LAYERS / num_stages; num_stages]
 }
 
-/// A device on which passes take time and compute nothing. The gradient of a layer's inputs takes
-/// its time in the backward pass of its activation, which the first layer has too.
-struct Sleeper;
-
-impl Device for Sleeper {}
-
-impl MemoryOperations for Sleeper {
-    type Buffer = Memory<f32>;
-    type View<'a> = &'a [f32];
-    type ViewMut<'a> = &'a mut [f32];
-    type Totals = ();
-    type Recording = ();
-
-    fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
-        Memory::zeroed(len)
-    }
-
-    fn view<'a>(&self, buffer: &'a Memory<f32>, range: Range<usize>) -> &'a [f32] {
-        &buffer[range]
-    }
-
-    fn view_mut<'a>(&self, buffer: &'a mut Memory<f32>, range: Range<usize>) -> &'a mut [f32] {
-        &mut buffer[range]
-    }
-
-    fn write(&self, into: &mut [f32], fill: &mut dyn FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
-        fill(into)
-    }
-
-    fn read(&self, from: &[f32], inspect: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        inspect(from)
-    }
-
-    fn start_totals(&self, _: &[f32]) -> Result<()> {
-        Ok(())
-    }
-
-    fn finish_totals(&self, _: ()) -> Result<[f32; totals::LEN]> {
-        Ok([0.0; totals::LEN])
-    }
+thread_local! {
+    /// For each stage, the number of micro-batches whose gradients of weights have been computed.
+    static NUM_DONE: Cell<[i64; 2 * RANKS]> = const { Cell::new([0; 2 * RANKS]) };
 }
 
-fn sleep(num_units: u32) {
-    if num_units > 0 {
-        std::thread::sleep(num_units * UNIT);
-    }
-}
-
-/// Implements the operations of a family, which take `$time` units each, but for `$more`.
-macro_rules! operations {
-    ($family:ident: $($name:ident($($argument:ty),*) $time:literal;)* $({ $($more:tt)* })?) => {
-        impl $family for Sleeper {
-            $(fn $name(&self, $(_: $argument),*) {
-                sleep($time);
-            })*
-            $($($more)*)?
+/// Sleeps if a layer ends the list of `spans`, until its pass has taken its nominal time. The first layer
+/// takes as long as others, as if it had a gradient of inputs.
+fn sleep_in_layers(spans: &[Event]) {
+    let mut num_done = NUM_DONE.get();
+    match spans {
+        [.., pass, layer] if layer.name() == Name::Layer => {
+            let units = match pass.name() {
+                Name::Forward | Name::InputGradient => 1,
+                Name::Backward => 2,
+                // one for each micro-batch whose products are formed together
+                Name::WeightGradient => pass.micro_batch + 1 - num_done[pass.stage as usize],
+                _ => 0,
+            };
+            let end = layer.start + units * UNIT.as_nanos() as i64;
+            std::thread::sleep(Duration::from_nanos(u64::try_from(end - trace::now()).unwrap_or(0)));
         }
-    };
-}
-
-type In<'a> = &'a [f32];
-type Out<'a> = &'a mut [f32];
-
-operations!(CopyOperations:
-    fill(Out<'_>, f32) 0;
-    copy(In<'_>, Out<'_>) 0;
-    add(In<'_>, Out<'_>) 0;
-    copy_block(&BlockShape, In<'_>, Out<'_>) 0;
-    transpose_each(usize, usize, In<'_>, Out<'_>) 0;
-    gather_rows(usize, In<'_>, In<'_>, Out<'_>) 0;
-);
-operations!(ActivationOperations:
-    activation_forward(Activation, In<'_>, Out<'_>, Out<'_>) 0;
-    activation_backward(Activation, BiasShape, In<'_>, Out<'_>, Option<RowSums<Out<'_>>>) 1;
-    gated_forward(Gate, usize, In<'_>, Out<'_>) 0;
-    gated_backward(Gate, usize, In<'_>, In<'_>, Out<'_>) 0;
-    dropout(&DropoutShape, Option<In<'_>>, Out<'_>) 0;
-);
-operations!(LinearOperations:
-    linear_forward(&LinearShape, In<'_>, In<'_>, Option<In<'_>>, Activation, Out<'_>, Out<'_>) 1;
-    linear_backward_input(&LinearShape, In<'_>, In<'_>, Out<'_>, Option<FusedActivation<In<'_>>>) 0;
-    {
-        fn linear_backward_weight(
-            &self,
-            _: &LinearShape,
-            operands: &[WeightOperands<In<'_>>],
-            _: RowSums<Out<'_>>,
-        ) {
-            sleep(operands.len() as u32);
+        [.., pass] if pass.name() == Name::WeightGradient => {
+            num_done[pass.stage as usize] = (pass.micro_batch + 1) % MICRO_BATCHES as i64;
+            NUM_DONE.set(num_done);
         }
+        _ => {}
     }
-);
-operations!(ConvolutionOperations:
-    convolution_forward(&ConvolutionShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
-    convolution_backward_weight(&ConvolutionShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
-    convolution_backward_input(&ConvolutionShape, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
-);
-operations!(PoolOperations:
-    max_pool_forward(&PoolShape, In<'_>, Out<'_>, Out<'_>) 0;
-    max_pool_backward(&PoolShape, In<'_>, In<'_>, Out<'_>) 0;
-    average_pool_forward(&PoolShape, In<'_>, Out<'_>) 0;
-    average_pool_backward(&PoolShape, In<'_>, Out<'_>) 0;
-);
-operations!(NormOperations:
-    layer_norm_forward(&NormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
-    layer_norm_backward_weight(&NormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
-    layer_norm_backward_input(&NormShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
-    group_norm_forward(&GroupNormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
-    group_norm_backward_weight(&GroupNormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
-    group_norm_backward_input(&GroupNormShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
-);
-operations!(AttentionOperations:
-    attention_forward(&AttentionShape, In<'_>, Out<'_>, Out<'_>) 0;
-    attention_next(&AttentionShape, usize, In<'_>, Out<'_>) 0;
-    attention_backward(&AttentionShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
-    rotate(&AttentionShape, Rotation, Option<In<'_>>, Out<'_>) 0;
-);
-operations!(EmbeddingOperations:
-    embed(&EmbeddingShape, In<'_>, In<'_>, Out<'_>) 0;
-    embed_backward(&EmbeddingShape, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
-    add_table(In<'_>, In<'_>, Out<'_>) 0;
-);
-operations!(LossOperations:
-    cross_entropy(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
-    find_logit_statistics(&LossShape, In<'_>, In<'_>, Out<'_>) 0;
-    sum_exponentials(&LossShape, In<'_>, In<'_>, Out<'_>, Out<'_>) 0;
-    finish_cross_entropy(&LossShape, &CrossEntropyOperands<In<'_>>, Out<'_>, Out<'_>) 0;
-    mean_squared_error(&LossShape, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
-);
-operations!(OptimizerOperations:
-    optimizer_step(&OptimizerStep, In<'_>, Out<'_>, In<'_>, &mut [Out<'_>], Out<'_>) 0;
-    sum_squares(In<'_>, Out<'_>) 0;
-);
+}

@@ -13,7 +13,7 @@ mod span_stack;
 use std::cell::{Cell, RefCell};
 
 pub use event::{Event, EventKind, Name, now};
-pub use span_stack::{SpanStack, current_spans, watch};
+pub use span_stack::{SpanStack, at_end, current_spans, watch};
 
 /// The most records that all ranks of a job keep together, and that one rank keeps: 88 bytes each.
 const MOST_EVENTS: [usize; 2] = [1 << 23, 1 << 20];

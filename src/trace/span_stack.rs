@@ -5,8 +5,12 @@ use std::sync::Mutex;
 
 use super::event::{Event, EventKind, Name};
 
+/// A function of the spans that a thread is in.
+type AtEnd = fn(&[Event]);
+
 thread_local! {
     static WATCHED: Cell<bool> = const { Cell::new(false) };
+    static AT_END: Cell<Option<AtEnd>> = const { Cell::new(None) };
 }
 
 /// The spans that the watched thread is in, outermost first, and the number of spans begun or ended
@@ -17,6 +21,13 @@ static SPANS: Mutex<(Vec<Event>, u64)> = Mutex::new((Vec::new(), 0));
 /// may be watched.
 pub fn watch() {
     WATCHED.set(true);
+}
+
+/// Watches the calling thread, and calls `act` at the end of each of its spans, with the spans that the
+/// thread is in, outermost first. The time that `act` takes is part of the span.
+pub fn at_end(act: fn(&[Event])) {
+    watch();
+    AT_END.set(Some(act));
 }
 
 pub(super) fn is_watched() -> bool {
@@ -44,6 +55,9 @@ pub(super) fn update(event: &Event) {
 }
 
 pub(super) fn leave() {
+    if let Some(act) = AT_END.get() {
+        act(&current_spans().spans);
+    }
     change(|spans| {
         spans.pop();
     });
@@ -94,7 +108,9 @@ impl std::fmt::Display for SpanStack {
 
 #[cfg(test)]
 mod tests {
-    use crate::trace::{self, Flight, Name, current_spans, watch, work};
+    use std::cell::RefCell;
+
+    use crate::trace::{self, Event, Flight, Name, at_end, current_spans, watch, work};
 
     #[test]
     fn another_thread_sees_the_spans_of_this_one() {
@@ -115,6 +131,14 @@ mod tests {
         assert_eq!(current_spans().to_string(), "step 17, backward of micro-batch 2 in stage 1");
         drop((pass, step));
         assert_eq!(current_spans().to_string(), "between operations");
+        thread_local! {
+            static ENDED: RefCell<Vec<Vec<Name>>> = const { RefCell::new(Vec::new()) };
+        }
+        at_end(|spans| ENDED.with_borrow_mut(|ended| ended.push(spans.iter().map(Event::name).collect())));
+        let pass = work(Name::Backward);
+        drop(work(Name::Layer));
+        drop(pass);
+        assert_eq!(ENDED.take(), [vec![Name::Backward, Name::Layer], vec![Name::Backward]]);
         // nothing is recorded for a trace
         assert!(trace::finish().events.is_empty());
     }
