@@ -1,7 +1,7 @@
 //! Activations on their own.
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape};
-use crate::device::{Activation, BiasShape, Device, FusedActivation};
+use crate::device::{Activation, BiasShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -68,18 +68,5 @@ impl LayerPasses for ActivationLayer {
             let shape = BiasShape { columns: self.features.len(), positions: 1 };
             device.activation_backward(self.activation, shape, saved, gradient, None);
         }
-    }
-
-    fn backward_input<D: Device>(
-        &self,
-        _device: &D,
-        _parameters: LayerTensors<'_, D>,
-        _rows: usize,
-        _tape: &Tape<'_, D>,
-        _gradient: D::View<'_>,
-        _input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
-    ) {
-        unreachable!("the gradient of an elementwise layer is computed in place")
     }
 }

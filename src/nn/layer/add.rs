@@ -1,7 +1,7 @@
 //! The sum of two values.
 
-use super::passes::{LayerPasses, LayerTensors, Tape};
-use crate::device::{Device, FusedActivation};
+use super::passes::{LayerPasses, LayerTensors};
+use crate::device::Device;
 use crate::nn::Features;
 
 /// Returns its input; [`LayerInputs::added`](super::LayerInputs) is added to it, as to the output of any
@@ -43,18 +43,5 @@ impl LayerPasses for AddLayer {
         output: D::ViewMut<'_>,
     ) {
         device.copy(input, output);
-    }
-
-    fn backward_input<D: Device>(
-        &self,
-        _device: &D,
-        _parameters: LayerTensors<'_, D>,
-        _rows: usize,
-        _tape: &Tape<'_, D>,
-        _gradient: D::View<'_>,
-        _input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
-    ) {
-        unreachable!("the gradient of an elementwise layer is computed in place")
     }
 }

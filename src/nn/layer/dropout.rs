@@ -1,7 +1,7 @@
 //! Dropout.
 
 use super::passes::{Draws, LayerPasses, LayerSums, LayerTensors, Tape};
-use crate::device::{Device, DropoutShape, FusedActivation};
+use crate::device::{Device, DropoutShape};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -73,18 +73,5 @@ impl LayerPasses for DropoutLayer {
         if let Some(draws) = tape.draws {
             device.dropout(&self.shape(draws), None, gradient);
         }
-    }
-
-    fn backward_input<D: Device>(
-        &self,
-        _device: &D,
-        _parameters: LayerTensors<'_, D>,
-        _rows: usize,
-        _tape: &Tape<'_, D>,
-        _gradient: D::View<'_>,
-        _input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
-    ) {
-        unreachable!("the gradient of an elementwise layer is computed in place")
     }
 }

@@ -1,7 +1,7 @@
 //! Embeddings of tokens.
 
-use super::passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
-use crate::device::{Device, EmbeddingShape, FusedActivation, Role};
+use super::passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, TapedRows};
+use crate::device::{Device, EmbeddingShape, Role};
 use crate::nn::Features;
 
 /// Replaces each token of a sequence by its row of a table: PyTorch's `Embedding`. A rank's shard has some
@@ -76,18 +76,5 @@ impl LayerPasses for EmbeddingLayer {
             let table = sums.get(device, WEIGHT, section.times(self.positions));
             device.embed_backward(&self.shape(section.len()), tape.input, *gradient, table);
         }
-    }
-
-    fn backward_input<D: Device>(
-        &self,
-        _device: &D,
-        _parameters: LayerTensors<'_, D>,
-        _rows: usize,
-        _tape: &Tape<'_, D>,
-        _gradient: D::View<'_>,
-        _input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
-    ) {
-        unreachable!("tokens, which are the input of a network, have no gradient")
     }
 }

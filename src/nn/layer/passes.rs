@@ -102,18 +102,21 @@ pub trait LayerPasses {
     ) {
     }
 
-    /// Computes the gradient of the input.
+    /// Computes the gradient of the input. Never called where that is computed in place, or where the input
+    /// has no gradient.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     fn backward_input<D: Device>(
         &self,
-        device: &D,
-        parameters: LayerTensors<'_, D>,
-        rows: usize,
-        tape: &Tape<'_, D>,
-        gradient: D::View<'_>,
-        input_gradient: D::ViewMut<'_>,
-        previous: Option<FusedActivation<D::View<'_>>>,
-    );
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        _tape: &Tape<'_, D>,
+        _gradient: D::View<'_>,
+        _input_gradient: D::ViewMut<'_>,
+        _previous: Option<FusedActivation<D::View<'_>>>,
+    ) {
+        unreachable!("the {} layer computes no gradient of its input apart", self.name())
+    }
 }
 
 /// The way in which the ranks of a tensor axis share a kind of layer.

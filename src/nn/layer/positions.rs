@@ -1,7 +1,7 @@
 //! Learnt positions.
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, NextPositions, Tape};
-use crate::device::{Activation, BiasShape, Device, FusedActivation};
+use crate::device::{Activation, BiasShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -74,18 +74,5 @@ impl LayerPasses for PositionsLayer {
             let table = sums.get(device, WEIGHT, section);
             device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(table));
         }
-    }
-
-    fn backward_input<D: Device>(
-        &self,
-        _device: &D,
-        _parameters: LayerTensors<'_, D>,
-        _rows: usize,
-        _tape: &Tape<'_, D>,
-        _gradient: D::View<'_>,
-        _input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
-    ) {
-        unreachable!("the gradient of an elementwise layer is computed in place")
     }
 }

@@ -1,7 +1,7 @@
 //! Rotary positions.
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, NextPositions, SplitRule, Tape};
-use crate::device::{AttentionShape, Device, FusedActivation, Rotation};
+use crate::device::{AttentionShape, Device, Rotation};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -86,18 +86,5 @@ impl LayerPasses for RotaryLayer {
         if self.shape.groups > 0 {
             device.rotate(&self.shape, self.rotation(true), None, gradient);
         }
-    }
-
-    fn backward_input<D: Device>(
-        &self,
-        _device: &D,
-        _parameters: LayerTensors<'_, D>,
-        _rows: usize,
-        _tape: &Tape<'_, D>,
-        _gradient: D::View<'_>,
-        _input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
-    ) {
-        unreachable!("the gradient of an elementwise layer is computed in place")
     }
 }
