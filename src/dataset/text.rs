@@ -56,8 +56,12 @@ pub struct TokenText {
 /// Returns true for files with text or with tokens: `.txt`, `.bin`, and HDF5 files with a dataset
 /// `tokens`. Not collective.
 pub fn is_text(name: &str) -> bool {
-    let extension = Path::new(name).extension();
-    extension.is_some_and(|extension| extension == "txt" || extension == "bin") || has_tokens(Path::new(name))
+    let path = Path::new(name);
+    has_extension(path, &["txt", "bin"]) || has_tokens(path)
+}
+
+fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    path.extension().is_some_and(|found| extensions.iter().any(|extension| found == *extension))
 }
 
 /// Opens the embedded text, of Shakespeare. Not collective.
@@ -71,23 +75,21 @@ pub fn open_shakespeare(settings: TextSettings) -> Result<Data> {
     of_text("the embedded text", &text, settings)
 }
 
-/// Opens a text file, a `.bin` file of tokens as little-endian numbers of 16 bits, or an HDF5 file whose
+/// Opens a `.txt` file, a `.bin` file of tokens as little-endian numbers of 16 bits, or an HDF5 file whose
 /// dataset `tokens` has one sequence, or a row for each sample: a row of N tokens has N − 1 positions, whose
-/// targets are the tokens after them. Not collective.
+/// targets are the tokens after them. Returns `None` for other files. Not collective.
 ///
 /// # Errors
 /// The file cannot be read, is no text of the kind that the settings say, or is too short.
-pub fn open_text(path: &Path, settings: TextSettings) -> Result<Data> {
+pub fn open_text(path: &Path, settings: TextSettings) -> Result<Option<Data>> {
     let source = path.display().to_string();
     let fail = |why: String| Error::input(format!("reading {source}"), why);
-    if has_tokens(path) {
-        let TokenFile { tokens, columns } = read_tokens(path)?;
+    if let Some(TokenFile { tokens, columns }) = read_tokens(path)? {
         let tokeniser = of_numbers(&tokens, &settings).map_err(fail)?;
-        let Some(columns) = columns else { return split(&source, tokeniser, tokens, &settings) };
-        if columns < 2 {
-            return Err(fail(format!("a row has {columns} tokens, and the least is 2")));
-        }
-        return split_rows(&source, tokeniser, tokens, columns, &settings);
+        return split(&source, tokeniser, tokens, columns, &settings).map(Some);
+    }
+    if !has_extension(path, &["txt", "bin"]) {
+        return Ok(None);
     }
     let mut bytes = Vec::new();
     let file = open_file(path).map_err(fail)?;
@@ -95,15 +97,15 @@ pub fn open_text(path: &Path, settings: TextSettings) -> Result<Data> {
     if bytes.len() > LARGEST_FILE {
         return Err(fail(format!("it has more than {LARGEST_FILE} bytes, the limit of a text")));
     }
-    if path.extension().is_none_or(|extension| extension != "bin") {
-        return of_text(&source, &bytes, settings);
+    if has_extension(path, &["txt"]) {
+        return of_text(&source, &bytes, settings).map(Some);
     }
     if bytes.len() % 2 == 1 {
         return Err(fail(format!("it has {} bytes, an odd number, but tokens have two each", bytes.len())));
     }
     let tokens: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|two| u16::from_le_bytes(*two)).collect();
     let tokeniser = of_numbers(&tokens, &settings).map_err(fail)?;
-    split(&source, tokeniser, tokens, &settings)
+    split(&source, tokeniser, tokens, None, &settings).map(Some)
 }
 
 /// Returns the tokeniser of a file of numbers, or says why they are not those of the known one.
@@ -120,30 +122,6 @@ fn of_numbers(tokens: &[u16], settings: &TextSettings) -> std::result::Result<To
     }
 }
 
-/// Divides rows of tokens into those to train and those to test with, which are at the end.
-fn split_rows(
-    source: &str,
-    tokeniser: Tokeniser,
-    tokens: Vec<u16>,
-    columns: usize,
-    settings: &TextSettings,
-) -> Result<Data> {
-    let num_rows = tokens.len() / columns;
-    let num_train = (num_rows as f64 * (1.0 - settings.test_fraction)) as usize;
-    if num_train == 0 {
-        let why = format!("none of its {num_rows} rows is to train with; try another --test-fraction");
-        return Err(Error::input(format!("reading {source}"), why));
-    }
-    let tokens = Rc::new(tokens);
-    let part = |rows: Range<usize>| {
-        let range = rows.start * columns..rows.end * columns;
-        let (source, tokeniser, tokens) = (source.to_owned(), tokeniser.clone(), Rc::clone(&tokens));
-        Box::new(TokenText { source, tokeniser, tokens, range, context: columns - 1, stride: columns })
-    };
-    let test = (num_train < num_rows).then(|| part(num_train..num_rows) as Box<dyn Dataset>);
-    Ok(Data { train: part(0..num_train), test })
-}
-
 fn of_text(source: &str, text: &[u8], settings: TextSettings) -> Result<Data> {
     let fail = |why: String| Error::input(format!("reading {source}"), why);
     let tokeniser = match (&settings.tokens, std::str::from_utf8(text)) {
@@ -157,28 +135,44 @@ fn of_text(source: &str, text: &[u8], settings: TextSettings) -> Result<Data> {
         return Err(fail(format!("it has {num} different characters, and {MOST_TOKENS} are the limit")));
     }
     let tokens = tokeniser.encode(text).map_err(fail)?;
-    split(source, tokeniser, tokens, &settings)
+    split(source, tokeniser, tokens, None, &settings)
 }
 
-/// Divides tokens into those to train and those to test with, which are at the end.
-fn split(source: &str, tokeniser: Tokeniser, tokens: Vec<u16>, settings: &TextSettings) -> Result<Data> {
+/// Divides tokens, a sequence or rows of `columns`, into those to train and those to test with, which are
+/// at the end.
+fn split(
+    source: &str,
+    tokeniser: Tokeniser,
+    tokens: Vec<u16>,
+    columns: Option<usize>,
+    settings: &TextSettings,
+) -> Result<Data> {
     let TextSettings { context, stride, test_fraction, .. } = *settings;
-    let num_train = (tokens.len() as f64 * (1.0 - test_fraction)) as usize;
-    let (len, tokens) = (tokens.len(), Rc::new(tokens));
+    let (unit, context, [train_stride, test_stride]) = match columns {
+        None => (1, context, [stride, context]),
+        Some(columns) => (columns, columns - 1, [columns; 2]),
+    };
+    let (len, num_units, tokens) = (tokens.len(), tokens.len() / unit, Rc::new(tokens));
+    let num_train = (num_units as f64 * (1.0 - test_fraction)) as usize * unit;
     let part = |range: Range<usize>, stride: usize, what: &str| {
         if range.len() <= context {
-            let why = format!(
-                "{} of its {len} tokens are to {what} with, but a sample takes {context} and the one after; \
-                 try a smaller --context or another --test-fraction",
-                range.len()
-            );
+            let why = match columns {
+                None => format!(
+                    "{} of its {len} tokens are to {what} with, but a sample takes {context} and the one \
+                     after; try a smaller --context or another --test-fraction",
+                    range.len()
+                ),
+                Some(_) => {
+                    format!("none of its {num_units} rows is to {what} with; try another --test-fraction")
+                }
+            };
             return Err(Error::input(format!("reading {source}"), why));
         }
         let (source, tokeniser, tokens) = (source.to_owned(), tokeniser.clone(), Rc::clone(&tokens));
         Ok(Box::new(TokenText { source, tokeniser, tokens, range, context, stride }))
     };
-    let train = part(0..num_train, stride, "train")?;
-    let test = (num_train < len).then(|| part(num_train..len, context, "test")).transpose()?;
+    let train = part(0..num_train, train_stride, "train")?;
+    let test = (num_train < len).then(|| part(num_train..len, test_stride, "test")).transpose()?;
     Ok(Data { train, test: test.map(|test| test as Box<dyn Dataset>) })
 }
 
@@ -255,14 +249,14 @@ mod tests {
         };
         let name = path.display().to_string();
         write(&[20], "x");
-        assert!(!is_text(&name));
+        assert!(!is_text(&name) && open_text(&path, settings(4, 3)).unwrap().is_none());
         write(&[20], "tokens");
         assert!(is_text(&name));
-        let data = open_text(&path, settings(4, 3)).unwrap();
+        let data = open_text(&path, settings(4, 3)).unwrap().unwrap();
         assert_eq!(data.train.features(), Features::Tokens { len: 4, vocabulary: 20 });
         assert_eq!(data.train.num_samples(), 3);
         write(&[5, 4], "tokens");
-        let mut data = open_text(&path, settings(7, 1)).unwrap();
+        let mut data = open_text(&path, settings(7, 1)).unwrap().unwrap();
         let (mut inputs, mut targets) = ([0.0; 3], [0.0; 3]);
         let mut test = data.test.take().unwrap();
         assert_eq!((data.train.num_samples(), test.num_samples()), (3, 2));

@@ -18,25 +18,34 @@ pub(in crate::dataset) struct TokenFile {
     pub(in crate::dataset) columns: Option<usize>,
 }
 
-/// Returns true for an HDF5 file with tokens. Not collective.
-pub(in crate::dataset) fn has_tokens(path: &Path) -> bool {
+/// Opens the file at `path`, if it is an HDF5 file with tokens.
+fn open_tokens(path: &Path) -> Option<hdf5::File> {
     let extension = path.extension();
-    extension.is_some_and(|extension| extension == "h5" || extension == "hdf5")
-        && path.is_file()
-        && open_hdf5(path).is_ok_and(|(file, _)| exists(&file, TOKENS))
+    let is_hdf5 = extension.is_some_and(|extension| extension == "h5" || extension == "hdf5");
+    let (file, _) = (is_hdf5 && path.is_file()).then(|| open_hdf5(path).ok()).flatten()?;
+    exists(&file, TOKENS).then_some(file)
 }
 
-/// Reads the tokens of the file at `path`. Not collective.
+/// Returns true for an HDF5 file with tokens. Not collective.
+pub(in crate::dataset) fn has_tokens(path: &Path) -> bool {
+    open_tokens(path).is_some()
+}
+
+/// Reads the tokens of the file at `path`; `None` if it is no HDF5 file with tokens. Not collective.
 ///
 /// # Errors
-/// The dataset has no whole numbers from 0 to 65,535, or neither one nor two dimensions, or is too large.
-pub(in crate::dataset) fn read_tokens(path: &Path) -> Result<TokenFile> {
+/// The dataset has no whole numbers from 0 to 65,535, or neither one nor two dimensions, or rows of less
+/// than two tokens, or is too large.
+pub(in crate::dataset) fn read_tokens(path: &Path) -> Result<Option<TokenFile>> {
     let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
-    let (file, _) = open_hdf5(path).map_err(fail)?;
+    let Some(file) = open_tokens(path) else { return Ok(None) };
     let dataset = file.dataset(TOKENS).map_err(|error| fail(error.to_string()))?;
     let shape = dataset.shape();
     let columns = match shape[..] {
         [_] => None,
+        [_, columns @ (0 | 1)] => {
+            return Err(fail(format!("a row has {columns} tokens, and the least is 2")));
+        }
         [_, columns] => Some(columns),
         _ => return Err(fail(format!("tokens has the shape {shape:?}, but must be [N] or [samples, N]"))),
     };
@@ -53,7 +62,7 @@ pub(in crate::dataset) fn read_tokens(path: &Path) -> Result<TokenFile> {
         u16::try_from(*number)
             .map_err(|_| fail(format!("it has the token {number}, but they are 0 to 65535")))
     };
-    Ok(TokenFile { tokens: numbers.iter().map(token).collect::<Result<_>>()?, columns })
+    Ok(Some(TokenFile { tokens: numbers.iter().map(token).collect::<Result<_>>()?, columns }))
 }
 
 /// Returns true for the types of whole numbers of more than 8 bits.

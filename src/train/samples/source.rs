@@ -125,8 +125,8 @@ pub(super) fn open(request: &SampleRequest<'_>) -> Result<Opened> {
 fn open_path(name: &str, request: &SampleRequest<'_>) -> Result<Opened> {
     let path = Path::new(name);
     let fail = |why: String| Error::input(format!("opening --data {name}"), why);
-    if dataset::is_text(name) && path.is_file() {
-        let data = dataset::open_text(path, request.text.clone())?;
+    let text = path.is_file().then(|| dataset::open_text(path, request.text.clone()));
+    if let Some(data) = text.transpose()?.flatten() {
         return Ok(Opened { data, kind: "a text", files: None });
     }
     if !path.is_dir() {
