@@ -1,4 +1,4 @@
-//! Contract of normalisations.
+//! Contract of normalisations, and of scales without one.
 
 use super::memory::MemoryOperations;
 use super::row_sums::RowSums;
@@ -124,5 +124,18 @@ pub trait NormOperations: MemoryOperations {
         saved: Self::View<'_>,
         gradient: Self::View<'_>,
         input_gradient: Self::ViewMut<'_>,
+    );
+
+    /// Computes `output = input · weight` for each vector, as long as `weight`. With the gradient as `input`,
+    /// the output is the gradient of the inputs.
+    fn scale_columns(&self, input: Self::View<'_>, weight: Self::View<'_>, output: Self::ViewMut<'_>);
+
+    /// Adds up the gradient of the weight, `input` times `gradient`, over vectors of `columns` values.
+    fn scale_columns_backward_weight(
+        &self,
+        columns: usize,
+        input: Self::View<'_>,
+        gradient: Self::View<'_>,
+        weight_gradient: RowSums<Self::ViewMut<'_>>,
     );
 }

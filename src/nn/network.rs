@@ -90,6 +90,13 @@ pub enum Module {
         /// The number of groups of channels.
         groups: usize,
     },
+    /// Multiplies each element of the last dimension by a weight of its own: y = x · γ, the `LayerScale` of
+    /// CaiT and ConvNeXt.
+    LayerScale {
+        /// The initial value of the weights. A small one, such as 1e-4, at the end of a residual's body makes
+        /// the residual begin almost as the identity.
+        initial: f32,
+    },
     /// The product of the first half of the features with a function of the second: PyTorch's `GLU`, if that
     /// is the logistic function.
     GatedLinearUnit {

@@ -10,6 +10,7 @@ pub fn all(cuda: &Cuda, tolerance: f32) {
     pools(cuda, tolerance);
     norms(cuda, tolerance);
     group_norms(cuda, tolerance);
+    scales(cuda, tolerance);
 }
 
 /// Returns what a sum has at first.
@@ -133,6 +134,22 @@ fn group_norms(cuda: &Cuda, tolerance: f32) {
             ];
             let operation = GroupNorm { num_read: 4, shape, accumulate };
             compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &operation);
+        }
+    }
+}
+
+fn scales(cuda: &Cuda, tolerance: f32) {
+    for (rows, columns) in [(1, 1), (5, 3), (7, 32), (33, 65), (4, 1300), (300, 24)] {
+        for accumulate in [false, true] {
+            let arrays = [
+                given(random(rows * columns, 1)),
+                weights(random(columns, 2)),
+                given(random(rows * columns, 3)),
+                output(rows * columns),
+                exact(before(columns, accumulate)),
+            ];
+            let operation = ScaleColumns { num_read: 3, rows, columns, accumulate };
+            compare(&format!("scale of {rows} × {columns}"), cuda, tolerance, &arrays, &operation);
         }
     }
 }

@@ -181,6 +181,11 @@ operation!(LayerNormWeight { shape: NormShape, accumulate: bool }, |this, device
     let saved = device.view(&saved, 0..saved_len);
     device.layer_norm_backward_weight(shape, views[0], saved, views[2], sums);
 });
+operation!(ScaleColumns { rows: usize, columns: usize, accumulate: bool }, |this, device, views, outs| {
+    device.scale_columns(views[0], views[1], outs[0].take().unwrap());
+    let sums = RowSums::chain(outs[1].take().unwrap(), this.rows, this.accumulate);
+    device.scale_columns_backward_weight(this.columns, views[0], views[2], sums);
+});
 operation!(Embed { shape: EmbeddingShape, accumulate: bool }, |this, device, views, outs| {
     let shape = &this.shape;
     device.embed(shape, views[0], views[1], outs[0].take().unwrap());

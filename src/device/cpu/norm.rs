@@ -65,25 +65,13 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         weight_gradient: RowSums<&mut [f32]>,
     ) {
-        let columns = shape.columns;
-        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(columns));
-        LEAF_SUMS.with_borrow_mut(|stack| {
-            add_up(section, stack, &mut arrays, |rows, sums| {
-                self.vectorised(
-                    #[inline(always)]
-                    || {
-                        for row in rows.clone() {
-                            let (x, g) = (&input[row * columns..][..columns], &gradient[row * columns..]);
-                            let saved = &saved[row * NormShape::SAVED..][..NormShape::SAVED];
-                            let (mean, scale) = (saved[0], saved[1]);
-                            for ((sum, x), g) in sums.iter_mut().zip(x).zip(g) {
-                                *sum = ((x - mean) * scale).mul_add(*g, *sum);
-                            }
-                        }
-                    },
-                );
-            });
-        });
+        self.add_products(
+            shape.columns,
+            [input, gradient],
+            weight_gradient,
+            #[inline(always)]
+            |row| (saved[row * NormShape::SAVED], saved[row * NormShape::SAVED + 1]),
+        );
     }
 
     fn layer_norm_backward_input(
@@ -202,6 +190,61 @@ impl NormOperations for Cpu {
                         let images = images.zip(input_gradient.chunks_exact_mut(shape.image_len()));
                         for (((x, dy), dx), saved) in images.zip(saved.chunks_exact(shape.saved_len())) {
                             group_input_gradient(shape, weight, saved, channels, [x, dy], dx);
+                        }
+                    },
+                );
+            });
+        });
+    }
+
+    fn scale_columns(&self, input: &[f32], weight: &[f32], output: &mut [f32]) {
+        let columns = weight.len();
+        let part = self.rows_per_thread(input.len() / columns) * columns;
+        self.for_each(input.chunks(part).zip(output.chunks_mut(part)), |(input, output)| {
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    for (x, y) in input.chunks_exact(columns).zip(output.chunks_exact_mut(columns)) {
+                        y.iter_mut().zip(x).zip(weight).for_each(|((y, x), w)| *y = x * w);
+                    }
+                },
+            );
+        });
+    }
+
+    fn scale_columns_backward_weight(
+        &self,
+        columns: usize,
+        input: &[f32],
+        gradient: &[f32],
+        weight_gradient: RowSums<&mut [f32]>,
+    ) {
+        self.add_products(columns, [input, gradient], weight_gradient, |_| (0.0, 1.0));
+    }
+}
+
+impl Cpu {
+    /// Adds up (x − mean) · scale · gradient over the vectors x of `columns` inputs, where `statistics`
+    /// returns the mean and the scale of a vector by its number.
+    fn add_products(
+        &self,
+        columns: usize,
+        [input, gradient]: [&[f32]; 2],
+        weight_gradient: RowSums<&mut [f32]>,
+        statistics: impl Fn(usize) -> (f32, f32),
+    ) {
+        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(columns));
+        LEAF_SUMS.with_borrow_mut(|stack| {
+            add_up(section, stack, &mut arrays, |rows, sums| {
+                self.vectorised(
+                    #[inline(always)]
+                    || {
+                        for row in rows.clone() {
+                            let (x, g) = (&input[row * columns..][..columns], &gradient[row * columns..]);
+                            let (mean, scale) = statistics(row);
+                            for ((sum, x), g) in sums.iter_mut().zip(x).zip(g) {
+                                *sum = ((x - mean) * scale).mul_add(*g, *sum);
+                            }
                         }
                     },
                 );

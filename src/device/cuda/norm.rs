@@ -2,7 +2,7 @@
 
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
-use super::runtime::kernels::kernel_table;
+use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, Launch, launch};
 use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
 
@@ -13,6 +13,8 @@ kernel_table!(NormKernels in "norm.cu" {
     group_norm_forward: KernelPair,
     group_norm_backward_input: KernelPair,
     group_norm_backward_weight: KernelPair,
+    scale_columns: KernelPair,
+    scale_columns_backward_weight: KernelPair,
 });
 
 /// `struct GroupNormShape` of the kernels.
@@ -95,42 +97,8 @@ impl NormOperations for Cuda {
         gradient: CudaView<'_>,
         weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
-        assert!(input.len >= rows * columns && gradient.len >= rows * columns);
-        assert_eq!(gradient.format, input.format);
-        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, columns) else { return };
-        let width = columns.min(MOST_COLUMNS);
-        let num_sums = rows.div_ceil(4 * ROWS_PER_BLOCK).clamp(1, MOST_PARTIAL_SUMS);
-        let is_whole = num_sums == 1;
-        let sums = if is_whole {
-            Some(weight_gradient.pointer)
-        } else {
-            self.partial_sums.reserve(num_sums * columns)
-        };
-        let Some(sums) = sums else { return };
-        let launch = Launch {
-            blocks: (num_sums as u32, columns.div_ceil(width) as u32),
-            shared_bytes: (ROWS_PER_BLOCK * width * size_of::<f32>()) as u32,
-            ..over_rows(rows)
-        };
         let kernel = self.kernels.of::<NormKernels>().layer_norm_backward_weight.of(input.format);
-        launch!(
-            self.streams,
-            kernel,
-            launch,
-            rows as u32,
-            columns as u32,
-            width as u32,
-            epsilon,
-            i32::from(is_centred),
-            input.pointer,
-            gradient.pointer,
-            sums,
-            i32::from(accumulate && is_whole),
-        );
-        if !is_whole {
-            self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
-        }
+        self.add_products(kernel, shape, [input, gradient], weight_gradient);
     }
 
     fn layer_norm_backward_input(
@@ -216,5 +184,74 @@ impl NormOperations for Cuda {
         let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, shape.rows));
         let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, input.pointer, weight.pointer, gradient, input_gradient);
+    }
+
+    fn scale_columns(&self, input: CudaView<'_>, weight: CudaView<'_>, output: CudaViewMut<'_>) {
+        assert!(input.len == output.len && input.len.is_multiple_of(weight.len));
+        assert_eq!(input.format, output.format);
+        let kernel = self.kernels.of::<NormKernels>().scale_columns.of(input.format);
+        let (launch, len, columns) = (self.streams.over(input.len, 1), input.len as u64, weight.len as u32);
+        let (input, weight, output) = (input.pointer, weight.pointer, output.pointer);
+        launch!(self.streams, kernel, launch, len, columns, input, weight, output);
+    }
+
+    fn scale_columns_backward_weight(
+        &self,
+        columns: usize,
+        input: CudaView<'_>,
+        gradient: CudaView<'_>,
+        weight_gradient: RowSums<CudaViewMut<'_>>,
+    ) {
+        let kernel = self.kernels.of::<NormKernels>().scale_columns_backward_weight.of(input.format);
+        let shape = NormShape { rows: weight_gradient.rows.len(), columns, epsilon: 0.0, is_centred: false };
+        self.add_products(kernel, &shape, [input, gradient], weight_gradient);
+    }
+}
+
+impl Cuda {
+    /// Adds up products of inputs and gradients over vectors, with a kernel that has the parameters of
+    /// `layer_norm_backward_weight`.
+    fn add_products(
+        &self,
+        kernel: &Kernel,
+        shape: &NormShape,
+        [input, gradient]: [CudaView<'_>; 2],
+        weight_gradient: RowSums<CudaViewMut<'_>>,
+    ) {
+        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        assert!(input.len >= rows * columns && gradient.len >= rows * columns);
+        assert_eq!(gradient.format, input.format);
+        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, columns) else { return };
+        let width = columns.min(MOST_COLUMNS);
+        let num_sums = rows.div_ceil(4 * ROWS_PER_BLOCK).clamp(1, MOST_PARTIAL_SUMS);
+        let is_whole = num_sums == 1;
+        let sums = if is_whole {
+            Some(weight_gradient.pointer)
+        } else {
+            self.partial_sums.reserve(num_sums * columns)
+        };
+        let Some(sums) = sums else { return };
+        let launch = Launch {
+            blocks: (num_sums as u32, columns.div_ceil(width) as u32),
+            shared_bytes: (ROWS_PER_BLOCK * width * size_of::<f32>()) as u32,
+            ..over_rows(rows)
+        };
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            rows as u32,
+            columns as u32,
+            width as u32,
+            epsilon,
+            i32::from(is_centred),
+            input.pointer,
+            gradient.pointer,
+            sums,
+            i32::from(accumulate && is_whole),
+        );
+        if !is_whole {
+            self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
+        }
     }
 }

@@ -6,7 +6,7 @@ use crate::device::{
 };
 use crate::nn::layer::{
     ActivationLayer, ConvolutionLayer, DropoutLayer, EmbeddingLayer, FlattenLayer, GatedLayer, LayerKind,
-    Norm, NormLayer, PoolLayer, Pooling, PositionsLayer, torch_tensors,
+    Norm, NormLayer, PoolLayer, Pooling, PositionsLayer, ScaleLayer, torch_tensors,
 };
 use crate::nn::network::Convolution;
 use crate::nn::{Features, Initial, Module, TensorSpec};
@@ -31,6 +31,7 @@ impl Builder {
             Module::LayerNorm { bias } => (self.layer_norm(true, bias), 1),
             Module::RmsNorm => (self.layer_norm(false, false), 1),
             Module::GroupNorm { groups } => (self.group_norm(groups)?, 1),
+            Module::LayerScale { initial } => (self.layer_scale(initial)?, 1),
             Module::GatedLinearUnit { gate } => (self.gated(gate)?, 1),
             Module::Dropout { rate } => (self.dropout(rate)?, 1),
             Module::Embedding { width, deviation } => (self.embedding(width, deviation)?, 1),
@@ -141,6 +142,17 @@ impl Builder {
         let positions = height * width;
         let shape = GroupNormShape { rows: 0, positions, channels, groups, epsilon: NORM_EPSILON };
         Ok(LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Group(shape), bias: true }))
+    }
+
+    fn layer_scale(&mut self, initial: f32) -> Result<LayerKind, String> {
+        let features = self.features;
+        if matches!(features, Features::Tokens { .. }) {
+            return Err(format!("a layer scale needs features, not {features}"));
+        }
+        let name = format!("{}.weight", self.tensor_name("scale", 1));
+        let initial = Initial::Constant { value: initial };
+        self.tensors.push(TensorSpec { name, shape: vec![features.last_dimension()], initial });
+        Ok(LayerKind::Scale(ScaleLayer { features }))
     }
 
     fn gated(&self, gate: Gate) -> Result<LayerKind, String> {

@@ -15,6 +15,7 @@ mod passes;
 mod pool;
 mod positions;
 mod rotary;
+mod scale;
 
 use std::ops::Range;
 
@@ -32,6 +33,7 @@ pub use passes::{Draws, LayerPasses, LayerSums, LayerTensors, NextPositions, Spl
 pub use pool::{PoolLayer, Pooling};
 pub use positions::PositionsLayer;
 pub use rotary::RotaryLayer;
+pub use scale::ScaleLayer;
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
@@ -62,6 +64,8 @@ pub enum LayerKind {
     Flatten(FlattenLayer),
     /// A normalisation.
     Norm(NormLayer),
+    /// Learnt scales.
+    Scale(ScaleLayer),
     /// A gated linear unit.
     Gated(GatedLayer),
     /// Dropout.
@@ -105,6 +109,7 @@ macro_rules! each_kind {
             LayerKind::Activation($kind) => $work,
             LayerKind::Flatten($kind) => $work,
             LayerKind::Norm($kind) => $work,
+            LayerKind::Scale($kind) => $work,
             LayerKind::Gated($kind) => $work,
             LayerKind::Dropout($kind) => $work,
             LayerKind::Add($kind) => $work,

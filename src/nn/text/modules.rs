@@ -31,11 +31,16 @@ static MODULES: &[(&str, Module)] = &[
     ("layer-norm", Module::LayerNorm { bias: true }),
     ("rms-norm", Module::RmsNorm),
     ("group-norm", Module::GroupNorm { groups: 0 }),
+    ("layer-scale", Module::LayerScale { initial: SCALE }),
     ("embedding", Module::Embedding { width: 0, deviation: 1.0 }),
     ("positions", Module::Positions { deviation: 1.0 }),
     ("attention", Module::Attention(ATTENTION)),
     ("tied-output", Module::TiedOutput),
 ];
+
+/// The initial value of scales: small, so that a residual with one at the end of its body begins almost as
+/// the identity.
+const SCALE: f32 = 1e-4;
 
 const CONVOLUTION: Convolution = Convolution { outputs: 0, kernel: 0, stride: 1, padding: 0, bias: true };
 
@@ -81,6 +86,9 @@ pub(super) fn each_value<L: Line>(module: &mut Module, line: &mut L) -> Result<(
         Module::Dropout { rate } => line.real(None, "the probability of 0", 0.0..=0.999, None, rate),
         Module::LayerNorm { bias } => line.switch("bias", true, bias),
         Module::GroupNorm { groups } => line.number(None, "the number of groups", groups),
+        Module::LayerScale { initial } => {
+            line.real(Some("initial"), "initial", -1e6..=1e6, Some(SCALE), initial)
+        }
         Module::Embedding { width, deviation } => {
             line.number(None, "the number of features", width)?;
             line.real(Some("deviation"), "deviation", DEVIATIONS, Some(1.0), deviation)

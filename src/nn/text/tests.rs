@@ -33,7 +33,7 @@ fn known_networks_are_read_as_they_are_written() {
     let all = "\
         convolution 4 kernel=3 stride=2 padding=1 bias=#false\n\
         group-norm 2\nsilu\naverage-pool 2\nglobal-average\ndropout 0.25\n\
-        gated-linear-unit \"silu\"\nrms-norm\ngelu-tanh\n\
+        gated-linear-unit \"silu\"\nrms-norm\nlayer-scale initial=0.1\ngelu-tanh\n\
         attention 4 key-value-heads=2 causal=#true rotary=10000.0 bias=#false output-deviation=0.5\n";
     let all = Network { name: "all".into(), modules: modules(all), loss: Loss::CrossEntropy };
     let gpt = Network::gpt(GptSizes { layers: 2, heads: 3, width: 24, bias: false, dropout: 0.2 });
@@ -116,6 +116,9 @@ fn malformed_texts_are_refused_with_the_reason() {
         ("group-norm", "the number of groups is missing"),
         ("group-norm 3", "a group norm needs images, not 12 features"),
         ("rms-norm 3", "rms-norm: it does not take 3"),
+        ("layer-scale 3", "layer-scale: it does not take 3"),
+        ("layer-scale initial=\"small\"", "initial is small, but must be a number from -1000000"),
+        ("layer-scale initial=1e7", "from -1000000 to 1000000"),
         ("dropout", "the probability of 0 is missing, such as 0.1"),
         ("dropout 1.5", "the probability of 0 is 1.5, but must be a number from 0 to 0.999"),
         ("dropout \"half\"", "must be a number from 0 to 0.999"),
@@ -190,6 +193,7 @@ fn malformed_texts_are_refused_with_the_reason() {
         ),
         (tokens, "linear 4", "an embedding makes some"),
         (tokens, "flatten", "tokens have no features"),
+        (tokens, "layer-scale", "a layer scale needs features"),
         (tokens, "dropout 0.5", "a dropout needs features"),
         (tokens, "embedding 8\nattention 3", "3 heads do not divide 8 features"),
         (

@@ -309,6 +309,7 @@ fn sequences() -> Vec<(&'static str, Vec<Module>, Features)> {
         ),
         ("flattened", network(&[Module::Flatten])),
         ("root mean square norm", network(&[Module::RmsNorm])),
+        ("layer scale", network(&[block(Module::LayerScale { initial: 0.3 })])),
         (
             "gated linear units",
             network(&[

@@ -156,17 +156,18 @@ pub fn stages_that_share_a_rank<D: TestDevice>(world: &World) {
     }
 }
 
-/// Checks activations without a layer before them to fuse with, at the beginning and at the end of
-/// stages, with the backward pass in halves.
+/// Checks activations without a layer before them to fuse with, and scales, at the beginning and at the end
+/// of stages, with the backward pass in halves.
 pub fn activations_on_their_own<D: TestDevice>(world: &World) {
     let linear = |outputs| Module::linear(outputs, true);
     let gelu = || Module::Activation(Activation::Gelu);
-    let modules = vec![linear(20), gelu(), gelu(), linear(10), gelu(), gelu(), linear(10)];
+    let scale = Module::LayerScale { initial: 0.5 };
+    let modules = vec![linear(20), gelu(), gelu(), scale, linear(10), gelu(), gelu(), linear(10)];
     let network = Network { name: "odd".into(), modules, loss: Loss::CrossEntropy };
     let model = network.build(Features::Flat(50)).unwrap();
     let mut rig = Rig::<D>::new(&network, Features::Flat(50), 4, adamw(24, None));
     let expected = rig.train(&serial_grid(world), 5, 1e-2).digest;
-    for sizes in [[1, 4], [2, 3], [3, 2], [4, 1]] {
+    for sizes in [[1, 5], [2, 4], [3, 3], [4, 2], [5, 1]] {
         for kind in [PipelineScheduleKind::OneForwardOneBackward, PipelineScheduleKind::ZeroBubble] {
             for recompute in [false, true] {
                 let plan = ParallelPlan::pipeline(&model, schedule(kind, 2, 4), Some(&sizes)).unwrap();

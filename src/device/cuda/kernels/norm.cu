@@ -68,10 +68,10 @@ __device__ __forceinline__ void layer_norm_backward_input(
     }
 }
 
-// Row `blockIdx.x` of `sums` becomes the sum of gradient · x̂ over the vectors of the blocks with that
-// `blockIdx.x`, added to what is there if `accumulate`. A block has up to `width` columns, with as many
-// floats of shared memory for each of its warps.
-template <class T>
+// Row `blockIdx.x` of `sums` becomes the sum of gradient · x̂, or of gradient · x unless it `normalises`,
+// over the vectors of the blocks with that `blockIdx.x`, added to what is there if `accumulate`. A block has
+// up to `width` columns, with as many floats of shared memory for each of its warps.
+template <class T, bool normalises>
 __device__ __forceinline__ void layer_norm_backward_weight(
     uint32 rows, uint32 columns, uint32 width, float epsilon, int is_centred, const T* input,
     const T* gradient, float* sums, int accumulate) {
@@ -87,8 +87,10 @@ __device__ __forceinline__ void layer_norm_backward_weight(
     for (uint32 row = blockIdx.x * block_rows + warp; row < end; row += warps) {
         const T* x = input + (uint64)row * columns;
         const T* dy = gradient + (uint64)row * columns + first;
-        float mean, scale;
-        statistics(columns, epsilon, is_centred, x, &mean, &scale);
+        float mean = 0, scale = 1;
+        if (normalises) {
+            statistics(columns, epsilon, is_centred, x, &mean, &scale);
+        }
         for (uint32 column = lane; column < own_columns; column += 32) {
             own[column] += to_float(dy[column]) * ((to_float(x[first + column]) - mean) * scale);
         }
@@ -101,6 +103,15 @@ __device__ __forceinline__ void layer_norm_backward_weight(
         }
         float* place = &sums[(uint64)blockIdx.x * columns + first + column];
         *place = accumulate ? *place + total : total;
+    }
+}
+
+// output = input · weight for each vector.
+template <class T>
+__device__ __forceinline__ void scale_columns(
+    uint64 len, uint32 columns, const T* input, const float* weight, T* output) {
+    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+        output[at] = from_float<T>(to_float(input[at]) * weight[at % columns]);
     }
 }
 
@@ -229,7 +240,7 @@ __device__ __forceinline__ void group_norm_backward_weight(
     extern "C" __global__ void layer_norm_backward_weight_##name(                                            \
         uint32 rows, uint32 columns, uint32 width, float epsilon, int is_centred, const T* input,            \
         const T* gradient, float* sums, int accumulate) {                                                    \
-        layer_norm_backward_weight<T>(                                                                       \
+        layer_norm_backward_weight<T, true>(                                                                 \
             rows, columns, width, epsilon, is_centred, input, gradient, sums, accumulate);                   \
     }                                                                                                        \
     extern "C" __global__ void group_norm_forward_##name(                                                    \
@@ -243,6 +254,16 @@ __device__ __forceinline__ void group_norm_backward_weight(
     extern "C" __global__ void group_norm_backward_weight_##name(                                            \
         GroupNormShape shape, const T* input, const T* gradient, float* sums) {                              \
         group_norm_backward_weight<T>(shape, input, gradient, sums);                                         \
+    }                                                                                                        \
+    extern "C" __global__ void scale_columns_##name(                                                         \
+        uint64 len, uint32 columns, const T* input, const float* weight, T* output) {                        \
+        scale_columns<T>(len, columns, input, weight, output);                                               \
+    }                                                                                                        \
+    extern "C" __global__ void scale_columns_backward_weight_##name(                                         \
+        uint32 rows, uint32 columns, uint32 width, float epsilon, int is_centred, const T* input,            \
+        const T* gradient, float* sums, int accumulate) {                                                    \
+        layer_norm_backward_weight<T, false>(                                                                \
+            rows, columns, width, epsilon, is_centred, input, gradient, sums, accumulate);                   \
     }
 
 FOR_BOTH(NORMS)
