@@ -179,6 +179,11 @@ mod tests {
 
     #[test]
     fn not_a_number_stays_one() {
-        assert!(erf(f32::NAN).is_nan() && ln(f32::NAN).is_nan() && tanh(f32::NAN).is_nan() && gelu(f32::NAN).0.is_nan());
+        assert!(
+            erf(f32::NAN).is_nan()
+                && ln(f32::NAN).is_nan()
+                && tanh(f32::NAN).is_nan()
+                && gelu(f32::NAN).0.is_nan()
+        );
     }
 }

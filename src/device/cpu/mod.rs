@@ -10,6 +10,7 @@ mod attention;
 mod convolution;
 mod copy;
 mod embedding;
+mod group_norm;
 mod leaf_sums;
 mod linear;
 mod loops;
