@@ -132,29 +132,40 @@ fn for_each_weight(
     }
 }
 
+/// Elements of an image that stay in the first cache beside gradients.
+const CACHED_IMAGE: usize = 24 << 8;
+
 /// Returns true for a convolution whose gradients are not zero as a rule.
 pub(super) fn is_dense(shape: &ConvolutionShape) -> bool {
     !shape.pool && !shape.relu
 }
 
 impl WeightGradient<'_, '_> {
-    /// Adds the gradients of an image to `sums`, row by row of the output, so that the rows of the image
-    /// that a row belongs to stay in the first cache while all outputs are added.
+    /// Adds the gradients of an image to `sums`, a few rows of the output at a time, so that the rows of the
+    /// image that they belong to stay in the first cache while all outputs are added.
     #[inline(always)]
     fn add_dense<S: Simd>(&self, simd: S, gradient: &[f32], image: &[f32], sums: &mut [f32]) {
         let ConvolutionShape { channels, stride: step, outputs, kernel, .. } = *self.shape;
         let row_len = self.shape.padded_width() * channels;
         let vectors = (kernel * channels).div_ceil(S::F32_LANES);
         let stride = vectors * S::F32_LANES;
-        let rows = gradient.chunks_exact(self.shape.output_width() * outputs);
-        for (gradient, image) in rows.zip((0..).map(|row| &image[row * step * row_len..])) {
+        let (columns, line_step) = (self.shape.output_width(), step * row_len);
+        let num_rows = (CACHED_IMAGE / line_step).max(1);
+        let bands = gradient.chunks(num_rows * columns * outputs);
+        for (gradient, image) in bands.zip((0..).step_by(num_rows).map(|row| &image[row * line_step..])) {
             let from = Blocks { values: image, stride: row_len };
             let mut at = 0;
             while at < self.outputs.len() {
                 // two outputs read a block once
                 let num = (self.outputs.len() - at).min(2);
-                let values = &gradient[self.outputs.start + at..];
-                let gradients = DenseGradients { values, stride: outputs, step: step * channels };
+                let gradients = DenseGradients {
+                    values: &gradient[self.outputs.start + at..],
+                    stride: outputs,
+                    num_lines: gradient.len() / (columns * outputs),
+                    line_len: columns,
+                    step: step * channels,
+                    line_step,
+                };
                 let (values, distance) = (&mut sums[at * kernel * stride..], kernel * stride);
                 let target = TargetBlock { values, stride, distance, rows: kernel, vectors };
                 match num {
@@ -242,8 +253,14 @@ impl WithSimd for InputGradient<'_> {
                 let rows = kernel + shift;
                 let target = TargetBlock { values, stride: width * channels, distance: 0, rows, vectors };
                 if is_dense {
-                    let gradients =
-                        DenseGradients { values: gradient, stride: 1, step: padded_rows * stride };
+                    let gradients = DenseGradients {
+                        values: gradient,
+                        stride: 1,
+                        num_lines: 1,
+                        line_len: outputs,
+                        step: padded_rows * stride,
+                        line_step: 0,
+                    };
                     add_blocks::<S, _, 1>(simd, gradients, from, target);
                     continue;
                 }

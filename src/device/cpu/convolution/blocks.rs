@@ -3,11 +3,14 @@
 
 use pulp::Simd;
 
-/// Gradients of `OUTPUTS` outputs, and the start of the block that those of a place belong to.
+/// Gradients of `OUTPUTS` outputs, and the start of the block that those of a place belong to. The places
+/// are in lines of one length.
 pub(super) trait BlockGradients<const OUTPUTS: usize>: Copy {
-    fn len(self) -> usize;
+    fn num_lines(self) -> usize;
 
-    fn get(self, at: usize) -> ([f32; OUTPUTS], usize);
+    fn line_len(self) -> usize;
+
+    fn get(self, line: usize, at: usize) -> ([f32; OUTPUTS], usize);
 }
 
 /// A gradient that is not zero, and the start of its block.
@@ -19,37 +22,51 @@ pub(super) struct SparseGradient {
 
 impl BlockGradients<1> for &[SparseGradient] {
     #[inline(always)]
-    fn len(self) -> usize {
+    fn num_lines(self) -> usize {
+        1
+    }
+
+    #[inline(always)]
+    fn line_len(self) -> usize {
         self.len()
     }
 
     #[inline(always)]
-    fn get(self, at: usize) -> ([f32; 1], usize) {
+    fn get(self, _: usize, at: usize) -> ([f32; 1], usize) {
         let SparseGradient { gradient, start } = self[at];
         ([gradient], start as usize)
     }
 }
 
 /// All gradients, zeros included: the first of every `stride` of `values`. The starts of blocks are `step`
-/// apart.
+/// apart, those of lines `line_step`.
 #[derive(Clone, Copy)]
 pub(super) struct DenseGradients<'a> {
     pub(super) values: &'a [f32],
     pub(super) stride: usize,
+    pub(super) num_lines: usize,
+    pub(super) line_len: usize,
     pub(super) step: usize,
+    pub(super) line_step: usize,
 }
 
 impl<const OUTPUTS: usize> BlockGradients<OUTPUTS> for DenseGradients<'_> {
     #[inline(always)]
-    fn len(self) -> usize {
-        self.values.len().div_ceil(self.stride)
+    fn num_lines(self) -> usize {
+        self.num_lines
     }
 
     #[inline(always)]
-    fn get(self, at: usize) -> ([f32; OUTPUTS], usize) {
+    fn line_len(self) -> usize {
+        self.line_len
+    }
+
+    #[inline(always)]
+    fn get(self, line: usize, at: usize) -> ([f32; OUTPUTS], usize) {
         let mut gradients = [0.0; OUTPUTS];
-        gradients.copy_from_slice(&self.values[at * self.stride..][..OUTPUTS]);
-        (gradients, at * self.step)
+        let place = line * self.line_len + at;
+        gradients.copy_from_slice(&self.values[place * self.stride..][..OUTPUTS]);
+        (gradients, line * self.line_step + at * self.step)
     }
 }
 
@@ -145,15 +162,17 @@ fn add_block<
             sums.copy_from_slice(S::as_simd_f32s(row).0);
         }
     }
-    for at in 0..gradients.len() {
-        let (factors, start) = gradients.get(at);
-        let block = &from.values[start..][..(ROWS - 1) * from.stride + length];
-        for r in 0..ROWS {
-            let (row, _) = S::as_simd_f32s(&block[r * from.stride..][..length]);
-            for v in 0..VECTORS {
-                for output in 0..OUTPUTS {
-                    let gradient = simd.splat_f32s(factors[output]);
-                    sums[output][r][v] = simd.mul_add_f32s(gradient, row[v], sums[output][r][v]);
+    for line in 0..gradients.num_lines() {
+        for at in 0..gradients.line_len() {
+            let (factors, start) = gradients.get(line, at);
+            let block = &from.values[start..][..(ROWS - 1) * from.stride + length];
+            for r in 0..ROWS {
+                let (row, _) = S::as_simd_f32s(&block[r * from.stride..][..length]);
+                for v in 0..VECTORS {
+                    for output in 0..OUTPUTS {
+                        let gradient = simd.splat_f32s(factors[output]);
+                        sums[output][r][v] = simd.mul_add_f32s(gradient, row[v], sums[output][r][v]);
+                    }
                 }
             }
         }
