@@ -219,6 +219,8 @@ operations!(PoolOperations:
 operations!(NormOperations:
     layer_norm_forward(&NormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
     layer_norm_backward_weight(&NormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;
+    layer_norm_backward_bias(&NormShape, In<'_>, RowSums<Out<'_>>) 0;
+    layer_norm_position_sums(&NormShape, In<'_>, In<'_>, In<'_>, bool, Out<'_>) 0;
     layer_norm_backward_input(&NormShape, In<'_>, In<'_>, In<'_>, In<'_>, Out<'_>) 0;
     group_norm_forward(&GroupNormShape, In<'_>, In<'_>, Option<In<'_>>, Out<'_>, Out<'_>) 0;
     group_norm_backward_weight(&GroupNormShape, In<'_>, In<'_>, In<'_>, RowSums<Out<'_>>) 0;

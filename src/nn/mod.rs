@@ -21,8 +21,8 @@ pub use initial::{Initial, generator, symmetric};
 pub use layer::{
     ActivationLayer, AddLayer, AttentionLayer, ConvolutionLayer, Draws, DropoutLayer, EmbeddingLayer,
     FlattenLayer, GatedLayer, Heads, Layer, LayerInputs, LayerKind, LayerPasses, LayerSums, LayerTensors,
-    LinearLayer, NextPositions, Norm, NormLayer, PoolLayer, Pooling, PositionsLayer, RotaryLayer, SplitRule,
-    Tape, TapedRows,
+    LinearLayer, NextPositions, Norm, NormLayer, PoolLayer, Pooling, PositionRule, PositionsLayer,
+    RotaryLayer, SplitRule, Tape, TapedRows,
 };
 pub use loss::Loss;
 pub use model::Model;

@@ -1,10 +1,11 @@
 //! Normalisations.
 
+use super::activation::RowsToSum;
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{KernelArgument, Launch, launch};
-use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
+use crate::device::{CopyOperations, GroupNormShape, NormOperations, NormShape, RowSums};
 
 kernel_table!(NormKernels in "norm.cu" {
     layer_norm_forward: KernelPair,
@@ -68,7 +69,7 @@ impl NormOperations for Cuda {
         _saved: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
         assert!(input.len == rows * columns && output.len == input.len && output.format == input.format);
         assert!(weight.len == columns && bias.is_none_or(|bias| bias.len == columns));
         let kernel = self.kernels.of::<NormKernels>().layer_norm_forward.of(input.format);
@@ -95,11 +96,10 @@ impl NormOperations for Cuda {
         gradient: CudaView<'_>,
         weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, .. } = *shape;
         assert!(input.len >= rows * columns && gradient.len >= rows * columns);
         assert_eq!(gradient.format, input.format);
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, columns) else { return };
-        let width = columns.min(MOST_COLUMNS);
         let num_sums = rows.div_ceil(4 * ROWS_PER_BLOCK).clamp(1, MOST_PARTIAL_SUMS);
         let is_whole = num_sums == 1;
         let sums = if is_whole {
@@ -108,28 +108,39 @@ impl NormOperations for Cuda {
             self.partial_sums.reserve(num_sums * columns)
         };
         let Some(sums) = sums else { return };
-        let launch = Launch {
-            blocks: (num_sums as u32, columns.div_ceil(width) as u32),
-            shared_bytes: (ROWS_PER_BLOCK * width * size_of::<f32>()) as u32,
-            ..over_rows(rows)
-        };
-        let kernel = self.kernels.of::<NormKernels>().layer_norm_backward_weight.of(input.format);
-        launch!(
-            self.streams,
-            kernel,
-            launch,
-            rows as u32,
-            columns as u32,
-            width as u32,
-            epsilon,
-            i32::from(is_centred),
-            input.pointer,
-            gradient.pointer,
-            sums,
-            i32::from(accumulate && is_whole),
-        );
+        self.sum_vectors(shape, [input, gradient], num_sums, sums, accumulate && is_whole);
         if !is_whole {
             self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
+        }
+    }
+
+    fn layer_norm_backward_bias(
+        &self,
+        shape: &NormShape,
+        gradient: CudaView<'_>,
+        bias_gradient: RowSums<CudaViewMut<'_>>,
+    ) {
+        self.add_rows(&RowsToSum::of_values(shape.rows, shape.columns, &gradient), bias_gradient);
+    }
+
+    fn layer_norm_position_sums(
+        &self,
+        shape: &NormShape,
+        input: CudaView<'_>,
+        _saved: CudaView<'_>,
+        gradient: CudaView<'_>,
+        has_bias: bool,
+        sums: CudaViewMut<'_>,
+    ) {
+        let num_samples = sums.len / (shape.columns * (1 + usize::from(has_bias)));
+        if shape.rows == 0 {
+            return self.fill(sums, 0.0);
+        }
+        self.sum_vectors(shape, [input, gradient], num_samples, sums.pointer, false);
+        if has_bias {
+            let bias_sums = sums.pointer + (num_samples * shape.columns * size_of::<f32>()) as u64;
+            let rows = RowsToSum::of_values(shape.rows, shape.columns, &gradient);
+            self.sum_rows(&rows, num_samples, bias_sums, false);
         }
     }
 
@@ -142,7 +153,7 @@ impl NormOperations for Cuda {
         gradient: CudaView<'_>,
         input_gradient: CudaViewMut<'_>,
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
         assert!(input.len == rows * columns && gradient.len == input.len);
         assert!(input_gradient.len == input.len && weight.len == columns);
         assert!(gradient.format == input.format && input_gradient.format == input.format);
@@ -216,5 +227,41 @@ impl NormOperations for Cuda {
         let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, shape.rows));
         let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, input.pointer, weight.pointer, gradient, input_gradient);
+    }
+}
+
+impl Cuda {
+    /// Writes the gradients of the weight of `num_sums` equal runs of vectors to the rows of `sums`, or adds
+    /// them.
+    fn sum_vectors(
+        &self,
+        shape: &NormShape,
+        [input, gradient]: [CudaView<'_>; 2],
+        num_sums: usize,
+        sums: u64,
+        accumulate: bool,
+    ) {
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
+        let width = columns.min(MOST_COLUMNS);
+        let launch = Launch {
+            blocks: (num_sums as u32, columns.div_ceil(width) as u32),
+            shared_bytes: (ROWS_PER_BLOCK * width * size_of::<f32>()) as u32,
+            ..over_rows(rows)
+        };
+        let kernel = self.kernels.of::<NormKernels>().layer_norm_backward_weight.of(input.format);
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            rows as u32,
+            columns as u32,
+            width as u32,
+            epsilon,
+            i32::from(is_centred),
+            input.pointer,
+            gradient.pointer,
+            sums,
+            i32::from(accumulate),
+        );
     }
 }

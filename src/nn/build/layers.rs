@@ -120,7 +120,12 @@ impl Builder {
     pub(super) fn layer_norm(&mut self, is_centred: bool, bias: bool) -> LayerKind {
         self.norm_tensors(bias);
         let epsilon = if is_centred { NORM_EPSILON } else { f32::EPSILON };
-        let shape = NormShape { rows: 0, columns: self.features.last_dimension(), epsilon, is_centred };
+        let positions = match self.features {
+            Features::Sequence { len, .. } => Some(one_leaf(len)),
+            _ => None,
+        };
+        let columns = self.features.last_dimension();
+        let shape = NormShape { rows: 0, columns, epsilon, is_centred, positions };
         LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Layer(shape), bias })
     }
 
@@ -150,7 +155,7 @@ impl Builder {
                 "a dropout needs features and a rate from 0 to below 1, not {features} and {rate}"
             ));
         }
-        Ok(LayerKind::Dropout(DropoutLayer { rate, number: self.layers.len(), features }))
+        Ok(LayerKind::Dropout(DropoutLayer::whole(rate, self.layers.len(), features)))
     }
 
     /// Adds the tensors of a normalisation.

@@ -40,6 +40,15 @@ impl FeatureDivision {
         Leaves { len: width / unit, num: self.num_leaves(width, unit) }
     }
 
+    /// Returns the positions of a sequence of `len`, at least one, as the terms of a sum.
+    pub fn positions(self, len: usize) -> Section {
+        Section::whole(self.position_leaves(len))
+    }
+
+    fn position_leaves(self, len: usize) -> Leaves {
+        Leaves { len, num: self.summation.num_leaves(self.num_ranks).min(len) }
+    }
+
     /// Returns all of `width` features in units of `unit`.
     pub fn whole(self, width: usize, unit: usize) -> Section {
         Section::whole(self.leaves(width, unit)).times(unit)

@@ -24,8 +24,8 @@ use self::division::FeatureDivision;
 use self::exchange::{Exchange, ExchangeKind};
 use crate::device::{Activation, AttentionShape, EmbeddingShape, WeightLayout};
 use crate::nn::{
-    ActivationLayer, AttentionLayer, EmbeddingLayer, Layer, LayerInputs, LayerKind, LinearLayer, Loss, Model,
-    RotaryLayer, SplitRule, TensorShard,
+    ActivationLayer, AttentionLayer, EmbeddingLayer, Features, Layer, LayerInputs, LayerKind, LinearLayer,
+    Loss, Model, PositionRule, RotaryLayer, SplitRule, TensorShard,
 };
 
 /// The way in which linear layers are divided among ranks.
@@ -202,6 +202,10 @@ impl Divider<'_> {
             if linear.layout == WeightLayout::OutputsByInputs {
                 tensors.iter_mut().for_each(|(_, shard)| shard.rows.clone_from(&rows));
             }
+        }
+        if let (PositionRule::Alike, Features::Sequence { len, .. }) = (layer.position_rule(), layer.output())
+        {
+            layer = layer.of_positions(self.division.positions(len));
         }
         (vec![Piece::Layer(layer.with_tensors_from(0))], tensors)
     }

@@ -1,15 +1,24 @@
 //! Normalisations: vectors and images are split among the threads. Statistics of a group of channels are
 //! summed for each channel first, over the positions, so that lanes of a vector are channels.
 
-use std::cell::RefCell;
+mod group;
 
+use std::cell::RefCell;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use self::group::{group_forward, group_input_gradient, group_weight_gradient};
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use super::loops::sum;
 use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
+use crate::sums::{MOST_PENDING, Section};
 
 thread_local! {
     static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
+    /// Those of a sample.
+    static SAMPLE_SUMS: RefCell<LeafSums> = RefCell::default();
     /// Values of each channel.
     static CHANNELS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
@@ -32,7 +41,7 @@ impl NormOperations for Cpu {
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
         let part = self.rows_per_thread(rows);
         let parts = input.chunks(part * columns).zip(output.chunks_mut(part * columns));
         self.for_each(parts.zip(saved.chunks_mut(NormShape::SAVED * part)), |((input, output), saved)| {
@@ -65,25 +74,56 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         weight_gradient: RowSums<&mut [f32]>,
     ) {
-        let columns = shape.columns;
-        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(columns));
-        LEAF_SUMS.with_borrow_mut(|stack| {
-            add_up(section, stack, &mut arrays, |rows, sums| {
-                self.vectorised(
-                    #[inline(always)]
-                    || {
-                        for row in rows.clone() {
-                            let (x, g) = (&input[row * columns..][..columns], &gradient[row * columns..]);
-                            let saved = &saved[row * NormShape::SAVED..][..NormShape::SAVED];
-                            let (mean, scale) = (saved[0], saved[1]);
-                            for ((sum, x), g) in sums.iter_mut().zip(x).zip(g) {
-                                *sum = ((x - mean) * scale).mul_add(*g, *sum);
-                            }
-                        }
-                    },
-                );
-            });
+        let terms = NormTerms { columns: shape.columns, input, saved, gradient };
+        self.add_vectors(shape.positions, shape.columns, weight_gradient, |rows, sums| {
+            self.add_weight_terms(terms, rows, sums);
         });
+    }
+
+    fn layer_norm_backward_bias(
+        &self,
+        shape: &NormShape,
+        gradient: &[f32],
+        bias_gradient: RowSums<&mut [f32]>,
+    ) {
+        self.add_vectors(shape.positions, shape.columns, bias_gradient, |rows, sums| {
+            self.add_bias_terms(gradient, rows, sums);
+        });
+    }
+
+    fn layer_norm_position_sums(
+        &self,
+        shape: &NormShape,
+        input: &[f32],
+        saved: &[f32],
+        gradient: &[f32],
+        has_bias: bool,
+        sums: &mut [f32],
+    ) {
+        let NormShape { rows, columns, positions: Some(positions), .. } = *shape else {
+            unreachable!("only sequences have sums over positions")
+        };
+        if positions.is_empty() {
+            return sums.fill(0.0);
+        }
+        let terms = NormTerms { columns, input, saved, gradient };
+        let (num_samples, num_tensors) = (rows / positions.len(), 1 + usize::from(has_bias));
+        let len = num_samples * columns;
+        for (sample, tensor) in (0..num_samples).flat_map(|sample| (0..num_tensors).map(move |t| (sample, t)))
+        {
+            let (first, start) = (sample * positions.len(), tensor * len + sample * columns);
+            let arrays = sums.chunks_exact_mut(num_tensors * len);
+            let mut arrays: SmallVec<[&mut [f32]; MOST_PENDING]> =
+                arrays.map(|array| &mut array[start..start + columns]).collect();
+            add_positions(positions, &mut arrays, |own, sums| {
+                let rows = first + own.start..first + own.end;
+                if tensor == 0 {
+                    self.add_weight_terms(terms, rows, sums);
+                } else {
+                    self.add_bias_terms(gradient, rows, sums);
+                }
+            });
+        }
     }
 
     fn layer_norm_backward_input(
@@ -210,127 +250,75 @@ impl NormOperations for Cpu {
     }
 }
 
-/// Writes the mean and 1/σ of each group of an image's channels to `saved`. `sums` and `means` are
-/// memory for a value of each channel.
-#[inline(always)]
-fn statistics(shape: &GroupNormShape, x: &[f32], saved: &mut [f32], sums: &mut [f32], means: &mut [f32]) {
-    let len = (shape.positions * shape.group_len()) as f32;
-    sums.fill(0.0);
-    for x in x.chunks_exact(shape.channels) {
-        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+/// The arrays of the gradient of a weight.
+#[derive(Clone, Copy)]
+struct NormTerms<'a> {
+    columns: usize,
+    input: &'a [f32],
+    saved: &'a [f32],
+    gradient: &'a [f32],
+}
+
+impl Cpu {
+    /// Adds the vectors `rows` to the gradient of a weight.
+    fn add_weight_terms(&self, terms: NormTerms<'_>, rows: Range<usize>, sums: &mut [f32]) {
+        let NormTerms { columns, input, saved, gradient } = terms;
+        self.vectorised(
+            #[inline(always)]
+            || {
+                for row in rows.clone() {
+                    let (x, g) = (&input[row * columns..][..columns], &gradient[row * columns..]);
+                    let saved = &saved[row * NormShape::SAVED..][..NormShape::SAVED];
+                    let (mean, scale) = (saved[0], saved[1]);
+                    for ((sum, x), g) in sums.iter_mut().zip(x).zip(g) {
+                        *sum = ((x - mean) * scale).mul_add(*g, *sum);
+                    }
+                }
+            },
+        );
     }
-    for (saved, sums) in saved.chunks_exact_mut(2).zip(sums.chunks_exact(shape.group_len())) {
-        saved[0] = sums.iter().sum::<f32>() / len;
+
+    /// Adds the vectors `rows` of a gradient to that of a bias.
+    fn add_bias_terms(&self, gradient: &[f32], rows: Range<usize>, sums: &mut [f32]) {
+        let columns = sums.len();
+        self.vectorised(
+            #[inline(always)]
+            || {
+                for row in gradient[rows.start * columns..rows.end * columns].chunks_exact(columns) {
+                    sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                }
+            },
+        );
     }
-    for (means, saved) in means.chunks_exact_mut(shape.group_len()).zip(saved.chunks_exact(2)) {
-        means.fill(saved[0]);
-    }
-    sums.fill(0.0);
-    for x in x.chunks_exact(shape.channels) {
-        for ((sum, x), mean) in sums.iter_mut().zip(x).zip(&*means) {
-            *sum = (x - mean).mul_add(x - mean, *sum);
-        }
-    }
-    for (saved, sums) in saved.chunks_exact_mut(2).zip(sums.chunks_exact(shape.group_len())) {
-        saved[1] = 1.0 / (sums.iter().sum::<f32>() / len + shape.epsilon).sqrt();
+
+    /// Adds up vectors: without `positions` one after the other, else those of a sample first. `add` adds
+    /// some of them to sums of `columns`.
+    fn add_vectors(
+        &self,
+        positions: Option<Section>,
+        columns: usize,
+        sums: RowSums<&mut [f32]>,
+        add: impl Fn(Range<usize>, &mut [f32]),
+    ) {
+        let (section, mut arrays) = (sums.rows, sums.arrays(columns));
+        LEAF_SUMS.with_borrow_mut(|stack| match positions {
+            None => add_up(section, stack, &mut arrays, add),
+            Some(positions) => with_channels(columns, |of_sample| {
+                let len = positions.len();
+                add_up(section, stack, &mut arrays, |samples, sums| {
+                    for first in samples.map(|sample| sample * len) {
+                        add_positions(positions, &mut [&mut *of_sample], |own, sums| {
+                            add(first + own.start..first + own.end, sums);
+                        });
+                        self.add_bias_terms(of_sample, 0..1, sums);
+                    }
+                });
+            }),
+        });
     }
 }
 
-/// Writes the two values of each group to all of its channels.
-#[inline(always)]
-fn spread(shape: &GroupNormShape, of_groups: &[f32], first: &mut [f32], second: &mut [f32]) {
-    let len = shape.group_len();
-    let channels = first.chunks_exact_mut(len).zip(second.chunks_exact_mut(len));
-    for ((first, second), of_group) in channels.zip(of_groups.chunks_exact(2)) {
-        first.fill(of_group[0]);
-        second.fill(of_group[1]);
-    }
-}
-
-/// Normalises one image. `channels` is memory for two values of each channel.
-#[inline(always)]
-fn group_forward(
-    shape: &GroupNormShape,
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    [channels, saved]: [&mut [f32]; 2],
-    x: &[f32],
-    y: &mut [f32],
-) {
-    let (means, scales) = channels.split_at_mut(shape.channels);
-    statistics(shape, x, saved, scales, means);
-    spread(shape, saved, means, scales);
-    for (x, y) in x.chunks_exact(shape.channels).zip(y.chunks_exact_mut(shape.channels)) {
-        let factors = means.iter().zip(&*scales).zip(weight);
-        for ((y, x), ((mean, scale), w)) in y.iter_mut().zip(x).zip(factors) {
-            *y = (x - mean) * scale * w;
-        }
-        if let Some(bias) = bias {
-            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-        }
-    }
-}
-
-/// Adds the gradient of the weight from one image to `sums`. `channels` is memory for two values of each
-/// channel.
-#[inline(always)]
-fn group_weight_gradient(
-    shape: &GroupNormShape,
-    saved: &[f32],
-    channels: &mut [f32],
-    [x, dy]: [&[f32]; 2],
-    sums: &mut [f32],
-) {
-    let (means, scales) = channels.split_at_mut(shape.channels);
-    spread(shape, saved, means, scales);
-    for (x, dy) in x.chunks_exact(shape.channels).zip(dy.chunks_exact(shape.channels)) {
-        let values = x.iter().zip(dy).zip(means.iter().zip(&*scales));
-        for (sum, ((x, dy), (mean, scale))) in sums.iter_mut().zip(values) {
-            *sum = ((x - mean) * scale).mul_add(*dy, *sum);
-        }
-    }
-}
-
-/// Computes the gradient of one image from its values and the gradient of the outputs. `channels` is
-/// memory for four values of each channel.
-#[inline(always)]
-fn group_input_gradient(
-    shape: &GroupNormShape,
-    weight: &[f32],
-    saved: &[f32],
-    channels: &mut [f32],
-    [x, dy]: [&[f32]; 2],
-    dx: &mut [f32],
-) {
-    let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
-    let (statistics, sums) = channels.split_at_mut(2 * num);
-    let (means, scales) = statistics.split_at_mut(num);
-    let (sums, products) = sums.split_at_mut(num);
-    spread(shape, saved, means, scales);
-    sums.fill(0.0);
-    products.fill(0.0);
-    for (x, dy) in x.chunks_exact(num).zip(dy.chunks_exact(num)) {
-        let sums = sums.iter_mut().zip(products.iter_mut());
-        let values = x.iter().zip(dy).zip(means.iter().zip(&*scales));
-        for ((sum, product), ((x, dy), (mean, scale))) in sums.zip(values) {
-            *sum += dy;
-            *product = ((x - mean) * scale).mul_add(*dy, *product);
-        }
-    }
-    let groups = sums.chunks_exact_mut(shape.group_len()).zip(products.chunks_exact_mut(shape.group_len()));
-    for ((sums, products), weight) in groups.zip(weight.chunks_exact(shape.group_len())) {
-        let mean = |values: &[f32]| values.iter().zip(weight).map(|(value, w)| value * w).sum::<f32>() / len;
-        let (mean_g, mean_product) = (mean(sums), mean(products));
-        sums.fill(mean_g);
-        products.fill(mean_product);
-    }
-    let positions = x.chunks_exact(num).zip(dy.chunks_exact(num)).zip(dx.chunks_exact_mut(num));
-    for ((x, dy), dx) in positions {
-        let values = x.iter().zip(dy).zip(weight).zip(means.iter().zip(&*scales));
-        let values = values.zip(sums.iter().zip(&*products));
-        for (dx, ((((x, dy), w), (mean, scale)), (mean_g, mean_product))) in dx.iter_mut().zip(values) {
-            let normalised = (x - mean) * scale;
-            *dx = (dy * w - mean_g - normalised * mean_product) * scale;
-        }
-    }
+/// Adds up the `positions` of a sample into the arrays of their subtrees; `add` adds some to sums.
+fn add_positions(positions: Section, arrays: &mut [&mut [f32]], add: impl FnMut(Range<usize>, &mut [f32])) {
+    SAMPLE_SUMS.with_borrow_mut(|stack| add_up(positions, stack, arrays, add));
 }
