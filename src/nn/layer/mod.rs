@@ -202,6 +202,11 @@ impl Layer {
         Layer { kind, tensors: self.tensors.clone() }
     }
 
+    /// Returns true if the layer has none of the positions of a sequence, so that there is nothing to compute.
+    pub fn is_idle(&self) -> bool {
+        self.position_rule() != PositionRule::Mixed && self.input_len() == 0
+    }
+
     /// Returns this layer with its tensors numbered from `first` on.
     pub fn with_tensors_from(self, first: usize) -> Layer {
         Layer { tensors: first..first + self.tensors.len(), ..self }
