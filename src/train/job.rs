@@ -72,7 +72,8 @@ impl Run<'_> {
             let num =
                 (0..self.model.layers.len()).filter(|at| shared.has_own_positions(self.model, *at)).count();
             log::info!(
-                "sequence parallelism: {num_ranks} ranks share the positions of sequences in {num} of {} layers",
+                "sequence parallelism: {num_ranks} ranks share the positions of sequences in {num} of {} \
+                 layers",
                 self.model.layers.len()
             );
         } else if self.world.is_root() {

@@ -1,9 +1,10 @@
 //! Audits find flipped bits in audited work, name the rank and the tensor, and find nothing else.
 
 use phalanx::comm::{Grid, GridShape, Operation, World};
+use phalanx::dataset::Targets;
 use phalanx::device::Activation;
 use phalanx::memory;
-use phalanx::nn::{Features, Loss, Module, Network};
+use phalanx::nn::{Features, GptSizes, Loss, Module, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::audit::{AuditAction, AuditSettings, needed_bytes};
 use phalanx::parallel::layout::{self, ParallelPlan};
@@ -41,6 +42,8 @@ struct Layout {
     accumulation: Accumulation,
     /// For the network with residuals, the numbers of layers of its stages, of which one has no tensors.
     sizes: Option<&'static [usize]>,
+    /// True for a network of sequences whose positions the ranks of the tensor axis share.
+    shares_positions: bool,
 }
 
 /// Returns a network of residuals that ends with an activation on its own: four layers for a pipeline.
@@ -65,7 +68,9 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
         zero: ZeroStage::Slots,
         accumulation: Accumulation::Whole,
         sizes: None,
+        shares_positions: false,
     };
+    let sequences = |layout| Layout { shares_positions: true, ..layout };
     let residual = |sizes, layout| Layout { sizes: Some(sizes), ..layout };
     let gather = |layout| Layout { split: Split::Gather, ..layout };
     let deferred = |layout| Layout { schedule: PipelineScheduleKind::Deferred, ..layout };
@@ -77,6 +82,7 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
             layout(1, 1, 2, 2),
             residual(&[], layout(1, 1, 2, 1)),
             zero(ZeroStage::Gradients, layout(2, 1, 1, 4)),
+            sequences(layout(1, 1, 2, 2)),
         ],
         3 => vec![
             Layout { zero: ZeroStage::None, ..layout(3, 1, 1, 2) },
@@ -84,6 +90,7 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
             layout(1, 1, 3, 2),
             residual(&[1, 2, 1], layout(1, 3, 1, 2)),
             deferred(layout(1, 3, 1, 9)),
+            sequences(layout(1, 1, 3, 1)),
         ],
         _ => vec![
             layout(4, 1, 1, 4),
@@ -91,6 +98,7 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
             layout(2, 1, 2, 1),
             layout(1, 2, 2, 2),
             residual(&[3, 1], layout(2, 2, 1, 2)),
+            sequences(deferred(layout(1, 2, 2, 3))),
             zero(ZeroStage::Parameters, layout(4, 1, 1, 3)),
         ],
     }
@@ -100,6 +108,7 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
 fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &Rig<'_>, ParallelPlan)) {
     let mlp = Network::mlp(&[24, 20, 16, 12], Activation::Relu, true, 10, Loss::CrossEntropy);
     let residuals = residuals();
+    let gpt = Network::gpt(GptSizes { layers: 2, heads: 2, width: 12, bias: true, dropout: 0.1 });
     for layout in all_layouts(world.size()) {
         let grid = Grid::new(world, layout.shape).unwrap();
         let Layout { zero, accumulation, .. } = layout;
@@ -112,14 +121,22 @@ fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &Rig<'_>, 
         };
         let mut settings = settings(37, sync);
         settings.optimizer = OptimizerSettings { weight_decay: 0.01, ..OptimizerSettings::new(Rule::AdamW) };
-        let network = if layout.sizes.is_some() { &residuals } else { &mlp };
-        let mut rig = Rig::new(network, Features::Flat(30), layout.num_micro_batches, settings);
+        let (network, features) = match &layout {
+            Layout { shares_positions: true, .. } => (&gpt, Features::Tokens { len: 7, vocabulary: 21 }),
+            Layout { sizes: Some(_), .. } => (&residuals, Features::Flat(30)),
+            _ => (&mlp, Features::Flat(30)),
+        };
+        let mut rig = Rig::new(network, features, layout.num_micro_batches, settings);
+        if let Features::Tokens { len, vocabulary } = features {
+            rig = rig.with_targets(Targets::Tokens { len, vocabulary });
+        }
         if layout.shape.stage > 1 {
             let (kind, num) = (layout.schedule, layout.num_micro_batches);
             let schedule = kind.generate(layout.shape.stage, 1, num).unwrap();
             rig.plan = ParallelPlan::pipeline(rig.model(), schedule, layout.sizes).unwrap();
         }
         rig.plan.split = layout.split;
+        rig.plan.sequence_parallel = layout.shares_positions;
         let plan = rig.summed_plan();
         work(&layout, &grid, &rig, plan);
     }

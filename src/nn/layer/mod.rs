@@ -202,7 +202,8 @@ impl Layer {
         Layer { kind, tensors: self.tensors.clone() }
     }
 
-    /// Returns true if the layer has none of the positions of a sequence, so that there is nothing to compute.
+    /// Returns true if there is nothing to compute, because the layer has none of the positions of a
+    /// sequence.
     pub fn is_idle(&self) -> bool {
         self.position_rule() != PositionRule::Mixed && self.input_len() == 0
     }

@@ -7,8 +7,8 @@
 //! position, so that the gradients of weights can be computed later. All arrays are allocated once,
 //! for the largest number of rows. Between passes, the arrays at both ends may be in messages.
 //!
-//! Where ranks have some of the positions of sequences, what is whole for one piece alone lies in arrays that
-//! all such positions share, and is gathered again where a gradient of weights needs it.
+//! Ranks may have some of the positions of sequences each. Values that are whole for one piece alone then lie
+//! in an array that all of them share, and are gathered again where a gradient of weights needs them.
 //!
 //! A piece reads the position before it, or an earlier one, where branches begin. A position that
 //! several pieces read has its gradient in parts: the first of the pieces, which a backward pass comes to

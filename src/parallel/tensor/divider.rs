@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::division::{Columns, FeatureDivision};
+use super::division::{ColumnShares, FeatureDivision};
 use super::exchange::{Exchange, ExchangeKind};
 use super::part::Piece;
 use super::positions::SharedShape;
@@ -61,7 +61,7 @@ pub(super) enum Before {
     Gather(SharedShape),
 }
 
-/// What is divided, and for which rank.
+/// A model that is divided, and the rank whose part is cut out.
 pub(super) struct Divider<'m> {
     pub(super) model: &'m Model,
     pub(super) rank: usize,
@@ -252,7 +252,7 @@ impl Divider<'_> {
         kind: ExchangeKind,
         positions: usize,
         width: usize,
-        columns: Columns,
+        columns: ColumnShares,
         num_leaves: usize,
     ) -> Exchange {
         Exchange {

@@ -17,14 +17,14 @@ pub struct FeatureDivision {
 /// The columns of a vector in parts of the ranks: whole leaves of features, or of the positions of a
 /// sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Columns {
+pub struct ColumnShares {
     leaves: Leaves,
     /// The number of consecutive columns that are not parted.
     unit: usize,
     num_ranks: usize,
 }
 
-impl Columns {
+impl ColumnShares {
     /// Returns the columns of `rank`.
     pub fn of_rank(self, rank: usize) -> Range<usize> {
         Section::of_rank(self.leaves, rank, self.num_ranks).times(self.unit).terms()
@@ -104,13 +104,13 @@ impl FeatureDivision {
     }
 
     /// Returns the division of `width` features that may be parted anywhere.
-    pub fn columns(self, width: usize) -> Columns {
-        Columns { leaves: self.leaves(width, 1), unit: 1, num_ranks: self.num_ranks }
+    pub fn columns(self, width: usize) -> ColumnShares {
+        ColumnShares { leaves: self.leaves(width, 1), unit: 1, num_ranks: self.num_ranks }
     }
 
     /// Returns the division of a sequence of `len` positions with `width` features each, as one vector.
-    pub fn position_columns(self, len: usize, width: usize) -> Columns {
-        Columns { leaves: self.position_leaves(len), unit: width, num_ranks: self.num_ranks }
+    pub fn position_columns(self, len: usize, width: usize) -> ColumnShares {
+        ColumnShares { leaves: self.position_leaves(len), unit: width, num_ranks: self.num_ranks }
     }
 
     /// Returns the number of arrays in which a rank forms its part of a sum of `num_leaves` leaves: the

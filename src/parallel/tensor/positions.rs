@@ -11,18 +11,19 @@
 //! converse. Together they move as many values as the sums.
 //!
 //! ```text
-//! embedding of own tokens → scatter → positions, norm → gather → own heads of attention → scatter → add, norm
-//!   → gather → own features → scatter → add, norm → … → gather → own logits
+//! embedding of own tokens → scatter → positions, norm → gather → own heads of attention → scatter
+//!   → add, norm → gather → own features → scatter → add, norm → … → gather → own logits
 //! ```
 //!
-//! What is whole lies in arrays that all layers of a stage share: what is gathered is gathered again for the
-//! gradient of a weight, and partial sums are only on their way to the scatter. All other arrays have
-//! the rank's own positions, `[rows, own positions · width]`.
+//! Gathered values and partial sums are needed for a moment only, so they lie in one array of a micro-batch
+//! that all layers of a stage use: the input of a divided layer is gathered again for the gradient of its
+//! weight, as in the paper. All other arrays have the rank's own positions, `[rows, own positions · width]`.
 //!
-//! A value is *shared* if each rank has its positions of it. All outputs of layers are that are sequences and
-//! that a layer reads or writes which can have some of the positions ([`PositionRule`]), unless such a layer
-//! adds a value that cannot be shared: the network's input. A layer that needs all positions gathers them.
-//! A layer whose outputs are whole, as those of a linear layer without a partner, takes its positions of them.
+//! A value is *shared* if each rank has its positions of it. [`SharedValues`] finds the largest set of them:
+//! sequences that come from a layer, with a layer on either side that can work on some of the positions
+//! ([`PositionRule`]). A value that is added to one that cannot be shared, the network's input, is whole. A
+//! layer that needs all positions gathers them. A layer with whole outputs, such as a linear layer without a
+//! partner, is followed by [`ExchangeKind::TakeOwn`].
 //!
 //! # Parameters
 //!
@@ -39,6 +40,7 @@
 //! that it has in a whole layer, so layouts with and without shared positions end with the same bits, and
 //! continue each other's checkpoints. Random draws depend on an element's number in the whole value.
 //!
+//! [`ExchangeKind::TakeOwn`]: super::exchange::ExchangeKind::TakeOwn
 //! [`ExchangeKind::Scatter`]: super::exchange::ExchangeKind::Scatter
 //! [`ExchangeKind::Gather`]: super::exchange::ExchangeKind::Gather
 
@@ -117,5 +119,40 @@ impl SharedValues {
             && model.layers[at].position_rule() != PositionRule::Mixed
             && self.is_shared[inputs.first]
             && inputs.added.is_none_or(|added| self.is_shared[added])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::{GptSizes, LayerKind, Network};
+
+    fn shared(network: &Network, input: Features) -> (Model, SharedValues) {
+        let model = network.build(input).unwrap();
+        let shared = SharedValues::new(&model, true);
+        (model, shared)
+    }
+
+    #[test]
+    fn all_values_of_a_gpt_between_divided_layers_are_shared() {
+        let sizes = GptSizes { layers: 2, heads: 2, width: 16, bias: true, dropout: 0.1 };
+        let (model, values) = shared(&Network::gpt(sizes), Features::Tokens { len: 8, vocabulary: 30 });
+        for (at, layer) in model.layers.iter().enumerate() {
+            let is_divided = matches!(
+                layer.kind,
+                LayerKind::Embedding(_) | LayerKind::Linear(_) | LayerKind::Attention(_)
+            );
+            assert_eq!(values.has_own_positions(&model, at), !is_divided, "{}", layer.words());
+            assert_eq!(values.shape(&model, at + 1).is_some(), layer.output().last_dimension() == 16, "{at}");
+        }
+        assert!(SharedValues::new(&model, false).is_empty());
+    }
+
+    #[test]
+    fn images_and_features_are_not_shared() {
+        let image = Features::Image { height: 28, width: 28, channels: 1 };
+        assert!(shared(&Network::lenet(10), image).1.is_empty());
+        assert!(shared(&Network::resnet(1, 4, 10), image).1.is_empty());
+        assert!(shared(&Network::deep_mlp(32, 4), Features::Flat(32)).1.is_empty());
     }
 }

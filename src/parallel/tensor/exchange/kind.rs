@@ -1,6 +1,6 @@
 //! The kinds of exchanges, with the lengths of their arrays and messages: pure logic.
 
-use crate::parallel::tensor::division::Columns;
+use crate::parallel::tensor::division::ColumnShares;
 
 /// The kind of an exchange between two layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Exchange {
     /// The number of columns of a vector, of all ranks together.
     pub width: usize,
     /// The division of the columns among the ranks.
-    pub columns: Columns,
+    pub columns: ColumnShares,
     /// The number of columns of this rank.
     pub own_width: usize,
     /// The number of leaves of the sums.
