@@ -211,7 +211,7 @@ fn ranks_that_share_positions_end_with_the_same_bits() {
             ("tensor_mlp", 8, "--split gather --recompute"),
             ("hybrid", 4, "--replicas 2 --tensor 2 --micro-batches 2 --zero 3"),
             ("hybrid", 4, "--stage 2 --tensor 2 --micro-batches 3 --schedule zero-bubble"),
-            ("hybrid", 6, "--stage 2 --tensor 3 --micro-batches 4 --schedule deferred --audit 2"),
+            ("hybrid", 6, "--stage 2 --tensor 3 --micro-batches 4 --schedule deferred"),
         ] {
             let words = format!("{} {layout} --sequence-parallel", case.arguments);
             let done = run(program, ranks, &words);
