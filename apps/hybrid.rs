@@ -3,6 +3,7 @@
 //! ```text
 //! mpiexec -n 8 hybrid --data 2 --stage 2 --tensor 2 --zero 3      two replicas of four ranks each
 //! mpiexec -n 4 hybrid --tensor 2 --model deep-mlp --data synthetic --zero 2 --accumulate parts
+//! mpiexec -n 4 hybrid --data 2 --tensor 2 --sequence-parallel --model gpt
 //! mpiexec -n 6 hybrid --replicas 3 --data file.h5 --model mlp --hidden 64,64 --schedule zero-bubble
 //! ```
 //!
@@ -17,8 +18,7 @@ use clap::Parser;
 use phalanx::Result;
 use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::World;
-use phalanx::parallel::tensor::Split;
-use phalanx::train::{self, GridOptions, PipelineOptions, Strategy, TrainOptions};
+use phalanx::train::{self, GridOptions, PipelineOptions, Strategy, TensorOptions, TrainOptions};
 
 /// Train a network on a grid of replicas, pipeline stages and ranks that share layers.
 #[derive(Parser)]
@@ -30,9 +30,8 @@ struct Arguments {
     #[command(flatten)]
     grid: GridOptions,
 
-    /// Division of layers among the ranks of the tensor axis
-    #[arg(long, value_enum, default_value = "pairs", help_heading = "Tensor parallelism")]
-    split: Split,
+    #[command(flatten)]
+    tensor: TensorOptions,
 
     #[command(flatten)]
     train: TrainOptions,
@@ -41,15 +40,15 @@ struct Arguments {
 const STRATEGY: Strategy = Strategy { program: "hybrid", has_replicas: true };
 
 fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
-    let Arguments { pipeline, grid, split, train } = arguments;
+    let Arguments { pipeline, grid, tensor, train } = arguments;
     let (grid, train) = grid.with_data(train);
     if let Some(file) = &pipeline.show_schedule {
         pipeline.show(world, file, grid.stage.unwrap_or(world.size()), &train)?;
         return Ok(ExitCode::SUCCESS.into());
     }
     let grid = grid.grid(world)?;
-    let plan = pipeline.planner(world, &grid, *split, &train)?;
-    train::run(world, &grid, STRATEGY, &train, plan)
+    let plan = pipeline.planner(world, &grid, &train)?;
+    train::run(world, &grid, STRATEGY, &train, |model| Ok(tensor.divide(plan(model)?)))
 }
 
 impl Program for Arguments {

@@ -17,7 +17,6 @@ use clap::Parser;
 use phalanx::Result;
 use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
-use phalanx::parallel::tensor::Split;
 use phalanx::train::{self, PipelineOptions, Strategy, TrainOptions};
 
 /// Train a network with its layers spread over the ranks and every batch in micro-batches.
@@ -40,7 +39,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
         return Ok(ExitCode::SUCCESS.into());
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
-    let plan = pipeline.planner(world, &grid, Split::Pairs, train)?;
+    let plan = pipeline.planner(world, &grid, train)?;
     train::run(world, &grid, STRATEGY, train, plan)
 }
 

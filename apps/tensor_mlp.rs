@@ -4,6 +4,7 @@
 //! ```text
 //! mpiexec -n 4 tensor_mlp                             an mlp on the embedded digits
 //! mpiexec -n 4 tensor_mlp --model deep-mlp --width 1024 --data synthetic --split gather
+//! mpiexec -n 4 tensor_mlp --model gpt --sequence-parallel
 //! ```
 //!
 //! N ranks take the step of one rank with the whole model, with the same bits. The strategy
@@ -16,16 +17,14 @@ use phalanx::Result;
 use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::parallel::layout::ParallelPlan;
-use phalanx::parallel::tensor::Split;
-use phalanx::train::{self, ModelName, Strategy, TrainOptions};
+use phalanx::train::{self, ModelName, Strategy, TensorOptions, TrainOptions};
 
 /// Train a multilayer perceptron with every layer divided among all ranks.
 #[derive(Parser)]
 #[command(name = "tensor_mlp", version, args_override_self = true)]
 struct Arguments {
-    /// Division of layers among the ranks
-    #[arg(long, value_enum, default_value = "pairs", help_heading = "Tensor parallelism")]
-    split: Split,
+    #[command(flatten)]
+    tensor: TensorOptions,
 
     #[command(flatten)]
     train: TrainOptions,
@@ -37,7 +36,8 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() })?;
     let options = arguments.train.clone().with_model(ModelName::Mlp);
     train::run(world, &grid, STRATEGY, &options, |model| {
-        ParallelPlan::single_stage(model, options.micro_batches(), arguments.split)
+        let TensorOptions { split, .. } = arguments.tensor;
+        Ok(arguments.tensor.divide(ParallelPlan::single_stage(model, options.micro_batches(), split)?))
     })
 }
 

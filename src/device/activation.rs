@@ -63,6 +63,10 @@ pub struct DropoutShape {
     pub module: u32,
     /// The number of the first element among those of the batch.
     pub first: u64,
+    /// The elements of a row, at least 1, whose numbers are consecutive.
+    pub row_len: u64,
+    /// The distance from the number of a row's first element to that of the next.
+    pub row_stride: u64,
 }
 
 impl DropoutShape {

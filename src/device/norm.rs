@@ -2,6 +2,7 @@
 
 use super::memory::MemoryOperations;
 use super::row_sums::RowSums;
+use crate::sums::Section;
 
 /// Vectors that are each normalised.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +15,9 @@ pub struct NormShape {
     pub epsilon: f32,
     /// True if the mean is subtracted; otherwise mean(x) is 0 in all formulas.
     pub is_centred: bool,
+    /// For sequences, the positions of a sample that have vectors here, among all: gradients of parameters
+    /// are summed over those of a sample first, then over samples. A GPU sums in an order of its own.
+    pub positions: Option<Section>,
 }
 
 impl NormShape {
@@ -69,7 +73,8 @@ pub trait NormOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Adds up the gradient of the weight, x̂ times `gradient`, over the vectors.
+    /// Adds up the gradient of the weight, x̂ times `gradient`, over the vectors. The terms of
+    /// `weight_gradient` are vectors, or samples if the shape has positions, which are all of them.
     fn layer_norm_backward_weight(
         &self,
         shape: &NormShape,
@@ -77,6 +82,28 @@ pub trait NormOperations: MemoryOperations {
         saved: Self::View<'_>,
         gradient: Self::View<'_>,
         weight_gradient: RowSums<Self::ViewMut<'_>>,
+    );
+
+    /// Adds up the gradient of the bias, `gradient`, for a shape with positions as
+    /// [`NormOperations::layer_norm_backward_weight`] does.
+    fn layer_norm_backward_bias(
+        &self,
+        shape: &NormShape,
+        gradient: Self::View<'_>,
+        bias_gradient: RowSums<Self::ViewMut<'_>>,
+    );
+
+    /// Writes the terms of each sample in the gradient of the weight, and of the bias if there is one, that
+    /// the positions of `shape` have, which are some of all: an array `[tensors, samples, columns]` for each
+    /// subtree of the sum over positions, one behind the other. Without positions, zeros.
+    fn layer_norm_position_sums(
+        &self,
+        shape: &NormShape,
+        input: Self::View<'_>,
+        saved: Self::View<'_>,
+        gradient: Self::View<'_>,
+        has_bias: bool,
+        sums: Self::ViewMut<'_>,
     );
 
     /// Computes the gradient of the inputs: with g = weight · `gradient`,

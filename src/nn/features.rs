@@ -60,6 +60,14 @@ impl Features {
         }
     }
 
+    /// Returns the shape of `len` positions of this sequence. Other shapes stay as they are.
+    pub fn with_positions(self, len: usize) -> Features {
+        match self {
+            Features::Sequence { width, .. } => Features::Sequence { len, width },
+            other => other,
+        }
+    }
+
     /// Returns the number of values of the innermost dimension: features, or channels.
     pub fn last_dimension(self) -> usize {
         match self {

@@ -22,6 +22,8 @@ pub struct ParallelPlan {
     pub layers: Vec<Range<usize>>,
     /// The division of layers among the ranks of the tensor axis.
     pub split: Split,
+    /// True to divide the positions of sequences among these ranks too: see [`super::tensor::positions`].
+    pub sequence_parallel: bool,
     /// The order of the sums that ranks share.
     pub summation: Summation,
     /// True to discard the activations inside groups of layers after the forward pass, and recompute
@@ -44,7 +46,15 @@ impl ParallelPlan {
 
     fn of(schedule: Schedule, layers: Vec<Range<usize>>, split: Split) -> ParallelPlan {
         let summation = Summation::ByLayout;
-        ParallelPlan { schedule, layers, split, summation, recompute: false, expected_bubble: None }
+        ParallelPlan {
+            schedule,
+            layers,
+            split,
+            sequence_parallel: false,
+            summation,
+            recompute: false,
+            expected_bubble: None,
+        }
     }
 
     /// Plans the stages of `schedule`, with the numbers of layers in `sizes`, where a residual counts as
@@ -160,7 +170,8 @@ impl Layout {
             return fail(format!("a stage begins with layer {cut}, which is inside of a residual"));
         }
         let (_, stage_rank, tensor_rank) = shape.coordinates(rank);
-        let features = FeatureDivision::new(plan.summation, shape.tensor);
+        let features =
+            FeatureDivision::new(plan.summation, shape.tensor).with_positions(plan.sequence_parallel);
         let mut layout = Layout { stages: Vec::new(), tensors: Vec::new(), features, ties: Vec::new() };
         let parts = split(model, *how, tensor_rank, features);
         for (index, run) in layers.iter().enumerate() {
@@ -213,7 +224,7 @@ impl Layout {
         let width = before.fold(model.input.len(), |width, piece| match piece {
             Piece::Layer(layer) => layer.output_len(),
             Piece::Exchange(exchange) if exchange.is_in_place() => width,
-            Piece::Exchange(exchange) => exchange.row_len(),
+            Piece::Exchange(exchange) => exchange.output_len(),
         });
         let before = run.start.checked_sub(1).map(|at| &parts[at]);
         let stage = Stage::new(index, before, &parts[run.clone()], width, self.tensors.len(), head);

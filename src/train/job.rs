@@ -12,6 +12,7 @@ use crate::comm::{Grid, World};
 use crate::device::Device;
 use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
+use crate::parallel::tensor::positions::SharedValues;
 use crate::parallel::zero::ZeroStage;
 use crate::trace::{self, Name};
 
@@ -48,9 +49,39 @@ impl Run<'_> {
         log::trace!("{:?}", self.options);
         let sampler = samples.train.sampler();
         log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
+        self.announce_positions();
         if resumed.is_some() {
             let (epoch, within) = sampler.locate(first);
             log::info!("resuming after step {first}, which is step {within} of epoch {}", epoch + 1);
+        }
+    }
+
+    /// Returns true if the ranks of the tensor axis have some of the positions of sequences each.
+    pub(super) fn shares_positions(&self) -> bool {
+        let is_on = self.plan.sequence_parallel && self.grid.shape.tensor > 1;
+        is_on && !SharedValues::new(self.model, true).is_empty()
+    }
+
+    /// Says what --sequence-parallel does in this run.
+    fn announce_positions(&self) {
+        let (shared, num_ranks) = (SharedValues::new(self.model, true), self.grid.shape.tensor);
+        if !self.plan.sequence_parallel {
+            return;
+        }
+        if self.shares_positions() {
+            let num =
+                (0..self.model.layers.len()).filter(|at| shared.has_own_positions(self.model, *at)).count();
+            log::info!(
+                "sequence parallelism: {num_ranks} ranks share the positions of sequences in {num} of {} \
+                 layers",
+                self.model.layers.len()
+            );
+        } else if self.world.is_root() {
+            let why = match shared.is_empty() {
+                true => format!("no layer of {} treats the positions of a sequence alike", self.model.name),
+                false => "there is one rank on the tensor axis".to_owned(),
+            };
+            log::warn!("--sequence-parallel has no effect: {why}");
         }
     }
 

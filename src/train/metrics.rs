@@ -40,6 +40,8 @@ pub struct ResultLine {
     pub device: String,
     /// The precision of products: `f32`, `tf32` or `bf16`.
     pub precision: String,
+    /// True if the ranks of the tensor axis had some of the positions of sequences each.
+    pub sequence_parallel: bool,
     /// The network.
     pub model: String,
     /// The number of parameters of the network.

@@ -309,6 +309,7 @@ impl<'a, D: Device> Training<'a, D> {
             threads: run.threads,
             device: device_name.to_owned(),
             precision: name_of(&run.options.machine.precision),
+            sequence_parallel: run.shares_positions(),
             model: run.model.name.clone(),
             parameters: run.model.num_parameters(),
             steps: done,

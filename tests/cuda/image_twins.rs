@@ -1,6 +1,7 @@
 //! Operations on images, and normalisations, against the CPU's.
 
 use phalanx::device::{ConvolutionShape, Cuda, GroupNormShape, NormShape, PoolShape};
+use phalanx::sums::{Leaves, Section};
 
 use super::operations::*;
 use super::twins::{compare, exact, given, output, random, weights};
@@ -97,7 +98,7 @@ fn pools(cuda: &Cuda, tolerance: f32) {
 fn norms(cuda: &Cuda, tolerance: f32) {
     for (rows, columns) in [(1, 1), (5, 3), (7, 32), (33, 65), (4, 1300), (300, 24)] {
         for is_centred in [true, false] {
-            let shape = NormShape { rows, columns, epsilon: 1e-5, is_centred };
+            let shape = NormShape { rows, columns, epsilon: 1e-5, is_centred, positions: None };
             let (x, g) = (given(random(rows * columns, 1)), given(random(rows * columns, 2)));
             let (weight, bias) = (weights(random(columns, 3)), weights(random(columns, 4)));
             for bias_is_there in [true, false] {
@@ -112,6 +113,22 @@ fn norms(cuda: &Cuda, tolerance: f32) {
                 let operation = LayerNormWeight { num_read: 3, shape, accumulate };
                 compare(&format!("weight of {shape:?}"), cuda, tolerance, &arrays, &operation);
             }
+        }
+    }
+    // of some positions of 10, in one leaf
+    for (samples, own, columns) in [(1, 1, 1), (3, 10, 7), (5, 4, 65), (70, 3, 32), (2, 0, 8)] {
+        let all = Section::whole(Leaves { len: own, num: 1 });
+        let (rows, positions) = (samples * own, Some(all));
+        let shape = NormShape { rows, columns, epsilon: 1e-5, is_centred: true, positions };
+        let arrays = [given(random(rows * columns, 1)), weights(random(columns, 2))];
+        let gradient = given(random(rows * columns, 3));
+        for has_bias in [true, false] {
+            let tensors = 1 + usize::from(has_bias);
+            let outputs =
+                [exact(vec![f32::NAN; tensors * samples * columns]), exact(before(columns, has_bias))];
+            let arrays = [&arrays[..], std::slice::from_ref(&gradient), &outputs].concat();
+            let operation = PositionSums { num_read: 3, shape, samples, has_bias };
+            compare(&format!("positions of {shape:?}"), cuda, tolerance, &arrays, &operation);
         }
     }
 }

@@ -14,7 +14,7 @@ mod twins;
 
 use phalanx::device::{Cuda, Precision};
 use support::cases::{self, Case};
-use support::equivalence::{layouts, replicas};
+use support::equivalence::{layouts, positions, replicas};
 
 static CASES: &[Case] = &[
     Case { name: "operations_f32", ranks: &[1], run: |world| twins::all(world, Precision::F32, 1e-5) },
@@ -59,6 +59,16 @@ static CASES: &[Case] = &[
     Case { name: "stages_that_share_a_rank", ranks: &[2], run: layouts::stages_that_share_a_rank::<Cuda> },
     Case { name: "grids_clipped", ranks: &[8], run: layouts::grids_clipped::<Cuda> },
     Case { name: "tensor_oracles", ranks: &[2, 3], run: layouts::tensor_oracles::<Cuda> },
+    Case {
+        name: "shared_positions_oracles",
+        ranks: &[2, 3],
+        run: positions::shared_positions_oracles::<Cuda>,
+    },
+    Case {
+        name: "shared_positions_same_numbers",
+        ranks: &[3],
+        run: positions::shared_positions_same_bits::<Cuda>,
+    },
     Case { name: "pipeline_oracles", ranks: &[2, 3], run: layouts::pipeline_oracles::<Cuda> },
     Case { name: "pipeline_images", ranks: &[2], run: layouts::pipeline_images::<Cuda> },
     Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },

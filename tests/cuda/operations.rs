@@ -186,6 +186,22 @@ operation!(ScaleColumns { rows: usize, columns: usize, accumulate: bool }, |this
     let sums = RowSums::chain(outs[1].take().unwrap(), this.rows, this.accumulate);
     device.scale_columns_backward_weight(this.columns, views[0], views[2], sums);
 });
+operation!(PositionSums { shape: NormShape, samples: usize, has_bias: bool }, |this, device, views, outs| {
+    let (shape, bias_sum) = (&this.shape, outs[1].take().unwrap());
+    let (saved_len, len) = (shape.rows * NormShape::SAVED, shape.rows * shape.columns);
+    let mut saved = device.allocate(saved_len, Role::Activations).unwrap();
+    let mut output = device.allocate(len, Role::Activations).unwrap();
+    if len > 0 {
+        let values = device.view_mut(&mut saved, 0..saved_len);
+        let output = device.view_mut(&mut output, 0..len);
+        device.layer_norm_forward(shape, views[0], views[1], None, values, output);
+    }
+    let saved = device.view(&saved, 0..saved_len);
+    let sums = outs[0].take().unwrap();
+    device.layer_norm_position_sums(shape, views[0], saved, views[2], this.has_bias, sums);
+    let rows = if len > 0 { this.samples } else { 0 };
+    device.layer_norm_backward_bias(shape, views[2], RowSums::chain(bias_sum, rows, this.has_bias));
+});
 operation!(Embed { shape: EmbeddingShape, accumulate: bool }, |this, device, views, outs| {
     let shape = &this.shape;
     device.embed(shape, views[0], views[1], outs[0].take().unwrap());

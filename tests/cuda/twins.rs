@@ -203,7 +203,9 @@ fn gates_and_dropout(cuda: &Cuda, tolerance: f32) {
             compare(&what, cuda, tolerance, &arrays, &Gated { num_read: 2, gate, columns });
         }
         for first in [0, 3, (1 << 34) + 7] {
-            let shape = DropoutShape { rate: 0.3, seed: 0x1234_5678_9abc_def0, step: 17, module: 5, first };
+            let (row_len, row_stride) = (len.div_ceil(4) as u64, len as u64);
+            let (rate, seed, step, module) = (0.3, 0x1234_5678_9abc_def0, 17, 5);
+            let shape = DropoutShape { rate, seed, step, module, first, row_len, row_stride };
             let arrays = [given(random(len, 1)), output(len), given(random(len, 2))];
             compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Dropout { num_read: 1, shape });
         }

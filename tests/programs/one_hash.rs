@@ -13,6 +13,8 @@ struct Case {
     /// The most stages, and the most ranks that can share layers.
     most_stages: usize,
     most_tensor_ranks: usize,
+    /// True if ranks can have some of the positions of a sample each.
+    has_sequences: bool,
 }
 
 /// Batches are uneven, and the last of an epoch is short.
@@ -24,6 +26,7 @@ const CASES: [Case; 9] = [
         digest: "b6b1cb974ad378ac4eb9a074e7851a32",
         most_stages: 8,
         most_tensor_ranks: 8,
+        has_sequences: false,
     },
     Case {
         arguments: "--model deep-mlp --width 70 --layers 8 --data synthetic --synthetic-samples 90 \
@@ -31,6 +34,7 @@ const CASES: [Case; 9] = [
         digest: "50e8463d497598ceb15b651b717091ea",
         most_stages: 8,
         most_tensor_ranks: 8,
+        has_sequences: false,
     },
     Case {
         arguments: "--model lenet --data synthetic --synthetic-samples 75 --batch-size 33 --steps 5 \
@@ -38,6 +42,7 @@ const CASES: [Case; 9] = [
         digest: "29aa67b4833e005a9d6bb799c2c2a913",
         most_stages: 5,
         most_tensor_ranks: 8,
+        has_sequences: false,
     },
     Case {
         arguments: "--model cifar --data synthetic --synthetic-samples 40 --batch-size 19 --steps 4 \
@@ -45,6 +50,7 @@ const CASES: [Case; 9] = [
         digest: "48a87b93eb009f3f681b45b59de8f530",
         most_stages: 5,
         most_tensor_ranks: 8,
+        has_sequences: false,
     },
     Case {
         arguments: concat!(
@@ -56,6 +62,7 @@ const CASES: [Case; 9] = [
         digest: "48bca053cab68c69508f2827e1bbd4fa",
         most_stages: 7,
         most_tensor_ranks: 8,
+        has_sequences: false,
     },
     Case {
         arguments: concat!(
@@ -67,6 +74,7 @@ const CASES: [Case; 9] = [
         digest: "ace2b960da02fb633e6c92acda024884",
         most_stages: 8,
         most_tensor_ranks: 8,
+        has_sequences: false,
     },
     Case {
         arguments: concat!(
@@ -75,25 +83,28 @@ const CASES: [Case; 9] = [
             "/docs/networks/transformer.kdl --data shakespeare --context 16 --batch-size 11 --steps 4 \
              --optimizer adamw --clip-norm 1"
         ),
-        digest: "b49b87a01168246d499a6d45f1d99199",
+        digest: "09bd696b855cc2e5cca7b5b5546b93d1",
         most_stages: 8,
         most_tensor_ranks: 8,
+        has_sequences: true,
     },
     Case {
         arguments: "--model gpt --layers 3 --heads 4 --width 24 --context 10 --dropout 0.2 --batch-size 13 \
                     --steps 5 --optimizer adamw --clip-norm 1",
-        digest: "3d795598b2963a99d6abe4ef55caa37f",
+        digest: "fb85b342e9eeebb78d6cf61b31a9c5b4",
         most_stages: 8,
         most_tensor_ranks: 8,
+        has_sequences: true,
     },
     // ranks have some of the classes each
     Case {
         arguments: "--model gpt --layers 2 --heads 2 --width 20 --context 9 --data synthetic \
                     --synthetic-samples 50 --synthetic-targets classes:43 --batch-size 21 --steps 5 \
                     --optimizer adamw --clip-norm 1",
-        digest: "6c2be444275f0b9825b724180990682e",
+        digest: "5c5cf07efd3c40e23fcbcd7366e0fb4a",
         most_stages: 8,
         most_tensor_ranks: 8,
+        has_sequences: true,
     },
 ];
 
@@ -144,6 +155,9 @@ fn layouts(case: &Case) -> Vec<Layout> {
                 if ranks <= case.most_tensor_ranks {
                     add("tensor_mlp", ranks, format!("{cut} --split {split}"));
                 }
+                if ranks > 1 && case.has_sequences && ranks <= case.most_tensor_ranks {
+                    add("tensor_mlp", ranks, format!("{cut} --split {split} --sequence-parallel"));
+                }
             }
         }
         let grids = [(2, 2, 1), (4, 2, 1), (3, 2, 1), (2, 1, 2), (1, 2, 3), (2, 2, 2), (1, 4, 2), (3, 1, 2)];
@@ -156,6 +170,10 @@ fn layouts(case: &Case) -> Vec<Layout> {
                 let more = ["--zero 0", "--zero 2", "--zero 3", "--recompute"][index % 4];
                 let grid = format!("--replicas {data} --stage {stage} --tensor {tensor}");
                 add("hybrid", data * stage * tensor, format!("{cut} {grid} {more}"));
+                if tensor > 1 && case.has_sequences {
+                    let more = format!("{more} --sequence-parallel");
+                    add("hybrid", data * stage * tensor, format!("{cut} {grid} {more}"));
+                }
             }
         }
     }
@@ -178,6 +196,64 @@ fn every_layout_ends_with_the_same_bits() {
     }
     println!("{num_tried} of {} layouts have the same bits", all.len());
     assert!(all.len() >= 300 && num_tried >= SAMPLE.min(all.len()));
+}
+
+/// Networks of sequences, with numbers of positions that the ranks do not divide, down to fewer than ranks.
+#[test]
+fn ranks_that_share_positions_end_with_the_same_bits() {
+    let run = |program, ranks, words: &str| {
+        let job = mpiexec(ranks, support::program(program)).args(words.split_whitespace());
+        job.args(["--eval-every", "0", "--threads", "1"]).limit(Duration::from_secs(120)).run().expect(0)
+    };
+    for case in CASES.iter().filter(|case| case.has_sequences) {
+        for (program, ranks, layout) in [
+            ("tensor_mlp", 3, "--micro-batches 4"),
+            ("tensor_mlp", 8, "--split gather --recompute"),
+            ("hybrid", 4, "--replicas 2 --tensor 2 --micro-batches 2 --zero 3"),
+            ("hybrid", 4, "--stage 2 --tensor 2 --micro-batches 3 --schedule zero-bubble"),
+            ("hybrid", 6, "--stage 2 --tensor 3 --micro-batches 4 --schedule deferred"),
+        ] {
+            let words = format!("{} {layout} --sequence-parallel", case.arguments);
+            let done = run(program, ranks, &words);
+            done.says_once("share the positions of sequences in");
+            assert_eq!(done.result()["sequence_parallel"], true, "{words}");
+            assert_eq!(done.digest(), case.digest, "{program} on {ranks} ranks: {words}");
+        }
+    }
+    let short = "--model gpt --layers 2 --heads 2 --width 12 --context 2 --batch-size 13 --steps 4 \
+                 --optimizer adamw --dropout 0.1";
+    let expected = run("sync_sgd", 1, short).digest();
+    assert_eq!(run("tensor_mlp", 3, &format!("{short} --sequence-parallel")).digest(), expected);
+    // nothing to share
+    for (words, why) in [
+        ("--model lenet --steps 3", "no layer of lenet treats the positions of a sequence alike"),
+        ("--model gpt --layers 1 --width 12 --steps 1 --replicas 2", "there is one rank on the tensor axis"),
+    ] {
+        let done = run("hybrid", 2, &format!("{words} --sequence-parallel"));
+        done.says_once(&format!("--sequence-parallel has no effect: {why}"));
+        assert_eq!(done.result()["sequence_parallel"], false);
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_and_without_shared_positions() {
+    let train = |ranks, more: &str| {
+        let words = format!(
+            "--model gpt --layers 2 --heads 2 --width 20 --context 9 --batch-size 12 --optimizer adamw \
+             --learning-rate-schedule constant --eval-every 0 --threads 1 {more}"
+        );
+        let job = mpiexec(ranks, support::program("hybrid")).args(words.split_whitespace());
+        job.run().expect(0).digest()
+    };
+    let expected = train(1, "--steps 9");
+    for [first, second] in
+        [["--tensor 3 --sequence-parallel", "--tensor 3"], ["--tensor 3", "--tensor 3 --sequence-parallel"]]
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = format!("--checkpoint-dir {}", directory.path().display());
+        train(3, &format!("--steps 4 {first} {kept}"));
+        assert_eq!(train(3, &format!("--steps 9 {second} {kept}")), expected, "{first}, then {second}");
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Audits find flipped bits in audited work, name the rank and the tensor, and find nothing else.
 
 use phalanx::comm::{Grid, GridShape, Operation, World};
+use phalanx::dataset::Targets;
 use phalanx::device::Activation;
 use phalanx::memory;
-use phalanx::nn::{Features, Loss, Module, Network};
+use phalanx::nn::{Attention, Features, Loss, Module, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
 use phalanx::parallel::audit::{AuditAction, AuditSettings, needed_bytes};
 use phalanx::parallel::layout::{self, ParallelPlan};
@@ -41,6 +42,33 @@ struct Layout {
     accumulation: Accumulation,
     /// For the network with residuals, the numbers of layers of its stages, of which one has no tensors.
     sizes: Option<&'static [usize]>,
+    /// True for a network of sequences whose positions the ranks of the tensor axis share.
+    shares_positions: bool,
+}
+
+/// Returns a small transformer.
+fn transformer() -> Network {
+    let linear = |outputs| Module::linear(outputs, true);
+    let (norm, dropout) = (Module::LayerNorm { bias: true }, Module::Dropout { rate: 0.1 });
+    let attention = Module::Attention(Attention {
+        heads: 3,
+        key_value_heads: 3,
+        causal: true,
+        rotary: None,
+        bias: true,
+        deviation: None,
+        output_deviation: None,
+    });
+    let residual = |body| Module::Residual { body, shortcut: vec![] };
+    let modules = vec![
+        Module::Embedding { width: 12, deviation: 1.0 },
+        Module::Positions { deviation: 1.0 },
+        residual(vec![norm.clone(), attention, dropout.clone()]),
+        residual(vec![norm.clone(), linear(20), Module::Activation(Activation::Gelu), linear(12), dropout]),
+        norm,
+        linear(21),
+    ];
+    Network { name: "transformer".into(), modules, loss: Loss::CrossEntropy }
 }
 
 /// Returns a network of residuals that ends with an activation on its own: four layers for a pipeline.
@@ -65,7 +93,9 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
         zero: ZeroStage::Slots,
         accumulation: Accumulation::Whole,
         sizes: None,
+        shares_positions: false,
     };
+    let sequences = |layout| Layout { shares_positions: true, ..layout };
     let residual = |sizes, layout| Layout { sizes: Some(sizes), ..layout };
     let gather = |layout| Layout { split: Split::Gather, ..layout };
     let deferred = |layout| Layout { schedule: PipelineScheduleKind::Deferred, ..layout };
@@ -77,6 +107,7 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
             layout(1, 1, 2, 2),
             residual(&[], layout(1, 1, 2, 1)),
             zero(ZeroStage::Gradients, layout(2, 1, 1, 4)),
+            sequences(layout(1, 1, 2, 2)),
         ],
         3 => vec![
             Layout { zero: ZeroStage::None, ..layout(3, 1, 1, 2) },
@@ -84,6 +115,7 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
             layout(1, 1, 3, 2),
             residual(&[1, 2, 1], layout(1, 3, 1, 2)),
             deferred(layout(1, 3, 1, 9)),
+            sequences(layout(1, 1, 3, 1)),
         ],
         _ => vec![
             layout(4, 1, 1, 4),
@@ -91,15 +123,22 @@ fn all_layouts(num_ranks: usize) -> Vec<Layout> {
             layout(2, 1, 2, 1),
             layout(1, 2, 2, 2),
             residual(&[3, 1], layout(2, 2, 1, 2)),
+            sequences(deferred(layout(1, 2, 2, 3))),
             zero(ZeroStage::Parameters, layout(4, 1, 1, 3)),
         ],
     }
+}
+
+/// Returns the number of the network that is trained in a layout.
+fn network_of(layout: &Layout) -> usize {
+    if layout.shares_positions { 2 } else { usize::from(layout.sizes.is_some()) }
 }
 
 /// Calls `work` with a trainer whose audits are every second step in each layout.
 fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &Rig<'_>, ParallelPlan)) {
     let mlp = Network::mlp(&[24, 20, 16, 12], Activation::Relu, true, 10, Loss::CrossEntropy);
     let residuals = residuals();
+    let transformer = transformer();
     for layout in all_layouts(world.size()) {
         let grid = Grid::new(world, layout.shape).unwrap();
         let Layout { zero, accumulation, .. } = layout;
@@ -112,14 +151,24 @@ fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &Rig<'_>, 
         };
         let mut settings = settings(37, sync);
         settings.optimizer = OptimizerSettings { weight_decay: 0.01, ..OptimizerSettings::new(Rule::AdamW) };
-        let network = if layout.sizes.is_some() { &residuals } else { &mlp };
-        let mut rig = Rig::new(network, Features::Flat(30), layout.num_micro_batches, settings);
+        let (network, features) = match &layout {
+            Layout { shares_positions: true, .. } => {
+                (&transformer, Features::Tokens { len: 7, vocabulary: 21 })
+            }
+            Layout { sizes: Some(_), .. } => (&residuals, Features::Flat(30)),
+            _ => (&mlp, Features::Flat(30)),
+        };
+        let mut rig = Rig::new(network, features, layout.num_micro_batches, settings);
+        if let Features::Tokens { len, vocabulary } = features {
+            rig = rig.with_targets(Targets::Tokens { len, vocabulary });
+        }
         if layout.shape.stage > 1 {
             let (kind, num) = (layout.schedule, layout.num_micro_batches);
             let schedule = kind.generate(layout.shape.stage, 1, num).unwrap();
             rig.plan = ParallelPlan::pipeline(rig.model(), schedule, layout.sizes).unwrap();
         }
         rig.plan.split = layout.split;
+        rig.plan.sequence_parallel = layout.shares_positions;
         let plan = rig.summed_plan();
         work(&layout, &grid, &rig, plan);
     }
@@ -190,7 +239,7 @@ pub fn finds_faults(world: &World) {
                     assert!(names_rank, "{kind:?} on rank {rank}: {words}");
                     let names_tensor = rig.tensor_names().any(|name| words.contains(name));
                     let has_no_tensor = words.contains("a message from stage")
-                        || layout.sizes.is_some() && words.contains(" of layer ");
+                        || network_of(layout) > 0 && words.contains(" of layer ");
                     assert!(names_tensor || has_no_tensor, "{words}");
                     assert!(!words.contains(&format!("confirms rank {rank};")), "{words}");
                     let has_third = match layout.shape.data {
@@ -234,7 +283,7 @@ pub fn finds_nothing_else(world: &World) {
     let num_layouts = all_layouts(world.size()).len() as u64;
     let soak_steps = 2 * SOAK_LEAVES / num_layouts / world.size() as u64;
     let num_steps = if is_soak { soak_steps } else { SOUND_STEPS };
-    let mut digests = [Vec::new(), Vec::new()];
+    let mut digests = [Vec::new(), Vec::new(), Vec::new()];
     in_each_layout(world, |layout, grid, rig, plan| {
         let mut batches = rig.synthetic();
         check_memory(layout, grid, rig, &plan);
@@ -242,14 +291,14 @@ pub fn finds_nothing_else(world: &World) {
             for step in 0..num_steps {
                 take_step(trainer, step, &mut batches).unwrap();
             }
-            digests[usize::from(layout.sizes.is_some())].push(trainer.digest().unwrap());
+            digests[network_of(layout)].push(trainer.digest().unwrap());
         });
         let mut batches = rig.synthetic();
         rig.with_trainer(grid, |trainer| {
             for step in 0..num_steps {
                 take_step(trainer, step, &mut batches).unwrap();
             }
-            digests[usize::from(layout.sizes.is_some())].push(trainer.digest().unwrap());
+            digests[network_of(layout)].push(trainer.digest().unwrap());
         });
     });
     let is_same = |digests: &Vec<u128>| digests.iter().all(|digest| *digest == digests[0]);

@@ -13,7 +13,7 @@ use phalanx::nn::{Features, Loss, Network};
 use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::parallel::tensor::Split;
 use support::cases::{self, Case};
-use support::equivalence::{Rig, Watched, layouts, replicas, settings};
+use support::equivalence::{Rig, Watched, layouts, positions, replicas, settings};
 
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
@@ -59,6 +59,17 @@ static CASES: &[Case] = &[
     Case { name: "audits_find_nothing_else", ranks: &[2, 3, 4], run: audit::finds_nothing_else },
     Case { name: "a_step_allocates_nothing_of_ours", ranks: &[1, 2, 3], run: no_allocation_in_replicas },
     Case { name: "tensor_oracles", ranks: ALL, run: layouts::tensor_oracles::<Cpu> },
+    Case {
+        name: "shared_positions_oracles",
+        ranks: &[2, 3, 4, 8],
+        run: positions::shared_positions_oracles::<Cpu>,
+    },
+    Case {
+        name: "shared_positions_same_bits",
+        ranks: &[2, 3, 4, 6],
+        run: positions::shared_positions_same_bits::<Cpu>,
+    },
+    Case { name: "shared_positions_memory", ranks: &[2, 4], run: positions::shared_positions_memory },
     Case { name: "pipeline_oracles", ranks: ALL, run: layouts::pipeline_oracles::<Cpu> },
     Case { name: "pipeline_images", ranks: ALL, run: layouts::pipeline_images::<Cpu> },
     Case { name: "pipeline_same_bits", ranks: &[2, 3, 4, 5], run: layouts::pipeline_same_bits::<Cpu> },

@@ -82,12 +82,28 @@ impl ActivationOperations for Cpu {
         if let Some(from) = from {
             values.copy_from_slice(from);
         }
+        let DropoutShape { first, row_len, row_stride, .. } = *dropout;
+        if row_len != row_stride {
+            let part = self.rows_per_thread(values.len().div_ceil(row_len as usize));
+            let parts = values.chunks_mut(part * row_len as usize).enumerate();
+            return self.for_each(parts, |(number, values)| {
+                self.vectorised(
+                    #[inline(always)]
+                    || {
+                        for (row, values) in values.chunks_mut(row_len as usize).enumerate() {
+                            let row = (number * part + row) as u64;
+                            drop_out(dropout, first + row * row_stride, values);
+                        }
+                    },
+                );
+            });
+        }
         let part = self.part_len(values.len());
         let parts = values.chunks_mut(part).enumerate();
         self.for_each(parts, |(number, values)| {
             self.vectorised(
                 #[inline(always)]
-                || drop_out(dropout, dropout.first + (number * part) as u64, values),
+                || drop_out(dropout, first + (number * part) as u64, values),
             );
         });
     }

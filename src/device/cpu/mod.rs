@@ -10,7 +10,6 @@ mod attention;
 mod convolution;
 mod copy;
 mod embedding;
-mod group_norm;
 mod leaf_sums;
 mod linear;
 mod loops;

@@ -363,7 +363,8 @@ fn gradients_of_parameters_have_the_same_bits_in_one_call_and_in_two() {
 fn dropout_draws_each_element_by_its_number() {
     let draws = |first, len, step| {
         let mut values = vec![1.0; len];
-        let shape = DropoutShape { rate: 0.25, seed: 11, step, module: 2, first };
+        let (row_len, row_stride) = (len.max(1) as u64, len.max(1) as u64);
+        let shape = DropoutShape { rate: 0.25, seed: 11, step, module: 2, first, row_len, row_stride };
         Cpu::new(1).unwrap().dropout(&shape, None, &mut values);
         values
     };
@@ -374,6 +375,20 @@ fn dropout_draws_each_element_by_its_number() {
     assert!(kept.abs_diff(30_000) < 5 * 87, "{kept}");
     for (first, len) in [(0, 1), (1, 3), (5, 64), (63, 130), (4_094, 5_000)] {
         assert_eq!(draws(first as u64, len, 7), all[first..first + len], "{first}, {len}");
+    }
+    // some of each row
+    for cpu in cpus() {
+        for (first, row_len, row_stride) in [(0, 7, 50), (13, 70, 90), (3, 1, 2)] {
+            let mut values = vec![1.0; 9 * row_len];
+            let (row_len, row_stride) = (row_len as u64, row_stride as u64);
+            let (rate, seed, step, module, first) = (0.25, 11, 7, 2, first as u64);
+            let shape = DropoutShape { rate, seed, step, module, first, row_len, row_stride };
+            cpu.dropout(&shape, None, &mut values);
+            for (row, values) in (0..).zip(values.chunks_exact(row_len as usize)) {
+                let start = (first + row * row_stride) as usize;
+                assert_eq!(values, &all[start..start + row_len as usize]);
+            }
+        }
     }
     let differ = draws(0, 40_000, 8).iter().zip(&all).filter(|(a, b)| a != b).count();
     // the chance of a difference is 2 · 0.25 · 0.75

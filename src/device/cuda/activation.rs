@@ -1,6 +1,7 @@
 //! Activations, forward and backward.
 
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
@@ -25,6 +26,8 @@ kernel_table!(ActivationKernels in "activation.cu" {
 struct DropoutDraws {
     seed: u64,
     first: u64,
+    row_len: u64,
+    row_stride: u64,
     step: u32,
     module: u32,
     threshold: u32,
@@ -84,30 +87,15 @@ impl ActivationOperations for Cuda {
             }
             return;
         };
-        let Some((bias_gradient, accumulate)) = self.single_sum(bias_gradient, columns) else { return };
-        let rows = gradient.len / columns;
-        // enough blocks to fill the device, each with some rows
-        let blocks = columns.div_ceil(SUM_COLUMNS as usize);
-        // rows that a block takes at a time: more where there are few columns
-        let height = BLOCK as usize / columns.min(SUM_COLUMNS as usize);
-        let wanted = self.streams.max_blocks().div_ceil(blocks).min(rows.div_ceil(4 * height));
-        let num_sums = wanted.clamp(1, MAX_PARTIAL_SUMS);
-        let is_whole = num_sums == 1;
-        let sums = if is_whole {
-            Some(bias_gradient.pointer)
-        } else {
-            self.partial_sums.reserve(num_sums * columns)
+        let rows = RowsToSum {
+            activation: number,
+            rows: gradient.len / columns,
+            columns,
+            format: gradient.format,
+            saved: saved.pointer,
+            gradient: gradient.pointer,
         };
-        let Some(sums) = sums else { return };
-        let launch =
-            Launch { blocks: (blocks as u32, num_sums as u32), threads: (BLOCK, 1), shared_bytes: 0 };
-        let kernel = kernels.activation_backward_bias.of(gradient.format);
-        let (rows, columns, adds) = (rows as u32, columns as u32, i32::from(accumulate && is_whole));
-        let (saved, gradient) = (saved.pointer, gradient.pointer);
-        launch!(self.streams, kernel, launch, number, rows, columns, saved, gradient, sums, adds);
-        if !is_whole {
-            self.partial_sums.add_to(&bias_gradient, num_sums, sums, accumulate);
-        }
+        self.add_rows(&rows, bias_gradient);
     }
 
     fn gated_forward(&self, gate: Gate, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
@@ -137,16 +125,65 @@ impl ActivationOperations for Cuda {
     fn dropout(&self, dropout: &DropoutShape, from: Option<CudaView<'_>>, values: CudaViewMut<'_>) {
         let from = from.unwrap_or(values.as_view());
         assert!(from.len == values.len && from.format == values.format);
-        let DropoutShape { seed, step, module, first, .. } = *dropout;
+        let DropoutShape { seed, step, module, first, row_len, row_stride, .. } = *dropout;
         let (threshold, scale) = (dropout.threshold(), dropout.scale());
-        let draws = DropoutDraws { seed, first, step, module, threshold, scale };
+        let draws = DropoutDraws { seed, first, row_len, row_stride, step, module, threshold, scale };
         let kernel = self.kernels.of::<ActivationKernels>().dropout.of(values.format);
         let (launch, len) = (self.streams.over(values.len, 1), values.len as u64);
         launch!(self.streams, kernel, launch, draws, len, from.pointer, values.pointer);
     }
 }
 
+/// Rows of a gradient that are added up, after an activation.
+pub(super) struct RowsToSum {
+    activation: i32,
+    rows: usize,
+    columns: usize,
+    format: Format,
+    saved: u64,
+    gradient: u64,
+}
+
+impl RowsToSum {
+    /// Returns the first `rows` rows of `values`, which stay as they are.
+    pub(super) fn of_values(rows: usize, columns: usize, values: &CudaView<'_>) -> RowsToSum {
+        assert!(values.len >= rows * columns);
+        let (activation, format, pointer) = (number(Activation::Identity), values.format, values.pointer);
+        RowsToSum { activation, rows, columns, format, saved: pointer, gradient: pointer }
+    }
+}
+
 impl Cuda {
+    /// Adds up rows in `total`.
+    pub(super) fn add_rows(&self, rows: &RowsToSum, total: RowSums<CudaViewMut<'_>>) {
+        let columns = rows.columns;
+        let Some((total, accumulate)) = self.single_sum(total, columns) else { return };
+        // enough blocks to fill the device, each with some rows
+        let blocks = columns.div_ceil(SUM_COLUMNS as usize);
+        // rows that a block takes at a time: more where there are few columns
+        let height = BLOCK as usize / columns.min(SUM_COLUMNS as usize);
+        let wanted = self.streams.max_blocks().div_ceil(blocks).min(rows.rows.div_ceil(4 * height));
+        let num_sums = wanted.clamp(1, MAX_PARTIAL_SUMS);
+        let is_whole = num_sums == 1;
+        let sums = if is_whole { Some(total.pointer) } else { self.partial_sums.reserve(num_sums * columns) };
+        let Some(sums) = sums else { return };
+        self.sum_rows(rows, num_sums, sums, accumulate && is_whole);
+        if !is_whole {
+            self.partial_sums.add_to(&total, num_sums, sums, accumulate);
+        }
+    }
+
+    /// Writes the sums of `num_sums` equal runs of rows to `sums`, `[num_sums, columns]`, or adds them.
+    pub(super) fn sum_rows(&self, rows: &RowsToSum, num_sums: usize, sums: u64, adds: bool) {
+        let RowsToSum { activation, rows, columns, format, saved, gradient } = *rows;
+        let blocks = columns.div_ceil(SUM_COLUMNS as usize);
+        let launch =
+            Launch { blocks: (blocks as u32, num_sums as u32), threads: (BLOCK, 1), shared_bytes: 0 };
+        let kernel = self.kernels.of::<ActivationKernels>().activation_backward_bias.of(format);
+        let (rows, columns, adds) = (rows as u32, columns as u32, i32::from(adds));
+        launch!(self.streams, kernel, launch, activation, rows, columns, saved, gradient, sums, adds);
+    }
+
     /// Computes `output = activation(input + bias)`; `output` may be `input`.
     pub(super) fn bias_and_activation(
         &self,

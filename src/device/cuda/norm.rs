@@ -1,10 +1,11 @@
 //! Normalisations.
 
+use super::activation::RowsToSum;
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, Launch, launch};
-use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
+use crate::device::{CopyOperations, GroupNormShape, NormOperations, NormShape, RowSums};
 
 kernel_table!(NormKernels in "norm.cu" {
     layer_norm_forward: KernelPair,
@@ -70,7 +71,7 @@ impl NormOperations for Cuda {
         _saved: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
         assert!(input.len == rows * columns && output.len == input.len && output.format == input.format);
         assert!(weight.len == columns && bias.is_none_or(|bias| bias.len == columns));
         let kernel = self.kernels.of::<NormKernels>().layer_norm_forward.of(input.format);
@@ -101,6 +102,37 @@ impl NormOperations for Cuda {
         self.add_products(kernel, shape, [input, gradient], weight_gradient);
     }
 
+    fn layer_norm_backward_bias(
+        &self,
+        shape: &NormShape,
+        gradient: CudaView<'_>,
+        bias_gradient: RowSums<CudaViewMut<'_>>,
+    ) {
+        self.add_rows(&RowsToSum::of_values(shape.rows, shape.columns, &gradient), bias_gradient);
+    }
+
+    fn layer_norm_position_sums(
+        &self,
+        shape: &NormShape,
+        input: CudaView<'_>,
+        _saved: CudaView<'_>,
+        gradient: CudaView<'_>,
+        has_bias: bool,
+        sums: CudaViewMut<'_>,
+    ) {
+        let num_samples = sums.len / (shape.columns * (1 + usize::from(has_bias)));
+        if shape.rows == 0 {
+            return self.fill(sums, 0.0);
+        }
+        let kernel = self.kernels.of::<NormKernels>().layer_norm_backward_weight.of(input.format);
+        self.sum_vectors(kernel, shape, [input, gradient], num_samples, sums.pointer, false);
+        if has_bias {
+            let bias_sums = sums.pointer + (num_samples * shape.columns * size_of::<f32>()) as u64;
+            let rows = RowsToSum::of_values(shape.rows, shape.columns, &gradient);
+            self.sum_rows(&rows, num_samples, bias_sums, false);
+        }
+    }
+
     fn layer_norm_backward_input(
         &self,
         shape: &NormShape,
@@ -110,7 +142,7 @@ impl NormOperations for Cuda {
         gradient: CudaView<'_>,
         input_gradient: CudaViewMut<'_>,
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
         assert!(input.len == rows * columns && gradient.len == input.len);
         assert!(input_gradient.len == input.len && weight.len == columns);
         assert!(gradient.format == input.format && input_gradient.format == input.format);
@@ -203,7 +235,13 @@ impl NormOperations for Cuda {
         weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
         let kernel = self.kernels.of::<NormKernels>().scale_columns_backward_weight.of(input.format);
-        let shape = NormShape { rows: weight_gradient.rows.len(), columns, epsilon: 0.0, is_centred: false };
+        let shape = NormShape {
+            rows: weight_gradient.rows.len(),
+            columns,
+            positions: None,
+            epsilon: 0.0,
+            is_centred: false,
+        };
         self.add_products(kernel, &shape, [input, gradient], weight_gradient);
     }
 }
@@ -218,11 +256,10 @@ impl Cuda {
         [input, gradient]: [CudaView<'_>; 2],
         weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, .. } = *shape;
         assert!(input.len >= rows * columns && gradient.len >= rows * columns);
         assert_eq!(gradient.format, input.format);
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, columns) else { return };
-        let width = columns.min(MOST_COLUMNS);
         let num_sums = rows.div_ceil(4 * ROWS_PER_BLOCK).clamp(1, MOST_PARTIAL_SUMS);
         let is_whole = num_sums == 1;
         let sums = if is_whole {
@@ -231,6 +268,25 @@ impl Cuda {
             self.partial_sums.reserve(num_sums * columns)
         };
         let Some(sums) = sums else { return };
+        self.sum_vectors(kernel, shape, [input, gradient], num_sums, sums, accumulate && is_whole);
+        if !is_whole {
+            self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
+        }
+    }
+
+    /// Writes the gradients of the weight of `num_sums` equal runs of vectors to the rows of `sums`, or adds
+    /// them.
+    fn sum_vectors(
+        &self,
+        kernel: &Kernel,
+        shape: &NormShape,
+        [input, gradient]: [CudaView<'_>; 2],
+        num_sums: usize,
+        sums: u64,
+        accumulate: bool,
+    ) {
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
+        let width = columns.min(MOST_COLUMNS);
         let launch = Launch {
             blocks: (num_sums as u32, columns.div_ceil(width) as u32),
             shared_bytes: (ROWS_PER_BLOCK * width * size_of::<f32>()) as u32,
@@ -248,10 +304,7 @@ impl Cuda {
             input.pointer,
             gradient.pointer,
             sums,
-            i32::from(accumulate && is_whole),
+            i32::from(accumulate),
         );
-        if !is_whole {
-            self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The layer of each kind of module. A new module has an arm in [`Builder::add_layer`] and its function here.
 
-use super::{Builder, Built, Embedding};
+use super::{Builder, Built, Embedding, one_leaf};
 use crate::device::{
     Activation, ConvolutionShape, EmbeddingShape, Gate, GroupNormShape, NormShape, PoolShape,
 };
@@ -129,7 +129,12 @@ impl Builder {
     fn layer_norm(&mut self, is_centred: bool, bias: bool) -> LayerKind {
         self.norm_tensors(bias);
         let epsilon = if is_centred { NORM_EPSILON } else { f32::EPSILON };
-        let shape = NormShape { rows: 0, columns: self.features.last_dimension(), epsilon, is_centred };
+        let positions = match self.features {
+            Features::Sequence { len, .. } => Some(one_leaf(len)),
+            _ => None,
+        };
+        let columns = self.features.last_dimension();
+        let shape = NormShape { rows: 0, columns, epsilon, is_centred, positions };
         LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Layer(shape), bias })
     }
 
@@ -170,7 +175,7 @@ impl Builder {
                 "a dropout needs features and a rate from 0 to below 1, not {features} and {rate}"
             ));
         }
-        Ok(LayerKind::Dropout(DropoutLayer { rate, number: self.layers.len(), features }))
+        Ok(LayerKind::Dropout(DropoutLayer::whole(rate, self.layers.len(), features)))
     }
 
     /// Adds the tensors of a normalisation.

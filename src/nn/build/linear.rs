@@ -1,15 +1,9 @@
 //! Linear layers, each with the activation that follows it.
 
-use super::{Builder, Built, Embedding};
+use super::{Builder, Built, Embedding, one_leaf};
 use crate::device::{Activation, WeightLayout};
 use crate::nn::layer::{LayerKind, LinearLayer, torch_tensors};
 use crate::nn::{Initial, Module, TensorSpec};
-use crate::sums::{Leaves, Section};
-
-/// Returns the terms of a sum over `len` features in one leaf.
-fn one_leaf(len: usize) -> Section {
-    Section::whole(Leaves { len, num: 1 })
-}
 
 impl Builder {
     pub(super) fn linear(

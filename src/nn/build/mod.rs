@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use super::layer::{AddLayer, Layer, LayerInputs, LayerKind};
 use super::text::head;
 use super::{Features, LARGEST_SIZE, Model, Module, Network, TensorSpec};
+use crate::sums::{Leaves, Section};
 use crate::{Error, Result};
 
 /// The largest number of parameters of a network: 4 TB of `f32`.
@@ -56,6 +57,11 @@ impl Network {
         }
         Ok(model)
     }
+}
+
+/// Returns the terms of a sum over `len` terms in one leaf.
+fn one_leaf(len: usize) -> Section {
+    Section::whole(Leaves { len, num: 1 })
 }
 
 /// A module that does not fit.

@@ -1,6 +1,6 @@
 //! Activations on their own.
 
-use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape};
+use super::passes::{LayerPasses, LayerSums, LayerTensors, PositionRule, Tape};
 use crate::device::{Activation, BiasShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
@@ -41,6 +41,14 @@ impl LayerPasses for ActivationLayer {
 
     fn continues(&self) -> bool {
         true
+    }
+
+    fn position_rule(&self) -> PositionRule {
+        PositionRule::Alike
+    }
+
+    fn of_positions(&self, own: Section) -> ActivationLayer {
+        ActivationLayer { features: self.features.with_positions(own.len()), ..self.clone() }
     }
 
     fn forward<D: Device>(

@@ -1,8 +1,9 @@
 //! The sum of two values.
 
-use super::passes::{LayerPasses, LayerTensors};
+use super::passes::{LayerPasses, LayerTensors, PositionRule};
 use crate::device::Device;
 use crate::nn::Features;
+use crate::sums::Section;
 
 /// Returns its input; [`LayerInputs::added`](super::LayerInputs) is added to it, as to the output of any
 /// layer. Gradients pass unchanged.
@@ -31,6 +32,14 @@ impl LayerPasses for AddLayer {
 
     fn continues(&self) -> bool {
         true
+    }
+
+    fn position_rule(&self) -> PositionRule {
+        PositionRule::Alike
+    }
+
+    fn of_positions(&self, own: Section) -> AddLayer {
+        AddLayer { features: self.features.with_positions(own.len()) }
     }
 
     fn forward<D: Device>(

@@ -1,6 +1,6 @@
 //! Dropout.
 
-use super::passes::{Draws, LayerPasses, LayerSums, LayerTensors, Tape};
+use super::passes::{Draws, LayerPasses, LayerSums, LayerTensors, PositionRule, Tape};
 use crate::device::{Device, DropoutShape};
 use crate::nn::Features;
 use crate::sums::Section;
@@ -16,13 +16,23 @@ pub struct DropoutLayer {
     pub number: usize,
     /// The shape of a row.
     pub features: Features,
+    /// The number of the first value of a row among all of the whole layer.
+    pub first: usize,
+    /// The number of values of a row of the whole layer.
+    pub whole_len: usize,
 }
 
 impl DropoutLayer {
+    /// Returns a layer with all values of rows of `features`.
+    pub fn whole(rate: f32, number: usize, features: Features) -> DropoutLayer {
+        DropoutLayer { rate, number, features, first: 0, whole_len: features.len() }
+    }
+
     fn shape(&self, draws: Draws) -> DropoutShape {
         let Draws { seed, step, first_row } = draws;
-        let first = first_row as u64 * self.features.len() as u64;
-        DropoutShape { rate: self.rate, seed, step, module: self.number as u32, first }
+        let (row_len, row_stride) = (self.features.len() as u64, self.whole_len as u64);
+        let first = first_row as u64 * row_stride + self.first as u64;
+        DropoutShape { rate: self.rate, seed, step, module: self.number as u32, first, row_len, row_stride }
     }
 }
 
@@ -45,6 +55,15 @@ impl LayerPasses for DropoutLayer {
 
     fn continues(&self) -> bool {
         true
+    }
+
+    fn position_rule(&self) -> PositionRule {
+        PositionRule::Alike
+    }
+
+    fn of_positions(&self, own: Section) -> DropoutLayer {
+        let first = own.terms().start * self.features.last_dimension();
+        DropoutLayer { features: self.features.with_positions(own.len()), first, ..self.clone() }
     }
 
     fn forward<D: Device>(

@@ -1,8 +1,9 @@
 //! Gated linear units.
 
-use super::passes::{LayerPasses, LayerTensors, Tape};
+use super::passes::{LayerPasses, LayerTensors, PositionRule, Tape};
 use crate::device::{Device, FusedActivation, Gate};
 use crate::nn::Features;
+use crate::sums::Section;
 
 /// The product of the first half of the features with a function of the second.
 #[derive(Debug, Clone)]
@@ -35,6 +36,14 @@ impl LayerPasses for GatedLayer {
 
     fn continues(&self) -> bool {
         true
+    }
+
+    fn position_rule(&self) -> PositionRule {
+        PositionRule::Alike
+    }
+
+    fn of_positions(&self, own: Section) -> GatedLayer {
+        GatedLayer { features: self.features.with_positions(own.len()), ..self.clone() }
     }
 
     fn forward<D: Device>(

@@ -29,7 +29,9 @@ pub use flatten::FlattenLayer;
 pub use gated::GatedLayer;
 pub use linear::{Heads, LinearLayer};
 pub use norm::{Norm, NormLayer};
-pub use passes::{Draws, LayerPasses, LayerSums, LayerTensors, NextPositions, SplitRule, Tape, TapedRows};
+pub use passes::{
+    Draws, LayerPasses, LayerSums, LayerTensors, NextPositions, PositionRule, SplitRule, Tape, TapedRows,
+};
 pub use pool::{PoolLayer, Pooling};
 pub use positions::PositionsLayer;
 pub use rotary::RotaryLayer;
@@ -186,6 +188,31 @@ impl Layer {
         each_kind!(self, kind => kind.split_rule())
     }
 
+    /// Returns what the layer does with some of the positions of a sequence.
+    pub fn position_rule(&self) -> PositionRule {
+        each_kind!(self, kind => kind.position_rule())
+    }
+
+    /// Returns the layer for the positions `own` of a sequence: see [`LayerPasses::of_positions`].
+    pub fn of_positions(&self, own: Section) -> Layer {
+        let kind = match &self.kind {
+            LayerKind::Activation(kind) => LayerKind::Activation(kind.of_positions(own)),
+            LayerKind::Norm(kind) => LayerKind::Norm(kind.of_positions(own)),
+            LayerKind::Gated(kind) => LayerKind::Gated(kind.of_positions(own)),
+            LayerKind::Dropout(kind) => LayerKind::Dropout(kind.of_positions(own)),
+            LayerKind::Add(kind) => LayerKind::Add(kind.of_positions(own)),
+            LayerKind::Positions(kind) => LayerKind::Positions(kind.of_positions(own)),
+            other => other.clone(),
+        };
+        Layer { kind, tensors: self.tensors.clone() }
+    }
+
+    /// Returns true if there is nothing to compute, because the layer has none of the positions of a
+    /// sequence.
+    pub fn is_idle(&self) -> bool {
+        self.position_rule() != PositionRule::Mixed && self.input_len() == 0
+    }
+
     /// Returns this layer with its tensors numbered from `first` on.
     pub fn with_tensors_from(self, first: usize) -> Layer {
         Layer { tensors: first..first + self.tensors.len(), ..self }
@@ -249,6 +276,24 @@ impl Layer {
     ) {
         let sums = LayerSums { flat: gradients, own: &self.tensors };
         each_kind!(self, kind => kind.backward_weight(device, micro_batches, sums));
+    }
+
+    /// Writes what the layer's positions add to the gradients of its parameters: see
+    /// [`LayerPasses::sum_positions`].
+    pub fn sum_positions<D: Device>(&self, device: &D, rows: &TapedRows<'_, D>, sums: D::ViewMut<'_>) {
+        each_kind!(self, kind => kind.sum_positions(device, rows, sums));
+    }
+
+    /// Adds up the gradients of the parameters: see [`LayerPasses::add_position_sums`].
+    pub fn add_position_sums<D: Device>(
+        &self,
+        device: &D,
+        rows: &TapedRows<'_, D>,
+        position_sums: &mut D::Buffer,
+        gradients: &mut FlatBuffer<D>,
+    ) {
+        let sums = LayerSums { flat: gradients, own: &self.tensors };
+        each_kind!(self, kind => kind.add_position_sums(device, rows, position_sums, sums));
     }
 
     /// Runs the third part of the backward pass, which is independent of the second: computes the

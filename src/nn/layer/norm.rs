@@ -1,6 +1,6 @@
 //! Normalisations.
 
-use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
+use super::passes::{LayerPasses, LayerSums, LayerTensors, PositionRule, Tape, TapedRows};
 use crate::device::{Activation, BiasShape, Device, FusedActivation, GroupNormShape, NormShape};
 use crate::nn::Features;
 use crate::sums::Section;
@@ -34,6 +34,11 @@ impl NormLayer {
     /// Returns the number of vectors of a row: positions.
     fn positions(&self) -> usize {
         self.features.len() / self.features.last_dimension()
+    }
+
+    /// Returns true if gradients are summed over the positions of a sample first.
+    fn has_positions(&self) -> bool {
+        self.position_rule() == PositionRule::Alike
     }
 
     /// Returns the values that are normalised together in `rows` rows.
@@ -77,6 +82,21 @@ impl LayerPasses for NormLayer {
         matches!(self.norm, Norm::Layer(_))
     }
 
+    fn position_rule(&self) -> PositionRule {
+        match self.norm {
+            Norm::Layer(NormShape { positions: Some(_), .. }) => PositionRule::Alike,
+            _ => PositionRule::Mixed,
+        }
+    }
+
+    fn of_positions(&self, own: Section) -> NormLayer {
+        let norm = match self.norm {
+            Norm::Layer(shape) => Norm::Layer(NormShape { positions: Some(own), ..shape }),
+            group => group,
+        };
+        NormLayer { features: self.features.with_positions(own.len()), norm, ..self.clone() }
+    }
+
     fn forward<D: Device>(
         &self,
         device: &D,
@@ -102,7 +122,7 @@ impl LayerPasses for NormLayer {
         sums: Option<(LayerSums<'_, D>, Section)>,
         _is_backpropagated: bool,
     ) {
-        if let Some((mut sums, section)) = sums.filter(|_| self.bias) {
+        if let Some((mut sums, section)) = sums.filter(|_| self.bias && !self.has_positions()) {
             let shape = BiasShape { columns: self.features.last_dimension(), positions: self.positions() };
             let bias = sums.get(device, BIAS, section);
             device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(bias));
@@ -118,14 +138,42 @@ impl LayerPasses for NormLayer {
         for TapedRows { tape: Tape { input, saved, .. }, gradient, section } in micro_batches {
             match self.of_rows(section.len()) {
                 Norm::Layer(shape) => {
-                    let weight = sums.get(device, WEIGHT, section.times(self.positions()));
+                    let terms = if self.has_positions() { 1 } else { self.positions() };
+                    let weight = sums.get(device, WEIGHT, section.times(terms));
                     device.layer_norm_backward_weight(&shape, *input, *saved, *gradient, weight);
+                    if self.bias && self.has_positions() {
+                        let bias = sums.get(device, BIAS, *section);
+                        device.layer_norm_backward_bias(&shape, *gradient, bias);
+                    }
                 }
                 Norm::Group(shape) => {
                     let weight = sums.get(device, WEIGHT, *section);
                     device.group_norm_backward_weight(&shape, *input, *saved, *gradient, weight);
                 }
             }
+        }
+    }
+
+    fn sum_positions<D: Device>(&self, device: &D, rows: &TapedRows<'_, D>, sums: D::ViewMut<'_>) {
+        let TapedRows { tape: Tape { input, saved, .. }, gradient, section } = *rows;
+        if let Norm::Layer(shape) = self.of_rows(section.len()) {
+            device.layer_norm_position_sums(&shape, input, saved, gradient, self.bias, sums);
+        }
+    }
+
+    fn add_position_sums<D: Device>(
+        &self,
+        device: &D,
+        rows: &TapedRows<'_, D>,
+        position_sums: &mut D::Buffer,
+        mut sums: LayerSums<'_, D>,
+    ) {
+        let (columns, TapedRows { tape, section, .. }) = (self.features.last_dimension(), rows);
+        let (shape, len) = (BiasShape { columns, positions: 1 }, section.len() * columns);
+        for tensor in [WEIGHT, BIAS].into_iter().take(1 + usize::from(self.bias)) {
+            let terms = device.view_mut(position_sums, tensor * len..(tensor + 1) * len);
+            let sum = sums.get(device, tensor, *section);
+            device.activation_backward(Activation::Identity, shape, tape.output, terms, Some(sum));
         }
     }
 

@@ -50,6 +50,20 @@ pub trait LayerPasses {
         SplitRule::Replicated
     }
 
+    /// Returns what the layer does with some of the positions of a sequence.
+    fn position_rule(&self) -> PositionRule {
+        PositionRule::Mixed
+    }
+
+    /// Returns the layer for the positions `own` of a sequence, at least one, if its rule lets it have some
+    /// of them. Tensors with a row for each position have those of `own`.
+    fn of_positions(&self, _own: Section) -> Self
+    where
+        Self: Sized + Clone,
+    {
+        self.clone()
+    }
+
     /// Runs the forward pass for `rows ≥ 1` rows.
     fn forward<D: Device>(
         &self,
@@ -102,6 +116,25 @@ pub trait LayerPasses {
     ) {
     }
 
+    /// Writes what the layer's positions, some of all, add to the gradients of all its parameters, for each
+    /// row: an array `[tensors, rows, elements]` for each subtree of the sum over positions. Only for layers
+    /// whose tensors all positions use.
+    fn sum_positions<D: Device>(&self, _device: &D, _rows: &TapedRows<'_, D>, _sums: D::ViewMut<'_>) {
+        unreachable!("the layer has no parameters that positions share")
+    }
+
+    /// Adds up the gradients of all parameters from an array `[tensors, rows, elements]`, the sums of
+    /// [`LayerPasses::sum_positions`] over all positions.
+    fn add_position_sums<D: Device>(
+        &self,
+        _device: &D,
+        _rows: &TapedRows<'_, D>,
+        _position_sums: &mut D::Buffer,
+        _sums: LayerSums<'_, D>,
+    ) {
+        unreachable!("the layer has no parameters that positions share")
+    }
+
     /// Computes the gradient of the input. Never called where that is computed in place, or where the input
     /// has no gradient.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
@@ -131,6 +164,17 @@ pub enum SplitRule {
     Heads,
     /// Every rank has the rows of some tokens.
     Vocabulary,
+}
+
+/// A kind of layer's use of the positions of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PositionRule {
+    /// An output depends on several positions, or ranks that share the layer divide something else.
+    Mixed,
+    /// Each position is treated alike, with all parameters, if there are any.
+    Alike,
+    /// Each position has a row of the parameters.
+    Row,
 }
 
 /// The numbers on which a training pass's random draws depend.

@@ -1,6 +1,6 @@
 //! Learnt positions.
 
-use super::passes::{LayerPasses, LayerSums, LayerTensors, NextPositions, Tape};
+use super::passes::{LayerPasses, LayerSums, LayerTensors, NextPositions, PositionRule, Tape};
 use crate::device::{Activation, BiasShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
@@ -36,6 +36,14 @@ impl LayerPasses for PositionsLayer {
 
     fn continues(&self) -> bool {
         true
+    }
+
+    fn position_rule(&self) -> PositionRule {
+        PositionRule::Row
+    }
+
+    fn of_positions(&self, own: Section) -> PositionsLayer {
+        PositionsLayer { len: own.len(), ..self.clone() }
     }
 
     fn forward<D: Device>(

@@ -272,7 +272,7 @@ impl<'a, D: Device> Replay<'a, D> {
                 section: *section,
             });
             let mut rows: Vec<WeightRows<'_, D>> = rows.collect();
-            stage.weights_piece(device, sums, at, &mut rows);
+            stage.weights_piece(exchanger, sums, at, &mut rows)?;
             for tensor in own {
                 let site = Site::WeightGradient { stage: stage.index, tensor: tensors[tensor] };
                 device.read(sums.tensor(device, tensor), &mut |values| {
@@ -295,7 +295,7 @@ impl<'a, D: Device> Replay<'a, D> {
         } else {
             (stage.index, stage.ends().0)
         };
-        if index == 0 || rows == 0 {
+        if index == 0 || rows * width == 0 {
             return Ok(());
         }
         let from = if is_gradient { index } else { index - 1 };

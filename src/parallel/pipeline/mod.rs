@@ -317,8 +317,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
             let (parameters, gradients) = weights.parameters_and_gradients();
             let exchanger = &mut self.exchanger;
             let mut context = BackwardContext { exchanger, parameters, gradients, section };
-            let (slot, set) = (&slots[instruction.slot], &mut sets[instruction.set]);
-            stage.backward_piece(&mut context, at, pass, &slot.activations, &mut set.gradients)?;
+            let (slot, set) = (&mut slots[instruction.slot], &mut sets[instruction.set]);
+            stage.backward_piece(&mut context, at, pass, &mut slot.activations, &mut set.gradients)?;
             if self.stages[instruction.local].stage.needs_gradient(at) {
                 self.record_gradient(instruction, at, section.len())?;
             }

@@ -9,7 +9,8 @@ use crate::Result;
 use crate::device::Device;
 use crate::parallel::data::Weights;
 use crate::parallel::schedule::Action;
-use crate::parallel::stage::WeightRows;
+use crate::parallel::stage::{Activations, WeightRows};
+use crate::parallel::tensor::exchange::Exchanger;
 use crate::sums::Section;
 use crate::trace::{self, Name};
 
@@ -62,7 +63,7 @@ impl<D: Device> Pipeline<'_, D> {
             weights.open(device, &own)?;
             for rows in [&leaf, &rest].into_iter().filter(|rows| !rows.is_empty()) {
                 let local = &mut self.stages[last.local];
-                local.add_weight_gradients(device, weights, at, rows);
+                local.add_weight_gradients(&mut self.exchanger, weights, at, rows)?;
                 if rows.last().is_some_and(|last| last.section.is_complete()) && std::ptr::eq(rows, &leaf) {
                     self.record_weight_gradients(weights, last.local, at)?;
                 }
@@ -102,8 +103,21 @@ impl<D: Device> Pipeline<'_, D> {
 
 impl<D: Device> LocalStage<D> {
     /// Adds the gradients of the parameters of piece `at` for some rows.
-    fn add_weight_gradients(&mut self, device: &D, weights: &mut Weights<D>, at: usize, rows: &[RowRange]) {
+    fn add_weight_gradients(
+        &mut self,
+        exchanger: &mut Exchanger<'_, D>,
+        weights: &mut Weights<D>,
+        at: usize,
+        rows: &[RowRange],
+    ) -> Result<()> {
         let LocalStage { stage, slots, sets, .. } = self;
+        let mut in_slots: SmallVec<[Option<&mut Activations<D>>; MOST_JOINED]> =
+            rows.iter().map(|_| None).collect();
+        for (number, slot) in slots.iter_mut().enumerate() {
+            if let Some(place) = rows.iter().position(|rows| rows.slot == number) {
+                in_slots[place] = Some(&mut slot.activations);
+            }
+        }
         let mut found: SmallVec<[Option<WeightRows<'_, D>>; MOST_JOINED]> =
             rows.iter().map(|_| None).collect();
         for (number, set) in sets.iter_mut().enumerate() {
@@ -113,13 +127,14 @@ impl<D: Device> LocalStage<D> {
                     set.collect();
                 }
                 let GradientSet { gradients, .. } = set;
-                let RowRange { slot, first_row, section, .. } = rows[place];
-                let activations = &slots[slot].activations;
-                found[place] = Some(WeightRows { activations, gradients, first_row, section });
+                let RowRange { first_row, section, .. } = rows[place];
+                let activations = in_slots[place].take();
+                found[place] =
+                    activations.map(|activations| WeightRows { activations, gradients, first_row, section });
             }
         }
         let mut found: SmallVec<[WeightRows<'_, D>; MOST_JOINED]> = found.into_iter().flatten().collect();
         let (_, gradients) = weights.parameters_and_gradients();
-        stage.weights_piece(device, gradients, at, &mut found);
+        stage.weights_piece(exchanger, gradients, at, &mut found)
     }
 }

@@ -42,7 +42,8 @@ impl Stage {
         let targets = self.head.as_ref().map_or(0, Head::targets_per_row);
         let output = self.positions[self.pieces.len()].value;
         let targets = device.allocate(rows * targets, Role::Exact)?;
-        Ok(Activations { targets, values, output, saved, draws: None })
+        let transient = self.transient.map(|[value, _]| value);
+        Ok(Activations { targets, values, output, transient, saved, draws: None })
     }
 
     /// Allocates the arrays that [`Activations::swap_inner`] exchanges, for `rows` rows of any of
@@ -61,7 +62,12 @@ impl Stage {
             let one = |width| exchanger.device.allocate(rows * width, Role::Activations).map(Some);
             widths.into_iter().map(one).collect()
         };
-        Ok(Inner { values: allocate(widths.inner_values)?, saved: allocate(widths.inner_saved)? })
+        let transient = allocate(self.transient.iter().map(|_| widths.transient).collect())?;
+        Ok(Inner {
+            values: allocate(widths.inner_values)?,
+            transient: transient.into_iter().next().flatten(),
+            saved: allocate(widths.inner_saved)?,
+        })
     }
 
     /// Allocates the arrays of the gradients of at most `rows` rows. Not collective.

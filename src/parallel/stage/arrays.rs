@@ -21,6 +21,8 @@ pub struct Activations<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
     /// The number of the outputs among the values.
     pub(super) output: usize,
+    /// The number of the array that transient positions share among the values.
+    pub(super) transient: Option<usize>,
     pub(super) saved: Vec<Option<D::Buffer>>,
     /// The numbers on which the random draws of a training pass depend; none in an evaluation.
     pub draws: Option<Draws>,
@@ -30,6 +32,8 @@ pub struct Activations<D: Device> {
 /// computes them again.
 pub struct Inner<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
+    /// The array of transient positions.
+    pub(super) transient: Option<D::Buffer>,
     pub(super) saved: Vec<Option<D::Buffer>>,
 }
 
@@ -62,6 +66,9 @@ impl<D: Device> Activations<D> {
     pub fn swap_inner(&mut self, group: &PieceGroup, inner: &mut Inner<D>) {
         let PieceGroup { pieces, values } = group;
         self.values[values.clone()].swap_with_slice(&mut inner.values[..values.len()]);
+        if let Some(transient) = self.transient {
+            std::mem::swap(&mut self.values[transient], &mut inner.transient);
+        }
         self.saved[pieces.clone()].swap_with_slice(&mut inner.saved[..pieces.len()]);
     }
 }

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use smallvec::SmallVec;
-
 use super::Stage;
 use super::arrays::{Activations, Gradients};
 use super::positions::{Position, StagePiece};
@@ -28,7 +26,7 @@ pub enum Pass {
 /// Rows of a micro-batch of which the gradients of parameters are computed after those of values.
 pub struct WeightRows<'a, D: Device> {
     /// The arrays of the forward pass.
-    pub activations: &'a Activations<D>,
+    pub activations: &'a mut Activations<D>,
     /// The gradients of the values.
     pub gradients: &'a mut Gradients<D>,
     /// The first of the rows in these arrays.
@@ -63,17 +61,15 @@ impl Stage {
         context: &mut BackwardContext<'_, '_, D>,
         at: usize,
         pass: Pass,
-        activations: &Activations<D>,
+        activations: &mut Activations<D>,
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let is_empty = context.section.is_empty();
         match &self.pieces[at].piece {
             Piece::Layer(_) if is_empty && pass == Pass::Whole => {
-                let device = context.exchanger.device;
                 let section = context.section;
                 let rows = WeightRows { activations, gradients, first_row: 0, section };
-                self.weights_piece(device, context.gradients, at, &mut [rows]);
-                Ok(())
+                self.weights_piece(context.exchanger, context.gradients, at, &mut [rows])
             }
             _ if is_empty => Ok(()),
             Piece::Layer(layer) => {
@@ -100,6 +96,9 @@ impl Stage {
         let Some(into) = self.pieces[at].added.and_then(|added| added.gradient) else { return };
         let (device, after) = (context.exchanger.device, &self.positions[at + 1]);
         let len = context.section.len() * after.width;
+        if len == 0 {
+            return;
+        }
         let mut copy = gradients.values[into].take();
         let from = device.view(here(&gradients.values[after.gradient]), 0..len);
         device.copy(from, device.view_mut(here_mut(&mut copy), 0..len));
@@ -111,7 +110,8 @@ impl Stage {
     fn merge<D: Device>(&self, device: &D, at: usize, rows: usize, gradients: &mut Gradients<D>) {
         let StagePiece { input, input_gradient, .. } = self.pieces[at];
         let position = &self.positions[input];
-        if input_gradient != position.gradient || position.other_gradients.is_empty() {
+        let is_last = input_gradient == position.gradient && !position.other_gradients.is_empty();
+        if !is_last || position.width == 0 {
             return;
         }
         let mut sum = gradients.values[input_gradient].take();
@@ -131,44 +131,8 @@ impl Stage {
         }
     }
 
-    /// Computes the gradients of the parameters of piece `at` for consecutive micro-batches, after their
-    /// backward passes with [`Pass::Inputs`]. For one without rows, it only completes the sums. Not
-    /// collective.
-    pub fn weights_piece<D: Device>(
-        &self,
-        device: &D,
-        sums: &mut FlatBuffer<D>,
-        at: usize,
-        micro_batches: &mut [WeightRows<'_, D>],
-    ) {
-        let Piece::Layer(layer) = &self.pieces[at].piece else { return };
-        if layer.tensors.is_empty() {
-            return;
-        }
-        let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
-        let after = &self.positions[at + 1];
-        let range = |first_row: usize, section: Section| first_row..first_row + section.len();
-        let elements = |rows: Range<usize>| rows.start * after.width..rows.end * after.width;
-        for WeightRows { activations, gradients, first_row, section } in &mut *micro_batches {
-            let rows = range(*first_row, *section);
-            let tape = self.tape(device, at, rows.clone(), activations);
-            let gradient = here_mut(&mut gradients.values[after.gradient]);
-            let gradient = device.view_mut(gradient, elements(rows));
-            layer.backward_activation(device, &tape, gradient, Some((&mut *sums, *section)), true);
-        }
-        let rows = micro_batches.iter().map(|WeightRows { activations, gradients, first_row, section }| {
-            let rows = range(*first_row, *section);
-            let gradient = here(&gradients.values[after.gradient]);
-            let tape = self.tape(device, at, rows.clone(), activations);
-            TapedRows { tape, gradient: device.view(gradient, elements(rows)), section: *section }
-        });
-        let rows: SmallVec<[TapedRows<'_, D>; 16]> = rows.collect();
-        layer.backward_weight(device, &rows, sums);
-        settle(device);
-    }
-
     /// Returns the arrays of the forward pass of the layer at `at` for some rows.
-    fn tape<'a, D: Device>(
+    pub(super) fn tape<'a, D: Device>(
         &self,
         device: &D,
         at: usize,
@@ -191,23 +155,36 @@ impl Stage {
         at: usize,
         layer: &Layer,
         pass: Pass,
-        activations: &Activations<D>,
+        activations: &mut Activations<D>,
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
         let (device, section) = (context.exchanger.device, context.section);
         let rows = section.len();
-        let StagePiece { input, input_gradient: into, .. } = self.pieces[at];
+        if pass == Pass::Whole {
+            self.gather_input(context.exchanger, at, 0..rows, activations)?;
+        }
+        let activations = &*activations;
+        let StagePiece { input, input_gradient: into, position_sums, .. } = self.pieces[at];
         let (before, after) = (&self.positions[input], &self.positions[at + 1]);
         let tape = self.tape(device, at, 0..rows, activations);
         let (from, len) = (after.gradient, rows * after.width);
-        let mut started = None;
-        let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
-        let sums = (pass == Pass::Whole).then_some((&mut *context.gradients, section));
+        let (mut started, mut summing) = (None, None);
         let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
-        layer.backward_activation(device, &tape, gradient, sums, is_backpropagated);
+        if !layer.is_idle() {
+            let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
+            let sums = (pass == Pass::Whole).then_some((&mut *context.gradients, section));
+            layer.backward_activation(device, &tape, gradient, sums, is_backpropagated);
+        }
+        if let Some(exchange) = position_sums.filter(|_| pass == Pass::Whole) {
+            let tape = self.tape(device, at, 0..rows, activations);
+            let gradient = device.view(here(&gradients.values[from]), 0..len);
+            let taped = TapedRows { tape, gradient, section };
+            let fill = |sums: D::ViewMut<'_>| layer.sum_positions(device, &taped, sums);
+            summing = Some(context.exchanger.start_position_sums(exchange, rows, fill)?);
+        }
         if self.needs_gradient(input) {
-            if !layer.is_elementwise() {
+            if !layer.is_elementwise() && !layer.is_idle() {
                 let fused = self.fused_activation(device, at, rows, activations);
                 gradients.is_backpropagated[into] = fused.is_some();
                 let mut own = gradients.values[into].take();
@@ -224,7 +201,15 @@ impl Stage {
         }
         if pass == Pass::Whole {
             let gradient = device.view(here(&gradients.values[from]), 0..len);
-            layer.backward_weight(device, &[TapedRows { tape, gradient, section }], context.gradients);
+            let taped = TapedRows { tape, gradient, section };
+            match summing {
+                Some(summing) => {
+                    let sums = context.exchanger.finish_position_sums(summing);
+                    layer.add_position_sums(device, &taped, sums, context.gradients);
+                }
+                None if layer.is_idle() => {}
+                None => layer.backward_weight(device, &[taped], context.gradients),
+            }
         }
         settle(device);
         if let Some((exchange, started)) = started {
@@ -264,7 +249,7 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<Started<D::Buffer>> {
         let all = &mut gradients.values[self.positions[at + 1].gradient];
-        context.exchanger.start_backward(exchange, context.section.len(), all)
+        context.exchanger.start_backward(exchange, 0..context.section.len(), all)
     }
 
     fn finish_exchange<D: Device>(
@@ -276,14 +261,14 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) {
         let (own, all) = (self.pieces[at].input_gradient, self.positions[at + 1].gradient);
+        let (rows, mut into) = (0..context.section.len(), gradients.values[own].take());
         if exchange.kind == ExchangeKind::GatherOutput {
-            let (before, after) = gradients.values.split_at_mut(all);
-            let (own, all) = (here_mut(&mut before[own]), here(&after[0]));
-            context.exchanger.own_columns(exchange, context.section.len(), all, own);
+            let all = here(&gradients.values[all]);
+            context.exchanger.own_columns(exchange, rows, all, here_mut(&mut into));
         } else {
-            let rows = context.section.len();
-            context.exchanger.finish(started, exchange, rows, &mut gradients.values[own]);
+            context.exchanger.finish(started, exchange, rows, &mut into);
         }
+        gradients.values[own] = into;
         self.merge(context.exchanger.device, at, context.section.len(), gradients);
     }
 }

@@ -19,6 +19,8 @@ pub struct RowWidths {
     pub kept: usize,
     /// In each array of values between the ends of a group, for the widest group.
     pub inner_values: Vec<usize>,
+    /// In the array of transient positions.
+    pub transient: usize,
     /// In each array of what the pieces of a group save, for the widest group.
     pub inner_saved: Vec<usize>,
     /// In the arrays of a set of gradients.
@@ -28,7 +30,7 @@ pub struct RowWidths {
 impl RowWidths {
     /// Returns the number of values of a row in all arrays between the ends of a group.
     pub fn inner(&self) -> usize {
-        self.inner_values.iter().chain(&self.inner_saved).sum()
+        self.inner_values.iter().chain(&self.inner_saved).chain([&self.transient]).sum()
     }
 }
 
@@ -67,7 +69,8 @@ impl Stage {
         let changes_input = matches!(&self.pieces[at].piece, Piece::Exchange(found) if found.is_in_place());
         let may_be_fused =
             matches!(&self.pieces[at - 1].piece, Piece::Layer(found) if found.is_elementwise());
-        !changes_input && !may_be_fused && !self.pieces[at..].iter().any(reads_before)
+        let is_transient = self.positions[at].is_transient;
+        !is_transient && !changes_input && !may_be_fused && !self.pieces[at..].iter().any(reads_before)
     }
 
     fn group(&self, pieces: Range<usize>) -> PieceGroup {
@@ -113,7 +116,11 @@ impl Stage {
     /// Returns the arrays of values that are kept between passes if those inside of `groups` are
     /// not.
     pub(super) fn kept_values<'a>(&self, groups: &'a [PieceGroup]) -> impl Iterator<Item = usize> + use<'a> {
-        (0..self.num_values).filter(|number| !groups.iter().any(|group| group.values.contains(number)))
+        let transient = self.transient.map(|[value, _]| value).filter(|_| !groups.is_empty());
+        let is_inner = move |number: usize| {
+            transient == Some(number) || groups.iter().any(|group| group.values.contains(&number))
+        };
+        (0..self.num_values).filter(move |number| !is_inner(*number))
     }
 
     /// Returns the numbers of values of a row in the arrays that [`Stage::activations`],
@@ -130,6 +137,7 @@ impl Stage {
         RowWidths {
             kept: kept + self.head.as_ref().map_or(0, Head::targets_per_row),
             inner_values: widest(&|group| group.values.clone(), &|number| self.value_width(number)),
+            transient: self.transient.map_or(0, |[value, _]| self.value_width(value)),
             inner_saved: widest(&|group| group.pieces.clone(), &|at| self.saved_width(at)),
             gradients: (0..self.num_gradients).map(|number| self.gradient_width(number)).sum(),
         }

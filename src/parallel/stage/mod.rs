@@ -7,6 +7,9 @@
 //! position, so that the gradients of weights can be computed later. All arrays are allocated once,
 //! for the largest number of rows. Between passes, the arrays at both ends may be in messages.
 //!
+//! Ranks may have some of the positions of sequences each. Values that are whole for one piece alone then lie
+//! in an array that all of them share, and are gathered again where a gradient of weights needs them.
+//!
 //! A piece reads the position before it, or an earlier one, where branches begin. A position that
 //! several pieces read has its gradient in parts: the first of the pieces, which a backward pass comes to
 //! last, writes its own, and adds the others, which lie in arrays that nothing changes any more.
@@ -18,6 +21,7 @@ mod groups;
 mod next;
 mod observe;
 mod positions;
+mod weights;
 
 #[cfg(test)]
 mod tests;
@@ -94,6 +98,8 @@ pub struct Stage {
     num_values: usize,
     /// The number of arrays of gradients.
     num_gradients: usize,
+    /// The numbers of the arrays that transient positions share: of values and of gradients.
+    transient: Option<[usize; 2]>,
 }
 
 impl Stage {
@@ -118,8 +124,9 @@ impl Stage {
             builder.add(part, tensor);
             tensor += part.tensors.len();
         }
+        let (tensors, transient) = (first_tensor..tensor, builder.number_transients());
         let StageBuilder { pieces, positions, num_values, num_gradients, .. } = builder;
-        Stage { index, tensors: first_tensor..tensor, head, pieces, positions, num_values, num_gradients }
+        Stage { index, tensors, head, pieces, positions, num_values, num_gradients, transient }
     }
 
     /// Returns the number of pieces.
@@ -158,8 +165,11 @@ impl Stage {
         let [statistics, exponentials] = head.unwrap_or_default();
         let of_loss = MessageLengths { statistics, exponentials, ..MessageLengths::default() };
         let lengths = self.pieces.iter().map(|piece| match &piece.piece {
-            Piece::Exchange(exchange) => exchange.message_lengths(rows, features),
-            Piece::Layer(_) => MessageLengths::default(),
+            Piece::Exchange(exchange) => exchange.message_lengths(rows),
+            Piece::Layer(_) => {
+                let position_sums = piece.position_sums.map_or(0, |sum| sum.sums_len(rows));
+                MessageLengths { position_sums, ..MessageLengths::default() }
+            }
         });
         lengths.fold(of_loss, MessageLengths::max)
     }
@@ -191,17 +201,19 @@ impl Stage {
                 let device = exchanger.device;
                 let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
                 let len = rows * after.width * after.num_value_sums;
-                let into = device.view_mut(here_mut(&mut output), 0..len);
                 let read = device.view(here(&input), 0..rows * before.width);
-                layer.forward(device, parameters, *draws, rows, read, saved, into);
-                if let Some(added) = added {
+                if !layer.is_idle() {
+                    let into = device.view_mut(here_mut(&mut output), 0..len);
+                    layer.forward(device, parameters, *draws, rows, read, saved, into);
+                }
+                if let Some(added) = added.filter(|_| len > 0) {
                     let value = self.positions[added.position].value;
                     let value = device.view(here(&values[value]), 0..len);
                     device.add(value, device.view_mut(here_mut(&mut output), 0..len));
                 }
                 settle(device);
             }
-            Piece::Exchange(exchange) => exchanger.forward(*exchange, rows, &mut input, &mut output)?,
+            Piece::Exchange(exchange) => exchanger.forward(*exchange, 0..rows, &mut input, &mut output)?,
         }
         // a piece that works in place has only `input`
         if output.is_some() {

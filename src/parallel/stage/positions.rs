@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::device::Activation;
-use crate::parallel::tensor::exchange::ExchangeKind;
+use crate::parallel::tensor::exchange::{Exchange, ExchangeKind};
 use crate::parallel::tensor::{LayerPart, Piece};
 
 /// A piece of a stage.
@@ -18,7 +18,13 @@ pub(super) struct StagePiece {
     pub(super) input_gradient: usize,
     /// The value that is added to the output.
     pub(super) added: Option<AddedValue>,
+    /// The sum over the ranks of what positions add to the gradients of the piece's parameters.
+    pub(super) position_sums: Option<Exchange>,
 }
+
+/// The number, while a stage is built, of the array of values and of that of gradients which all transient
+/// positions share.
+const TRANSIENT: usize = usize::MAX;
 
 /// A value that is added to the output of a piece.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +53,9 @@ pub(super) struct Position {
     pub(super) num_own_sums: [usize; 2],
     /// The arrays with the other parts of the gradient, from the pieces that read this position too.
     pub(super) other_gradients: SmallVec<[usize; 2]>,
+    /// True if the values, and the gradients, are there for one piece before and one after the position, in
+    /// arrays that other positions use too.
+    pub(super) is_transient: bool,
 }
 
 /// A stage that is being built.
@@ -72,6 +81,7 @@ impl StageBuilder {
             num_gradient_sums: 1,
             num_own_sums: [1; 2],
             other_gradients: SmallVec::new(),
+            is_transient: false,
         };
         StageBuilder {
             pieces: Vec::new(),
@@ -87,19 +97,49 @@ impl StageBuilder {
     pub(super) fn add(&mut self, part: &LayerPart, first_tensor: usize) {
         let place = |value: usize| self.places[value - self.first_value];
         let (first, added) = (place(part.inputs.first), part.inputs.added.map(place));
-        let last = part.pieces.len() - 1;
+        // what is added is added to the output of the layer, before an exchange
+        let last = part.pieces.iter().rposition(|piece| matches!(piece, Piece::Layer(_)));
         for (number, piece) in part.pieces.iter().enumerate() {
             let piece = match piece {
                 Piece::Layer(layer) => Piece::Layer(layer.clone().with_tensors_from(first_tensor)),
                 exchange => exchange.clone(),
             };
             let input = if number == 0 { first } else { self.pieces.len() };
-            self.add_piece(piece, part.number, input, added.filter(|_| number == last));
+            let position_sums = part.position_sums.filter(|_| matches!(piece, Piece::Layer(_)));
+            let is_transient = is_transient(part, number);
+            let added = added.filter(|_| Some(number) == last);
+            self.add_piece(piece, part.number, input, added, is_transient);
+            if let Some(piece) = self.pieces.last_mut() {
+                piece.position_sums = position_sums;
+            }
         }
         self.places.push(self.pieces.len());
     }
 
-    fn add_piece(&mut self, piece: Piece, layer: usize, input: usize, added: Option<usize>) {
+    /// Gives the arrays of transient positions their numbers, and returns these, if there are any: of values
+    /// and of gradients.
+    pub(super) fn number_transients(&mut self) -> Option<[usize; 2]> {
+        let has_any = self.positions.iter().any(|position| position.is_transient);
+        let numbers = has_any.then_some([self.num_values, self.num_gradients])?;
+        let [value, gradient] = numbers;
+        for position in self.positions.iter_mut().filter(|position| position.is_transient) {
+            (position.value, position.gradient) = (value, gradient);
+        }
+        for piece in self.pieces.iter_mut().filter(|piece| piece.input_gradient == TRANSIENT) {
+            piece.input_gradient = gradient;
+        }
+        (self.num_values, self.num_gradients) = (value + 1, gradient + 1);
+        Some(numbers)
+    }
+
+    fn add_piece(
+        &mut self,
+        piece: Piece,
+        layer: usize,
+        input: usize,
+        added: Option<usize>,
+        is_transient: bool,
+    ) {
         // true if no piece has read the input yet
         let is_first_reader = input == self.pieces.len();
         let input_gradient = match is_first_reader {
@@ -113,13 +153,20 @@ impl StageBuilder {
         let (value, is_in_place, width) = match &piece {
             Piece::Layer(layer) => (None, layer.is_elementwise(), layer.output_len()),
             Piece::Exchange(exchange) if exchange.is_in_place() => (Some(before.value), true, before.width),
-            Piece::Exchange(exchange) => (None, false, exchange.row_len()),
+            Piece::Exchange(exchange) => (None, false, exchange.output_len()),
         };
-        let value = value.unwrap_or_else(|| {
-            self.num_values += 1;
-            self.num_values - 1
+        let value = value.unwrap_or_else(|| match is_transient {
+            true => TRANSIENT,
+            false => {
+                self.num_values += 1;
+                self.num_values - 1
+            }
         });
-        let gradient = if is_in_place { input_gradient } else { self.new_gradient() };
+        let gradient = match is_in_place {
+            true => input_gradient,
+            false if is_transient => TRANSIENT,
+            false => self.new_gradient(),
+        };
         let mut after = Position {
             width,
             value,
@@ -128,6 +175,7 @@ impl StageBuilder {
             num_gradient_sums: 1,
             num_own_sums: [1; 2],
             other_gradients: SmallVec::new(),
+            is_transient,
         };
         if let Piece::Exchange(exchange) = &piece {
             self.positions[input].num_value_sums = exchange.num_value_sums();
@@ -137,7 +185,7 @@ impl StageBuilder {
             after.num_own_sums[1] = if is_in_place { 1 } else { exchange.num_gradient_sums().min(own) };
         }
         let added = added.map(|position| self.add_value(position, &piece, input, gradient));
-        self.pieces.push(StagePiece { piece, layer, input, input_gradient, added });
+        self.pieces.push(StagePiece { piece, layer, input, input_gradient, added, position_sums: None });
         self.positions.push(after);
     }
 
@@ -174,4 +222,21 @@ impl StageBuilder {
         let producers = earlier.filter_map(|position| self.pieces.get(position.checked_sub(1)?));
         changes(piece) || producers.into_iter().any(|producer| changes(&producer.piece))
     }
+}
+
+/// Returns true if the position after piece `number` of `part` is transient: what is gathered for a divided
+/// layer, which is gathered again for the gradient of its weight; partial sums before a scatter; and what is
+/// gathered for a rank to take its positions of it.
+fn is_transient(part: &LayerPart, number: usize) -> bool {
+    let kind = |number: usize| match part.pieces.get(number)? {
+        Piece::Layer(_) => Some(None),
+        Piece::Exchange(exchange) => Some(Some(exchange.kind)),
+    };
+    let Some((before, after)) = kind(number).zip(kind(number + 1)) else { return false };
+    matches!(
+        (before, after),
+        (Some(ExchangeKind::Gather), None)
+            | (None, Some(ExchangeKind::Scatter))
+            | (Some(ExchangeKind::GatherOutput), Some(ExchangeKind::TakeOwn))
+    )
 }

@@ -85,13 +85,14 @@ impl Probe {
                     gradients: &mut self.parameter_gradients,
                     section,
                 };
-                let (activations, gradients) = (&self.activations, &mut self.gradients);
+                let (activations, gradients) = (&mut self.activations, &mut self.gradients);
                 self.stage.backward_piece(&mut context, at, pass, activations, gradients).unwrap();
             }
             for at in (0..self.stage.num_pieces()).rev().filter(|_| pass == Pass::Inputs) {
-                let (activations, gradients) = (&self.activations, &mut self.gradients);
+                let (activations, gradients) = (&mut self.activations, &mut self.gradients);
                 let rows = WeightRows { activations, gradients, first_row: 0, section };
-                self.stage.weights_piece(&self.device, &mut self.parameter_gradients, at, &mut [rows]);
+                let (exchanger, sums) = (&mut Exchanger::alone(&self.device), &mut self.parameter_gradients);
+                self.stage.weights_piece(exchanger, sums, at, &mut [rows]).unwrap();
             }
         }
         self.parameter_gradients.segment(0).to_vec()

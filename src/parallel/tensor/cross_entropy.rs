@@ -60,10 +60,13 @@ impl ClassShare {
     /// Returns the classes of `rank`, of `num`, for rows of `positions` predictions.
     pub fn of_rank(num: usize, positions: usize, rank: usize, division: FeatureDivision) -> ClassShare {
         let num_leaves = division.num_leaves(num, 1);
+        let columns = division.columns(1);
         let sum = Exchange {
             kind: ExchangeKind::SumValues,
             positions,
             width: 1,
+            columns,
+            own_width: columns.of_rank(rank).len(),
             num_leaves,
             num_sums: division.num_sums(num_leaves),
             num_own_sums: division.num_own_sums(num_leaves, rank),
@@ -123,7 +126,7 @@ impl<D: Device> Exchanger<'_, D> {
         let subtrees = device.view_mut(here_mut(&mut exponentials), 0..sum.num_own_sums * predictions);
         let kept = device.view_mut(gradient, all.clone());
         device.sum_exponentials(shape, logits, known, kept, subtrees);
-        self.forward(sum, rows, &mut exponentials, &mut None)?;
+        self.forward(sum, 0..rows, &mut exponentials, &mut None)?;
         let operands = CrossEntropyOperands {
             logits,
             labels,

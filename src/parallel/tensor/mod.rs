@@ -2,31 +2,32 @@
 //! computes a narrower layer; between the layers the ranks [`exchange`] values in the forward pass
 //! and gradients in the backward pass. Attention is divided by heads, between two linear layers that are
 //! a pair in every [`Split`], and embeddings by tokens. Other layers are replicated: every rank computes
-//! all of them. If the last layer is split by outputs and the loss is a cross-entropy, its outputs stay
-//! where they are too ([`cross_entropy`]).
+//! all of them; or each rank computes some of the positions of a sequence ([`positions`]). If the last layer
+//! is split by outputs and the loss is a cross-entropy, its outputs stay where they are too
+//! ([`cross_entropy`]).
 //!
 //! Invariants: every element of every tensor counts on exactly one of the ranks (the bias of a layer
 //! that is split by inputs on the first, whose first leaf of the sum begins with it; the tensors of a
 //! replicated layer on the first too), so norms and digests count it once; outside a pair, all ranks
-//! hold the same values, bit for bit, which are those of whole layers; widths need not be divisible by
-//! the number of ranks.
+//! hold the same values, bit for bit, which are those of whole layers, or their positions of these; widths
+//! need not be divisible by the number of ranks.
 
 pub mod cross_entropy;
+mod divider;
 pub mod division;
 pub mod exchange;
-
-use std::ops::Range;
+mod part;
+pub mod positions;
 
 use clap::ValueEnum;
 
 use self::cross_entropy::{ClassShare, FEWEST_DIVIDED};
+use self::divider::{Before, Divided, Divider};
 use self::division::FeatureDivision;
-use self::exchange::{Exchange, ExchangeKind};
-use crate::device::{Activation, AttentionShape, EmbeddingShape, WeightLayout};
-use crate::nn::{
-    ActivationLayer, AttentionLayer, EmbeddingLayer, Layer, LayerInputs, LayerKind, LinearLayer, Loss, Model,
-    RotaryLayer, SplitRule, TensorShard,
-};
+use self::exchange::ExchangeKind;
+pub use self::part::{LayerPart, Piece};
+use self::positions::SharedValues;
+use crate::nn::{AttentionLayer, Layer, LayerInputs, LayerKind, Loss, Model, RotaryLayer, SplitRule};
 
 /// The way in which linear layers are divided among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,29 +43,6 @@ pub enum Split {
     /// Each by its outputs: values are gathered after each layer, gradients scattered before it
     #[value(name = "gather")]
     Gather,
-}
-
-/// One operation of a pass on a rank.
-#[derive(Debug, Clone)]
-pub enum Piece {
-    /// A layer, or a shard of one.
-    Layer(Layer),
-    /// An exchange with the other ranks of the tensor axis.
-    Exchange(Exchange),
-}
-
-/// A rank's shard of one layer of the model.
-#[derive(Debug, Clone)]
-pub struct LayerPart {
-    /// The number of the layer in the model.
-    pub number: usize,
-    /// The values that the layer reads.
-    pub inputs: LayerInputs,
-    /// The operations, in order, of which the first reads the layer's input. A layer among them numbers
-    /// its tensors from 0.
-    pub pieces: Vec<Piece>,
-    /// The tensors of the shard, each with its number in the model.
-    pub tensors: Vec<(usize, TensorShard)>,
 }
 
 /// The part of a linear layer in the division of the model.
@@ -84,46 +62,62 @@ enum LinearRole {
 }
 
 /// Returns the shard of each layer of `model` for rank `rank` of the tensor axis, among whose ranks
-/// `division` divides features. Not collective.
+/// `division` divides features, and positions if it says so. Not collective.
 pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision) -> Vec<LayerPart> {
+    let shared = SharedValues::new(model, division.shares_positions());
     let divider = Divider { model, rank, division };
     let roles = roles(model, split);
     let with_tensors = |layer: &Layer| !layer.tensors.is_empty();
     let first = model.layers.iter().position(with_tensors).unwrap_or(model.layers.len());
     let part = |(at, layer): (usize, &Layer)| {
-        let (pieces, mut tensors) = match (roles[at], &layer.kind) {
+        let inputs = model.inputs[at];
+        // the input and the output, if they are shared, as they are before and after this layer
+        let [input, output] = [inputs.first, at + 1].map(|value| shared.shape(model, value));
+        let Divided { pieces, mut tensors, position_sums } = match (roles[at], &layer.kind) {
             _ if division.num_ranks() == 1 => divider.whole(layer),
-            (_, LayerKind::Embedding(embedding)) => divider.by_tokens(layer, embedding),
+            (_, LayerKind::Embedding(embedding)) => divider.by_tokens(layer, embedding, output),
             (_, LayerKind::Attention(attention)) => {
                 let shape = divider.own_groups(attention.shape);
-                Divider::without_tensors(LayerKind::Attention(AttentionLayer { shape }))
+                Divided::without_tensors(LayerKind::Attention(AttentionLayer { shape }))
             }
             (_, LayerKind::Rotary(rotary)) => {
                 let shape = divider.own_groups(rotary.shape);
-                Divider::without_tensors(LayerKind::Rotary(RotaryLayer { shape, ..rotary.clone() }))
+                Divided::without_tensors(LayerKind::Rotary(RotaryLayer { shape, ..rotary.clone() }))
             }
             (Some(role), LayerKind::Linear(linear)) => {
                 let is_summed_before = at > 0 && roles[at - 1] == Some(LinearRole::Chained);
-                let before = (at > first && !is_summed_before).then_some(ExchangeKind::SumGradient);
+                let before = match input {
+                    Some(shape) => Before::Gather(shape),
+                    None if at > first && !is_summed_before => Before::SumGradient,
+                    None => Before::Nothing,
+                };
                 match role {
                     LinearRole::First | LinearRole::Last => divider.by_outputs(layer, linear, before, None),
-                    LinearRole::Second => divider.by_inputs(layer, linear),
-                    LinearRole::Single => {
-                        divider.by_outputs(layer, linear, before, Some(ExchangeKind::GatherOutput))
-                    }
+                    LinearRole::Second => divider.by_inputs(layer, linear, output),
+                    LinearRole::Single => divider
+                        .by_outputs(layer, linear, before, Some(ExchangeKind::GatherOutput))
+                        .with_own_positions(&divider, output),
                     LinearRole::Chained => {
                         divider.by_outputs(layer, linear, before, Some(ExchangeKind::Gather))
                     }
                 }
             }
-            _ => divider.whole(layer),
+            _ if shared.has_own_positions(model, at) => divider.by_positions(layer),
+            _ => {
+                divider.whole(layer).with_all_positions(&divider, input).with_own_positions(&divider, output)
+            }
         };
         if layer.is_tied() {
             tensors.iter_mut().for_each(|(_, shard)| shard.is_copy = true);
         }
-        LayerPart { number: at, inputs: model.inputs[at], pieces, tensors }
+        LayerPart { number: at, inputs, pieces, tensors, position_sums }
     };
-    model.layers.iter().enumerate().map(part).collect()
+    let mut parts: Vec<LayerPart> = model.layers.iter().enumerate().map(part).collect();
+    // the loss needs all positions
+    if let (Some(last), Some(shape)) = (parts.last_mut(), shared.shape(model, model.layers.len())) {
+        last.pieces.push(divider.positions(ExchangeKind::GatherOutput, shape));
+    }
+    parts
 }
 
 /// Returns the classes whose logits `split` leaves rank `rank`. Not collective.
@@ -176,158 +170,4 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
         };
     }
     roles
-}
-
-/// The operations of a layer on a rank, and its tensors.
-type Divided = (Vec<Piece>, Vec<(usize, TensorShard)>);
-
-struct Divider<'m> {
-    model: &'m Model,
-    rank: usize,
-    division: FeatureDivision,
-}
-
-impl Divider<'_> {
-    /// Returns all of a layer. Every rank has it, and the first rank's tensors count.
-    fn whole(&self, layer: &Layer) -> Divided {
-        let is_copy = self.rank > 0;
-        let whole = |tensor| TensorShard { is_copy, ..TensorShard::whole(&self.model.tensors[tensor]) };
-        let mut tensors: Vec<_> = layer.tensors.clone().map(|tensor| (tensor, whole(tensor))).collect();
-        let mut layer = layer.clone();
-        if let LayerKind::Linear(linear) = &mut layer.kind {
-            let [input_unit, output_unit] = linear.units();
-            linear.input_terms = self.division.whole(linear.inputs, input_unit);
-            linear.output_terms = self.division.whole(linear.outputs, output_unit);
-            let rows = linear.output_rows(0..linear.outputs);
-            if linear.layout == WeightLayout::OutputsByInputs {
-                tensors.iter_mut().for_each(|(_, shard)| shard.rows.clone_from(&rows));
-            }
-        }
-        (vec![Piece::Layer(layer.with_tensors_from(0))], tensors)
-    }
-
-    fn by_outputs(
-        &self,
-        layer: &Layer,
-        linear: &LinearLayer,
-        before: Option<ExchangeKind>,
-        after: Option<ExchangeKind>,
-    ) -> Divided {
-        let LinearLayer { inputs, outputs, bias, .. } = *linear;
-        let [input_unit, output_unit] = linear.units();
-        let output_terms = self.division.section(outputs, output_unit, self.rank);
-        let own = output_terms.terms();
-        let input_terms = self.division.whole(inputs, input_unit);
-        let weight = layer.tensors.start;
-        let mut tensors = vec![(weight, self.block(weight, linear, 0..inputs, own.clone()))];
-        if bias {
-            let spec = self.model.tensors[weight + 1].clone();
-            let rows = linear.output_rows(own.clone());
-            tensors.push((weight + 1, TensorShard { spec, rows, columns: 0..1, is_copy: false }));
-        }
-        let local = LinearLayer { outputs: own.len(), input_terms, output_terms, ..linear.clone() };
-        let before = before.map(|kind| self.exchange(kind, linear, inputs, outputs, output_unit));
-        let after = after.map(|kind| self.exchange(kind, linear, outputs, outputs, 1));
-        let layer = Piece::Layer(Layer { kind: LayerKind::Linear(local), tensors: 0..tensors.len() });
-        (before.into_iter().chain([layer]).chain(after).collect(), tensors)
-    }
-
-    fn by_inputs(&self, layer: &Layer, linear: &LinearLayer) -> Divided {
-        let LinearLayer { inputs, outputs, activation, bias, .. } = *linear;
-        let [input_unit, output_unit] = linear.units();
-        let input_terms = self.division.section(inputs, input_unit, self.rank);
-        let own = input_terms.terms();
-        let output_terms = self.division.whole(outputs, output_unit);
-        // the first leaf of the sum begins with the bias
-        let bias = bias && self.rank == 0;
-        let weight = layer.tensors.start;
-        let mut tensors = vec![(weight, self.block(weight, linear, own.clone(), 0..outputs))];
-        if bias {
-            tensors.push((weight + 1, TensorShard::whole(&self.model.tensors[weight + 1])));
-        }
-        let local = LinearLayer {
-            inputs: own.len(),
-            input_terms,
-            output_terms,
-            bias,
-            activation: Activation::Identity,
-            ..linear.clone()
-        };
-        let features = layer.output();
-        let mut pieces = vec![
-            Piece::Layer(Layer { kind: LayerKind::Linear(local), tensors: 0..tensors.len() }),
-            self.exchange(ExchangeKind::SumValues, linear, outputs, inputs, input_unit),
-        ];
-        if activation != Activation::Identity {
-            let kind = LayerKind::Activation(ActivationLayer { activation, features });
-            pieces.push(Piece::Layer(Layer { kind, tensors: 0..0 }));
-        }
-        (pieces, tensors)
-    }
-
-    /// Returns the groups of heads of this rank.
-    fn own_groups(&self, shape: AttentionShape) -> AttentionShape {
-        let (width, unit) = (shape.input_width(), shape.group_width());
-        AttentionShape { groups: self.division.section(width, unit, self.rank).len() / unit, ..shape }
-    }
-
-    fn without_tensors(kind: LayerKind) -> Divided {
-        (vec![Piece::Layer(Layer { kind, tensors: 0..0 })], Vec::new())
-    }
-
-    /// Returns the rows of this rank's tokens. The sum over the ranks has one term that is not 0.
-    fn by_tokens(&self, layer: &Layer, embedding: &EmbeddingLayer) -> Divided {
-        let own = self.division.columns(embedding.vocabulary, self.rank);
-        let spec = self.model.tensors[layer.tensors.start].clone();
-        let columns = 0..embedding.shape.columns;
-        let shard = TensorShard { spec, rows: vec![own.clone(); 1], columns, is_copy: false };
-        let shape = EmbeddingShape { first: own.start, rows: own.len(), ..embedding.shape };
-        let local = EmbeddingLayer { shape, ..embedding.clone() };
-        let exchange = Exchange {
-            kind: ExchangeKind::SumValues,
-            positions: embedding.positions,
-            width: embedding.shape.columns,
-            num_leaves: self.division.num_ranks(),
-            num_sums: 1,
-            num_own_sums: 1,
-        };
-        let piece = Piece::Layer(Layer { kind: LayerKind::Embedding(local), tensors: 0..1 });
-        (vec![piece, Piece::Exchange(exchange)], vec![(layer.tensors.start, shard); 1])
-    }
-
-    /// Returns the exchange of `width` columns beside `linear`, whose sums are over `terms` features in
-    /// units of `unit`.
-    fn exchange(
-        &self,
-        kind: ExchangeKind,
-        linear: &LinearLayer,
-        width: usize,
-        terms: usize,
-        unit: usize,
-    ) -> Piece {
-        let num_leaves = self.division.num_leaves(terms, unit);
-        Piece::Exchange(Exchange {
-            kind,
-            positions: linear.positions(),
-            width,
-            num_leaves,
-            num_sums: self.division.num_sums(num_leaves),
-            num_own_sums: self.division.num_own_sums(num_leaves, self.rank),
-        })
-    }
-
-    /// Returns the block of a weight for a range of its inputs and one of its outputs.
-    fn block(
-        &self,
-        weight: usize,
-        linear: &LinearLayer,
-        inputs: Range<usize>,
-        outputs: Range<usize>,
-    ) -> TensorShard {
-        let (rows, columns) = match linear.layout {
-            WeightLayout::OutputsByInputs => (linear.output_rows(outputs), inputs),
-            WeightLayout::InputsByOutputs => (vec![inputs; 1], outputs),
-        };
-        TensorShard { spec: self.model.tensors[weight].clone(), rows, columns, is_copy: false }
-    }
 }

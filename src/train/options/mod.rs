@@ -13,6 +13,7 @@ mod optimizer;
 mod pipeline;
 mod range;
 mod source;
+mod tensor;
 mod text;
 
 use std::path::PathBuf;
@@ -37,6 +38,7 @@ pub use optimizer::OptimizerOptions;
 pub use pipeline::{PipelineOptions, ScheduleChoice};
 pub(super) use source::MOST_CLASSES;
 pub use source::{SamplePart, ShapeText, SourceOptions};
+pub use tensor::TensorOptions;
 
 /// A switch: `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

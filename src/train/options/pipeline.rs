@@ -15,7 +15,6 @@ use crate::comm::{Communicator, Grid, World};
 use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::schedule::{PipelineScheduleKind, Report, Schedule};
-use crate::parallel::tensor::Split;
 use crate::{Error, Result};
 
 /// The name of a pipeline schedule, or a file with one.
@@ -178,9 +177,8 @@ impl PipelineOptions {
         }
     }
 
-    /// Returns a function that plans how a model is spread over the stage axis of `grid`, with the
-    /// layers of a stage divided as `split` says: see [`ParallelPlan::pipeline`]. The function logs
-    /// the schedule. Collective.
+    /// Returns a function that plans how a model is spread over the stage axis of `grid`: see
+    /// [`ParallelPlan::pipeline`]. The function logs the schedule. Collective.
     ///
     /// # Errors
     /// The file of the schedule cannot be read: the same error on every rank. The function fails if
@@ -189,13 +187,10 @@ impl PipelineOptions {
         &self,
         world: &World,
         grid: &Grid,
-        split: Split,
         train: &TrainOptions,
     ) -> Result<impl Fn(&Model) -> Result<ParallelPlan>> {
         let (file, num_ranks) = (self.read_file(world.communicator())?, grid.shape.stage);
-        Ok(move |model: &Model| {
-            Ok(ParallelPlan { split, ..self.plan(model, num_ranks, train, file.as_deref())? })
-        })
+        Ok(move |model: &Model| self.plan(model, num_ranks, train, file.as_deref()))
     }
 
     fn plan(

@@ -27,7 +27,7 @@ pub const ORACLES: [&str; 8] = [
     "gpt_nobias_decay_clip",
 ];
 
-const SYNC: SyncSettings = SyncSettings {
+pub const SYNC: SyncSettings = SyncSettings {
     bucket_bytes: 25_000_000,
     zero: Some(ZeroStage::None),
     accumulation: Accumulation::Whole,

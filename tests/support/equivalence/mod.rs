@@ -2,6 +2,7 @@
 
 pub mod layouts;
 mod oracle;
+pub mod positions;
 pub mod replicas;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -183,6 +184,11 @@ impl<'a, D: TestDevice> Rig<'a, D> {
     pub fn classes(mut self, classes: usize) -> Rig<'a, D> {
         self.targets = Targets::Classes(classes);
         self
+    }
+
+    /// Sets the targets.
+    pub fn with_targets(self, targets: Targets) -> Rig<'a, D> {
+        Rig { targets, ..self }
     }
 
     /// Returns the model.

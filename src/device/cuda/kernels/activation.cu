@@ -211,7 +211,7 @@ __device__ __forceinline__ void gated_backward(
 }
 
 struct DropoutShape {
-    uint64 seed, first;
+    uint64 seed, first, row_len, row_stride;
     uint32 step, module, threshold;
     float scale;
 };
@@ -238,7 +238,8 @@ __device__ __forceinline__ uint32 philox(const DropoutShape& dropout, uint64 at)
 template <class T>
 __device__ __forceinline__ void dropout(DropoutShape shape, uint64 len, const T* from, T* values) {
     for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        bool is_kept = philox(shape, shape.first + at) >= shape.threshold;
+        uint64 number = shape.first + at / shape.row_len * shape.row_stride + at % shape.row_len;
+        bool is_kept = philox(shape, number) >= shape.threshold;
         values[at] = from_float<T>(is_kept ? to_float(from[at]) * shape.scale : 0);
     }
 }

@@ -1,15 +1,23 @@
 //! Normalisations: vectors and images are split among the threads.
 
-use std::cell::RefCell;
+mod group;
 
+use std::cell::RefCell;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use self::group::{group_forward, group_input_gradient, group_weight_gradient};
 use super::Cpu;
-use super::group_norm::{group_forward, group_input_gradient, group_weight_gradient};
 use super::leaf_sums::{LeafSums, add_up};
 use super::loops::sum_of;
 use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
+use crate::sums::{MOST_PENDING, Section};
 
 thread_local! {
     static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
+    /// Those of a sample.
+    static SAMPLE_SUMS: RefCell<LeafSums> = RefCell::default();
     /// Values of each channel.
     static CHANNELS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
@@ -32,7 +40,7 @@ impl NormOperations for Cpu {
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        let NormShape { rows, columns, epsilon, is_centred } = *shape;
+        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
         let part = self.rows_per_thread(rows);
         let parts = input.chunks(part * columns).zip(output.chunks_mut(part * columns));
         self.for_each(parts.zip(saved.chunks_mut(NormShape::SAVED * part)), |((input, output), saved)| {
@@ -65,13 +73,56 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         weight_gradient: RowSums<&mut [f32]>,
     ) {
-        self.add_products(
-            shape.columns,
-            [input, gradient],
-            weight_gradient,
-            #[inline(always)]
-            |row| (saved[row * NormShape::SAVED], saved[row * NormShape::SAVED + 1]),
-        );
+        let terms = NormTerms { columns: shape.columns, input, saved: Some(saved), gradient };
+        self.add_vectors(shape.positions, shape.columns, weight_gradient, |rows, sums| {
+            self.add_weight_terms(terms, rows, sums);
+        });
+    }
+
+    fn layer_norm_backward_bias(
+        &self,
+        shape: &NormShape,
+        gradient: &[f32],
+        bias_gradient: RowSums<&mut [f32]>,
+    ) {
+        self.add_vectors(shape.positions, shape.columns, bias_gradient, |rows, sums| {
+            self.add_bias_terms(gradient, rows, sums);
+        });
+    }
+
+    fn layer_norm_position_sums(
+        &self,
+        shape: &NormShape,
+        input: &[f32],
+        saved: &[f32],
+        gradient: &[f32],
+        has_bias: bool,
+        sums: &mut [f32],
+    ) {
+        let NormShape { rows, columns, positions: Some(positions), .. } = *shape else {
+            unreachable!("only sequences have sums over positions")
+        };
+        if positions.is_empty() {
+            return sums.fill(0.0);
+        }
+        let terms = NormTerms { columns, input, saved: Some(saved), gradient };
+        let (num_samples, num_tensors) = (rows / positions.len(), 1 + usize::from(has_bias));
+        let len = num_samples * columns;
+        for (sample, tensor) in (0..num_samples).flat_map(|sample| (0..num_tensors).map(move |t| (sample, t)))
+        {
+            let (first, start) = (sample * positions.len(), tensor * len + sample * columns);
+            let arrays = sums.chunks_exact_mut(num_tensors * len);
+            let mut arrays: SmallVec<[&mut [f32]; MOST_PENDING]> =
+                arrays.map(|array| &mut array[start..start + columns]).collect();
+            add_positions(positions, &mut arrays, |own, sums| {
+                let rows = first + own.start..first + own.end;
+                if tensor == 0 {
+                    self.add_weight_terms(terms, rows, sums);
+                } else {
+                    self.add_bias_terms(gradient, rows, sums);
+                }
+            });
+        }
     }
 
     fn layer_norm_backward_input(
@@ -219,36 +270,83 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         weight_gradient: RowSums<&mut [f32]>,
     ) {
-        self.add_products(columns, [input, gradient], weight_gradient, |_| (0.0, 1.0));
+        let terms = NormTerms { columns, input, saved: None, gradient };
+        self.add_vectors(None, columns, weight_gradient, |rows, sums| {
+            self.add_weight_terms(terms, rows, sums);
+        });
     }
 }
 
+/// The arrays of the gradient of a weight.
+#[derive(Clone, Copy)]
+struct NormTerms<'a> {
+    columns: usize,
+    input: &'a [f32],
+    /// The mean and 1/σ of each vector, or nothing if vectors are taken as they are.
+    saved: Option<&'a [f32]>,
+    gradient: &'a [f32],
+}
+
 impl Cpu {
-    /// Adds up (x − mean) · scale · gradient over the vectors x of `columns` inputs, where `statistics`
-    /// returns the mean and the scale of a vector by its number.
-    fn add_products(
+    /// Adds the vectors `rows` to the gradient of a weight.
+    fn add_weight_terms(&self, terms: NormTerms<'_>, rows: Range<usize>, sums: &mut [f32]) {
+        let NormTerms { columns, input, saved, gradient } = terms;
+        self.vectorised(
+            #[inline(always)]
+            || {
+                for row in rows.clone() {
+                    let (x, g) = (&input[row * columns..][..columns], &gradient[row * columns..]);
+                    let statistics = saved.map(|saved| &saved[row * NormShape::SAVED..][..NormShape::SAVED]);
+                    let (mean, scale) = statistics.map_or((0.0, 1.0), |saved| (saved[0], saved[1]));
+                    for ((sum, x), g) in sums.iter_mut().zip(x).zip(g) {
+                        *sum = ((x - mean) * scale).mul_add(*g, *sum);
+                    }
+                }
+            },
+        );
+    }
+
+    /// Adds the vectors `rows` of a gradient to that of a bias.
+    fn add_bias_terms(&self, gradient: &[f32], rows: Range<usize>, sums: &mut [f32]) {
+        let columns = sums.len();
+        self.vectorised(
+            #[inline(always)]
+            || {
+                for row in gradient[rows.start * columns..rows.end * columns].chunks_exact(columns) {
+                    sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                }
+            },
+        );
+    }
+
+    /// Adds up vectors: without `positions` one after the other, else those of a sample first. `add` adds
+    /// some of them to sums of `columns`.
+    fn add_vectors(
         &self,
+        positions: Option<Section>,
         columns: usize,
-        [input, gradient]: [&[f32]; 2],
-        weight_gradient: RowSums<&mut [f32]>,
-        statistics: impl Fn(usize) -> (f32, f32),
+        sums: RowSums<&mut [f32]>,
+        add: impl Fn(Range<usize>, &mut [f32]),
     ) {
-        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(columns));
-        LEAF_SUMS.with_borrow_mut(|stack| {
-            add_up(section, stack, &mut arrays, |rows, sums| {
-                self.vectorised(
-                    #[inline(always)]
-                    || {
-                        for row in rows.clone() {
-                            let (x, g) = (&input[row * columns..][..columns], &gradient[row * columns..]);
-                            let (mean, scale) = statistics(row);
-                            for ((sum, x), g) in sums.iter_mut().zip(x).zip(g) {
-                                *sum = ((x - mean) * scale).mul_add(*g, *sum);
-                            }
-                        }
-                    },
-                );
-            });
+        let (section, mut arrays) = (sums.rows, sums.arrays(columns));
+        LEAF_SUMS.with_borrow_mut(|stack| match positions {
+            None => add_up(section, stack, &mut arrays, add),
+            Some(positions) => with_channels(columns, |of_sample| {
+                let len = positions.len();
+                add_up(section, stack, &mut arrays, |samples, sums| {
+                    for first in samples.map(|sample| sample * len) {
+                        add_positions(positions, &mut [&mut *of_sample], |own, sums| {
+                            add(first + own.start..first + own.end, sums);
+                        });
+                        self.add_bias_terms(of_sample, 0..1, sums);
+                    }
+                });
+            }),
         });
     }
+}
+
+/// Adds up the `positions` of a sample into the arrays of their subtrees; `add` adds some to sums.
+fn add_positions(positions: Section, arrays: &mut [&mut [f32]], add: impl FnMut(Range<usize>, &mut [f32])) {
+    SAMPLE_SUMS.with_borrow_mut(|stack| add_up(positions, stack, arrays, add));
 }
