@@ -394,15 +394,3 @@ fn dropout_draws_each_element_by_its_number() {
     // the chance of a difference is 2 · 0.25 · 0.75
     assert!(differ.abs_diff(15_000) < 500, "{differ}");
 }
-
-#[test]
-fn columns_are_scaled_and_their_products_summed() {
-    let (x, g) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 2.0, -1.0, 3.0, 0.5]);
-    for cpu in cpus() {
-        let (mut y, mut sums) = (poison(6), [10.0, 20.0, 30.0]);
-        cpu.scale_columns(&x, &[2.0, 0.5, -1.0], &mut y);
-        assert_eq!(y, [2.0, 1.0, -3.0, 8.0, 2.5, -6.0]);
-        cpu.scale_columns_backward_weight(3, &x, &g, RowSums::chain(&mut sums[..], 2, true));
-        assert_eq!(sums, [10.0 - 3.0, 20.0 + 15.0, 30.0 + 9.0]);
-    }
-}

@@ -350,3 +350,21 @@ impl Cpu {
 fn add_positions(positions: Section, arrays: &mut [&mut [f32]], add: impl FnMut(Range<usize>, &mut [f32])) {
     SAMPLE_SUMS.with_borrow_mut(|stack| add_up(positions, stack, arrays, add));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_scaled_and_their_products_summed() {
+        let (x, g) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 2.0, -1.0, 3.0, 0.5]);
+        for threads in [1, 3] {
+            let cpu = Cpu::new(threads).unwrap();
+            let (mut y, mut sums) = ([f32::NAN; 6], [10.0, 20.0, 30.0]);
+            cpu.scale_columns(&x, &[2.0, 0.5, -1.0], &mut y);
+            assert_eq!(y, [2.0, 1.0, -3.0, 8.0, 2.5, -6.0]);
+            cpu.scale_columns_backward_weight(3, &x, &g, RowSums::chain(&mut sums[..], 2, true));
+            assert_eq!(sums, [10.0 - 3.0, 20.0 + 15.0, 30.0 + 9.0]);
+        }
+    }
+}
