@@ -4,7 +4,7 @@
 # make soak          interrupts runs 200 times and resumes every program from every other's
 #                    checkpoint, trains in every layout of up to 8 ranks, flips 1,000 bits that
 #                    audits must find, audits a million sound leaves, and compares the bits of
-#                    4,555 layouts
+#                    4,810 layouts
 # make fuzz          tries 1,000 random combinations of options and files; takes about ten minutes
 # make slurm-starts  submits 500 jobs to a Slurm cluster whose cores are all busy; needs
 #                    PHALANX_SLURM_UP, see tests/cluster/main.rs

@@ -22,7 +22,7 @@ const KINDS: [FaultKind; 5] =
 /// Faults of each kind in each layout.
 const FAULTS: u64 = 2;
 
-/// Faults of each kind in each layout under `make soak`: 1,000 in all.
+/// Faults of each kind in each layout under `make soak`: more than 1,000 in all.
 const SOAK_FAULTS: u64 = 21;
 
 /// Steps without a fault in each layout, of which every second is audited.
