@@ -59,8 +59,17 @@ const CASES: &[Case] = &[
 
 fn main() {
     println!(
-        "{:<12} {:>5} {:>9} {:>10} {:>9} {:>13} {:>13} {:>7}",
-        "network", "ranks", "ms/step", "samples/s", "GFLOP/s", "PyTorch stock", "PyTorch tuned", "ratio"
+        "{:<12} {:>5} {:>9} {:>10} {:>9} {:>6} {:>13} {:>13} {:>6} {:>7}",
+        "network",
+        "ranks",
+        "ms/step",
+        "samples/s",
+        "GFLOP/s",
+        "MB",
+        "PyTorch stock",
+        "PyTorch tuned",
+        "MB",
+        "ratio"
     );
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     for Case { name, arguments, operations, samples } in CASES {
@@ -68,30 +77,55 @@ fn main() {
             continue;
         }
         for ranks in [1, 2] {
-            let [mut own, mut stock, mut tuned] = [f64::INFINITY; 3];
+            let [mut own, mut stock, mut tuned] = [Figures { step: f64::INFINITY, memory: f64::INFINITY }; 3];
             for _ in 0..ROUNDS {
-                own = own.min(step(arguments, ranks));
-                stock = stock.min(pytorch(name, ranks, false));
-                tuned = tuned.min(pytorch(name, ranks, true));
+                own = own.least(step(arguments, ranks));
+                stock = stock.least(pytorch(name, ranks, false));
+                tuned = tuned.least(pytorch(name, ranks, true));
             }
             println!(
-                "{name:<12} {ranks:>5} {own:>9.2} {:>10.0} {:>9.0} {stock:>13.2} {tuned:>13.2} {:>7.2}",
-                samples / own * 1e3,
-                operations / own / 1e6,
-                stock.min(tuned) / own
+                "{name:<12} {ranks:>5} {:>9.2} {:>10.0} {:>9.0} {:>6.0} {:>13.2} {:>13.2} {:>6.0} {:>7.2}",
+                own.step,
+                samples / own.step * 1e3,
+                operations / own.step / 1e6,
+                own.memory,
+                stock.step,
+                tuned.step,
+                stock.memory.min(tuned.memory),
+                stock.step.min(tuned.step) / own.step
             );
         }
     }
     println!(
-        "ratio: the best time of PyTorch by the program's; GFLOP/s: of the products and convolutions alone"
+        "ratio: the best time of PyTorch by the program's; GFLOP/s: of the products and convolutions \
+         alone; MB: the peak of rank 0's memory, with libraries, of the program and of the smaller PyTorch"
     );
 }
 
-/// Returns the median milliseconds of a step of `sync_sgd`.
-fn step(arguments: &str, ranks: usize) -> f64 {
+/// What is measured of a run.
+#[derive(Clone, Copy)]
+struct Figures {
+    /// The median milliseconds of a step.
+    step: f64,
+    /// The peak of the memory of rank 0, in megabytes.
+    memory: f64,
+}
+
+impl Figures {
+    const NONE: Figures = Figures { step: f64::NAN, memory: f64::NAN };
+
+    fn least(self, other: Figures) -> Figures {
+        Figures { step: self.step.min(other.step), memory: self.memory.min(other.memory) }
+    }
+}
+
+/// Measures `sync_sgd`.
+fn step(arguments: &str, ranks: usize) -> Figures {
     let job = mpiexec(ranks, support::program("sync_sgd")).args(arguments.split_whitespace());
     let job = job.args(["--threads", "1", "--quiet", "--eval-every", "0", "--check-replicas", "0"]);
-    job.limit(LIMIT).run().expect(0).result()["median_step_ms"].as_f64().unwrap_or(f64::NAN)
+    let result = job.limit(LIMIT).run().expect(0).result();
+    let figure = |name: &str| result[name].as_f64().unwrap_or(f64::NAN);
+    Figures { step: figure("median_step_ms"), memory: figure("peak_memory_mb") }
 }
 
 /// Returns a library whose answer makes MKL take any processor for one of Intel's, if it can be compiled.
@@ -104,8 +138,8 @@ fn intel_for_mkl() -> Option<PathBuf> {
     compiled.success().then_some(library)
 }
 
-/// Returns the median milliseconds of a step of PyTorch, or NaN if there is none.
-fn pytorch(name: &str, ranks: usize, is_tuned: bool) -> f64 {
+/// Measures PyTorch, if there is one.
+fn pytorch(name: &str, ranks: usize, is_tuned: bool) -> Figures {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/pytorch_networks.py");
     let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
     let mut job = mpiexec(ranks, python).args([script.into_os_string(), name.into()]);
@@ -119,8 +153,12 @@ fn pytorch(name: &str, ranks: usize, is_tuned: bool) -> f64 {
         }
     }
     let done = job.limit(LIMIT).run();
-    done.stdout.trim().parse().unwrap_or_else(|_| {
-        eprintln!("no figures of PyTorch: {}", done.stderr.lines().last().unwrap_or_default());
-        f64::NAN
-    })
+    let figures: Vec<f64> = done.stdout.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    match figures[..] {
+        [step, memory] => Figures { step, memory },
+        _ => {
+            eprintln!("no figures of PyTorch: {}", done.stderr.lines().last().unwrap_or_default());
+            Figures::NONE
+        }
+    }
 }
