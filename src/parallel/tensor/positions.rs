@@ -143,10 +143,10 @@ mod tests {
                 LayerKind::Embedding(_) | LayerKind::Linear(_) | LayerKind::Attention(_)
             );
             assert_eq!(values.has_own_positions(&model, at), !is_divided, "{}", layer.words());
-            // heads are divided too, between the two linear layers of a pair
-            let is_between =
-                layer.output().last_dimension() == 16 && !matches!(layer.kind, LayerKind::Attention(_));
-            assert_eq!(values.shape(&model, at + 1).is_some(), is_between, "{at}");
+            // the outputs of attention are divided by heads
+            let is_between = layer.output().last_dimension() == 16;
+            let is_attention = matches!(layer.kind, LayerKind::Attention(_));
+            assert_eq!(values.shape(&model, at + 1).is_some(), is_between && !is_attention, "{at}");
         }
         assert!(SharedValues::new(&model, false).is_empty());
     }
@@ -155,7 +155,7 @@ mod tests {
     fn images_and_features_are_not_shared() {
         let image = Features::Image { height: 28, width: 28, channels: 1 };
         assert!(shared(&Network::lenet(10), image).1.is_empty());
-        assert!(shared(&Network::resnet(1, 8, 10), image).1.is_empty());
+        assert!(shared(&Network::resnet(1, 16, 10), image).1.is_empty());
         assert!(shared(&Network::deep_mlp(32, 4), Features::Flat(32)).1.is_empty());
     }
 }
