@@ -46,7 +46,7 @@ struct Layout {
     shares_positions: bool,
 }
 
-/// Returns a small transformer.
+/// Returns a small transformer, whose output has the weight of its embedding.
 fn transformer() -> Network {
     let linear = |outputs| Module::linear(outputs, true);
     let (norm, dropout) = (Module::LayerNorm { bias: true }, Module::Dropout { rate: 0.1 });
@@ -66,7 +66,7 @@ fn transformer() -> Network {
         residual(vec![norm.clone(), attention, dropout.clone()]),
         residual(vec![norm.clone(), linear(20), Module::Activation(Activation::Gelu), linear(12), dropout]),
         norm,
-        linear(21),
+        Module::TiedOutput,
     ];
     Network { name: "transformer".into(), modules, loss: Loss::CrossEntropy }
 }

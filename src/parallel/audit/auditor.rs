@@ -144,6 +144,7 @@ impl<'a, D: Device> Auditor<'a, D> {
 
     /// Returns the segment and the block of a part of `replica` that the audit of `step` looks at.
     pub(super) fn block(&self, step: u64, part: &Part, replica: usize) -> (usize, Range<usize>) {
-        update::block(step / self.settings.every, &part.lengths, replica, self.job.grid.shape.data)
+        let number = step / self.settings.every;
+        update::block(number, &part.lengths, &part.untied, replica, self.job.grid.shape.data)
     }
 }

@@ -32,6 +32,8 @@ pub(super) struct Part {
     segmentation: Segmentation,
     /// The padded length of each segment.
     pub(super) lengths: Vec<usize>,
+    /// The segments whose tensors one layer uses each: gradients of others are sums of two.
+    pub(super) untied: Vec<usize>,
     rank: usize,
 }
 
@@ -68,7 +70,9 @@ impl<'a, D: Device> AuditedJob<'a, D> {
     pub(super) fn part(&self, rank: usize) -> Result<Part> {
         let layout = Layout::new(self.model, self.grid.shape, rank, &self.plan)?;
         let StatePlan { segmentation, lengths, .. } = StatePlan::new(&layout, self.sync, self.division);
-        Ok(Part { layout, segmentation, lengths, rank })
+        let is_untied = |segment: &usize| !layout.is_tied(&segmentation.segments[*segment]);
+        let untied = (0..lengths.len()).filter(is_untied).collect();
+        Ok(Part { layout, segmentation, lengths, untied, rank })
     }
 
     /// Returns the parts of the leaf with which the sums of `replica` begin in a batch of `len` rows.

@@ -9,16 +9,22 @@ use crate::parallel::zero::Partition;
 const MOST_ELEMENTS: usize = 1 << 16;
 
 /// Returns the segment and the block in it of audit `number`, of the part that `replica` owns of
-/// segments of `lengths`: another segment each time, and then the next block of each.
-pub fn block(number: u64, lengths: &[usize], replica: usize, num_replicas: usize) -> (usize, Range<usize>) {
-    if lengths.is_empty() {
+/// segments of `lengths`: another of the `audited` segments each time, and then the next block of each.
+pub fn block(
+    number: u64,
+    lengths: &[usize],
+    audited: &[usize],
+    replica: usize,
+    num_replicas: usize,
+) -> (usize, Range<usize>) {
+    if audited.is_empty() {
         return (0, 0..0);
     }
-    let segment = (number % lengths.len() as u64) as usize;
+    let segment = audited[(number % audited.len() as u64) as usize];
     let owned = Partition::new(lengths, replica, num_replicas).owned(segment);
     let len = owned.len().min(MOST_ELEMENTS);
     let num_places = (owned.len() - len) as u64 + 1;
-    let start = owned.start + (number / lengths.len() as u64 * len as u64 % num_places) as usize;
+    let start = owned.start + (number / audited.len() as u64 * len as u64 % num_places) as usize;
     (segment, start..start + len)
 }
 
@@ -71,10 +77,11 @@ mod tests {
         let lengths = [3 * 200_000, 3 * 10, 3 * 65_536];
         let mut seen = [vec![false; lengths[0]], vec![false; lengths[1]], vec![false; lengths[2]]];
         for number in 0..400_000 {
-            let (segment, block) = block(number, &lengths, 1, 3);
+            let (segment, block) = block(number, &lengths, &[0, 1, 2], 1, 3);
             assert!(block.start >= lengths[segment] / 3 && block.end <= 2 * lengths[segment] / 3);
             seen[segment][block.start] = true;
         }
+        assert_eq!(block(7, &lengths, &[1], 0, 3).0, 1, "only audited segments");
         let starts = seen.map(|seen| seen.into_iter().filter(|seen| *seen).count());
         assert!(starts[0] > 10_000 && starts[1..] == [1, 1], "{starts:?}");
     }

@@ -37,6 +37,12 @@ impl BitFold {
         Arch::new().dispatch(Addition { fold: self, values });
     }
 
+    /// Adds the fold of another array, in any order of arrays.
+    pub fn merge(&mut self, other: &BitFold) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word ^= other);
+        self.num_chunks += other.num_chunks;
+    }
+
     /// Returns the number of bits in which the folds differ.
     pub fn num_different_bits(&self, other: &BitFold) -> u32 {
         self.words.iter().zip(&other.words).map(|(one, two)| (one ^ two).count_ones()).sum()

@@ -1,7 +1,7 @@
 //! [`FoldRecord`], the folds of the arrays that a rank has computed for a leaf, and [`Recorder`], which
 //! makes one during a step.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::bits::BitFold;
 use super::site::Site;
@@ -10,40 +10,43 @@ use crate::device::Device;
 use crate::parallel::stage::ObservedArray;
 use crate::sums::Section;
 
-/// The folds of arrays, by their sites.
+/// The folds of arrays, by their sites. A tensor that two layers use is one site, with the folds of both in
+/// one.
 #[derive(Debug, Clone, Default)]
 pub struct FoldRecord {
-    entries: Vec<(u64, BitFold)>,
+    folds: BTreeMap<u64, BitFold>,
 }
 
 impl FoldRecord {
     /// Adds the fold of an array.
     pub fn add(&mut self, site: Site, fold: BitFold) {
-        self.entries.push((site.order(), fold));
+        self.add_at(site.order(), fold);
+    }
+
+    fn add_at(&mut self, order: u64, fold: BitFold) {
+        self.folds.entry(order).and_modify(|of_site| of_site.merge(&fold)).or_insert(fold);
     }
 
     /// Adds all of another record.
     pub fn extend(&mut self, other: &FoldRecord) {
-        self.entries.extend_from_slice(&other.entries);
+        other.folds.iter().for_each(|(order, fold)| self.add_at(*order, *fold));
     }
 
     /// Returns the fold of an array.
     pub fn get(&self, site: Site) -> Option<BitFold> {
-        self.entries.iter().find(|(order, _)| *order == site.order()).map(|(_, fold)| *fold)
+        self.folds.get(&site.order()).copied()
     }
 
     /// Returns the first site at which this record differs from `other`, which has the same sites.
     pub fn first_difference(&self, other: &FoldRecord) -> Option<Site> {
-        let others: HashMap<u64, BitFold> = other.entries.iter().copied().collect();
-        let differs = |(order, fold): &&(u64, BitFold)| others.get(order) != Some(fold);
-        let first = self.entries.iter().filter(differs).map(|(order, _)| *order).min();
-        first.map(Site::from_order)
+        let differs = |(order, fold): &(&u64, &BitFold)| other.folds.get(order) != Some(fold);
+        self.folds.iter().find(differs).map(|(order, _)| Site::from_order(*order))
     }
 
     /// Returns the record as a message.
     pub fn to_message(&self) -> Vec<i64> {
-        let mut message = Vec::with_capacity(self.entries.len() * (BitFold::MESSAGE_LEN + 1));
-        for (order, fold) in &self.entries {
+        let mut message = Vec::with_capacity(self.folds.len() * (BitFold::MESSAGE_LEN + 1));
+        for (order, fold) in &self.folds {
             message.push(*order as i64);
             fold.write(&mut message);
         }
@@ -54,7 +57,7 @@ impl FoldRecord {
     pub fn from_message(message: &[i64]) -> FoldRecord {
         let entries = message.chunks_exact(BitFold::MESSAGE_LEN + 1);
         let entry = |entry: &[i64]| (entry[0] as u64, BitFold::read(&entry[1..]));
-        FoldRecord { entries: entries.map(entry).collect() }
+        FoldRecord { folds: entries.map(entry).collect() }
     }
 }
 
