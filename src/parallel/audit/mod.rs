@@ -27,9 +27,10 @@
 //! # What an audit does not see
 //!
 //! Work that is not repeated: other leaves, other blocks, the update of a tensor that two layers use, the
-//! loss, and the norm by which gradients are clipped. A fault that stays is found once it meets a repeated part. Parameters and slots of which there
-//! is one copy only (one replica, or those of ZeRO's parts), and slots that every replica keeps, that
-//! change between two updates. And faults that are the same on both ranks.
+//! loss, and the norm by which gradients are clipped. A fault that stays is found once it meets a repeated
+//! part. Parameters and slots of which there is one copy only (one replica, or those of ZeRO's parts), and
+//! slots that every replica keeps, that change between two updates. And faults that are the same on both
+//! ranks.
 //!
 //! The rank that is named may be another where messages of the audit itself are damaged, and where ranks
 //! of the tensor axis add up gradients: these are compared after the sum, which a fault on any rank
