@@ -69,6 +69,11 @@ static CASES: &[Case] = &[
         ranks: &[2, 3, 4, 6],
         run: positions::shared_positions_same_bits::<Cpu>,
     },
+    Case {
+        name: "shared_positions_same_bits_of_five",
+        ranks: &[2, 3, 4, 6],
+        run: positions::shared_positions_same_bits_of_five::<Cpu>,
+    },
     Case { name: "shared_positions_memory", ranks: &[2, 4], run: positions::shared_positions_memory },
     Case { name: "pipeline_oracles", ranks: ALL, run: layouts::pipeline_oracles::<Cpu> },
     Case { name: "pipeline_images", ranks: ALL, run: layouts::pipeline_images::<Cpu> },

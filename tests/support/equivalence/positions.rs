@@ -157,10 +157,20 @@ fn networks(len: usize) -> Vec<(Network, Features, Targets)> {
 /// Checks networks of every kind, with numbers of positions that the ranks do not divide, down to fewer than
 /// ranks, in every split, with uneven batches.
 pub fn shared_positions_same_bits<D: TestDevice>(world: &World) {
-    let serial = serial_grid(world);
     // on a device that sums in orders of its own, only the smallest case, in which ranks have no positions
+    check_lengths::<D>(world, if D::SUMMATION == Summation::ByLayout { &[2] } else { &[8, 2] });
+}
+
+/// Like [`shared_positions_same_bits`], for a length that no number of ranks divides: in a process of its own,
+/// for each grid has communicators of its own.
+pub fn shared_positions_same_bits_of_five<D: TestDevice>(world: &World) {
+    check_lengths::<D>(world, &[5]);
+}
+
+fn check_lengths<D: TestDevice>(world: &World, lengths: &[usize]) {
+    let serial = serial_grid(world);
     let is_exact = D::SUMMATION != Summation::ByLayout;
-    let (lengths, tolerance): (&[usize], f64) = if is_exact { (&[8, 2, 5], 1e-5) } else { (&[2], 1e-3) };
+    let tolerance = if is_exact { 1e-5 } else { 1e-3 };
     for &len in lengths {
         for (network, features, targets) in networks(len) {
             let mut rig = Rig::<D>::new(&network, features, 1, adamw(11, Some(0.5))).with_targets(targets);
