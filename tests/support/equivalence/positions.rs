@@ -161,8 +161,8 @@ pub fn shared_positions_same_bits<D: TestDevice>(world: &World) {
     check_lengths::<D>(world, if D::SUMMATION == Summation::ByLayout { &[2] } else { &[8, 2] });
 }
 
-/// Like [`shared_positions_same_bits`], for a length that no number of ranks divides: in a process of its own,
-/// for each grid has communicators of its own.
+/// Like [`shared_positions_same_bits`], for a length that no number of ranks divides, in a process of its
+/// own: each grid has communicators of its own.
 pub fn shared_positions_same_bits_of_five<D: TestDevice>(world: &World) {
     check_lengths::<D>(world, &[5]);
 }
