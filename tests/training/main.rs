@@ -75,7 +75,7 @@ static CASES: &[Case] = &[
         run: positions::shared_positions_same_bits_of_five::<Cpu>,
     },
     Case { name: "shared_positions_memory", ranks: &[2, 4], run: positions::shared_positions_memory },
-    Case { name: "pipeline_oracles", ranks: ALL, run: layouts::pipeline_oracles::<Cpu> },
+    Case { name: "pipeline_oracles", ranks: ALL, run: layouts::pipeline_oracles::<Cpu, 1> },
     Case { name: "pipeline_images", ranks: ALL, run: layouts::pipeline_images::<Cpu> },
     Case { name: "pipeline_same_bits", ranks: &[2, 3, 4, 5], run: layouts::pipeline_same_bits::<Cpu> },
     Case { name: "stages_that_share_a_rank", ranks: &[2], run: layouts::stages_that_share_a_rank::<Cpu> },

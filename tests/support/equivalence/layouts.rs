@@ -72,10 +72,31 @@ pub fn tensor_oracles<D: TestDevice>(world: &World) {
     }
 }
 
+/// A sample of combinations: one in a number of them, other ones for each number of ranks, or all if
+/// `PHALANX_SOAK` is set.
+struct Sample {
+    every: usize,
+    number: usize,
+}
+
+impl Sample {
+    fn new<const EVERY: usize>(world: &World) -> Sample {
+        let every = if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { EVERY };
+        Sample { every, number: world.size() }
+    }
+
+    /// Returns true if the next combination is in the sample.
+    fn takes_next(&mut self) -> bool {
+        self.number += 1;
+        self.number.is_multiple_of(self.every)
+    }
+}
+
 /// Checks every schedule against PyTorch's numbers, and against the bits of one rank with the same
-/// micro-batches.
-pub fn pipeline_oracles<D: TestDevice>(world: &World) {
+/// micro-batches. Takes one combination in `EVERY`.
+pub fn pipeline_oracles<D: TestDevice, const EVERY: usize>(world: &World) {
     let (grid, alone) = (pipeline_grid(world), serial_grid(world));
+    let mut sample = Sample::new::<EVERY>(world);
     for name in D::ORACLES {
         let oracle = Oracle::open(name);
         for num_micro_batches in [1, 4] {
@@ -84,6 +105,9 @@ pub fn pipeline_oracles<D: TestDevice>(world: &World) {
             let expected = oracle.check::<D>(&alone, SYNC, &serial);
             for &kind in PipelineScheduleKind::value_variants() {
                 for recompute in [false, true] {
+                    if !sample.takes_next() {
+                        continue;
+                    }
                     let plan = pipeline_plan(&oracle.model(), kind, world.size(), num_micro_batches);
                     let found = oracle.check::<D>(&grid, SYNC, &ParallelPlan { recompute, ..plan });
                     assert_eq!(found, expected, "{name}, {kind:?}, {num_micro_batches} micro-batches");
@@ -220,11 +244,9 @@ pub fn shapes(size: usize) -> Vec<GridShape> {
 
 /// Checks data × stage × tensor with every stage of ZeRO against PyTorch's numbers, under each
 /// schedule, with and without recomputation, and against the bits of stage 0 in the same layout.
-/// Takes one combination in `EVERY`, other ones for each number of ranks, unless `PHALANX_SOAK` is
-/// set.
+/// Takes one combination in `EVERY`.
 pub fn grids<D: TestDevice, const EVERY: usize>(world: &World) {
-    let every = if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { EVERY };
-    let mut number = world.size();
+    let mut sample = Sample::new::<EVERY>(world);
     for shape in shapes(world.size()) {
         let grid = Grid::new(world, shape).unwrap();
         for name in D::ORACLES {
@@ -239,8 +261,7 @@ pub fn grids<D: TestDevice, const EVERY: usize>(world: &World) {
                     continue;
                 }
                 for (recompute, bucket_bytes) in [(false, 1234), (true, 25_000_000)] {
-                    number += 1;
-                    if !number.is_multiple_of(every) {
+                    if !sample.takes_next() {
                         continue;
                     }
                     let plan = ParallelPlan { split, recompute, ..plan.clone() };
