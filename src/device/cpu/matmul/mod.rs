@@ -28,8 +28,9 @@ use smallvec::SmallVec;
 use super::Cpu;
 use crate::memory::scratch::Room;
 use crate::sums::{MOST_LEAVES, MOST_PENDING, Section, Step};
-pub(super) use operand::Matrix;
+pub(super) use fetch::fetch;
 use operand::{Columns, LeftRows, PackedColumns, PackedRows, VECTORS, holds};
+pub(super) use operand::{LeftStrip, Lines, Matrix};
 use pack::{Pace, Packing, pack_left};
 use tile::{Stack, SumOrder, Target};
 
@@ -43,8 +44,8 @@ const MANY_ROWS: usize = 256;
 /// Bytes of a strip that stays in the first cache for several tiles.
 const SHORT_STRIP_BYTES: usize = 24 << 10;
 
-/// Tiles that take turns with a short strip.
-const TILES_OF_SHORT_STRIP: usize = 4;
+/// Rows of the tiles that take turns with a short strip.
+const ROWS_OF_SHORT_STRIP: usize = 32;
 
 /// Blocks for which lines of the next panel are fetched before the first tile, so that they are in
 /// the cache when they are packed.
@@ -184,8 +185,9 @@ impl WithSimd for ThreadProduct<'_, '_> {
         match (S::REGISTER_COUNT >= 32, self.left.rows) {
             (true, 9..=16) if in_place => self.multiply_in_place::<S, 16>(simd),
             (false, ..=8) if in_place => self.multiply_in_place::<S, 8>(simd),
-            (true, _) => self.multiply::<S, 8>(simd),
-            (false, _) => self.multiply::<S, 4>(simd),
+            (true, _) if self.order.has_short_leaves() => self.multiply::<S, 4, true>(simd),
+            (true, _) => self.multiply::<S, 8, false>(simd),
+            (false, _) => self.multiply::<S, 4, false>(simd),
         }
     }
 }
@@ -213,16 +215,16 @@ impl ThreadProduct<'_, '_> {
             let (stack, next) = (&mut stack, &mut nothing);
             if width == S::F32_LANES {
                 let right = Columns { values: &right.values[at..], stride: right.stride };
-                tile::multiply::<S, _, _, ROWS, 1>(simd, order, left, right, stack, next, target);
+                tile::multiply::<S, _, _, ROWS, 1, false>(simd, order, left, right, stack, next, target);
             } else {
                 let right = PackedColumns::<S>(last);
-                tile::multiply::<S, _, _, ROWS, 1>(simd, order, left, right, stack, next, target);
+                tile::multiply::<S, _, _, ROWS, 1, false>(simd, order, left, right, stack, next, target);
             }
         }
     }
 
     #[inline(always)]
-    fn multiply<S: Simd, const ROWS: usize>(self, simd: S) {
+    fn multiply<S: Simd, const ROWS: usize, const PAIRS: bool>(self, simd: S) {
         let ThreadProduct { left, right, order, targets, packed } = self;
         let (m, n, k) = (left.rows, right.columns, left.columns);
         let strip_width = VECTORS * S::F32_LANES;
@@ -245,7 +247,12 @@ impl ThreadProduct<'_, '_> {
             let num_lines = next_columns.len().div_ceil(strip_width) * k;
             let num_tiles = m.div_ceil(ROWS) * columns(first).len().div_ceil(strip_width);
             let pace = |num_calls: usize| num_lines.div_ceil((num_calls * num_tiles).max(1));
-            let pace = Pace { fetched: pace(order.num_blocks()), packed: pace(order.steps.len()) };
+            let [blocks, steps] = [order.num_blocks(), order.steps.len()];
+            let pace = if PAIRS {
+                Pace { fetched: pace(steps / 2), packed: pace(steps / 2) }
+            } else {
+                Pace { fetched: pace(blocks), packed: pace(steps) }
+            };
             let mut packing = Packing::new(right, next_columns, next, pace);
             (0..FETCHED_BEFORE).for_each(|_| packing.fetch_some());
             let panel = Panel {
@@ -260,9 +267,9 @@ impl ThreadProduct<'_, '_> {
             };
             if left.transposed {
                 let strips = rows.as_chunks::<ROWS>().0;
-                panel.multiply(simd, m, PackedRows { strips, num_terms: k });
+                panel.multiply::<_, PAIRS>(simd, m, PackedRows { strips, num_terms: k });
             } else {
-                panel.multiply(simd, m, left);
+                panel.multiply::<_, PAIRS>(simd, m, left);
             }
             packing.finish(simd);
             std::mem::swap(&mut present, &mut next);
@@ -288,11 +295,11 @@ impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, '_, S, ROWS> {
     /// Goes along the rows of the product: written in columns of tiles, a large product takes up to
     /// 1.4 times as long. Only a short strip of the right operand is used for a few tiles in turn.
     #[inline(always)]
-    fn multiply<L: LeftRows<ROWS>>(self, simd: S, num_rows: usize, rows: L) {
+    fn multiply<L: LeftRows<ROWS>, const PAIRS: bool>(self, simd: S, num_rows: usize, rows: L) {
         let Panel { order, columns, stride, num_terms, strips, targets, stack, next } = self;
         let strip_width = VECTORS * S::F32_LANES;
         let is_short = strip_width * num_terms * size_of::<f32>() <= SHORT_STRIP_BYTES;
-        let group = if is_short { TILES_OF_SHORT_STRIP * ROWS } else { ROWS };
+        let group = if is_short { ROWS_OF_SHORT_STRIP } else { ROWS };
         for first_row in (0..num_rows).step_by(group) {
             for (strip, column) in columns.clone().step_by(strip_width).enumerate() {
                 let width = strip_width.min(columns.end - column);
@@ -304,13 +311,13 @@ impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, '_, S, ROWS> {
                     let left = rows.strip(row);
                     let (stack, next) = (&mut *stack, &mut *next);
                     match width.div_ceil(S::F32_LANES) {
-                        1 => {
-                            tile::multiply::<S, _, _, ROWS, 1>(simd, order, left, right, stack, next, target)
-                        }
-                        2 => {
-                            tile::multiply::<S, _, _, ROWS, 2>(simd, order, left, right, stack, next, target)
-                        }
-                        _ => tile::multiply::<S, _, _, ROWS, VECTORS>(
+                        1 => tile::multiply::<S, _, _, ROWS, 1, PAIRS>(
+                            simd, order, left, right, stack, next, target,
+                        ),
+                        2 => tile::multiply::<S, _, _, ROWS, 2, PAIRS>(
+                            simd, order, left, right, stack, next, target,
+                        ),
+                        _ => tile::multiply::<S, _, _, ROWS, VECTORS, PAIRS>(
                             simd, order, left, right, stack, next, target,
                         ),
                     }

@@ -59,7 +59,7 @@ pub(super) trait LeftRows<const ROWS: usize>: Copy {
 }
 
 /// The factors of `ROWS` rows of the left operand.
-pub(super) trait LeftStrip<const ROWS: usize>: Copy {
+pub(in crate::device::cpu) trait LeftStrip<const ROWS: usize>: Copy {
     /// Returns the terms `first..end`.
     fn part(self, first: usize, end: usize) -> Self;
 
@@ -111,7 +111,7 @@ impl<const ROWS: usize> LeftStrip<ROWS> for PackedLeft<'_, ROWS> {
 
 /// Rows where they are, of consecutive terms.
 #[derive(Clone, Copy)]
-pub(super) struct Lines<'a, const ROWS: usize>(pub(super) [&'a [f32]; ROWS]);
+pub(in crate::device::cpu) struct Lines<'a, const ROWS: usize>(pub(in crate::device::cpu) [&'a [f32]; ROWS]);
 
 impl<const ROWS: usize> LeftStrip<ROWS> for Lines<'_, ROWS> {
     #[inline(always)]

@@ -22,7 +22,7 @@ fn cpus() -> Vec<Cpu> {
 }
 
 /// Shapes `[m, n, k]`: tiles cut on every side, panels of several strips, empty leaves, no terms,
-/// few rows with many terms.
+/// few rows with many terms, short leaves of one length.
 const SHAPES: &[[usize; 3]] = &[
     [1, 1, 1],
     [3, 50, 7],
@@ -33,6 +33,8 @@ const SHAPES: &[[usize; 3]] = &[
     [2, 700, 400],
     [11, 301, 230],
     [40, 900, 300],
+    [70, 100, 128],
+    [13, 17, 24],
 ];
 
 fn bits(values: &[f32]) -> Vec<u32> {

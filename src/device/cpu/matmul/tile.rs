@@ -43,6 +43,12 @@ pub(super) struct SumOrder<'a> {
 }
 
 impl SumOrder<'_> {
+    /// Returns true if leaves can be formed two at a time, which pays for short ones.
+    pub(super) fn has_short_leaves(self) -> bool {
+        let has_partner = |pair: &[Step]| matches!(pair, [first, second] if are_partners(first, second));
+        self.steps.chunks(2).all(has_partner) && self.steps[0].end - self.steps[0].first <= SHORT_LEAF
+    }
+
     /// Returns the number of blocks of a tile.
     pub(super) fn num_blocks(self) -> usize {
         self.steps.iter().map(|step| (step.end - step.first).div_ceil(BLOCK)).sum()
@@ -136,6 +142,14 @@ impl Target<'_, '_> {
     }
 }
 
+/// The most terms of a leaf of which two are formed at a time.
+const SHORT_LEAF: usize = 48;
+
+/// Returns true for two leaves of one length that are added to each other before anything else.
+fn are_partners(first: &Step, second: &Step) -> bool {
+    first.num_merges == 0 && second.num_merges > 0 && first.end - first.first == second.end - second.first
+}
+
 /// Terms after which a few lines of the next panel are fetched.
 const BLOCK: usize = 64;
 
@@ -155,25 +169,56 @@ fn chains<S: Simd, L: LeftStrip<ROWS>, R: RightStrip<S, WIDTH>, const ROWS: usiz
         let left = left.part(block.start, block.end);
         let right = right.part(block.start, block.end);
         for term in 0..block.len() {
-            let vectors = right.vectors(term);
-            for (row, sums) in sums.iter_mut().enumerate() {
-                add_product(simd, left.factor(term, row), &vectors, sums);
-            }
+            add_products(simd, left, right, term, sums);
         }
     }
 }
 
-/// Adds the products of one term to the sums of a row.
+/// Continues the chains of a tile over a leaf, and adds another leaf of the same length. Both are formed at
+/// the same time, so that their sum costs no passage through the stack.
 #[inline(always)]
-fn add_product<S: Simd, const WIDTH: usize>(
+fn pair<S: Simd, L: LeftStrip<ROWS>, R: RightStrip<S, WIDTH>, const ROWS: usize, const WIDTH: usize>(
     simd: S,
-    left: f32,
-    right: &[S::f32s; WIDTH],
-    sums: &mut [S::f32s; WIDTH],
+    [first, second]: [&Step; 2],
+    left: L,
+    right: R,
+    next: &mut Packing<'_, S>,
+    sums: &mut Sums<S, ROWS, WIDTH>,
 ) {
-    let left = simd.splat_f32s(left);
-    for (right, sum) in right.iter().zip(sums) {
-        *sum = simd.mul_add_f32s(left, *right, *sum);
+    let mut others = [[simd.splat_f32s(0.0); WIDTH]; ROWS];
+    next.fetch_some();
+    let lefts = [left.part(first.first, first.end), left.part(second.first, second.end)];
+    let rights = [right.part(first.first, first.end), right.part(second.first, second.end)];
+    for term in 0..first.end - first.first {
+        add_products(simd, lefts[0], rights[0], term, sums);
+        add_products(simd, lefts[1], rights[1], term, &mut others);
+    }
+    for (sums, others) in sums.iter_mut().zip(&others) {
+        for (sum, other) in sums.iter_mut().zip(others) {
+            *sum = simd.add_f32s(*sum, *other);
+        }
+    }
+}
+
+/// Adds the products of one term to a tile.
+#[inline(always)]
+fn add_products<S, L, R, const ROWS: usize, const WIDTH: usize>(
+    simd: S,
+    left: L,
+    right: R,
+    term: usize,
+    sums: &mut Sums<S, ROWS, WIDTH>,
+) where
+    S: Simd,
+    L: LeftStrip<ROWS>,
+    R: RightStrip<S, WIDTH>,
+{
+    let vectors = right.vectors(term);
+    for (row, sums) in sums.iter_mut().enumerate() {
+        let left = simd.splat_f32s(left.factor(term, row));
+        for (right, sum) in vectors.iter().zip(sums) {
+            *sum = simd.mul_add_f32s(left, *right, *sum);
+        }
     }
 }
 
@@ -195,9 +240,9 @@ fn add_tile<S: Simd, const ROWS: usize, const WIDTH: usize>(
 /// room for.
 ///
 /// The sums are in registers while loops have fixed lengths; what depends on the target's size goes
-/// through the stack.
+/// through the stack. With `PAIRS`, all leaves are partners.
 #[inline(always)]
-pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
+pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize, const PAIRS: bool>(
     simd: S,
     order: SumOrder<'_>,
     left: L,
@@ -214,10 +259,12 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
     let mut depth = order.depth;
     // values of the stack before this one are in the targets
     let mut base = depth;
-    let last = order.steps.len() - 1;
-    for (i, step) in order.steps.iter().enumerate() {
+    let leaves = if PAIRS { 2 } else { 1 };
+    let last = order.steps.len() / leaves - 1;
+    for (i, steps) in order.steps.chunks_exact(leaves).enumerate() {
+        let step = &steps[leaves - 1];
         let mut sums = [[simd.splat_f32s(0.0); WIDTH]; ROWS];
-        if step.continues {
+        if steps[0].continues {
             depth -= 1;
             base = depth;
             into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
@@ -225,8 +272,12 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize>(
                 sums.copy_from_slice(&popped[..WIDTH]);
             }
         }
-        chains(simd, step.first..step.end, left, right, next, &mut sums);
-        for _ in 0..step.num_merges {
+        if PAIRS {
+            pair(simd, [&steps[0], step], left, right, next, &mut sums);
+        } else {
+            chains(simd, step.first..step.end, left, right, next, &mut sums);
+        }
+        for _ in 0..step.num_merges + 1 - leaves {
             depth -= 1;
             if depth < base {
                 base = depth;
