@@ -211,7 +211,7 @@ impl Cpu {
                 rows: block.len(),
                 columns: num_keys,
                 terms: width,
-                left: Left { values: queries, row_stride: stride, term_stride: 1 },
+                left: Left::Rows(MatrixRows { values: queries, stride }),
                 right: MatrixRows { values: keys, stride: positions },
                 target: MatrixRowsMut { values: scores, stride: row_len },
                 continues: false,
@@ -250,7 +250,7 @@ impl Cpu {
                 rows: block.len(),
                 columns: width,
                 terms: num_keys,
-                left: Left { values: scores, row_stride: row_len, term_stride: 1 },
+                left: Left::Rows(MatrixRows { values: scores, stride: row_len }),
                 right: MatrixRows { values: &input[head.value..], stride },
                 target: MatrixRowsMut { values: out, stride: out_stride },
                 continues: false,
@@ -298,7 +298,7 @@ impl Cpu {
                     rows: block.len(),
                     columns: num_keys,
                     terms: width,
-                    left: Left { values: left, row_stride, term_stride: 1 },
+                    left: Left::Rows(MatrixRows { values: left, stride: row_stride }),
                     right: MatrixRows { values: right, stride: positions },
                     target: MatrixRowsMut { values: target, stride: row_len },
                     continues: false,
@@ -326,9 +326,9 @@ impl Cpu {
                     }
                 },
             );
-            let weights = Left { values: &*scores, row_stride: 1, term_stride: row_len };
-            let transposed = Left { values: &*gradients, row_stride: 1, term_stride: row_len };
-            let straight = Left { values: &*gradients, row_stride: row_len, term_stride: 1 };
+            let rows = |values| MatrixRows { values, stride: row_len };
+            let weights = Left::Terms(rows(&*scores));
+            let (straight, transposed) = (Left::Rows(rows(&*gradients)), Left::Terms(rows(&*gradients)));
             let products = [
                 (
                     straight,

@@ -3,16 +3,20 @@
 //! Each element is one chain of fused multiply-adds in the order of the inner dimension, so its bits
 //! depend neither on its place nor on the width of vectors.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 
 use super::Cpu;
+use super::matmul::{LeftStrip, Lines};
 
-/// The left operand: element (row, term) is at `row · row_stride + term · term_stride`.
+/// The left operand.
 #[derive(Clone, Copy)]
-pub(super) struct Left<'a> {
-    pub(super) values: &'a [f32],
-    pub(super) row_stride: usize,
-    pub(super) term_stride: usize,
+pub(super) enum Left<'a> {
+    /// A matrix, row by row.
+    Rows(MatrixRows<'a>),
+    /// The transpose of a matrix, whose rows have the factors of a term.
+    Terms(MatrixRows<'a>),
 }
 
 /// A matrix whose rows are `stride` apart.
@@ -58,6 +62,9 @@ impl WithSimd for SmallProduct<'_> {
         let mut row = 0;
         // the sums of a tile fit the registers
         if S::REGISTER_COUNT >= 32 {
+            if self.columns <= S::F32_LANES {
+                row = self.strips::<S, 16>(simd, row);
+            }
             row = self.strips::<S, 8>(simd, row);
         }
         row = self.strips::<S, 4>(simd, row);
@@ -70,14 +77,26 @@ impl SmallProduct<'_> {
     #[inline(always)]
     fn strips<S: Simd, const ROWS: usize>(&mut self, simd: S, mut row: usize) -> usize {
         while row + ROWS <= self.rows {
-            let mut column = 0;
-            while column + VECTORS * S::F32_LANES <= self.columns {
-                self.tile::<S, ROWS, VECTORS>(simd, row, column);
-                column += VECTORS * S::F32_LANES;
-            }
-            while column < self.columns {
-                self.tile::<S, ROWS, 1>(simd, row, column);
-                column += S::F32_LANES;
+            match self.left {
+                Left::Rows(MatrixRows { values, stride }) => {
+                    let values = &values[row * stride..];
+                    match (self.terms, stride) {
+                        (16, 16) => self.strip::<S, _, ROWS>(simd, row, Dense::<16, ROWS>::new(values)),
+                        (32, 32) => self.strip::<S, _, ROWS>(simd, row, Dense::<32, ROWS>::new(values)),
+                        (64, 64) => self.strip::<S, _, ROWS>(simd, row, Dense::<64, ROWS>::new(values)),
+                        _ => {
+                            let mut lines: [&[f32]; ROWS] = [&[]; ROWS];
+                            for (at, line) in lines.iter_mut().enumerate() {
+                                *line = &values[at * stride..][..self.terms];
+                            }
+                            self.strip::<S, _, ROWS>(simd, row, Lines(lines));
+                        }
+                    }
+                }
+                Left::Terms(MatrixRows { values, stride }) => {
+                    let terms = TermLines(MatrixRows { values: &values[row..], stride });
+                    self.strip::<S, _, ROWS>(simd, row, terms);
+                }
             }
             row += ROWS;
         }
@@ -85,50 +104,118 @@ impl SmallProduct<'_> {
     }
 
     #[inline(always)]
-    fn tile<S: Simd, const ROWS: usize, const WIDTH: usize>(&mut self, simd: S, row: usize, column: usize) {
-        let end = self.columns.min(column + WIDTH * S::F32_LANES);
+    fn strip<S: Simd, L: LeftStrip<ROWS>, const ROWS: usize>(&mut self, simd: S, row: usize, left: L) {
+        let (columns, pair) = (self.columns, VECTORS * S::F32_LANES);
+        let mut column = 0;
+        while column + pair <= columns {
+            self.tile::<S, L, ROWS, VECTORS, true>(simd, row, column..column + pair, left);
+            column += pair;
+        }
+        while column < columns {
+            let end = column + S::F32_LANES;
+            if end <= columns {
+                self.tile::<S, L, ROWS, 1, true>(simd, row, column..end, left);
+            } else {
+                self.tile::<S, L, ROWS, 1, false>(simd, row, column..columns, left);
+            }
+            column = end;
+        }
+    }
+
+    /// Computes a tile, of whole vectors or of a part of one. All loops have fixed lengths, so that the sums
+    /// are in registers.
+    #[inline(always)]
+    fn tile<S, L, const ROWS: usize, const WIDTH: usize, const WHOLE: bool>(
+        &mut self,
+        simd: S,
+        row: usize,
+        columns: Range<usize>,
+        left: L,
+    ) where
+        S: Simd,
+        L: LeftStrip<ROWS>,
+    {
         let mut sums = [[simd.splat_f32s(0.0); WIDTH]; ROWS];
-        let stride = self.target.stride;
+        let MatrixRowsMut { values, stride } = &mut self.target;
+        let target = &mut values[row * *stride + columns.start..];
         if self.continues {
             for (at, sums) in sums.iter_mut().enumerate() {
-                let start = (row + at) * stride;
-                load(simd, &self.target.values[start + column..start + end], sums);
+                *sums = load::<S, WIDTH, WHOLE>(simd, &target[at * *stride..][..columns.len()]);
             }
         }
-        let Left { values, row_stride, term_stride } = self.left;
+        let right = &self.right.values[columns.start..];
         for term in 0..self.terms {
-            let mut right = [simd.splat_f32s(0.0); WIDTH];
-            let start = term * self.right.stride;
-            load(simd, &self.right.values[start + column..start + end], &mut right);
+            let line = &right[term * self.right.stride..][..columns.len()];
+            let right = load::<S, WIDTH, WHOLE>(simd, line);
             for (at, sums) in sums.iter_mut().enumerate() {
-                let left = simd.splat_f32s(values[(row + at) * row_stride + term * term_stride]);
+                let left = simd.splat_f32s(left.factor(term, at));
                 for (sum, right) in sums.iter_mut().zip(right) {
                     *sum = simd.mul_add_f32s(left, right, *sum);
                 }
             }
         }
         for (at, sums) in sums.iter().enumerate() {
-            let start = (row + at) * stride;
-            let line = &mut self.target.values[start + column..start + end];
-            let (whole, rest) = S::as_mut_simd_f32s(line);
-            whole.iter_mut().zip(sums).for_each(|(value, sum)| *value = *sum);
-            if !rest.is_empty() {
-                simd.partial_store_f32s(rest, sums[whole.len()]);
+            let line = &mut target[at * *stride..][..columns.len()];
+            if WHOLE {
+                S::as_mut_simd_f32s(&mut line[..WIDTH * S::F32_LANES]).0.copy_from_slice(sums);
+            } else {
+                simd.partial_store_f32s(line, sums[0]);
             }
         }
     }
 }
 
-/// Loads a line of at most as many elements as `vectors` have.
+/// Loads a line of whole vectors, or of a part of one.
 #[inline(always)]
-fn load<S: Simd, const WIDTH: usize>(simd: S, line: &[f32], vectors: &mut [S::f32s; WIDTH]) {
-    let (whole, rest) = S::as_simd_f32s(line);
-    if rest.is_empty() && whole.len() == WIDTH {
-        vectors.copy_from_slice(&whole[..WIDTH]);
-        return;
+fn load<S: Simd, const WIDTH: usize, const WHOLE: bool>(simd: S, line: &[f32]) -> [S::f32s; WIDTH] {
+    let mut vectors = [simd.splat_f32s(0.0); WIDTH];
+    if WHOLE {
+        vectors.copy_from_slice(S::as_simd_f32s(&line[..WIDTH * S::F32_LANES]).0);
+    } else {
+        vectors[0] = simd.partial_load_f32s(line);
     }
-    vectors[..whole.len()].copy_from_slice(whole);
-    if !rest.is_empty() {
-        vectors[whole.len()] = simd.partial_load_f32s(rest);
+    vectors
+}
+
+/// Rows that follow each other, of a length that is known: they need one register for all addresses.
+#[derive(Clone, Copy)]
+struct Dense<'a, const TERMS: usize, const ROWS: usize>(&'a [[f32; TERMS]; ROWS]);
+
+impl<'a, const TERMS: usize, const ROWS: usize> Dense<'a, TERMS, ROWS> {
+    /// Takes the first rows of `values`.
+    #[inline(always)]
+    fn new(values: &'a [f32]) -> Self {
+        let rows = values.as_chunks().0.first_chunk();
+        Dense(rows.expect("the left operand has all rows"))
+    }
+}
+
+impl<const TERMS: usize, const ROWS: usize> LeftStrip<ROWS> for Dense<'_, TERMS, ROWS> {
+    #[inline(always)]
+    fn part(self, first: usize, end: usize) -> Self {
+        assert!(first == 0 && end == TERMS, "rows of a known length are used whole");
+        self
+    }
+
+    #[inline(always)]
+    fn factor(self, term: usize, row: usize) -> f32 {
+        self.0[row][term]
+    }
+}
+
+/// Factors of which those of a term are consecutive.
+#[derive(Clone, Copy)]
+struct TermLines<'a>(MatrixRows<'a>);
+
+impl<const ROWS: usize> LeftStrip<ROWS> for TermLines<'_> {
+    #[inline(always)]
+    fn part(self, first: usize, _: usize) -> Self {
+        let TermLines(MatrixRows { values, stride }) = self;
+        TermLines(MatrixRows { values: &values[first * stride..], stride })
+    }
+
+    #[inline(always)]
+    fn factor(self, term: usize, row: usize) -> f32 {
+        self.0.values[term * self.0.stride..][..ROWS][row]
     }
 }

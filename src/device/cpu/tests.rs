@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, BiasShape, ConvolutionShape, DropoutShape, LinearShape, OptimizerStep, PoolShape,
-    RowSums, WeightLayout, WeightOperands, totals, update,
+    Activation, AdamStep, BiasShape, DropoutShape, LinearShape, OptimizerStep, PoolShape, RowSums,
+    WeightLayout, WeightOperands, totals, update,
 };
 use crate::memory::Memory;
 
 /// Returns reproducible numbers in −1..1.
-fn random(len: usize, seed: u64) -> Vec<f32> {
+pub(super) fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -21,11 +21,11 @@ fn random(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-fn poison(len: usize) -> Vec<f32> {
+pub(super) fn poison(len: usize) -> Vec<f32> {
     vec![f32::NAN; len]
 }
 
-fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
+pub(super) fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(1e-3_f64, |scale, x| scale.max(x.abs()));
     for (i, (&f, &e)) in found.iter().zip(expected).enumerate() {
@@ -33,139 +33,12 @@ fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
     }
 }
 
-fn cpus() -> [Cpu; 2] {
+pub(super) fn cpus() -> [Cpu; 2] {
     [1, 2].map(|threads| Cpu::new(threads).unwrap())
-}
-
-/// Returns the height and width of a convolution's output before pooling.
-fn plain_size(shape: &ConvolutionShape) -> (usize, usize) {
-    let size = |len: usize| (len + 2 * shape.padding - shape.kernel) / shape.stride + 1;
-    (size(shape.height), size(shape.width))
-}
-
-/// Returns the textbook convolution, `[row][y][x][output]` before pooling.
-fn plain_convolution(shape: &ConvolutionShape, input: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f64> {
-    let (height, width) = plain_size(shape);
-    let mut output = Vec::new();
-    for row in 0..shape.rows {
-        for y in 0..height {
-            for x in 0..width {
-                for (o, bias) in bias.iter().enumerate() {
-                    let mut sum = f64::from(*bias);
-                    for_each_tap(shape, row, (y, x), o, |i, w| {
-                        sum += f64::from(input[i]) * f64::from(weight[w])
-                    });
-                    output.push(sum);
-                }
-            }
-        }
-    }
-    output
-}
-
-/// Calls `visit` with the indices of the input and the weight of each tap of one output.
-fn for_each_tap(
-    shape: &ConvolutionShape,
-    row: usize,
-    (y, x): (usize, usize),
-    o: usize,
-    mut visit: impl FnMut(usize, usize),
-) {
-    let ConvolutionShape { channels, height, width, kernel, stride, padding, .. } = *shape;
-    for c in 0..channels {
-        for ky in 0..kernel {
-            for kx in 0..kernel {
-                let at = |place: usize, tap: usize| (place * stride + tap).checked_sub(padding);
-                let (Some(y), Some(x)) = (at(y, ky), at(x, kx)) else { continue };
-                if y < height && x < width {
-                    let input = ((row * height + y) * width + x) * channels + c;
-                    visit(input, ((o * channels + c) * kernel + ky) * kernel + kx);
-                }
-            }
-        }
-    }
-}
-
-/// Returns the pooled values, and for each the place `(y, x)` of its maximum in the convolution's
-/// output.
-fn plain_pool(shape: &ConvolutionShape, full: &[f64]) -> (Vec<f64>, Vec<(usize, usize)>) {
-    let (full_height, full_width) = plain_size(shape);
-    let full_len = full_height * full_width * shape.outputs;
-    let (mut values, mut places) = (Vec::new(), Vec::new());
-    for row in 0..shape.rows {
-        for y in 0..shape.output_height() {
-            for x in 0..shape.output_width() {
-                for o in 0..shape.outputs {
-                    let window = shape.window();
-                    let at =
-                        |y: usize, x: usize| full[row * full_len + (y * full_width + x) * shape.outputs + o];
-                    let mut best = (y * window, x * window);
-                    for place in 0..window * window {
-                        let candidate = (y * window + place / window, x * window + place % window);
-                        if at(candidate.0, candidate.1) > at(best.0, best.1) {
-                            best = candidate;
-                        }
-                    }
-                    let value = at(best.0, best.1);
-                    values.push(if shape.relu { value.max(0.0) } else { value });
-                    places.push(best);
-                }
-            }
-        }
-    }
-    (values, places)
-}
-
-fn check_convolution(shape: ConvolutionShape) {
-    let input = random(shape.rows * shape.image_len(), 1);
-    let (weight, bias) = (random(shape.weight_len(), 2), random(shape.outputs, 3));
-    let full = plain_convolution(&shape, &input, &weight, &bias);
-    let (expected, places) = plain_pool(&shape, &full);
-    let mut gradient = random(expected.len(), 4);
-    gradient.iter_mut().zip(&expected).for_each(|(g, e)| *g = if shape.relu && *e <= 0.0 { 0.0 } else { *g });
-
-    let mut weight_expected = vec![0.0_f64; weight.len()];
-    let mut input_expected = vec![0.0_f64; input.len()];
-    for (i, (&g, &place)) in gradient.iter().zip(&places).enumerate() {
-        for_each_tap(&shape, i / shape.output_len(), place, i % shape.outputs, |at, w| {
-            weight_expected[w] += f64::from(g) * f64::from(input[at]);
-            input_expected[at] += f64::from(g) * f64::from(weight[w]);
-        });
-    }
-    for cpu in cpus() {
-        let (mut output, mut argmax) = (poison(expected.len()), poison(shape.rows * shape.argmax_len()));
-        cpu.convolution_forward(&shape, &input, &weight, Some(&bias), &mut argmax, &mut output);
-        assert_close(&output, &expected, 1e-5);
-
-        let mut weight_gradient = poison(weight.len());
-        let sums = RowSums::chain(&mut weight_gradient[..], shape.rows, false);
-        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, sums);
-        assert_close(&weight_gradient, &weight_expected, 1e-5);
-        let sums = RowSums::chain(&mut weight_gradient[..], shape.rows, true);
-        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, sums);
-        let twice: Vec<f64> = weight_expected.iter().map(|x| 2.0 * x).collect();
-        assert_close(&weight_gradient, &twice, 1e-5);
-
-        let mut input_gradient = poison(input.len());
-        cpu.convolution_backward_input(&shape, &weight, &argmax, &gradient, &mut input_gradient);
-        assert_close(&input_gradient, &input_expected, 1e-5);
-    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
-
-    #[test]
-    fn convolution_agrees_with_the_formula(
-        rows in 1..4_usize, channels in 1..13_usize, outputs in 1..40_usize, kernel in 1..7_usize,
-        extra in (1..16_usize, 1..16_usize), steps in (1..4_usize, 0..3_usize), pool: bool, relu: bool,
-    ) {
-        let (height, width) = (kernel + extra.0, kernel + extra.1);
-        let (stride, padding) = (if pool { 1 } else { steps.0 }, steps.1.min(kernel - 1));
-        check_convolution(ConvolutionShape {
-            rows, channels, height, width, outputs, kernel, stride, padding, pool, relu,
-        });
-    }
 
     #[test]
     fn products_agree_with_the_formula(
@@ -188,25 +61,6 @@ proptest! {
             let (matrix, row, column) = (i / (rows * columns), i % rows, i / rows % columns);
             prop_assert_eq!(*value, input[(matrix * rows + row) * columns + column]);
         }
-    }
-}
-
-#[test]
-fn convolution_agrees_at_the_sizes_of_lenet_and_cifar() {
-    let pooled = |channels, height, outputs| ConvolutionShape {
-        rows: 3,
-        channels,
-        height,
-        width: height,
-        outputs,
-        kernel: 5,
-        stride: 1,
-        padding: 0,
-        pool: true,
-        relu: true,
-    };
-    for shape in [pooled(1, 28, 10), pooled(10, 12, 20), pooled(3, 32, 6), pooled(6, 14, 16)] {
-        check_convolution(shape);
     }
 }
 

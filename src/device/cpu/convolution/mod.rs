@@ -1,5 +1,6 @@
 //! Convolution: images are split among the threads, and output channels where a sum over images is
-//! formed; `forward.rs` and `backward.rs` are the loops.
+//! formed; `forward.rs` and `backward.rs` are the loops, and `winograd/` those for kernels of 3 × 3 on many
+//! channels.
 //!
 //! `argmax` holds the place of the maximum in its window, 0 to 3 in reading order, as the bits of
 //! the `f32`.
@@ -8,17 +9,23 @@ mod backward;
 mod blocks;
 mod forward;
 mod padding;
+#[cfg(test)]
+mod tests;
+mod winograd;
 
 use std::cell::RefCell;
+use std::mem::take;
 
 use smallvec::SmallVec;
 
 use super::Cpu;
+use super::leaf_sums::add_up;
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 use crate::sums::MOST_PENDING;
 use backward::{InputGradient, WeightGradient, is_dense};
 use forward::Forward;
 use padding::ConvolutionScratch;
+use winograd::{WinogradForward, WinogradWeightGradient};
 
 /// Runs `work` with memory that the operations of this thread reuse.
 fn with_scratch(work: impl FnOnce(&mut ConvolutionScratch)) {
@@ -31,6 +38,17 @@ fn with_scratch(work: impl FnOnce(&mut ConvolutionScratch)) {
 /// Returns the places of maxima. Without pooling every window has one place, which any values stand for.
 fn places<'a>(shape: &ConvolutionShape, argmax: &'a [f32], gradient: &'a [f32]) -> &'a [f32] {
     if shape.pool { argmax } else { gradient }
+}
+
+impl Cpu {
+    /// Computes a pass of some images on this thread.
+    fn pass(&self, pass: Forward<'_>) {
+        if winograd::applies(pass.shape) {
+            self.arch.dispatch(WinogradForward(pass));
+        } else {
+            self.arch.dispatch(pass);
+        }
+    }
 }
 
 impl ConvolutionOperations for Cpu {
@@ -54,8 +72,7 @@ impl ConvolutionOperations for Cpu {
         self.for_each(parts, |(input, argmax, output)| {
             with_scratch(|scratch| {
                 let is_transposed = false;
-                let work = Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed };
-                self.arch.dispatch(work);
+                self.pass(Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed });
             });
         });
     }
@@ -70,7 +87,9 @@ impl ConvolutionOperations for Cpu {
     ) {
         let argmax = places(shape, argmax, gradient);
         // each thread has some of the outputs and all images, whose order no thread changes
-        let part = self.rows_per_thread(shape.outputs);
+        let is_winograd = winograd::applies(shape);
+        let unit = if is_winograd { winograd::CHANNELS } else { 1 };
+        let part = self.rows_per_thread(shape.outputs).next_multiple_of(unit);
         let weights_of_output = shape.weight_len() / shape.outputs;
         let (rows, mut rests) = (weight_gradient.rows, weight_gradient.arrays(shape.weight_len()));
         let parts = (0..shape.outputs).step_by(part).map(|first| {
@@ -81,6 +100,17 @@ impl ConvolutionOperations for Cpu {
         });
         self.for_each(parts, |(outputs, mut sums)| {
             with_scratch(|scratch| {
+                if is_winograd {
+                    let leaves = &mut take(&mut scratch.leaves);
+                    add_up(rows, leaves, &mut sums, |images, sums| {
+                        let of = |values: usize| images.start * values..images.end * values;
+                        let input = &input[of(shape.image_len())];
+                        let (gradient, outputs) = (&gradient[of(shape.output_len())], outputs.clone());
+                        let work = WinogradWeightGradient { shape, input, gradient, outputs, sums, scratch };
+                        self.arch.dispatch(work);
+                    });
+                    return scratch.leaves = take(leaves);
+                }
                 let sums = &mut sums;
                 let work = WeightGradient { shape, input, argmax, gradient, outputs, rows, sums, scratch };
                 self.arch.dispatch(work);
@@ -113,8 +143,7 @@ impl ConvolutionOperations for Cpu {
             return self.for_each(parts, |(input, output)| {
                 with_scratch(|scratch| {
                     let (bias, argmax, is_transposed) = (None, &mut [][..], true);
-                    let work = Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed };
-                    self.arch.dispatch(work);
+                    self.pass(Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed });
                 });
             });
         }

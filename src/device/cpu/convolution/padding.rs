@@ -2,6 +2,7 @@
 
 use super::blocks::SparseGradient;
 use crate::device::ConvolutionShape;
+use crate::device::cpu::leaf_sums::LeafSums;
 use crate::memory::scratch::Room;
 
 /// Memory that operations reuse. A room begins with a cache line, of which a vector of an image with a
@@ -16,6 +17,9 @@ pub(super) struct ConvolutionScratch {
     pub(super) sums: Vec<f32>,
     pub(super) nonzero: Vec<SparseGradient>,
     pub(super) lengths: Vec<usize>,
+    /// The coefficients of tiles.
+    pub(super) coefficients: Room,
+    pub(super) leaves: LeafSums,
 }
 
 /// Copies an image into one with zeros around it, which are there already.

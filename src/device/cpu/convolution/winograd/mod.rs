@@ -1,0 +1,63 @@
+//! Convolution with 3 × 3 kernels by minimal filtering: F(4 × 4, 3 × 3) of Lavin & Gray, "Fast algorithms for
+//! convolutional neural networks", CVPR 2016 (S. Winograd, 1980).
+//!
+//! The outputs are cut into tiles of 4 × 4, each of which needs 6 × 6 inputs. A tile is
+//! Aᵀ ((G g Gᵀ) ⊙ (Bᵀ d B)) A, with kernel g and inputs d: 36 multiplications for each pair of channels in
+//! place of 144. Over channels and tiles, each of the 36 coefficients is a matrix product:
+//!
+//! * forward, M = V · U, with the transformed inputs V `[tiles, channels]`, and the transformed weights U
+//!   `[channels, outputs]`; the gradient of the inputs is the same with the kernel turned;
+//! * for the gradient of the weights, Vᵀ · D with D = A (∂y) Aᵀ `[tiles, outputs]`, over the tiles of one
+//!   image, and then Gᵀ · G of the result. Images are added up in the canonical order of weights.
+//!
+//! An output depends on its own image alone, and its bits on no division of the batch or among threads.
+//! Rounding errors are two to three times those of the direct loops.
+
+mod coefficients;
+mod forward;
+mod image;
+mod transform;
+mod weight_gradient;
+
+pub(super) use forward::WinogradForward;
+pub(super) use weight_gradient::WinogradWeightGradient;
+
+use super::backward::is_dense;
+use crate::device::ConvolutionShape;
+
+/// Height and width of a tile of outputs.
+const TILE: usize = 4;
+
+/// Height and width of the kernel.
+const KERNEL: usize = 3;
+
+/// Height and width of the inputs of a tile, and of its coefficients.
+const SIDE: usize = TILE + KERNEL - 1;
+
+/// Coefficients of a tile.
+const COEFFICIENTS: usize = SIDE * SIDE;
+
+/// Numbers of channels have to be multiples of this: the most lanes of a vector, on every machine.
+pub(super) const CHANNELS: usize = 16;
+
+/// Returns true for a convolution to which this is applied: its transforms then cost less than they save.
+pub(super) fn applies(shape: &ConvolutionShape) -> bool {
+    let is_whole = |channels: usize| channels.is_multiple_of(CHANNELS);
+    let num_outputs = shape.output_height() * shape.output_width();
+    shape.kernel == KERNEL
+        && shape.stride == 1
+        && is_dense(shape)
+        && is_whole(shape.channels)
+        && is_whole(shape.outputs)
+        && tiles_of_image(shape) * TILE * TILE <= 2 * num_outputs
+}
+
+/// Returns the rows and columns of tiles of an image.
+fn tile_grid(shape: &ConvolutionShape) -> [usize; 2] {
+    [shape.output_height().div_ceil(TILE), shape.output_width().div_ceil(TILE)]
+}
+
+/// Returns the number of tiles of an image.
+fn tiles_of_image(shape: &ConvolutionShape) -> usize {
+    tile_grid(shape).iter().product()
+}
