@@ -185,9 +185,6 @@ pub struct GptSizes {
 /// The groups of channels of a residual network's norms.
 const RESNET_GROUPS: usize = 8;
 
-/// The standard deviation of a GPT's initial weights.
-const GPT_DEVIATION: f32 = 0.02;
-
 /// A network that can be built for an input shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
@@ -289,8 +286,11 @@ impl Network {
     }
 
     /// Returns a GPT: a decoder of transformer blocks with the norms before the branches, learnt positions
-    /// and a tied output (Radford et al., "Language models are unsupervised multitask learners", 2019). Names
-    /// and initial values are those of nanoGPT.
+    /// and a tied output (Radford et al., "Language models are unsupervised multitask learners", 2019), with
+    /// nanoGPT's names.
+    ///
+    /// Initial weights are normal, with the deviation of PyTorch's `Linear`, 1/√(3 · width), which is GPT-2's
+    /// 0.02 at its width of 768; as there, the outputs of branches have 1/√(2 · layers) of that.
     pub fn gpt(sizes: GptSizes) -> Network {
         let GptSizes { layers, heads, width, bias, dropout } = sizes;
         let with_dropout = |modules: Vec<Module>| {
@@ -298,9 +298,10 @@ impl Network {
             modules.into_iter().chain(dropout).collect()
         };
         let norm = |name: &str| Module::LayerNorm { bias }.named(name);
-        let output_deviation = Some(GPT_DEVIATION / (2.0 * layers as f32).sqrt());
+        let own_deviation = 1.0 / (3.0 * width as f32).sqrt();
+        let output_deviation = Some(own_deviation / (2.0 * layers as f32).sqrt());
         let linear = |outputs, deviation| Module::Linear { outputs, bias, deviation };
-        let deviation = Some(GPT_DEVIATION);
+        let deviation = Some(own_deviation);
         let attention = Attention {
             heads,
             key_value_heads: heads,
@@ -321,8 +322,8 @@ impl Network {
             branch(with_dropout(vec![norm("ln_2"), Module::Scope { prefix: "mlp".into(), modules: mlp }])),
         ];
         let mut modules: Vec<Module> = with_dropout(vec![
-            Module::Embedding { width, deviation: GPT_DEVIATION }.named("wte"),
-            Module::Positions { deviation: GPT_DEVIATION }.named("wpe"),
+            Module::Embedding { width, deviation: own_deviation }.named("wte"),
+            Module::Positions { deviation: own_deviation }.named("wpe"),
         ]);
         let scope = |number| Module::Scope { prefix: format!("h.{number}"), modules: block.clone() };
         modules.extend((0..layers).map(scope));
