@@ -3,8 +3,8 @@
 # make test-mpich    builds the tests that start MPI jobs with MPICH and runs them under its mpiexec
 # make soak          interrupts runs 200 times and resumes every program from every other's
 #                    checkpoint, trains in every layout of up to 8 ranks, flips 1,000 bits that
-#                    audits must find, audits a million sound leaves, and compares the bits of
-#                    4,810 layouts
+#                    audits must find, audits a million sound leaves, compares the bits of 4,810
+#                    layouts, and trains PyTorch's examples in every pipeline on the emulated GPU
 # make fuzz          tries 1,000 random combinations of options and files; takes about ten minutes
 # make slurm-starts  submits 500 jobs to a Slurm cluster whose cores are all busy; needs
 #                    PHALANX_SLURM_UP, see tests/cluster/main.rs
@@ -48,6 +48,7 @@ test-mpich: setup
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test files -- restart:: --nocapture
 	PHALANX_SOAK=1 cargo test --release --test training -- grids_
+	PHALANX_SOAK=1 cargo test --release --test cuda -- pipeline_oracles
 	PHALANX_SOAK=1 cargo test --release --test training -- audits_
 	PHALANX_SOAK=1 cargo test --release --test programs -- one_hash --nocapture
 
