@@ -109,16 +109,14 @@ impl Images<'_> {
     fn input(&self, tile: usize) -> (Image<'_>, [usize; 2]) {
         let ConvolutionShape { height, width, channels, .. } = *self.shape;
         let (image, place) = self.place(tile);
-        let values = &self.input[image * self.shape.image_len()..][..self.shape.image_len()];
-        (Image { values, height, width, channels }, place)
+        (Image::of(self.input, image, [height, width, channels]), place)
     }
 
     /// Returns a tile's image of outputs.
     #[inline(always)]
     fn output_image<'a>(&self, tile: usize, output: &'a [f32]) -> Image<'a> {
         let (height, width) = (self.shape.output_height(), self.shape.output_width());
-        let values = &output[self.place(tile).0 * self.shape.output_len()..][..self.shape.output_len()];
-        Image { values, height, width, channels: self.shape.outputs }
+        Image::of(output, self.place(tile).0, [height, width, self.shape.outputs])
     }
 
     /// Returns a tile's first element of the outputs, and its rows and columns that are inside the image.

@@ -24,6 +24,13 @@ pub(super) struct Patch<'a> {
 }
 
 impl<'a> Image<'a> {
+    /// Returns an image of a batch.
+    #[inline(always)]
+    pub(super) fn of(batch: &'a [f32], number: usize, [height, width, channels]: [usize; 3]) -> Image<'a> {
+        let len = height * width * channels;
+        Image { values: &batch[number * len..][..len], height, width, channels }
+    }
+
     /// Returns the `SIDE × SIDE` places whose first is at `row` and `column`. If some are outside of the
     /// image, all are copied into `border`, with zeros for those.
     #[inline(always)]

@@ -45,16 +45,10 @@ impl WithSimd for WinogradWeightGradient<'_> {
         let sums_of_output = channels * KERNEL * KERNEL;
         let packed = packed.elements(sums_of_output * num_outputs);
         transpose([num_outputs, sums_of_output], sums, sums_of_output, packed, num_outputs);
-        let inputs_of = |image: usize| {
-            let ConvolutionShape { height, width, .. } = *shape;
-            let values = &input[image * shape.image_len()..][..shape.image_len()];
-            Image { values, height, width, channels }
-        };
-        let gradients_of = |image: usize| {
-            let values = &gradient[image * shape.output_len()..][..shape.output_len()];
-            let (height, width) = (shape.output_height(), shape.output_width());
-            Image { values, height, width, channels: shape.outputs }
-        };
+        let input_size = [shape.height, shape.width, channels];
+        let output_size = [shape.output_height(), shape.output_width(), shape.outputs];
+        let inputs_of = |image: usize| Image::of(input, image, input_size);
+        let gradients_of = |image: usize| Image::of(gradient, image, output_size);
         let [rows, columns] = tile_grid(shape);
         let num_images = input.len() / shape.image_len();
         for image in 0..num_images {
