@@ -4,18 +4,19 @@ use pulp::{Simd, WithSimd};
 
 use super::super::forward::Forward;
 use super::super::padding::ConvolutionScratch;
-use super::coefficients::{Matrices, Turned, VectorSquare};
-use super::image::{Image, OutputTile, load};
-use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _};
-use super::{COEFFICIENTS, KERNEL, SIDE, TILE, tile_grid};
-use crate::device::ConvolutionShape;
-use crate::device::cpu::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
+use super::image::{Images, OutputTile};
+use super::products::{Coefficients, Column, add_products, columns, squares};
+use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _, VectorSink, VectorSource};
+use super::{COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
 use crate::device::cpu::transpose::transpose;
 
-/// Tiles that are transformed and multiplied together: their coefficients stay in the second cache.
+/// Tiles that are transformed and multiplied together: their coefficients stay in the first caches.
 const BLOCK: usize = 16;
 
-/// A forward pass, of which the scratch memory's rooms hold coefficients.
+/// The vectors of a tile whose columns are transformed.
+const HALF: usize = SIDE * TILE;
+
+/// A forward pass.
 pub(in super::super) struct WinogradForward<'a>(pub(in super::super) Forward<'a>);
 
 impl WithSimd for WinogradForward<'_> {
@@ -26,106 +27,104 @@ impl WithSimd for WinogradForward<'_> {
         let WinogradForward(pass) = self;
         let shape = pass.shape;
         let (channels, outputs) = (shape.channels, shape.outputs);
-        let ConvolutionScratch { packed, image: border, coefficients, .. } = pass.scratch;
+        let (blocks, output_blocks) = (channels / S::F32_LANES, outputs / S::F32_LANES);
+        let ConvolutionScratch { packed, coefficients, .. } = pass.scratch;
         let taps = packed.elements(shape.weight_len());
         pack(pass.weight, outputs, pass.is_transposed, taps);
-        let lens = [channels * outputs, BLOCK * channels, BLOCK * outputs];
-        let mut room = coefficients.elements(lens.iter().map(|len| Matrices::<SIDE>::len(*len)).sum());
-        let [mut weights, mut inputs, mut products] = lens.map(|len| Matrices::split_off(&mut room, len));
-        transform_weights(simd, taps, outputs, pass.is_transposed, &mut weights);
+        let lens = [COEFFICIENTS * channels * outputs, COEFFICIENTS * channels * BLOCK];
+        let [weights_len, inputs_len] = lens;
+        let room = coefficients.elements(weights_len + inputs_len + HALF * S::F32_LANES * BLOCK);
+        let (weights, room) = room.split_at_mut(weights_len);
+        let (inputs, half) = room.split_at_mut(inputs_len);
+        transform_weights(simd, S::as_simd_f32s(taps).0, channels, pass.is_transposed, weights);
 
-        let border = border.elements(SIDE * SIDE * channels);
-        let images = Images { shape, input: pass.input, grid: tile_grid(shape) };
-        let num_tiles = pass.input.len() / shape.image_len() * images.grid[0] * images.grid[1];
+        let tiles = Tiles::of(shape);
+        let [height, width] = [shape.output_height(), shape.output_width()];
+        let images = Images { values: pass.input, height: shape.height, width: shape.width, channels, tiles };
+        let num_tiles = pass.input.len() / shape.image_len() * tiles.of_image();
         for first in (0..num_tiles).step_by(BLOCK) {
-            let tiles = first..num_tiles.min(first + BLOCK);
-            for (at, tile) in tiles.clone().enumerate() {
-                let padding = shape.padding as isize;
-                let (image, place) = images.input(tile);
-                let place = place.map(|place| place as isize - padding);
-                let patch = image.patch::<SIDE>(place, border);
+            let block = first..num_tiles.min(first + BLOCK);
+            for (at, tile) in block.clone().enumerate() {
                 if tile + BLOCK < num_tiles {
-                    let (image, place) = images.input(tile + BLOCK);
-                    image.fetch(place, TILE);
+                    images.fetch(tile + BLOCK);
                 }
-                images.output_image(tile, pass.output).fetch(images.place(tile).1, TILE);
-                for channel in (0..channels).step_by(S::F32_LANES) {
-                    let mut into = inputs.from(at * channels + channel);
-                    OfInputs::square(simd, &patch.channel(channel), &mut into);
+                let results = Images { values: pass.output, height, width, channels: outputs, tiles };
+                results.fetch(tile);
+                let square = images.square::<S>(tile, shape.padding, SIDE);
+                for vector in 0..blocks {
+                    let into = &mut squares::<S>(inputs)[vector * BLOCK + at];
+                    square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));
                 }
             }
-            for k in 0..COEFFICIENTS {
-                let product = SmallProduct {
-                    rows: tiles.len(),
-                    columns: outputs,
-                    terms: channels,
-                    left: Left::Rows(MatrixRows { values: inputs.matrix(k), stride: channels }),
-                    right: MatrixRows { values: weights.matrix(k), stride: outputs },
-                    target: MatrixRowsMut { values: products.matrix_mut(k), stride: outputs },
-                    continues: false,
-                };
-                product.with_simd(simd);
-            }
-            for (at, tile) in tiles.enumerate() {
-                let (start, rows, columns) = images.output(tile);
-                for channel in (0..outputs).step_by(S::F32_LANES) {
-                    let zero = simd.splat_f32s(0.0);
-                    let bias = pass.bias.map_or(zero, |bias| load::<S>(&bias[channel..]));
+            for vector in 0..output_blocks {
+                let weights = &weights[vector * COEFFICIENTS * channels * S::F32_LANES..];
+                let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<TILE>().0.as_chunks_mut::<SIDE>().0;
+                let product = Product { channels, weights, inputs };
+                if S::REGISTER_COUNT >= 32 {
+                    product.columns::<S, 4>(simd, half, block.len());
+                } else {
+                    product.columns::<S, 2>(simd, half, block.len());
+                }
+                let zero = simd.splat_f32s(0.0);
+                let bias = pass.bias.map_or(zero, |bias| S::as_simd_f32s(bias).0[vector]);
+                for (tile, half) in block.clone().zip(&*half) {
+                    let (image, [row, column]) = tiles.place(tile);
                     let mut into = OutputTile {
                         simd,
-                        values: &mut pass.output[start + channel..],
-                        row_stride: shape.output_width() * outputs,
-                        channels: outputs,
-                        rows,
-                        columns,
+                        values: S::as_mut_simd_f32s(pass.output).0,
+                        start: ((image * height + row) * width + column) * output_blocks + vector,
+                        row_stride: width * output_blocks,
+                        column_stride: output_blocks,
+                        rows: height - row,
+                        columns: width - column,
                         bias,
                     };
-                    IntoOutputs::square(simd, &products.from(at * outputs + channel), &mut into);
+                    for row in 0..TILE {
+                        IntoOutputs::row(simd, row, half, &mut into);
+                    }
                 }
             }
         }
     }
 }
 
-/// The images of a pass, in tiles.
-struct Images<'a> {
-    shape: &'a ConvolutionShape,
-    input: &'a [f32],
-    /// The rows and columns of tiles of an image.
-    grid: [usize; 2],
+/// The products of the coefficients of a block of tiles with the weights of a vector of outputs.
+struct Product<'a> {
+    channels: usize,
+    /// `[column, channel, row, output]`.
+    weights: &'a [f32],
+    /// `[vector of channels, tile, column, row, channel]`.
+    inputs: &'a [f32],
 }
 
-impl Images<'_> {
-    /// Returns the number of a tile's image, and the row and column of its first output.
+impl Product<'_> {
+    /// Forms the products, and transforms their columns into `half`. `TILES` tiles go together.
     #[inline(always)]
-    fn place(&self, tile: usize) -> (usize, [usize; 2]) {
-        let [rows, columns] = self.grid;
-        let (image, tile) = (tile / (rows * columns), tile % (rows * columns));
-        (image, [tile / columns * TILE, tile % columns * TILE])
-    }
-
-    /// Returns a tile's image and place.
-    #[inline(always)]
-    fn input(&self, tile: usize) -> (Image<'_>, [usize; 2]) {
-        let ConvolutionShape { height, width, channels, .. } = *self.shape;
-        let (image, place) = self.place(tile);
-        (Image::of(self.input, image, [height, width, channels]), place)
-    }
-
-    /// Returns a tile's image of outputs.
-    #[inline(always)]
-    fn output_image<'a>(&self, tile: usize, output: &'a [f32]) -> Image<'a> {
-        let (height, width) = (self.shape.output_height(), self.shape.output_width());
-        Image::of(output, self.place(tile).0, [height, width, self.shape.outputs])
-    }
-
-    /// Returns a tile's first element of the outputs, and its rows and columns that are inside the image.
-    #[inline(always)]
-    fn output(&self, tile: usize) -> (usize, usize, usize) {
-        let (image, [row, column]) = self.place(tile);
-        let (height, width) = (self.shape.output_height(), self.shape.output_width());
-        let start = image * self.shape.output_len() + (row * width + column) * self.shape.outputs;
-        (start, height - row, width - column)
+    fn columns<S: Simd, const TILES: usize>(
+        &self,
+        simd: S,
+        half: &mut [[[S::f32s; TILE]; SIDE]],
+        num_tiles: usize,
+    ) {
+        let tiles_of_channels = self.inputs.chunks_exact(BLOCK * COEFFICIENTS * S::F32_LANES);
+        let weights = self.weights.chunks_exact(SIDE * S::F32_LANES * self.channels);
+        for (column, weights) in weights.take(SIDE).enumerate() {
+            for (group, half) in half.chunks_exact_mut(TILES).take(num_tiles.div_ceil(TILES)).enumerate() {
+                let first = (group * TILES * COEFFICIENTS + column * SIDE) * S::F32_LANES;
+                let mut sums = [[simd.splat_f32s(0.0); SIDE]; TILES];
+                let weights = columns::<S>(weights).chunks_exact(S::F32_LANES);
+                for (inputs, weights) in tiles_of_channels.clone().zip(weights) {
+                    let strides = [S::F32_LANES, COEFFICIENTS * S::F32_LANES];
+                    let inputs = &inputs[first..][..(TILES - 1) * strides[1] + SIDE * strides[0]];
+                    for (channel, weights) in weights.iter().enumerate().take(S::F32_LANES) {
+                        add_products(simd, &mut sums, inputs, channel, strides, weights);
+                    }
+                }
+                for (half, sums) in half.iter_mut().zip(sums) {
+                    half[column] = IntoOutputs::line(simd, sums);
+                }
+            }
+        }
     }
 }
 
@@ -140,25 +139,54 @@ fn pack(weight: &[f32], outputs: usize, is_transposed: bool, taps: &mut [f32]) {
     }
 }
 
-/// Transforms `taps` into `weights`, `[channel, output]` each, with the kernels turned by half a turn if they
-/// are transposed.
+/// Transforms the vectors of `taps`, `[channel, place of the kernel, output]`, with the kernels turned by half a
+/// turn if they are transposed.
 #[inline(always)]
 fn transform_weights<S: Simd>(
     simd: S,
-    taps: &mut [f32],
-    outputs: usize,
+    taps: &[S::f32s],
+    channels: usize,
     is_transposed: bool,
-    weights: &mut Matrices<'_, SIDE>,
+    weights: &mut [f32],
 ) {
-    for (channel, taps) in taps.chunks_exact_mut(KERNEL * KERNEL * outputs).enumerate() {
-        for output in (0..outputs).step_by(S::F32_LANES) {
-            let kernel = VectorSquare::<KERNEL> { values: &mut taps[output..], space: outputs };
-            let mut into = weights.from(channel * outputs + output);
-            if is_transposed {
-                OfKernel::square(simd, &Turned(kernel), &mut into);
-            } else {
-                OfKernel::square(simd, &kernel, &mut into);
-            }
+    let space = taps.len() / (channels * KERNEL * KERNEL);
+    let of_vectors = weights.chunks_exact_mut(COEFFICIENTS * channels * S::F32_LANES);
+    for (vector, weights) in of_vectors.enumerate() {
+        for (channel, taps) in taps.chunks_exact(KERNEL * KERNEL * space).enumerate() {
+            let kernel = Kernel { taps: &taps[vector..], space, is_turned: is_transposed };
+            let values = S::as_mut_simd_f32s(weights).0.as_chunks_mut().0;
+            OfKernel::square(simd, &kernel, &mut Weights::<S> { values, channels, channel });
         }
+    }
+}
+
+/// A vector of each place of a kernel.
+struct Kernel<'a, S: Simd> {
+    taps: &'a [S::f32s],
+    /// Vectors from a place to the next.
+    space: usize,
+    is_turned: bool,
+}
+
+impl<S: Simd> VectorSource<S> for Kernel<'_, S> {
+    #[inline(always)]
+    fn get(&self, row: usize, column: usize) -> S::f32s {
+        let place = row * KERNEL + column;
+        self.taps[self.space * if self.is_turned { KERNEL * KERNEL - 1 - place } else { place }]
+    }
+}
+
+/// The coefficients of a channel's kernels for a vector of outputs.
+struct Weights<'a, S: Simd> {
+    /// `[column, channel]`.
+    values: &'a mut [Column<S>],
+    channels: usize,
+    channel: usize,
+}
+
+impl<S: Simd> VectorSink<S> for Weights<'_, S> {
+    #[inline(always)]
+    fn put(&mut self, row: usize, column: usize, vector: S::f32s) {
+        self.values[column * self.channels + self.channel][row] = vector;
     }
 }

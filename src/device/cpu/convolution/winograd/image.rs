@@ -2,103 +2,143 @@
 
 use pulp::Simd;
 
-use super::transform::{VectorSink, VectorSource};
+use super::transform::{Transform, VectorSink, VectorSource};
+use super::{TILE, Tiles};
 use crate::device::cpu::matmul::fetch;
 
-/// An image.
+/// The images of a batch.
 #[derive(Clone, Copy)]
-pub(super) struct Image<'a> {
+pub(super) struct Images<'a> {
     pub(super) values: &'a [f32],
     pub(super) height: usize,
     pub(super) width: usize,
     pub(super) channels: usize,
+    pub(super) tiles: Tiles,
 }
 
-/// A square of places of an image.
+impl<'a> Images<'a> {
+    /// Returns a square of places, of which the first is `padding` rows and columns before the first of
+    /// a tile, and the last within `side` of that.
+    #[inline(always)]
+    pub(super) fn square<S: Simd>(&self, tile: usize, padding: usize, side: usize) -> Square<'a, S> {
+        let Images { height, width, .. } = *self;
+        let (image, place) = self.tiles.place(tile);
+        let [row, column] = place.map(|place| place.wrapping_sub(padding));
+        let vectors = self.channels / S::F32_LANES;
+        let is_inside = |first: usize, len: usize| first < len && first + side <= len;
+        Square {
+            values: S::as_simd_f32s(self.values).0,
+            start: (image * height * width)
+                .wrapping_add(row.wrapping_mul(width))
+                .wrapping_add(column)
+                .wrapping_mul(vectors),
+            row_stride: width * vectors,
+            column_stride: vectors,
+            row,
+            column,
+            height,
+            width,
+            is_inside: is_inside(row, height) && is_inside(column, width),
+        }
+    }
+
+    /// Asks for the places of a tile, as far as they exist: tiles are read and written in an order that
+    /// the processor does not foresee.
+    #[inline(always)]
+    pub(super) fn fetch(&self, tile: usize) {
+        let Images { values, height, width, channels, .. } = *self;
+        let (image, [row, column]) = self.tiles.place(tile);
+        let end = width.min(column + TILE);
+        for row in row..height.min(row + TILE) {
+            let start = (image * height + row) * width;
+            fetch(&values[(start + column.min(end)) * channels..(start + end) * channels]);
+        }
+    }
+}
+
+/// A square of places of an image, some of which may be outside of it.
 #[derive(Clone, Copy)]
-pub(super) struct Patch<'a> {
-    values: &'a [f32],
-    /// Elements from a row to the next, and from a place to the next.
+pub(super) struct Square<'a, S: Simd> {
+    /// The vectors of the batch.
+    values: &'a [S::f32s],
+    /// The first vector of the first place, which wraps around zero.
+    start: usize,
+    /// Vectors from a row to the next, and from a place to the next.
     row_stride: usize,
-    channels: usize,
+    column_stride: usize,
+    /// The first place, which wraps around zero.
+    row: usize,
+    column: usize,
+    /// Those of the image.
+    height: usize,
+    width: usize,
+    /// True if all places are inside the image.
+    is_inside: bool,
 }
 
-impl<'a> Image<'a> {
-    /// Returns an image of a batch.
+impl<S: Simd> Square<'_, S> {
+    /// Transforms the vector number `vector` of each place.
     #[inline(always)]
-    pub(super) fn of(batch: &'a [f32], number: usize, [height, width, channels]: [usize; 3]) -> Image<'a> {
-        let len = height * width * channels;
-        Image { values: &batch[number * len..][..len], height, width, channels }
-    }
-
-    /// Returns the `SIDE × SIDE` places whose first is at `row` and `column`. If some are outside of the
-    /// image, all are copied into `border`, with zeros for those.
-    #[inline(always)]
-    pub(super) fn patch<'b, const SIDE: usize>(
-        &self,
-        [row, column]: [isize; 2],
-        border: &'b mut [f32],
-    ) -> Patch<'b>
-    where
-        'a: 'b,
+    pub(super) fn transform<T, const FROM: usize, const INTO: usize>(
+        self,
+        simd: S,
+        vector: usize,
+        into: &mut impl VectorSink<S>,
+    ) where
+        T: Transform<FROM, INTO>,
     {
-        let Image { values, height, width, channels } = *self;
-        let (row_stride, side) = (width * channels, SIDE as isize);
-        let is_inside =
-            row >= 0 && column >= 0 && row + side <= height as isize && column + side <= width as isize;
-        if is_inside {
-            let values = &values[row as usize * row_stride + column as usize * channels..];
-            return Patch { values, row_stride, channels };
+        let square = Square { start: self.start.wrapping_add(vector), ..self };
+        if self.is_inside {
+            T::square(simd, &Inside(square), into);
+        } else {
+            T::square(simd, &Bordered(simd, square), into);
         }
-        let border = &mut border[..SIDE * SIDE * channels];
-        border.fill(0.0);
-        // the columns of the patch that are inside
-        let first = (-column).clamp(0, side) as usize;
-        let end = (width as isize - column).clamp(first as isize, side) as usize;
-        for (line, row) in border.chunks_exact_mut(SIDE * channels).zip(row..) {
-            if (0..height as isize).contains(&row) && first < end {
-                let from = row as usize * row_stride + (column + first as isize) as usize * channels;
-                line[first * channels..end * channels]
-                    .copy_from_slice(&values[from..][..(end - first) * channels]);
-            }
-        }
-        Patch { values: border, row_stride: SIDE * channels, channels }
     }
 
-    /// Asks for `side` places of as many rows from `row` and `column` on, as far as they exist: tiles are
-    /// read and written in an order that the processor does not foresee.
+    /// Returns the number of a place's vector.
     #[inline(always)]
-    pub(super) fn fetch(&self, [row, column]: [usize; 2], side: usize) {
-        let end = self.width.min(column + side);
-        for row in row..self.height.min(row + side) {
-            let start = row * self.width;
-            fetch(&self.values[(start + column.min(end)) * self.channels..(start + end) * self.channels]);
-        }
+    fn at(&self, row: usize, column: usize) -> usize {
+        self.start.wrapping_add(row * self.row_stride + column * self.column_stride)
+    }
+
+    /// Returns whether a place is inside the image.
+    #[inline(always)]
+    fn has(&self, row: usize, column: usize) -> bool {
+        self.row.wrapping_add(row) < self.height && self.column.wrapping_add(column) < self.width
     }
 }
 
-impl<'a> Patch<'a> {
-    /// Returns the patch from `channel` on.
-    #[inline(always)]
-    pub(super) fn channel(&self, channel: usize) -> Patch<'a> {
-        Patch { values: &self.values[channel..], ..*self }
-    }
-}
+/// A vector of each place of a square that is inside the image.
+struct Inside<'a, S: Simd>(Square<'a, S>);
 
-impl<S: Simd> VectorSource<S> for Patch<'_> {
+impl<S: Simd> VectorSource<S> for Inside<'_, S> {
     #[inline(always)]
     fn get(&self, row: usize, column: usize) -> S::f32s {
-        load::<S>(&self.values[row * self.row_stride + column * self.channels..])
+        self.0.values[self.0.at(row, column)]
     }
 }
 
-/// A tile of an image of outputs, to which `bias` is added.
+/// A vector of each place of a square, with zeros outside of the image.
+struct Bordered<'a, S: Simd>(S, Square<'a, S>);
+
+impl<S: Simd> VectorSource<S> for Bordered<'_, S> {
+    #[inline(always)]
+    fn get(&self, row: usize, column: usize) -> S::f32s {
+        let Bordered(simd, square) = self;
+        if square.has(row, column) { square.values[square.at(row, column)] } else { simd.splat_f32s(0.0) }
+    }
+}
+
+/// A vector of each place of a tile of outputs, to which `bias` is added.
 pub(super) struct OutputTile<'a, S: Simd> {
     pub(super) simd: S,
-    /// The image from the tile's first element on.
-    pub(super) values: &'a mut [f32],
+    /// The vectors of the batch.
+    pub(super) values: &'a mut [S::f32s],
+    /// That of the first place.
+    pub(super) start: usize,
+    /// Vectors from a row to the next, and from a place to the next.
     pub(super) row_stride: usize,
-    pub(super) channels: usize,
+    pub(super) column_stride: usize,
     /// The rows and columns of the tile that are inside the image.
     pub(super) rows: usize,
     pub(super) columns: usize,
@@ -109,20 +149,8 @@ impl<S: Simd> VectorSink<S> for OutputTile<'_, S> {
     #[inline(always)]
     fn put(&mut self, row: usize, column: usize, vector: S::f32s) {
         if row < self.rows && column < self.columns {
-            let into = &mut self.values[row * self.row_stride + column * self.channels..];
-            store::<S>(into, self.simd.add_f32s(vector, self.bias));
+            let at = self.start + row * self.row_stride + column * self.column_stride;
+            self.values[at] = self.simd.add_f32s(vector, self.bias);
         }
     }
-}
-
-/// Loads the first vector of `values`.
-#[inline(always)]
-pub(super) fn load<S: Simd>(values: &[f32]) -> S::f32s {
-    S::as_simd_f32s(&values[..S::F32_LANES]).0[0]
-}
-
-/// Writes the first vector of `values`.
-#[inline(always)]
-pub(super) fn store<S: Simd>(values: &mut [f32], vector: S::f32s) {
-    S::as_mut_simd_f32s(&mut values[..S::F32_LANES]).0[0] = vector;
 }

@@ -13,9 +13,9 @@
 //! An output depends on its own image alone, and its bits on no division of the batch or among threads.
 //! Rounding errors are two to three times those of the direct loops.
 
-mod coefficients;
 mod forward;
 mod image;
+mod products;
 mod transform;
 mod weight_gradient;
 
@@ -49,15 +49,31 @@ pub(super) fn applies(shape: &ConvolutionShape) -> bool {
         && is_dense(shape)
         && is_whole(shape.channels)
         && is_whole(shape.outputs)
-        && tiles_of_image(shape) * TILE * TILE <= 2 * num_outputs
+        && Tiles::of(shape).of_image() * TILE * TILE <= 2 * num_outputs
 }
 
-/// Returns the rows and columns of tiles of an image.
-fn tile_grid(shape: &ConvolutionShape) -> [usize; 2] {
-    [shape.output_height().div_ceil(TILE), shape.output_width().div_ceil(TILE)]
+/// The tiles of a batch, image by image and row by row.
+#[derive(Clone, Copy)]
+struct Tiles {
+    /// Rows and columns of tiles of an image.
+    rows: usize,
+    columns: usize,
 }
 
-/// Returns the number of tiles of an image.
-fn tiles_of_image(shape: &ConvolutionShape) -> usize {
-    tile_grid(shape).iter().product()
+impl Tiles {
+    fn of(shape: &ConvolutionShape) -> Tiles {
+        Tiles { rows: shape.output_height().div_ceil(TILE), columns: shape.output_width().div_ceil(TILE) }
+    }
+
+    /// Returns the number of tiles of an image.
+    fn of_image(self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Returns a tile's image, and the row and column of its first output.
+    #[inline(always)]
+    fn place(self, tile: usize) -> (usize, [usize; 2]) {
+        let (image, tile) = (tile / self.of_image(), tile % self.of_image());
+        (image, [tile / self.columns * TILE, tile % self.columns * TILE])
+    }
 }

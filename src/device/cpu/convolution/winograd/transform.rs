@@ -30,20 +30,26 @@ pub(super) trait Transform<const FROM: usize, const INTO: usize> {
     #[inline(always)]
     fn square<S: Simd>(simd: S, from: &impl VectorSource<S>, into: &mut impl VectorSink<S>) {
         let zero = simd.splat_f32s(0.0);
-        let mut half = Aligned([[zero; FROM]; INTO]);
-        for column in 0..FROM {
+        let mut columns = Aligned([[zero; INTO]; FROM]);
+        for (column, transformed) in columns.0.iter_mut().enumerate() {
             let mut line = [zero; FROM];
             for (row, vector) in line.iter_mut().enumerate() {
                 *vector = from.get(row, column);
             }
-            for (half, vector) in half.0.iter_mut().zip(Self::line(simd, line)) {
-                half[column] = vector;
-            }
+            *transformed = Self::line(simd, line);
         }
-        for (row, half) in half.0.into_iter().enumerate() {
-            for (column, vector) in Self::line(simd, half).into_iter().enumerate() {
-                into.put(row, column, vector);
-            }
+        for row in 0..INTO {
+            Self::row(simd, row, &columns.0, into);
+        }
+    }
+
+    /// Transforms a row of a square whose columns have been transformed.
+    #[inline(always)]
+    fn row<S: Simd>(simd: S, row: usize, columns: &[[S::f32s; INTO]; FROM], into: &mut impl VectorSink<S>) {
+        let mut line = [simd.splat_f32s(0.0); FROM];
+        line.iter_mut().zip(columns).for_each(|(vector, column)| *vector = column[row]);
+        for (column, vector) in Self::line(simd, line).into_iter().enumerate() {
+            into.put(row, column, vector);
         }
     }
 }

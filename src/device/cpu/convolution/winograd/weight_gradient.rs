@@ -5,17 +5,12 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use super::super::padding::ConvolutionScratch;
-use super::coefficients::{AddedSquare, Matrices, VectorSquare};
-use super::image::Image;
-use super::transform::{IntoKernel, OfInputs, OfOutputs, Transform as _};
-use super::{COEFFICIENTS, KERNEL, SIDE, TILE, tile_grid, tiles_of_image};
+use super::image::Images;
+use super::products::{Coefficients, add_products, columns, squares};
+use super::transform::{IntoKernel, OfInputs, OfOutputs, Transform as _, VectorSink};
+use super::{COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
 use crate::device::ConvolutionShape;
-use crate::device::cpu::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use crate::device::cpu::transpose::transpose;
-
-/// Input channels whose products are formed, transformed and added together: these stay in the first
-/// caches.
-const BLOCK: usize = 8;
 
 /// The gradient of the weights of some outputs, a whole number of vectors, from some images.
 pub(in super::super) struct WinogradWeightGradient<'a> {
@@ -34,66 +29,112 @@ impl WithSimd for WinogradWeightGradient<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let WinogradWeightGradient { shape, input, gradient, outputs, sums, scratch } = self;
-        let (channels, num_outputs, num_tiles) = (shape.channels, outputs.len(), tiles_of_image(shape));
-        let ConvolutionScratch { packed, image: border, coefficients, .. } = scratch;
-        let border = border.elements(SIDE * SIDE * channels.max(shape.outputs));
-        let lens = [num_tiles * channels, num_tiles * num_outputs, BLOCK * num_outputs];
-        let mut room = coefficients.elements(lens.iter().map(|len| Matrices::<SIDE>::len(*len)).sum());
-        let [mut inputs, mut gradients, mut products] =
-            lens.map(|len| Matrices::<SIDE>::split_off(&mut room, len));
+        let (channels, num_outputs) = (shape.channels, outputs.len());
+        let tiles = Tiles::of(shape);
+        let ConvolutionScratch { packed, coefficients, .. } = scratch;
+        let len = tiles.of_image() * COEFFICIENTS;
+        let half_len = SIDE * KERNEL * S::F32_LANES * S::F32_LANES;
+        let room = coefficients.elements(len * (channels + num_outputs) + half_len);
+        let (inputs, room) = room.split_at_mut(len * channels);
+        let (gradients, half) = room.split_at_mut(len * num_outputs);
         // `[channel, place of the kernel, output]`
         let sums_of_output = channels * KERNEL * KERNEL;
         let packed = packed.elements(sums_of_output * num_outputs);
         transpose([num_outputs, sums_of_output], sums, sums_of_output, packed, num_outputs);
-        let input_size = [shape.height, shape.width, channels];
-        let output_size = [shape.output_height(), shape.output_width(), shape.outputs];
-        let inputs_of = |image: usize| Image::of(input, image, input_size);
-        let gradients_of = |image: usize| Image::of(gradient, image, output_size);
-        let [rows, columns] = tile_grid(shape);
+        let images = Images { values: input, height: shape.height, width: shape.width, channels, tiles };
+        let results = Images {
+            values: gradient,
+            height: shape.output_height(),
+            width: shape.output_width(),
+            channels: shape.outputs,
+            tiles,
+        };
         let num_images = input.len() / shape.image_len();
         for image in 0..num_images {
-            for tile in 0..rows * columns {
-                let place = [tile / columns * TILE, tile % columns * TILE];
+            for at in 0..tiles.of_image() {
+                let tile = image * tiles.of_image() + at;
                 if image + 1 < num_images {
-                    inputs_of(image + 1).fetch(place, TILE);
-                    gradients_of(image + 1).fetch(place, TILE);
+                    images.fetch(tile + tiles.of_image());
+                    results.fetch(tile + tiles.of_image());
                 }
-                let place = place.map(|place| place as isize);
-                let first = place.map(|place| place - shape.padding as isize);
-                let patch = inputs_of(image).patch::<SIDE>(first, border);
-                for channel in (0..channels).step_by(S::F32_LANES) {
-                    let mut into = inputs.from(tile * channels + channel);
-                    OfInputs::square(simd, &patch.channel(channel), &mut into);
+                let square = images.square::<S>(tile, shape.padding, SIDE);
+                for vector in 0..channels / S::F32_LANES {
+                    let into = &mut squares::<S>(inputs)[vector * tiles.of_image() + at];
+                    square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));
                 }
-                let patch = gradients_of(image).patch::<TILE>(place, border);
-                for output in (0..num_outputs).step_by(S::F32_LANES) {
-                    let mut into = gradients.from(tile * num_outputs + output);
-                    OfOutputs::square(simd, &patch.channel(outputs.start + output), &mut into);
+                let square = results.square::<S>(tile, 0, TILE);
+                for vector in 0..num_outputs / S::F32_LANES {
+                    let into = &mut squares::<S>(gradients)[vector * tiles.of_image() + at];
+                    let vector = outputs.start / S::F32_LANES + vector;
+                    square.transform::<OfOutputs, TILE, SIDE>(simd, vector, &mut Coefficients(into));
                 }
             }
-            for first in (0..channels).step_by(BLOCK) {
-                for k in 0..COEFFICIENTS {
-                    let left = MatrixRows { values: &inputs.matrix(k)[first..], stride: channels };
-                    let product = SmallProduct {
-                        rows: BLOCK,
-                        columns: num_outputs,
-                        terms: num_tiles,
-                        left: Left::Terms(left),
-                        right: MatrixRows { values: gradients.matrix(k), stride: num_outputs },
-                        target: MatrixRowsMut { values: products.matrix_mut(k), stride: num_outputs },
-                        continues: false,
-                    };
-                    product.with_simd(simd);
-                }
-                let packed = &mut packed[first * KERNEL * KERNEL * num_outputs..];
-                for at in (0..BLOCK * num_outputs).step_by(S::F32_LANES) {
-                    let (channel, output) = (at / num_outputs, at % num_outputs);
-                    let values = &mut packed[channel * KERNEL * KERNEL * num_outputs + output..];
-                    let vectors = VectorSquare::<KERNEL> { values, space: num_outputs };
-                    IntoKernel::square(simd, &products.from(at), &mut AddedSquare { simd, vectors });
+            let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<KERNEL>().0.as_chunks_mut::<SIDE>().0;
+            let len = len * S::F32_LANES;
+            let packed = S::as_mut_simd_f32s(packed).0;
+            for (block, inputs) in inputs.chunks_exact(len).enumerate() {
+                for (vector, gradients) in gradients.chunks_exact(len).enumerate() {
+                    if S::REGISTER_COUNT >= 32 {
+                        transform_products::<S, 4>(simd, inputs, gradients, half);
+                    } else if S::F32_LANES > 1 {
+                        transform_products::<S, 2>(simd, inputs, gradients, half);
+                    } else {
+                        transform_products::<S, 1>(simd, inputs, gradients, half);
+                    }
+                    let space = num_outputs / S::F32_LANES;
+                    for (lane, half) in half.iter().enumerate() {
+                        let channel = block * S::F32_LANES + lane;
+                        let values = &mut packed[channel * KERNEL * KERNEL * space + vector..];
+                        let mut into = AddedKernel { simd, values, space };
+                        for row in 0..KERNEL {
+                            IntoKernel::row(simd, row, half, &mut into);
+                        }
+                    }
                 }
             }
         }
         transpose([sums_of_output, num_outputs], packed, num_outputs, sums, sums_of_output);
+    }
+}
+
+/// Forms the products of the coefficients of a vector of channels and a vector of outputs, both
+/// `[tile, column, row]`, over the tiles, and transforms their columns into the `half` of each channel.
+/// `CHANNELS` channels go together.
+#[inline(always)]
+fn transform_products<S: Simd, const CHANNELS: usize>(
+    simd: S,
+    inputs: &[f32],
+    gradients: &[f32],
+    half: &mut [[[S::f32s; KERNEL]; SIDE]],
+) {
+    for column in 0..SIDE {
+        for (group, half) in half.chunks_exact_mut(CHANNELS).enumerate() {
+            let mut sums = [[simd.splat_f32s(0.0); SIDE]; CHANNELS];
+            let inputs = inputs.chunks_exact(COEFFICIENTS * S::F32_LANES);
+            for (inputs, gradients) in inputs.zip(columns::<S>(gradients).chunks_exact(SIDE)) {
+                let inputs = &inputs[column * SIDE * S::F32_LANES + group * CHANNELS..];
+                let inputs = &inputs[..(SIDE - 1) * S::F32_LANES + CHANNELS];
+                add_products(simd, &mut sums, inputs, 0, [S::F32_LANES, 1], &gradients[column]);
+            }
+            for (half, sums) in half.iter_mut().zip(sums) {
+                half[column] = IntoKernel::line(simd, sums);
+            }
+        }
+    }
+}
+
+/// A vector of each place of a kernel, to which vectors are added.
+struct AddedKernel<'a, S: Simd> {
+    simd: S,
+    values: &'a mut [S::f32s],
+    /// Vectors from a place to the next.
+    space: usize,
+}
+
+impl<S: Simd> VectorSink<S> for AddedKernel<'_, S> {
+    #[inline(always)]
+    fn put(&mut self, row: usize, column: usize, vector: S::f32s) {
+        let value = &mut self.values[(row * KERNEL + column) * self.space];
+        *value = self.simd.add_f32s(*value, vector);
     }
 }

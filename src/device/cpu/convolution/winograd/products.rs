@@ -1,0 +1,51 @@
+//! Products of the coefficients of tiles, a column of the square at a time, so that the sums of several
+//! squares are in registers when the column is transformed.
+
+use pulp::Simd;
+
+use super::transform::VectorSink;
+use super::{COEFFICIENTS, SIDE};
+
+/// The column of a square.
+pub(super) type Column<S> = [<S as Simd>::f32s; SIDE];
+
+/// A vector of each coefficient of a tile, column by column.
+pub(super) struct Coefficients<'a, S: Simd>(pub(super) &'a mut [S::f32s; COEFFICIENTS]);
+
+impl<S: Simd> VectorSink<S> for Coefficients<'_, S> {
+    #[inline(always)]
+    fn put(&mut self, row: usize, column: usize, vector: S::f32s) {
+        self.0[column * SIDE + row] = vector;
+    }
+}
+
+/// Returns the vectors of `values` as squares of coefficients.
+#[inline(always)]
+pub(super) fn squares<S: Simd>(values: &mut [f32]) -> &mut [[S::f32s; COEFFICIENTS]] {
+    S::as_mut_simd_f32s(values).0.as_chunks_mut().0
+}
+
+/// Returns the vectors of `values` as columns.
+#[inline(always)]
+pub(super) fn columns<S: Simd>(values: &[f32]) -> &[Column<S>] {
+    S::as_simd_f32s(values).0.as_chunks().0
+}
+
+/// Adds to each of the `sums` the products of the elements of a column, which begin with `first` and are
+/// `stride` apart, and the vectors of another. The column of a sum is `space` after the one before.
+#[inline(always)]
+pub(super) fn add_products<S: Simd, const SUMS: usize>(
+    simd: S,
+    sums: &mut [Column<S>; SUMS],
+    elements: &[f32],
+    first: usize,
+    [stride, space]: [usize; 2],
+    vectors: &Column<S>,
+) {
+    for (at, sums) in sums.iter_mut().enumerate() {
+        for (row, (sum, vector)) in sums.iter_mut().zip(vectors).enumerate() {
+            let element = simd.splat_f32s(elements[first + at * space + row * stride]);
+            *sum = simd.mul_add_f32s(element, *vector, *sum);
+        }
+    }
+}
