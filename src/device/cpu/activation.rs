@@ -22,8 +22,14 @@ impl ActivationOperations for Cpu {
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        output.copy_from_slice(input);
-        self.activate(activation, output, saved);
+        match activation {
+            Activation::Relu => self.zip(output, input, |_, x| relu(x)),
+            Activation::Tanh => self.zip(output, input, |_, x| math::tanh(x)),
+            _ => {
+                output.copy_from_slice(input);
+                self.activate(activation, output, saved);
+            }
+        }
     }
 
     fn activation_backward(
@@ -166,7 +172,7 @@ impl Cpu {
     pub(super) fn activate(&self, activation: Activation, values: &mut [f32], saved: &mut [f32]) {
         match activation {
             Activation::Identity => {}
-            Activation::Relu => self.map(values, |x| if x > 0.0 || x.is_nan() { x } else { 0.0 }),
+            Activation::Relu => self.map(values, relu),
             Activation::Tanh => self.map(values, math::tanh),
             Activation::Gelu => self.with_derivative(values, saved, math::gelu),
             Activation::GeluTanh => self.with_derivative(values, saved, math::gelu_tanh),
@@ -223,6 +229,12 @@ impl Cpu {
             );
         });
     }
+}
+
+/// Returns x or 0, whichever is greater, or NaN.
+#[inline(always)]
+fn relu(x: f32) -> f32 {
+    if x > 0.0 || x.is_nan() { x } else { 0.0 }
 }
 
 /// Computes a dropout of `values`, of which the first has number `first`.

@@ -1,208 +1,314 @@
 //! Normalisation of groups of channels, an image at a time. The lanes of a vector are channels: blocks of
 //! them go along the positions, and groups are formed of the results.
 
-use crate::device::GroupNormShape;
+use std::ops::Range;
 
-/// The channels of a block.
-const LANES: usize = 16;
+use pulp::{Simd, WithSimd};
+
+use crate::device::{GroupNormShape, NormShape};
 
 /// The chains of a sum over positions: position p is in chain p mod 4, because an addition waits for the one
 /// before it in its chain.
 const CHAINS: usize = 4;
 
-/// The values of a block of channels, of which those past the last channel do not matter.
-type Lanes = [f32; LANES];
-
-/// Loads the channels `at..at + width`.
-#[inline(always)]
-fn load(values: &[f32], at: usize, width: usize) -> Lanes {
-    let mut lanes = [0.0; LANES];
-    if width == LANES {
-        lanes.copy_from_slice(&values[at..at + LANES]);
-    } else {
-        lanes[..width].copy_from_slice(&values[at..at + width]);
-    }
-    lanes
+/// The channels of a vector. Lanes past the last channel do not matter.
+#[derive(Clone, Copy)]
+struct Block<S> {
+    simd: S,
+    first: usize,
+    len: usize,
+    /// Elements from a position to the next.
+    channels: usize,
 }
 
-/// Writes the sum over the positions for each of the channels that `of_channels` and `sums` have a value
-/// of. `term` gets an element of each of the `images` and the channel's values.
-#[inline(always)]
-fn sum_positions<const N: usize, const K: usize>(
-    images: [&[f32]; N],
-    of_channels: [&[f32]; K],
-    sums: &mut [f32],
-    term: impl Fn([f32; N], [f32; K]) -> f32,
-) {
-    let channels = sums.len();
-    for first in (0..channels).step_by(LANES) {
-        let width = LANES.min(channels - first);
-        let of_lanes = load_all(of_channels, first, width);
-        let mut chains = [[0.0; LANES]; CHAINS];
-        let num_positions = images[0].len() / channels;
-        for start in (0..num_positions).step_by(CHAINS) {
-            for (chain, position) in chains.iter_mut().zip(start..num_positions) {
-                let lanes = load_all(images, position * channels + first, width);
-                for (lane, sum) in chain.iter_mut().enumerate() {
-                    *sum += term(of_lane(&lanes, lane), of_lane(&of_lanes, lane));
+impl<S: Simd> Block<S> {
+    /// Returns the blocks of all channels.
+    #[inline(always)]
+    fn all(simd: S, channels: usize) -> impl Iterator<Item = Block<S>> {
+        let firsts = (0..channels).step_by(S::F32_LANES);
+        firsts.map(move |first| Block { simd, first, len: S::F32_LANES.min(channels - first), channels })
+    }
+
+    /// Loads the channels of a position from each of the `images`.
+    #[inline(always)]
+    fn load<const N: usize>(self, images: [&[f32]; N], position: usize) -> [S::f32s; N] {
+        let at = position * self.channels + self.first;
+        let mut vectors = [self.simd.splat_f32s(0.0); N];
+        for (vector, image) in vectors.iter_mut().zip(images) {
+            *vector = if self.len == S::F32_LANES {
+                S::as_simd_f32s(&image[at..at + S::F32_LANES]).0[0]
+            } else {
+                self.simd.partial_load_f32s(&image[at..at + self.len])
+            };
+        }
+        vectors
+    }
+
+    /// Writes the channels of a position.
+    #[inline(always)]
+    fn store(self, image: &mut [f32], position: usize, vector: S::f32s) {
+        let at = position * self.channels + self.first;
+        if self.len == S::F32_LANES {
+            S::as_mut_simd_f32s(&mut image[at..at + S::F32_LANES]).0[0] = vector;
+        } else {
+            self.simd.partial_store_f32s(&mut image[at..at + self.len], vector);
+        }
+    }
+
+    /// Writes sums over the positions to the channels of `sums`. The chains of whole groups of positions are in
+    /// registers.
+    #[inline(always)]
+    fn sum<const N: usize, const M: usize>(
+        self,
+        images: [&[f32]; N],
+        sums: &mut [&mut [f32]; M],
+        term: impl Fn([S::f32s; N]) -> [S::f32s; M],
+    ) {
+        let mut chains = [[self.simd.splat_f32s(0.0); M]; CHAINS];
+        let num_positions = images[0].len() / self.channels;
+        let whole = num_positions - num_positions % CHAINS;
+        for start in (0..whole).step_by(CHAINS) {
+            for (at, chain) in chains.iter_mut().enumerate() {
+                let terms = term(self.load(images, start + at));
+                for (sum, term) in chain.iter_mut().zip(terms) {
+                    *sum = self.simd.add_f32s(*sum, term);
                 }
             }
         }
-        let [a, b, c, d] = chains;
-        let block = &mut sums[first..first + width];
-        for (lane, sum) in block.iter_mut().enumerate() {
-            *sum = (a[lane] + b[lane]) + (c[lane] + d[lane]);
+        let mut ends = chains;
+        for (chain, position) in ends.iter_mut().zip(whole..num_positions) {
+            let terms = term(self.load(images, position));
+            for (sum, term) in chain.iter_mut().zip(terms) {
+                *sum = self.simd.add_f32s(*sum, term);
+            }
+        }
+        let [a, b, c, d] = ends;
+        for (at, sums) in sums.iter_mut().enumerate() {
+            let (first, second) = (self.simd.add_f32s(a[at], b[at]), self.simd.add_f32s(c[at], d[at]));
+            self.store(sums, 0, self.simd.add_f32s(first, second));
+        }
+    }
+
+    /// Computes each element of `output` with `function` from that of each of the `images`.
+    #[inline(always)]
+    fn map<const N: usize>(
+        self,
+        images: [&[f32]; N],
+        output: &mut [f32],
+        function: impl Fn([S::f32s; N]) -> S::f32s,
+    ) {
+        for position in 0..output.len() / self.channels {
+            self.store(output, position, function(self.load(images, position)));
         }
     }
 }
 
-/// Computes each element of `output` with `function` from that of each of the `images` and the values of
-/// its channel.
+/// Returns the mean and 1/σ of each channel's group, of the two values of each group in `saved`.
 #[inline(always)]
-fn map_positions<const N: usize, const K: usize>(
-    images: [&[f32]; N],
-    of_channels: [&[f32]; K],
-    channels: usize,
-    output: &mut [f32],
-    function: impl Fn([f32; N], [f32; K]) -> f32,
-) {
-    for first in (0..channels).step_by(LANES) {
-        let width = LANES.min(channels - first);
-        let of_lanes = load_all(of_channels, first, width);
-        for position in 0..output.len() / channels {
-            let at = position * channels + first;
-            let lanes = load_all(images, at, width);
-            let mut results = [0.0; LANES];
-            for (lane, result) in results.iter_mut().enumerate() {
-                *result = function(of_lane(&lanes, lane), of_lane(&of_lanes, lane));
-            }
-            if width == LANES {
-                output[at..at + LANES].copy_from_slice(&results);
-            } else {
-                output[at..at + width].copy_from_slice(&results[..width]);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn load_all<const N: usize>(arrays: [&[f32]; N], at: usize, width: usize) -> [Lanes; N] {
-    let mut all = [[0.0; LANES]; N];
-    all.iter_mut().zip(arrays).for_each(|(lanes, array)| *lanes = load(array, at, width));
-    all
-}
-
-#[inline(always)]
-fn of_lane<const N: usize>(lanes: &[Lanes; N], lane: usize) -> [f32; N] {
-    let mut values = [0.0; N];
-    values.iter_mut().zip(lanes).for_each(|(value, lanes)| *value = lanes[lane]);
-    values
-}
-
-/// Writes the mean and 1/σ of each group of an image's channels to `saved`. `sums` and `means` are
-/// memory for a value of each channel.
-#[inline(always)]
-fn statistics(shape: &GroupNormShape, x: &[f32], saved: &mut [f32], sums: &mut [f32], means: &mut [f32]) {
-    let len = (shape.positions * shape.group_len()) as f32;
-    sum_positions([x], [], sums, |[x], []| x);
-    for (saved, sums) in saved.chunks_exact_mut(2).zip(sums.chunks_exact(shape.group_len())) {
-        saved[0] = sums.iter().sum::<f32>() / len;
-    }
-    for (means, saved) in means.chunks_exact_mut(shape.group_len()).zip(saved.chunks_exact(2)) {
-        means.fill(saved[0]);
-    }
-    sum_positions([x], [means], sums, |[x], [mean]| (x - mean) * (x - mean));
-    for (saved, sums) in saved.chunks_exact_mut(2).zip(sums.chunks_exact(shape.group_len())) {
-        saved[1] = 1.0 / (sums.iter().sum::<f32>() / len + shape.epsilon).sqrt();
-    }
-}
-
-/// Writes the two values of each group to all of its channels.
-#[inline(always)]
-fn spread(shape: &GroupNormShape, of_groups: &[f32], first: &mut [f32], second: &mut [f32]) {
+fn spread(shape: &GroupNormShape, saved: &[f32], means: &mut [f32], scales: &mut [f32]) {
     let len = shape.group_len();
-    let channels = first.chunks_exact_mut(len).zip(second.chunks_exact_mut(len));
-    for ((first, second), of_group) in channels.zip(of_groups.chunks_exact(2)) {
-        first.fill(of_group[0]);
-        second.fill(of_group[1]);
+    let channels = means.chunks_exact_mut(len).zip(scales.chunks_exact_mut(len));
+    for ((means, scales), saved) in channels.zip(saved.chunks_exact(NormShape::SAVED)) {
+        means.fill(saved[0]);
+        scales.fill(saved[1]);
     }
 }
 
-/// Normalises one image. `channels` is memory for two values of each channel.
-#[inline(always)]
-pub(super) fn group_forward(
-    shape: &GroupNormShape,
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    [channels, saved]: [&mut [f32]; 2],
-    x: &[f32],
-    y: &mut [f32],
-) {
-    let (means, scales) = channels.split_at_mut(shape.channels);
-    statistics(shape, x, saved, scales, means);
-    spread(shape, saved, means, scales);
-    let normalise = |x: f32, mean: f32, scale: f32, w: f32| (x - mean) * scale * w;
-    match bias {
-        Some(bias) => {
-            let of_channels = [&*means, &*scales, weight, bias];
-            map_positions([x], of_channels, shape.channels, y, |[x], [mean, scale, w, bias]| {
-                normalise(x, mean, scale, w) + bias
-            });
+/// The values of images before their normalisation.
+#[derive(Clone, Copy)]
+pub(super) struct Normalised<'a> {
+    pub(super) shape: &'a GroupNormShape,
+    pub(super) input: &'a [f32],
+    /// The mean and 1/σ of each group.
+    pub(super) saved: &'a [f32],
+}
+
+impl<'a> Normalised<'a> {
+    /// Returns the values and the statistics of an image.
+    #[inline(always)]
+    fn image(self, number: usize) -> (&'a [f32], &'a [f32]) {
+        let (len, saved_len) = (self.shape.image_len(), self.shape.saved_len());
+        (&self.input[number * len..][..len], &self.saved[number * saved_len..][..saved_len])
+    }
+}
+
+/// Normalises images.
+pub(super) struct GroupForward<'a> {
+    pub(super) shape: &'a GroupNormShape,
+    pub(super) input: &'a [f32],
+    pub(super) weight: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) saved: &'a mut [f32],
+    pub(super) output: &'a mut [f32],
+    /// Memory for two values of each channel.
+    pub(super) channels: &'a mut [f32],
+}
+
+impl WithSimd for GroupForward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let GroupForward { shape, input, weight, bias, saved, output, channels } = self;
+        let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
+        let (means, sums) = channels.split_at_mut(num);
+        let images = input.chunks_exact(shape.image_len()).zip(output.chunks_exact_mut(shape.image_len()));
+        for ((x, y), saved) in images.zip(saved.chunks_exact_mut(shape.saved_len())) {
+            for block in Block::all(simd, num) {
+                block.sum(
+                    [x],
+                    &mut [&mut *sums],
+                    #[inline(always)]
+                    |[x]| [x],
+                );
+            }
+            let groups = saved.chunks_exact_mut(NormShape::SAVED);
+            for (saved, sums) in groups.zip(sums.chunks_exact(shape.group_len())) {
+                saved[0] = sums.iter().sum::<f32>() / len;
+            }
+            spread(shape, saved, means, sums);
+            for block in Block::all(simd, num) {
+                let [mean] = block.load([means], 0);
+                block.sum(
+                    [x],
+                    &mut [&mut *sums],
+                    #[inline(always)]
+                    |[x]| {
+                        let deviation = simd.sub_f32s(x, mean);
+                        [simd.mul_f32s(deviation, deviation)]
+                    },
+                );
+            }
+            let groups = saved.chunks_exact_mut(NormShape::SAVED);
+            for (saved, sums) in groups.zip(sums.chunks_exact(shape.group_len())) {
+                saved[1] = 1.0 / (sums.iter().sum::<f32>() / len + shape.epsilon).sqrt();
+            }
+            spread(shape, saved, means, sums);
+            for block in Block::all(simd, num) {
+                let statistics = block.load([means, sums, weight], 0);
+                match bias {
+                    Some(bias) => {
+                        let [bias] = block.load([bias], 0);
+                        block.map(
+                            [x],
+                            y,
+                            #[inline(always)]
+                            |[x]| simd.add_f32s(normalise(simd, x, statistics), bias),
+                        );
+                    }
+                    None => block.map(
+                        [x],
+                        y,
+                        #[inline(always)]
+                        |[x]| normalise(simd, x, statistics),
+                    ),
+                }
+            }
         }
-        None => {
-            let of_channels = [&*means, &*scales, weight];
-            map_positions([x], of_channels, shape.channels, y, |[x], [mean, scale, w]| {
-                normalise(x, mean, scale, w)
-            });
+    }
+}
+
+/// Returns (x − mean) · scale · factor.
+#[inline(always)]
+fn normalise<S: Simd>(simd: S, x: S::f32s, [mean, scale, factor]: [S::f32s; 3]) -> S::f32s {
+    simd.mul_f32s(simd.mul_f32s(simd.sub_f32s(x, mean), scale), factor)
+}
+
+/// Adds the gradient of the weight from `images` to `sums`, an image after the other.
+pub(super) struct GroupWeightGradient<'a> {
+    pub(super) normalised: Normalised<'a>,
+    pub(super) gradient: &'a [f32],
+    pub(super) images: Range<usize>,
+    /// Memory for three values of each channel.
+    pub(super) channels: &'a mut [f32],
+    pub(super) sums: &'a mut [f32],
+}
+
+impl WithSimd for GroupWeightGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let GroupWeightGradient { normalised, gradient, images, channels, sums } = self;
+        let shape = normalised.shape;
+        let (means, rest) = channels.split_at_mut(shape.channels);
+        let (scales, of_image) = rest.split_at_mut(shape.channels);
+        for image in images {
+            let (x, saved) = normalised.image(image);
+            let dy = &gradient[image * shape.image_len()..][..shape.image_len()];
+            spread(shape, saved, means, scales);
+            for block in Block::all(simd, shape.channels) {
+                let [mean, scale] = block.load([means, scales], 0);
+                block.sum(
+                    [x, dy],
+                    &mut [&mut *of_image],
+                    #[inline(always)]
+                    |[x, dy]| [normalise(simd, x, [mean, scale, dy])],
+                );
+            }
+            sums.iter_mut().zip(&*of_image).for_each(|(sum, of_image)| *sum += of_image);
         }
     }
 }
 
-/// Adds the gradient of the weight from one image to `sums`. `channels` is memory for three values of each
-/// channel.
-#[inline(always)]
-pub(super) fn group_weight_gradient(
-    shape: &GroupNormShape,
-    saved: &[f32],
-    channels: &mut [f32],
-    images: [&[f32]; 2],
-    sums: &mut [f32],
-) {
-    let (means, rest) = channels.split_at_mut(shape.channels);
-    let (scales, of_image) = rest.split_at_mut(shape.channels);
-    spread(shape, saved, means, scales);
-    sum_positions(images, [means, scales], of_image, |[x, dy], [mean, scale]| (x - mean) * scale * dy);
-    sums.iter_mut().zip(of_image).for_each(|(sum, of_image)| *sum += *of_image);
+/// Computes the gradient of images from their values and the gradient of the outputs.
+pub(super) struct GroupInputGradient<'a> {
+    pub(super) normalised: Normalised<'a>,
+    pub(super) weight: &'a [f32],
+    pub(super) gradient: &'a [f32],
+    /// Memory for four values of each channel.
+    pub(super) channels: &'a mut [f32],
+    pub(super) input_gradient: &'a mut [f32],
 }
 
-/// Computes the gradient of one image from its values and the gradient of the outputs. `channels` is
-/// memory for four values of each channel.
-#[inline(always)]
-pub(super) fn group_input_gradient(
-    shape: &GroupNormShape,
-    weight: &[f32],
-    saved: &[f32],
-    channels: &mut [f32],
-    [x, dy]: [&[f32]; 2],
-    dx: &mut [f32],
-) {
-    let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
-    let (statistics, sums) = channels.split_at_mut(2 * num);
-    let (means, scales) = statistics.split_at_mut(num);
-    let (sums, products) = sums.split_at_mut(num);
-    spread(shape, saved, means, scales);
-    sum_positions([dy], [], sums, |[dy], []| dy);
-    sum_positions([x, dy], [means, scales], products, |[x, dy], [mean, scale]| (x - mean) * scale * dy);
-    let groups = sums.chunks_exact_mut(shape.group_len()).zip(products.chunks_exact_mut(shape.group_len()));
-    for ((sums, products), weight) in groups.zip(weight.chunks_exact(shape.group_len())) {
-        let mean = |values: &[f32]| values.iter().zip(weight).map(|(value, w)| value * w).sum::<f32>() / len;
-        let (mean_g, mean_product) = (mean(sums), mean(products));
-        sums.fill(mean_g);
-        products.fill(mean_product);
+impl WithSimd for GroupInputGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let GroupInputGradient { normalised, weight, gradient, channels, input_gradient } = self;
+        let shape = normalised.shape;
+        let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
+        let (statistics, sums) = channels.split_at_mut(2 * num);
+        let (means, scales) = statistics.split_at_mut(num);
+        let (sums, products) = sums.split_at_mut(num);
+        let gradients = gradient.chunks_exact(shape.image_len());
+        let gradients = gradients.zip(input_gradient.chunks_exact_mut(shape.image_len()));
+        for (image, (dy, dx)) in gradients.enumerate() {
+            let (x, saved) = normalised.image(image);
+            spread(shape, saved, means, scales);
+            for block in Block::all(simd, num) {
+                let [mean, scale] = block.load([means, scales], 0);
+                block.sum(
+                    [x, dy],
+                    &mut [&mut *sums, &mut *products],
+                    #[inline(always)]
+                    |[x, dy]| [dy, normalise(simd, x, [mean, scale, dy])],
+                );
+            }
+            let groups = sums.chunks_exact_mut(shape.group_len());
+            let groups = groups.zip(products.chunks_exact_mut(shape.group_len()));
+            for ((sums, products), weight) in groups.zip(weight.chunks_exact(shape.group_len())) {
+                let mean =
+                    |values: &[f32]| values.iter().zip(weight).map(|(value, w)| value * w).sum::<f32>() / len;
+                let (mean_g, mean_product) = (mean(sums), mean(products));
+                sums.fill(mean_g);
+                products.fill(mean_product);
+            }
+            for block in Block::all(simd, num) {
+                let of_channels = block.load([means, scales, weight, sums, products], 0);
+                let [mean, scale, weight, mean_g, mean_product] = of_channels;
+                block.map(
+                    [x, dy],
+                    dx,
+                    #[inline(always)]
+                    |[x, dy]| {
+                        let centred = simd.sub_f32s(simd.mul_f32s(dy, weight), mean_g);
+                        let along = normalise(simd, x, [mean, scale, mean_product]);
+                        simd.mul_f32s(simd.sub_f32s(centred, along), scale)
+                    },
+                );
+            }
+        }
     }
-    let of_channels = [&*means, &*scales, weight, &*sums, &*products];
-    map_positions([x, dy], of_channels, num, dx, |[x, dy], [mean, scale, w, mean_g, mean_product]| {
-        let normalised = (x - mean) * scale;
-        (dy * w - mean_g - normalised * mean_product) * scale
-    });
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use self::group::{group_forward, group_input_gradient, group_weight_gradient};
+use self::group::{GroupForward, GroupInputGradient, GroupWeightGradient, Normalised};
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use super::loops::sum_of;
@@ -176,16 +176,7 @@ impl NormOperations for Cpu {
         let saved = saved.chunks_mut(self.rows_per_thread(shape.rows) * shape.saved_len());
         self.for_each(images.zip(saved), |((input, output), saved)| {
             with_channels(2 * shape.channels, |channels| {
-                self.vectorised(
-                    #[inline(always)]
-                    || {
-                        let images = input.chunks_exact(shape.image_len());
-                        let images = images.zip(output.chunks_exact_mut(shape.image_len()));
-                        for ((x, y), saved) in images.zip(saved.chunks_exact_mut(shape.saved_len())) {
-                            group_forward(shape, weight, bias, [channels, saved], x, y);
-                        }
-                    },
-                );
+                self.arch.dispatch(GroupForward { shape, input, weight, bias, saved, output, channels });
             });
         });
     }
@@ -203,17 +194,8 @@ impl NormOperations for Cpu {
         LEAF_SUMS.with_borrow_mut(|stack| {
             add_up(section, stack, &mut arrays, |images, sums| {
                 with_channels(3 * columns, |channels| {
-                    self.vectorised(
-                        #[inline(always)]
-                        || {
-                            for image in images.clone() {
-                                let of = image * shape.image_len()..(image + 1) * shape.image_len();
-                                let saved = &saved[image * shape.saved_len()..][..shape.saved_len()];
-                                let [x, dy] = [&input[of.clone()], &gradient[of]];
-                                group_weight_gradient(shape, saved, channels, [x, dy], sums);
-                            }
-                        },
-                    );
+                    let normalised = Normalised { shape, input, saved };
+                    self.arch.dispatch(GroupWeightGradient { normalised, gradient, images, channels, sums });
                 });
             });
         });
@@ -233,17 +215,9 @@ impl NormOperations for Cpu {
         let saved = saved.chunks(self.rows_per_thread(shape.rows) * shape.saved_len());
         self.for_each(images.zip(saved), |(((input, gradient), input_gradient), saved)| {
             with_channels(4 * shape.channels, |channels| {
-                self.vectorised(
-                    #[inline(always)]
-                    || {
-                        let images = input.chunks_exact(shape.image_len());
-                        let images = images.zip(gradient.chunks_exact(shape.image_len()));
-                        let images = images.zip(input_gradient.chunks_exact_mut(shape.image_len()));
-                        for (((x, dy), dx), saved) in images.zip(saved.chunks_exact(shape.saved_len())) {
-                            group_input_gradient(shape, weight, saved, channels, [x, dy], dx);
-                        }
-                    },
-                );
+                let normalised = Normalised { shape, input, saved };
+                let work = GroupInputGradient { normalised, weight, gradient, channels, input_gradient };
+                self.arch.dispatch(work);
             });
         });
     }
