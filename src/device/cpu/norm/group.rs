@@ -55,8 +55,8 @@ impl<S: Simd> Block<S> {
         }
     }
 
-    /// Writes sums over the positions to the channels of `sums`. The chains of whole groups of positions are in
-    /// registers.
+    /// Writes sums over the positions to the channels of `sums`. The chains of whole groups of positions are
+    /// in registers.
     #[inline(always)]
     fn sum<const N: usize, const M: usize>(
         self,

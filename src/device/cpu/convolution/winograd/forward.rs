@@ -5,7 +5,7 @@ use pulp::{Simd, WithSimd};
 use super::super::forward::Forward;
 use super::super::padding::ConvolutionScratch;
 use super::image::{Images, OutputTile};
-use super::products::{Coefficients, Column, add_products, columns, squares};
+use super::products::{Coefficients, TileColumn, add_products, columns, squares};
 use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _, VectorSink, VectorSource};
 use super::{COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
 use crate::device::cpu::transpose::transpose;
@@ -59,7 +59,7 @@ impl WithSimd for WinogradForward<'_> {
             for vector in 0..output_blocks {
                 let weights = &weights[vector * COEFFICIENTS * channels * S::F32_LANES..];
                 let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<TILE>().0.as_chunks_mut::<SIDE>().0;
-                let product = Product { channels, weights, inputs };
+                let product = BlockProduct { channels, weights, inputs };
                 if S::REGISTER_COUNT >= 32 {
                     product.columns::<S, 4>(simd, half, block.len());
                 } else {
@@ -89,7 +89,7 @@ impl WithSimd for WinogradForward<'_> {
 }
 
 /// The products of the coefficients of a block of tiles with the weights of a vector of outputs.
-struct Product<'a> {
+struct BlockProduct<'a> {
     channels: usize,
     /// `[column, channel, row, output]`.
     weights: &'a [f32],
@@ -97,7 +97,7 @@ struct Product<'a> {
     inputs: &'a [f32],
 }
 
-impl Product<'_> {
+impl BlockProduct<'_> {
     /// Forms the products, and transforms their columns into `half`. `TILES` tiles go together.
     #[inline(always)]
     fn columns<S: Simd, const TILES: usize>(
@@ -139,8 +139,8 @@ fn pack(weight: &[f32], outputs: usize, is_transposed: bool, taps: &mut [f32]) {
     }
 }
 
-/// Transforms the vectors of `taps`, `[channel, place of the kernel, output]`, with the kernels turned by half a
-/// turn if they are transposed.
+/// Transforms the vectors of `taps`, `[channel, place of the kernel, output]`, with the kernels turned by
+/// half a turn if they are transposed.
 #[inline(always)]
 fn transform_weights<S: Simd>(
     simd: S,
@@ -153,22 +153,22 @@ fn transform_weights<S: Simd>(
     let of_vectors = weights.chunks_exact_mut(COEFFICIENTS * channels * S::F32_LANES);
     for (vector, weights) in of_vectors.enumerate() {
         for (channel, taps) in taps.chunks_exact(KERNEL * KERNEL * space).enumerate() {
-            let kernel = Kernel { taps: &taps[vector..], space, is_turned: is_transposed };
+            let kernel = TurnableKernel { taps: &taps[vector..], space, is_turned: is_transposed };
             let values = S::as_mut_simd_f32s(weights).0.as_chunks_mut().0;
-            OfKernel::square(simd, &kernel, &mut Weights::<S> { values, channels, channel });
+            OfKernel::square(simd, &kernel, &mut WeightCoefficients::<S> { values, channels, channel });
         }
     }
 }
 
 /// A vector of each place of a kernel.
-struct Kernel<'a, S: Simd> {
+struct TurnableKernel<'a, S: Simd> {
     taps: &'a [S::f32s],
     /// Vectors from a place to the next.
     space: usize,
     is_turned: bool,
 }
 
-impl<S: Simd> VectorSource<S> for Kernel<'_, S> {
+impl<S: Simd> VectorSource<S> for TurnableKernel<'_, S> {
     #[inline(always)]
     fn get(&self, row: usize, column: usize) -> S::f32s {
         let place = row * KERNEL + column;
@@ -177,14 +177,14 @@ impl<S: Simd> VectorSource<S> for Kernel<'_, S> {
 }
 
 /// The coefficients of a channel's kernels for a vector of outputs.
-struct Weights<'a, S: Simd> {
+struct WeightCoefficients<'a, S: Simd> {
     /// `[column, channel]`.
-    values: &'a mut [Column<S>],
+    values: &'a mut [TileColumn<S>],
     channels: usize,
     channel: usize,
 }
 
-impl<S: Simd> VectorSink<S> for Weights<'_, S> {
+impl<S: Simd> VectorSink<S> for WeightCoefficients<'_, S> {
     #[inline(always)]
     fn put(&mut self, row: usize, column: usize, vector: S::f32s) {
         self.values[column * self.channels + self.channel][row] = vector;

@@ -7,7 +7,7 @@ use super::transform::VectorSink;
 use super::{COEFFICIENTS, SIDE};
 
 /// The column of a square.
-pub(super) type Column<S> = [<S as Simd>::f32s; SIDE];
+pub(super) type TileColumn<S> = [<S as Simd>::f32s; SIDE];
 
 /// A vector of each coefficient of a tile, column by column.
 pub(super) struct Coefficients<'a, S: Simd>(pub(super) &'a mut [S::f32s; COEFFICIENTS]);
@@ -27,7 +27,7 @@ pub(super) fn squares<S: Simd>(values: &mut [f32]) -> &mut [[S::f32s; COEFFICIEN
 
 /// Returns the vectors of `values` as columns.
 #[inline(always)]
-pub(super) fn columns<S: Simd>(values: &[f32]) -> &[Column<S>] {
+pub(super) fn columns<S: Simd>(values: &[f32]) -> &[TileColumn<S>] {
     S::as_simd_f32s(values).0.as_chunks().0
 }
 
@@ -36,11 +36,11 @@ pub(super) fn columns<S: Simd>(values: &[f32]) -> &[Column<S>] {
 #[inline(always)]
 pub(super) fn add_products<S: Simd, const SUMS: usize>(
     simd: S,
-    sums: &mut [Column<S>; SUMS],
+    sums: &mut [TileColumn<S>; SUMS],
     elements: &[f32],
     first: usize,
     [stride, space]: [usize; 2],
-    vectors: &Column<S>,
+    vectors: &TileColumn<S>,
 ) {
     for (at, sums) in sums.iter_mut().enumerate() {
         for (row, (sum, vector)) in sums.iter_mut().zip(vectors).enumerate() {
