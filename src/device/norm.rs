@@ -153,6 +153,22 @@ pub trait NormOperations: MemoryOperations {
         input_gradient: Self::ViewMut<'_>,
     );
 
+    /// Computes both of the former: the arrays may then be read once for both.
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
+    fn group_norm_backward(
+        &self,
+        shape: &GroupNormShape,
+        input: Self::View<'_>,
+        weight: Self::View<'_>,
+        saved: Self::View<'_>,
+        gradient: Self::View<'_>,
+        weight_gradient: RowSums<Self::ViewMut<'_>>,
+        input_gradient: Self::ViewMut<'_>,
+    ) {
+        self.group_norm_backward_weight(shape, input, saved, gradient, weight_gradient);
+        self.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
+    }
+
     /// Computes `output = input · weight` for each vector, as long as `weight`. With the gradient as `input`,
     /// the output is the gradient of the inputs.
     fn scale_columns(&self, input: Self::View<'_>, weight: Self::View<'_>, output: Self::ViewMut<'_>);

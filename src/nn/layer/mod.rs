@@ -317,6 +317,25 @@ impl Layer {
         });
     }
 
+    /// Returns true if [`Layer::backward_joined`] runs the second and the third part together.
+    pub fn joins_passes(&self) -> bool {
+        each_kind!(self, kind => kind.joins_passes())
+    }
+
+    /// Runs the second and the third part of the backward pass, with the same bits.
+    pub fn backward_joined<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        rows: &TapedRows<'_, D>,
+        gradients: &mut FlatBuffer<D>,
+        input_gradient: D::ViewMut<'_>,
+    ) {
+        let tensors = LayerTensors { draws: rows.tape.draws, flat: parameters, own: &self.tensors };
+        let sums = LayerSums { flat: gradients, own: &self.tensors };
+        each_kind!(self, kind => kind.backward_joined(device, tensors, rows, sums, input_gradient));
+    }
+
     /// Returns the activation of this layer if the layer `after` it can backpropagate through it in
     /// the pass that computes the gradient of its own inputs.
     pub fn activation_fused_with<D: Device>(&self, device: &D, after: &Layer) -> Option<Activation> {

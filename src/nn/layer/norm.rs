@@ -154,6 +154,25 @@ impl LayerPasses for NormLayer {
         }
     }
 
+    fn joins_passes(&self) -> bool {
+        matches!(self.norm, Norm::Group(_))
+    }
+
+    fn backward_joined<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: &TapedRows<'_, D>,
+        mut sums: LayerSums<'_, D>,
+        input_gradient: D::ViewMut<'_>,
+    ) {
+        let TapedRows { tape: Tape { input, saved, .. }, gradient, section } = *rows;
+        if let Norm::Group(shape) = self.of_rows(section.len()) {
+            let (weight, sum) = (parameters.get(device, WEIGHT), sums.get(device, WEIGHT, section));
+            device.group_norm_backward(&shape, input, weight, saved, gradient, sum, input_gradient);
+        }
+    }
+
     fn sum_positions<D: Device>(&self, device: &D, rows: &TapedRows<'_, D>, sums: D::ViewMut<'_>) {
         let TapedRows { tape: Tape { input, saved, .. }, gradient, section } = *rows;
         if let Norm::Layer(shape) = self.of_rows(section.len()) {

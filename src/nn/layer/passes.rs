@@ -116,6 +116,24 @@ pub trait LayerPasses {
     ) {
     }
 
+    /// Returns true if [`LayerPasses::backward_joined`] computes the gradients of weight and input together.
+    fn joins_passes(&self) -> bool {
+        false
+    }
+
+    /// Adds up the gradient of the weight and computes the gradient of the input, with the bits of
+    /// [`LayerPasses::backward_weight`] and [`LayerPasses::backward_input`].
+    fn backward_joined<D: Device>(
+        &self,
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: &TapedRows<'_, D>,
+        _sums: LayerSums<'_, D>,
+        _input_gradient: D::ViewMut<'_>,
+    ) {
+        unreachable!("the {} layer joins no passes", self.name())
+    }
+
     /// Writes what the layer's positions, some of all, add to the gradients of all its parameters, for each
     /// row: an array `[tensors, rows, elements]` for each subtree of the sum over positions. Only for layers
     /// whose tensors all positions use.

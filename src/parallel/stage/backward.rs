@@ -183,8 +183,21 @@ impl Stage {
             let fill = |sums: D::ViewMut<'_>| layer.sum_positions(device, &taped, sums);
             summing = Some(context.exchanger.start_position_sums(exchange, rows, fill)?);
         }
+        let joins = pass == Pass::Whole
+            && layer.joins_passes()
+            && self.needs_gradient(input)
+            && self.exchange_before(at).is_none()
+            && position_sums.is_none();
         if self.needs_gradient(input) {
-            if !layer.is_elementwise() && !layer.is_idle() {
+            if joins {
+                let mut own = gradients.values[into].take();
+                let gradient = device.view(here(&gradients.values[from]), 0..len);
+                let tape = self.tape(device, at, 0..rows, activations);
+                let taped = TapedRows { tape, gradient, section };
+                let input = device.view_mut(here_mut(&mut own), 0..rows * before.width);
+                layer.backward_joined(device, context.parameters, &taped, context.gradients, input);
+                gradients.values[into] = own;
+            } else if !layer.is_elementwise() && !layer.is_idle() {
                 let fused = self.fused_activation(device, at, rows, activations);
                 gradients.is_backpropagated[into] = fused.is_some();
                 let mut own = gradients.values[into].take();
@@ -207,7 +220,7 @@ impl Stage {
                     let sums = context.exchanger.finish_position_sums(summing);
                     layer.add_position_sums(device, &taped, sums, context.gradients);
                 }
-                None if layer.is_idle() => {}
+                None if joins || layer.is_idle() => {}
                 None => layer.backward_weight(device, &[taped], context.gradients),
             }
         }

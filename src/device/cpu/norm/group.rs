@@ -251,7 +251,8 @@ impl WithSimd for GroupWeightGradient<'_> {
     }
 }
 
-/// Computes the gradient of images from their values and the gradient of the outputs.
+/// Computes the gradient of images from their values and the gradient of the outputs, and adds up that of
+/// the weight if there are sums.
 pub(super) struct GroupInputGradient<'a> {
     pub(super) normalised: Normalised<'a>,
     pub(super) weight: &'a [f32],
@@ -259,6 +260,7 @@ pub(super) struct GroupInputGradient<'a> {
     /// Memory for four values of each channel.
     pub(super) channels: &'a mut [f32],
     pub(super) input_gradient: &'a mut [f32],
+    pub(super) weight_sums: Option<&'a mut [f32]>,
 }
 
 impl WithSimd for GroupInputGradient<'_> {
@@ -266,7 +268,8 @@ impl WithSimd for GroupInputGradient<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let GroupInputGradient { normalised, weight, gradient, channels, input_gradient } = self;
+        let GroupInputGradient { normalised, weight, gradient, channels, input_gradient, mut weight_sums } =
+            self;
         let shape = normalised.shape;
         let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
         let (statistics, sums) = channels.split_at_mut(2 * num);
@@ -285,6 +288,9 @@ impl WithSimd for GroupInputGradient<'_> {
                     #[inline(always)]
                     |[x, dy]| [dy, normalise(simd, x, [mean, scale, dy])],
                 );
+            }
+            if let Some(weight_sums) = &mut weight_sums {
+                weight_sums.iter_mut().zip(&*products).for_each(|(sum, of_image)| *sum += of_image);
             }
             let groups = sums.chunks_exact_mut(shape.group_len());
             let groups = groups.zip(products.chunks_exact_mut(shape.group_len()));

@@ -216,8 +216,48 @@ impl NormOperations for Cpu {
         self.for_each(images.zip(saved), |(((input, gradient), input_gradient), saved)| {
             with_channels(4 * shape.channels, |channels| {
                 let normalised = Normalised { shape, input, saved };
-                let work = GroupInputGradient { normalised, weight, gradient, channels, input_gradient };
-                self.arch.dispatch(work);
+                self.arch.dispatch(GroupInputGradient {
+                    normalised,
+                    weight,
+                    gradient,
+                    channels,
+                    input_gradient,
+                    weight_sums: None,
+                });
+            });
+        });
+    }
+
+    fn group_norm_backward(
+        &self,
+        shape: &GroupNormShape,
+        input: &[f32],
+        weight: &[f32],
+        saved: &[f32],
+        gradient: &[f32],
+        weight_gradient: RowSums<&mut [f32]>,
+        input_gradient: &mut [f32],
+    ) {
+        if self.threads > 1 {
+            // images are divided among threads for one of the results only
+            self.group_norm_backward_weight(shape, input, saved, gradient, weight_gradient);
+            return self.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
+        }
+        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(shape.channels));
+        LEAF_SUMS.with_borrow_mut(|stack| {
+            add_up(section, stack, &mut arrays, |images, sums| {
+                let of = |len: usize| images.start * len..images.end * len;
+                let (values, saved) = (of(shape.image_len()), &saved[of(shape.saved_len())]);
+                with_channels(4 * shape.channels, |channels| {
+                    self.arch.dispatch(GroupInputGradient {
+                        normalised: Normalised { shape, input: &input[values.clone()], saved },
+                        weight,
+                        gradient: &gradient[values.clone()],
+                        channels,
+                        input_gradient: &mut input_gradient[values],
+                        weight_sums: Some(sums),
+                    });
+                });
             });
         });
     }
