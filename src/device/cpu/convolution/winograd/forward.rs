@@ -13,6 +13,9 @@ use crate::device::cpu::transpose::transpose;
 /// Tiles that are transformed and multiplied together: their coefficients stay in the first caches.
 const BLOCK: usize = 16;
 
+/// Vectors of outputs whose products are formed together, so that a coefficient of the inputs is read once.
+const PAIR: usize = 2;
+
 /// The vectors of a tile whose columns are transformed.
 const HALF: usize = SIDE * TILE;
 
@@ -33,7 +36,7 @@ impl WithSimd for WinogradForward<'_> {
         pack(pass.weight, outputs, pass.is_transposed, taps);
         let lens = [COEFFICIENTS * channels * outputs, COEFFICIENTS * channels * BLOCK];
         let [weights_len, inputs_len] = lens;
-        let room = coefficients.elements(weights_len + inputs_len + HALF * S::F32_LANES * BLOCK);
+        let room = coefficients.elements(weights_len + inputs_len + PAIR * HALF * S::F32_LANES * BLOCK);
         let (weights, room) = room.split_at_mut(weights_len);
         let (inputs, half) = room.split_at_mut(inputs_len);
         transform_weights(simd, S::as_simd_f32s(taps).0, channels, pass.is_transposed, weights);
@@ -56,18 +59,22 @@ impl WithSimd for WinogradForward<'_> {
                     square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));
                 }
             }
+            let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<TILE>().0.as_chunks_mut::<SIDE>().0;
             for vector in 0..output_blocks {
-                let weights = &weights[vector * COEFFICIENTS * channels * S::F32_LANES..];
-                let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<TILE>().0.as_chunks_mut::<SIDE>().0;
-                let product = BlockProduct { channels, weights, inputs };
-                if S::REGISTER_COUNT >= 32 {
-                    product.columns::<S, 4>(simd, half, block.len());
-                } else {
-                    product.columns::<S, 2>(simd, half, block.len());
+                let at = vector % PAIR;
+                if at == 0 {
+                    let weights = &weights[vector * COEFFICIENTS * channels * S::F32_LANES..];
+                    let product = BlockProduct { channels, weights, inputs };
+                    match (S::REGISTER_COUNT >= 32, vector + 1 < output_blocks) {
+                        (true, true) => product.columns::<S, 2, PAIR>(simd, half, block.len()),
+                        (true, false) => product.columns::<S, 4, 1>(simd, half, block.len()),
+                        (false, true) => product.columns::<S, 1, PAIR>(simd, half, block.len()),
+                        (false, false) => product.columns::<S, 2, 1>(simd, half, block.len()),
+                    }
                 }
                 let zero = simd.splat_f32s(0.0);
                 let bias = pass.bias.map_or(zero, |bias| S::as_simd_f32s(bias).0[vector]);
-                for (tile, half) in block.clone().zip(&*half) {
+                for (tile, half) in block.clone().zip(&half[at * BLOCK..]) {
                     let (image, [row, column]) = tiles.place(tile);
                     let mut into = OutputTile {
                         simd,
@@ -88,40 +95,49 @@ impl WithSimd for WinogradForward<'_> {
     }
 }
 
-/// The products of the coefficients of a block of tiles with the weights of a vector of outputs.
+/// The products of the coefficients of a block of tiles with the weights of some vectors of outputs.
 struct BlockProduct<'a> {
     channels: usize,
-    /// `[column, channel, row, output]`.
+    /// `[vector of outputs, column, channel, row, output]`.
     weights: &'a [f32],
     /// `[vector of channels, tile, column, row, channel]`.
     inputs: &'a [f32],
 }
 
 impl BlockProduct<'_> {
-    /// Forms the products, and transforms their columns into `half`. `TILES` tiles go together.
+    /// Forms the products of the first `VECTORS` vectors of outputs, and transforms their columns into `half`,
+    /// `[vector, tile]`. `TILES` tiles go together.
     #[inline(always)]
-    fn columns<S: Simd, const TILES: usize>(
+    fn columns<S: Simd, const TILES: usize, const VECTORS: usize>(
         &self,
         simd: S,
         half: &mut [[[S::f32s; TILE]; SIDE]],
         num_tiles: usize,
     ) {
         let tiles_of_channels = self.inputs.chunks_exact(BLOCK * COEFFICIENTS * S::F32_LANES);
-        let weights = self.weights.chunks_exact(SIDE * S::F32_LANES * self.channels);
-        for (column, weights) in weights.take(SIDE).enumerate() {
-            for (group, half) in half.chunks_exact_mut(TILES).take(num_tiles.div_ceil(TILES)).enumerate() {
-                let first = (group * TILES * COEFFICIENTS + column * SIDE) * S::F32_LANES;
-                let mut sums = [[simd.splat_f32s(0.0); SIDE]; TILES];
-                let weights = columns::<S>(weights).chunks_exact(S::F32_LANES);
-                for (inputs, weights) in tiles_of_channels.clone().zip(weights) {
-                    let strides = [S::F32_LANES, COEFFICIENTS * S::F32_LANES];
+        let strides = [S::F32_LANES, COEFFICIENTS * S::F32_LANES];
+        let columns_of_channels = columns::<S>(self.weights);
+        for column in 0..SIDE {
+            for group in (0..num_tiles).step_by(TILES) {
+                let first = (group * COEFFICIENTS + column * SIDE) * S::F32_LANES;
+                let mut sums = [[[simd.splat_f32s(0.0); SIDE]; TILES]; VECTORS];
+                for (block, inputs) in tiles_of_channels.clone().enumerate() {
                     let inputs = &inputs[first..][..(TILES - 1) * strides[1] + SIDE * strides[0]];
-                    for (channel, weights) in weights.iter().enumerate().take(S::F32_LANES) {
+                    let mut weights: [&[TileColumn<S>]; VECTORS] = [&[]; VECTORS];
+                    for (vector, weights) in weights.iter_mut().enumerate() {
+                        let first = (vector * SIDE + column) * self.channels + block * S::F32_LANES;
+                        *weights = &columns_of_channels[first..][..S::F32_LANES];
+                    }
+                    for channel in 0..S::F32_LANES {
+                        let weights = weights.map(|weights| &weights[channel]);
                         add_products(simd, &mut sums, inputs, channel, strides, weights);
                     }
                 }
-                for (half, sums) in half.iter_mut().zip(sums) {
-                    half[column] = IntoOutputs::line(simd, sums);
+                for (vector, sums) in sums.into_iter().enumerate() {
+                    let half = &mut half[vector * BLOCK + group..][..TILES];
+                    for (half, sums) in half.iter_mut().zip(sums) {
+                        half[column] = IntoOutputs::line(simd, sums);
+                    }
                 }
             }
         }

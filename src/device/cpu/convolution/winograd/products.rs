@@ -31,21 +31,25 @@ pub(super) fn columns<S: Simd>(values: &[f32]) -> &[TileColumn<S>] {
     S::as_simd_f32s(values).0.as_chunks().0
 }
 
-/// Adds to each of the `sums` the products of the elements of a column, which begin with `first` and are
-/// `stride` apart, and the vectors of another. The column of a sum is `space` after the one before.
+/// Adds to each of the `sums`, `[vector, sum]`, the products of the elements of a column, which begin with
+/// `first` and are `stride` apart, and the `vectors` of others. The column of a sum is `space` after the one
+/// before.
 #[inline(always)]
-pub(super) fn add_products<S: Simd, const SUMS: usize>(
+pub(super) fn add_products<S: Simd, const SUMS: usize, const VECTORS: usize>(
     simd: S,
-    sums: &mut [TileColumn<S>; SUMS],
+    sums: &mut [[TileColumn<S>; SUMS]; VECTORS],
     elements: &[f32],
     first: usize,
     [stride, space]: [usize; 2],
-    vectors: &TileColumn<S>,
+    vectors: [&TileColumn<S>; VECTORS],
 ) {
-    for (at, sums) in sums.iter_mut().enumerate() {
-        for (row, (sum, vector)) in sums.iter_mut().zip(vectors).enumerate() {
+    // row by row, so that few of the elements and vectors are in registers beside the sums
+    for row in 0..SIDE {
+        for at in 0..SUMS {
             let element = simd.splat_f32s(elements[first + at * space + row * stride]);
-            *sum = simd.mul_add_f32s(element, *vector, *sum);
+            for (sums, vector) in sums.iter_mut().zip(vectors) {
+                sums[at][row] = simd.mul_add_f32s(element, vector[row], sums[at][row]);
+            }
         }
     }
 }

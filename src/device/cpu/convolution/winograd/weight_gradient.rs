@@ -109,14 +109,14 @@ fn transform_products<S: Simd, const CHANNELS: usize>(
 ) {
     for column in 0..SIDE {
         for (group, half) in half.chunks_exact_mut(CHANNELS).enumerate() {
-            let mut sums = [[simd.splat_f32s(0.0); SIDE]; CHANNELS];
+            let mut sums = [[[simd.splat_f32s(0.0); SIDE]; CHANNELS]];
             let inputs = inputs.chunks_exact(COEFFICIENTS * S::F32_LANES);
             for (inputs, gradients) in inputs.zip(columns::<S>(gradients).chunks_exact(SIDE)) {
                 let inputs = &inputs[column * SIDE * S::F32_LANES + group * CHANNELS..];
                 let inputs = &inputs[..(SIDE - 1) * S::F32_LANES + CHANNELS];
-                add_products(simd, &mut sums, inputs, 0, [S::F32_LANES, 1], &gradients[column]);
+                add_products(simd, &mut sums, inputs, 0, [S::F32_LANES, 1], [&gradients[column]]);
             }
-            for (half, sums) in half.iter_mut().zip(sums) {
+            for (half, sums) in half.iter_mut().zip(sums[0]) {
                 half[column] = IntoKernel::line(simd, sums);
             }
         }
