@@ -39,11 +39,13 @@ test: setup
 
 # the tests whose result may depend on which MPI is used
 MPI_TESTS = --test comm --test probe --test devices --test training --test programs
+# long ones among them that compare options, or arithmetic that a sample of layouts (one_hash) covers
+MPI_SKIPPED = predictions:: lenet_learns a_pipeline_ ranks_that_are_started_differently
 
 test-mpich: setup
 	@command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null \
 	  || $(MAKE) --no-print-directory packages PACKAGES="mpich libmpich-dev"
-	CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich cargo test --release $(MPI_TESTS)
+	CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich cargo test --release $(MPI_TESTS) -- $(MPI_SKIPPED:%=--skip %)
 
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test files -- restart:: --nocapture
