@@ -22,7 +22,6 @@ use pulp::{Simd, WithSimd};
 use super::blocks::{Blocks, DenseGradients, SparseGradient, TargetBlock, add_blocks};
 use super::padding::{ConvolutionScratch, pad, rows_inside};
 use crate::device::ConvolutionShape;
-use crate::sums::Section;
 
 /// Returns `start` for each of the four places in a window, or for the only one without pooling.
 #[inline(always)]
@@ -32,21 +31,19 @@ fn starts(shape: &ConvolutionShape, start: impl Fn(usize, usize) -> usize) -> [u
     )
 }
 
-/// The gradient of the weights of some outputs, added up in canonical order.
-pub(super) struct WeightGradient<'a, 'b> {
+/// The gradient of the weights of some outputs, from some images.
+pub(super) struct WeightGradient<'a> {
     pub(super) shape: &'a ConvolutionShape,
     pub(super) input: &'a [f32],
     pub(super) argmax: &'a [f32],
     pub(super) gradient: &'a [f32],
     pub(super) outputs: Range<usize>,
-    /// The images among those of the batch.
-    pub(super) rows: Section,
-    /// The values on the stack, `[outputs, channels, kernel, kernel]` each.
-    pub(super) sums: &'a mut [&'b mut [f32]],
+    /// `[outputs, channels, kernel, kernel]`, to which the images are added one after the other.
+    pub(super) sums: &'a mut [f32],
     pub(super) scratch: &'a mut ConvolutionScratch,
 }
 
-impl WithSimd for WeightGradient<'_, '_> {
+impl WithSimd for WeightGradient<'_> {
     type Output = ();
 
     /// Keeps sums as `[output, kernel row, run of the row]`, in the order of the weights before and
@@ -58,15 +55,11 @@ impl WithSimd for WeightGradient<'_, '_> {
         let width = self.shape.padded_width();
         let vectors = (kernel * channels).div_ceil(S::F32_LANES);
         let stride = vectors * S::F32_LANES;
-        let mut scratch = take(self.scratch);
-        let ConvolutionScratch { sums, image, nonzero, lengths, .. } = &mut scratch;
-        let len = self.outputs.len() * kernel * stride;
-        let mut depth = self.rows.depth_before();
-        sums.clear();
-        sums.resize(depth * len, 0.0);
-        for (sums, weights) in sums.chunks_exact_mut(len).zip(&mut *self.sums) {
-            for_each_weight(sums, weights, self.shape, stride, |sum, weight| *sum = *weight);
-        }
+        let WeightGradient { sums: weights, scratch, .. } = self;
+        let ConvolutionScratch { packed, image, nonzero, lengths, .. } = scratch;
+        let sums = packed.elements(self.outputs.len() * kernel * stride);
+        sums.fill(0.0);
+        for_each_weight(sums, weights, self.shape, stride, |sum, weight| *sum = *weight);
         // rows are read in whole vectors
         let image = image.elements(self.shape.padded_len() + stride);
         image.fill(0.0);
@@ -74,40 +67,22 @@ impl WithSimd for WeightGradient<'_, '_> {
         let is_dense = is_dense(self.shape);
         nonzero.resize(if is_dense { 0 } else { self.outputs.len() * positions }, SparseGradient::default());
         lengths.resize(self.outputs.len(), 0);
-        for step in self.rows.steps() {
-            if !step.continues {
-                depth += 1;
-                sums.resize(depth * len, 0.0);
+        let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
+        for (input, (gradient, argmax)) in self.input.chunks_exact(image_len).zip(maps) {
+            pad(self.shape, input, image);
+            if is_dense {
+                add_dense(simd, self.shape, self.outputs.clone(), gradient, image, sums);
+                continue;
             }
-            let of = |values: usize| step.first * values..step.end * values;
-            let (gradient, argmax) = (&self.gradient[of(output_len)], &self.argmax[of(output_len)]);
-            let maps = gradient.chunks_exact(output_len).zip(argmax.chunks_exact(output_len));
-            for (input, (gradient, argmax)) in self.input[of(image_len)].chunks_exact(image_len).zip(maps) {
-                pad(self.shape, input, image);
-                if is_dense {
-                    self.add_dense(simd, gradient, image, &mut sums[(depth - 1) * len..]);
-                    continue;
-                }
-                self.gather(gradient, argmax, nonzero, lengths);
-                let lists = nonzero.chunks_exact(positions).zip(&*lengths);
-                let outputs = sums[(depth - 1) * len..].chunks_exact_mut(kernel * stride);
-                for (sums, (list, &length)) in outputs.zip(lists) {
-                    let from = Blocks { values: image, stride: width * channels };
-                    let target = TargetBlock { values: sums, stride, distance: 0, rows: kernel, vectors };
-                    add_blocks::<S, _, 1>(simd, &list[..length], from, target);
-                }
-            }
-            for _ in 0..step.num_merges {
-                let (left, right) = sums[(depth - 2) * len..].split_at_mut(len);
-                left.iter_mut().zip(right).for_each(|(left, right)| *left += *right);
-                depth -= 1;
-                sums.truncate(depth * len);
+            gather(self.shape, self.outputs.clone(), gradient, argmax, nonzero, lengths);
+            let lists = nonzero.chunks_exact(positions).zip(&*lengths);
+            for (sums, (list, &length)) in sums.chunks_exact_mut(kernel * stride).zip(lists) {
+                let from = Blocks { values: image, stride: width * channels };
+                let target = TargetBlock { values: sums, stride, distance: 0, rows: kernel, vectors };
+                add_blocks::<S, _, 1>(simd, &list[..length], from, target);
             }
         }
-        for (sums, weights) in sums.chunks_exact_mut(len).zip(&mut *self.sums) {
-            for_each_weight(sums, weights, self.shape, stride, |sum, weight| *weight = *sum);
-        }
-        *self.scratch = scratch;
+        for_each_weight(sums, weights, self.shape, stride, |sum, weight| *weight = *sum);
     }
 }
 
@@ -140,70 +115,76 @@ pub(super) fn is_dense(shape: &ConvolutionShape) -> bool {
     !shape.pool && !shape.relu
 }
 
-impl WeightGradient<'_, '_> {
-    /// Adds the gradients of an image to `sums`, a few rows of the output at a time, so that the rows of the
-    /// image that they belong to stay in the first cache while all outputs are added.
-    #[inline(always)]
-    fn add_dense<S: Simd>(&self, simd: S, gradient: &[f32], image: &[f32], sums: &mut [f32]) {
-        let ConvolutionShape { channels, stride: step, outputs, kernel, .. } = *self.shape;
-        let row_len = self.shape.padded_width() * channels;
-        let vectors = (kernel * channels).div_ceil(S::F32_LANES);
-        let stride = vectors * S::F32_LANES;
-        let (columns, line_step) = (self.shape.output_width(), step * row_len);
-        let num_rows = (CACHED_IMAGE / line_step).max(1);
-        let bands = gradient.chunks(num_rows * columns * outputs);
-        for (gradient, image) in bands.zip((0..).step_by(num_rows).map(|row| &image[row * line_step..])) {
-            let from = Blocks { values: image, stride: row_len };
-            let mut at = 0;
-            while at < self.outputs.len() {
-                // two outputs read a block once
-                let num = (self.outputs.len() - at).min(2);
-                let gradients = DenseGradients {
-                    values: &gradient[self.outputs.start + at..],
-                    stride: outputs,
-                    num_lines: gradient.len() / (columns * outputs),
-                    line_len: columns,
-                    step: step * channels,
-                    line_step,
-                };
-                let (values, distance) = (&mut sums[at * kernel * stride..], kernel * stride);
-                let target = TargetBlock { values, stride, distance, rows: kernel, vectors };
-                match num {
-                    2 => add_blocks::<S, _, 2>(simd, gradients, from, target),
-                    _ => add_blocks::<S, _, 1>(simd, gradients, from, target),
-                }
-                at += num;
+/// Adds the gradients of an image to `sums`, a few rows of the output at a time, so that the rows of the
+/// image that they belong to stay in the first cache while all outputs are added.
+#[inline(always)]
+fn add_dense<S: Simd>(
+    simd: S,
+    shape: &ConvolutionShape,
+    own: Range<usize>,
+    gradient: &[f32],
+    image: &[f32],
+    sums: &mut [f32],
+) {
+    let ConvolutionShape { channels, stride: step, outputs, kernel, .. } = *shape;
+    let row_len = shape.padded_width() * channels;
+    let vectors = (kernel * channels).div_ceil(S::F32_LANES);
+    let stride = vectors * S::F32_LANES;
+    let (columns, line_step) = (shape.output_width(), step * row_len);
+    let num_rows = (CACHED_IMAGE / line_step).max(1);
+    let bands = gradient.chunks(num_rows * columns * outputs);
+    for (gradient, image) in bands.zip((0..).step_by(num_rows).map(|row| &image[row * line_step..])) {
+        let from = Blocks { values: image, stride: row_len };
+        let mut at = 0;
+        while at < own.len() {
+            // two outputs read a block once
+            let num = (own.len() - at).min(2);
+            let gradients = DenseGradients {
+                values: &gradient[own.start + at..],
+                stride: outputs,
+                num_lines: gradient.len() / (columns * outputs),
+                line_len: columns,
+                step: step * channels,
+                line_step,
+            };
+            let (values, distance) = (&mut sums[at * kernel * stride..], kernel * stride);
+            let target = TargetBlock { values, stride, distance, rows: kernel, vectors };
+            match num {
+                2 => add_blocks::<S, _, 2>(simd, gradients, from, target),
+                _ => add_blocks::<S, _, 1>(simd, gradients, from, target),
             }
+            at += num;
         }
     }
+}
 
-    /// Lists, for each of the output channels, the gradients that are not zero with their places in the
-    /// image. No branch depends on a gradient: half of them are zero, at random.
-    #[inline(always)]
-    fn gather(
-        &self,
-        gradient: &[f32],
-        argmax: &[f32],
-        nonzero: &mut [SparseGradient],
-        lengths: &mut [usize],
-    ) {
-        let ConvolutionShape { channels, stride, outputs, .. } = *self.shape;
-        let width = self.shape.padded_width();
-        let (window, columns) = (self.shape.window(), self.shape.output_width());
-        let starts = starts(self.shape, |y, x| (y * width + x) * channels);
-        let positions = columns * self.shape.output_height();
-        lengths.fill(0);
-        let values = gradient.chunks_exact(outputs).zip(argmax.chunks_exact(outputs));
-        for (position, (gradient, argmax)) in values.enumerate() {
-            let (row, column) = (position / columns * window, position % columns * window);
-            let origin = (row * width + column) * stride * channels;
-            let lists = nonzero.chunks_exact_mut(positions).zip(lengths.iter_mut());
-            let (gradient, argmax) = (&gradient[self.outputs.clone()], &argmax[self.outputs.clone()]);
-            for ((list, length), (&gradient, argmax)) in lists.zip(gradient.iter().zip(argmax)) {
-                let start = origin as u32 + starts[argmax.to_bits() as usize % 4];
-                list[*length] = SparseGradient { gradient, start };
-                *length += usize::from(gradient != 0.0);
-            }
+/// Lists, for each of the output channels, the gradients that are not zero with their places in the
+/// image. No branch depends on a gradient: half of them are zero, at random.
+#[inline(always)]
+fn gather(
+    shape: &ConvolutionShape,
+    own: Range<usize>,
+    gradient: &[f32],
+    argmax: &[f32],
+    nonzero: &mut [SparseGradient],
+    lengths: &mut [usize],
+) {
+    let ConvolutionShape { channels, stride, outputs, .. } = *shape;
+    let width = shape.padded_width();
+    let (window, columns) = (shape.window(), shape.output_width());
+    let starts = starts(shape, |y, x| (y * width + x) * channels);
+    let positions = columns * shape.output_height();
+    lengths.fill(0);
+    let values = gradient.chunks_exact(outputs).zip(argmax.chunks_exact(outputs));
+    for (position, (gradient, argmax)) in values.enumerate() {
+        let (row, column) = (position / columns * window, position % columns * window);
+        let origin = (row * width + column) * stride * channels;
+        let lists = nonzero.chunks_exact_mut(positions).zip(lengths.iter_mut());
+        let (gradient, argmax) = (&gradient[own.clone()], &argmax[own.clone()]);
+        for ((list, length), (&gradient, argmax)) in lists.zip(gradient.iter().zip(argmax)) {
+            let start = origin as u32 + starts[argmax.to_bits() as usize % 4];
+            list[*length] = SparseGradient { gradient, start };
+            *length += usize::from(gradient != 0.0);
         }
     }
 }

@@ -14,12 +14,11 @@ mod tests;
 mod winograd;
 
 use std::cell::RefCell;
-use std::mem::take;
 
 use smallvec::SmallVec;
 
 use super::Cpu;
-use super::leaf_sums::add_up;
+use super::leaf_sums::{LeafSums, add_up};
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 use crate::sums::MOST_PENDING;
 use backward::{InputGradient, WeightGradient, is_dense};
@@ -27,11 +26,13 @@ use forward::Forward;
 use padding::ConvolutionScratch;
 use winograd::{WinogradForward, WinogradWeightGradient};
 
+thread_local! {
+    static SCRATCH: RefCell<ConvolutionScratch> = RefCell::default();
+    static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
+}
+
 /// Runs `work` with memory that the operations of this thread reuse.
 fn with_scratch(work: impl FnOnce(&mut ConvolutionScratch)) {
-    thread_local! {
-        static SCRATCH: RefCell<ConvolutionScratch> = RefCell::default();
-    }
     SCRATCH.with_borrow_mut(work);
 }
 
@@ -99,21 +100,24 @@ impl ConvolutionOperations for Cpu {
             (outputs, own.collect::<SmallVec<[_; MOST_PENDING]>>())
         });
         self.for_each(parts, |(outputs, mut sums)| {
-            with_scratch(|scratch| {
-                if is_winograd {
-                    let leaves = &mut take(&mut scratch.leaves);
-                    add_up(rows, leaves, &mut sums, |images, sums| {
-                        let of = |values: usize| images.start * values..images.end * values;
-                        let input = &input[of(shape.image_len())];
-                        let (gradient, outputs) = (&gradient[of(shape.output_len())], outputs.clone());
-                        let work = WinogradWeightGradient { shape, input, gradient, outputs, sums, scratch };
-                        self.arch.dispatch(work);
+            LEAF_SUMS.with_borrow_mut(|leaves| {
+                add_up(rows, leaves, &mut sums, |images, sums| {
+                    let of = |values: usize| images.start * values..images.end * values;
+                    let (input, of_outputs) = (&input[of(shape.image_len())], of(shape.output_len()));
+                    let (gradient, argmax) = (&gradient[of_outputs.clone()], &argmax[of_outputs]);
+                    let outputs = outputs.clone();
+                    with_scratch(|scratch| {
+                        if is_winograd {
+                            let work =
+                                WinogradWeightGradient { shape, input, gradient, outputs, sums, scratch };
+                            self.arch.dispatch(work);
+                        } else {
+                            let work =
+                                WeightGradient { shape, input, argmax, gradient, outputs, sums, scratch };
+                            self.arch.dispatch(work);
+                        }
                     });
-                    return scratch.leaves = take(leaves);
-                }
-                let sums = &mut sums;
-                let work = WeightGradient { shape, input, argmax, gradient, outputs, rows, sums, scratch };
-                self.arch.dispatch(work);
+                });
             });
         });
     }

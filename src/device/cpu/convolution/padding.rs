@@ -2,7 +2,6 @@
 
 use super::blocks::SparseGradient;
 use crate::device::ConvolutionShape;
-use crate::device::cpu::leaf_sums::LeafSums;
 use crate::memory::scratch::Room;
 
 /// Memory that operations reuse. A room begins with a cache line, of which a vector of an image with a
@@ -13,13 +12,10 @@ pub(super) struct ConvolutionScratch {
     pub(super) packed: Room,
     /// An image with zeros around it.
     pub(super) image: Room,
-    /// The sums of the gradients of weights.
-    pub(super) sums: Vec<f32>,
     pub(super) nonzero: Vec<SparseGradient>,
     pub(super) lengths: Vec<usize>,
     /// The coefficients of tiles.
     pub(super) coefficients: Room,
-    pub(super) leaves: LeafSums,
 }
 
 /// Copies an image into one with zeros around it, which are there already.
