@@ -105,8 +105,8 @@ struct BlockProduct<'a> {
 }
 
 impl BlockProduct<'_> {
-    /// Forms the products of the first `VECTORS` vectors of outputs, and transforms their columns into `half`,
-    /// `[vector, tile]`. `TILES` tiles go together.
+    /// Forms the products of the first `VECTORS` vectors of outputs, and transforms their columns into
+    /// `half`, `[vector, tile]`. `TILES` tiles go together.
     #[inline(always)]
     fn columns<S: Simd, const TILES: usize, const VECTORS: usize>(
         &self,
