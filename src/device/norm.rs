@@ -54,7 +54,7 @@ impl GroupNormShape {
     /// Returns the number of values that the forward pass saves for each image: the mean and 1/σ of
     /// each group.
     pub fn saved_len(&self) -> usize {
-        2 * self.groups
+        NormShape::SAVED * self.groups
     }
 }
 
@@ -153,7 +153,9 @@ pub trait NormOperations: MemoryOperations {
         input_gradient: Self::ViewMut<'_>,
     );
 
-    /// Computes both of the former: the arrays may then be read once for both.
+    /// Computes the results of [`NormOperations::group_norm_backward_weight`] and
+    /// [`NormOperations::group_norm_backward_input`], with the same bits. A device may read the arrays fewer
+    /// times.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     fn group_norm_backward(
         &self,

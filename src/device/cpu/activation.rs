@@ -23,6 +23,7 @@ impl ActivationOperations for Cpu {
         output: &mut [f32],
     ) {
         match activation {
+            // one pass, without the copy
             Activation::Relu => self.zip(output, input, |_, x| relu(x)),
             Activation::Tanh => self.zip(output, input, |_, x| math::tanh(x)),
             _ => {

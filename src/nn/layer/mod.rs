@@ -317,13 +317,14 @@ impl Layer {
         });
     }
 
-    /// Returns true if [`Layer::backward_joined`] runs the second and the third part together.
-    pub fn joins_passes(&self) -> bool {
-        each_kind!(self, kind => kind.joins_passes())
+    /// Returns true if [`Layer::backward_weight_and_input`] runs the second and the third part together.
+    pub fn computes_both_gradients(&self) -> bool {
+        each_kind!(self, kind => kind.computes_both_gradients())
     }
 
-    /// Runs the second and the third part of the backward pass, with the same bits.
-    pub fn backward_joined<D: Device>(
+    /// Runs the second and the third part of the backward pass, with the same bits. Only for layers of which
+    /// [`Layer::computes_both_gradients`] is true.
+    pub fn backward_weight_and_input<D: Device>(
         &self,
         device: &D,
         parameters: &FlatBuffer<D>,
@@ -333,7 +334,7 @@ impl Layer {
     ) {
         let tensors = LayerTensors { draws: rows.tape.draws, flat: parameters, own: &self.tensors };
         let sums = LayerSums { flat: gradients, own: &self.tensors };
-        each_kind!(self, kind => kind.backward_joined(device, tensors, rows, sums, input_gradient));
+        each_kind!(self, kind => kind.backward_weight_and_input(device, tensors, rows, sums, input_gradient));
     }
 
     /// Returns the activation of this layer if the layer `after` it can backpropagate through it in

@@ -154,11 +154,11 @@ impl LayerPasses for NormLayer {
         }
     }
 
-    fn joins_passes(&self) -> bool {
+    fn computes_both_gradients(&self) -> bool {
         matches!(self.norm, Norm::Group(_))
     }
 
-    fn backward_joined<D: Device>(
+    fn backward_weight_and_input<D: Device>(
         &self,
         device: &D,
         parameters: LayerTensors<'_, D>,
@@ -167,10 +167,11 @@ impl LayerPasses for NormLayer {
         input_gradient: D::ViewMut<'_>,
     ) {
         let TapedRows { tape: Tape { input, saved, .. }, gradient, section } = *rows;
-        if let Norm::Group(shape) = self.of_rows(section.len()) {
-            let (weight, sum) = (parameters.get(device, WEIGHT), sums.get(device, WEIGHT, section));
-            device.group_norm_backward(&shape, input, weight, saved, gradient, sum, input_gradient);
-        }
+        let Norm::Group(shape) = self.of_rows(section.len()) else {
+            unreachable!("a layer norm computes one gradient at a time")
+        };
+        let (weight, sum) = (parameters.get(device, WEIGHT), sums.get(device, WEIGHT, section));
+        device.group_norm_backward(&shape, input, weight, saved, gradient, sum, input_gradient);
     }
 
     fn sum_positions<D: Device>(&self, device: &D, rows: &TapedRows<'_, D>, sums: D::ViewMut<'_>) {

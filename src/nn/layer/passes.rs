@@ -116,14 +116,14 @@ pub trait LayerPasses {
     ) {
     }
 
-    /// Returns true if [`LayerPasses::backward_joined`] computes the gradients of weight and input together.
-    fn joins_passes(&self) -> bool {
+    /// Returns true if [`LayerPasses::backward_weight_and_input`] computes both gradients.
+    fn computes_both_gradients(&self) -> bool {
         false
     }
 
     /// Adds up the gradient of the weight and computes the gradient of the input, with the bits of
     /// [`LayerPasses::backward_weight`] and [`LayerPasses::backward_input`].
-    fn backward_joined<D: Device>(
+    fn backward_weight_and_input<D: Device>(
         &self,
         _device: &D,
         _parameters: LayerTensors<'_, D>,
@@ -131,7 +131,7 @@ pub trait LayerPasses {
         _sums: LayerSums<'_, D>,
         _input_gradient: D::ViewMut<'_>,
     ) {
-        unreachable!("the {} layer joins no passes", self.name())
+        unreachable!("the {} layer computes one gradient at a time", self.name())
     }
 
     /// Writes what the layer's positions, some of all, add to the gradients of all its parameters, for each

@@ -183,28 +183,27 @@ impl Stage {
             let fill = |sums: D::ViewMut<'_>| layer.sum_positions(device, &taped, sums);
             summing = Some(context.exchanger.start_position_sums(exchange, rows, fill)?);
         }
-        let joins = pass == Pass::Whole
-            && layer.joins_passes()
+        // an exchange would start between the two gradients, and sums over positions replace that of weights
+        let together = pass == Pass::Whole
+            && layer.computes_both_gradients()
             && self.needs_gradient(input)
             && self.exchange_before(at).is_none()
             && position_sums.is_none();
         if self.needs_gradient(input) {
-            if joins {
-                let mut own = gradients.values[into].take();
-                let gradient = device.view(here(&gradients.values[from]), 0..len);
-                let tape = self.tape(device, at, 0..rows, activations);
-                let taped = TapedRows { tape, gradient, section };
-                let input = device.view_mut(here_mut(&mut own), 0..rows * before.width);
-                layer.backward_joined(device, context.parameters, &taped, context.gradients, input);
-                gradients.values[into] = own;
-            } else if !layer.is_elementwise() && !layer.is_idle() {
+            if !layer.is_elementwise() && !layer.is_idle() {
                 let fused = self.fused_activation(device, at, rows, activations);
                 gradients.is_backpropagated[into] = fused.is_some();
                 let mut own = gradients.values[into].take();
                 let gradient = device.view(here(&gradients.values[from]), 0..len);
                 let len = rows * before.width * before.num_gradient_sums;
                 let input = device.view_mut(here_mut(&mut own), 0..len);
-                layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
+                if together {
+                    let tape = self.tape(device, at, 0..rows, activations);
+                    let (taped, sums) = (TapedRows { tape, gradient, section }, &mut *context.gradients);
+                    layer.backward_weight_and_input(device, context.parameters, &taped, sums, input);
+                } else {
+                    layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
+                }
                 gradients.values[into] = own;
             }
             self.merge(device, at, rows, gradients);
@@ -220,7 +219,7 @@ impl Stage {
                     let sums = context.exchanger.finish_position_sums(summing);
                     layer.add_position_sums(device, &taped, sums, context.gradients);
                 }
-                None if joins || layer.is_idle() => {}
+                None if together || layer.is_idle() => {}
                 None => layer.backward_weight(device, &[taped], context.gradients),
             }
         }

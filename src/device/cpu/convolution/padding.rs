@@ -14,7 +14,7 @@ pub(super) struct ConvolutionScratch {
     pub(super) image: Room,
     pub(super) nonzero: Vec<SparseGradient>,
     pub(super) lengths: Vec<usize>,
-    /// The coefficients of tiles.
+    /// The coefficients of kernels and tiles, and columns that are transformed.
     pub(super) coefficients: Room,
 }
 

@@ -55,8 +55,8 @@ impl<S: Simd> Block<S> {
         }
     }
 
-    /// Writes sums over the positions to the channels of `sums`. The chains of whole groups of positions are
-    /// in registers.
+    /// Writes sums over the positions to the channels of `sums`. The chains of every `CHAINS`
+    /// positions are in registers.
     #[inline(always)]
     fn sum<const N: usize, const M: usize>(
         self,
@@ -75,6 +75,7 @@ impl<S: Simd> Block<S> {
                 }
             }
         }
+        // a copy, because a loop of a length that is not known would keep the chains in memory
         let mut ends = chains;
         for (chain, position) in ends.iter_mut().zip(whole..num_positions) {
             let terms = term(self.load(images, position));
@@ -103,7 +104,8 @@ impl<S: Simd> Block<S> {
     }
 }
 
-/// Returns the mean and 1/σ of each channel's group, of the two values of each group in `saved`.
+/// Writes the mean and 1/σ of each channel's group, the two values of a group in `saved`, to `means` and
+/// `scales`.
 #[inline(always)]
 fn spread(shape: &GroupNormShape, saved: &[f32], means: &mut [f32], scales: &mut [f32]) {
     let len = shape.group_len();
@@ -114,16 +116,16 @@ fn spread(shape: &GroupNormShape, saved: &[f32], means: &mut [f32], scales: &mut
     }
 }
 
-/// The values of images before their normalisation.
+/// Images before their normalisation.
 #[derive(Clone, Copy)]
-pub(super) struct Normalised<'a> {
+pub(super) struct NormInput<'a> {
     pub(super) shape: &'a GroupNormShape,
     pub(super) input: &'a [f32],
     /// The mean and 1/σ of each group.
     pub(super) saved: &'a [f32],
 }
 
-impl<'a> Normalised<'a> {
+impl<'a> NormInput<'a> {
     /// Returns the values and the statistics of an image.
     #[inline(always)]
     fn image(self, number: usize) -> (&'a [f32], &'a [f32]) {
@@ -166,6 +168,7 @@ impl WithSimd for GroupForward<'_> {
             for (saved, sums) in groups.zip(sums.chunks_exact(shape.group_len())) {
                 saved[0] = sums.iter().sum::<f32>() / len;
             }
+            // 1/σ follows: the sums are written again before they are read
             spread(shape, saved, means, sums);
             for block in Block::all(simd, num) {
                 let [mean] = block.load([means], 0);
@@ -216,7 +219,7 @@ fn normalise<S: Simd>(simd: S, x: S::f32s, [mean, scale, factor]: [S::f32s; 3]) 
 
 /// Adds the gradient of the weight from `images` to `sums`, an image after the other.
 pub(super) struct GroupWeightGradient<'a> {
-    pub(super) normalised: Normalised<'a>,
+    pub(super) norm_input: NormInput<'a>,
     pub(super) gradient: &'a [f32],
     pub(super) images: Range<usize>,
     /// Memory for three values of each channel.
@@ -229,12 +232,12 @@ impl WithSimd for GroupWeightGradient<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let GroupWeightGradient { normalised, gradient, images, channels, sums } = self;
-        let shape = normalised.shape;
+        let GroupWeightGradient { norm_input, gradient, images, channels, sums } = self;
+        let shape = norm_input.shape;
         let (means, rest) = channels.split_at_mut(shape.channels);
         let (scales, of_image) = rest.split_at_mut(shape.channels);
         for image in images {
-            let (x, saved) = normalised.image(image);
+            let (x, saved) = norm_input.image(image);
             let dy = &gradient[image * shape.image_len()..][..shape.image_len()];
             spread(shape, saved, means, scales);
             for block in Block::all(simd, shape.channels) {
@@ -254,7 +257,7 @@ impl WithSimd for GroupWeightGradient<'_> {
 /// Computes the gradient of images from their values and the gradient of the outputs, and adds up that of
 /// the weight if there are sums.
 pub(super) struct GroupInputGradient<'a> {
-    pub(super) normalised: Normalised<'a>,
+    pub(super) norm_input: NormInput<'a>,
     pub(super) weight: &'a [f32],
     pub(super) gradient: &'a [f32],
     /// Memory for four values of each channel.
@@ -268,9 +271,9 @@ impl WithSimd for GroupInputGradient<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let GroupInputGradient { normalised, weight, gradient, channels, input_gradient, mut weight_sums } =
+        let GroupInputGradient { norm_input, weight, gradient, channels, input_gradient, mut weight_sums } =
             self;
-        let shape = normalised.shape;
+        let shape = norm_input.shape;
         let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
         let (statistics, sums) = channels.split_at_mut(2 * num);
         let (means, scales) = statistics.split_at_mut(num);
@@ -278,7 +281,7 @@ impl WithSimd for GroupInputGradient<'_> {
         let gradients = gradient.chunks_exact(shape.image_len());
         let gradients = gradients.zip(input_gradient.chunks_exact_mut(shape.image_len()));
         for (image, (dy, dx)) in gradients.enumerate() {
-            let (x, saved) = normalised.image(image);
+            let (x, saved) = norm_input.image(image);
             spread(shape, saved, means, scales);
             for block in Block::all(simd, num) {
                 let [mean, scale] = block.load([means, scales], 0);

@@ -1,13 +1,15 @@
 //! Normalisations: vectors and images are split among the threads.
 
 mod group;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use self::group::{GroupForward, GroupInputGradient, GroupWeightGradient, Normalised};
+use self::group::{GroupForward, GroupInputGradient, GroupWeightGradient, NormInput};
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use super::loops::sum_of;
@@ -194,8 +196,8 @@ impl NormOperations for Cpu {
         LEAF_SUMS.with_borrow_mut(|stack| {
             add_up(section, stack, &mut arrays, |images, sums| {
                 with_channels(3 * columns, |channels| {
-                    let normalised = Normalised { shape, input, saved };
-                    self.arch.dispatch(GroupWeightGradient { normalised, gradient, images, channels, sums });
+                    let norm_input = NormInput { shape, input, saved };
+                    self.arch.dispatch(GroupWeightGradient { norm_input, gradient, images, channels, sums });
                 });
             });
         });
@@ -215,9 +217,9 @@ impl NormOperations for Cpu {
         let saved = saved.chunks(self.rows_per_thread(shape.rows) * shape.saved_len());
         self.for_each(images.zip(saved), |(((input, gradient), input_gradient), saved)| {
             with_channels(4 * shape.channels, |channels| {
-                let normalised = Normalised { shape, input, saved };
+                let norm_input = NormInput { shape, input, saved };
                 self.arch.dispatch(GroupInputGradient {
-                    normalised,
+                    norm_input,
                     weight,
                     gradient,
                     channels,
@@ -239,7 +241,7 @@ impl NormOperations for Cpu {
         input_gradient: &mut [f32],
     ) {
         if self.threads > 1 {
-            // images are divided among threads for one of the results only
+            // threads divide the images for the gradient of the inputs only: sums have one order
             self.group_norm_backward_weight(shape, input, saved, gradient, weight_gradient);
             return self.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
         }
@@ -250,7 +252,7 @@ impl NormOperations for Cpu {
                 let (values, saved) = (of(shape.image_len()), &saved[of(shape.saved_len())]);
                 with_channels(4 * shape.channels, |channels| {
                     self.arch.dispatch(GroupInputGradient {
-                        normalised: Normalised { shape, input: &input[values.clone()], saved },
+                        norm_input: NormInput { shape, input: &input[values.clone()], saved },
                         weight,
                         gradient: &gradient[values.clone()],
                         channels,
@@ -363,22 +365,4 @@ impl Cpu {
 /// Adds up the `positions` of a sample into the arrays of their subtrees; `add` adds some to sums.
 fn add_positions(positions: Section, arrays: &mut [&mut [f32]], add: impl FnMut(Range<usize>, &mut [f32])) {
     SAMPLE_SUMS.with_borrow_mut(|stack| add_up(positions, stack, arrays, add));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_scaled_and_their_products_summed() {
-        let (x, g) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 2.0, -1.0, 3.0, 0.5]);
-        for threads in [1, 3] {
-            let cpu = Cpu::new(threads).unwrap();
-            let (mut y, mut sums) = ([f32::NAN; 6], [10.0, 20.0, 30.0]);
-            cpu.scale_columns(&x, &[2.0, 0.5, -1.0], &mut y);
-            assert_eq!(y, [2.0, 1.0, -3.0, 8.0, 2.5, -6.0]);
-            cpu.scale_columns_backward_weight(3, &x, &g, RowSums::chain(&mut sums[..], 2, true));
-            assert_eq!(sums, [10.0 - 3.0, 20.0 + 15.0, 30.0 + 9.0]);
-        }
-    }
 }

@@ -68,8 +68,8 @@ impl WithSimd for WinogradForward<'_> {
                     match (S::REGISTER_COUNT >= 32, vector + 1 < output_blocks) {
                         (true, true) => product.columns::<S, 2, PAIR>(simd, half, block.len()),
                         (true, false) => product.columns::<S, 4, 1>(simd, half, block.len()),
-                        (false, true) => product.columns::<S, 1, PAIR>(simd, half, block.len()),
-                        (false, false) => product.columns::<S, 2, 1>(simd, half, block.len()),
+                        // 16 outputs are a whole number of pairs of shorter vectors
+                        (false, _) => product.columns::<S, 1, PAIR>(simd, half, block.len()),
                     }
                 }
                 let zero = simd.splat_f32s(0.0);

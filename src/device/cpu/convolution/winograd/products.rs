@@ -31,9 +31,9 @@ pub(super) fn columns<S: Simd>(values: &[f32]) -> &[TileColumn<S>] {
     S::as_simd_f32s(values).0.as_chunks().0
 }
 
-/// Adds to each of the `sums`, `[vector, sum]`, the products of the elements of a column, which begin with
-/// `first` and are `stride` apart, and the `vectors` of others. The column of a sum is `space` after the one
-/// before.
+/// For each vector v, sum s and row r, adds `elements[first + s · space + r · stride] · vectors[v][r]` to
+/// `sums[v][s][r]`. `SUMS · VECTORS` columns have to fit the registers: four of 32, two of 16, beside an
+/// element and the vectors.
 #[inline(always)]
 pub(super) fn add_products<S: Simd, const SUMS: usize, const VECTORS: usize>(
     simd: S,

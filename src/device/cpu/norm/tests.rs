@@ -1,0 +1,115 @@
+//! Normalisations against their formula, and the bits of all vectors, threads and divisions.
+
+use super::*;
+use crate::device::Vectors;
+use crate::device::cpu::tests::{assert_close, poison, random};
+
+#[test]
+fn columns_are_scaled_and_their_products_summed() {
+    let (x, g) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 2.0, -1.0, 3.0, 0.5]);
+    for threads in [1, 3] {
+        let cpu = Cpu::new(threads).unwrap();
+        let (mut y, mut sums) = ([f32::NAN; 6], [10.0, 20.0, 30.0]);
+        cpu.scale_columns(&x, &[2.0, 0.5, -1.0], &mut y);
+        assert_eq!(y, [2.0, 1.0, -3.0, 8.0, 2.5, -6.0]);
+        cpu.scale_columns_backward_weight(3, &x, &g, RowSums::chain(&mut sums[..], 2, true));
+        assert_eq!(sums, [10.0 - 3.0, 20.0 + 15.0, 30.0 + 9.0]);
+    }
+}
+
+/// Images, and what is done with them.
+struct GroupCase {
+    shape: GroupNormShape,
+    input: Vec<f32>,
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+/// The outputs, and the gradients of the inputs and of the weight.
+type GroupResults = [Vec<f32>; 3];
+
+impl GroupCase {
+    fn new(positions: usize, channels: usize, groups: usize) -> GroupCase {
+        let shape = GroupNormShape { rows: 5, positions, channels, groups, epsilon: 1e-5 };
+        let len = shape.rows * shape.image_len();
+        let (weight, bias) = (random(channels, 2), random(channels, 3));
+        GroupCase { shape, input: random(len, 1), weight, bias, gradient: random(len, 4) }
+    }
+
+    /// Runs all passes, with a cut before image `cut`, and both gradients together or apart.
+    fn run(&self, cpu: &Cpu, cut: usize, together: bool) -> GroupResults {
+        let GroupCase { shape, input, weight, bias, gradient } = self;
+        let [mut output, mut input_gradient] = [input.len(); 2].map(poison);
+        let mut sums = poison(shape.channels);
+        for images in [0..cut, cut..shape.rows] {
+            let shape = &GroupNormShape { rows: images.len(), ..*shape };
+            let of = images.start * shape.image_len()..images.end * shape.image_len();
+            let (x, dy) = (&input[of.clone()], &gradient[of.clone()]);
+            let mut saved = poison(shape.rows * shape.saved_len());
+            cpu.group_norm_forward(shape, x, weight, Some(bias), &mut saved, &mut output[of.clone()]);
+            let (chain, dx) =
+                (RowSums::chain(&mut sums[..], shape.rows, images.start > 0), &mut input_gradient[of]);
+            if together {
+                cpu.group_norm_backward(shape, x, weight, &saved, dy, chain, dx);
+            } else {
+                cpu.group_norm_backward_weight(shape, x, &saved, dy, chain);
+                cpu.group_norm_backward_input(shape, x, weight, &saved, dy, dx);
+            }
+        }
+        [output, input_gradient, sums]
+    }
+
+    /// Returns the results of the formula.
+    fn expected(&self) -> [Vec<f64>; 3] {
+        let GroupCase { shape, input, weight, bias, gradient } = self;
+        let len = shape.positions * shape.group_len();
+        let [mut output, mut dx] = [vec![0.0; input.len()], vec![0.0; input.len()]];
+        let mut sums = vec![0.0; shape.channels];
+        for (row, group) in (0..shape.rows).flat_map(|row| (0..shape.groups).map(move |group| (row, group))) {
+            let first = group * shape.group_len();
+            let channels = first..first + shape.group_len();
+            let at = |position: usize, channel: usize| {
+                row * shape.image_len() + position * shape.channels + channel
+            };
+            let elements: Vec<(usize, usize)> = (0..shape.positions)
+                .flat_map(|position| channels.clone().map(move |channel| (at(position, channel), channel)))
+                .collect();
+            let mean_of = |value: &dyn Fn(usize, usize) -> f64| {
+                elements.iter().map(|&(at, channel)| value(at, channel)).sum::<f64>() / len as f64
+            };
+            let mean = mean_of(&|at, _| f64::from(input[at]));
+            let variance = mean_of(&|at, _| (f64::from(input[at]) - mean).powi(2));
+            let scale = 1.0 / (variance + f64::from(shape.epsilon)).sqrt();
+            let x = |at: usize| (f64::from(input[at]) - mean) * scale;
+            let g = |at: usize, channel: usize| f64::from(gradient[at]) * f64::from(weight[channel]);
+            let (mean_g, mean_gx) = (mean_of(&g), mean_of(&|at, channel| g(at, channel) * x(at)));
+            for &(at, channel) in &elements {
+                output[at] = x(at) * f64::from(weight[channel]) + f64::from(bias[channel]);
+                dx[at] = (g(at, channel) - mean_g - x(at) * mean_gx) * scale;
+                sums[channel] += x(at) * f64::from(gradient[at]);
+            }
+        }
+        [output, dx, sums]
+    }
+}
+
+#[test]
+fn group_norms_agree_with_the_formula_and_have_the_same_bits_everywhere() {
+    let bits = |results: GroupResults| results.map(|values| values.into_iter().map(f32::to_bits).collect());
+    for (positions, channels, groups) in [(7, 16, 2), (25, 33, 3), (9, 20, 5), (4, 64, 8), (3, 1, 1)] {
+        let case = GroupCase::new(positions, channels, groups);
+        let found = case.run(&Cpu::new(1).unwrap(), 0, true);
+        found.iter().zip(case.expected()).for_each(|(found, expected)| assert_close(found, &expected, 1e-5));
+        let expected: [Vec<u32>; 3] = bits(found);
+        let vectors = [Vectors::Widest, Vectors::Avx512, Vectors::Avx2, Vectors::Portable];
+        for threads in [1, 2, 3] {
+            for cpu in vectors.iter().filter_map(|vectors| Cpu::new(threads).unwrap().with_vectors(*vectors))
+            {
+                for (cut, together) in [(0, false), (2, true), (3, false), (5, true)] {
+                    assert_eq!(bits(case.run(&cpu, cut, together)), expected, "{positions} {channels}");
+                }
+            }
+        }
+    }
+}
