@@ -80,18 +80,11 @@ impl SmallProduct<'_> {
             match self.left {
                 Left::Rows(MatrixRows { values, stride }) => {
                     let values = &values[row * stride..];
-                    match (self.terms, stride) {
-                        (16, 16) => self.strip::<S, _, ROWS>(simd, row, Dense::<16, ROWS>::new(values)),
-                        (32, 32) => self.strip::<S, _, ROWS>(simd, row, Dense::<32, ROWS>::new(values)),
-                        (64, 64) => self.strip::<S, _, ROWS>(simd, row, Dense::<64, ROWS>::new(values)),
-                        _ => {
-                            let mut lines: [&[f32]; ROWS] = [&[]; ROWS];
-                            for (at, line) in lines.iter_mut().enumerate() {
-                                *line = &values[at * stride..][..self.terms];
-                            }
-                            self.strip::<S, _, ROWS>(simd, row, Lines(lines));
-                        }
+                    let mut lines: [&[f32]; ROWS] = [&[]; ROWS];
+                    for (at, line) in lines.iter_mut().enumerate() {
+                        *line = &values[at * stride..][..self.terms];
                     }
+                    self.strip::<S, _, ROWS>(simd, row, Lines(lines));
                 }
                 Left::Terms(MatrixRows { values, stride }) => {
                     let terms = TermLines(MatrixRows { values: &values[row..], stride });
@@ -175,32 +168,6 @@ fn load<S: Simd, const WIDTH: usize, const WHOLE: bool>(simd: S, line: &[f32]) -
         vectors[0] = simd.partial_load_f32s(line);
     }
     vectors
-}
-
-/// Rows that follow each other, of a length that is known: they need one register for all addresses.
-#[derive(Clone, Copy)]
-struct Dense<'a, const TERMS: usize, const ROWS: usize>(&'a [[f32; TERMS]; ROWS]);
-
-impl<'a, const TERMS: usize, const ROWS: usize> Dense<'a, TERMS, ROWS> {
-    /// Takes the first rows of `values`.
-    #[inline(always)]
-    fn new(values: &'a [f32]) -> Self {
-        let rows = values.as_chunks().0.first_chunk();
-        Dense(rows.expect("the left operand has all rows"))
-    }
-}
-
-impl<const TERMS: usize, const ROWS: usize> LeftStrip<ROWS> for Dense<'_, TERMS, ROWS> {
-    #[inline(always)]
-    fn part(self, first: usize, end: usize) -> Self {
-        assert!(first == 0 && end == TERMS, "rows of a known length are used whole");
-        self
-    }
-
-    #[inline(always)]
-    fn factor(self, term: usize, row: usize) -> f32 {
-        self.0[row][term]
-    }
 }
 
 /// Factors of which those of a term are consecutive.
