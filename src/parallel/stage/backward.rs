@@ -184,12 +184,13 @@ impl Stage {
             summing = Some(context.exchanger.start_position_sums(exchange, rows, fill)?);
         }
         // an exchange would start between the two gradients, and sums over positions replace that of weights
+        let needs_gradient = self.needs_gradient(input);
         let together = pass == Pass::Whole
             && layer.computes_both_gradients()
-            && self.needs_gradient(input)
+            && needs_gradient
             && self.exchange_before(at).is_none()
             && position_sums.is_none();
-        if self.needs_gradient(input) {
+        if needs_gradient {
             if !layer.is_elementwise() && !layer.is_idle() {
                 let fused = self.fused_activation(device, at, rows, activations);
                 gradients.is_backpropagated[into] = fused.is_some();

@@ -55,6 +55,12 @@ impl<S: Simd> Block<S> {
         }
     }
 
+    /// Adds a term to each sum.
+    #[inline(always)]
+    fn add<const M: usize>(self, terms: [S::f32s; M], sums: &mut [S::f32s; M]) {
+        sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum = self.simd.add_f32s(*sum, term));
+    }
+
     /// Writes sums over the positions to the channels of `sums`. The chains of every `CHAINS`
     /// positions are in registers.
     #[inline(always)]
@@ -69,19 +75,13 @@ impl<S: Simd> Block<S> {
         let whole = num_positions - num_positions % CHAINS;
         for start in (0..whole).step_by(CHAINS) {
             for (at, chain) in chains.iter_mut().enumerate() {
-                let terms = term(self.load(images, start + at));
-                for (sum, term) in chain.iter_mut().zip(terms) {
-                    *sum = self.simd.add_f32s(*sum, term);
-                }
+                self.add(term(self.load(images, start + at)), chain);
             }
         }
         // a copy, because a loop of a length that is not known would keep the chains in memory
         let mut ends = chains;
         for (chain, position) in ends.iter_mut().zip(whole..num_positions) {
-            let terms = term(self.load(images, position));
-            for (sum, term) in chain.iter_mut().zip(terms) {
-                *sum = self.simd.add_f32s(*sum, term);
-            }
+            self.add(term(self.load(images, position)), chain);
         }
         let [a, b, c, d] = ends;
         for (at, sums) in sums.iter_mut().enumerate() {
@@ -104,16 +104,15 @@ impl<S: Simd> Block<S> {
     }
 }
 
-/// Writes the mean and 1/σ of each channel's group, the two values of a group in `saved`, to `means` and
-/// `scales`.
+/// The places of a group's mean and of its 1/σ in the saved values.
+const MEAN: usize = 0;
+const SCALE: usize = 1;
+
+/// Writes a statistic of each group, which stands at `place` of its saved values, to all of its channels.
 #[inline(always)]
-fn spread(shape: &GroupNormShape, saved: &[f32], means: &mut [f32], scales: &mut [f32]) {
-    let len = shape.group_len();
-    let channels = means.chunks_exact_mut(len).zip(scales.chunks_exact_mut(len));
-    for ((means, scales), saved) in channels.zip(saved.chunks_exact(NormShape::SAVED)) {
-        means.fill(saved[0]);
-        scales.fill(saved[1]);
-    }
+fn spread(shape: &GroupNormShape, saved: &[f32], place: usize, channels: &mut [f32]) {
+    let groups = channels.chunks_exact_mut(shape.group_len()).zip(saved.chunks_exact(NormShape::SAVED));
+    groups.for_each(|(channels, saved)| channels.fill(saved[place]));
 }
 
 /// Images before their normalisation.
@@ -126,11 +125,18 @@ pub(super) struct NormInput<'a> {
 }
 
 impl<'a> NormInput<'a> {
-    /// Returns the values and the statistics of an image.
+    /// Returns some of the images.
+    pub(super) fn part(self, images: Range<usize>) -> NormInput<'a> {
+        let of = |len: usize| images.start * len..images.end * len;
+        let (values, saved) = (of(self.shape.image_len()), of(self.shape.saved_len()));
+        NormInput { input: &self.input[values], saved: &self.saved[saved], ..self }
+    }
+
+    /// Returns the values and the statistics of each image.
     #[inline(always)]
-    fn image(self, number: usize) -> (&'a [f32], &'a [f32]) {
-        let (len, saved_len) = (self.shape.image_len(), self.shape.saved_len());
-        (&self.input[number * len..][..len], &self.saved[number * saved_len..][..saved_len])
+    fn images(self) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
+        let images = self.input.chunks_exact(self.shape.image_len());
+        images.zip(self.saved.chunks_exact(self.shape.saved_len()))
     }
 }
 
@@ -166,10 +172,9 @@ impl WithSimd for GroupForward<'_> {
             }
             let groups = saved.chunks_exact_mut(NormShape::SAVED);
             for (saved, sums) in groups.zip(sums.chunks_exact(shape.group_len())) {
-                saved[0] = sums.iter().sum::<f32>() / len;
+                saved[MEAN] = sums.iter().sum::<f32>() / len;
             }
-            // 1/σ follows: the sums are written again before they are read
-            spread(shape, saved, means, sums);
+            spread(shape, saved, MEAN, means);
             for block in Block::all(simd, num) {
                 let [mean] = block.load([means], 0);
                 block.sum(
@@ -184,11 +189,12 @@ impl WithSimd for GroupForward<'_> {
             }
             let groups = saved.chunks_exact_mut(NormShape::SAVED);
             for (saved, sums) in groups.zip(sums.chunks_exact(shape.group_len())) {
-                saved[1] = 1.0 / (sums.iter().sum::<f32>() / len + shape.epsilon).sqrt();
+                saved[SCALE] = 1.0 / (sums.iter().sum::<f32>() / len + shape.epsilon).sqrt();
             }
-            spread(shape, saved, means, sums);
+            let scales = &mut *sums;
+            spread(shape, saved, SCALE, scales);
             for block in Block::all(simd, num) {
-                let statistics = block.load([means, sums, weight], 0);
+                let statistics = block.load([means, scales, weight], 0);
                 match bias {
                     Some(bias) => {
                         let [bias] = block.load([bias], 0);
@@ -217,11 +223,10 @@ fn normalise<S: Simd>(simd: S, x: S::f32s, [mean, scale, factor]: [S::f32s; 3]) 
     simd.mul_f32s(simd.mul_f32s(simd.sub_f32s(x, mean), scale), factor)
 }
 
-/// Adds the gradient of the weight from `images` to `sums`, an image after the other.
+/// Adds the gradient of the weight from images to `sums`, an image after the other.
 pub(super) struct GroupWeightGradient<'a> {
     pub(super) norm_input: NormInput<'a>,
     pub(super) gradient: &'a [f32],
-    pub(super) images: Range<usize>,
     /// Memory for three values of each channel.
     pub(super) channels: &'a mut [f32],
     pub(super) sums: &'a mut [f32],
@@ -232,14 +237,13 @@ impl WithSimd for GroupWeightGradient<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let GroupWeightGradient { norm_input, gradient, images, channels, sums } = self;
+        let GroupWeightGradient { norm_input, gradient, channels, sums } = self;
         let shape = norm_input.shape;
         let (means, rest) = channels.split_at_mut(shape.channels);
         let (scales, of_image) = rest.split_at_mut(shape.channels);
-        for image in images {
-            let (x, saved) = norm_input.image(image);
-            let dy = &gradient[image * shape.image_len()..][..shape.image_len()];
-            spread(shape, saved, means, scales);
+        for ((x, saved), dy) in norm_input.images().zip(gradient.chunks_exact(shape.image_len())) {
+            spread(shape, saved, MEAN, means);
+            spread(shape, saved, SCALE, scales);
             for block in Block::all(simd, shape.channels) {
                 let [mean, scale] = block.load([means, scales], 0);
                 block.sum(
@@ -280,9 +284,9 @@ impl WithSimd for GroupInputGradient<'_> {
         let (sums, products) = sums.split_at_mut(num);
         let gradients = gradient.chunks_exact(shape.image_len());
         let gradients = gradients.zip(input_gradient.chunks_exact_mut(shape.image_len()));
-        for (image, (dy, dx)) in gradients.enumerate() {
-            let (x, saved) = norm_input.image(image);
-            spread(shape, saved, means, scales);
+        for ((x, saved), (dy, dx)) in norm_input.images().zip(gradients) {
+            spread(shape, saved, MEAN, means);
+            spread(shape, saved, SCALE, scales);
             for block in Block::all(simd, num) {
                 let [mean, scale] = block.load([means, scales], 0);
                 block.sum(

@@ -195,9 +195,10 @@ impl NormOperations for Cpu {
         let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(columns));
         LEAF_SUMS.with_borrow_mut(|stack| {
             add_up(section, stack, &mut arrays, |images, sums| {
+                let gradient = &gradient[images.start * shape.image_len()..images.end * shape.image_len()];
+                let norm_input = NormInput { shape, input, saved }.part(images);
                 with_channels(3 * columns, |channels| {
-                    let norm_input = NormInput { shape, input, saved };
-                    self.arch.dispatch(GroupWeightGradient { norm_input, gradient, images, channels, sums });
+                    self.arch.dispatch(GroupWeightGradient { norm_input, gradient, channels, sums });
                 });
             });
         });
@@ -248,11 +249,11 @@ impl NormOperations for Cpu {
         let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(shape.channels));
         LEAF_SUMS.with_borrow_mut(|stack| {
             add_up(section, stack, &mut arrays, |images, sums| {
-                let of = |len: usize| images.start * len..images.end * len;
-                let (values, saved) = (of(shape.image_len()), &saved[of(shape.saved_len())]);
+                let values = images.start * shape.image_len()..images.end * shape.image_len();
+                let norm_input = NormInput { shape, input, saved }.part(images);
                 with_channels(4 * shape.channels, |channels| {
                     self.arch.dispatch(GroupInputGradient {
-                        norm_input: NormInput { shape, input: &input[values.clone()], saved },
+                        norm_input,
                         weight,
                         gradient: &gradient[values.clone()],
                         channels,

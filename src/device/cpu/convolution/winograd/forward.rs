@@ -34,8 +34,7 @@ impl WithSimd for WinogradForward<'_> {
         let ConvolutionScratch { packed, coefficients, .. } = pass.scratch;
         let taps = packed.elements(shape.weight_len());
         pack(pass.weight, outputs, pass.is_transposed, taps);
-        let lens = [COEFFICIENTS * channels * outputs, COEFFICIENTS * channels * BLOCK];
-        let [weights_len, inputs_len] = lens;
+        let [weights_len, inputs_len] = [outputs, BLOCK].map(|len| COEFFICIENTS * channels * len);
         let room = coefficients.elements(weights_len + inputs_len + PAIR * HALF * S::F32_LANES * BLOCK);
         let (weights, room) = room.split_at_mut(weights_len);
         let (inputs, half) = room.split_at_mut(inputs_len);
@@ -43,7 +42,7 @@ impl WithSimd for WinogradForward<'_> {
 
         let tiles = Tiles::of(shape);
         let [height, width] = [shape.output_height(), shape.output_width()];
-        let images = Images { values: pass.input, height: shape.height, width: shape.width, channels, tiles };
+        let images = Images::inputs(shape, pass.input);
         let num_tiles = pass.input.len() / shape.image_len() * tiles.of_image();
         for first in (0..num_tiles).step_by(BLOCK) {
             let block = first..num_tiles.min(first + BLOCK);
@@ -51,9 +50,8 @@ impl WithSimd for WinogradForward<'_> {
                 if tile + BLOCK < num_tiles {
                     images.fetch(tile + BLOCK);
                 }
-                let results = Images { values: pass.output, height, width, channels: outputs, tiles };
-                results.fetch(tile);
-                let square = images.square::<S>(tile, shape.padding, SIDE);
+                Images::outputs(shape, pass.output).fetch(tile);
+                let square = images.square::<S>(tile, shape.padding);
                 for vector in 0..blocks {
                     let into = &mut squares::<S>(inputs)[vector * BLOCK + at];
                     square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));

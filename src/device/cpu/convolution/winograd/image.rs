@@ -4,28 +4,41 @@ use pulp::Simd;
 
 use super::transform::{Transform, VectorSink, VectorSource};
 use super::{TILE, Tiles};
+use crate::device::ConvolutionShape;
 use crate::device::cpu::matmul::fetch;
 
 /// The images of a batch.
 #[derive(Clone, Copy)]
 pub(super) struct Images<'a> {
-    pub(super) values: &'a [f32],
-    pub(super) height: usize,
-    pub(super) width: usize,
-    pub(super) channels: usize,
-    pub(super) tiles: Tiles,
+    values: &'a [f32],
+    height: usize,
+    width: usize,
+    channels: usize,
+    tiles: Tiles,
 }
 
 impl<'a> Images<'a> {
-    /// Returns a square of places, of which the first is `padding` rows and columns before the first of
-    /// a tile, and the last within `side` of that.
+    /// Returns the inputs of a convolution.
     #[inline(always)]
-    pub(super) fn square<S: Simd>(&self, tile: usize, padding: usize, side: usize) -> Square<'a, S> {
+    pub(super) fn inputs(shape: &ConvolutionShape, values: &'a [f32]) -> Images<'a> {
+        let ConvolutionShape { height, width, channels, .. } = *shape;
+        Images { values, height, width, channels, tiles: Tiles::of(shape) }
+    }
+
+    /// Returns the outputs of a convolution, or their gradients.
+    #[inline(always)]
+    pub(super) fn outputs(shape: &ConvolutionShape, values: &'a [f32]) -> Images<'a> {
+        let [height, width] = [shape.output_height(), shape.output_width()];
+        Images { values, height, width, channels: shape.outputs, tiles: Tiles::of(shape) }
+    }
+
+    /// Returns the square of places of a tile, which begins `padding` rows and columns before the tile.
+    #[inline(always)]
+    pub(super) fn square<S: Simd>(&self, tile: usize, padding: usize) -> Square<'a, S> {
         let Images { height, width, .. } = *self;
         let (image, place) = self.tiles.place(tile);
         let [row, column] = place.map(|place| place.wrapping_sub(padding));
         let vectors = self.channels / S::F32_LANES;
-        let is_inside = |first: usize, len: usize| first < len && first + side <= len;
         Square {
             values: S::as_simd_f32s(self.values).0,
             start: (image * height * width)
@@ -38,7 +51,6 @@ impl<'a> Images<'a> {
             column,
             height,
             width,
-            is_inside: is_inside(row, height) && is_inside(column, width),
         }
     }
 
@@ -72,12 +84,10 @@ pub(super) struct Square<'a, S: Simd> {
     /// Those of the image.
     height: usize,
     width: usize,
-    /// True if all places are inside the image.
-    is_inside: bool,
 }
 
 impl<S: Simd> Square<'_, S> {
-    /// Transforms the vector number `vector` of each place.
+    /// Transforms the vector number `vector` of each of `FROM × FROM` places.
     #[inline(always)]
     pub(super) fn transform<T, const FROM: usize, const INTO: usize>(
         self,
@@ -88,7 +98,8 @@ impl<S: Simd> Square<'_, S> {
         T: Transform<FROM, INTO>,
     {
         let square = Square { start: self.start.wrapping_add(vector), ..self };
-        if self.is_inside {
+        let is_inside = |first: usize, len: usize| first < len && first + FROM <= len;
+        if is_inside(self.row, self.height) && is_inside(self.column, self.width) {
             T::square(simd, &Inside(square), into);
         } else {
             T::square(simd, &Bordered(simd, square), into);

@@ -41,14 +41,10 @@ impl WithSimd for WinogradWeightGradient<'_> {
         let sums_of_output = channels * KERNEL * KERNEL;
         let packed = packed.elements(sums_of_output * num_outputs);
         transpose([num_outputs, sums_of_output], sums, sums_of_output, packed, num_outputs);
-        let images = Images { values: input, height: shape.height, width: shape.width, channels, tiles };
-        let results = Images {
-            values: gradient,
-            height: shape.output_height(),
-            width: shape.output_width(),
-            channels: shape.outputs,
-            tiles,
-        };
+        let (images, results) = (Images::inputs(shape, input), Images::outputs(shape, gradient));
+        let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<KERNEL>().0.as_chunks_mut::<SIDE>().0;
+        // of a vector of channels or outputs
+        let (vector_len, space) = (len * S::F32_LANES, num_outputs / S::F32_LANES);
         let num_images = input.len() / shape.image_len();
         for image in 0..num_images {
             for at in 0..tiles.of_image() {
@@ -57,23 +53,21 @@ impl WithSimd for WinogradWeightGradient<'_> {
                     images.fetch(tile + tiles.of_image());
                     results.fetch(tile + tiles.of_image());
                 }
-                let square = images.square::<S>(tile, shape.padding, SIDE);
+                let square = images.square::<S>(tile, shape.padding);
                 for vector in 0..channels / S::F32_LANES {
                     let into = &mut squares::<S>(inputs)[vector * tiles.of_image() + at];
                     square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));
                 }
-                let square = results.square::<S>(tile, 0, TILE);
-                for vector in 0..num_outputs / S::F32_LANES {
+                let square = results.square::<S>(tile, 0);
+                for vector in 0..space {
                     let into = &mut squares::<S>(gradients)[vector * tiles.of_image() + at];
                     let vector = outputs.start / S::F32_LANES + vector;
                     square.transform::<OfOutputs, TILE, SIDE>(simd, vector, &mut Coefficients(into));
                 }
             }
-            let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<KERNEL>().0.as_chunks_mut::<SIDE>().0;
-            let len = len * S::F32_LANES;
             let packed = S::as_mut_simd_f32s(packed).0;
-            for (block, inputs) in inputs.chunks_exact(len).enumerate() {
-                for (vector, gradients) in gradients.chunks_exact(len).enumerate() {
+            for (block, inputs) in inputs.chunks_exact(vector_len).enumerate() {
+                for (vector, gradients) in gradients.chunks_exact(vector_len).enumerate() {
                     if S::REGISTER_COUNT >= 32 {
                         transform_products::<S, 4>(simd, inputs, gradients, half);
                     } else if S::F32_LANES > 1 {
@@ -81,7 +75,6 @@ impl WithSimd for WinogradWeightGradient<'_> {
                     } else {
                         transform_products::<S, 1>(simd, inputs, gradients, half);
                     }
-                    let space = num_outputs / S::F32_LANES;
                     for (lane, half) in half.iter().enumerate() {
                         let channel = block * S::F32_LANES + lane;
                         let values = &mut packed[channel * KERNEL * KERNEL * space + vector..];
