@@ -18,7 +18,8 @@ use support::equivalence::{layouts, positions, replicas};
 
 static CASES: &[Case] = &[
     Case { name: "operations_f32", ranks: &[1], run: |world| twins::all(world, Precision::F32, 1e-5) },
-    Case { name: "operations_tf32", ranks: &[1], run: |world| twins::all(world, Precision::Tf32, 1e-3) },
+    // tensor cores may cut factors off to 10 bits, an error of up to 2^-10 for each of the two
+    Case { name: "operations_tf32", ranks: &[1], run: |world| twins::all(world, Precision::Tf32, 2e-3) },
     Case { name: "operations_bf16", ranks: &[1], run: |world| twins::all(world, Precision::Bf16, 1e-2) },
     Case {
         name: "oracle_classifier_relu_sgd",

@@ -46,6 +46,9 @@ pub(crate) fn open(local_rank: usize) -> Result<Machine> {
         }
         _ => failed(error),
     })?;
+    // kept until the process ends: MPI closes its mappings of device memory in MPI_Finalize, after the
+    // device has been dropped
+    std::mem::forget(Arc::clone(&context));
     let (major, minor) = context.compute_capability().map_err(failed)?;
     let (capability, name) = (10 * major + minor, context.name().map_err(failed)?);
     if capability < OLDEST_CAPABILITY {
