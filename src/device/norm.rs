@@ -38,9 +38,14 @@ pub struct GroupNormShape {
     pub groups: usize,
     /// ε, which is added to the variance.
     pub epsilon: f32,
+    /// True if a ReLU follows.
+    pub relu: bool,
 }
 
 impl GroupNormShape {
+    /// The number of tensors: a weight and a bias.
+    pub const TENSORS: usize = 2;
+
     /// Returns the number of elements of one image.
     pub fn image_len(&self) -> usize {
         self.positions * self.channels
@@ -55,6 +60,11 @@ impl GroupNormShape {
     /// each group.
     pub fn saved_len(&self) -> usize {
         NormShape::SAVED * self.groups
+    }
+
+    /// Returns the number of terms of one image in the gradients of the weight and the bias.
+    pub fn position_sums_len(&self) -> usize {
+        GroupNormShape::TENSORS * self.channels
     }
 }
 
@@ -119,30 +129,32 @@ pub trait NormOperations: MemoryOperations {
     );
 
     /// Computes `output = x̂ · weight + bias`, where x are the values of a group of channels at all
-    /// positions of an image, and `weight` and `bias`, if there is one, have an element for each channel.
-    /// `saved` receives [`GroupNormShape::saved_len`] values of each image.
+    /// positions of an image, and `weight` and `bias` have an element for each channel; then ReLU, if the
+    /// shape has one. `saved` receives [`GroupNormShape::saved_len`] values of each image.
     fn group_norm_forward(
         &self,
         shape: &GroupNormShape,
         input: Self::View<'_>,
         weight: Self::View<'_>,
-        bias: Option<Self::View<'_>>,
+        bias: Self::View<'_>,
         saved: Self::ViewMut<'_>,
         output: Self::ViewMut<'_>,
     );
 
-    /// Adds up the gradient of the weight, x̂ times `gradient`, over the positions of the images.
-    fn group_norm_backward_weight(
+    /// Writes the terms of each image in the gradients of the weight, x̂ times `gradient` summed over the
+    /// positions, and of the bias, `gradient` summed over them: `[tensors, images, channels]`. `gradient`
+    /// is that of the values before the ReLU.
+    fn group_norm_position_sums(
         &self,
         shape: &GroupNormShape,
         input: Self::View<'_>,
         saved: Self::View<'_>,
         gradient: Self::View<'_>,
-        weight_gradient: RowSums<Self::ViewMut<'_>>,
+        sums: Self::ViewMut<'_>,
     );
 
     /// Computes the gradient of the inputs, by the formula of
-    /// [`NormOperations::layer_norm_backward_input`].
+    /// [`NormOperations::layer_norm_backward_input`], from that of the values before the ReLU.
     fn group_norm_backward_input(
         &self,
         shape: &GroupNormShape,
@@ -153,22 +165,27 @@ pub trait NormOperations: MemoryOperations {
         input_gradient: Self::ViewMut<'_>,
     );
 
-    /// Computes the results of [`NormOperations::group_norm_backward_weight`] and
-    /// [`NormOperations::group_norm_backward_input`], with the same bits. A device may read the arrays fewer
-    /// times.
+    /// Returns true if the device has [`NormOperations::group_norm_backward`].
+    fn fuses_group_norm_backward(&self) -> bool {
+        false
+    }
+
+    /// Computes the results of [`NormOperations::group_norm_position_sums`] and
+    /// [`NormOperations::group_norm_backward_input`], with the same bits, from `gradient`, that of
+    /// `output`, which is only read if the shape has a ReLU.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     fn group_norm_backward(
         &self,
-        shape: &GroupNormShape,
-        input: Self::View<'_>,
-        weight: Self::View<'_>,
-        saved: Self::View<'_>,
-        gradient: Self::View<'_>,
-        weight_gradient: RowSums<Self::ViewMut<'_>>,
-        input_gradient: Self::ViewMut<'_>,
+        _shape: &GroupNormShape,
+        _input: Self::View<'_>,
+        _weight: Self::View<'_>,
+        _saved: Self::View<'_>,
+        _output: Self::View<'_>,
+        _gradient: Self::View<'_>,
+        _sums: Self::ViewMut<'_>,
+        _input_gradient: Self::ViewMut<'_>,
     ) {
-        self.group_norm_backward_weight(shape, input, saved, gradient, weight_gradient);
-        self.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
+        unreachable!("the device runs the parts of a group norm's backward pass one by one")
     }
 
     /// Computes `output = input · weight` for each vector, as long as `weight`. With the gradient as `input`,

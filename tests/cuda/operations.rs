@@ -150,16 +150,15 @@ operation!(Rotate { shape: AttentionShape, rotation: Rotation }, |this, device, 
     device.rotate(&this.shape, this.rotation, Some(views[0]), outs[0].take().unwrap());
     device.rotate(&this.shape, this.rotation, None, outs[1].take().unwrap());
 });
-operation!(GroupNorm { shape: GroupNormShape, accumulate: bool }, |this, device, views, outs| {
+operation!(GroupNorm { shape: GroupNormShape }, |this, device, views, outs| {
     let (shape, [input, weight, bias, gradient]) = (&this.shape, [0, 1, 2, 3].map(|at| views[at]));
     let len = shape.rows * shape.saved_len();
     let mut saved = device.allocate(len, Role::Activations).unwrap();
     let (values, output) = (device.view_mut(&mut saved, 0..len), outs[0].take().unwrap());
-    device.group_norm_forward(shape, input, weight, Some(bias), values, output);
+    device.group_norm_forward(shape, input, weight, bias, values, output);
     let (saved, input_gradient) = (device.view(&saved, 0..len), outs[1].take().unwrap());
     device.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
-    let sums = RowSums::chain(outs[2].take().unwrap(), shape.rows, this.accumulate);
-    device.group_norm_backward_weight(shape, input, saved, gradient, sums);
+    device.group_norm_position_sums(shape, input, saved, gradient, outs[2].take().unwrap());
 });
 operation!(LayerNorm { shape: NormShape, bias: bool }, |this, device, views, outs| {
     let (shape, bias) = (&this.shape, this.bias.then(|| views[2]));

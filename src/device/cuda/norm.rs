@@ -2,6 +2,7 @@
 
 use super::activation::RowsToSum;
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
 use super::runtime::launch::{KernelArgument, Launch, launch};
@@ -13,7 +14,7 @@ kernel_table!(NormKernels in "norm.cu" {
     layer_norm_backward_weight: KernelPair,
     group_norm_forward: KernelPair,
     group_norm_backward_input: KernelPair,
-    group_norm_backward_weight: KernelPair,
+    group_norm_position_sums: KernelPair,
     scale_columns: KernelPair,
     scale_columns_backward_weight: KernelPair,
 });
@@ -27,15 +28,16 @@ struct GroupNormSizes {
     channels: u32,
     groups: u32,
     epsilon: f32,
+    relu: u32,
 }
 
 impl KernelArgument for GroupNormSizes {}
 
 impl GroupNormSizes {
     fn new(shape: &GroupNormShape) -> GroupNormSizes {
-        let GroupNormShape { rows, positions, channels, groups, epsilon } = *shape;
+        let GroupNormShape { rows, positions, channels, groups, epsilon, relu } = *shape;
         let [rows, positions, channels, groups] = [rows, positions, channels, groups].map(|size| size as u32);
-        GroupNormSizes { rows, positions, channels, groups, epsilon }
+        GroupNormSizes { rows, positions, channels, groups, epsilon, relu: u32::from(relu) }
     }
 }
 
@@ -54,11 +56,11 @@ fn over_rows(rows: usize) -> Launch {
     Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 }
 }
 
-/// Returns a launch of `images` blocks for each group of channels.
-fn over_groups(shape: &GroupNormShape, images: usize) -> Launch {
+/// Returns a launch with a block for each group of channels of an image.
+fn over_groups(shape: &GroupNormShape) -> Launch {
     let len = shape.positions * shape.group_len();
     let threads = len.next_multiple_of(32).clamp(32, 256);
-    Launch { blocks: (images as u32, shape.groups as u32), threads: (threads as u32, 1), shared_bytes: 0 }
+    Launch { blocks: (shape.rows as u32, shape.groups as u32), threads: (threads as u32, 1), shared_bytes: 0 }
 }
 
 impl NormOperations for Cuda {
@@ -167,37 +169,33 @@ impl NormOperations for Cuda {
         shape: &GroupNormShape,
         input: CudaView<'_>,
         weight: CudaView<'_>,
-        bias: Option<CudaView<'_>>,
+        bias: CudaView<'_>,
         _saved: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
         assert!(input.len == shape.rows * shape.image_len() && output.len == input.len);
-        assert!(weight.len == shape.channels && output.format == input.format);
-        assert!(bias.is_none_or(|bias| bias.len == shape.channels));
+        assert!(weight.len == shape.channels && bias.len == shape.channels);
+        assert_eq!(output.format, input.format);
         let kernel = self.kernels.of::<NormKernels>().group_norm_forward.of(input.format);
-        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, shape.rows));
-        let (weight, output) = (weight.pointer, output.pointer);
-        let bias = bias.map_or(0, |bias| bias.pointer);
+        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape));
+        let [weight, bias, output] = [weight.pointer, bias.pointer, output.pointer];
         launch!(self.streams, kernel, launch, sizes, input.pointer, weight, bias, output);
     }
 
-    fn group_norm_backward_weight(
+    fn group_norm_position_sums(
         &self,
         shape: &GroupNormShape,
         input: CudaView<'_>,
         _saved: CudaView<'_>,
         gradient: CudaView<'_>,
-        weight_gradient: RowSums<CudaViewMut<'_>>,
+        sums: CudaViewMut<'_>,
     ) {
-        assert!(input.len >= shape.rows * shape.image_len() && gradient.format == input.format);
-        let channels = shape.channels;
-        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, channels) else { return };
-        let num_sums = shape.rows.clamp(1, MOST_PARTIAL_SUMS);
-        let Some(sums) = self.partial_sums.reserve(num_sums * channels) else { return };
-        let kernel = self.kernels.of::<NormKernels>().group_norm_backward_weight.of(input.format);
-        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, num_sums));
-        launch!(self.streams, kernel, launch, sizes, input.pointer, gradient.pointer, sums);
-        self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
+        assert!(input.len == shape.rows * shape.image_len() && gradient.len == input.len);
+        assert!(gradient.format == input.format && sums.format == Format::F32);
+        assert_eq!(sums.len, shape.rows * shape.position_sums_len());
+        let kernel = self.kernels.of::<NormKernels>().group_norm_position_sums.of(input.format);
+        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape));
+        launch!(self.streams, kernel, launch, sizes, input.pointer, gradient.pointer, sums.pointer);
     }
 
     fn group_norm_backward_input(
@@ -213,7 +211,7 @@ impl NormOperations for Cuda {
         assert!(input_gradient.len == input.len && weight.len == shape.channels);
         assert!(gradient.format == input.format && input_gradient.format == input.format);
         let kernel = self.kernels.of::<NormKernels>().group_norm_backward_input.of(input.format);
-        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape, shape.rows));
+        let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape));
         let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, input.pointer, weight.pointer, gradient, input_gradient);
     }

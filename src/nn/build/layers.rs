@@ -30,7 +30,7 @@ impl Builder {
             Module::GlobalAverage => (self.pool(Pooling::GlobalAverage, 1)?, 1),
             Module::LayerNorm { bias } => (self.layer_norm(true, bias), 1),
             Module::RmsNorm => (self.layer_norm(false, false), 1),
-            Module::GroupNorm { groups } => (self.group_norm(groups)?, 1),
+            Module::GroupNorm { groups } => self.group_norm(groups, &modules[1..])?,
             Module::LayerScale { initial } => (self.layer_scale(initial)?, 1),
             Module::GatedLinearUnit { gate } => (self.gated(gate)?, 1),
             Module::Dropout { rate } => (self.dropout(rate)?, 1),
@@ -138,15 +138,17 @@ impl Builder {
         LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Layer(shape), bias })
     }
 
-    fn group_norm(&mut self, groups: usize) -> Result<LayerKind, String> {
+    fn group_norm(&mut self, groups: usize, next: &[Module]) -> Built {
         let (height, width, channels) = self.image("a group norm needs")?;
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(format!("{groups} groups do not divide {channels} channels"));
         }
         self.norm_tensors(true);
-        let positions = height * width;
-        let shape = GroupNormShape { rows: 0, positions, channels, groups, epsilon: NORM_EPSILON };
-        Ok(LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Group(shape), bias: true }))
+        let (positions, epsilon) = (height * width, NORM_EPSILON);
+        let relu = next.first() == Some(&Module::Activation(Activation::Relu));
+        let shape = GroupNormShape { rows: 0, positions, channels, groups, epsilon, relu };
+        let layer = NormLayer { features: self.features, norm: Norm::Group(shape), bias: true };
+        Ok((LayerKind::Norm(layer), 1 + usize::from(relu)))
     }
 
     fn layer_scale(&mut self, initial: f32) -> Result<LayerKind, String> {

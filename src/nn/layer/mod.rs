@@ -278,6 +278,12 @@ impl Layer {
         each_kind!(self, kind => kind.backward_weight(device, micro_batches, sums));
     }
 
+    /// Returns the number of values of a row from which the gradients of the parameters are added up: see
+    /// [`LayerPasses::position_sums_len`].
+    pub fn position_sums_len(&self) -> usize {
+        each_kind!(self, kind => kind.position_sums_len())
+    }
+
     /// Writes what the layer's positions add to the gradients of its parameters: see
     /// [`LayerPasses::sum_positions`].
     pub fn sum_positions<D: Device>(&self, device: &D, rows: &TapedRows<'_, D>, sums: D::ViewMut<'_>) {
@@ -317,24 +323,24 @@ impl Layer {
         });
     }
 
-    /// Returns true if [`Layer::backward_weight_and_input`] runs the second and the third part together.
-    pub fn computes_both_gradients(&self) -> bool {
-        each_kind!(self, kind => kind.computes_both_gradients())
+    /// Returns true if [`Layer::backward_fused`] runs the whole backward pass on the device.
+    pub fn fuses_backward<D: Device>(&self, device: &D) -> bool {
+        each_kind!(self, kind => kind.fuses_backward(device))
     }
 
-    /// Runs the second and the third part of the backward pass, with the same bits. Only for layers of which
-    /// [`Layer::computes_both_gradients`] is true.
-    pub fn backward_weight_and_input<D: Device>(
+    /// Runs all parts of the backward pass, with the same bits, up to
+    /// [`Layer::add_position_sums`]. The gradient of `rows` is that of the output.
+    /// Only for layers of which [`Layer::fuses_backward`] is true.
+    pub fn backward_fused<D: Device>(
         &self,
         device: &D,
         parameters: &FlatBuffer<D>,
         rows: &TapedRows<'_, D>,
-        gradients: &mut FlatBuffer<D>,
+        position_sums: D::ViewMut<'_>,
         input_gradient: D::ViewMut<'_>,
     ) {
         let tensors = LayerTensors { draws: rows.tape.draws, flat: parameters, own: &self.tensors };
-        let sums = LayerSums { flat: gradients, own: &self.tensors };
-        each_kind!(self, kind => kind.backward_weight_and_input(device, tensors, rows, sums, input_gradient));
+        each_kind!(self, kind => kind.backward_fused(device, tensors, rows, position_sums, input_gradient));
     }
 
     /// Returns the activation of this layer if the layer `after` it can backpropagate through it in

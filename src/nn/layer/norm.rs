@@ -22,7 +22,7 @@ pub struct NormLayer {
     pub features: Features,
     /// The values that are normalised together.
     pub norm: Norm,
-    /// True for a layer with a bias.
+    /// True for a layer with a bias, as every group norm is.
     pub bias: bool,
 }
 
@@ -78,6 +78,13 @@ impl LayerPasses for NormLayer {
         8 * self.features.len()
     }
 
+    fn activation(&self) -> Activation {
+        match self.norm {
+            Norm::Group(GroupNormShape { relu: true, .. }) => Activation::Relu,
+            _ => Activation::Identity,
+        }
+    }
+
     fn continues(&self) -> bool {
         matches!(self.norm, Norm::Layer(_))
     }
@@ -107,10 +114,15 @@ impl LayerPasses for NormLayer {
         output: D::ViewMut<'_>,
     ) {
         let weight = parameters.get(device, WEIGHT);
-        let bias = self.bias.then(|| parameters.get(device, BIAS));
         match self.of_rows(rows) {
-            Norm::Layer(shape) => device.layer_norm_forward(&shape, input, weight, bias, saved, output),
-            Norm::Group(shape) => device.group_norm_forward(&shape, input, weight, bias, saved, output),
+            Norm::Layer(shape) => {
+                let bias = self.bias.then(|| parameters.get(device, BIAS));
+                device.layer_norm_forward(&shape, input, weight, bias, saved, output);
+            }
+            Norm::Group(shape) => {
+                let bias = parameters.get(device, BIAS);
+                device.group_norm_forward(&shape, input, weight, bias, saved, output);
+            }
         }
     }
 
@@ -120,12 +132,19 @@ impl LayerPasses for NormLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         sums: Option<(LayerSums<'_, D>, Section)>,
-        _is_backpropagated: bool,
+        is_backpropagated: bool,
     ) {
-        if let Some((mut sums, section)) = sums.filter(|_| self.bias && !self.has_positions()) {
-            let shape = BiasShape { columns: self.features.last_dimension(), positions: self.positions() };
-            let bias = sums.get(device, BIAS, section);
-            device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(bias));
+        let (columns, positions) = (self.features.last_dimension(), self.positions());
+        match (self.norm, sums) {
+            (Norm::Layer(_), Some((mut sums, section))) if self.bias && !self.has_positions() => {
+                let (shape, bias) = (BiasShape { columns, positions }, sums.get(device, BIAS, section));
+                device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(bias));
+            }
+            (Norm::Group(GroupNormShape { relu: true, .. }), _) if !is_backpropagated => {
+                let shape = BiasShape { columns, positions };
+                device.activation_backward(Activation::Relu, shape, tape.output, gradient, None);
+            }
+            _ => {}
         }
     }
 
@@ -136,49 +155,55 @@ impl LayerPasses for NormLayer {
         mut sums: LayerSums<'_, D>,
     ) {
         for TapedRows { tape: Tape { input, saved, .. }, gradient, section } in micro_batches {
-            match self.of_rows(section.len()) {
-                Norm::Layer(shape) => {
-                    let terms = if self.has_positions() { 1 } else { self.positions() };
-                    let weight = sums.get(device, WEIGHT, section.times(terms));
-                    device.layer_norm_backward_weight(&shape, *input, *saved, *gradient, weight);
-                    if self.bias && self.has_positions() {
-                        let bias = sums.get(device, BIAS, *section);
-                        device.layer_norm_backward_bias(&shape, *gradient, bias);
-                    }
-                }
-                Norm::Group(shape) => {
-                    let weight = sums.get(device, WEIGHT, *section);
-                    device.group_norm_backward_weight(&shape, *input, *saved, *gradient, weight);
-                }
+            let Norm::Layer(shape) = self.of_rows(section.len()) else {
+                unreachable!("a group norm has sums over positions")
+            };
+            let terms = if self.has_positions() { 1 } else { self.positions() };
+            let weight = sums.get(device, WEIGHT, section.times(terms));
+            device.layer_norm_backward_weight(&shape, *input, *saved, *gradient, weight);
+            if self.bias && self.has_positions() {
+                let bias = sums.get(device, BIAS, *section);
+                device.layer_norm_backward_bias(&shape, *gradient, bias);
             }
         }
     }
 
-    fn computes_both_gradients(&self) -> bool {
-        matches!(self.norm, Norm::Group(_))
-    }
-
-    fn backward_weight_and_input<D: Device>(
-        &self,
-        device: &D,
-        parameters: LayerTensors<'_, D>,
-        rows: &TapedRows<'_, D>,
-        mut sums: LayerSums<'_, D>,
-        input_gradient: D::ViewMut<'_>,
-    ) {
-        let TapedRows { tape: Tape { input, saved, .. }, gradient, section } = *rows;
-        let Norm::Group(shape) = self.of_rows(section.len()) else {
-            unreachable!("a layer norm computes one gradient at a time")
-        };
-        let (weight, sum) = (parameters.get(device, WEIGHT), sums.get(device, WEIGHT, section));
-        device.group_norm_backward(&shape, input, weight, saved, gradient, sum, input_gradient);
+    fn position_sums_len(&self) -> usize {
+        match self.norm {
+            Norm::Layer(_) => 0,
+            Norm::Group(shape) => shape.position_sums_len(),
+        }
     }
 
     fn sum_positions<D: Device>(&self, device: &D, rows: &TapedRows<'_, D>, sums: D::ViewMut<'_>) {
         let TapedRows { tape: Tape { input, saved, .. }, gradient, section } = *rows;
-        if let Norm::Layer(shape) = self.of_rows(section.len()) {
-            device.layer_norm_position_sums(&shape, input, saved, gradient, self.bias, sums);
+        match self.of_rows(section.len()) {
+            Norm::Layer(shape) => {
+                device.layer_norm_position_sums(&shape, input, saved, gradient, self.bias, sums);
+            }
+            Norm::Group(shape) => device.group_norm_position_sums(&shape, input, saved, gradient, sums),
         }
+    }
+
+    fn fuses_backward<D: Device>(&self, device: &D) -> bool {
+        matches!(self.norm, Norm::Group(_)) && device.fuses_group_norm_backward()
+    }
+
+    fn backward_fused<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: &TapedRows<'_, D>,
+        position_sums: D::ViewMut<'_>,
+        input_gradient: D::ViewMut<'_>,
+    ) {
+        let TapedRows { tape: Tape { input, saved, output, .. }, gradient, section } = *rows;
+        let Norm::Group(shape) = self.of_rows(section.len()) else {
+            unreachable!("a layer norm has a backward pass in parts")
+        };
+        let weight = parameters.get(device, WEIGHT);
+        let (from, sums) = (gradient, position_sums);
+        device.group_norm_backward(&shape, input, weight, saved, output, from, sums, input_gradient);
     }
 
     fn add_position_sums<D: Device>(

@@ -116,27 +116,33 @@ pub trait LayerPasses {
     ) {
     }
 
-    /// Returns true if [`LayerPasses::backward_weight_and_input`] computes both gradients.
-    fn computes_both_gradients(&self) -> bool {
+    /// Returns the number of values of a row that [`LayerPasses::sum_positions`] writes for a layer that
+    /// adds up the gradients of its parameters from them, in place of [`LayerPasses::backward_weight`].
+    fn position_sums_len(&self) -> usize {
+        0
+    }
+
+    /// Returns true if [`LayerPasses::backward_fused`] runs the backward pass on the device.
+    fn fuses_backward<D: Device>(&self, _device: &D) -> bool {
         false
     }
 
-    /// Adds up the gradient of the weight and computes the gradient of the input, with the bits of
-    /// [`LayerPasses::backward_weight`] and [`LayerPasses::backward_input`].
-    fn backward_weight_and_input<D: Device>(
+    /// Writes the results of [`LayerPasses::sum_positions`] and [`LayerPasses::backward_input`], with the
+    /// same bits. The gradient of `rows` is that of the output.
+    fn backward_fused<D: Device>(
         &self,
         _device: &D,
         _parameters: LayerTensors<'_, D>,
         _rows: &TapedRows<'_, D>,
-        _sums: LayerSums<'_, D>,
+        _position_sums: D::ViewMut<'_>,
         _input_gradient: D::ViewMut<'_>,
     ) {
-        unreachable!("the {} layer computes one gradient at a time", self.name())
+        unreachable!("the {} layer has a backward pass in parts", self.name())
     }
 
     /// Writes what the layer's positions, some of all, add to the gradients of all its parameters, for each
     /// row: an array `[tensors, rows, elements]` for each subtree of the sum over positions. Only for layers
-    /// whose tensors all positions use.
+    /// whose tensors all positions use, those of a sequence or of an image.
     fn sum_positions<D: Device>(&self, _device: &D, _rows: &TapedRows<'_, D>, _sums: D::ViewMut<'_>) {
         unreachable!("the layer has no parameters that positions share")
     }

@@ -42,6 +42,8 @@ pub struct Gradients<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
     /// The number of the gradient of the outputs among these.
     pub(super) output: usize,
+    /// The sums over positions from which a layer adds up the gradients of its parameters.
+    pub(super) position_sums: Option<D::Buffer>,
     /// True for the gradients that have been backpropagated through the activation before them.
     pub(super) is_backpropagated: Vec<bool>,
 }

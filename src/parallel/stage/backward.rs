@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Stage;
 use super::arrays::{Activations, Gradients};
 use super::positions::{Position, StagePiece};
+use super::weights::{WeightRows, add_positions};
 use crate::Result;
 use crate::device::{Device, FusedActivation};
 use crate::nn::{Draws, FlatBuffer, Layer, Tape, TapedRows};
@@ -21,18 +22,6 @@ pub enum Pass {
     Whole,
     /// The gradients of values; those of weights and biases follow by [`Stage::weights_piece`].
     Inputs,
-}
-
-/// Rows of a micro-batch of which the gradients of parameters are computed after those of values.
-pub struct WeightRows<'a, D: Device> {
-    /// The arrays of the forward pass.
-    pub activations: &'a mut Activations<D>,
-    /// The gradients of the values.
-    pub gradients: &'a mut Gradients<D>,
-    /// The first of the rows in these arrays.
-    pub first_row: usize,
-    /// The rows among those of the batch.
-    pub section: Section,
 }
 
 /// The arguments of a backward pass besides the arrays of its micro-batch.
@@ -74,6 +63,15 @@ impl Stage {
             _ if is_empty => Ok(()),
             Piece::Layer(layer) => {
                 self.branch(context, at, gradients);
+                // an exchange before the layer starts before the gradients of parameters
+                let is_fused = pass == Pass::Whole
+                    && layer.fuses_backward(context.exchanger.device)
+                    && self.needs_gradient(self.pieces[at].input)
+                    && self.exchange_before(at).is_none();
+                if is_fused {
+                    self.backward_fused(context, at, layer, activations, gradients);
+                    return Ok(());
+                }
                 self.backward_layer(context, at, layer, pass, activations, gradients)
             }
             // an exchange before a layer was done together with it
@@ -149,6 +147,33 @@ impl Stage {
         Tape { input, saved, output: value(&self.positions[at + 1]), draws }
     }
 
+    fn backward_fused<D: Device>(
+        &self,
+        context: &mut BackwardContext<'_, '_, D>,
+        at: usize,
+        layer: &Layer,
+        activations: &Activations<D>,
+        gradients: &mut Gradients<D>,
+    ) {
+        let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
+        let (device, section) = (context.exchanger.device, context.section);
+        let StagePiece { input, input_gradient: into, .. } = self.pieces[at];
+        let (before, after, rows) = (&self.positions[input], &self.positions[at + 1], section.len());
+        let (mut own, mut memory) = (gradients.values[into].take(), gradients.position_sums.take());
+        let taped = TapedRows {
+            tape: self.tape(device, at, 0..rows, activations),
+            gradient: device.view(here(&gradients.values[after.gradient]), 0..rows * after.width),
+            section,
+        };
+        let sums = device.view_mut(here_mut(&mut memory), 0..rows * layer.position_sums_len());
+        let input_gradient = device.view_mut(here_mut(&mut own), 0..rows * before.width);
+        layer.backward_fused(device, context.parameters, &taped, sums, input_gradient);
+        layer.add_position_sums(device, &taped, here_mut(&mut memory), context.gradients);
+        (gradients.values[into], gradients.position_sums) = (own, memory);
+        self.merge(device, at, rows, gradients);
+        settle(device);
+    }
+
     fn backward_layer<D: Device>(
         &self,
         context: &mut BackwardContext<'_, '_, D>,
@@ -183,14 +208,7 @@ impl Stage {
             let fill = |sums: D::ViewMut<'_>| layer.sum_positions(device, &taped, sums);
             summing = Some(context.exchanger.start_position_sums(exchange, rows, fill)?);
         }
-        // an exchange would start between the two gradients, and sums over positions replace that of weights
-        let needs_gradient = self.needs_gradient(input);
-        let together = pass == Pass::Whole
-            && layer.computes_both_gradients()
-            && needs_gradient
-            && self.exchange_before(at).is_none()
-            && position_sums.is_none();
-        if needs_gradient {
+        if self.needs_gradient(input) {
             if !layer.is_elementwise() && !layer.is_idle() {
                 let fused = self.fused_activation(device, at, rows, activations);
                 gradients.is_backpropagated[into] = fused.is_some();
@@ -198,13 +216,7 @@ impl Stage {
                 let gradient = device.view(here(&gradients.values[from]), 0..len);
                 let len = rows * before.width * before.num_gradient_sums;
                 let input = device.view_mut(here_mut(&mut own), 0..len);
-                if together {
-                    let tape = self.tape(device, at, 0..rows, activations);
-                    let (taped, sums) = (TapedRows { tape, gradient, section }, &mut *context.gradients);
-                    layer.backward_weight_and_input(device, context.parameters, &taped, sums, input);
-                } else {
-                    layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
-                }
+                layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
                 gradients.values[into] = own;
             }
             self.merge(device, at, rows, gradients);
@@ -213,6 +225,7 @@ impl Stage {
             }
         }
         if pass == Pass::Whole {
+            let mut sums = gradients.position_sums.take();
             let gradient = device.view(here(&gradients.values[from]), 0..len);
             let taped = TapedRows { tape, gradient, section };
             match summing {
@@ -220,9 +233,13 @@ impl Stage {
                     let sums = context.exchanger.finish_position_sums(summing);
                     layer.add_position_sums(device, &taped, sums, context.gradients);
                 }
-                None if together || layer.is_idle() => {}
+                None if layer.is_idle() => {}
+                None if layer.position_sums_len() > 0 => {
+                    add_positions(device, layer, &taped, here_mut(&mut sums), context.gradients);
+                }
                 None => layer.backward_weight(device, &[taped], context.gradients),
             }
+            gradients.position_sums = sums;
         }
         settle(device);
         if let Some((exchange, started)) = started {

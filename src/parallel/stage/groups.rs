@@ -113,6 +113,16 @@ impl Stage {
         }
     }
 
+    /// Returns the number of values of a row from which a piece adds up the gradients of its parameters,
+    /// for the piece with the most.
+    pub(super) fn position_sums_width(&self) -> usize {
+        let of_piece = |piece: &StagePiece| match &piece.piece {
+            Piece::Layer(layer) => layer.position_sums_len(),
+            Piece::Exchange(_) => 0,
+        };
+        self.pieces.iter().map(of_piece).max().unwrap_or_default()
+    }
+
     /// Returns the arrays of values that are kept between passes if those inside of `groups` are
     /// not.
     pub(super) fn kept_values<'a>(&self, groups: &'a [PieceGroup]) -> impl Iterator<Item = usize> + use<'a> {
@@ -139,7 +149,8 @@ impl Stage {
             inner_values: widest(&|group| group.values.clone(), &|number| self.value_width(number)),
             transient: self.transient.map_or(0, |[value, _]| self.value_width(value)),
             inner_saved: widest(&|group| group.pieces.clone(), &|at| self.saved_width(at)),
-            gradients: (0..self.num_gradients).map(|number| self.gradient_width(number)).sum(),
+            gradients: (0..self.num_gradients).map(|number| self.gradient_width(number)).sum::<usize>()
+                + self.position_sums_width(),
         }
     }
 

@@ -29,9 +29,10 @@ mod tests;
 use std::ops::Range;
 
 pub use arrays::{Activations, Gradients, Inner, PieceGroup};
-pub use backward::{BackwardContext, Pass, WeightRows};
+pub use backward::{BackwardContext, Pass};
 pub use groups::RowWidths;
 pub use observe::ObservedArray;
+pub use weights::WeightRows;
 
 use self::positions::{Position, StageBuilder, StagePiece};
 use super::tensor::cross_entropy::{ClassShare, LossArrays};

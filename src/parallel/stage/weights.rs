@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 
 use super::Stage;
 use super::arrays::{Activations, Gradients};
-use super::backward::WeightRows;
 use crate::Result;
 use crate::device::Device;
 use crate::nn::{FlatBuffer, Layer, TapedRows};
@@ -15,6 +14,35 @@ use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::{Exchange, ExchangeKind, Exchanger, here, here_mut};
 use crate::sums::Section;
 use crate::trace::{self, Name};
+
+/// Rows of a micro-batch of which the gradients of parameters are computed after those of values.
+pub struct WeightRows<'a, D: Device> {
+    /// The arrays of the forward pass.
+    pub activations: &'a mut Activations<D>,
+    /// The gradients of the values.
+    pub gradients: &'a mut Gradients<D>,
+    /// The first of the rows in these arrays.
+    pub first_row: usize,
+    /// The rows among those of the batch.
+    pub section: Section,
+}
+
+/// Adds up the gradients of the parameters of a layer from sums over positions, for which there is
+/// `memory`.
+pub(super) fn add_positions<D: Device>(
+    device: &D,
+    layer: &Layer,
+    taped: &TapedRows<'_, D>,
+    memory: &mut D::Buffer,
+    sums: &mut FlatBuffer<D>,
+) {
+    let num_rows = taped.section.len();
+    if num_rows > 0 {
+        let len = num_rows * layer.position_sums_len();
+        layer.sum_positions(device, taped, device.view_mut(memory, 0..len));
+    }
+    layer.add_position_sums(device, taped, memory, sums);
+}
 
 impl Stage {
     /// Computes the gradients of the parameters of piece `at` for consecutive micro-batches, after their
@@ -38,7 +66,8 @@ impl Stage {
         // what is gathered is there for one micro-batch at a time
         let is_alone = self.gathered_input(at).is_some()
             || self.scattered_output(at).is_some()
-            || self.pieces[at].position_sums.is_some();
+            || self.pieces[at].position_sums.is_some()
+            || layer.position_sums_len() > 0;
         let num_joined = if is_alone { 1 } else { micro_batches.len().max(1) };
         for joined in micro_batches.chunks_mut(num_joined) {
             self.weights_of_rows(exchanger, sums, at, layer, joined)?;
@@ -70,6 +99,17 @@ impl Stage {
                 let gradient = device.view_mut(gradient, elements(rows));
                 layer.backward_activation(device, &tape, gradient, Some((&mut *sums, *section)), true);
             }
+        }
+        if let [WeightRows { activations, gradients, first_row, section }] = &mut *micro_batches
+            && layer.position_sums_len() > 0
+        {
+            let (rows, mut memory) = (range(*first_row, *section), gradients.position_sums.take());
+            let gradient = device.view(here(&gradients.values[after.gradient]), elements(rows.clone()));
+            let tape = self.tape(device, at, rows, activations);
+            let taped = TapedRows { tape, gradient, section: *section };
+            add_positions(device, layer, &taped, here_mut(&mut memory), sums);
+            gradients.position_sums = memory;
+            return Ok(());
         }
         let rows = micro_batches.iter().map(|WeightRows { activations, gradients, first_row, section }| {
             let rows = range(*first_row, *section);

@@ -1,108 +1,10 @@
 //! Normalisation of groups of channels, an image at a time. The lanes of a vector are channels: blocks of
 //! them go along the positions, and groups are formed of the results.
 
-use std::ops::Range;
-
 use pulp::{Simd, WithSimd};
 
+use super::block::Block;
 use crate::device::{GroupNormShape, NormShape};
-
-/// The chains of a sum over positions: position p is in chain p mod 4, because an addition waits for the one
-/// before it in its chain.
-const CHAINS: usize = 4;
-
-/// The channels of a vector. Lanes past the last channel do not matter.
-#[derive(Clone, Copy)]
-struct Block<S> {
-    simd: S,
-    first: usize,
-    len: usize,
-    /// Elements from a position to the next.
-    channels: usize,
-}
-
-impl<S: Simd> Block<S> {
-    /// Returns the blocks of all channels.
-    #[inline(always)]
-    fn all(simd: S, channels: usize) -> impl Iterator<Item = Block<S>> {
-        let firsts = (0..channels).step_by(S::F32_LANES);
-        firsts.map(move |first| Block { simd, first, len: S::F32_LANES.min(channels - first), channels })
-    }
-
-    /// Loads the channels of a position from each of the `images`.
-    #[inline(always)]
-    fn load<const N: usize>(self, images: [&[f32]; N], position: usize) -> [S::f32s; N] {
-        let at = position * self.channels + self.first;
-        let mut vectors = [self.simd.splat_f32s(0.0); N];
-        for (vector, image) in vectors.iter_mut().zip(images) {
-            *vector = if self.len == S::F32_LANES {
-                S::as_simd_f32s(&image[at..at + S::F32_LANES]).0[0]
-            } else {
-                self.simd.partial_load_f32s(&image[at..at + self.len])
-            };
-        }
-        vectors
-    }
-
-    /// Writes the channels of a position.
-    #[inline(always)]
-    fn store(self, image: &mut [f32], position: usize, vector: S::f32s) {
-        let at = position * self.channels + self.first;
-        if self.len == S::F32_LANES {
-            S::as_mut_simd_f32s(&mut image[at..at + S::F32_LANES]).0[0] = vector;
-        } else {
-            self.simd.partial_store_f32s(&mut image[at..at + self.len], vector);
-        }
-    }
-
-    /// Adds a term to each sum.
-    #[inline(always)]
-    fn add<const M: usize>(self, terms: [S::f32s; M], sums: &mut [S::f32s; M]) {
-        sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum = self.simd.add_f32s(*sum, term));
-    }
-
-    /// Writes sums over the positions to the channels of `sums`. The chains of every `CHAINS`
-    /// positions are in registers.
-    #[inline(always)]
-    fn sum<const N: usize, const M: usize>(
-        self,
-        images: [&[f32]; N],
-        sums: &mut [&mut [f32]; M],
-        term: impl Fn([S::f32s; N]) -> [S::f32s; M],
-    ) {
-        let mut chains = [[self.simd.splat_f32s(0.0); M]; CHAINS];
-        let num_positions = images[0].len() / self.channels;
-        let whole = num_positions - num_positions % CHAINS;
-        for start in (0..whole).step_by(CHAINS) {
-            for (at, chain) in chains.iter_mut().enumerate() {
-                self.add(term(self.load(images, start + at)), chain);
-            }
-        }
-        // a copy, because a loop of a length that is not known would keep the chains in memory
-        let mut ends = chains;
-        for (chain, position) in ends.iter_mut().zip(whole..num_positions) {
-            self.add(term(self.load(images, position)), chain);
-        }
-        let [a, b, c, d] = ends;
-        for (at, sums) in sums.iter_mut().enumerate() {
-            let (first, second) = (self.simd.add_f32s(a[at], b[at]), self.simd.add_f32s(c[at], d[at]));
-            self.store(sums, 0, self.simd.add_f32s(first, second));
-        }
-    }
-
-    /// Computes each element of `output` with `function` from that of each of the `images`.
-    #[inline(always)]
-    fn map<const N: usize>(
-        self,
-        images: [&[f32]; N],
-        output: &mut [f32],
-        function: impl Fn([S::f32s; N]) -> S::f32s,
-    ) {
-        for position in 0..output.len() / self.channels {
-            self.store(output, position, function(self.load(images, position)));
-        }
-    }
-}
 
 /// The places of a group's mean and of its 1/σ in the saved values.
 const MEAN: usize = 0;
@@ -125,18 +27,37 @@ pub(super) struct NormInput<'a> {
 }
 
 impl<'a> NormInput<'a> {
-    /// Returns some of the images.
-    pub(super) fn part(self, images: Range<usize>) -> NormInput<'a> {
-        let of = |len: usize| images.start * len..images.end * len;
-        let (values, saved) = (of(self.shape.image_len()), of(self.shape.saved_len()));
-        NormInput { input: &self.input[values], saved: &self.saved[saved], ..self }
+    /// Returns runs of `rows` images, of which the last may be shorter.
+    pub(super) fn parts(self, rows: usize) -> impl Iterator<Item = NormInput<'a>> {
+        let inputs = self.input.chunks(rows * self.shape.image_len());
+        let parts = inputs.zip(self.saved.chunks(rows * self.shape.saved_len()));
+        parts.map(move |(input, saved)| NormInput { input, saved, ..self })
     }
 
-    /// Returns the values and the statistics of each image.
+    /// Returns the statistics of each image.
     #[inline(always)]
-    fn images(self) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
-        let images = self.input.chunks_exact(self.shape.image_len());
-        images.zip(self.saved.chunks_exact(self.shape.saved_len()))
+    fn statistics(self) -> impl Iterator<Item = &'a [f32]> {
+        self.saved.chunks_exact(self.shape.saved_len())
+    }
+}
+
+/// The terms of images in the gradients of the weight and of the bias, `[images, channels]` each.
+pub(super) struct GroupSums<'a> {
+    weight: &'a mut [f32],
+    bias: &'a mut [f32],
+}
+
+impl<'a> GroupSums<'a> {
+    /// Returns the terms of runs of `rows` images, of which the last may be shorter, in the array of all.
+    pub(super) fn parts(
+        shape: &GroupNormShape,
+        rows: usize,
+        sums: &'a mut [f32],
+    ) -> impl Iterator<Item = GroupSums<'a>> {
+        let len = rows * shape.channels;
+        let (weight, bias) = sums.split_at_mut(shape.rows * shape.channels);
+        let parts = weight.chunks_mut(len).zip(bias.chunks_mut(len));
+        parts.map(|(weight, bias)| GroupSums { weight, bias })
     }
 }
 
@@ -145,7 +66,7 @@ pub(super) struct GroupForward<'a> {
     pub(super) shape: &'a GroupNormShape,
     pub(super) input: &'a [f32],
     pub(super) weight: &'a [f32],
-    pub(super) bias: Option<&'a [f32]>,
+    pub(super) bias: &'a [f32],
     pub(super) saved: &'a mut [f32],
     pub(super) output: &'a mut [f32],
     /// Memory for two values of each channel.
@@ -193,25 +114,20 @@ impl WithSimd for GroupForward<'_> {
             }
             let scales = &mut *sums;
             spread(shape, saved, SCALE, scales);
+            // no value is below −∞
+            let least = simd.splat_f32s(if shape.relu { 0.0 } else { f32::NEG_INFINITY });
             for block in Block::all(simd, num) {
-                let statistics = block.load([means, scales, weight], 0);
-                match bias {
-                    Some(bias) => {
-                        let [bias] = block.load([bias], 0);
-                        block.map(
-                            [x],
-                            y,
-                            #[inline(always)]
-                            |[x]| simd.add_f32s(normalise(simd, x, statistics), bias),
-                        );
-                    }
-                    None => block.map(
-                        [x],
-                        y,
-                        #[inline(always)]
-                        |[x]| normalise(simd, x, statistics),
-                    ),
-                }
+                let [mean, scale, weight, bias] = block.load([means, scales, weight, bias], 0);
+                block.map(
+                    [x],
+                    y,
+                    #[inline(always)]
+                    |[x]| {
+                        let value = simd.add_f32s(normalise(simd, x, [mean, scale, weight]), bias);
+                        // NaN stays
+                        simd.select_f32s(simd.less_than_or_equal_f32s(value, least), least, value)
+                    },
+                );
             }
         }
     }
@@ -223,81 +139,142 @@ fn normalise<S: Simd>(simd: S, x: S::f32s, [mean, scale, factor]: [S::f32s; 3]) 
     simd.mul_f32s(simd.mul_f32s(simd.sub_f32s(x, mean), scale), factor)
 }
 
-/// Adds the gradient of the weight from images to `sums`, an image after the other.
-pub(super) struct GroupWeightGradient<'a> {
+/// Writes the terms of images in the gradients of the weight and the bias.
+pub(super) struct GroupPositionSums<'a> {
     pub(super) norm_input: NormInput<'a>,
     pub(super) gradient: &'a [f32],
-    /// Memory for three values of each channel.
+    /// Memory for two values of each channel.
     pub(super) channels: &'a mut [f32],
-    pub(super) sums: &'a mut [f32],
+    pub(super) sums: GroupSums<'a>,
 }
 
-impl WithSimd for GroupWeightGradient<'_> {
+impl WithSimd for GroupPositionSums<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let GroupWeightGradient { norm_input, gradient, channels, sums } = self;
+        let GroupPositionSums { norm_input, gradient, channels, sums } = self;
         let shape = norm_input.shape;
-        let (means, rest) = channels.split_at_mut(shape.channels);
-        let (scales, of_image) = rest.split_at_mut(shape.channels);
-        for ((x, saved), dy) in norm_input.images().zip(gradient.chunks_exact(shape.image_len())) {
+        let (means, scales) = channels.split_at_mut(shape.channels);
+        let images = norm_input.statistics().enumerate();
+        let sums =
+            sums.weight.chunks_exact_mut(shape.channels).zip(sums.bias.chunks_exact_mut(shape.channels));
+        for ((image, saved), (products, sums)) in images.zip(sums) {
+            let values = image_of([norm_input.input, gradient], image, shape);
             spread(shape, saved, MEAN, means);
             spread(shape, saved, SCALE, scales);
             for block in Block::all(simd, shape.channels) {
-                let [mean, scale] = block.load([means, scales], 0);
-                block.sum(
-                    [x, dy],
-                    &mut [&mut *of_image],
-                    #[inline(always)]
-                    |[x, dy]| [normalise(simd, x, [mean, scale, dy])],
-                );
+                sum_gradients(block, values, [means, scales], [&mut *sums, &mut *products]);
             }
-            sums.iter_mut().zip(&*of_image).for_each(|(sum, of_image)| *sum += of_image);
         }
     }
 }
 
-/// Computes the gradient of images from their values and the gradient of the outputs, and adds up that of
-/// the weight if there are sums.
-pub(super) struct GroupInputGradient<'a> {
+/// Returns an image of each of the `arrays`.
+#[inline(always)]
+fn image_of<'a, const N: usize>(
+    arrays: [&'a [f32]; N],
+    image: usize,
+    shape: &GroupNormShape,
+) -> [&'a [f32]; N] {
+    let len = shape.image_len();
+    arrays.map(|array| &array[image * len..(image + 1) * len])
+}
+
+/// Returns the input x and the gradient before the ReLU, from x, the gradient after it, and the outputs if
+/// there is a ReLU.
+#[inline(always)]
+fn before_relu<S: Simd, const N: usize>(simd: S, values: [S::f32s; N]) -> [S::f32s; 2] {
+    let (x, gradient) = (values[0], values[1]);
+    match values.get(2) {
+        None => [x, gradient],
+        Some(output) => {
+            let zero = simd.splat_f32s(0.0);
+            [x, simd.select_f32s(simd.less_than_f32s(zero, *output), gradient, zero)]
+        }
+    }
+}
+
+/// Writes the sums over the positions of an image of the gradient, and of its products with x̂, from the
+/// values of [`before_relu`].
+#[inline(always)]
+fn sum_gradients<S: Simd, const N: usize>(
+    block: Block<S>,
+    image: [&[f32]; N],
+    [means, scales]: [&[f32]; 2],
+    mut sums: [&mut [f32]; 2],
+) {
+    let simd = block.simd;
+    let [mean, scale] = block.load([means, scales], 0);
+    block.sum(
+        image,
+        &mut sums,
+        #[inline(always)]
+        |values| {
+            let [x, dy] = before_relu(simd, values);
+            [dy, normalise(simd, x, [mean, scale, dy])]
+        },
+    );
+}
+
+/// The arrays of a backward pass of images.
+pub(super) struct BackwardArrays<'a> {
     pub(super) norm_input: NormInput<'a>,
     pub(super) weight: &'a [f32],
     pub(super) gradient: &'a [f32],
     /// Memory for four values of each channel.
     pub(super) channels: &'a mut [f32],
     pub(super) input_gradient: &'a mut [f32],
-    pub(super) weight_sums: Option<&'a mut [f32]>,
 }
 
-impl WithSimd for GroupInputGradient<'_> {
+/// Computes the gradient of images, and their terms in those of the weight and the bias if they are wanted.
+pub(super) struct GroupBackward<'a> {
+    pub(super) arrays: BackwardArrays<'a>,
+    /// The outputs, if the gradient goes through a ReLU first.
+    pub(super) output: Option<&'a [f32]>,
+    pub(super) sums: Option<GroupSums<'a>>,
+}
+
+impl WithSimd for GroupBackward<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let GroupInputGradient { norm_input, weight, gradient, channels, input_gradient, mut weight_sums } =
-            self;
+        let GroupBackward { arrays, output, sums } = self;
+        let (input, gradient) = (arrays.norm_input.input, arrays.gradient);
+        match output {
+            Some(output) => arrays.backpropagate(simd, [input, gradient, output], sums),
+            None => arrays.backpropagate(simd, [input, gradient], sums),
+        }
+    }
+}
+
+impl BackwardArrays<'_> {
+    /// Runs the passes over the images in `arrays`: see [`before_relu`].
+    #[inline(always)]
+    fn backpropagate<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        arrays: [&[f32]; N],
+        mut terms: Option<GroupSums<'_>>,
+    ) {
+        let BackwardArrays { norm_input, weight, channels, input_gradient, .. } = self;
         let shape = norm_input.shape;
         let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
         let (statistics, sums) = channels.split_at_mut(2 * num);
         let (means, scales) = statistics.split_at_mut(num);
         let (sums, products) = sums.split_at_mut(num);
-        let gradients = gradient.chunks_exact(shape.image_len());
-        let gradients = gradients.zip(input_gradient.chunks_exact_mut(shape.image_len()));
-        for ((x, saved), (dy, dx)) in norm_input.images().zip(gradients) {
+        let images = norm_input.statistics().zip(input_gradient.chunks_exact_mut(shape.image_len()));
+        for (image, (saved, dx)) in images.enumerate() {
+            let values = image_of(arrays, image, shape);
             spread(shape, saved, MEAN, means);
             spread(shape, saved, SCALE, scales);
             for block in Block::all(simd, num) {
-                let [mean, scale] = block.load([means, scales], 0);
-                block.sum(
-                    [x, dy],
-                    &mut [&mut *sums, &mut *products],
-                    #[inline(always)]
-                    |[x, dy]| [dy, normalise(simd, x, [mean, scale, dy])],
-                );
+                sum_gradients(block, values, [means, scales], [&mut *sums, &mut *products]);
             }
-            if let Some(weight_sums) = &mut weight_sums {
-                weight_sums.iter_mut().zip(&*products).for_each(|(sum, of_image)| *sum += of_image);
+            if let Some(GroupSums { weight, bias }) = &mut terms {
+                weight[image * num..(image + 1) * num].copy_from_slice(products);
+                bias[image * num..(image + 1) * num].copy_from_slice(sums);
             }
             let groups = sums.chunks_exact_mut(shape.group_len());
             let groups = groups.zip(products.chunks_exact_mut(shape.group_len()));
@@ -312,10 +289,11 @@ impl WithSimd for GroupInputGradient<'_> {
                 let of_channels = block.load([means, scales, weight, sums, products], 0);
                 let [mean, scale, weight, mean_g, mean_product] = of_channels;
                 block.map(
-                    [x, dy],
+                    values,
                     dx,
                     #[inline(always)]
-                    |[x, dy]| {
+                    |values| {
+                        let [x, dy] = before_relu(simd, values);
                         let centred = simd.sub_f32s(simd.mul_f32s(dy, weight), mean_g);
                         let along = normalise(simd, x, [mean, scale, mean_product]);
                         simd.mul_f32s(simd.sub_f32s(centred, along), scale)

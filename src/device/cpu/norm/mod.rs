@@ -1,5 +1,6 @@
 //! Normalisations: vectors and images are split among the threads.
 
+mod block;
 mod group;
 #[cfg(test)]
 mod tests;
@@ -9,7 +10,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use self::group::{GroupForward, GroupInputGradient, GroupWeightGradient, NormInput};
+use self::group::{BackwardArrays, GroupBackward, GroupForward, GroupPositionSums, GroupSums, NormInput};
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use super::loops::sum_of;
@@ -169,13 +170,13 @@ impl NormOperations for Cpu {
         shape: &GroupNormShape,
         input: &[f32],
         weight: &[f32],
-        bias: Option<&[f32]>,
+        bias: &[f32],
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        let part = self.rows_per_thread(shape.rows) * shape.image_len();
-        let images = input.chunks(part).zip(output.chunks_mut(part));
-        let saved = saved.chunks_mut(self.rows_per_thread(shape.rows) * shape.saved_len());
+        let part = self.rows_per_thread(shape.rows);
+        let images = input.chunks(part * shape.image_len()).zip(output.chunks_mut(part * shape.image_len()));
+        let saved = saved.chunks_mut(part * shape.saved_len());
         self.for_each(images.zip(saved), |((input, output), saved)| {
             with_channels(2 * shape.channels, |channels| {
                 self.arch.dispatch(GroupForward { shape, input, weight, bias, saved, output, channels });
@@ -183,23 +184,20 @@ impl NormOperations for Cpu {
         });
     }
 
-    fn group_norm_backward_weight(
+    fn group_norm_position_sums(
         &self,
         shape: &GroupNormShape,
         input: &[f32],
         saved: &[f32],
         gradient: &[f32],
-        weight_gradient: RowSums<&mut [f32]>,
+        sums: &mut [f32],
     ) {
-        let columns = shape.channels;
-        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(columns));
-        LEAF_SUMS.with_borrow_mut(|stack| {
-            add_up(section, stack, &mut arrays, |images, sums| {
-                let gradient = &gradient[images.start * shape.image_len()..images.end * shape.image_len()];
-                let norm_input = NormInput { shape, input, saved }.part(images);
-                with_channels(3 * columns, |channels| {
-                    self.arch.dispatch(GroupWeightGradient { norm_input, gradient, channels, sums });
-                });
+        let (part, norm_input) = (self.rows_per_thread(shape.rows), NormInput { shape, input, saved });
+        let parts = GroupSums::parts(shape, part, sums).zip(norm_input.parts(part));
+        let parts = parts.zip(gradient.chunks(part * shape.image_len()));
+        self.for_each(parts, |((sums, norm_input), gradient)| {
+            with_channels(2 * shape.channels, |channels| {
+                self.arch.dispatch(GroupPositionSums { norm_input, gradient, channels, sums });
             });
         });
     }
@@ -213,22 +211,19 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         input_gradient: &mut [f32],
     ) {
-        let part = self.rows_per_thread(shape.rows) * shape.image_len();
-        let images = input.chunks(part).zip(gradient.chunks(part)).zip(input_gradient.chunks_mut(part));
-        let saved = saved.chunks(self.rows_per_thread(shape.rows) * shape.saved_len());
-        self.for_each(images.zip(saved), |(((input, gradient), input_gradient), saved)| {
+        let (part, norm_input) = (self.rows_per_thread(shape.rows), NormInput { shape, input, saved });
+        let len = part * shape.image_len();
+        let parts = norm_input.parts(part).zip(gradient.chunks(len)).zip(input_gradient.chunks_mut(len));
+        self.for_each(parts, |((norm_input, gradient), input_gradient)| {
             with_channels(4 * shape.channels, |channels| {
-                let norm_input = NormInput { shape, input, saved };
-                self.arch.dispatch(GroupInputGradient {
-                    norm_input,
-                    weight,
-                    gradient,
-                    channels,
-                    input_gradient,
-                    weight_sums: None,
-                });
+                let arrays = BackwardArrays { norm_input, weight, gradient, channels, input_gradient };
+                self.arch.dispatch(GroupBackward { arrays, output: None, sums: None });
             });
         });
+    }
+
+    fn fuses_group_norm_backward(&self) -> bool {
+        true
     }
 
     fn group_norm_backward(
@@ -237,30 +232,20 @@ impl NormOperations for Cpu {
         input: &[f32],
         weight: &[f32],
         saved: &[f32],
+        output: &[f32],
         gradient: &[f32],
-        weight_gradient: RowSums<&mut [f32]>,
+        sums: &mut [f32],
         input_gradient: &mut [f32],
     ) {
-        if self.threads > 1 {
-            // threads divide the images for the gradient of the inputs only: sums have one order
-            self.group_norm_backward_weight(shape, input, saved, gradient, weight_gradient);
-            return self.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
-        }
-        let (section, mut arrays) = (weight_gradient.rows, weight_gradient.arrays(shape.channels));
-        LEAF_SUMS.with_borrow_mut(|stack| {
-            add_up(section, stack, &mut arrays, |images, sums| {
-                let values = images.start * shape.image_len()..images.end * shape.image_len();
-                let norm_input = NormInput { shape, input, saved }.part(images);
-                with_channels(4 * shape.channels, |channels| {
-                    self.arch.dispatch(GroupInputGradient {
-                        norm_input,
-                        weight,
-                        gradient: &gradient[values.clone()],
-                        channels,
-                        input_gradient: &mut input_gradient[values],
-                        weight_sums: Some(sums),
-                    });
-                });
+        let (part, norm_input) = (self.rows_per_thread(shape.rows), NormInput { shape, input, saved });
+        let len = part * shape.image_len();
+        let parts = GroupSums::parts(shape, part, sums).zip(norm_input.parts(part)).zip(output.chunks(len));
+        let parts = parts.zip(gradient.chunks(len)).zip(input_gradient.chunks_mut(len));
+        self.for_each(parts, |((((sums, norm_input), output), gradient), input_gradient)| {
+            with_channels(4 * shape.channels, |channels| {
+                let arrays = BackwardArrays { norm_input, weight, gradient, channels, input_gradient };
+                let output = shape.relu.then_some(output);
+                self.arch.dispatch(GroupBackward { arrays, output, sums: Some(sums) });
             });
         });
     }

@@ -1,8 +1,8 @@
 //! Normalisations against their formula, and the bits of all vectors, threads and divisions.
 
 use super::*;
-use crate::device::Vectors;
 use crate::device::cpu::tests::{assert_close, poison, random};
+use crate::device::{Activation, ActivationOperations, BiasShape, Vectors};
 
 #[test]
 fn columns_are_scaled_and_their_products_summed() {
@@ -26,38 +26,44 @@ struct GroupCase {
     gradient: Vec<f32>,
 }
 
-/// The outputs, and the gradients of the inputs and of the weight.
+/// The outputs, the gradients of the inputs, and the sums over positions.
 type GroupResults = [Vec<f32>; 3];
 
 impl GroupCase {
-    fn new(positions: usize, channels: usize, groups: usize) -> GroupCase {
-        let shape = GroupNormShape { rows: 5, positions, channels, groups, epsilon: 1e-5 };
+    fn new(positions: usize, channels: usize, groups: usize, relu: bool) -> GroupCase {
+        let shape = GroupNormShape { rows: 5, positions, channels, groups, epsilon: 1e-5, relu };
         let len = shape.rows * shape.image_len();
         let (weight, bias) = (random(channels, 2), random(channels, 3));
         GroupCase { shape, input: random(len, 1), weight, bias, gradient: random(len, 4) }
     }
 
-    /// Runs all passes, with a cut before image `cut`, and both gradients together or apart.
-    fn run(&self, cpu: &Cpu, cut: usize, together: bool) -> GroupResults {
+    /// Runs all passes, with a cut before image `cut`, and the backward pass fused or in parts.
+    fn run(&self, cpu: &Cpu, cut: usize, is_fused: bool) -> GroupResults {
         let GroupCase { shape, input, weight, bias, gradient } = self;
         let [mut output, mut input_gradient] = [input.len(); 2].map(poison);
-        let mut sums = poison(shape.channels);
+        let mut terms = [vec![], vec![]];
         for images in [0..cut, cut..shape.rows] {
             let shape = &GroupNormShape { rows: images.len(), ..*shape };
             let of = images.start * shape.image_len()..images.end * shape.image_len();
-            let (x, dy) = (&input[of.clone()], &gradient[of.clone()]);
-            let mut saved = poison(shape.rows * shape.saved_len());
-            cpu.group_norm_forward(shape, x, weight, Some(bias), &mut saved, &mut output[of.clone()]);
-            let (chain, dx) =
-                (RowSums::chain(&mut sums[..], shape.rows, images.start > 0), &mut input_gradient[of]);
-            if together {
-                cpu.group_norm_backward(shape, x, weight, &saved, dy, chain, dx);
+            let (x, y, dy) = (&input[of.clone()], &mut output[of.clone()], &gradient[of.clone()]);
+            let (mut saved, dx) = (poison(shape.rows * shape.saved_len()), &mut input_gradient[of]);
+            let mut sums = poison(shape.rows * shape.position_sums_len());
+            cpu.group_norm_forward(shape, x, weight, bias, &mut saved, y);
+            if is_fused {
+                cpu.group_norm_backward(shape, x, weight, &saved, y, dy, &mut sums, dx);
             } else {
-                cpu.group_norm_backward_weight(shape, x, &saved, dy, chain);
-                cpu.group_norm_backward_input(shape, x, weight, &saved, dy, dx);
+                let mut dy = dy.to_vec();
+                if shape.relu {
+                    let bias = BiasShape { columns: shape.channels, positions: shape.positions };
+                    cpu.activation_backward(Activation::Relu, bias, y, &mut dy, None);
+                }
+                cpu.group_norm_position_sums(shape, x, &saved, &dy, &mut sums);
+                cpu.group_norm_backward_input(shape, x, weight, &saved, &dy, dx);
             }
+            let of_tensors = sums.chunks(shape.rows.max(1) * shape.channels);
+            terms.iter_mut().zip(of_tensors).for_each(|(terms, sums)| terms.extend_from_slice(sums));
         }
-        [output, input_gradient, sums]
+        [output, input_gradient, terms.concat()]
     }
 
     /// Returns the results of the formula.
@@ -65,7 +71,8 @@ impl GroupCase {
         let GroupCase { shape, input, weight, bias, gradient } = self;
         let len = shape.positions * shape.group_len();
         let [mut output, mut dx] = [vec![0.0; input.len()], vec![0.0; input.len()]];
-        let mut sums = vec![0.0; shape.channels];
+        let len_of_terms = shape.rows * shape.channels;
+        let mut sums = vec![0.0; 2 * len_of_terms];
         for (row, group) in (0..shape.rows).flat_map(|row| (0..shape.groups).map(move |group| (row, group))) {
             let first = group * shape.group_len();
             let channels = first..first + shape.group_len();
@@ -82,12 +89,17 @@ impl GroupCase {
             let variance = mean_of(&|at, _| (f64::from(input[at]) - mean).powi(2));
             let scale = 1.0 / (variance + f64::from(shape.epsilon)).sqrt();
             let x = |at: usize| (f64::from(input[at]) - mean) * scale;
-            let g = |at: usize, channel: usize| f64::from(gradient[at]) * f64::from(weight[channel]);
+            let y = |at: usize, channel: usize| x(at) * f64::from(weight[channel]) + f64::from(bias[channel]);
+            let is_kept = |at: usize, channel: usize| !shape.relu || y(at, channel) > 0.0;
+            let dy = |at, channel| if is_kept(at, channel) { f64::from(gradient[at]) } else { 0.0 };
+            let g = |at: usize, channel: usize| dy(at, channel) * f64::from(weight[channel]);
             let (mean_g, mean_gx) = (mean_of(&g), mean_of(&|at, channel| g(at, channel) * x(at)));
             for &(at, channel) in &elements {
-                output[at] = x(at) * f64::from(weight[channel]) + f64::from(bias[channel]);
+                output[at] = if is_kept(at, channel) { y(at, channel) } else { 0.0 };
                 dx[at] = (g(at, channel) - mean_g - x(at) * mean_gx) * scale;
-                sums[channel] += x(at) * f64::from(gradient[at]);
+                let term = row * shape.channels + channel;
+                sums[term] += x(at) * dy(at, channel);
+                sums[len_of_terms + term] += dy(at, channel);
             }
         }
         [output, dx, sums]
@@ -97,8 +109,9 @@ impl GroupCase {
 #[test]
 fn group_norms_agree_with_the_formula_and_have_the_same_bits_everywhere() {
     let bits = |results: GroupResults| results.map(|values| values.into_iter().map(f32::to_bits).collect());
-    for (positions, channels, groups) in [(7, 16, 2), (25, 33, 3), (9, 20, 5), (4, 64, 8), (3, 1, 1)] {
-        let case = GroupCase::new(positions, channels, groups);
+    let shapes = [(7, 16, 2), (25, 33, 3), (9, 20, 5), (4, 64, 8), (3, 1, 1)];
+    for ((positions, channels, groups), relu) in shapes.into_iter().flat_map(|s| [(s, false), (s, true)]) {
+        let case = GroupCase::new(positions, channels, groups, relu);
         let found = case.run(&Cpu::new(1).unwrap(), 0, true);
         found.iter().zip(case.expected()).for_each(|(found, expected)| assert_close(found, &expected, 1e-5));
         let expected: [Vec<u32>; 3] = bits(found);
@@ -106,10 +119,19 @@ fn group_norms_agree_with_the_formula_and_have_the_same_bits_everywhere() {
         for threads in [1, 2, 3] {
             for cpu in vectors.iter().filter_map(|vectors| Cpu::new(threads).unwrap().with_vectors(*vectors))
             {
-                for (cut, together) in [(0, false), (2, true), (3, false), (5, true)] {
-                    assert_eq!(bits(case.run(&cpu, cut, together)), expected, "{positions} {channels}");
+                for (cut, is_fused) in [(0, false), (2, true), (3, false), (5, true)] {
+                    assert_eq!(bits(case.run(&cpu, cut, is_fused)), expected, "{positions} {channels}");
                 }
             }
         }
     }
+}
+
+#[test]
+fn a_group_norm_with_a_relu_keeps_nan() {
+    let shape = GroupNormShape { rows: 1, positions: 2, channels: 2, groups: 2, epsilon: 1e-5, relu: true };
+    let (mut saved, mut output) = (poison(shape.saved_len()), vec![0.0; 4]);
+    let (input, cpu) = ([f32::NAN, 1.0, 2.0, 3.0], Cpu::new(1).unwrap());
+    cpu.group_norm_forward(&shape, &input, &[1.0; 2], &[0.0; 2], &mut saved, &mut output);
+    assert!(output[0].is_nan() && output[1] == 0.0 && output[2].is_nan() && output[3] > 0.9, "{output:?}");
 }

@@ -118,6 +118,7 @@ __device__ __forceinline__ void scale_columns(
 struct GroupNormShape {
     uint32 rows, positions, channels, groups;
     float epsilon;
+    uint32 relu;
 };
 
 // Returns the sum over a block in all of its threads.
@@ -157,7 +158,7 @@ __device__ __forceinline__ void group_statistics(
     *scale = 1.0f / sqrtf(sum_for_all(squares) / len + shape.epsilon);
 }
 
-// Normalises group `blockIdx.y` of image `blockIdx.x`; `bias` may be null.
+// Normalises group `blockIdx.y` of image `blockIdx.x`; then ReLU, if the shape has one.
 template <class T>
 __device__ __forceinline__ void group_norm_forward(
     GroupNormShape shape, const T* input, const float* weight, const float* bias, T* output) {
@@ -168,7 +169,8 @@ __device__ __forceinline__ void group_norm_forward(
     for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
         uint32 index = group_index(shape, blockIdx.y, at), channel = index % shape.channels;
         float normalised = (to_float(input[start + index]) - mean) * scale;
-        output[start + index] = from_float<T>(normalised * weight[channel] + (bias ? bias[channel] : 0));
+        float value = normalised * weight[channel] + bias[channel];
+        output[start + index] = from_float<T>(shape.relu && value < 0 ? 0 : value);
     }
 }
 
@@ -196,31 +198,30 @@ __device__ __forceinline__ void group_norm_backward_input(
     }
 }
 
-// Row `blockIdx.x` of `sums` becomes the sum of gradient · x̂ over the images `blockIdx.x`,
-// `blockIdx.x + gridDim.x`, … for the channels of group `blockIdx.y`.
+// The sums over the positions of gradient · x̂, and of the gradient, for the channels of group `blockIdx.y`
+// of image `blockIdx.x`: `sums` is `[2, images, channels]`.
 template <class T>
-__device__ __forceinline__ void group_norm_backward_weight(
+__device__ __forceinline__ void group_norm_position_sums(
     GroupNormShape shape, const T* input, const T* gradient, float* sums) {
     uint32 width = shape.channels / shape.groups, first = blockIdx.y * width;
-    float* totals = sums + (uint64)blockIdx.x * shape.channels + first;
-    for (uint32 channel = threadIdx.x; channel < width; channel += blockDim.x) {
-        totals[channel] = 0;
-    }
-    for (uint32 row = blockIdx.x; row < shape.rows; row += gridDim.x) {
-        const T* x = input + (uint64)row * shape.positions * shape.channels;
-        const T* dy = gradient + (uint64)row * shape.positions * shape.channels;
-        float mean, scale;
-        group_statistics(shape, blockIdx.y, x, &mean, &scale);
-        for (uint32 channel = 0; channel < width; channel++) {
-            float sum = 0;
-            for (uint32 position = threadIdx.x; position < shape.positions; position += blockDim.x) {
-                uint32 at = position * shape.channels + first + channel;
-                sum += to_float(dy[at]) * ((to_float(x[at]) - mean) * scale);
-            }
-            float total = block_sum(sum);
-            if (threadIdx.x == 0) {
-                totals[channel] += total;
-            }
+    float* products = sums + (uint64)blockIdx.x * shape.channels + first;
+    float* totals = products + (uint64)shape.rows * shape.channels;
+    const T* x = input + (uint64)blockIdx.x * shape.positions * shape.channels;
+    const T* dy = gradient + (uint64)blockIdx.x * shape.positions * shape.channels;
+    float mean, scale;
+    group_statistics(shape, blockIdx.y, x, &mean, &scale);
+    for (uint32 channel = 0; channel < width; channel++) {
+        float product = 0, sum = 0;
+        for (uint32 position = threadIdx.x; position < shape.positions; position += blockDim.x) {
+            uint32 at = position * shape.channels + first + channel;
+            float g = to_float(dy[at]);
+            product += g * ((to_float(x[at]) - mean) * scale);
+            sum += g;
+        }
+        float all_products = block_sum(product), all = block_sum(sum);
+        if (threadIdx.x == 0) {
+            products[channel] = all_products;
+            totals[channel] = all;
         }
     }
 }
@@ -251,9 +252,9 @@ __device__ __forceinline__ void group_norm_backward_weight(
         GroupNormShape shape, const T* input, const float* weight, const T* gradient, T* input_gradient) {   \
         group_norm_backward_input<T>(shape, input, weight, gradient, input_gradient);                        \
     }                                                                                                        \
-    extern "C" __global__ void group_norm_backward_weight_##name(                                            \
+    extern "C" __global__ void group_norm_position_sums_##name(                                              \
         GroupNormShape shape, const T* input, const T* gradient, float* sums) {                              \
-        group_norm_backward_weight<T>(shape, input, gradient, sums);                                         \
+        group_norm_position_sums<T>(shape, input, gradient, sums);                                           \
     }                                                                                                        \
     extern "C" __global__ void scale_columns_##name(                                                         \
         uint64 len, uint32 columns, const T* input, const float* weight, T* output) {                        \
