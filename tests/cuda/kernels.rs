@@ -1,7 +1,60 @@
-//! Every CUDA kernel compiles with NVRTC for every generation of GPUs. This needs NVRTC (SKIPPED
-//! without it) but no GPU.
+//! Every CUDA kernel compiles with NVRTC for the generations of GPUs that this NVRTC knows. This needs NVRTC
+//! (SKIPPED without it) but no GPU. It prints the registers and spills of each kernel.
 
-use phalanx::device::cuda::{SOURCES, compile};
+use phalanx::device::cuda::{
+    ATTENTION_SOURCE, Compiled, Constants, OLDEST_CAPABILITY, SOURCES, attention_variants, compile,
+    known_capabilities,
+};
+
+/// The capabilities that are tested: those of the GPUs that most clusters have, with the oldest and the
+/// newest that the compiler knows.
+fn tested_capabilities() -> Vec<i32> {
+    let mut known = known_capabilities().unwrap();
+    known.retain(|capability| *capability >= OLDEST_CAPABILITY);
+    known.sort_unstable();
+    let ends = [known[0], known[known.len() - 1]];
+    known.retain(|capability| ends.contains(capability) || [80, 90].contains(capability));
+    known
+}
+
+/// Compiles all sources, and returns what the compiler said.
+fn compile_all(capability: i32) -> String {
+    let mut all: Vec<_> = SOURCES.into_iter().map(|source| (source, Constants::default())).collect();
+    let mut variants = attention_variants();
+    // one width of heads in both formats, and in the usual test all widths only for one generation
+    if capability != 90 && std::env::var_os("PHALANX_SOAK").is_none() {
+        variants.retain(|Constants(all)| all[0].1 == "64");
+    }
+    all.extend(variants.into_iter().map(|constants| (ATTENTION_SOURCE, constants)));
+    let mut log = String::new();
+    for (source, constants) in all {
+        let compiled = compile(source, constants, capability).unwrap_or_else(|error| panic!("{error}"));
+        let is_machine_code = compiled.code.starts_with(b"\x7fELF");
+        assert!(is_machine_code, "{} for sm_{capability} is no machine code", source.name);
+        log += &compiled.log;
+        log += "\n";
+    }
+    log
+}
+
+/// Prints the registers and spills of each kernel.
+fn print_kernels(capability: i32, log: &str) {
+    let number_before = |line: &str, what: &str| -> Option<u32> {
+        line[..line.find(what)?].split_whitespace().next_back()?.parse().ok()
+    };
+    let (mut name, mut spilled) = ("", 0);
+    let mut table = format!("sm_{capability}: kernel, registers of a thread, bytes that it spills\n");
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("entry function '") {
+            name = rest.split('\'').next().unwrap_or_default();
+        }
+        spilled = number_before(line, " bytes spill stores").unwrap_or(spilled);
+        if let Some(registers) = number_before(line, " registers") {
+            table += &format!("  {name:<44} {registers:>3} {spilled:>5}\n");
+        }
+    }
+    println!("{table}");
+}
 
 #[test]
 #[allow(unsafe_code)]
@@ -11,13 +64,15 @@ fn every_kernel_compiles_for_every_generation() {
         eprintln!("SKIPPED: libnvrtc.so cannot be loaded; LD_LIBRARY_PATH may say where it is");
         return;
     }
-    for capability in [70, 80, 90] {
-        for source in SOURCES {
-            let code = compile(source, capability).unwrap_or_else(|error| panic!("{error}"));
-            assert!(code.starts_with(b"\x7fELF"), "{} for sm_{capability} is no machine code", source.name);
+    let capabilities = tested_capabilities();
+    println!("kernels for the compute capabilities {capabilities:?}");
+    std::thread::scope(|scope| {
+        for &capability in &capabilities {
+            scope.spawn(move || print_kernels(capability, &compile_all(capability)));
         }
-    }
+    });
     // a device newer than the compiler gets intermediate code
-    let code = compile(SOURCES[0], 999).unwrap_or_else(|error| panic!("{error}"));
+    let Compiled { code, .. } =
+        compile(SOURCES[0], Constants::default(), 999).unwrap_or_else(|error| panic!("{error}"));
     assert!(String::from_utf8_lossy(&code).contains(".target sm_"), "that is no PTX");
 }

@@ -71,7 +71,7 @@ const CASES: [Case; 9] = [
             "/docs/networks/resnet-cifar.kdl --data synthetic --synthetic-samples 60 \
              --synthetic-shape 3x12x12 --batch-size 23 --steps 4 --momentum 0.9"
         ),
-        digest: "6311dc2b8d818df1097f35cc1b3aaa31",
+        digest: "4c39cccfed5c7a4d9aba26f8eda34167",
         most_stages: 8,
         most_tensor_ranks: 8,
         has_sequences: false,

@@ -1,31 +1,119 @@
 //! Attention.
 
+use std::rc::Rc;
+
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::compile::{Constants, KernelSource};
+use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
-use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{Launch, launch};
+use super::runtime::kernels::{KernelTable, kernel_table};
+use super::runtime::launch::{KernelArgument, Launch, launch};
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
 
 kernel_table!(AttentionKernels in "attention.cu" {
-    attention_forward: KernelPair,
-    attention_backward_queries: KernelPair,
-    attention_backward_keys: KernelPair,
+    attention_forward: Kernel,
+    attention_backward_queries: Kernel,
+    attention_backward_keys: Kernel,
+});
+
+kernel_table!(RotaryKernels in "rotary.cu" {
     rotate: KernelPair,
 });
 
-/// Warps of a block.
-const WARPS: usize = 4;
+/// The widths of heads that kernels are compiled for: one that is less wide is as the next.
+const WIDTHS: [usize; 4] = [32, 64, 128, 256];
 
-/// Returns a launch of `num` warps.
-fn warps(num: usize) -> Launch {
-    let (blocks, threads) = (num.div_ceil(WARPS), 32 * WARPS);
-    Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 }
+/// The kernels of attention, which are compiled for [`variants`].
+pub const SOURCE: KernelSource = AttentionKernels::SOURCE;
+
+/// Returns all constants that the kernels of attention are compiled for.
+pub fn variants() -> Vec<Constants> {
+    let formats = |width| [Format::F32, Format::Bf16].map(|format| constants(width, format));
+    WIDTHS.into_iter().flat_map(formats).collect()
 }
 
-/// Returns the number of queries, and that of keys.
-fn counts(shape: &AttentionShape) -> (usize, usize) {
-    let sequences = shape.rows * shape.positions;
-    (sequences * shape.num_heads(), sequences * shape.groups)
+fn constants(width: usize, format: Format) -> Constants {
+    Constants(vec![("HEAD_WIDTH", compiled_width(width).to_string()), ("FORMAT", format.name().to_owned())])
+}
+
+/// Returns the width that the kernels for heads of `width` values are compiled for.
+fn compiled_width(width: usize) -> usize {
+    WIDTHS.into_iter().find(|most| width <= *most).expect("no head is wider")
+}
+
+/// `struct Sizes` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Sizes {
+    positions: u32,
+    groups: u32,
+    heads: u32,
+    width: u32,
+    causal: i32,
+    scale: f32,
+}
+
+impl KernelArgument for Sizes {}
+
+impl Sizes {
+    fn of(shape: &AttentionShape) -> Sizes {
+        let AttentionShape { positions, groups, heads, width, causal, .. } = *shape;
+        let [positions, groups, heads, width] = [positions, groups, heads, width].map(|size| size as u32);
+        Sizes { positions, groups, heads, width, causal: i32::from(causal), scale: shape.scale() }
+    }
+}
+
+/// Rows of a warp.
+const WARP_ROWS: usize = 16;
+
+/// The most warps of a block.
+const MOST_WARPS: usize = 4;
+
+/// Shared memory that a block should not exceed, so that a multiprocessor has room for several.
+const SHARED_BYTES: usize = 64 << 10;
+
+/// How the rows of a sequence, queries or keys, are divided among blocks.
+struct Tiling {
+    /// Warps of a block.
+    warps: usize,
+    /// Bytes of shared memory.
+    shared_bytes: usize,
+}
+
+impl Tiling {
+    /// Returns the largest blocks for heads of `width` values whose tiles, two of the block's rows and two of
+    /// others, fit into shared memory.
+    fn of(width: usize, format: Format) -> Tiling {
+        let width = compiled_width(width);
+        let bytes = format.bytes();
+        // as `TILE_ROWS` and `STRIDE` of the kernels
+        let tile_rows = if width > 128 { 16 } else { 32 };
+        let stride = |columns: usize| columns * bytes + 16;
+        let shared_bytes = |warps: usize| {
+            let rows = warps * WARP_ROWS;
+            2 * (rows + tile_rows) * stride(width) + rows * stride(tile_rows)
+        };
+        let mut warps = MOST_WARPS;
+        while warps > 1 && shared_bytes(warps) > SHARED_BYTES {
+            warps /= 2;
+        }
+        Tiling { warps, shared_bytes: shared_bytes(warps) }
+    }
+
+    /// Returns the number of tiles of `num_rows` rows, and a launch for those of `num` sequences and heads.
+    fn over(&self, num_rows: usize, num: usize) -> (u32, Launch) {
+        let tiles = num_rows.div_ceil(self.warps * WARP_ROWS);
+        let (blocks, threads) = (tiles * num, 32 * self.warps);
+        let shared_bytes = self.shared_bytes as u32;
+        (tiles as u32, Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes })
+    }
+}
+
+impl Cuda {
+    /// Returns the kernels for heads of `width` values, or `None` after a failure.
+    fn attention_kernels(&self, width: usize, format: Format) -> Option<Rc<AttentionKernels>> {
+        self.specialised.of(&self.streams, &constants(width, format))
+    }
 }
 
 impl AttentionOperations for Cuda {
@@ -46,27 +134,16 @@ impl AttentionOperations for Cuda {
         input: CudaView<'_>,
         output: CudaViewMut<'_>,
     ) {
-        let AttentionShape { rows, positions, groups, heads, width, causal } = *shape;
-        let num_outputs = rows * (positions - first);
+        let AttentionShape { rows, positions, width, .. } = *shape;
         assert_eq!(input.len, rows * positions * shape.input_width());
-        assert!(output.len == num_outputs * shape.output_width() && output.format == input.format);
-        let num_queries = num_outputs * shape.num_heads();
-        let kernel = self.kernels.of::<AttentionKernels>().attention_forward.of(input.format);
-        launch!(
-            self.streams,
-            kernel,
-            warps(num_queries),
-            num_queries as u64,
-            first as u32,
-            positions as u32,
-            groups as u32,
-            heads as u32,
-            width as u32,
-            i32::from(causal),
-            shape.scale(),
-            input.pointer,
-            output.pointer,
-        );
+        assert!(output.len == rows * (positions - first) * shape.output_width());
+        assert_eq!(output.format, input.format);
+        let Some(kernels) = self.attention_kernels(width, input.format) else { return };
+        let tiling = Tiling::of(width, input.format);
+        let (tiles, launch) = tiling.over(positions - first, rows * shape.num_heads());
+        let (sizes, first) = (Sizes::of(shape), first as u32);
+        let (kernel, input, output) = (&kernels.attention_forward, input.pointer, output.pointer);
+        launch!(self.streams, kernel, launch, tiles, first, sizes, input, output);
     }
 
     fn attention_backward(
@@ -78,47 +155,26 @@ impl AttentionOperations for Cuda {
         gradient: CudaView<'_>,
         input_gradient: CudaViewMut<'_>,
     ) {
-        let AttentionShape { rows, positions, groups, heads, width, causal } = *shape;
+        let AttentionShape { rows, positions, groups, width, .. } = *shape;
         assert!(input.len >= rows * positions * shape.input_width() && input_gradient.len == input.len);
         assert!(output.len >= rows * positions * shape.output_width() && gradient.len == output.len);
         assert!(output.format == input.format && gradient.format == input.format);
         assert_eq!(input_gradient.format, input.format);
-        let (num_queries, num_keys) = counts(shape);
+        let num_queries = rows * positions * shape.num_heads();
         let Some(sums) = self.partial_sums.reserve(2 * num_queries) else { return };
-        let kernels = self.kernels.of::<AttentionKernels>();
-        launch!(
-            self.streams,
-            kernels.attention_backward_queries.of(input.format),
-            warps(num_queries),
-            num_queries as u64,
-            positions as u32,
-            groups as u32,
-            heads as u32,
-            width as u32,
-            i32::from(causal),
-            shape.scale(),
-            input.pointer,
-            output.pointer,
-            gradient.pointer,
-            sums,
-            input_gradient.pointer,
-        );
-        launch!(
-            self.streams,
-            kernels.attention_backward_keys.of(input.format),
-            warps(num_keys),
-            num_keys as u64,
-            positions as u32,
-            groups as u32,
-            heads as u32,
-            width as u32,
-            i32::from(causal),
-            shape.scale(),
-            input.pointer,
-            gradient.pointer,
-            sums,
-            input_gradient.pointer,
-        );
+        let format = input.format;
+        let Some(kernels) = self.attention_kernels(width, format) else { return };
+        let (tiling, sizes) = (Tiling::of(width, format), Sizes::of(shape));
+        let (input, output, gradient) = (input.pointer, output.pointer, gradient.pointer);
+        let into = input_gradient.pointer;
+
+        let kernel = &kernels.attention_backward_queries;
+        let (tiles, launch) = tiling.over(positions, rows * shape.num_heads());
+        launch!(self.streams, kernel, launch, tiles, sizes, input, output, gradient, sums, into);
+
+        let kernel = &kernels.attention_backward_keys;
+        let (tiles, launch) = tiling.over(positions, rows * groups);
+        launch!(self.streams, kernel, launch, tiles, sizes, input, gradient, sums, into);
     }
 
     fn rotate(
@@ -132,7 +188,7 @@ impl AttentionOperations for Cuda {
         let from = from.unwrap_or(values.as_view());
         assert!(from.len == values.len && from.format == values.format);
         let num_vectors = values.len / width;
-        let kernel = self.kernels.of::<AttentionKernels>().rotate.of(values.format);
+        let kernel = self.kernels.of::<RotaryKernels>().rotate.of(values.format);
         launch!(
             self.streams,
             kernel,

@@ -4,7 +4,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{Launch, launch};
+use super::runtime::launch::{BLOCK, Launch, launch};
 use crate::device::{EmbeddingOperations, EmbeddingShape, RowSums};
 
 kernel_table!(EmbeddingKernels in "embedding.cu" {
@@ -13,8 +13,8 @@ kernel_table!(EmbeddingKernels in "embedding.cu" {
     add_table: KernelPair,
 });
 
-/// Most threads of a block that adds up a row of a table's gradient.
-const MOST_THREADS: usize = 256;
+/// The most parts of the tokens whose gradients are added up apart.
+const MOST_PARTIAL_SUMS: usize = 64;
 
 impl EmbeddingOperations for Cuda {
     fn embed(
@@ -58,21 +58,36 @@ impl EmbeddingOperations for Cuda {
         if rows == 0 {
             return;
         }
-        let threads = columns.next_multiple_of(32).min(MOST_THREADS);
-        let launch = Launch { blocks: (rows as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 };
+        // enough blocks to fill the device, each with some tokens
+        let wanted = self.streams.max_blocks().div_ceil(rows).min(num_tokens.div_ceil(BLOCK as usize));
+        let num_own = num_tokens.div_ceil(wanted.clamp(1, MOST_PARTIAL_SUMS));
+        let num_sums = num_tokens.div_ceil(num_own);
+        let is_whole = num_sums == 1;
+        let sums = if is_whole {
+            Some(table_gradient.pointer)
+        } else {
+            self.partial_sums.reserve(num_sums * rows * columns)
+        };
+        let Some(sums) = sums else { return };
+        let blocks = (rows as u32, num_sums as u32);
+        let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = self.kernels.of::<EmbeddingKernels>().embed_backward.of(gradient.format);
         launch!(
             self.streams,
             kernel,
             launch,
             num_tokens as u32,
+            num_own as u32,
             first as u32,
             columns as u32,
             tokens.pointer,
             gradient.pointer,
-            table_gradient.pointer,
-            i32::from(accumulate),
+            sums,
+            i32::from(accumulate && is_whole),
         );
+        if !is_whole {
+            self.partial_sums.add_to(&table_gradient, num_sums, sums, accumulate);
+        }
     }
 
     fn add_table(&self, input: CudaView<'_>, table: CudaView<'_>, output: CudaViewMut<'_>) {

@@ -67,7 +67,8 @@ use std::rc::Rc;
 use super::{CopyOperations, Device, RowSums};
 use crate::Result;
 use activation::ActivationKernels;
-use attention::AttentionKernels;
+use attention::RotaryKernels;
+pub use attention::{SOURCE as ATTENTION_SOURCE, variants as attention_variants};
 use convolution::ConvolutionKernels;
 use copy::CopyKernels;
 use embedding::EmbeddingKernels;
@@ -76,13 +77,14 @@ use norm::NormKernels;
 use optimizer::OptimizerKernels;
 use pool::PoolKernels;
 pub use runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
-pub use runtime::compile::{KernelSource, compile};
+pub use runtime::compile::{Compiled, Constants, KernelSource, compile, known_capabilities};
 use runtime::cublaslt::CublasLt;
 pub use runtime::format::Precision;
 pub use runtime::gpu::Cuda;
 pub use runtime::graph::Recording;
-use runtime::kernels::{KernelModules, KernelTable, KernelTables};
+use runtime::kernels::{KernelModules, KernelTable, KernelTables, SpecialisedKernels};
 use runtime::machine;
+pub use runtime::machine::OLDEST_CAPABILITY;
 use runtime::partial_sums::PartialSums;
 use runtime::readings::Readings;
 pub use runtime::readings::TotalsReading;
@@ -90,7 +92,7 @@ pub use runtime::streams::Counters;
 use runtime::streams::{MemoryKernels, Streams};
 use runtime::upload::Uploads;
 
-/// All source files of kernels.
+/// The source files of kernels that are compiled when a device is opened.
 pub const SOURCES: [KernelSource; 10] = [
     MemoryKernels::SOURCE,
     CopyKernels::SOURCE,
@@ -98,7 +100,7 @@ pub const SOURCES: [KernelSource; 10] = [
     ConvolutionKernels::SOURCE,
     PoolKernels::SOURCE,
     NormKernels::SOURCE,
-    AttentionKernels::SOURCE,
+    RotaryKernels::SOURCE,
     EmbeddingKernels::SOURCE,
     LossKernels::SOURCE,
     OptimizerKernels::SOURCE,
@@ -114,7 +116,7 @@ impl Cuda {
     /// The driver, a library or a device is missing or too old, or the device is out of memory.
     pub fn open(local_rank: usize, precision: Precision) -> Result<Cuda> {
         let machine = machine::open(local_rank)?;
-        let num_devices = machine.num_devices;
+        let (num_devices, capability) = (machine.num_devices, machine.capability);
         let modules = KernelModules::compile(&machine.context, machine.capability, &SOURCES)?;
         let streams = Rc::new(Streams::new(machine, modules.load()?)?);
         let mut kernels = KernelTables::default();
@@ -123,12 +125,13 @@ impl Cuda {
         kernels.load::<ConvolutionKernels>(&modules)?;
         kernels.load::<PoolKernels>(&modules)?;
         kernels.load::<NormKernels>(&modules)?;
-        kernels.load::<AttentionKernels>(&modules)?;
+        kernels.load::<RotaryKernels>(&modules)?;
         kernels.load::<EmbeddingKernels>(&modules)?;
         kernels.load::<LossKernels>(&modules)?;
         kernels.load::<OptimizerKernels>(&modules)?;
         Ok(Cuda {
             kernels,
+            specialised: SpecialisedKernels::new(capability),
             cublaslt: CublasLt::new(&streams, precision)?,
             uploads: Uploads::new(),
             readings: Readings::new(&streams)?,

@@ -1,10 +1,14 @@
-// Attention, a warp for each query, and, for the gradients of keys and values, for each key. Scores are
-// formed 32 at a time, a lane each, and never stored (Dao et al., "FlashAttention", 2022). What the
-// backward pass needs of a softmax is computed again, because saved values are activations, which bf16
-// would round.
+// Attention by tiles in shared memory (Dao, "FlashAttention-2", 2023). A warp has 16 queries, or, for the
+// gradients of keys and values, 16 keys, and goes through tiles of the others. Scores are formed a tile at a
+// time and never stored. What the backward pass needs of a softmax is computed again, because saved values
+// are activations, which bf16 would round.
+//
+// The constants `HEAD_WIDTH` and `FORMAT` choose the kernels; without them there are all.
+//
+// A result does not depend on where its row stands in a tile: tiles begin at position 0, and a key that is
+// not seen adds exactly 0.
 
-// The most values of a lane: a head has at most 32 times as many.
-#define LANE_VALUES 8
+#include "tile.cuh"
 
 // The sizes of attention: see `AttentionShape`.
 struct Sizes {
@@ -12,6 +16,15 @@ struct Sizes {
     int causal;
     float scale;
 };
+
+// The rows of a tile that all warps of a block share, for heads of up to `WIDTH` values.
+template <uint32 WIDTH>
+constexpr uint32 TILE_ROWS = WIDTH > 128 ? 16 : 32;
+
+// The number of keys that the query at `position` sees.
+__device__ __forceinline__ uint32 num_keys(Sizes sizes, uint32 position) {
+    return sizes.causal ? position + 1 : sizes.positions;
+}
 
 __device__ __forceinline__ uint32 input_width(Sizes sizes) {
     return sizes.groups * (sizes.heads + 2) * sizes.width;
@@ -21,239 +34,257 @@ __device__ __forceinline__ uint32 output_width(Sizes sizes) {
     return sizes.groups * sizes.heads * sizes.width;
 }
 
-// The number of keys that the query at `position` sees.
-__device__ __forceinline__ uint32 num_keys(Sizes sizes, uint32 position) {
-    return sizes.causal ? position + 1 : sizes.positions;
-}
-
-template <class T>
-__device__ __forceinline__ float dot(uint32 width, const T* left, const T* right) {
-    float sum = 0;
-    for (uint32 at = 0; at < width; at++) {
-        sum += to_float(left[at]) * to_float(right[at]);
-    }
-    return sum;
-}
-
-__device__ __forceinline__ float warp_max(float value) {
-    for (int distance = 16; distance > 0; distance /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, distance));
-    }
-    return value;
-}
-
-// A query of a sequence: the places of its arrays.
-template <class T>
-struct Query {
-    const T* query;
-    // the key and the value of position 0
-    const T* keys;
-    const T* values;
-    uint64 output;
-    uint32 position;
+// A head of a sequence: where its queries, keys and values of position 0 stand in the input, and its first
+// output among all outputs.
+struct Head {
+    uint64 queries, keys, values, output;
 };
 
-// Returns the query of this warp, counted over sequences, heads and the positions from `first` on, of which
-// alone there are outputs.
-template <class T>
-__device__ __forceinline__ Query<T> query_of(Sizes sizes, uint32 first, uint64 warp, const T* input) {
-    uint32 num = sizes.positions - first;
-    uint32 head = (uint32)(warp / num % (sizes.groups * sizes.heads));
-    uint64 row = warp / num / (sizes.groups * sizes.heads);
-    Query<T> own;
-    own.position = first + (uint32)(warp % num);
-    const T* sequence = input + row * sizes.positions * input_width(sizes);
-    const T* group = sequence + head / sizes.heads * (sizes.heads + 2) * sizes.width;
-    own.query = group + (uint64)own.position * input_width(sizes) + head % sizes.heads * sizes.width;
+// Returns head `index`, counted over all sequences. Outputs are those of the positions from `first` on.
+__device__ __forceinline__ Head head_of(Sizes sizes, uint32 first, uint64 index) {
+    uint32 head = (uint32)(index % (sizes.groups * sizes.heads));
+    uint64 row = index / (sizes.groups * sizes.heads);
+    uint64 group = row * sizes.positions * input_width(sizes);
+    group += head / sizes.heads * (sizes.heads + 2) * sizes.width;
+    Head own;
+    own.queries = group + head % sizes.heads * sizes.width;
     own.keys = group + sizes.heads * sizes.width;
     own.values = own.keys + sizes.width;
-    own.output = (row * num + own.position - first) * output_width(sizes) + head * sizes.width;
+    own.output = row * (sizes.positions - first) * output_width(sizes) + head * sizes.width;
     return own;
 }
 
-template <class T>
+// The largest score of each row so far, and the sum of the exponentials of the distances to it.
+struct Softmax {
+    float largest[2], totals[2];
+};
+
+__device__ __forceinline__ Softmax no_scores() {
+    float lowest = -__uint_as_float(0x7f800000);
+    return {{lowest, lowest}, {0, 0}};
+}
+
+// Turns the products of the queries from `position` on with the keys from `key` on into the exponentials of
+// the scores' distances to the largest so far, and returns by what all earlier ones shrink.
+template <uint32 COLUMNS>
+__device__ __forceinline__ void add_scores(
+    Softmax& softmax, WarpMatrix<COLUMNS>& scores, Sizes sizes, uint32 position, uint32 key, float* shrinks) {
+#pragma unroll
+    for (uint32 half = 0; half < 2; half++) {
+        uint32 seen = min(num_keys(sizes, position + lane_row(half)), sizes.positions);
+        float most = softmax.largest[half], total = 0;
+#pragma unroll
+        for (uint32 at = 0; at < COLUMNS / 4; at++) {
+            float& score = scores.at[at / 2][2 * half + at % 2];
+            bool is_seen = key + lane_column(at / 2) + at % 2 < seen;
+            score = is_seen ? sizes.scale * score : -__uint_as_float(0x7f800000);
+            most = fmaxf(most, score);
+        }
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+#pragma unroll
+        for (uint32 at = 0; at < COLUMNS / 4; at++) {
+            float& score = scores.at[at / 2][2 * half + at % 2];
+            score = expf(score - most);
+            total += score;
+        }
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        shrinks[half] = expf(softmax.largest[half] - most);
+        softmax.totals[half] = softmax.totals[half] * shrinks[half] + total;
+        softmax.largest[half] = most;
+    }
+}
+
+// A block has `blockDim.x / 2` queries of a head; the last ones, which see the most keys, come first.
+template <class T, uint32 WIDTH>
 __device__ __forceinline__ void attention_forward(
-    uint64 num_queries, uint32 first, Sizes sizes, const T* input, T* output) {
-    uint64 warp = thread_index() / 32;
-    if (warp >= num_queries) {
-        return;
+    uint32 tiles, uint32 first, Sizes sizes, const T* input, T* output) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const uint32 KEYS = TILE_ROWS<WIDTH>, ROW = STRIDE<T, WIDTH>;
+    uint32 rows = blockDim.x / 2, warp_start = threadIdx.x / 32 * WARP_ROWS, stride = input_width(sizes);
+    T *queries = (T*)memory, *keys = queries + rows * ROW, *values = keys + KEYS * ROW;
+    T* weights = values + KEYS * ROW + warp_start * STRIDE<T, KEYS>;
+    Head own = head_of(sizes, first, blockIdx.x / tiles);
+    uint32 start = first + (tiles - 1 - blockIdx.x % tiles) * rows;
+    load_tile<T, WIDTH>(
+        queries, rows, sizes.positions - start, sizes.width, input + own.queries + (uint64)start * stride,
+        stride);
+    uint32 end = num_keys(sizes, min(start + rows, sizes.positions) - 1);
+    WarpMatrix<WIDTH> sums = {};
+    Softmax softmax = no_scores();
+    for (uint32 key = 0; key < end; key += KEYS) {
+        uint64 place = (uint64)key * stride;
+        __syncthreads();
+        load_tile<T, WIDTH>(keys, KEYS, end - key, sizes.width, input + own.keys + place, stride);
+        load_tile<T, WIDTH>(values, KEYS, end - key, sizes.width, input + own.values + place, stride);
+        __syncthreads();
+        WarpMatrix<KEYS> scores = {};
+        float shrinks[2];
+        multiply_transposed<KEYS, WIDTH>(scores, queries + warp_start * ROW, keys, ROW);
+        add_scores(softmax, scores, sizes, start + warp_start, key, shrinks);
+        scale_rows(sums, shrinks);
+        store_warp(scores, weights);
+        multiply<WIDTH, KEYS>(sums, weights, STRIDE<T, KEYS>, values, ROW);
     }
-    uint32 lane = threadIdx.x % 32, stride = input_width(sizes);
-    Query<T> own = query_of(sizes, first, warp, input);
-    uint32 end = num_keys(sizes, own.position);
-    float values[LANE_VALUES] = {}, largest = -__uint_as_float(0x7f800000), total = 0;
-    for (uint32 start = 0; start < end; start += 32) {
-        uint32 key = start + lane;
-        float score = -__uint_as_float(0x7f800000);
-        if (key < end) {
-            score = sizes.scale * dot(sizes.width, own.query, own.keys + (uint64)key * stride);
+    uint32 position = start + warp_start, num = max(position, sizes.positions) - position;
+    float factors[2] = {1 / softmax.totals[0], 1 / softmax.totals[1]};
+    T* into = output + own.output + (uint64)(position - first) * output_width(sizes);
+    store_rows<T, WIDTH>(sums, num, sizes.width, factors, into, output_width(sizes));
+}
+
+// Returns the scalar products of the first `num` rows of a warp, of `width` values.
+template <class T>
+__device__ __forceinline__ void row_products(
+    uint32 num, uint32 width, const T* left, const T* right, uint64 stride, float* products) {
+    for (uint32 row = 0; row < WARP_ROWS; row++) {
+        float product = 0;
+        for (uint32 at = threadIdx.x % 32; row < num && at < width; at += 32) {
+            product += to_float(left[row * stride + at]) * to_float(right[row * stride + at]);
         }
-        float most = fmaxf(largest, warp_max(score)), shrink = expf(largest - most);
-        float weight = key < end ? expf(score - most) : 0;
-        total = total * shrink + warp_sum(weight);
-        largest = most;
-        for (uint32 at = 0; at < LANE_VALUES; at++) {
-            values[at] *= shrink;
+        product = warp_sum(product);
+        if (lane_row(row / 8) == row) {
+            products[row / 8] = product;
         }
-        for (uint32 other = 0; other < min(32u, end - start); other++) {
-            float shared_weight = __shfl_sync(0xffffffffu, weight, other);
-            const T* value = own.values + (uint64)(start + other) * stride;
-            for (uint32 at = 0; at * 32 + lane < sizes.width; at++) {
-                values[at] += shared_weight * to_float(value[at * 32 + lane]);
-            }
-        }
-    }
-    for (uint32 at = 0; at * 32 + lane < sizes.width; at++) {
-        output[own.output + at * 32 + lane] = from_float<T>(values[at] / total);
     }
 }
 
-// Computes the gradient of each query, and leaves for the keys the logarithm of its softmax's sum and the
+// Computes the gradients of the queries, and leaves for the keys the logarithm of each softmax's sum and the
 // product of its output with that's gradient.
-template <class T>
+template <class T, uint32 WIDTH>
 __device__ __forceinline__ void attention_backward_queries(
-    uint64 num_queries, Sizes sizes, const T* input, const T* output, const T* gradient, float* sums,
+    uint32 tiles, Sizes sizes, const T* input, const T* output, const T* gradient, float* sums,
     T* input_gradient) {
-    uint64 warp = thread_index() / 32;
-    if (warp >= num_queries) {
-        return;
-    }
-    uint32 lane = threadIdx.x % 32, stride = input_width(sizes);
-    Query<T> own = query_of(sizes, 0, warp, input);
-    uint32 end = num_keys(sizes, own.position);
-    float largest = -__uint_as_float(0x7f800000), total = 0;
-    for (uint32 start = 0; start < end; start += 32) {
-        uint32 key = start + lane;
-        float score = -__uint_as_float(0x7f800000);
-        if (key < end) {
-            score = sizes.scale * dot(sizes.width, own.query, own.keys + (uint64)key * stride);
+    extern __shared__ __align__(16) unsigned char memory[];
+    const uint32 KEYS = TILE_ROWS<WIDTH>, ROW = STRIDE<T, WIDTH>;
+    uint32 rows = blockDim.x / 2, warp_start = threadIdx.x / 32 * WARP_ROWS, stride = input_width(sizes);
+    T *queries = (T*)memory, *gradients = queries + rows * ROW, *keys = gradients + rows * ROW;
+    T *values = keys + KEYS * ROW, *changes = values + KEYS * ROW + warp_start * STRIDE<T, KEYS>;
+    Head own = head_of(sizes, 0, blockIdx.x / tiles);
+    uint32 start = (tiles - 1 - blockIdx.x % tiles) * rows, out_stride = output_width(sizes);
+    uint64 place = own.queries + (uint64)start * stride, out = own.output + (uint64)start * out_stride;
+    load_tile<T, WIDTH>(queries, rows, sizes.positions - start, sizes.width, input + place, stride);
+    load_tile<T, WIDTH>(gradients, rows, sizes.positions - start, sizes.width, gradient + out, out_stride);
+    uint32 position = start + warp_start, num = max(position, sizes.positions) - position;
+    float products[2];
+    uint64 warp_out = out + (uint64)warp_start * out_stride;
+    row_products(num, sizes.width, output + warp_out, gradient + warp_out, out_stride, products);
+    uint32 end = num_keys(sizes, min(start + rows, sizes.positions) - 1);
+    WarpMatrix<WIDTH> query_sums = {};
+    Softmax softmax = no_scores();
+    for (uint32 key = 0; key < end; key += KEYS) {
+        uint64 key_place = (uint64)key * stride;
+        __syncthreads();
+        load_tile<T, WIDTH>(keys, KEYS, end - key, sizes.width, input + own.keys + key_place, stride);
+        load_tile<T, WIDTH>(values, KEYS, end - key, sizes.width, input + own.values + key_place, stride);
+        __syncthreads();
+        WarpMatrix<KEYS> scores = {}, pulls = {};
+        float shrinks[2];
+        multiply_transposed<KEYS, WIDTH>(scores, queries + warp_start * ROW, keys, ROW);
+        multiply_transposed<KEYS, WIDTH>(pulls, gradients + warp_start * ROW, values, ROW);
+        add_scores(softmax, scores, sizes, position, key, shrinks);
+#pragma unroll
+        for (uint32 at = 0; at < KEYS / 2; at++) {
+            scores.at[at / 4][at % 4] *= pulls.at[at / 4][at % 4] - products[at % 4 / 2];
         }
-        float most = fmaxf(largest, warp_max(score));
-        total = total * expf(largest - most) + warp_sum(key < end ? expf(score - most) : 0);
-        largest = most;
+        scale_rows(query_sums, shrinks);
+        store_warp(scores, changes);
+        multiply<WIDTH, KEYS>(query_sums, changes, STRIDE<T, KEYS>, keys, ROW);
     }
-    float logarithm = largest + logf(total), product = 0;
-    for (uint32 at = lane; at < sizes.width; at += 32) {
-        product += to_float(output[own.output + at]) * to_float(gradient[own.output + at]);
-    }
-    product = warp_sum(product);
-    float values[LANE_VALUES] = {};
-    for (uint32 start = 0; start < end; start += 32) {
-        uint32 key = start + lane;
-        float change = 0;
-        if (key < end) {
-            float score = sizes.scale * dot(sizes.width, own.query, own.keys + (uint64)key * stride);
-            float pull = dot(sizes.width, gradient + own.output, own.values + (uint64)key * stride);
-            change = expf(score - logarithm) * (pull - product) * sizes.scale;
+    float factors[2] = {sizes.scale / softmax.totals[0], sizes.scale / softmax.totals[1]};
+    T* into = input_gradient + place + (uint64)warp_start * stride;
+    store_rows<T, WIDTH>(query_sums, num, sizes.width, factors, into, stride);
+    float* own_sums = sums + 2 * (blockIdx.x / tiles * sizes.positions + (uint64)position);
+    for (uint32 half = 0; half < 2; half++) {
+        if (threadIdx.x % 4 == 0 && lane_row(half) < num) {
+            own_sums[2 * lane_row(half)] = softmax.largest[half] + logf(softmax.totals[half]);
+            own_sums[2 * lane_row(half) + 1] = products[half];
         }
-        for (uint32 other = 0; other < min(32u, end - start); other++) {
-            float shared_change = __shfl_sync(0xffffffffu, change, other);
-            const T* key_values = own.keys + (uint64)(start + other) * stride;
-            for (uint32 at = 0; at * 32 + lane < sizes.width; at++) {
-                values[at] += shared_change * to_float(key_values[at * 32 + lane]);
-            }
-        }
-    }
-    for (uint32 at = 0; at * 32 + lane < sizes.width; at++) {
-        input_gradient[own.query - input + at * 32 + lane] = from_float<T>(values[at]);
-    }
-    if (lane == 0) {
-        sums[2 * warp] = logarithm;
-        sums[2 * warp + 1] = product;
     }
 }
 
-// Computes the gradients of each key and its value, over the heads of its group.
-template <class T>
+// Computes the gradients of the keys and values of a group, over its heads.
+template <class T, uint32 WIDTH>
 __device__ __forceinline__ void attention_backward_keys(
-    uint64 num_all_keys, Sizes sizes, const T* input, const T* gradient, const float* sums,
-    T* input_gradient) {
-    uint64 warp = thread_index() / 32;
-    if (warp >= num_all_keys) {
-        return;
-    }
-    uint32 lane = threadIdx.x % 32, stride = input_width(sizes);
-    uint32 position = (uint32)(warp % sizes.positions);
-    uint32 group = (uint32)(warp / sizes.positions % sizes.groups);
-    uint64 row = warp / sizes.positions / sizes.groups;
-    uint32 first = sizes.causal ? position : 0;
-    float keys[LANE_VALUES] = {}, values[LANE_VALUES] = {};
-    uint64 place = 0;
+    uint32 tiles, Sizes sizes, const T* input, const T* gradient, const float* sums, T* input_gradient) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const uint32 QUERIES = TILE_ROWS<WIDTH>, ROW = STRIDE<T, WIDTH>;
+    uint32 rows = blockDim.x / 2, warp_start = threadIdx.x / 32 * WARP_ROWS, stride = input_width(sizes);
+    T *keys = (T*)memory, *values = keys + rows * ROW, *queries = values + rows * ROW;
+    T *gradients = queries + QUERIES * ROW, *own_weights = gradients + QUERIES * ROW;
+    T* weights = own_weights + warp_start * STRIDE<T, QUERIES>;
+    uint64 first_head = blockIdx.x / tiles * sizes.heads;
+    Head group = head_of(sizes, 0, first_head);
+    uint32 start = blockIdx.x % tiles * rows, num_rows = sizes.positions - start;
+    uint64 place = (uint64)start * stride;
+    load_tile<T, WIDTH>(keys, rows, num_rows, sizes.width, input + group.keys + place, stride);
+    load_tile<T, WIDTH>(values, rows, num_rows, sizes.width, input + group.values + place, stride);
+    WarpMatrix<WIDTH> key_sums = {}, value_sums = {};
     for (uint32 head = 0; head < sizes.heads; head++) {
-        uint64 before = (row * sizes.groups * sizes.heads + group * sizes.heads + head) * sizes.positions;
-        for (uint32 start = first; start < sizes.positions; start += 32) {
-            uint32 other = start + lane;
-            float weight = 0, change = 0;
-            Query<T> own = query_of(sizes, 0, before, input);
-            place = own.keys + (uint64)position * stride - input;
-            if (other < sizes.positions) {
-                own = query_of(sizes, 0, before + other, input);
-                float score = sizes.scale * dot(sizes.width, own.query, own.keys + (uint64)position * stride);
-                float pull = dot(sizes.width, gradient + own.output, own.values + (uint64)position * stride);
-                weight = expf(score - sums[2 * (before + other)]);
-                change = weight * (pull - sums[2 * (before + other) + 1]) * sizes.scale;
+        Head own = head_of(sizes, 0, first_head + head);
+        const float* head_sums = sums + 2 * (first_head + head) * sizes.positions;
+        uint32 first = sizes.causal ? start / QUERIES * QUERIES : 0;
+        for (uint32 query = first; query < sizes.positions; query += QUERIES) {
+            uint32 num = sizes.positions - query, out_stride = output_width(sizes);
+            const T* from = input + own.queries + (uint64)query * stride;
+            __syncthreads();
+            load_tile<T, WIDTH>(queries, QUERIES, num, sizes.width, from, stride);
+            from = gradient + own.output + (uint64)query * out_stride;
+            load_tile<T, WIDTH>(gradients, QUERIES, num, sizes.width, from, out_stride);
+            __syncthreads();
+            WarpMatrix<QUERIES> scores = {}, pulls = {};
+            multiply_transposed<QUERIES, WIDTH>(scores, keys + warp_start * ROW, queries, ROW);
+            multiply_transposed<QUERIES, WIDTH>(pulls, values + warp_start * ROW, gradients, ROW);
+#pragma unroll
+            for (uint32 at = 0; at < QUERIES / 2; at++) {
+                uint32 position = query + lane_column(at / 4) + at % 2;
+                uint32 key = start + warp_start + lane_row(at % 4 / 2);
+                bool is_seen = position < sizes.positions && key < num_keys(sizes, position);
+                float logarithm = is_seen ? head_sums[2 * position] : 0;
+                float product = is_seen ? head_sums[2 * position + 1] : 0;
+                float& score = scores.at[at / 4][at % 4];
+                score = is_seen ? expf(sizes.scale * score - logarithm) : 0;
+                pulls.at[at / 4][at % 4] = score * (pulls.at[at / 4][at % 4] - product);
             }
-            for (uint32 at = 0; at < min(32u, sizes.positions - start); at++) {
-                float shared_weight = __shfl_sync(0xffffffffu, weight, at);
-                float shared_change = __shfl_sync(0xffffffffu, change, at);
-                Query<T> query = query_of(sizes, 0, before + start + at, input);
-                for (uint32 part = 0; part * 32 + lane < sizes.width; part++) {
-                    uint32 column = part * 32 + lane;
-                    keys[part] += shared_change * to_float(query.query[column]);
-                    values[part] += shared_weight * to_float(gradient[query.output + column]);
-                }
-            }
+            store_warp(scores, weights);
+            multiply<WIDTH, QUERIES>(value_sums, weights, STRIDE<T, QUERIES>, gradients, ROW);
+            store_warp(pulls, weights);
+            multiply<WIDTH, QUERIES>(key_sums, weights, STRIDE<T, QUERIES>, queries, ROW);
         }
     }
-    for (uint32 part = 0; part * 32 + lane < sizes.width; part++) {
-        input_gradient[place + part * 32 + lane] = from_float<T>(keys[part]);
-        input_gradient[place + sizes.width + part * 32 + lane] = from_float<T>(values[part]);
-    }
+    uint32 num = max(start + warp_start, sizes.positions) - (start + warp_start);
+    const float key_factors[2] = {sizes.scale, sizes.scale}, value_factors[2] = {1, 1};
+    T* into = input_gradient + place + (uint64)warp_start * stride;
+    store_rows<T, WIDTH>(key_sums, num, sizes.width, key_factors, into + group.keys, stride);
+    store_rows<T, WIDTH>(value_sums, num, sizes.width, value_factors, into + group.values, stride);
 }
 
-// Rotates all queries and keys of `from`, which may be `values`: elements i and i + width/2 of one are a
-// pair. Values of attention are copied.
-template <class T>
-__device__ __forceinline__ void rotate(
-    uint64 num_vectors, uint32 positions, uint32 first, uint32 groups, uint32 heads, uint32 width, float base,
-    int inverse, const T* from, T* values) {
-    uint32 half = width / 2;
-    for (uint64 at = thread_index(); at < num_vectors * half; at += num_threads()) {
-        uint32 i = at % half, head = at / half % (heads + 2);
-        uint64 group = at / half / (heads + 2), place = at / half * width + i;
-        double angle = (first + group / groups % positions) * pow((double)base, -2.0 * i / width);
-        bool is_rotated = head <= heads;
-        float cosine = is_rotated ? (float)cos(angle) : 1, sine = is_rotated ? (float)sin(angle) : 0;
-        float left = to_float(from[place]), right = to_float(from[place + half]);
-        sine = inverse ? -sine : sine;
-        values[place] = from_float<T>(left * cosine - right * sine);
-        values[place + half] = from_float<T>(right * cosine + left * sine);
-    }
-}
-
-#define ATTENTION(T, name)                                                                                   \
-    extern "C" __global__ void attention_forward_##name(                                                     \
-        uint64 num, uint32 first, uint32 positions, uint32 groups, uint32 heads, uint32 width, int causal,   \
-        float scale, const T* input, T* output) {                                                            \
-        Sizes sizes = {positions, groups, heads, width, causal, scale};                                      \
-        attention_forward<T>(num, first, sizes, input, output);                                              \
+// Kernels for heads of up to `columns` values in format `T`.
+#define ATTENTION(T, columns)                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) attention_forward_##columns##_##T(                     \
+        uint32 tiles, uint32 first, Sizes sizes, const T* input, T* output) {                                \
+        attention_forward<T, columns>(tiles, first, sizes, input, output);                                   \
     }                                                                                                        \
-    extern "C" __global__ void attention_backward_queries_##name(                                            \
-        uint64 num, uint32 positions, uint32 groups, uint32 heads, uint32 width, int causal, float scale,    \
-        const T* input, const T* output, const T* gradient, float* sums, T* input_gradient) {                \
-        Sizes sizes = {positions, groups, heads, width, causal, scale};                                      \
-        attention_backward_queries<T>(num, sizes, input, output, gradient, sums, input_gradient);            \
+    extern "C" __global__ void __launch_bounds__(128) attention_backward_queries_##columns##_##T(            \
+        uint32 tiles, Sizes sizes, const T* input, const T* output, const T* gradient, float* sums,          \
+        T* input_gradient) {                                                                                 \
+        attention_backward_queries<T, columns>(                                                              \
+            tiles, sizes, input, output, gradient, sums, input_gradient);                                    \
     }                                                                                                        \
-    extern "C" __global__ void attention_backward_keys_##name(                                               \
-        uint64 num, uint32 positions, uint32 groups, uint32 heads, uint32 width, int causal, float scale,    \
-        const T* input, const T* gradient, const float* sums, T* input_gradient) {                           \
-        Sizes sizes = {positions, groups, heads, width, causal, scale};                                      \
-        attention_backward_keys<T>(num, sizes, input, gradient, sums, input_gradient);                       \
-    }                                                                                                        \
-    extern "C" __global__ void rotate_##name(                                                                \
-        uint64 num, uint32 positions, uint32 first, uint32 groups, uint32 heads, uint32 width, float base,   \
-        int inverse, const T* from, T* values) {                                                             \
-        rotate<T>(num, positions, first, groups, heads, width, base, inverse, from, values);                 \
+    extern "C" __global__ void __launch_bounds__(128) attention_backward_keys_##columns##_##T(               \
+        uint32 tiles, Sizes sizes, const T* input, const T* gradient, const float* sums,                     \
+        T* input_gradient) {                                                                                 \
+        attention_backward_keys<T, columns>(tiles, sizes, input, gradient, sums, input_gradient);            \
     }
 
-FOR_BOTH(ATTENTION)
+#define ATTENTION_OF(columns, T) ATTENTION(T, columns)
+
+typedef float f32;
+
+#ifdef HEAD_WIDTH
+ATTENTION_OF(HEAD_WIDTH, FORMAT)
+#else
+#define FOR_WIDTHS(T) ATTENTION(T, 32) ATTENTION(T, 64) ATTENTION(T, 128) ATTENTION(T, 256)
+FOR_WIDTHS(f32)
+FOR_WIDTHS(bf16)
+#endif

@@ -11,31 +11,46 @@ __device__ __forceinline__ void embed(
     }
 }
 
-// A block for each row of the table adds up the gradient at the places of its token, in their order.
+// Adds up the gradient at the places of the token of row `blockIdx.x`, in their order, among the `num_own`
+// tokens from `blockIdx.y * num_own` on. `sums` has the table's gradient for each `blockIdx.y`. Blocks have
+// 256 threads.
 template <class T>
 __device__ __forceinline__ void embed_backward(
-    uint32 num_tokens, uint32 first, uint32 columns, const float* tokens, const T* gradient,
-    float* table_gradient, int accumulate) {
-    __shared__ float some[256];
+    uint32 num_tokens, uint32 num_own, uint32 first, uint32 columns, const float* __restrict__ tokens,
+    const T* __restrict__ gradient, float* __restrict__ sums, int accumulate) {
+    __shared__ uint32 places[256], counts[8];
+    uint32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32 begin = blockIdx.y * num_own, end = min(num_tokens, begin + num_own);
     float token = (float)(first + blockIdx.x);
-    float* row = table_gradient + (uint64)blockIdx.x * columns;
-    for (uint32 start = 0; start < columns; start += blockDim.x) {
+    float* row = sums + ((uint64)blockIdx.y * gridDim.x + blockIdx.x) * columns;
+    for (uint32 start = 0; start < columns; start += 256) {
         uint32 column = start + threadIdx.x;
-        float sum = accumulate && column < columns ? row[column] : 0;
-        for (uint32 place = 0; place < num_tokens; place += 256) {
-            uint32 num = min(256u, num_tokens - place);
+        bool has_column = column < columns;
+        float sum = accumulate && has_column ? row[column] : 0;
+        for (uint32 part = begin; part < end; part += 256) {
+            uint32 at = part + threadIdx.x;
+            bool is_own = at < end && tokens[at] == token;
+            uint32 own_lanes = __ballot_sync(0xffffffffu, is_own);
             __syncthreads();
-            for (uint32 at = threadIdx.x; at < num; at += blockDim.x) {
-                some[at] = tokens[place + at];
+            if (lane == 0) {
+                counts[warp] = __popc(own_lanes);
             }
             __syncthreads();
-            for (uint32 at = 0; at < num; at++) {
-                if (some[at] == token && column < columns) {
-                    sum += to_float(gradient[(uint64)(place + at) * columns + column]);
-                }
+            uint32 before = 0, num = 0;
+            for (uint32 other = 0; other < 8; other++) {
+                before += other < warp ? counts[other] : 0;
+                num += counts[other];
+            }
+            if (is_own) {
+                places[before + __popc(own_lanes & ((1u << lane) - 1))] = at;
+            }
+            __syncthreads();
+#pragma unroll 4
+            for (uint32 place = 0; place < num; place++) {
+                sum += has_column ? to_float(gradient[(uint64)places[place] * columns + column]) : 0;
             }
         }
-        if (column < columns) {
+        if (has_column) {
             row[column] = sum;
         }
     }
@@ -57,9 +72,9 @@ __device__ __forceinline__ void add_table(
         embed<T>(len, first, rows, columns, tokens, table, output);                                          \
     }                                                                                                        \
     extern "C" __global__ void embed_backward_##name(                                                        \
-        uint32 num_tokens, uint32 first, uint32 columns, const float* tokens, const T* gradient,             \
-        float* table_gradient, int accumulate) {                                                             \
-        embed_backward<T>(num_tokens, first, columns, tokens, gradient, table_gradient, accumulate);         \
+        uint32 num_tokens, uint32 num_own, uint32 first, uint32 columns, const float* tokens,                \
+        const T* gradient, float* sums, int accumulate) {                                                    \
+        embed_backward<T>(num_tokens, num_own, first, columns, tokens, gradient, sums, accumulate);          \
     }                                                                                                        \
     extern "C" __global__ void add_table_##name(                                                             \
         uint64 len, uint32 table_len, const T* input, const float* table, T* output) {                       \

@@ -1,8 +1,9 @@
 //! Compilation of the sources in `kernels/` by NVRTC, for the device found.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
 
-use cudarc::nvrtc::result::{NvrtcError, compile_program, create_program, destroy_program, get_program_log};
+use cudarc::nvrtc::result::{NvrtcError, compile_program, destroy_program, get_program_log};
 use cudarc::nvrtc::sys;
 
 use crate::{Error, Result};
@@ -18,14 +19,38 @@ pub struct KernelSource {
 /// Declarations that all source files share.
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
-/// Compiles `source` for devices of capability `capability` (80 for 8.0).
-///
-/// Returns machine code, or, where NVRTC is older than the device, intermediate code (PTX) for an
-/// older device, which the driver compiles further.
+/// A header that some source files include.
+const TILE: &CStr = c"tile.cuh";
+const TILE_TEXT: &str = include_str!("../kernels/tile.cuh");
+
+/// Constants that a source file is compiled for: macros, with their values.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Constants(pub Vec<(&'static str, String)>);
+
+impl Constants {
+    /// Returns the end of the names of kernels: the values, each after an underscore.
+    pub(crate) fn suffix(&self) -> String {
+        self.0.iter().map(|(_, value)| format!("_{value}")).collect()
+    }
+}
+
+/// What a source file was compiled to.
+#[derive(Debug)]
+pub struct Compiled {
+    /// What it was compiled for.
+    pub constants: Constants,
+    /// Machine code, or, where NVRTC is older than the device, intermediate code (PTX) for an older
+    /// device, which the driver compiles further.
+    pub code: Vec<u8>,
+    /// What the compiler said. With machine code it names the registers and spills of each kernel.
+    pub log: String,
+}
+
+/// Compiles `source` with `constants` for devices of capability `capability` (80 for 8.0).
 ///
 /// # Errors
 /// NVRTC's own messages.
-pub fn compile(source: KernelSource, capability: i32) -> Result<Vec<u8>> {
+pub fn compile(source: KernelSource, constants: Constants, capability: i32) -> Result<Compiled> {
     let KernelSource { name, text } = source;
     let doing = || format!("compiling {name} for sm_{capability}");
     let failed = |error: NvrtcError| Error::failed(doing(), format!("NVRTC says {error}"));
@@ -42,34 +67,49 @@ pub fn compile(source: KernelSource, capability: i32) -> Result<Vec<u8>> {
     // NVRTC finds no headers: the shared declarations go before the file, whose lines keep their
     // numbers
     let text = CString::new(format!("#line 1 \"common.cuh\"\n{COMMON}\n#line 1 \"{name}\"\n{text}"));
-    let (Ok(text), Ok(name)) = (text, CString::new(name)) else {
+    let (Ok(text), Ok(name), Ok(tile)) = (text, CString::new(name), CString::new(TILE_TEXT)) else {
         return Err(Error::failed(doing(), "there is a zero byte in the source"));
     };
-    let program = create_program(&text, Some(&name)).map_err(failed)?;
-    let options = [
+    let mut program = ptr::null_mut();
+    let (headers, names) = ([tile.as_ptr()], [TILE.as_ptr()]);
+    let mut options = vec![
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".to_owned(),
         "--extra-device-vectorization".into(),
+        "--ptxas-options=--verbose".into(),
     ];
-    // SAFETY: the program was created just now and is destroyed once, at the end of the block; its
-    // text and name outlive it.
+    options.extend(constants.0.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
+    // SAFETY: the texts and names outlive the program, which is destroyed once, at the end of the block;
+    // there are as many headers as names.
     unsafe {
+        sys::nvrtcCreateProgram(
+            &raw mut program,
+            text.as_ptr(),
+            name.as_ptr(),
+            headers.len() as i32,
+            headers.as_ptr(),
+            names.as_ptr(),
+        )
+        .result()
+        .map_err(failed)?;
         let compiled = compile_program(program, &options);
-        let code = match compiled {
-            Ok(()) => code(program, is_known).map_err(failed),
-            Err(_) => {
-                let log = get_program_log(program).unwrap_or_default();
-                let log: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
-                Err(Error::failed(doing(), String::from_utf8_lossy(&log).trim()))
-            }
+        let log = get_program_log(program).unwrap_or_default();
+        let log: Vec<u8> = log.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+        let log = String::from_utf8_lossy(&log).trim().to_owned();
+        let result = match compiled {
+            Ok(()) => code(program, is_known).map(|code| Compiled { constants, code, log }).map_err(failed),
+            Err(_) => Err(Error::failed(doing(), log)),
         };
         destroy_program(program).map_err(failed)?;
-        code
+        result
     }
 }
 
 /// Returns the capabilities that this NVRTC compiles for.
-fn known_capabilities() -> std::result::Result<Vec<i32>, NvrtcError> {
+///
+/// # Errors
+/// NVRTC's own.
+pub fn known_capabilities() -> std::result::Result<Vec<i32>, NvrtcError> {
     let mut count = 0;
     // SAFETY: NVRTC writes one number, then as many numbers as the first said.
     unsafe {

@@ -19,6 +19,14 @@ pub(crate) enum Format {
 }
 
 impl Format {
+    /// Returns the name of the format in the kernels.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Format::F32 => "f32",
+            Format::Bf16 => "bf16",
+        }
+    }
+
     pub(crate) fn bytes(self) -> usize {
         match self {
             Format::F32 => 4,

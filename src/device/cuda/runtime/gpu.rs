@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::cublaslt::CublasLt;
 use super::format::Precision;
-use super::kernels::KernelTables;
+use super::kernels::{KernelTables, SpecialisedKernels};
 use super::partial_sums::PartialSums;
 use super::readings::Readings;
 use super::streams::{Counters, Streams};
@@ -14,6 +14,7 @@ use super::upload::Uploads;
 pub struct Cuda {
     pub(crate) streams: Rc<Streams>,
     pub(crate) kernels: KernelTables,
+    pub(crate) specialised: SpecialisedKernels,
     pub(crate) cublaslt: CublasLt,
     pub(crate) uploads: Uploads,
     pub(crate) readings: Readings,

@@ -1,16 +1,19 @@
-//! Kernels by name. All are loaded at start, so a name that is not in its source fails before
-//! training begins.
+//! Kernels by name. All but those that are compiled for sizes of a network are loaded at start, so a name that
+//! is not in its source fails before training begins.
 
 use std::any::Any;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::Ptx;
 
-use super::compile::{KernelSource, compile};
+use super::compile::{Compiled, Constants, KernelSource, compile};
 use super::format::Format;
 use super::machine::explain;
+use super::streams::Streams;
 use crate::{Error, Result};
 
 /// A kernel.
@@ -18,6 +21,7 @@ pub(crate) struct Kernel(CudaFunction);
 
 impl Kernel {
     pub(crate) fn load(module: &KernelModule, name: &str) -> Result<Kernel> {
+        let name = &format!("{name}{}", module.constants.suffix());
         module.module.load_function(name).map(Kernel).map_err(|error| {
             let why = match error.0 {
                 CUresult::CUDA_ERROR_NOT_FOUND => format!("it is not in {}", module.source.name),
@@ -40,8 +44,8 @@ pub(crate) struct KernelPair {
 
 impl KernelPair {
     pub(crate) fn load(module: &KernelModule, name: &str) -> Result<KernelPair> {
-        let load = |format| Kernel::load(module, &format!("{name}_{format}"));
-        Ok(KernelPair { f32: load("f32")?, bf16: load("bf16")? })
+        let load = |format: Format| Kernel::load(module, &format!("{name}_{}", format.name()));
+        Ok(KernelPair { f32: load(Format::F32)?, bf16: load(Format::Bf16)? })
     }
 
     pub(crate) fn of(&self, format: Format) -> &Kernel {
@@ -90,7 +94,17 @@ pub(crate) use kernel_table;
 /// A source file, compiled and loaded.
 pub(crate) struct KernelModule {
     source: KernelSource,
+    constants: Constants,
     module: Arc<CudaModule>,
+}
+
+impl KernelModule {
+    fn load(context: &Arc<CudaContext>, source: KernelSource, compiled: Compiled) -> Result<KernelModule> {
+        let Compiled { code, constants, .. } = compiled;
+        let failed = |error| Error::failed(format!("loading the kernels of {}", source.name), explain(error));
+        let module = context.load_module(Ptx::from_binary(code)).map_err(failed)?;
+        Ok(KernelModule { source, constants, module })
+    }
 }
 
 /// All source files, compiled and loaded.
@@ -106,21 +120,18 @@ impl KernelModules {
         capability: i32,
         sources: &[KernelSource],
     ) -> Result<KernelModules> {
-        let codes: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
+        let compiled: Vec<Result<Compiled>> = std::thread::scope(|scope| {
             let start = |source: &KernelSource| {
                 let source = *source;
-                scope.spawn(move || compile(source, capability))
+                scope.spawn(move || compile(source, Constants::default(), capability))
             };
             let threads: Vec<_> = sources.iter().map(start).collect();
             let panicked = |_| Err(Error::failed("compiling kernels", "the compiler panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
         });
         let mut modules = Vec::new();
-        for (code, &source) in codes.into_iter().zip(sources) {
-            let failed =
-                |error| Error::failed(format!("loading the kernels of {}", source.name), explain(error));
-            let module = context.load_module(Ptx::from_binary(code?)).map_err(failed)?;
-            modules.push(KernelModule { source, module });
+        for (compiled, &source) in compiled.into_iter().zip(sources) {
+            modules.push(KernelModule::load(context, source, compiled?)?);
         }
         Ok(KernelModules(modules))
     }
@@ -154,5 +165,34 @@ impl KernelTables {
     pub(crate) fn of<T: KernelTable>(&self) -> &T {
         let table = self.0.iter().find_map(|table| table.downcast_ref());
         table.expect("every family's table is loaded when the device is opened")
+    }
+}
+
+/// The kernels of source files that are compiled for the sizes of a network, when they are first needed.
+pub(crate) struct SpecialisedKernels {
+    capability: i32,
+    tables: RefCell<Vec<(Constants, Rc<dyn Any>)>>,
+}
+
+impl SpecialisedKernels {
+    pub(crate) fn new(capability: i32) -> SpecialisedKernels {
+        SpecialisedKernels { capability, tables: RefCell::default() }
+    }
+
+    /// Returns the table of this type for `constants`, or `None` after a failure. A first call compiles it.
+    pub(crate) fn of<T: KernelTable>(&self, streams: &Streams, constants: &Constants) -> Option<Rc<T>> {
+        let known =
+            self.tables.borrow().iter().find_map(|(of, table)| {
+                if of == constants { Rc::clone(table).downcast().ok() } else { None }
+            });
+        known.or_else(|| {
+            let compiled = compile(T::SOURCE, constants.clone(), self.capability);
+            let module = compiled.and_then(|code| KernelModule::load(&streams.context, T::SOURCE, code));
+            let table =
+                module.and_then(|module| T::load(&module)).map_err(|error| streams.keep(error)).ok()?;
+            let table = Rc::new(table);
+            self.tables.borrow_mut().push((constants.clone(), Rc::clone(&table) as Rc<dyn Any>));
+            Some(table)
+        })
     }
 }

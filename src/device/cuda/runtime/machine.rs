@@ -12,7 +12,7 @@ use crate::{Error, Result};
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// The oldest devices that the kernels are compiled for: Volta.
-const OLDEST_CAPABILITY: i32 = 70;
+pub const OLDEST_CAPABILITY: i32 = 70;
 
 /// The beginning of error messages.
 pub(crate) const DOING: &str = "using CUDA";

@@ -9,13 +9,16 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use cudarc::driver::sys::{CUdeviceptr, CUfunction_attribute_enum, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 
 use super::kernels::{Kernel, kernel_table};
 use super::launch::{BLOCK, Launch};
 use super::machine::{Machine, explain};
 use crate::{Error, Result};
+
+/// Shared memory that every kernel may use without being allowed more, in bytes.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// Blocks on each multiprocessor, of the kernels that go through arrays.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
@@ -111,7 +114,12 @@ impl Streams {
     /// Keeps the failure of `what`, unless something failed before.
     pub(crate) fn fail(&self, what: &str, why: impl std::fmt::Display) {
         let place = format!("{what} on CUDA device {} ({})", self.ordinal, self.name);
-        self.failure.borrow_mut().get_or_insert_with(|| Error::failed(place, why));
+        self.keep(Error::failed(place, why));
+    }
+
+    /// Keeps a failure, unless something failed before.
+    pub(crate) fn keep(&self, failure: Error) {
+        self.failure.borrow_mut().get_or_insert(failure);
     }
 
     /// Returns the first failure, if there was any.
@@ -184,6 +192,14 @@ impl Streams {
     ) {
         self.count(|counters| counters.launches += 1);
         let Launch { blocks, threads, shared_bytes } = launch;
+        if shared_bytes > DEFAULT_SHARED_BYTES {
+            let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the kernel is borrowed, so its module is loaded.
+            let outcome = unsafe {
+                result::function::set_function_attribute(kernel.function(), attribute, shared_bytes as i32)
+            };
+            self.note("allowing a kernel more shared memory", outcome);
+        }
         // SAFETY: this function's caller guarantees that the arguments are the kernel's; the driver
         // copies them before it returns.
         let outcome = unsafe {
