@@ -85,6 +85,7 @@ fn pools(cuda: &Cuda, tolerance: f32) {
         (1, 4, 4, 1, 4, 4),
         (5, 6, 6, 33, 2, 2),
         (3, 5, 8, 7, 5, 8),
+        (2, 7, 4, 8, 2, 2),
     ];
     for (rows, height, width, channels, window_height, window_width) in shapes {
         let shape = PoolShape { rows, height, width, channels, window_height, window_width };

@@ -12,11 +12,13 @@ mod operations;
 mod support;
 mod twins;
 
+use phalanx::comm::World;
 use phalanx::device::{Cuda, Precision};
 use support::cases::{self, Case};
 use support::equivalence::{layouts, positions, replicas};
 
 static CASES: &[Case] = &[
+    Case { name: "the_context_outlives_the_device", ranks: &[1], run: the_context_outlives_the_device },
     Case { name: "operations_f32", ranks: &[1], run: |world| twins::all(world, Precision::F32, 1e-5) },
     // tensor cores may cut factors off to 10 bits, an error of up to 2^-10 for each of the two
     Case { name: "operations_tf32", ranks: &[1], run: |world| twins::all(world, Precision::Tf32, 2e-3) },
@@ -99,6 +101,12 @@ static CASES: &[Case] = &[
     },
     Case { name: "initial_weights", ranks: &[3], run: layouts::initial_weights::<Cuda> },
 ];
+
+/// MPI closes its mappings of device memory after the device has been dropped.
+fn the_context_outlives_the_device(_: &World) {
+    drop(Cuda::open(0, Precision::F32).expect("there is a device"));
+    cudarc::driver::result::mem_get_info().expect("the context is there");
+}
 
 fn main() -> std::process::ExitCode {
     cases::main_on_cuda(CASES)

@@ -349,13 +349,16 @@ fn optimizers(cuda: &Cuda, tolerance: f32) {
 }
 
 fn moves(cuda: &Cuda, tolerance: f32) {
-    for (rows, columns) in [(1, 1), (5, 3), (16, 20), (33, 65)] {
+    for (rows, columns) in [(1, 1), (5, 3), (16, 20), (33, 65), (24, 64)] {
         let len = 3 * rows * columns;
         let arrays = [given(random(len, 1)), output(len)];
         compare("transposition", cuda, tolerance, &arrays, &TransposeEach { num_read: 1, rows, columns });
-        let shape = BlockShape { rows, columns, from_stride: columns + 2, into_stride: columns + 5 };
-        let arrays = [given(random(rows * (columns + 2), 1)), given(random(rows * (columns + 5), 2))];
-        compare("a block", cuda, tolerance, &arrays, &CopyBlock { num_read: 1, shape });
+        for (more, still_more) in [(2, 5), (8, 16)] {
+            let (from_stride, into_stride) = (columns + more, columns + still_more);
+            let shape = BlockShape { rows, columns, from_stride, into_stride };
+            let arrays = [given(random(rows * from_stride, 1)), given(random(rows * into_stride, 2))];
+            compare("a block", cuda, tolerance, &arrays, &CopyBlock { num_read: 1, shape });
+        }
         for role in [Role::Activations, Role::Exact] {
             let arrays = [Array(random(len, 3), role), Array(random(len, 4), role)];
             compare("an addition", cuda, tolerance, &arrays, &Add { num_read: 1 });

@@ -101,7 +101,7 @@ impl ActivationOperations for Cuda {
     fn gated_forward(&self, gate: Gate, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
         assert!(input.len == 2 * output.len && input.format == output.format);
         let kernel = self.kernels.of::<ActivationKernels>().gated_forward.of(input.format);
-        let (launch, len, columns) = (self.streams.over(output.len, 1), output.len as u64, columns as u32);
+        let (launch, len, columns) = (self.streams.over(output.len, 4), output.len as u64, columns as u32);
         launch!(self.streams, kernel, launch, gate_number(gate), len, columns, input.pointer, output.pointer);
     }
 
@@ -116,7 +116,7 @@ impl ActivationOperations for Cuda {
         assert!(input.len == 2 * gradient.len && input_gradient.len == input.len);
         assert!(input.format == gradient.format && input_gradient.format == input.format);
         let kernel = self.kernels.of::<ActivationKernels>().gated_backward.of(input.format);
-        let (launch, number) = (self.streams.over(gradient.len, 1), gate_number(gate));
+        let (launch, number) = (self.streams.over(gradient.len, 4), gate_number(gate));
         let (len, columns, input) = (gradient.len as u64, columns as u32, input.pointer);
         let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, number, len, columns, input, gradient, input_gradient);
@@ -129,7 +129,7 @@ impl ActivationOperations for Cuda {
         let (threshold, scale) = (dropout.threshold(), dropout.scale());
         let draws = DropoutDraws { seed, first, row_len, row_stride, step, module, threshold, scale };
         let kernel = self.kernels.of::<ActivationKernels>().dropout.of(values.format);
-        let (launch, len) = (self.streams.over(values.len, 1), values.len as u64);
+        let (launch, len) = (self.streams.over(values.len, 4), values.len as u64);
         launch!(self.streams, kernel, launch, draws, len, from.pointer, values.pointer);
     }
 }

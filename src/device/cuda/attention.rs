@@ -72,41 +72,27 @@ const MOST_WARPS: usize = 4;
 /// Shared memory that a block should not exceed, so that a multiprocessor has room for several.
 const SHARED_BYTES: usize = 64 << 10;
 
-/// How the rows of a sequence, queries or keys, are divided among blocks.
-struct Tiling {
-    /// Warps of a block.
-    warps: usize,
-    /// Bytes of shared memory.
-    shared_bytes: usize,
-}
-
-impl Tiling {
-    /// Returns the largest blocks for heads of `width` values whose tiles, two of the block's rows and two of
-    /// others, fit into shared memory.
-    fn of(width: usize, format: Format) -> Tiling {
-        let width = compiled_width(width);
-        let bytes = format.bytes();
-        // as `TILE_ROWS` and `STRIDE` of the kernels
-        let tile_rows = if width > 128 { 16 } else { 32 };
-        let stride = |columns: usize| columns * bytes + 16;
-        let shared_bytes = |warps: usize| {
-            let rows = warps * WARP_ROWS;
-            2 * (rows + tile_rows) * stride(width) + rows * stride(tile_rows)
-        };
-        let mut warps = MOST_WARPS;
-        while warps > 1 && shared_bytes(warps) > SHARED_BYTES {
-            warps /= 2;
-        }
-        Tiling { warps, shared_bytes: shared_bytes(warps) }
+/// Returns the number of tiles of `num_rows` rows, queries or keys, and a launch with a block for each tile of
+/// each of `num` heads of `width` values: the largest blocks whose tiles, two of their own rows and two of
+/// others, fit into shared memory.
+fn tiles(num_rows: usize, num: usize, width: usize, format: Format) -> (u32, Launch) {
+    let (width, bytes) = (compiled_width(width), format.bytes());
+    // as `TILE_ROWS` and `STRIDE` of the kernels
+    let tile_rows = if width > 128 { 16 } else { 32 };
+    let stride = |columns: usize| columns * bytes + 16;
+    let shared_bytes = |warps: usize| {
+        let rows = warps * WARP_ROWS;
+        2 * (rows + tile_rows) * stride(width) + rows * stride(tile_rows)
+    };
+    let mut warps = num_rows.div_ceil(WARP_ROWS).next_power_of_two().min(MOST_WARPS);
+    while warps > 1 && shared_bytes(warps) > SHARED_BYTES {
+        warps /= 2;
     }
-
-    /// Returns the number of tiles of `num_rows` rows, and a launch for those of `num` sequences and heads.
-    fn over(&self, num_rows: usize, num: usize) -> (u32, Launch) {
-        let tiles = num_rows.div_ceil(self.warps * WARP_ROWS);
-        let (blocks, threads) = (tiles * num, 32 * self.warps);
-        let shared_bytes = self.shared_bytes as u32;
-        (tiles as u32, Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes })
-    }
+    let tiles = num_rows.div_ceil(warps * WARP_ROWS);
+    let (blocks, threads) = ((tiles * num) as u32, 32 * warps as u32);
+    let launch =
+        Launch { blocks: (blocks, 1), threads: (threads, 1), shared_bytes: shared_bytes(warps) as u32 };
+    (tiles as u32, launch)
 }
 
 impl Cuda {
@@ -139,8 +125,7 @@ impl AttentionOperations for Cuda {
         assert!(output.len == rows * (positions - first) * shape.output_width());
         assert_eq!(output.format, input.format);
         let Some(kernels) = self.attention_kernels(width, input.format) else { return };
-        let tiling = Tiling::of(width, input.format);
-        let (tiles, launch) = tiling.over(positions - first, rows * shape.num_heads());
+        let (tiles, launch) = tiles(positions - first, rows * shape.num_heads(), width, input.format);
         let (sizes, first) = (Sizes::of(shape), first as u32);
         let (kernel, input, output) = (&kernels.attention_forward, input.pointer, output.pointer);
         launch!(self.streams, kernel, launch, tiles, first, sizes, input, output);
@@ -164,17 +149,16 @@ impl AttentionOperations for Cuda {
         let Some(sums) = self.partial_sums.reserve(2 * num_queries) else { return };
         let format = input.format;
         let Some(kernels) = self.attention_kernels(width, format) else { return };
-        let (tiling, sizes) = (Tiling::of(width, format), Sizes::of(shape));
+        let (sizes, into) = (Sizes::of(shape), input_gradient.pointer);
         let (input, output, gradient) = (input.pointer, output.pointer, gradient.pointer);
-        let into = input_gradient.pointer;
 
         let kernel = &kernels.attention_backward_queries;
-        let (tiles, launch) = tiling.over(positions, rows * shape.num_heads());
-        launch!(self.streams, kernel, launch, tiles, sizes, input, output, gradient, sums, into);
+        let (num_tiles, launch) = tiles(positions, rows * shape.num_heads(), width, format);
+        launch!(self.streams, kernel, launch, num_tiles, sizes, input, output, gradient, sums, into);
 
         let kernel = &kernels.attention_backward_keys;
-        let (tiles, launch) = tiling.over(positions, rows * groups);
-        launch!(self.streams, kernel, launch, tiles, sizes, input, gradient, sums, into);
+        let (num_tiles, launch) = tiles(positions, rows * groups, width, format);
+        launch!(self.streams, kernel, launch, num_tiles, sizes, input, gradient, sums, into);
     }
 
     fn rotate(

@@ -5,7 +5,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::launch;
+use super::runtime::launch::{BLOCK, Launch, launch};
 use crate::device::{BlockShape, CopyOperations};
 
 kernel_table!(CopyKernels in "copy.cu" {
@@ -16,9 +16,12 @@ kernel_table!(CopyKernels in "copy.cu" {
     gather_rows: KernelPair,
 });
 
+/// Rows and columns of the tiles of a transposition.
+const TILE: usize = 32;
+
 impl CopyOperations for Cuda {
     fn fill(&self, into: CudaViewMut<'_>, value: f32) {
-        let (launch, len) = (self.streams.over(into.len, 1), into.len as u64);
+        let (launch, len) = (self.streams.over(into.len, 8), into.len as u64);
         if len > 0 {
             let kernel = self.kernels.of::<CopyKernels>().fill.of(into.format);
             launch!(self.streams, kernel, launch, len, value, into.pointer);
@@ -31,7 +34,7 @@ impl CopyOperations for Cuda {
 
     fn copy(&self, from: CudaView<'_>, into: CudaViewMut<'_>) {
         assert_eq!(from.len, into.len, "arrays that are copied have one length");
-        let (kernels, launch, len) = (&self.streams.kernels, self.streams.over(from.len, 1), from.len as u64);
+        let (kernels, launch, len) = (&self.streams.kernels, self.streams.over(from.len, 8), from.len as u64);
         match (from.format, into.format) {
             _ if len == 0 => {}
             (Format::F32, Format::Bf16) => {
@@ -52,7 +55,7 @@ impl CopyOperations for Cuda {
         assert_eq!(from.len, into.len, "arrays that are added have one length");
         assert!(from.format == into.format && into.copy == 0, "arrays that are added have one role");
         if from.len > 0 {
-            let (launch, len) = (self.streams.over(from.len, 1), from.len as u64);
+            let (launch, len) = (self.streams.over(from.len, 8), from.len as u64);
             let kernel = self.kernels.of::<CopyKernels>().add.of(from.format);
             launch!(self.streams, kernel, launch, len, from.pointer, into.pointer);
         }
@@ -67,7 +70,7 @@ impl CopyOperations for Cuda {
         assert!(end(from_stride) <= from.len && end(into_stride) <= into.len);
         assert!(from.format == into.format && into.copy == 0, "blocks of activations are moved as they are");
         let kernel = self.kernels.of::<CopyKernels>().copy_block.of(from.format);
-        let launch = self.streams.over(rows * columns, 1);
+        let launch = self.streams.over(rows * columns, 8);
         let [rows, columns, from_stride, into_stride] =
             [rows, columns, from_stride, into_stride].map(|size| size as u32);
         let (from, into) = (from.pointer, into.pointer);
@@ -77,7 +80,10 @@ impl CopyOperations for Cuda {
     fn transpose_each(&self, rows: usize, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
         assert!(input.len == output.len && input.format == output.format);
         let kernel = self.kernels.of::<CopyKernels>().transpose_each.of(input.format);
-        let launch = self.streams.over(input.len, 1);
+        let tiles = input.len / (rows * columns) * rows.div_ceil(TILE) * columns.div_ceil(TILE);
+        let blocks = tiles.clamp(1, self.streams.max_blocks()) as u32;
+        let threads = (TILE as u32, BLOCK / TILE as u32);
+        let launch = Launch { blocks: (blocks, 1), threads, shared_bytes: 0 };
         let (len, rows, columns) = (input.len as u64, rows as u32, columns as u32);
         launch!(self.streams, kernel, launch, len, rows, columns, input.pointer, output.pointer);
     }
@@ -89,7 +95,7 @@ impl CopyOperations for Cuda {
         assert!(into.len == numbers.len * columns && table.len.is_multiple_of(columns));
         assert_eq!(table.format, Format::F32);
         let (kernel, launch) =
-            (self.kernels.of::<CopyKernels>().gather_rows.of(into.format), self.streams.over(into.len, 1));
+            (self.kernels.of::<CopyKernels>().gather_rows.of(into.format), self.streams.over(into.len, 8));
         let (len, columns) = (into.len as u64, columns as u32);
         let (table, numbers) = (table.pointer, numbers.pointer);
         launch!(self.streams, kernel, launch, len, columns, table, numbers, into.pointer);

@@ -31,7 +31,7 @@ impl EmbeddingOperations for Cuda {
         launch!(
             self.streams,
             kernel,
-            self.streams.over(output.len, 1),
+            self.streams.over(output.len, 8),
             output.len as u64,
             first as u32,
             rows as u32,
@@ -97,7 +97,7 @@ impl EmbeddingOperations for Cuda {
         launch!(
             self.streams,
             kernel,
-            self.streams.over(input.len, 1),
+            self.streams.over(input.len, 8),
             input.len as u64,
             table.len as u32,
             input.pointer,

@@ -46,7 +46,7 @@ impl PoolOperations for Cuda {
     ) {
         assert!(argmax.len == output.len && input.format == output.format);
         let kernel = self.kernels.of::<PoolKernels>().max_pool_forward.of(input.format);
-        let (launch, sizes) = (self.streams.over(output.len, 1), PoolSizes::new(shape));
+        let (launch, sizes) = (self.streams.over(output.len, 4), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, argmax.pointer, output.pointer);
     }
 
@@ -59,7 +59,7 @@ impl PoolOperations for Cuda {
     ) {
         assert!(argmax.len == gradient.len && gradient.format == input_gradient.format);
         let kernel = self.kernels.of::<PoolKernels>().max_pool_backward.of(gradient.format);
-        let (launch, sizes) = (self.streams.over(input_gradient.len, 1), PoolSizes::new(shape));
+        let (launch, sizes) = (self.streams.over(input_gradient.len, 4), PoolSizes::new(shape));
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, argmax, gradient, input_gradient.pointer);
     }
@@ -67,7 +67,7 @@ impl PoolOperations for Cuda {
     fn average_pool_forward(&self, shape: &PoolShape, input: CudaView<'_>, output: CudaViewMut<'_>) {
         assert!(output.len == shape.rows * shape.output_len() && input.format == output.format);
         let kernel = self.kernels.of::<PoolKernels>().average_pool_forward.of(input.format);
-        let (launch, sizes) = (self.streams.over(output.len, 1), PoolSizes::new(shape));
+        let (launch, sizes) = (self.streams.over(output.len, 4), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, output.pointer);
     }
 
@@ -79,7 +79,7 @@ impl PoolOperations for Cuda {
     ) {
         assert!(gradient.len == shape.rows * shape.output_len() && gradient.format == input_gradient.format);
         let kernel = self.kernels.of::<PoolKernels>().average_pool_backward.of(gradient.format);
-        let (launch, sizes) = (self.streams.over(input_gradient.len, 1), PoolSizes::new(shape));
+        let (launch, sizes) = (self.streams.over(input_gradient.len, 4), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, gradient.pointer, input_gradient.pointer);
     }
 }

@@ -138,7 +138,8 @@ bool is_device_range(CUdeviceptr address, size_t bytes);
 
 #define NEED_CONTEXT                                        \
     emulator::Context* context = emulator::current_context(); \
-    if (!context) return CUDA_ERROR_INVALID_CONTEXT
+    if (!context) return CUDA_ERROR_INVALID_CONTEXT;        \
+    if (context->references == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED
 #define NEED_STREAM(handle)                                   \
     NEED_CONTEXT;                                             \
     emulator::Stream* stream = emulator::stream_of(handle); \

@@ -112,17 +112,21 @@ __attribute__((destructor)) void write_summary() {
     lock().unlock();
 }
 
-struct sigaction previous_segv, previous_bus;
+struct sigaction previous_segv, previous_bus, previous_ill;
 
 void on_invalid_access(int signal, siginfo_t* information, void*) {
     sigaction(SIGSEGV, &previous_segv, nullptr);
     sigaction(SIGBUS, &previous_bus, nullptr);
+    sigaction(SIGILL, &previous_ill, nullptr);
     // The access repeats after the return, and meets the handler that was there before.
     if (running_operation.empty()) return;
     char text[300];
-    int length = snprintf(text, sizeof text,
-                          "emulated CUDA: invalid memory access at %p (signal %d) in %s\n",
-                          information->si_addr, signal, running_operation.c_str());
+    // the address of a misaligned access is that of the instruction, which says nothing
+    int length = signal == SIGILL
+        ? snprintf(text, sizeof text, "emulated CUDA: misaligned memory access in %s\n",
+                   running_operation.c_str())
+        : snprintf(text, sizeof text, "emulated CUDA: invalid memory access at %p (signal %d) in %s\n",
+                   information->si_addr, signal, running_operation.c_str());
     ssize_t written = write(2, text, static_cast<size_t>(length) < sizeof text ? length : sizeof text - 1);
     (void)written;
 }
@@ -158,6 +162,8 @@ void report_invalid_accesses() {
     sigemptyset(&action.sa_mask);
     sigaction(SIGSEGV, &action, &previous_segv);
     sigaction(SIGBUS, &action, &previous_bus);
+    // kernels are compiled to trap on misaligned accesses
+    sigaction(SIGILL, &action, &previous_ill);
 }
 }  // namespace emulator
 

@@ -40,9 +40,17 @@ __device__ __forceinline__ bool saves(int activation) {
     return activation == GELU || activation == GELU_TANH || activation == SILU;
 }
 
+// GELU of values in format `T`: in bf16 with tanh everywhere, as in cuBLASLt's epilogues, which is as precise
+// as bf16.
+template <class T>
+__device__ __forceinline__ float gelu_of(float x, float* derivative) {
+    return sizeof(T) == 2 ? gelu_tanh(x, derivative) : gelu(x, derivative);
+}
+
 // Computes an activation that saves.
+template <class T>
 __device__ __forceinline__ float smooth(int activation, float x, float* derivative) {
-    return activation == GELU ? gelu(x, derivative)
+    return activation == GELU ? gelu_of<T>(x, derivative)
         : activation == SILU  ? silu(x, derivative)
                               : gelu_tanh(x, derivative);
 }
@@ -61,7 +69,7 @@ __device__ __forceinline__ float saved_derivative(int, float saved) {
 
 __device__ __forceinline__ float saved_derivative(int activation, bf16 saved) {
     float derivative;
-    smooth(activation, to_float(saved), &derivative);
+    smooth<bf16>(activation, to_float(saved), &derivative);
     return derivative;
 }
 
@@ -75,7 +83,7 @@ __device__ __forceinline__ float activate(int activation, float x, T* saved) {
     }
     if (saves(activation)) {
         float derivative;
-        float y = smooth(activation, x, &derivative);
+        float y = smooth<T>(activation, x, &derivative);
         save(saved, x, derivative);
         return y;
     }
@@ -180,34 +188,47 @@ __device__ __forceinline__ void activation_backward_bias(
     }
 }
 
+template <class T>
 __device__ __forceinline__ float gate_value(int gate, float x, float* derivative) {
     return gate == SIGMOID_GATE ? sigmoid(x, derivative)
         : gate == SILU_GATE     ? silu(x, derivative)
-                                : gelu(x, derivative);
+                                : gelu_of<T>(x, derivative);
 }
 
 // output = a · gate(b) of the halves a and b of rows of 2 · `columns`.
 template <class T>
 __device__ __forceinline__ void gated_forward(
-    int gate, uint64 len, uint32 columns, const T* input, T* output) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        const T* a = input + at / columns * 2 * columns + at % columns;
-        float derivative;
-        float value = gate_value(gate, to_float(a[columns]), &derivative);
-        output[at] = from_float<T>(to_float(*a) * value);
-    }
+    int gate, uint64 len, uint32 columns, const T* __restrict__ input, T* __restrict__ output) {
+    over_values<4>(len, (uint64)input | (uint64)output | 4 * columns, [&](uint64 at, auto count) {
+        const T* place = input + at / columns * 2 * columns + at % columns;
+        Several<T, count.value> a = load<count.value>(place), b = load<count.value>(place + columns);
+        for (uint32 i = 0; i < count.value; i++) {
+            float derivative;
+            float value = gate_value<T>(gate, to_float(b.at[i]), &derivative);
+            a.at[i] = from_float<T>(to_float(a.at[i]) * value);
+        }
+        store(output + at, a);
+    });
 }
 
 template <class T>
 __device__ __forceinline__ void gated_backward(
-    int gate, uint64 len, uint32 columns, const T* input, const T* gradient, T* input_gradient) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+    int gate, uint64 len, uint32 columns, const T* __restrict__ input, const T* __restrict__ gradient,
+    T* __restrict__ input_gradient) {
+    uint64 alignment = (uint64)input | (uint64)gradient | (uint64)input_gradient | 4 * columns;
+    over_values<4>(len, alignment, [&](uint64 at, auto count) {
         uint64 first = at / columns * 2 * columns + at % columns;
-        float derivative, g = to_float(gradient[at]);
-        float value = gate_value(gate, to_float(input[first + columns]), &derivative);
-        input_gradient[first] = from_float<T>(g * value);
-        input_gradient[first + columns] = from_float<T>(g * to_float(input[first]) * derivative);
-    }
+        Several<T, count.value> a = load<count.value>(input + first);
+        Several<T, count.value> b = load<count.value>(input + first + columns);
+        Several<T, count.value> gradients = load<count.value>(gradient + at);
+        for (uint32 i = 0; i < count.value; i++) {
+            float derivative, g = to_float(gradients.at[i]), factor = to_float(a.at[i]);
+            a.at[i] = from_float<T>(g * gate_value<T>(gate, to_float(b.at[i]), &derivative));
+            b.at[i] = from_float<T>(g * factor * derivative);
+        }
+        store(input_gradient + first, a);
+        store(input_gradient + first + columns, b);
+    });
 }
 
 struct DropoutShape {
@@ -216,9 +237,8 @@ struct DropoutShape {
     float scale;
 };
 
-// Returns number `at` of the generator Philox4x32-10 (Salmon et al., SC 2011).
-__device__ __forceinline__ uint32 philox(const DropoutShape& dropout, uint64 at) {
-    uint64 block = at / 4;
+// Returns numbers 4 · `block` to 4 · `block` + 3 of the generator Philox4x32-10 (Salmon et al., SC 2011).
+__device__ __forceinline__ Several<uint32, 4> philox(const DropoutShape& dropout, uint64 block) {
     uint32 a = (uint32)block, b = (uint32)(block >> 32), c = dropout.step, d = dropout.module;
     uint32 key = (uint32)dropout.seed, other_key = (uint32)(dropout.seed >> 32);
     for (int round = 0; round < 10; round++) {
@@ -230,18 +250,28 @@ __device__ __forceinline__ uint32 philox(const DropoutShape& dropout, uint64 at)
         key += 0x9E3779B9u;
         other_key += 0xBB67AE85u;
     }
-    uint32 lane = at % 4;
-    return lane == 0 ? a : lane == 1 ? b : lane == 2 ? c : d;
+    return {a, b, c, d};
 }
 
 // Sets values to 0 and scales the others, as the draws say; `from` may be `values`.
 template <class T>
 __device__ __forceinline__ void dropout(DropoutShape shape, uint64 len, const T* from, T* values) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+    uint64 alignment = (uint64)from | (uint64)values | 4 * (shape.first | shape.row_len | shape.row_stride);
+    over_values<4>(len, alignment, [&](uint64 at, auto count) {
         uint64 number = shape.first + at / shape.row_len * shape.row_stride + at % shape.row_len;
-        bool is_kept = philox(shape, number) >= shape.threshold;
-        values[at] = from_float<T>(is_kept ? to_float(from[at]) * shape.scale : 0);
-    }
+        Several<uint32, 4> draws = philox(shape, number / 4);
+        Several<T, count.value> some = load<count.value>(from + at);
+        for (uint32 i = 0; i < count.value; i++) {
+            uint32 draw = count.value > 1 ? draws.at[i]
+                : number % 4 == 0         ? draws.at[0]
+                : number % 4 == 1         ? draws.at[1]
+                : number % 4 == 2         ? draws.at[2]
+                                          : draws.at[3];
+            bool is_kept = draw >= shape.threshold;
+            some.at[i] = from_float<T>(is_kept ? to_float(some.at[i]) * shape.scale : 0);
+        }
+        store(values + at, some);
+    });
 }
 
 #define ACTIVATIONS(T, name)                                                                                 \

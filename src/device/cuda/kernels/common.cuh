@@ -56,10 +56,29 @@ __device__ __forceinline__ uint32 get_number(bf16 place) {
     return place.bits;
 }
 
-// Values that are read and written at once: 16 bytes if they are floats.
+// Values that are read and written at once.
+template <class T, uint32 N>
+struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Several {
+    T at[N];
+};
+
+// 16 bytes if they are floats.
 template <class T>
-struct __align__(4 * sizeof(T)) Four {
-    T at[4];
+using Four = Several<T, 4>;
+
+template <uint32 N, class T>
+__device__ __forceinline__ Several<T, N> load(const T* from) {
+    return *(const Several<T, N>*)from;
+}
+
+template <uint32 N, class T>
+__device__ __forceinline__ void store(T* into, const Several<T, N>& values) {
+    *(Several<T, N>*)into = values;
+}
+
+template <uint32 N>
+struct Count {
+    static const uint32 value = N;
 };
 
 __device__ __forceinline__ uint64 thread_index() {
@@ -68,6 +87,20 @@ __device__ __forceinline__ uint64 thread_index() {
 
 __device__ __forceinline__ uint64 num_threads() {
     return (uint64)gridDim.x * blockDim.x;
+}
+
+// Calls `body(at, Count<N>)` for each N of `len` values, and `body(at, Count<1>)` for the rest, or for all
+// unless they can be taken N at a time: `alignment` holds the bits of all addresses, and of numbers of values
+// that N must divide, times 16 / N.
+template <uint32 N, class Body>
+__device__ __forceinline__ void over_values(uint64 len, uint64 alignment, Body body) {
+    uint64 groups = alignment % 16 == 0 ? len / N : 0;
+    for (uint64 group = thread_index(); group < groups; group += num_threads()) {
+        body(N * group, Count<N>());
+    }
+    for (uint64 at = N * groups + thread_index(); at < len; at += num_threads()) {
+        body(at, Count<1>());
+    }
 }
 
 __device__ __forceinline__ float warp_sum(float value) {

@@ -2,46 +2,76 @@
 
 template <class T>
 __device__ __forceinline__ void copy_rows(
-    uint32 rows, uint32 columns, uint32 from_stride, uint32 into_stride, const T* from, T* into) {
-    for (uint64 at = thread_index(); at < (uint64)rows * columns; at += num_threads()) {
+    uint32 rows, uint32 columns, uint32 from_stride, uint32 into_stride, const T* __restrict__ from,
+    T* __restrict__ into) {
+    uint64 alignment = (uint64)from | (uint64)into | 2 * (columns | from_stride | into_stride);
+    over_values<8>((uint64)rows * columns, alignment, [&](uint64 at, auto count) {
         uint64 row = at / columns, column = at % columns;
-        into[row * into_stride + column] = from[row * from_stride + column];
-    }
+        const T* place = from + row * from_stride + column;
+        store(into + row * into_stride + column, load<count.value>(place));
+    });
 }
 
+// Blocks have 32 × 8 threads, which move tiles of 32 × 32 values through shared memory.
 template <class T>
 __device__ __forceinline__ void transpose_matrices(
-    uint64 len, uint32 rows, uint32 columns, const T* input, T* output) {
-    uint32 size = rows * columns;
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        uint64 matrix = at / size;
-        uint32 place = (uint32)(at % size);
-        output[at] = input[matrix * size + place % rows * columns + place / rows];
+    uint64 len, uint32 rows, uint32 columns, const T* __restrict__ input, T* __restrict__ output) {
+    __shared__ T tile[32][33];
+    uint32 high = (rows + 31) / 32, wide = (columns + 31) / 32, size = rows * columns;
+    for (uint64 at = blockIdx.x; at < len / size * high * wide; at += gridDim.x) {
+        uint64 matrix = at / (high * wide) * size;
+        uint32 top = at / wide % high * 32, left = at % wide * 32;
+        __syncthreads();
+        for (uint32 down = threadIdx.y; down < min(32u, rows - top); down += 8) {
+            if (left + threadIdx.x < columns) {
+                tile[down][threadIdx.x] = input[matrix + (top + down) * columns + left + threadIdx.x];
+            }
+        }
+        __syncthreads();
+        for (uint32 right = threadIdx.y; right < min(32u, columns - left); right += 8) {
+            if (top + threadIdx.x < rows) {
+                output[matrix + (left + right) * rows + top + threadIdx.x] = tile[threadIdx.x][right];
+            }
+        }
     }
 }
 
 // Copies row `numbers[i]` of `table` to row i of `into`; the numbers are the bits of the floats.
 template <class T>
 __device__ __forceinline__ void gather(
-    uint64 len, uint32 columns, const float* table, const float* numbers, T* into) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+    uint64 len, uint32 columns, const float* __restrict__ table, const float* __restrict__ numbers,
+    T* __restrict__ into) {
+    over_values<8>(len, (uint64)table | (uint64)into | 2 * columns, [&](uint64 at, auto count) {
         uint64 row = __float_as_uint(numbers[at / columns]);
-        into[at] = from_float<T>(table[row * columns + at % columns]);
-    }
+        Several<float, count.value> values = load<count.value>(table + row * columns + at % columns);
+        Several<T, count.value> results;
+        for (uint32 i = 0; i < count.value; i++) {
+            results.at[i] = from_float<T>(values.at[i]);
+        }
+        store(into + at, results);
+    });
 }
 
 template <class T>
 __device__ __forceinline__ void fill_values(uint64 len, float value, T* into) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        into[at] = from_float<T>(value);
-    }
+    over_values<8>(len, (uint64)into, [&](uint64 at, auto count) {
+        Several<T, count.value> values;
+        for (uint32 i = 0; i < count.value; i++) {
+            values.at[i] = from_float<T>(value);
+        }
+        store(into + at, values);
+    });
 }
 
 template <class T>
-__device__ __forceinline__ void add_values(uint64 len, const T* from, T* into) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        into[at] = from_float<T>(to_float(into[at]) + to_float(from[at]));
-    }
+__device__ __forceinline__ void add_values(uint64 len, const T* __restrict__ from, T* __restrict__ into) {
+    over_values<8>(len, (uint64)from | (uint64)into, [&](uint64 at, auto count) {
+        Several<T, count.value> sums = load<count.value>(into + at), terms = load<count.value>(from + at);
+        for (uint32 i = 0; i < count.value; i++) {
+            sums.at[i] = from_float<T>(to_float(sums.at[i]) + to_float(terms.at[i]));
+        }
+        store(into + at, sums);
+    });
 }
 
 #define COPIES(T, name)                                                                                      \

@@ -3,12 +3,20 @@
 // Writes the row of each token, or 0 if it is not one of the `rows` rows from `first` on.
 template <class T>
 __device__ __forceinline__ void embed(
-    uint64 len, uint32 first, uint32 rows, uint32 columns, const float* tokens, const float* table,
-    T* output) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
+    uint64 len, uint32 first, uint32 rows, uint32 columns, const float* __restrict__ tokens,
+    const float* __restrict__ table, T* __restrict__ output) {
+    over_values<8>(len, (uint64)table | (uint64)output | 2 * columns, [&](uint64 at, auto count) {
         uint32 row = (uint32)tokens[at / columns] - first;
-        output[at] = from_float<T>(row < rows ? table[(uint64)row * columns + at % columns] : 0.0f);
-    }
+        Several<float, count.value> values = {};
+        if (row < rows) {
+            values = load<count.value>(table + (uint64)row * columns + at % columns);
+        }
+        Several<T, count.value> results;
+        for (uint32 i = 0; i < count.value; i++) {
+            results.at[i] = from_float<T>(values.at[i]);
+        }
+        store(output + at, results);
+    });
 }
 
 // Adds up the gradient at the places of the token of row `blockIdx.x`, in their order, among the `num_own`
@@ -60,9 +68,15 @@ __device__ __forceinline__ void embed_backward(
 template <class T>
 __device__ __forceinline__ void add_table(
     uint64 len, uint32 table_len, const T* input, const float* table, T* output) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        output[at] = from_float<T>(to_float(input[at]) + table[at % table_len]);
-    }
+    uint64 alignment = (uint64)input | (uint64)table | (uint64)output | 2 * table_len;
+    over_values<8>(len, alignment, [&](uint64 at, auto count) {
+        Several<T, count.value> values = load<count.value>(input + at);
+        Several<float, count.value> terms = load<count.value>(table + at % table_len);
+        for (uint32 i = 0; i < count.value; i++) {
+            values.at[i] = from_float<T>(to_float(values.at[i]) + terms.at[i]);
+        }
+        store(output + at, values);
+    });
 }
 
 #define EMBEDDINGS(T, name)                                                                                  \

@@ -1,15 +1,30 @@
 // Kernels of the runtime: casts, values that travel as arguments, sums of received values and of
 // partial sums.
 
+template <class From, class Into>
+__device__ __forceinline__ void cast(uint64 len, const From* __restrict__ from, Into* __restrict__ into) {
+    over_values<8>(len, (uint64)from | (uint64)into, [&](uint64 at, auto count) {
+        Several<From, count.value> values = load<count.value>(from + at);
+        Several<Into, count.value> results;
+        for (uint32 i = 0; i < count.value; i++) {
+            results.at[i] = from_float<Into>(to_float(values.at[i]));
+        }
+        store(into + at, results);
+    });
+}
+
 extern "C" __global__ void cast_to_bf16(uint64 len, const float* from, bf16* into) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        into[at] = from_float<bf16>(from[at]);
-    }
+    cast(len, from, into);
 }
 
 extern "C" __global__ void cast_to_f32(uint64 len, const bf16* from, float* into) {
-    for (uint64 at = thread_index(); at < len; at += num_threads()) {
-        into[at] = to_float(from[at]);
+    cast(len, from, into);
+}
+
+// Copies a few values to the host's memory.
+extern "C" __global__ void report(uint32 len, const float* from, volatile float* into) {
+    if (threadIdx.x < len) {
+        into[threadIdx.x] = from[threadIdx.x];
     }
 }
 
@@ -60,21 +75,30 @@ extern "C" __global__ void store_some(const __grid_constant__ Some values, uint3
 // The logarithm of the most terms of a sum.
 const int MOST_LEVELS = 16;
 
-// Returns the sum of `mine`, which is term number `own`, and of `terms` others that are `stride`
-// apart: by a binary tree over all terms, cut off at the last, as a binary counter counts.
-template <class T>
-__device__ __forceinline__ float sum_terms(
-    float mine, const T* others, uint64 stride, uint32 terms, uint32 own) {
-    float pending[MOST_LEVELS], sum = 0;
+// Returns the sums of `mine`, which are term number `own`, and of `terms` others that are `stride` apart: by
+// a binary tree over all terms, cut off at the last, as a binary counter counts.
+template <uint32 N, class T>
+__device__ __forceinline__ Several<float, N> sum_terms(
+    const Several<float, N>& mine, const T* others, uint64 stride, uint32 terms, uint32 own) {
+    Several<float, N> pending[MOST_LEVELS], sum = mine;
     for (uint32 term = 0; term <= terms; term++) {
         uint64 slot = term < own ? term : term - 1;
-        sum = term == own ? mine : to_float(others[slot * stride]);
+        if (term == own) {
+            sum = mine;
+        } else {
+            Several<T, N> values = load<N>(others + slot * stride);
+            for (uint32 i = 0; i < N; i++) {
+                sum.at[i] = to_float(values.at[i]);
+            }
+        }
         bool is_kept = false;
 #pragma unroll
         for (int level = 0; level < MOST_LEVELS; level++) {
             if (is_kept) {
             } else if (term >> level & 1) {
-                sum = pending[level] + sum;
+                for (uint32 i = 0; i < N; i++) {
+                    sum.at[i] = pending[level].at[i] + sum.at[i];
+                }
             } else if (term < terms) {
                 pending[level] = sum;
                 is_kept = true;
@@ -87,19 +111,21 @@ __device__ __forceinline__ float sum_terms(
 // Adds the received terms inbox[term][i] to values[i].
 template <class T>
 __device__ __forceinline__ void add_terms(
-    uint64 len, T* values, const T* inbox, uint64 stride, uint32 terms, uint32 own) {
-    bool is_aligned = ((uint64)values | (uint64)inbox) % sizeof(Four<T>) == 0;
-    uint64 fours = terms == 1 && is_aligned ? len / 4 : 0;
-    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
-        Four<T> mine = ((Four<T>*)values)[four], other = ((const Four<T>*)inbox)[four];
-        for (int lane = 0; lane < 4; lane++) {
-            mine.at[lane] = from_float<T>(to_float(mine.at[lane]) + to_float(other.at[lane]));
+    uint64 len, T* __restrict__ values, const T* __restrict__ inbox, uint64 stride, uint32 terms,
+    uint32 own) {
+    over_values<4>(len, (uint64)values | (uint64)inbox | 4 * stride, [&](uint64 at, auto count) {
+        const uint32 N = count.value;
+        Several<T, N> some = load<N>(values + at);
+        Several<float, N> sums;
+        for (uint32 i = 0; i < N; i++) {
+            sums.at[i] = to_float(some.at[i]);
         }
-        ((Four<T>*)values)[four] = mine;
-    }
-    for (uint64 at = 4 * fours + thread_index(); at < len; at += num_threads()) {
-        values[at] = from_float<T>(sum_terms<T>(to_float(values[at]), inbox + at, stride, terms, own));
-    }
+        sums = sum_terms<N>(sums, inbox + at, stride, terms, own);
+        for (uint32 i = 0; i < N; i++) {
+            some.at[i] = from_float<T>(sums.at[i]);
+        }
+        store(values + at, some);
+    });
 }
 
 #define ADDITIONS(T, name)                                                                                   \

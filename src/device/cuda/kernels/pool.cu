@@ -37,59 +37,96 @@ __device__ __forceinline__ uint64 num_inputs(const PoolShape& shape) {
     return (uint64)shape.rows * shape.height * shape.width * shape.channels;
 }
 
+// Threads take 4 channels at a time, where their number allows it: these are neighbours in memory and in the
+// same window.
 template <class T>
-__device__ __forceinline__ void max_pool_forward(PoolShape shape, const T* input, T* argmax, T* output) {
-    for (uint64 at = thread_index(); at < num_outputs(shape); at += num_threads()) {
+__device__ __forceinline__ void max_pool_forward(
+    PoolShape shape, const T* __restrict__ input, T* __restrict__ argmax, T* __restrict__ output) {
+    uint64 alignment = (uint64)input | (uint64)argmax | (uint64)output | 4 * shape.channels;
+    over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
         const T* window = input + window_start(shape, at);
-        float best = to_float(window[0]);
-        uint32 place = 0;
+        Several<T, count.value> best = load<count.value>(window), places;
+        for (uint32 i = 0; i < count.value; i++) {
+            put_number(&places.at[i], 0);
+        }
         for (uint32 candidate = 1; candidate < shape.window_height * shape.window_width; candidate++) {
             uint32 down = candidate / shape.window_width, right = candidate % shape.window_width;
-            float value = to_float(window[(down * shape.width + right) * shape.channels]);
-            // NaN propagates, as in PyTorch
-            if (value > best || value != value) {
-                best = value;
-                place = candidate;
+            const T* place = window + (down * shape.width + right) * shape.channels;
+            Several<T, count.value> values = load<count.value>(place);
+            for (uint32 i = 0; i < count.value; i++) {
+                float value = to_float(values.at[i]);
+                // NaN propagates, as in PyTorch
+                if (value > to_float(best.at[i]) || value != value) {
+                    best.at[i] = values.at[i];
+                    put_number(&places.at[i], candidate);
+                }
             }
         }
-        output[at] = from_float<T>(best);
-        put_number(&argmax[at], place);
-    }
+        store(output + at, best);
+        store(argmax + at, places);
+    });
 }
 
 template <class T>
 __device__ __forceinline__ void max_pool_backward(
-    PoolShape shape, const T* argmax, const T* gradient, T* input_gradient) {
-    for (uint64 at = thread_index(); at < num_inputs(shape); at += num_threads()) {
+    PoolShape shape, const T* __restrict__ argmax, const T* __restrict__ gradient,
+    T* __restrict__ input_gradient) {
+    uint64 alignment = (uint64)argmax | (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
+    over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
         uint64 from;
         uint32 place;
-        bool is_chosen = find_window(shape, at, &from, &place) && get_number(argmax[from]) == place;
-        input_gradient[at] = from_float<T>(is_chosen ? to_float(gradient[from]) : 0);
-    }
-}
-
-template <class T>
-__device__ __forceinline__ void average_pool_forward(PoolShape shape, const T* input, T* output) {
-    for (uint64 at = thread_index(); at < num_outputs(shape); at += num_threads()) {
-        const T* window = input + window_start(shape, at);
-        float sum = 0;
-        for (uint32 down = 0; down < shape.window_height; down++) {
-            for (uint32 right = 0; right < shape.window_width; right++) {
-                sum += to_float(window[(down * shape.width + right) * shape.channels]);
+        Several<T, count.value> gradients = {};
+        if (find_window(shape, at, &from, &place)) {
+            Several<T, count.value> places = load<count.value>(argmax + from);
+            gradients = load<count.value>(gradient + from);
+            for (uint32 i = 0; i < count.value; i++) {
+                gradients.at[i] = get_number(places.at[i]) == place ? gradients.at[i] : from_float<T>(0);
             }
         }
-        output[at] = from_float<T>(sum / (shape.window_height * shape.window_width));
-    }
+        store(input_gradient + at, gradients);
+    });
 }
 
 template <class T>
-__device__ __forceinline__ void average_pool_backward(PoolShape shape, const T* gradient, T* input_gradient) {
-    for (uint64 at = thread_index(); at < num_inputs(shape); at += num_threads()) {
+__device__ __forceinline__ void average_pool_forward(
+    PoolShape shape, const T* __restrict__ input, T* __restrict__ output) {
+    uint64 alignment = (uint64)input | (uint64)output | 4 * shape.channels;
+    over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
+        const T* window = input + window_start(shape, at);
+        Several<float, count.value> sums = {};
+        for (uint32 down = 0; down < shape.window_height; down++) {
+            for (uint32 right = 0; right < shape.window_width; right++) {
+                const T* place = window + (down * shape.width + right) * shape.channels;
+                Several<T, count.value> values = load<count.value>(place);
+                for (uint32 i = 0; i < count.value; i++) {
+                    sums.at[i] += to_float(values.at[i]);
+                }
+            }
+        }
+        Several<T, count.value> means;
+        for (uint32 i = 0; i < count.value; i++) {
+            means.at[i] = from_float<T>(sums.at[i] / (shape.window_height * shape.window_width));
+        }
+        store(output + at, means);
+    });
+}
+
+template <class T>
+__device__ __forceinline__ void average_pool_backward(
+    PoolShape shape, const T* __restrict__ gradient, T* __restrict__ input_gradient) {
+    uint64 alignment = (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
+    over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
         uint64 from;
         uint32 place, window_len = shape.window_height * shape.window_width;
-        bool is_inside = find_window(shape, at, &from, &place);
-        input_gradient[at] = from_float<T>(is_inside ? to_float(gradient[from]) / window_len : 0);
-    }
+        Several<T, count.value> gradients = {};
+        if (find_window(shape, at, &from, &place)) {
+            gradients = load<count.value>(gradient + from);
+            for (uint32 i = 0; i < count.value; i++) {
+                gradients.at[i] = from_float<T>(to_float(gradients.at[i]) / window_len);
+            }
+        }
+        store(input_gradient + at, gradients);
+    });
 }
 
 #define POOLS(T, name)                                                                                       \

@@ -76,6 +76,8 @@ pub fn compile(source: KernelSource, constants: Constants, capability: i32) -> R
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".to_owned(),
         "--extra-device-vectorization".into(),
+        // so that lambdas are functions of the device
+        "--device-as-default-execution-space".into(),
         "--ptxas-options=--verbose".into(),
     ];
     options.extend(constants.0.iter().map(|(name, value)| format!("--define-macro={name}={value}")));

@@ -26,6 +26,7 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 kernel_table!(MemoryKernels in "memory.cu" {
     cast_to_bf16: Kernel,
     cast_to_f32: Kernel,
+    report: Kernel,
     store_few: Kernel,
     store_some: Kernel,
     add_terms: KernelPair,
@@ -72,8 +73,11 @@ impl Streams {
         // SAFETY: cudarc's events track only memory that it allocated itself; all memory here is
         // allocated through the driver, and our own events order all work.
         unsafe { context.disable_event_tracking() };
+        // messages go before computation: others wait for them
+        let (_, highest) = result::stream::get_priority_range().map_err(failed)?;
         let stream = || context.new_stream().map_err(failed);
-        let (compute, d2h, h2d, upload) = (stream()?, stream()?, stream()?, stream()?);
+        let urgent = || context.new_stream_with_priority(highest).map_err(failed);
+        let (compute, d2h, h2d, upload) = (stream()?, urgent()?, urgent()?, stream()?);
         let (failure, counters) = (RefCell::default(), Cell::default());
         Ok(Streams {
             context,
