@@ -69,6 +69,14 @@ pub struct LionStep {
     pub weight_decay: f32,
 }
 
+/// Returns the factor that scales a gradient of norm `norm` to at most `largest`, as
+/// `torch.nn.utils.clip_grad_norm_`: 0 if the norm is infinite, NaN if it is NaN.
+pub fn clip_factor(norm: f64, largest: f64) -> f64 {
+    let factor = largest / (norm + 1e-6);
+    // `f64::min` would return 1 for NaN
+    if factor > 1.0 { 1.0 } else { factor }
+}
+
 /// Updates of parameters, and the squares that the gradient's norm is made of.
 pub trait OptimizerOperations: MemoryOperations {
     /// Updates `parameters` in one pass and adds the squares of the unscaled gradient to
@@ -96,9 +104,27 @@ pub trait OptimizerOperations: MemoryOperations {
     /// [`OptimizerOperations::squares_len`] elements that are 0 at first.
     fn sum_squares(&self, values: Self::View<'_>, squares: Self::ViewMut<'_>);
 
+    /// Writes the factor that scales a gradient to a norm of at most `largest` to
+    /// `update[update::GRADIENT_SCALE]`: see [`clip_factor`]. `squares` has the sums of its squares, as
+    /// [`OptimizerOperations::sum_squares`] forms them, one behind the other.
+    fn clip(&self, squares: Self::View<'_>, largest: f64, update: Self::ViewMut<'_>);
+
     /// Returns the sum in `squares`, which [`OptimizerOperations::sum_squares`] has formed. On the CPU
     /// it is exact; on a GPU it was rounded.
     fn exact_squares(&self, squares: &[f32]) -> ExactSum {
         bytemuck::pod_read_unaligned(bytemuck::cast_slice(squares))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::clip_factor;
+
+    #[test]
+    fn clipping_never_lengthens() {
+        assert_eq!(clip_factor(0.5, 1.0), 1.0);
+        assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
+        assert_eq!(clip_factor(f64::INFINITY, 1.0), 0.0);
+        assert!(clip_factor(f64::NAN, 1.0).is_nan());
     }
 }

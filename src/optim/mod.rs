@@ -1,4 +1,4 @@
-//! Optimizers over flat slices, learning-rate schedules and gradient clipping.
+//! Optimizers over flat slices, and learning-rate schedules.
 //!
 //! An optimizer is told which elements belong to its rank; it is independent of layers and ranks.
 
@@ -200,6 +200,14 @@ impl<D: Device> Optimizer<D> {
         })
     }
 
+    /// Scales the gradients of the calls of [`Optimizer::step`] that follow to a norm of at most `largest`:
+    /// see [`OptimizerOperations::clip`].
+    ///
+    /// [`OptimizerOperations::clip`]: crate::device::OptimizerOperations::clip
+    pub fn clip(&mut self, device: &D, squares: D::View<'_>, largest: f64) {
+        device.clip(squares, largest, device.view_mut(&mut self.update, 0..update::LEN));
+    }
+
     /// Updates elements `own` of the owned part of one segment in one pass, with weight decay if
     /// `decays`, and adds the squares of the unscaled gradient to `sums` (see
     /// [`crate::device::totals`]).
@@ -237,14 +245,6 @@ impl<D: Device> Optimizer<D> {
             slots.iter_mut().map(|slot| device.view_mut(slot, own.clone())).collect();
         device.optimizer_step(&step, update, parameters, gradients, &mut slots, sums);
     }
-}
-
-/// Returns the factor that scales a gradient of norm `norm` to at most `largest`, as
-/// `torch.nn.utils.clip_grad_norm_`: 0 if the norm is infinite, NaN if it is NaN.
-pub fn clip_factor(norm: f64, largest: f64) -> f64 {
-    let factor = largest / (norm + 1e-6);
-    // `f64::min` would return 1 for NaN
-    if factor > 1.0 { 1.0 } else { factor }
 }
 
 #[cfg(test)]
@@ -322,13 +322,5 @@ mod tests {
             let squares: f64 = gradients.iter().flatten().map(|g| 0.25 * g * g).sum();
             assert!((f64::from(sums[totals::GRADIENT_SQUARES]) - squares).abs() < 1e-6);
         }
-    }
-
-    #[test]
-    fn clipping_never_lengthens() {
-        assert_eq!(clip_factor(0.5, 1.0), 1.0);
-        assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
-        assert_eq!(clip_factor(f64::INFINITY, 1.0), 0.0);
-        assert!(clip_factor(f64::NAN, 1.0).is_nan());
     }
 }

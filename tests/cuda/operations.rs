@@ -285,29 +285,33 @@ operation!(GatherRows { columns: usize }, |this, device, views, outs| {
     device.gather_rows(this.columns, views[0], views[1], outs[0].take().unwrap())
 });
 
-/// Sums squares twice into one sum.
+/// Sums the squares of two tensors, the second of two parts, and clips their gradient.
 pub struct Squares;
 
 impl Operation for Squares {
     fn run<D: Device>(&self, device: &D, buffers: &mut [D::Buffer], lengths: &[usize]) {
-        let [values, total] = buffers else { panic!("a sum of squares has two arrays") };
-        let mut squares = device.allocate(device.squares_len(), Role::Exact).unwrap();
+        let [values, total, update] = buffers else { panic!("a sum of squares has three arrays") };
+        let each = device.squares_len();
+        let mut squares = device.allocate(2 * each, Role::Exact).unwrap();
         let [len, half] = [lengths[0], lengths[0] / 2];
-        for range in [0..half, half..len] {
-            let squares = device.view_mut(&mut squares, 0..device.squares_len());
+        for (tensor, range) in [(0, 0..half), (1, half..len), (1, 0..half)] {
+            let squares = device.view_mut(&mut squares, tensor * each..(tensor + 1) * each);
             device.sum_squares(device.view(values, range), squares);
         }
         let mut sum = 0.0;
         let mut read = |squares: &[f32]| {
-            sum = device.exact_squares(squares).value() as f32;
+            sum =
+                squares.chunks_exact(each).map(|squares| device.exact_squares(squares).value() as f32).sum();
             Ok(())
         };
-        device.read(device.view(&squares, 0..device.squares_len()), &mut read).unwrap();
+        device.read(device.view(&squares, 0..2 * each), &mut read).unwrap();
         let mut write = |total: &mut [f32]| {
             total[0] = sum;
             Ok(())
         };
         device.write(device.view_mut(total, 0..1), &mut write).unwrap();
+        let update = device.view_mut(update, 0..update::LEN);
+        device.clip(device.view(&squares, 0..2 * each), 0.25, update);
     }
 }
 

@@ -3,7 +3,10 @@
 
 use super::Cpu;
 use super::loops::{CHUNK, sum_of_squares};
-use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals, update};
+use crate::device::{
+    AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, clip_factor, totals, update,
+};
+use crate::sums::ExactSum;
 
 impl OptimizerOperations for Cpu {
     fn optimizer_step(
@@ -29,6 +32,12 @@ impl OptimizerOperations for Cpu {
             (step, slots) => panic!("{step:?} with {} slots", slots.len()),
         };
         sums[totals::GRADIENT_SQUARES] += squares as f32;
+    }
+
+    fn clip(&self, squares: &[f32], largest: f64, update: &mut [f32]) {
+        let mut sum = ExactSum::default();
+        squares.chunks_exact(self.squares_len()).for_each(|squares| sum += self.exact_squares(squares));
+        update[update::GRADIENT_SCALE] = clip_factor(sum.value().sqrt(), largest) as f32;
     }
 
     fn sum_squares(&self, values: &[f32], squares: &mut [f32]) {

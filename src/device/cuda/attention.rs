@@ -72,9 +72,9 @@ const MOST_WARPS: usize = 4;
 /// Shared memory that a block should not exceed, so that a multiprocessor has room for several.
 const SHARED_BYTES: usize = 64 << 10;
 
-/// Returns the number of tiles of `num_rows` rows, queries or keys, and a launch with a block for each tile of
-/// each of `num` heads of `width` values: the largest blocks whose tiles, two of their own rows and two of
-/// others, fit into shared memory.
+/// Returns the number of tiles of `num_rows` rows, queries or keys, and a launch with a block for each tile
+/// of each of `num` heads of `width` values: the largest blocks whose tiles, two of their own rows and two
+/// of others, fit into shared memory.
 fn tiles(num_rows: usize, num: usize, width: usize, format: Format) -> (u32, Launch) {
     let (width, bytes) = (compiled_width(width), format.bytes());
     // as `TILE_ROWS` and `STRIDE` of the kernels

@@ -3,8 +3,8 @@
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
-use super::runtime::launch::{KernelArgument, launch};
-use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals, update};
 use crate::sums::ExactSum;
 
 /// Largest number of slots of an optimizer: `MAX_SLOTS` of the kernels.
@@ -16,6 +16,7 @@ kernel_table!(OptimizerKernels in "optimizer.cu" {
     adam_step: Kernel,
     lion_step: Kernel,
     sum_squares: Kernel,
+    clip_gradient: Kernel,
 });
 
 /// `struct SgdConstants` of the kernels.
@@ -165,6 +166,13 @@ impl OptimizerOperations for Cuda {
             self.partial_sums.blocks_done(),
             squares.pointer,
         );
+    }
+
+    fn clip(&self, squares: CudaView<'_>, largest: f64, update: CudaViewMut<'_>) {
+        assert_eq!(update.len, update::LEN);
+        let launch = Launch { blocks: (1, 1), threads: (BLOCK, 1), shared_bytes: 0 };
+        let (kernel, num) = (&self.kernels.of::<OptimizerKernels>().clip_gradient, squares.len as u32);
+        launch!(self.streams, kernel, launch, num, largest, squares.pointer, update.pointer);
     }
 
     /// One: the kernel adds up `f32`.

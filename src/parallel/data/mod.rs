@@ -159,10 +159,10 @@ impl<D: Device> Weights<D> {
         })
     }
 
-    /// Returns true if every step starts the same operations: on one rank, without a norm that the
-    /// host reads in between.
+    /// Returns true if every step starts the same operations: on one rank, without a norm that ranks add
+    /// up in between.
     pub fn repeats(&self) -> bool {
-        self.reductions.size() == 1 && self.clip_norm.is_none()
+        self.reductions.size() == 1 && (self.clip_norm.is_none() || self.norms.size() == 1)
     }
 
     /// Returns the stage of ZeRO that was chosen; [`ZeroStage::None`] if there is one replica.

@@ -4,8 +4,7 @@ use super::ties::OtherUse;
 use super::{UpdateRun, Weights};
 use crate::Result;
 use crate::comm::{Front, Operation};
-use crate::device::{Device, totals};
-use crate::optim::clip_factor;
+use crate::device::{Device, clip_factor, totals};
 use crate::parallel::settle;
 use crate::parallel::zero::ZeroStage;
 use crate::sums::ExactSum;
@@ -38,19 +37,22 @@ impl<D: Device> Weights<D> {
         self.parameters.updated(segment)
     }
 
-    /// Updates all parameters with gradients that are scaled to a norm of at most `largest`.
-    /// Collective over the grid.
+    /// Updates all parameters with gradients that are scaled to a norm of at most `largest`. A single rank
+    /// leaves the factor on its device, so that the step can be recorded. Collective over the grid.
     pub(super) fn clip(&mut self, device: &D, largest: f64) -> Result<()> {
-        self.update.gradient_scale = clip_factor(self.norm(device)?, largest);
-        self.optimizer.begin(device, &self.update)?;
+        let len = self.sum_squares(device);
+        if self.norms.size() == 1 {
+            self.optimizer.clip(device, device.view(&self.squares, 0..len), largest);
+        } else {
+            self.update.gradient_scale = clip_factor(self.norm(device, len)?, largest);
+            self.optimizer.begin(device, &self.update)?;
+        }
         (0..self.buckets.len()).rev().try_for_each(|segment| self.update_bucket(device, segment))
     }
 
-    /// Returns the norm of the whole gradient, every logical parameter counted once. Its bits do not
-    /// depend on the stages of the tensors, and, on the CPU, where squares are summed exactly, not on
-    /// the ranks that tensors are divided among. Every replica sums its part, whatever the stage of
-    /// ZeRO. Collective over the grid.
-    fn norm(&mut self, device: &D) -> Result<f64> {
+    /// Sums the squares of this rank's part of each tensor of the gradient, every logical parameter counted
+    /// once in the grid, and returns the length of the sums.
+    fn sum_squares(&mut self, device: &D) -> usize {
         let each = device.squares_len();
         let len = each * self.gradients.flat().num_tensors();
         device.fill(device.view_mut(&mut self.squares, 0..len), 0.0);
@@ -65,9 +67,18 @@ impl<D: Device> Weights<D> {
                 }
             }
         }
+        len
+    }
+
+    /// Returns the norm of the whole gradient, from the squares of all ranks' parts. Its bits do not
+    /// depend on the stages of the tensors, and, on the CPU, where squares are summed exactly, not on
+    /// the ranks that tensors are divided among. Every replica sums its part, whatever the stage of
+    /// ZeRO. Collective over the grid.
+    fn norm(&mut self, device: &D, len: usize) -> Result<f64> {
         let mut sum = ExactSum::default();
         device.read(device.view(&self.squares, 0..len), &mut |squares| {
-            squares.chunks_exact(each).for_each(|squares| sum += device.exact_squares(squares));
+            let each = squares.chunks_exact(device.squares_len());
+            each.for_each(|squares| sum += device.exact_squares(squares));
             Ok(())
         })?;
         self.norms.all_reduce(sum.words_mut(), Operation::Sum)?;

@@ -203,3 +203,26 @@ extern "C" __global__ void __launch_bounds__(256) sum_squares(
     }
     grid_sum(sum, 1, partials, blocks_done, squares);
 }
+
+// Writes the factor that scales a gradient to a norm of at most `largest`: see `clip_factor`. `squares` are
+// its squares, of which a block of 256 threads adds up those of each thread, then those of all.
+extern "C" __global__ void __launch_bounds__(256) clip_gradient(
+    uint32 num, double largest, const float* squares, float* update) {
+    __shared__ double sums[256];
+    double sum = 0;
+    for (uint32 at = threadIdx.x; at < num; at += 256) {
+        sum += squares[at];
+    }
+    sums[threadIdx.x] = sum;
+    for (uint32 half = 128; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+        }
+    }
+    if (threadIdx.x == 0) {
+        double factor = largest / (sqrt(sums[0]) + 1e-6);
+        // NaN stays
+        update[GRADIENT_SCALE] = (float)(factor > 1 ? 1 : factor);
+    }
+}

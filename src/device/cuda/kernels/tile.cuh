@@ -131,7 +131,8 @@ __device__ __forceinline__ void multiply(
     WarpMatrix<COLUMNS>& sums, const float* left, uint32 left_stride, const float* right, uint32 stride) {
 #pragma unroll 2
     for (uint32 depth = 0; depth < DEPTH; depth++) {
-        float upper = left[lane_row(0) * left_stride + depth], lower = left[lane_row(1) * left_stride + depth];
+        float upper = left[lane_row(0) * left_stride + depth];
+        float lower = left[lane_row(1) * left_stride + depth];
 #pragma unroll
         for (uint32 block = 0; block < COLUMNS / 8; block++) {
             float2 others = *(const float2*)(right + depth * stride + lane_column(block));

@@ -34,15 +34,15 @@ impl Constants {
     }
 }
 
-/// What a source file was compiled to.
+/// The code of a source file, compiled for a device.
 #[derive(Debug)]
 pub struct Compiled {
-    /// What it was compiled for.
+    /// The constants that it was compiled for.
     pub constants: Constants,
     /// Machine code, or, where NVRTC is older than the device, intermediate code (PTX) for an older
     /// device, which the driver compiles further.
     pub code: Vec<u8>,
-    /// What the compiler said. With machine code it names the registers and spills of each kernel.
+    /// The compiler's messages: with machine code, the registers and spills of each kernel.
     pub log: String,
 }
 

@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use super::cublaslt::CublasLt;
 use super::format::Precision;
-use super::kernels::{KernelTables, SpecialisedKernels};
+use super::kernels::KernelTables;
 use super::partial_sums::PartialSums;
 use super::readings::Readings;
+use super::specialised::SpecialisedKernels;
 use super::streams::{Counters, Streams};
 use super::upload::Uploads;
 

@@ -1,9 +1,7 @@
-//! Kernels by name. All but those that are compiled for sizes of a network are loaded at start, so a name that
-//! is not in its source fails before training begins.
+//! Kernels by name. All but [specialised](super::specialised) ones are loaded at start, so a name that is not
+//! in its source fails before training begins.
 
 use std::any::Any;
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUresult};
@@ -13,7 +11,6 @@ use cudarc::nvrtc::Ptx;
 use super::compile::{Compiled, Constants, KernelSource, compile};
 use super::format::Format;
 use super::machine::explain;
-use super::streams::Streams;
 use crate::{Error, Result};
 
 /// A kernel.
@@ -99,7 +96,15 @@ pub(crate) struct KernelModule {
 }
 
 impl KernelModule {
-    fn load(context: &Arc<CudaContext>, source: KernelSource, compiled: Compiled) -> Result<KernelModule> {
+    /// Loads what `source` was compiled to.
+    ///
+    /// # Errors
+    /// The driver does not take the code.
+    pub(crate) fn new(
+        context: &Arc<CudaContext>,
+        source: KernelSource,
+        compiled: Compiled,
+    ) -> Result<KernelModule> {
         let Compiled { code, constants, .. } = compiled;
         let failed = |error| Error::failed(format!("loading the kernels of {}", source.name), explain(error));
         let module = context.load_module(Ptx::from_binary(code)).map_err(failed)?;
@@ -131,7 +136,7 @@ impl KernelModules {
         });
         let mut modules = Vec::new();
         for (compiled, &source) in compiled.into_iter().zip(sources) {
-            modules.push(KernelModule::load(context, source, compiled?)?);
+            modules.push(KernelModule::new(context, source, compiled?)?);
         }
         Ok(KernelModules(modules))
     }
@@ -165,34 +170,5 @@ impl KernelTables {
     pub(crate) fn of<T: KernelTable>(&self) -> &T {
         let table = self.0.iter().find_map(|table| table.downcast_ref());
         table.expect("every family's table is loaded when the device is opened")
-    }
-}
-
-/// The kernels of source files that are compiled for the sizes of a network, when they are first needed.
-pub(crate) struct SpecialisedKernels {
-    capability: i32,
-    tables: RefCell<Vec<(Constants, Rc<dyn Any>)>>,
-}
-
-impl SpecialisedKernels {
-    pub(crate) fn new(capability: i32) -> SpecialisedKernels {
-        SpecialisedKernels { capability, tables: RefCell::default() }
-    }
-
-    /// Returns the table of this type for `constants`, or `None` after a failure. A first call compiles it.
-    pub(crate) fn of<T: KernelTable>(&self, streams: &Streams, constants: &Constants) -> Option<Rc<T>> {
-        let known =
-            self.tables.borrow().iter().find_map(|(of, table)| {
-                if of == constants { Rc::clone(table).downcast().ok() } else { None }
-            });
-        known.or_else(|| {
-            let compiled = compile(T::SOURCE, constants.clone(), self.capability);
-            let module = compiled.and_then(|code| KernelModule::load(&streams.context, T::SOURCE, code));
-            let table =
-                module.and_then(|module| T::load(&module)).map_err(|error| streams.keep(error)).ok()?;
-            let table = Rc::new(table);
-            self.tables.borrow_mut().push((constants.clone(), Rc::clone(&table) as Rc<dyn Any>));
-            Some(table)
-        })
     }
 }

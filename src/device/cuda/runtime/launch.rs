@@ -11,6 +11,7 @@ pub(crate) trait KernelArgument: Copy {}
 impl KernelArgument for u32 {}
 impl KernelArgument for i32 {}
 impl KernelArgument for f32 {}
+impl KernelArgument for f64 {}
 /// A pointer to device memory, or a length.
 impl KernelArgument for u64 {}
 

@@ -3,8 +3,9 @@
 //! Each file uses only files that stand above it in this list: `format` (of values), `machine`
 //! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `streams`, `memory`,
 //! `message_memory`, `buffer`; then, independent of each other, `upload` (host to device),
-//! `readings` (device to host), `partial_sums` (memory of reductions), `graph` (recorded steps) and
-//! `cublaslt` (matrix products); and `gpu` (the device with all of these).
+//! `readings` (device to host), `partial_sums` (memory of reductions), `graph` (recorded steps),
+//! `specialised` (kernels for sizes of a network) and `cublaslt` (matrix products); and `gpu` (the
+//! device with all of these).
 
 pub(crate) mod buffer;
 pub(crate) mod compile;
@@ -19,5 +20,6 @@ pub(crate) mod memory;
 pub(crate) mod message_memory;
 pub(crate) mod partial_sums;
 pub(crate) mod readings;
+pub(crate) mod specialised;
 pub(crate) mod streams;
 pub(crate) mod upload;
