@@ -94,6 +94,15 @@ pub trait OptimizerOperations: MemoryOperations {
         sums: Self::ViewMut<'_>,
     );
 
+    /// Lets the steps from here on run beside the operations that are started after them, until
+    /// [`OptimizerOperations::join_steps`]: these must neither use the parameters and gradients of a step nor
+    /// the gradient's squares in `sums`. By default nothing runs beside anything.
+    fn fork_steps(&self) {}
+
+    /// Ends what [`OptimizerOperations::fork_steps`] began: operations that are started from here on wait for
+    /// all steps.
+    fn join_steps(&self) {}
+
     /// Returns the number of elements in which a sum of squares is kept: by default the words of an
     /// [`ExactSum`].
     fn squares_len(&self) -> usize {

@@ -200,8 +200,8 @@ impl<D: Device> Optimizer<D> {
         })
     }
 
-    /// Scales the gradients of the calls of [`Optimizer::step`] that follow to a norm of at most `largest`:
-    /// see [`OptimizerOperations::clip`].
+    /// Scales the gradients of the calls of [`Optimizer::step`] that follow, up to the next
+    /// [`Optimizer::begin`], to a norm of at most `largest`: see [`OptimizerOperations::clip`].
     ///
     /// [`OptimizerOperations::clip`]: crate::device::OptimizerOperations::clip
     pub fn clip(&mut self, device: &D, squares: D::View<'_>, largest: f64) {

@@ -1,9 +1,10 @@
 //! Every CUDA kernel compiles with NVRTC for the generations of GPUs that this NVRTC knows. This needs NVRTC
 //! (SKIPPED without it) but no GPU. It prints the registers and spills of each kernel.
 
+use phalanx::device::ConvolutionShape;
 use phalanx::device::cuda::{
-    ATTENTION_SOURCE, Compiled, Constants, OLDEST_CAPABILITY, SOURCES, attention_variants, compile,
-    known_capabilities,
+    ATTENTION_SOURCE, CONVOLUTION_SOURCE, Compiled, Constants, OLDEST_CAPABILITY, SOURCES,
+    attention_variants, compile, convolution_variants, known_capabilities,
 };
 
 /// The capabilities that are tested: those of the GPUs that most clusters have, with the oldest and the
@@ -23,9 +24,26 @@ fn compile_all(capability: i32) -> String {
     let mut variants = attention_variants();
     // one width of heads in both formats, and in the usual test all widths only for one generation
     if capability != 90 && std::env::var_os("PHALANX_SOAK").is_none() {
-        variants.retain(|Constants(all)| all[0].1 == "64");
+        variants.retain(|constants| constants.suffix.starts_with("_64"));
     }
     all.extend(variants.into_iter().map(|constants| (ATTENTION_SOURCE, constants)));
+    for (channels, height, outputs, kernel, padding, pool) in
+        [(6, 14, 16, 5, 0, true), (64, 8, 64, 3, 1, false)]
+    {
+        let shape = ConvolutionShape {
+            rows: 1,
+            channels,
+            height,
+            width: height,
+            outputs,
+            kernel,
+            stride: 1,
+            padding,
+            pool,
+            relu: pool,
+        };
+        all.extend(convolution_variants(&shape).map(|constants| (CONVOLUTION_SOURCE, constants)));
+    }
     let mut log = String::new();
     for (source, constants) in all {
         let compiled = compile(source, constants, capability).unwrap_or_else(|error| panic!("{error}"));

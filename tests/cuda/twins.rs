@@ -114,6 +114,8 @@ pub fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operat
             let is_same = f == e || f.is_nan() && e.is_nan() || (f - e).abs() <= tolerance * largest;
             if !is_same {
                 let found = format!("element {i} is {f}, not {e} (largest {largest})");
+                // at once, in case an operation ends the process
+                eprintln!("{what}: array {array}, {found}");
                 DIFFERENCES.with_borrow_mut(|all| all.push(format!("{what}: array {array}, {found}")));
                 break;
             }

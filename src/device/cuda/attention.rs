@@ -33,7 +33,9 @@ pub fn variants() -> Vec<Constants> {
 }
 
 fn constants(width: usize, format: Format) -> Constants {
-    Constants(vec![("HEAD_WIDTH", compiled_width(width).to_string()), ("FORMAT", format.name().to_owned())])
+    let (width, format) = (compiled_width(width).to_string(), format.name());
+    let suffix = format!("_{width}_{format}");
+    Constants { macros: vec![("HEAD_WIDTH", width), ("FORMAT", format.to_owned())], suffix }
 }
 
 /// Returns the width that the kernels for heads of `width` values are compiled for.
@@ -69,30 +71,47 @@ const WARP_ROWS: usize = 16;
 /// The most warps of a block.
 const MOST_WARPS: usize = 4;
 
-/// Shared memory that a block should not exceed, so that a multiprocessor has room for several.
+/// Shared memory that a block has at most: all that the least of the devices since Volta allows.
 const SHARED_BYTES: usize = 64 << 10;
 
-/// Returns the number of tiles of `num_rows` rows, queries or keys, and a launch with a block for each tile
-/// of each of `num` heads of `width` values: the largest blocks whose tiles, two of their own rows and two
-/// of others, fit into shared memory.
-fn tiles(num_rows: usize, num: usize, width: usize, format: Format) -> (u32, Launch) {
-    let (width, bytes) = (compiled_width(width), format.bytes());
-    // as `TILE_ROWS` and `STRIDE` of the kernels
-    let tile_rows = if width > 128 { 16 } else { 32 };
-    let stride = |columns: usize| columns * bytes + 16;
-    let shared_bytes = |warps: usize| {
-        let rows = warps * WARP_ROWS;
-        2 * (rows + tile_rows) * stride(width) + rows * stride(tile_rows)
-    };
-    let mut warps = num_rows.div_ceil(WARP_ROWS).next_power_of_two().min(MOST_WARPS);
-    while warps > 1 && shared_bytes(warps) > SHARED_BYTES {
-        warps /= 2;
+/// The division of rows, queries or keys, among the blocks of a kernel.
+struct Tiling {
+    /// Warps of a block.
+    warps: usize,
+    shared_bytes: usize,
+}
+
+impl Tiling {
+    /// Returns the largest blocks for `num_rows` rows of heads of `width` values whose tiles fit into shared
+    /// memory: `own` of the block's rows, and two of others.
+    fn new(num_rows: usize, own: usize, width: usize, format: Format) -> Tiling {
+        let (width, bytes) = (compiled_width(width), format.bytes());
+        // as `TILE_ROWS` and `STRIDE` of the kernels
+        let tile_rows = match format {
+            _ if width <= 128 => 32,
+            Format::Bf16 => 16,
+            Format::F32 => 8,
+        };
+        let stride = |columns: usize| columns * bytes + 16;
+        let shared_bytes = |warps: usize| {
+            let rows = warps * WARP_ROWS;
+            (own * rows + 2 * tile_rows) * stride(width) + rows * stride(tile_rows)
+        };
+        let mut warps = num_rows.div_ceil(WARP_ROWS).next_power_of_two().min(MOST_WARPS);
+        while warps > 1 && shared_bytes(warps) > SHARED_BYTES {
+            warps /= 2;
+        }
+        Tiling { warps, shared_bytes: shared_bytes(warps) }
     }
-    let tiles = num_rows.div_ceil(warps * WARP_ROWS);
-    let (blocks, threads) = ((tiles * num) as u32, 32 * warps as u32);
-    let launch =
-        Launch { blocks: (blocks, 1), threads: (threads, 1), shared_bytes: shared_bytes(warps) as u32 };
-    (tiles as u32, launch)
+
+    /// Returns the number of tiles of `num_rows` rows, and a launch with a block for each of them and for
+    /// each of `num` heads.
+    fn over(&self, num_rows: usize, num: usize) -> (u32, Launch) {
+        let tiles = num_rows.div_ceil(self.warps * WARP_ROWS);
+        let (blocks, threads) = ((tiles * num) as u32, 32 * self.warps as u32);
+        let shared_bytes = self.shared_bytes as u32;
+        (tiles as u32, Launch { blocks: (blocks, 1), threads: (threads, 1), shared_bytes })
+    }
 }
 
 impl Cuda {
@@ -125,7 +144,9 @@ impl AttentionOperations for Cuda {
         assert!(output.len == rows * (positions - first) * shape.output_width());
         assert_eq!(output.format, input.format);
         let Some(kernels) = self.attention_kernels(width, input.format) else { return };
-        let (tiles, launch) = tiles(positions - first, rows * shape.num_heads(), width, input.format);
+        let num_rows = positions - first;
+        let (tiles, launch) =
+            Tiling::new(num_rows, 1, width, input.format).over(num_rows, rows * shape.num_heads());
         let (sizes, first) = (Sizes::of(shape), first as u32);
         let (kernel, input, output) = (&kernels.attention_forward, input.pointer, output.pointer);
         launch!(self.streams, kernel, launch, tiles, first, sizes, input, output);
@@ -152,13 +173,14 @@ impl AttentionOperations for Cuda {
         let (sizes, into) = (Sizes::of(shape), input_gradient.pointer);
         let (input, output, gradient) = (input.pointer, output.pointer, gradient.pointer);
 
+        let tiling = Tiling::new(positions, 2, width, format);
         let kernel = &kernels.attention_backward_queries;
-        let (num_tiles, launch) = tiles(positions, rows * shape.num_heads(), width, format);
-        launch!(self.streams, kernel, launch, num_tiles, sizes, input, output, gradient, sums, into);
+        let (tiles, launch) = tiling.over(positions, rows * shape.num_heads());
+        launch!(self.streams, kernel, launch, tiles, sizes, input, output, gradient, sums, into);
 
         let kernel = &kernels.attention_backward_keys;
-        let (num_tiles, launch) = tiles(positions, rows * groups, width, format);
-        launch!(self.streams, kernel, launch, num_tiles, sizes, input, gradient, sums, into);
+        let (tiles, launch) = tiling.over(positions, rows * groups);
+        launch!(self.streams, kernel, launch, tiles, sizes, input, gradient, sums, into);
     }
 
     fn rotate(
@@ -188,5 +210,22 @@ impl AttentionOperations for Cuda {
             from.pointer,
             values.pointer,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_fits_the_shared_memory_of_every_device() {
+        for width in 1..=256 {
+            for format in [Format::F32, Format::Bf16] {
+                for (num_rows, own) in [(1, 1), (1000, 1), (1, 2), (20, 2), (1000, 2)] {
+                    let tiling = Tiling::new(num_rows, own, width, format);
+                    assert!(tiling.shared_bytes <= SHARED_BYTES, "{width} {format:?} {own}");
+                }
+            }
+        }
     }
 }

@@ -1,8 +1,12 @@
 //! Convolution with pooling and ReLU.
 
+use std::rc::Rc;
+
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::compile::{Constants, KernelSource};
+use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
-use super::runtime::kernels::kernel_table;
+use super::runtime::kernels::{KernelTable, kernel_table};
 use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 
@@ -16,9 +20,9 @@ const WEIGHTS_PER_THREAD: usize = 4;
 const MAX_GROUPS: usize = 128;
 
 kernel_table!(ConvolutionKernels in "convolution.cu" {
-    convolution_forward: KernelPair,
-    convolution_backward_weight: KernelPair,
-    convolution_backward_input: KernelPair,
+    convolution_forward: Kernel,
+    convolution_backward_weight: Kernel,
+    convolution_backward_input: Kernel,
 });
 
 /// `struct ConvolutionShape` of the kernels.
@@ -54,6 +58,34 @@ impl ConvolutionSizes {
             window: size(shape.window()),
             relu: u32::from(shape.relu),
         }
+    }
+}
+
+/// The kernels of convolutions, which are compiled for [`variants`].
+pub const SOURCE: KernelSource = ConvolutionKernels::SOURCE;
+
+/// Returns the constants that the kernels for a layer of this shape are compiled for, in each format.
+pub fn variants(shape: &ConvolutionShape) -> [Constants; 2] {
+    [Format::F32, Format::Bf16].map(|format| constants(shape, format))
+}
+
+fn constants(shape: &ConvolutionShape, format: Format) -> Constants {
+    let ConvolutionSizes { channels, height, width, outputs, kernel, stride, padding, window, .. } =
+        ConvolutionSizes::new(shape);
+    let sizes = [channels, height, width, outputs, kernel, stride, padding, window];
+    let (sizes, format) = (sizes.map(|size| size.to_string()).join(","), format.name());
+    let macros = vec![("FORMAT", format.to_owned()), ("SHAPE", sizes)];
+    Constants { macros, suffix: format!("_{format}") }
+}
+
+impl Cuda {
+    /// Returns the kernels for a layer of this shape, or `None` after a failure.
+    fn convolution_kernels(
+        &self,
+        shape: &ConvolutionShape,
+        format: Format,
+    ) -> Option<Rc<ConvolutionKernels>> {
+        self.specialised.of(&self.streams, &constants(shape, format))
     }
 }
 
@@ -96,7 +128,8 @@ impl ConvolutionOperations for Cuda {
         assert!(bias.is_none_or(|bias| bias.len == shape.outputs));
         let StagedLaunch { launch, staged } =
             StagedLaunch::new((shape.rows, 1), output_len, shape.padded_len() + shape.weight_len());
-        let kernel = self.kernels.of::<ConvolutionKernels>().convolution_forward.of(input.format);
+        let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
+        let kernel = &kernels.convolution_forward;
         let (sizes, input, weight) = (ConvolutionSizes::new(shape), input.pointer, weight.pointer);
         let bias = bias.map_or(0, |bias| bias.pointer);
         let (argmax, output) = (argmax.pointer, output.pointer);
@@ -121,7 +154,8 @@ impl ConvolutionOperations for Cuda {
             StagedLaunch::new((groups, chunks), 0, shape.padded_len() + 2 * output_len);
         launch.threads = (BLOCK, 1);
         let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
-        let kernel = self.kernels.of::<ConvolutionKernels>().convolution_backward_weight.of(input.format);
+        let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
+        let kernel = &kernels.convolution_backward_weight;
         let (sizes, input) = (ConvolutionSizes::new(shape), input.pointer);
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, staged);
@@ -143,7 +177,8 @@ impl ConvolutionOperations for Cuda {
         let blocks = (self.streams.max_blocks() / 4 / shape.rows.max(1)).clamp(1, 4);
         let StagedLaunch { launch, staged } =
             StagedLaunch::new((shape.rows, blocks), image_len.div_ceil(blocks), weights + 2 * output_len);
-        let kernel = self.kernels.of::<ConvolutionKernels>().convolution_backward_input.of(gradient.format);
+        let Some(kernels) = self.convolution_kernels(shape, gradient.format) else { return };
+        let kernel = &kernels.convolution_backward_input;
         let (sizes, weight, argmax) = (ConvolutionSizes::new(shape), weight.pointer, argmax.pointer);
         let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, weight, argmax, gradient, input_gradient, staged);

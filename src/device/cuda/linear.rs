@@ -38,7 +38,7 @@ impl LinearOperations for Cuda {
         let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         assert!(input.len == rows * inputs && weight.len == inputs * outputs && output.len == rows * outputs);
         assert!(bias.is_none_or(|bias| bias.len == outputs));
-        // cuBLASLt has no tanh, and its GELU is an approximation, as precise as bf16
+        // cuBLASLt has no tanh, and its GELU is the approximation that all layers have in bf16
         let is_bf16 = output.format == Format::Bf16;
         let function = match activation {
             Activation::Identity => Some(EpilogueFunction::Identity),

@@ -1,5 +1,6 @@
-//! NVIDIA GPUs: kernels compiled at start for the device found, matrix products by cuBLASLt, all
-//! computation in one stream.
+//! NVIDIA GPUs: kernels compiled for the device found, some of them for the shapes of the network's layers
+//! when these are first used; matrix products by cuBLASLt; all computation in one stream, but for the
+//! optimizer's steps, which on a single rank run beside the passes of further layers.
 //!
 //! Nothing of CUDA is needed to build, nor to run without it: the driver and its libraries are
 //! loaded when [`Cuda::open`] is called. Operations only start work on the device and return;
@@ -28,13 +29,14 @@
 //!   factors of products to 10 bits. `bf16` keeps activations and the factors of products in
 //!   bfloat16, and everything that accumulates over time (parameters, optimizer, gradients of
 //!   parameters, sums) in f32. A run may be resumed in another precision or on another device.
-//! * Kernels are compiled at start for the GPU found, in one or two seconds. A step of a single
-//!   rank with one micro-batch and no clipping is recorded as one CUDA graph. Training samples stay
-//!   on the GPU if they fit into an eighth of its free memory and 2 GiB.
+//! * Kernels are compiled at start for the GPU found, in one or two seconds, and those of convolutions
+//!   and attention at their first use, in about a second for each shape. A step of a single rank with
+//!   one micro-batch and no dropout is recorded as one CUDA graph. Training samples stay on the GPU if
+//!   they fit into an eighth of its free memory and 2 GiB.
 //! * The host is one step ahead: it reads the result of a step when the next one has begun, so a
 //!   requested stop takes effect after at most two steps. The host waits for the GPU only for the
-//!   result of the last step, for messages between ranks, and for the norm if the gradient is
-//!   clipped.
+//!   result of the last step, for messages between ranks, and, if several ranks clip the gradient,
+//!   for its norm.
 //! * With `--trace` the host waits for every layer to measure its time; steps take longer then.
 //! * If MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), messages use it directly,
 //!   and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
@@ -62,6 +64,7 @@ mod optimizer;
 mod pool;
 mod runtime;
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use super::{CopyOperations, Device, RowSums};
@@ -69,7 +72,7 @@ use crate::Result;
 use activation::ActivationKernels;
 use attention::RotaryKernels;
 pub use attention::{SOURCE as ATTENTION_SOURCE, variants as attention_variants};
-use convolution::ConvolutionKernels;
+pub use convolution::{SOURCE as CONVOLUTION_SOURCE, variants as convolution_variants};
 use copy::CopyKernels;
 use embedding::EmbeddingKernels;
 use loss::LossKernels;
@@ -94,11 +97,10 @@ use runtime::streams::{MemoryKernels, Streams};
 use runtime::upload::Uploads;
 
 /// The source files of kernels that are compiled when a device is opened.
-pub const SOURCES: [KernelSource; 10] = [
+pub const SOURCES: [KernelSource; 9] = [
     MemoryKernels::SOURCE,
     CopyKernels::SOURCE,
     ActivationKernels::SOURCE,
-    ConvolutionKernels::SOURCE,
     PoolKernels::SOURCE,
     NormKernels::SOURCE,
     RotaryKernels::SOURCE,
@@ -123,7 +125,6 @@ impl Cuda {
         let mut kernels = KernelTables::default();
         kernels.load::<CopyKernels>(&modules)?;
         kernels.load::<ActivationKernels>(&modules)?;
-        kernels.load::<ConvolutionKernels>(&modules)?;
         kernels.load::<PoolKernels>(&modules)?;
         kernels.load::<NormKernels>(&modules)?;
         kernels.load::<RotaryKernels>(&modules)?;
@@ -137,6 +138,8 @@ impl Cuda {
             uploads: Uploads::new(),
             readings: Readings::new(&streams)?,
             partial_sums: PartialSums::new(&streams)?,
+            step_sums: PartialSums::new(&streams)?,
+            forks_steps: Cell::new(false),
             precision,
             num_devices,
             streams,

@@ -45,7 +45,7 @@ impl GroupNormSizes {
 const ROWS_PER_BLOCK: usize = 4;
 
 /// Largest number of partial sums that a sum over vectors is split into.
-const MOST_PARTIAL_SUMS: usize = 64;
+const MOST_PARTIAL_SUMS: usize = 512;
 
 /// Most columns of a block that sums over vectors.
 const MOST_COLUMNS: usize = 1024;

@@ -3,9 +3,13 @@
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
-use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch, launch_in};
 use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals, update};
 use crate::sums::ExactSum;
+
+/// Bytes of four values of `f32`, which the kernels read and write at once. The copy in bf16 has half of
+/// them.
+const FOUR_BYTES: u64 = 16;
 
 /// Largest number of slots of an optimizer: `MAX_SLOTS` of the kernels.
 const MAX_SLOTS: usize = 4;
@@ -129,8 +133,8 @@ impl OptimizerOperations for Cuda {
             copy: parameters.copy,
             gradients: gradients.pointer,
             slots: [0; MAX_SLOTS],
-            partials: self.partial_sums.of_blocks(),
-            blocks_done: self.partial_sums.blocks_done(),
+            partials: self.step_sums.of_blocks(),
+            blocks_done: self.step_sums.blocks_done(),
             squares: gradient_squares(&sums),
         };
         for (pointer, slot) in arrays.slots[..slots.len()].iter_mut().zip(slots.iter()) {
@@ -152,6 +156,15 @@ impl OptimizerOperations for Cuda {
             }
             (step, num_slots) => panic!("{step:?} with {num_slots} slots"),
         }
+    }
+
+    fn fork_steps(&self) {
+        self.forks_steps.set(true);
+    }
+
+    fn join_steps(&self) {
+        self.forks_steps.set(false);
+        self.streams.join();
     }
 
     fn sum_squares(&self, values: CudaView<'_>, squares: CudaViewMut<'_>) {
@@ -189,6 +202,15 @@ impl OptimizerOperations for Cuda {
 
 impl Cuda {
     fn launch_step(&self, kernel: &Kernel, constants: impl KernelArgument, arrays: OptimizerArrays) {
-        launch!(self.streams, kernel, self.streams.over(arrays.len as usize, 4), constants, arrays);
+        let OptimizerArrays { len, parameters, copy, gradients, slots, .. } = arrays;
+        let all = slots.into_iter().fold(parameters | gradients | (2 * copy), |all, slot| all | slot);
+        assert!(all.is_multiple_of(FOUR_BYTES), "an optimizer's arrays begin at multiples of 16 bytes");
+        let (streams, launch) = (&self.streams, self.streams.over(len as usize, 4));
+        if self.forks_steps.get() {
+            streams.fork();
+            launch_in!(streams, streams.beside, kernel, launch, constants, arrays);
+        } else {
+            launch!(streams, kernel, launch, constants, arrays);
+        }
     }
 }

@@ -237,6 +237,10 @@ impl<D: Device> Weights<D> {
     /// The transfer to the device failed.
     pub fn begin(&mut self, device: &D, number: u64, learning_rate: f64) -> Result<()> {
         self.update = Update { number, learning_rate, gradient_scale: 1.0 };
+        // nothing sends a bucket's new parameters, so the next layer's pass need not wait for its update
+        if self.repeats() && self.clip_norm.is_none() && self.watch.is_none() {
+            device.fork_steps();
+        }
         self.buckets.iter_mut().for_each(|bucket| bucket.is_started = false);
         self.gradients.begin();
         self.optimizer.begin(device, &self.update)
@@ -330,6 +334,7 @@ impl<D: Device> Weights<D> {
             Some(largest) => self.clip(device, largest)?,
             None => self.update_tied_buckets(device)?,
         }
+        device.join_steps();
         self.parameters.finish_updates();
         Ok(())
     }

@@ -27,7 +27,18 @@ bool initialised = false;
 thread_local Context* current = nullptr;
 std::unordered_set<Module*> modules;
 std::unordered_set<Function*> functions;
-constexpr int shared_optin = 227 * 1024, shared_per_multiprocessor = 228 * 1024;
+constexpr int shared_per_multiprocessor = 228 * 1024;
+
+// The most shared memory that a block may ask for.
+int shared_optin() {
+    switch (settings().capability) {
+        case 70: return 96 * 1024;
+        case 75: return 64 * 1024;
+        case 80: return 163 * 1024;
+        case 86: case 89: case 120: case 121: return 99 * 1024;
+        default: return 227 * 1024;
+    }
+}
 
 // One context for each visible device, made at the first use and never destroyed.
 std::vector<Context*>& contexts() {
@@ -95,7 +106,7 @@ int attribute_of(const Context& context, int attribute) {
         case 78: case 79: case 80: return 1;       // priorities, caches
         case 81: return shared_per_multiprocessor;
         case 90: case 96: return 0;                // preemption, multi-device launch
-        case 97: return shared_optin;
+        case 97: return shared_optin();
         case 106: return 32;                       // blocks per multiprocessor
         case 111: return 1024;                     // reserved shared memory per block
         case 115: return settings().pools;
@@ -324,7 +335,7 @@ API CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
     CALL;
     if (!functions.count(function)) return CUDA_ERROR_INVALID_HANDLE;
     if (attribute == 8) {
-        if (value < 0 || value > shared_optin) return CUDA_ERROR_INVALID_VALUE;
+        if (value < 0 || value > shared_optin()) return CUDA_ERROR_INVALID_VALUE;
         function->max_dynamic_shared = value;
     }
     return CUDA_SUCCESS;

@@ -1,6 +1,6 @@
 // CUDA's language for kernels, as plain C++: what a kernel source sees when g++ compiles it for the
 // emulated device. The build includes it before common.cuh and each *.cu, and defines
-// PHALANX_EMULATOR, by which common.cuh may choose other code than inline PTX.
+// PHALANX_EMULATOR, by which kernels may choose other code than inline PTX.
 //
 // Limits: one OS thread runs everything, so atomics are plain operations and shared memory is static
 // memory; no textures, cooperative groups, half types, device-side launch or managed memory. The

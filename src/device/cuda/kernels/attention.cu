@@ -6,7 +6,7 @@
 // The constants `HEAD_WIDTH` and `FORMAT` choose the kernels; without them there are all.
 //
 // A result does not depend on where its row stands in a tile: tiles begin at position 0, and a key that is
-// not seen adds exactly 0.
+// not seen adds exactly 0, if its values are finite.
 
 #include "tile.cuh"
 
@@ -18,8 +18,8 @@ struct Sizes {
 };
 
 // The rows of a tile that all warps of a block share, for heads of up to `WIDTH` values.
-template <uint32 WIDTH>
-constexpr uint32 TILE_ROWS = WIDTH > 128 ? 16 : 32;
+template <class T, uint32 WIDTH>
+constexpr uint32 TILE_ROWS = WIDTH <= 128 ? 32 : sizeof(T) == 2 ? 16 : 8;
 
 // The number of keys that the query at `position` sees.
 __device__ __forceinline__ uint32 num_keys(Sizes sizes, uint32 position) {
@@ -101,7 +101,7 @@ template <class T, uint32 WIDTH>
 __device__ __forceinline__ void attention_forward(
     uint32 tiles, uint32 first, Sizes sizes, const T* input, T* output) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const uint32 KEYS = TILE_ROWS<WIDTH>, ROW = STRIDE<T, WIDTH>;
+    const uint32 KEYS = TILE_ROWS<T, WIDTH>, ROW = STRIDE<T, WIDTH>;
     uint32 rows = blockDim.x / 2, warp_start = threadIdx.x / 32 * WARP_ROWS, stride = input_width(sizes);
     T *queries = (T*)memory, *keys = queries + rows * ROW, *values = keys + KEYS * ROW;
     T* weights = values + KEYS * ROW + warp_start * STRIDE<T, KEYS>;
@@ -150,13 +150,13 @@ __device__ __forceinline__ void row_products(
 }
 
 // Computes the gradients of the queries, and leaves for the keys the logarithm of each softmax's sum and the
-// product of its output with that's gradient.
+// scalar product of its output and the gradient of that.
 template <class T, uint32 WIDTH>
 __device__ __forceinline__ void attention_backward_queries(
     uint32 tiles, Sizes sizes, const T* input, const T* output, const T* gradient, float* sums,
     T* input_gradient) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const uint32 KEYS = TILE_ROWS<WIDTH>, ROW = STRIDE<T, WIDTH>;
+    const uint32 KEYS = TILE_ROWS<T, WIDTH>, ROW = STRIDE<T, WIDTH>;
     uint32 rows = blockDim.x / 2, warp_start = threadIdx.x / 32 * WARP_ROWS, stride = input_width(sizes);
     T *queries = (T*)memory, *gradients = queries + rows * ROW, *keys = gradients + rows * ROW;
     T *values = keys + KEYS * ROW, *changes = values + KEYS * ROW + warp_start * STRIDE<T, KEYS>;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void attention_backward_queries(
     float factors[2] = {sizes.scale / softmax.totals[0], sizes.scale / softmax.totals[1]};
     T* into = input_gradient + place + (uint64)warp_start * stride;
     store_rows<T, WIDTH>(query_sums, num, sizes.width, factors, into, stride);
-    float* own_sums = sums + 2 * (blockIdx.x / tiles * sizes.positions + (uint64)position);
+    float* own_sums = sums + 2 * ((uint64)(blockIdx.x / tiles) * sizes.positions + position);
     for (uint32 half = 0; half < 2; half++) {
         if (threadIdx.x % 4 == 0 && lane_row(half) < num) {
             own_sums[2 * lane_row(half)] = softmax.largest[half] + logf(softmax.totals[half]);
@@ -208,7 +208,7 @@ template <class T, uint32 WIDTH>
 __device__ __forceinline__ void attention_backward_keys(
     uint32 tiles, Sizes sizes, const T* input, const T* gradient, const float* sums, T* input_gradient) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const uint32 QUERIES = TILE_ROWS<WIDTH>, ROW = STRIDE<T, WIDTH>;
+    const uint32 QUERIES = TILE_ROWS<T, WIDTH>, ROW = STRIDE<T, WIDTH>;
     uint32 rows = blockDim.x / 2, warp_start = threadIdx.x / 32 * WARP_ROWS, stride = input_width(sizes);
     T *keys = (T*)memory, *values = keys + rows * ROW, *queries = values + rows * ROW;
     T *gradients = queries + QUERIES * ROW, *own_weights = gradients + QUERIES * ROW;
@@ -244,7 +244,8 @@ __device__ __forceinline__ void attention_backward_keys(
                 float product = is_seen ? head_sums[2 * position + 1] : 0;
                 float& score = scores.at[at / 4][at % 4];
                 score = is_seen ? expf(sizes.scale * score - logarithm) : 0;
-                pulls.at[at / 4][at % 4] = score * (pulls.at[at / 4][at % 4] - product);
+                float& pull = pulls.at[at / 4][at % 4];
+                pull = is_seen ? score * (pull - product) : 0;
             }
             store_warp(scores, weights);
             multiply<WIDTH, QUERIES>(value_sums, weights, STRIDE<T, QUERIES>, gradients, ROW);
@@ -278,8 +279,6 @@ __device__ __forceinline__ void attention_backward_keys(
     }
 
 #define ATTENTION_OF(columns, T) ATTENTION(T, columns)
-
-typedef float f32;
 
 #ifdef HEAD_WIDTH
 ATTENTION_OF(HEAD_WIDTH, FORMAT)

@@ -5,6 +5,7 @@
 // products in bf16. Sums are formed in float and in an order that does not depend on the order in
 // which blocks run, so that a repeated step gives the same bits.
 
+typedef float f32;
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 

@@ -3,6 +3,8 @@
 // Indices into an image count the zeros around it. A block works on one image at a time. If an image
 // with its zeros and the weights fit into shared memory (`STAGED`), they are copied there once, as
 // floats; otherwise they are read from global memory.
+// The constants `FORMAT` and `SHAPE`, the numbers from `channels` to `window`, choose the kernels: loops of a
+// known length are unrolled, and indices take no divisions. Without them the kernels are for any shape.
 // `argmax` holds the place of the maximum in its window, 0 to 3 in reading order: the gradient of a
 // pooled output belongs to that one of four outputs of the convolution.
 
@@ -89,6 +91,7 @@ __device__ __forceinline__ void forward(
         uint32 origin = top * row_len + left * shape.channels;
         float sums[4] = {0, 0, 0, 0};
         for (uint32 ky = 0; ky < shape.kernel; ky++) {
+#pragma unroll 32
             for (uint32 run = 0; run < shape.kernel * shape.channels; run++) {
                 uint32 kx = run / shape.channels, channel = run % shape.channels;
                 uint32 tap = ky * shape.kernel * shape.channels + run;
@@ -255,10 +258,20 @@ __device__ __forceinline__ void backward_input(
     }
 }
 
+// Returns the shape of the layer, with the constants that the kernels are compiled for.
+__device__ __forceinline__ ConvolutionShape known_shape(const ConvolutionShape& shape) {
+#ifdef SHAPE
+    return {shape.rows, SHAPE, shape.relu};
+#else
+    return shape;
+#endif
+}
+
 #define CONVOLUTIONS(T, name)                                                                                \
     extern "C" __global__ void convolution_forward_##name(                                                   \
-        ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax,           \
+        ConvolutionShape given, const T* input, const float* weight, const float* bias, T* argmax,           \
         T* output, int staged) {                                                                             \
+        ConvolutionShape shape = known_shape(given);                                                         \
         if (staged) {                                                                                        \
             forward<T, true>(shape, input, weight, bias, argmax, output);                                    \
         } else {                                                                                             \
@@ -266,8 +279,9 @@ __device__ __forceinline__ void backward_input(
         }                                                                                                    \
     }                                                                                                        \
     extern "C" __global__ void convolution_backward_weight_##name(                                           \
-        ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,         \
+        ConvolutionShape given, const T* input, const T* argmax, const T* gradient, float* partials,         \
         int staged) {                                                                                        \
+        ConvolutionShape shape = known_shape(given);                                                         \
         if (staged) {                                                                                        \
             backward_weight<T, true>(shape, input, argmax, gradient, partials);                              \
         } else {                                                                                             \
@@ -275,8 +289,9 @@ __device__ __forceinline__ void backward_input(
         }                                                                                                    \
     }                                                                                                        \
     extern "C" __global__ void convolution_backward_input_##name(                                            \
-        ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient,                     \
+        ConvolutionShape given, const float* weight, const T* argmax, const T* gradient,                     \
         T* input_gradient, int staged) {                                                                     \
+        ConvolutionShape shape = known_shape(given);                                                         \
         if (staged) {                                                                                        \
             backward_input<T, true>(shape, weight, argmax, gradient, input_gradient);                        \
         } else {                                                                                             \
@@ -284,4 +299,10 @@ __device__ __forceinline__ void backward_input(
         }                                                                                                    \
     }
 
+#define CONVOLUTIONS_OF(name) CONVOLUTIONS(name, name)
+
+#ifdef FORMAT
+CONVOLUTIONS_OF(FORMAT)
+#else
 FOR_BOTH(CONVOLUTIONS)
+#endif

@@ -204,8 +204,9 @@ extern "C" __global__ void __launch_bounds__(256) sum_squares(
     grid_sum(sum, 1, partials, blocks_done, squares);
 }
 
-// Writes the factor that scales a gradient to a norm of at most `largest`: see `clip_factor`. `squares` are
-// its squares, of which a block of 256 threads adds up those of each thread, then those of all.
+// Writes the factor that scales a gradient to a norm of at most `largest`: see `clip_factor`. `squares` has
+// `num` sums of its squares. Of the 256 threads of the one block, each adds up every 256th sum, then a tree
+// adds theirs.
 extern "C" __global__ void __launch_bounds__(256) clip_gradient(
     uint32 num, double largest, const float* squares, float* update) {
     __shared__ double sums[256];

@@ -35,7 +35,8 @@ __device__ __forceinline__ uint32 pair(bf16 first, bf16 second) {
 // sums += left · right for 16 × 16 and 16 × 8 values of a warp: `mma.m16n8k16` of the PTX instruction set.
 __device__ __forceinline__ void multiply_block(float* sums, const uint32* left, const uint32* right) {
 #if !defined(PHALANX_EMULATOR) && __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));

@@ -23,15 +23,13 @@ const COMMON: &str = include_str!("../kernels/common.cuh");
 const TILE: &CStr = c"tile.cuh";
 const TILE_TEXT: &str = include_str!("../kernels/tile.cuh");
 
-/// Constants that a source file is compiled for: macros, with their values.
+/// Constants that a source file is compiled for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Constants(pub Vec<(&'static str, String)>);
-
-impl Constants {
-    /// Returns the end of the names of kernels: the values, each after an underscore.
-    pub(crate) fn suffix(&self) -> String {
-        self.0.iter().map(|(_, value)| format!("_{value}")).collect()
-    }
+pub struct Constants {
+    /// Macros with their values.
+    pub macros: Vec<(&'static str, String)>,
+    /// The end of the names of kernels.
+    pub suffix: String,
 }
 
 /// The code of a source file, compiled for a device.
@@ -80,7 +78,7 @@ pub fn compile(source: KernelSource, constants: Constants, capability: i32) -> R
         "--device-as-default-execution-space".into(),
         "--ptxas-options=--verbose".into(),
     ];
-    options.extend(constants.0.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
+    options.extend(constants.macros.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
     // SAFETY: the texts and names outlive the program, which is destroyed once, at the end of the block;
     // there are as many headers as names.
     unsafe {

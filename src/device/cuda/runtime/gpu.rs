@@ -1,5 +1,6 @@
 //! A GPU: its streams and kernels, and the memory that its operations share.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use super::cublaslt::CublasLt;
@@ -20,6 +21,10 @@ pub struct Cuda {
     pub(crate) uploads: Uploads,
     pub(crate) readings: Readings,
     pub(crate) partial_sums: PartialSums,
+    /// Those of optimizers, which may run beside other kernels.
+    pub(crate) step_sums: PartialSums,
+    /// True if optimizers run beside the computation.
+    pub(crate) forks_steps: Cell<bool>,
     pub(crate) precision: Precision,
     pub(crate) num_devices: usize,
 }

@@ -18,7 +18,7 @@ pub(crate) struct Kernel(CudaFunction);
 
 impl Kernel {
     pub(crate) fn load(module: &KernelModule, name: &str) -> Result<Kernel> {
-        let name = &format!("{name}{}", module.constants.suffix());
+        let name = &format!("{name}{}", module.constants.suffix);
         module.module.load_function(name).map(Kernel).map_err(|error| {
             let why = match error.0 {
                 CUresult::CUDA_ERROR_NOT_FOUND => format!("it is not in {}", module.source.name),

@@ -1,9 +1,9 @@
 //! The streams of a device, the events that order them, and the first failure of its operations.
 //!
-//! All computation is in one stream, in order. Copies for messages, each way, and uploads of
-//! samples have a stream each, and events order them with the computation. Operations return
-//! nothing, as those of the CPU do: the first failure is kept, and the next transfer to or from the
-//! host, which every step has, returns it.
+//! All computation is in one stream, in order, but for the steps of an optimizer between a fork and
+//! a join. Copies for messages, each way, and uploads of samples have a stream each, and events order
+//! them with the computation. Operations return nothing, as those of the CPU do: the first failure is
+//! kept, and the next transfer to or from the host, which every step has, returns it.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -57,10 +57,15 @@ pub(crate) struct Streams {
     pub(crate) h2d: Arc<CudaStream>,
     /// Copies of samples to the device.
     pub(crate) upload: Arc<CudaStream>,
+    /// Work beside the computation, between [`Streams::fork`] and [`Streams::join`].
+    pub(crate) beside: Arc<CudaStream>,
     pub(crate) kernels: MemoryKernels,
     pub(crate) ordinal: usize,
     pub(crate) name: String,
     num_multiprocessors: u32,
+    /// Ends of work in `compute` and in `beside` that the other waits for.
+    turns: [CudaEvent; 2],
+    has_forked: Cell<bool>,
     failure: RefCell<Option<Error>>,
     counters: Cell<Counters>,
 }
@@ -77,7 +82,9 @@ impl Streams {
         let (_, highest) = result::stream::get_priority_range().map_err(failed)?;
         let stream = || context.new_stream().map_err(failed);
         let urgent = || context.new_stream_with_priority(highest).map_err(failed);
-        let (compute, d2h, h2d, upload) = (stream()?, urgent()?, urgent()?, stream()?);
+        let (compute, d2h, h2d, upload, beside) = (stream()?, urgent()?, urgent()?, stream()?, stream()?);
+        let event = || context.new_event(None).map_err(failed);
+        let (turns, has_forked) = ([event()?, event()?], Cell::new(false));
         let (failure, counters) = (RefCell::default(), Cell::default());
         Ok(Streams {
             context,
@@ -85,10 +92,13 @@ impl Streams {
             d2h,
             h2d,
             upload,
+            beside,
             kernels,
             ordinal,
             name,
             num_multiprocessors,
+            turns,
+            has_forked,
             failure,
             counters,
         })
@@ -134,8 +144,23 @@ impl Streams {
         }
     }
 
+    /// Makes work that is started in `beside` from now on wait for all computation so far.
+    pub(crate) fn fork(&self) {
+        self.order(&self.turns[0], &self.compute, &self.beside);
+        self.has_forked.set(true);
+    }
+
+    /// Makes computation from now on wait for all work in `beside`.
+    pub(crate) fn join(&self) {
+        // a stream without work is not part of a step that is being recorded
+        if self.has_forked.replace(false) {
+            self.order(&self.turns[1], &self.beside, &self.compute);
+        }
+    }
+
     /// Blocks until all computation started so far is complete.
     pub(crate) fn synchronise(&self) {
+        self.join();
         self.count(|counters| counters.synchronisations += 1);
         self.note("computing", self.compute.synchronize());
     }
