@@ -164,13 +164,8 @@ impl Cuda {
         let height = BLOCK as usize / columns.min(SUM_COLUMNS as usize);
         let wanted = self.streams.max_blocks().div_ceil(blocks).min(rows.rows.div_ceil(4 * height));
         let num_sums = wanted.clamp(1, MAX_PARTIAL_SUMS);
-        let is_whole = num_sums == 1;
-        let sums = if is_whole { Some(total.pointer) } else { self.partial_sums.reserve(num_sums * columns) };
-        let Some(sums) = sums else { return };
-        self.sum_rows(rows, num_sums, sums, accumulate && is_whole);
-        if !is_whole {
-            self.partial_sums.add_to(&total, num_sums, sums, accumulate);
-        }
+        let start = |sums, adds| self.sum_rows(rows, num_sums, sums, adds);
+        self.partial_sums.sum_parts(&total, num_sums, accumulate, start);
     }
 
     /// Writes the sums of `num_sums` equal runs of rows to `sums`, `[num_sums, columns]`, or adds them.

@@ -117,7 +117,8 @@ impl Tiling {
 impl Cuda {
     /// Returns the kernels for heads of `width` values, or `None` after a failure.
     fn attention_kernels(&self, width: usize, format: Format) -> Option<Rc<AttentionKernels>> {
-        self.specialised.of(&self.streams, &constants(width, format))
+        let key = [compiled_width(width) as u32, format.bytes() as u32];
+        self.specialised.of(&self.streams, &key, || constants(width, format))
     }
 }
 

@@ -7,11 +7,8 @@ use super::runtime::compile::{Constants, KernelSource};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
-use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use super::runtime::launch::{BLOCK, DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
-
-/// Dynamic shared memory that every device gives a block without a request for more.
-const SHARED_BYTES: usize = 48 << 10;
 
 /// Weights whose gradients a thread sums at a time.
 const WEIGHTS_PER_THREAD: usize = 4;
@@ -59,6 +56,13 @@ impl ConvolutionSizes {
             relu: u32::from(shape.relu),
         }
     }
+
+    /// Returns the numbers that kernels are compiled for: `SHAPE` of the kernels.
+    fn constant(&self) -> [u32; 8] {
+        let ConvolutionSizes { channels, height, width, outputs, kernel, stride, padding, window, .. } =
+            *self;
+        [channels, height, width, outputs, kernel, stride, padding, window]
+    }
 }
 
 /// The kernels of convolutions, which are compiled for [`variants`].
@@ -70,10 +74,8 @@ pub fn variants(shape: &ConvolutionShape) -> [Constants; 2] {
 }
 
 fn constants(shape: &ConvolutionShape, format: Format) -> Constants {
-    let ConvolutionSizes { channels, height, width, outputs, kernel, stride, padding, window, .. } =
-        ConvolutionSizes::new(shape);
-    let sizes = [channels, height, width, outputs, kernel, stride, padding, window];
-    let (sizes, format) = (sizes.map(|size| size.to_string()).join(","), format.name());
+    let sizes = ConvolutionSizes::new(shape).constant().map(|size| size.to_string()).join(",");
+    let format = format.name();
     let macros = vec![("FORMAT", format.to_owned()), ("SHAPE", sizes)];
     Constants { macros, suffix: format!("_{format}") }
 }
@@ -85,7 +87,9 @@ impl Cuda {
         shape: &ConvolutionShape,
         format: Format,
     ) -> Option<Rc<ConvolutionKernels>> {
-        self.specialised.of(&self.streams, &constants(shape, format))
+        let [a, b, c, d, e, f, g, h] = ConvolutionSizes::new(shape).constant();
+        let key = [a, b, c, d, e, f, g, h, format.bytes() as u32];
+        self.specialised.of(&self.streams, &key, || constants(shape, format))
     }
 }
 
@@ -99,7 +103,7 @@ struct StagedLaunch {
 impl StagedLaunch {
     /// Returns a launch of `blocks`, each with threads for `items` and shared memory for `floats`.
     fn new(blocks: (usize, usize), items: usize, floats: usize) -> StagedLaunch {
-        let fits = 4 * floats <= SHARED_BYTES;
+        let fits = 4 * floats <= DEFAULT_SHARED_BYTES as usize;
         // as few rounds as blocks of up to 512 threads allow, all about equally full
         let rounds = items.div_ceil(512).max(1);
         let threads = items.div_ceil(rounds).next_multiple_of(32).max(32);

@@ -62,32 +62,18 @@ impl EmbeddingOperations for Cuda {
         let wanted = self.streams.max_blocks().div_ceil(rows).min(num_tokens.div_ceil(BLOCK as usize));
         let num_own = num_tokens.div_ceil(wanted.clamp(1, MOST_PARTIAL_SUMS));
         let num_sums = num_tokens.div_ceil(num_own);
-        let is_whole = num_sums == 1;
-        let sums = if is_whole {
-            Some(table_gradient.pointer)
-        } else {
-            self.partial_sums.reserve(num_sums * rows * columns)
-        };
-        let Some(sums) = sums else { return };
         let blocks = (rows as u32, num_sums as u32);
         let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = self.kernels.of::<EmbeddingKernels>().embed_backward.of(gradient.format);
-        launch!(
-            self.streams,
-            kernel,
-            launch,
-            num_tokens as u32,
-            num_own as u32,
-            first as u32,
-            columns as u32,
-            tokens.pointer,
-            gradient.pointer,
-            sums,
-            i32::from(accumulate && is_whole),
-        );
-        if !is_whole {
-            self.partial_sums.add_to(&table_gradient, num_sums, sums, accumulate);
-        }
+        let [num_tokens, num_own, first, columns] =
+            [num_tokens, num_own, first, columns].map(|size| size as u32);
+        let (tokens, gradient, streams) = (tokens.pointer, gradient.pointer, &self.streams);
+        self.partial_sums.sum_parts(&table_gradient, num_sums, accumulate, |sums, adds| {
+            let adds = i32::from(adds);
+            launch!(
+                streams, kernel, launch, num_tokens, num_own, first, columns, tokens, gradient, sums, adds,
+            );
+        });
     }
 
     fn add_table(&self, input: CudaView<'_>, table: CudaView<'_>, output: CudaViewMut<'_>) {

@@ -259,17 +259,8 @@ impl Cuda {
         assert_eq!(gradient.format, input.format);
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, columns) else { return };
         let num_sums = rows.div_ceil(4 * ROWS_PER_BLOCK).clamp(1, MOST_PARTIAL_SUMS);
-        let is_whole = num_sums == 1;
-        let sums = if is_whole {
-            Some(weight_gradient.pointer)
-        } else {
-            self.partial_sums.reserve(num_sums * columns)
-        };
-        let Some(sums) = sums else { return };
-        self.sum_vectors(kernel, shape, [input, gradient], num_sums, sums, accumulate && is_whole);
-        if !is_whole {
-            self.partial_sums.add_to(&weight_gradient, num_sums, sums, accumulate);
-        }
+        let start = |sums, adds| self.sum_vectors(kernel, shape, [input, gradient], num_sums, sums, adds);
+        self.partial_sums.sum_parts(&weight_gradient, num_sums, accumulate, start);
     }
 
     /// Writes the gradients of the weight of `num_sums` equal runs of vectors to the rows of `sums`, or adds

@@ -5,6 +5,9 @@ use std::ffi::c_void;
 /// Threads in a block of the kernels that go through arrays.
 pub(crate) const BLOCK: u32 = 256;
 
+/// Dynamic shared memory, in bytes, that every device gives a block without a request for more.
+pub(crate) const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
 /// A type of kernel arguments: the type in Rust is the one that the kernel declares.
 pub(crate) trait KernelArgument: Copy {}
 

@@ -66,6 +66,24 @@ impl PartialSums {
         self.blocks_done.pointer()
     }
 
+    /// Forms a sum in `num` parts, and writes it to `total`, or adds it if `accumulate`.
+    /// `start(sums, adds)` starts a kernel that writes the parts to the rows of `sums`, or adds them if
+    /// `adds`. A single part goes to `total` at once.
+    pub(crate) fn sum_parts(
+        &self,
+        total: &CudaViewMut<'_>,
+        num: usize,
+        accumulate: bool,
+        start: impl FnOnce(u64, bool),
+    ) {
+        if num == 1 {
+            return start(total.pointer, accumulate);
+        }
+        let Some(sums) = self.reserve(num * total.len) else { return };
+        start(sums, false);
+        self.add_to(total, num, sums, accumulate);
+    }
+
     /// Writes the sum of the `num` rows at `sums` to `total`, or adds it if `accumulate`.
     pub(crate) fn add_to(&self, total: &CudaViewMut<'_>, num: usize, sums: u64, accumulate: bool) {
         let blocks = total.len.div_ceil(SUM_COLUMNS as usize) as u32;

@@ -13,12 +13,9 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction_attribute_enum, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 
 use super::kernels::{Kernel, kernel_table};
-use super::launch::{BLOCK, Launch};
+use super::launch::{BLOCK, DEFAULT_SHARED_BYTES, Launch};
 use super::machine::{Machine, explain};
 use crate::{Error, Result};
-
-/// Shared memory that every kernel may use without being allowed more, in bytes.
-const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// Blocks on each multiprocessor, of the kernels that go through arrays.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
