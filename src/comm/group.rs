@@ -8,6 +8,7 @@ use super::algorithm::{Algorithm, Collective, Plan, Ranks, plan};
 use super::links::Links;
 use super::mpi::{Handle, Transfers};
 use super::nodes::node_of;
+use crate::memory::MOST_PEERS;
 use crate::sums::Subtrees;
 
 /// The largest tag that every MPI has (MPI-4.1 §9.1.2).
@@ -16,13 +17,20 @@ pub const LARGEST_TAG: i32 = 32_767;
 /// The number of tags that every MPI has.
 const NUM_TAGS: usize = LARGEST_TAG as usize + 1;
 
+/// The routes of device buffers, the same for all communicators of the job.
+pub(super) struct Routes {
+    /// The route through MPI.
+    pub(super) transfers: Cell<Transfers>,
+    /// The device of each rank of the job, if ranks of a node map each other's device memory.
+    pub(super) devices: RefCell<Vec<u128>>,
+}
+
 /// A group of ranks: MPI's communicator, and the counters and plans that its operations share.
 pub(super) struct Group {
     pub(super) mpi: Handle,
     /// The names of messages and operations in traces.
     pub(super) links: Links,
-    /// The route of device buffers, the same for all communicators of the job.
-    pub(super) transfers: Rc<Cell<Transfers>>,
+    pub(super) routes: Rc<Routes>,
     /// For each rank of the group, its number in the job.
     in_job: Vec<Option<i32>>,
     /// The node of each rank of the group.
@@ -32,11 +40,11 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub(super) fn new(mpi: Handle, links: Links, transfers: Rc<Cell<Transfers>>) -> Group {
+    pub(super) fn new(mpi: Handle, links: Links, routes: Rc<Routes>) -> Group {
         let in_job = mpi.ranks_in_job();
         let nodes = in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
         let (plans, next_tag) = (RefCell::default(), Cell::new(0));
-        Group { mpi, links, transfers, in_job, nodes: RefCell::new(nodes), plans, next_tag }
+        Group { mpi, links, routes, in_job, nodes: RefCell::new(nodes), plans, next_tag }
     }
 
     /// Returns the number in the job of rank `rank`.
@@ -52,6 +60,18 @@ impl Group {
     /// Returns the number of nodes that the group spans.
     pub(super) fn num_nodes(&self) -> usize {
         self.nodes.borrow().iter().collect::<HashSet<_>>().len()
+    }
+
+    /// Returns for each rank the first that has the same device, if all ranks map each other's device
+    /// memory.
+    pub(super) fn leaders(&self) -> Option<Vec<usize>> {
+        let (size, devices) = (self.mpi.size, self.routes.devices.borrow());
+        if devices.is_empty() || !(2..=MOST_PEERS).contains(&size) || self.num_nodes() > 1 {
+            return None;
+        }
+        let device = |rank: usize| self.in_job(rank).and_then(|rank| devices.get(rank));
+        let leader = |rank: usize| (0..size).find(|other| device(*other) == device(rank));
+        (0..size).map(|rank| device(rank).and_then(|_| leader(rank))).collect()
     }
 
     /// Pretends that the ranks are on these nodes, for tests.

@@ -7,7 +7,8 @@ use super::Memory;
 use super::arena::Arena;
 use super::element::{Element, ElementType, Operation};
 use super::host_arena::{HostArena, Places};
-use crate::Result;
+use super::peers::PeerBuffer;
+use crate::{Error, Result};
 
 /// The requirements of one operation on a buffer.
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +68,17 @@ pub unsafe trait Buffer: 'static {
     /// Until the loan is dropped, the buffer is not dropped, and only the operation touches it,
     /// within the elements of the buffer and of the inbox.
     unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan>;
+
+    /// Lends the values to a sum, or a copy, of ranks that map each other's device memory.
+    ///
+    /// # Errors
+    /// They are not in the memory of a device, or the device does not support the reduction.
+    ///
+    /// # Safety
+    /// As for [`Buffer::lend`].
+    unsafe fn lend_to_peers(&mut self, _operation: Option<Operation>) -> Result<Box<dyn PeerBuffer>> {
+        Err(Error::failed("mapping a buffer", "other processes map device memory only"))
+    }
 
     /// Ends the loan; the operation has changed the values in `changed`.
     fn restore(&mut self, _changed: Range<usize>) {}
@@ -141,6 +153,11 @@ unsafe impl<B: Buffer> Buffer for Front<B> {
         // SAFETY: the caller keeps this value, which owns the inner buffer, until the loan is
         // dropped.
         unsafe { self.buffer.lend(needs) }
+    }
+
+    unsafe fn lend_to_peers(&mut self, operation: Option<Operation>) -> Result<Box<dyn PeerBuffer>> {
+        // SAFETY: as above.
+        unsafe { self.buffer.lend_to_peers(operation) }
     }
 
     fn restore(&mut self, changed: Range<usize>) {

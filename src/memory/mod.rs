@@ -11,6 +11,7 @@ mod combine;
 mod element;
 mod host_arena;
 mod node;
+mod peers;
 pub mod scratch;
 
 use std::marker::PhantomData;
@@ -26,6 +27,7 @@ pub use buffer::{Buffer, Front, HostBuffer, Loan, Needs};
 pub use element::{Element, ElementType, Operation};
 pub use host_arena::{HostArena, Places};
 pub use node::{check_room, free_bytes, kibibytes, limit_bytes, total_bytes};
+pub use peers::{MOST_PEERS, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
 
 /// The size of a huge page on the machines that have them.
 const HUGE_PAGE: usize = 2 << 20;

@@ -22,7 +22,7 @@ pub use options::{
     AnyDevice, AuditOptions, CheckpointOptions, DataOptions, DeviceChoice, DeviceOptions, Every, Given,
     GridOptions, ModelName, ModelOptions, OptimizerOptions, OrAuto, PipelineOptions, Resume, SamplePart,
     ScheduleChoice, ShapeText, SizeList, SourceOptions, Standardisation, Switch, TensorOptions, TrainOptions,
-    check_files, name_of,
+    check_files, map_peers, name_of,
 };
 pub use run::{Strategy, run};
 pub use samples::{SampleRequest, TargetsNeed, open_part};

@@ -38,6 +38,8 @@ struct Training<'a, D: Device> {
     resumed_after: Option<u64>,
     /// The evaluation of the current parameters, if they have been evaluated.
     tested: Option<Evaluation>,
+    /// The lowest loss of all evaluations, with its step.
+    lowest: Option<(f64, u64)>,
     /// The time of all steps for which this rank has waited for samples.
     waited: Duration,
     /// The time of all steps, with that of checkpoints and log lines.
@@ -182,6 +184,7 @@ impl<'a, D: Device> Training<'a, D> {
             done: first,
             resumed_after: resumed.map(|resumed| resumed.position.step),
             tested: None,
+            lowest: None,
             waited: Duration::ZERO,
             seconds: 0.0,
         })
@@ -205,7 +208,7 @@ impl<'a, D: Device> Training<'a, D> {
                 return Ok(requests.stop);
             }
             if self.is_test_due() {
-                self.tested = self.run.evaluate(&mut self.trainer, &mut self.samples, self.done)?;
+                self.tested = self.evaluate()?;
             }
         }
         Ok(0)
@@ -257,8 +260,18 @@ impl<'a, D: Device> Training<'a, D> {
         Ok(requests)
     }
 
+    /// Evaluates the network on the test samples, if there are any. Collective.
+    fn evaluate(&mut self) -> Result<Option<Evaluation>> {
+        let tested = self.run.evaluate(&mut self.trainer, &mut self.samples, self.done)?;
+        let is_lowest = |loss| self.lowest.is_none_or(|(lowest, _)| loss < lowest);
+        if let Some(loss) = tested.map(|outcome| outcome.loss).filter(|loss| is_lowest(*loss)) {
+            self.lowest = Some((loss, self.done));
+        }
+        Ok(tested)
+    }
+
     fn is_test_due(&self) -> bool {
-        due(self.done, self.run.options.eval_every.saturating_mul(self.length.steps_per_epoch))
+        due(self.done, self.run.options.eval_every.steps(self.length.steps_per_epoch))
     }
 
     fn position(&self) -> RunPosition {
@@ -287,11 +300,14 @@ impl<'a, D: Device> Training<'a, D> {
         self.samples.train.finish();
         let data_wait = samples::share_of_waiting(self.run.world, self.waited, self.seconds)?;
         self.checkpoints.save(&self.trainer, self.position())?;
-        let Training { run, mut trainer, mut samples, mut checkpoints, journal, length, done, .. } = self;
         let tested = match self.tested {
             Some(tested) => Some(tested),
-            None => run.evaluate(&mut trainer, &mut samples, done)?,
+            None => self.evaluate()?,
         };
+        let Training { run, mut trainer, mut checkpoints, journal, length, done, .. } = self;
+        if let Some((loss, step)) = self.lowest.filter(|(_, step)| *step < done) {
+            log::info!("lowest test loss: {loss:.4} after step {step}");
+        }
         trainer.check_finite(done)?;
         if run.options.check_replicas > 0 {
             checkpoints.check_replicas(&trainer, done)?;

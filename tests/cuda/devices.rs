@@ -135,10 +135,35 @@ fn messages_straight_from_memory_where_mpi_takes_it() {
             let arguments = format!("{SHORT} --device cuda --device-transfers {transfers} {options}");
             job(ranks, name, &arguments).libraries(Some(libraries)).env("LD_PRELOAD", aware).run().expect(0)
         };
-        let (through, straight) = (run("staged"), run("auto"));
+        let (through, straight) = (run("staged"), run("aware"));
         through.says_once("messages through the host");
         straight.says_once("messages from its memory");
         assert_eq!(through.digest(), straight.digest(), "{name} {options}");
+    }
+}
+
+/// Ranks of a node map each other's memory where the driver lets them, and use MPI where it does not; the
+/// numbers are the same.
+#[test]
+fn ranks_of_a_node_map_each_others_memory() {
+    let Some(libraries) = emulator() else { return };
+    for (ranks, devices, name, options) in [
+        (2, 1, "sync_sgd", "--zero 0"),
+        (3, 2, "sync_sgd", "--zero 2"),
+        (4, 4, "hybrid", "--data 2 --tensor 2 --precision bf16"),
+    ] {
+        let run = |settings: &str| {
+            let settings = format!("devices={devices},{settings}");
+            let job = job(ranks, name, &format!("{SHORT} --device cuda {options}"));
+            job.libraries(Some(libraries))
+                .env("PHALANX_EMULATED_CUDA", move || settings.clone())
+                .run()
+                .expect(0)
+        };
+        let (mapped, refused) = (run("ipc=1"), run("ipc=0"));
+        mapped.says_once("collective operations of a node by CUDA IPC");
+        refused.says_once("the ranks of a node use MPI for all values: exporting device memory");
+        assert_eq!(mapped.digest(), refused.digest(), "{name} {options}");
     }
 }
 
@@ -303,6 +328,8 @@ fn messages_allocate_nothing_after_the_first() {
         (2, "--model mlp --optimizer adamw --zero 1 --bucket-mb 0.1"),
         (3, "--model lenet --zero 0"),
         (2, "--model mlp --zero 0 --clip-norm 1"),
+        (2, "--model mlp --zero 1 --device-transfers staged"),
+        (3, "--model lenet --zero 0 --device-transfers staged"),
     ] {
         let [short, long] = [4, 12].map(|steps| count_calls(libraries, ranks, options, steps));
         for (call, times) in long.iter().filter(|(call, _)| *call != "cuEventSynchronize") {

@@ -79,6 +79,22 @@ static CASES: &[Case] = &[
     Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
     Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 40> },
     Case { name: "messages", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation },
+    Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation_by_ipc },
+    Case {
+        name: "oracle_deep_mlp_by_ipc",
+        ranks: &[2, 3],
+        run: |world| messages::ipc(world, |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw")),
+    },
+    Case {
+        name: "grids_by_ipc",
+        ranks: &[4, 8],
+        run: |world| messages::ipc(world, layouts::grids::<Cuda, 40>),
+    },
+    Case {
+        name: "zero_same_bits_by_ipc",
+        ranks: &[3],
+        run: |world| messages::ipc(world, replicas::zero_same_bits::<Cuda>),
+    },
     Case {
         name: "oracle_lenet_sgd_straight_from_memory",
         ranks: &[2, 3],

@@ -4,13 +4,14 @@
 
 use clap::ValueEnum as _;
 use phalanx::comm::{
-    Algorithm, Awareness, Choice, Communicator, Front, Grid, GridShape, Operation, Transfers, World,
-    awareness,
+    Algorithm, Awareness, Choice, Collective, Communicator, Front, Grid, GridShape, Operation, Transfers,
+    World, awareness,
 };
 use phalanx::device::prelude::*;
 use phalanx::device::{Cuda, CudaBuffer, Precision, Role};
 use phalanx::memory::{Buffer as _, ElementType};
 use phalanx::sums::Leaves;
+use phalanx::train::map_peers;
 
 use crate::support::equivalence::TestDevice;
 
@@ -21,6 +22,39 @@ pub fn aware(world: &World, check: fn(&World)) {
         world.communicator().set_transfers(Transfers::Aware);
         check(world);
     }
+}
+
+/// Runs `check` with ranks that map each other's device memory. Staged messages are left for the operations
+/// that do not use that.
+pub fn ipc(world: &World, check: fn(&World)) {
+    map_peers(world, Cuda::shared()).unwrap();
+    assert!(world.communicator().maps_peers() || world.size() == 1);
+    check(world);
+}
+
+/// Checks all operations of ranks that map each other's device memory: on one device, and, because
+/// leaders of devices share the work, as if ranks took turns on two and had one each.
+pub fn every_operation_by_ipc(world: &World) {
+    let all = world.communicator();
+    let bf16 = Cuda::open(0, Precision::Bf16).unwrap();
+    map_peers(world, Cuda::shared()).unwrap();
+    for num_devices in [1, 2, all.size()] {
+        all.set_devices((0..all.size()).map(|rank| (rank % num_devices) as u128).collect());
+        let messages = all.duplicate();
+        let choice =
+            messages.choice(Collective::AllReduce, messages.call_on::<CudaBuffer>(), 1, ElementType::Bf16);
+        assert_eq!(choice.algorithm == Algorithm::Ipc, all.size() > 1);
+        for len in [0, 1, 7, 1023, 1024, 1025, 3000] {
+            operations(Cuda::shared(), Role::Exact, &messages, len);
+            operations(&bf16, Role::Activations, &messages, len);
+        }
+        same_bits(Cuda::shared(), Role::Exact, all, false);
+        same_bits(&bf16, Role::Activations, all, false);
+        large(Cuda::shared(), &messages, (1 << 20) / all.size() * all.size());
+    }
+    refused(Cuda::shared(), &all.duplicate(), all);
+    all.set_devices(Vec::new());
+    assert!(!all.maps_peers());
 }
 
 fn can_be_aware() -> bool {

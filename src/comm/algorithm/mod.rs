@@ -17,6 +17,7 @@ mod choice;
 mod cut;
 mod doubling;
 mod pairwise;
+mod peers;
 mod plan;
 mod ring;
 #[cfg(test)]
@@ -26,6 +27,7 @@ mod tree;
 pub(super) use choice::choose;
 pub use choice::{Call, Choice};
 pub(super) use cut::Cut;
+pub(super) use peers::peer_work;
 use plan::Members;
 pub use plan::{Algorithm, Collective};
 pub(super) use plan::{Combine, Plan, Ranks, Round};

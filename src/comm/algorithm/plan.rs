@@ -38,6 +38,9 @@ pub enum Algorithm {
     Tree,
     /// Every rank sends to the next, chunk after chunk, for long broadcasts.
     Chain,
+    /// Ranks of a node map each other's device memory (CUDA IPC), and one of each device reads and writes
+    /// the buffers of all. Sums are in the same order as those of [`Algorithm::Direct`].
+    Ipc,
 }
 
 impl Algorithm {

@@ -5,7 +5,7 @@ mod pending;
 mod point_to_point;
 mod reduction;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
@@ -13,7 +13,7 @@ use ::mpi::topology::SimpleCommunicator;
 
 use super::algorithm::{Algorithm, Call, Choice, Collective, choose};
 use super::engine;
-use super::group::{Group, LARGEST_TAG};
+use super::group::{Group, LARGEST_TAG, Routes};
 use super::links::Links;
 use super::mpi::{Handle, Mode, Transfers, yields};
 use crate::memory::{Buffer, ElementType};
@@ -44,8 +44,8 @@ impl Communicator {
     /// Wraps a communicator that was not split from another; `name` identifies its operations in
     /// traces. Collective.
     pub(super) fn new(communicator: SimpleCommunicator, name: u64) -> Communicator {
-        let transfers = Rc::new(Cell::new(Transfers::Staged));
-        Communicator::of(Group::new(Handle::new(communicator), Links::new(name), transfers))
+        let routes = Routes { transfers: Cell::new(Transfers::Staged), devices: RefCell::default() };
+        Communicator::of(Group::new(Handle::new(communicator), Links::new(name), Rc::new(routes)))
     }
 
     fn of(group: Group) -> Communicator {
@@ -89,16 +89,16 @@ impl Communicator {
             })
         };
         let part = self.group.mpi.split(number(color, "the color")?, number(key, "the key")?);
-        let transfers = Rc::clone(&self.group.transfers);
-        Ok(Communicator::of(Group::new(part, self.group.links.split(color), transfers)))
+        let routes = Rc::clone(&self.group.routes);
+        Ok(Communicator::of(Group::new(part, self.group.links.split(color), routes)))
     }
 
     /// Makes another communicator of the same ranks, whose messages are never matched with messages
     /// of this one (`MPI_Comm_dup`, MPI-4.1 §7.4.2). Collective, while no operation is under way
     /// that needs this rank to advance it.
     pub fn duplicate(&self) -> Communicator {
-        let (links, transfers) = (self.group.links.split(0), Rc::clone(&self.group.transfers));
-        Communicator::of(Group::new(self.group.mpi.duplicate(), links, transfers))
+        let (links, routes) = (self.group.links.split(0), Rc::clone(&self.group.routes));
+        Communicator::of(Group::new(self.group.mpi.duplicate(), links, routes))
     }
 
     /// Allocates words that all ranks of the group share; they must be on one node. Collective.
@@ -150,14 +150,19 @@ impl Communicator {
             Collective::AllReduce => element != ElementType::Bf16,
             _ => true,
         };
+        let is_mapped = !is_on_host && len > 0 && self.maps_peers();
         let is_reduction = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
         let has_order = self.subtrees.is_some() && is_reduction && call != Call::Blocking;
         let can = |choice: &Choice| match choice.algorithm {
             Algorithm::Mpi => has_mpi && !has_order,
+            Algorithm::Ipc => is_mapped,
             Algorithm::Direct | Algorithm::Pairwise => choice.algorithm.plans(collective),
             algorithm => algorithm.plans(collective) && !has_order,
         };
-        let fastest = || choose(collective, call, len * element.bytes(), self.size());
+        let fastest = || match is_mapped {
+            true => Choice::whole(Algorithm::Ipc),
+            false => choose(collective, call, len * element.bytes(), self.size()),
+        };
         let choice = self.choice.filter(can).unwrap_or_else(fastest);
         if can(&choice) { choice } else { Choice { algorithm: Algorithm::Pairwise, ..choice } }
     }
@@ -174,12 +179,25 @@ impl Communicator {
     /// Sets the route of device buffers for all communicators of the job; initially it is through
     /// the host. Collective over the job, while no operation is under way.
     pub fn set_transfers(&self, transfers: Transfers) {
-        self.group.transfers.set(transfers);
+        self.group.routes.transfers.set(transfers);
+    }
+
+    /// Lets ranks of the same node map each other's device memory ([`Algorithm::Ipc`]) from now on, in all
+    /// communicators of the job: rank r of the job computes on device `devices[r]`, a number that devices
+    /// of a node do not share. With an empty list they no longer do. Collective over the job, while no
+    /// operation is under way.
+    pub fn set_devices(&self, devices: Vec<u128>) {
+        self.group.routes.devices.replace(devices);
+    }
+
+    /// Returns true if all ranks map each other's device memory. Not collective.
+    pub fn maps_peers(&self) -> bool {
+        self.transfers.is_none() && self.group.leaders().is_some()
     }
 
     /// Returns the route of device buffers. Not collective.
     pub fn transfers(&self) -> Transfers {
-        self.transfers.unwrap_or(self.group.transfers.get())
+        self.transfers.unwrap_or(self.group.routes.transfers.get())
     }
 
     /// Pretends that MPI counts only up to `limit`, for tests.

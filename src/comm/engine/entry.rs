@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::peers::PeerOperation;
 use super::request::{Request, Task};
 use super::rounds::{Ground, Rounds, common};
 use crate::Result;
@@ -24,8 +25,16 @@ thread_local! {
 /// An operation that its [`Pending`](crate::comm::Pending) shares with the engine.
 #[derive(Default)]
 pub(in crate::comm) struct Entry {
-    operation: RefCell<Option<Underway>>,
+    operation: RefCell<Option<Operation>>,
     is_done: Cell<bool>,
+}
+
+#[allow(clippy::large_enum_variant)] // entries are kept for reuse, so that operations allocate nothing
+enum Operation {
+    /// Messages, and sums of what arrives.
+    Messages(Underway),
+    /// Work on device memory that the ranks of a node map.
+    Peers(PeerOperation),
 }
 
 /// An operation with everything that is needed to post and complete it.
@@ -68,6 +77,10 @@ impl Entry {
         buffer: &mut B,
         is_cuda_aware: bool,
     ) -> Result<Rc<Entry>> {
+        if let Task::Peers { .. } = request.task {
+            // SAFETY: the caller keeps the buffer until the operation is done.
+            return Ok(Entry::of(Operation::Peers(unsafe { PeerOperation::new(group, request, buffer)? })));
+        }
         let (len, element) = (buffer.len(), buffer.element_type());
         let cut = request.cut(len);
         // SAFETY: the caller keeps the buffer until the operation is done; ranks and lengths were
@@ -88,28 +101,41 @@ impl Entry {
             _ => None,
         };
         let (link, group, state) = (request.link(group), Rc::clone(group), EntryState::Unposted);
-        let entry = UNUSED.with(|unused| unused.borrow_mut().pop()).unwrap_or_default();
         let operation = Underway { group, request, loan, len, element, link, first_tag, sums, state };
+        Ok(Entry::of(Operation::Messages(operation)))
+    }
+
+    fn of(operation: Operation) -> Rc<Entry> {
+        let entry = UNUSED.with(|unused| unused.borrow_mut().pop()).unwrap_or_default();
         entry.operation.replace(Some(operation));
         entry.is_done.set(false);
-        Ok(entry)
+        entry
     }
 
     /// Posts the operation if its values are where MPI can read them; returns true once it is
     /// posted.
     pub(super) fn post(&self) -> bool {
         let mut operation = self.operation.borrow_mut();
-        let Some(operation) = operation.as_mut() else { return true };
-        if matches!(operation.state, EntryState::Unposted) && operation.loan.arena().is_here(0) {
-            operation.post();
+        match operation.as_mut() {
+            None => true,
+            Some(Operation::Peers(operation)) => operation.post(),
+            Some(Operation::Messages(operation)) => {
+                if matches!(operation.state, EntryState::Unposted) && operation.loan.arena().is_here(0) {
+                    operation.post();
+                }
+                !matches!(operation.state, EntryState::Unposted)
+            }
         }
-        !matches!(operation.state, EntryState::Unposted)
     }
 
     /// Advances the operation if it is posted; returns true when it is done.
     pub(super) fn advance(&self) -> bool {
-        if !self.is_done() && self.operation.borrow_mut().as_mut().is_none_or(Underway::advance) {
-            self.is_done.set(true);
+        if !self.is_done() {
+            self.is_done.set(match self.operation.borrow_mut().as_mut() {
+                None => true,
+                Some(Operation::Messages(operation)) => operation.advance(),
+                Some(Operation::Peers(operation)) => operation.advance(),
+            });
         }
         self.is_done()
     }
@@ -121,15 +147,22 @@ impl Entry {
 
     /// Begins the span in which the operation is waited for, once it is posted.
     pub(in crate::comm) fn waiting(&self) -> Option<Span> {
-        match &self.operation.borrow().as_ref()?.state {
-            EntryState::Unposted => None,
-            EntryState::Requests(flight, _) | EntryState::Rounds(flight, _) => Some(flight.posting()),
+        match self.operation.borrow().as_ref()? {
+            Operation::Peers(operation) => operation.waiting(),
+            Operation::Messages(operation) => match &operation.state {
+                EntryState::Unposted => None,
+                EntryState::Requests(flight, _) | EntryState::Rounds(flight, _) => Some(flight.posting()),
+            },
         }
     }
 
     /// Ends the loan of an operation that is done, and returns the elements that it has changed.
     pub(in crate::comm) fn end(self: Rc<Self>) -> Range<usize> {
-        let changed = self.operation.take().map_or(0..0, |operation| operation.request.receive_range);
+        let changed = match self.operation.take() {
+            None => 0..0,
+            Some(Operation::Messages(operation)) => operation.request.receive_range,
+            Some(Operation::Peers(operation)) => operation.request.receive_range,
+        };
         UNUSED.with(|unused| unused.borrow_mut().push(self));
         changed
     }

@@ -16,6 +16,7 @@
 
 mod background;
 mod entry;
+mod peers;
 mod request;
 mod rounds;
 

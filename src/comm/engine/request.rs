@@ -20,6 +20,9 @@ pub(in crate::comm) enum Task {
     Receive { from: usize, tag: i32 },
     /// MPI's own collective operation, in place.
     Mpi(Collective),
+    /// Work on device memory that the ranks of a node map, shared by those that lead a device: the leader
+    /// of each rank.
+    Peers { collective: Collective, leaders: Vec<usize> },
     /// A plan in rounds.
     Rounds { collective: Collective, plan: Rc<Plan>, cut: Cut },
 }
@@ -39,7 +42,8 @@ impl Request {
     /// Returns true if the operation is a single MPI call, so that on host memory MPI alone
     /// advances it.
     pub(in crate::comm) fn is_one_call(&self) -> bool {
-        !matches!(self.task, Task::Rounds { .. } | Task::Mpi(Collective::ReduceScatter))
+        let is_many = matches!(self.task, Task::Peers { .. } | Task::Rounds { .. });
+        !is_many && !matches!(self.task, Task::Mpi(Collective::ReduceScatter))
     }
 
     /// Returns the cut of a buffer of `len` elements.
@@ -66,7 +70,7 @@ impl Request {
         match self.task {
             Task::Send { to, tag } => group.links.message(group.mpi.rank, to, tag),
             Task::Receive { from, tag } => group.links.message(from, group.mpi.rank, tag),
-            Task::Mpi(_) | Task::Rounds { .. } => group.links.collective(),
+            Task::Mpi(_) | Task::Peers { .. } | Task::Rounds { .. } => group.links.collective(),
         }
     }
 
@@ -75,7 +79,9 @@ impl Request {
         let (name, peer) = match &self.task {
             Task::Send { to, .. } => (Name::Send, group.in_job(*to)),
             Task::Receive { from, .. } => (Name::Receive, group.in_job(*from)),
-            Task::Mpi(collective) | Task::Rounds { collective, .. } => (collective.name(), None),
+            Task::Mpi(collective) | Task::Peers { collective, .. } | Task::Rounds { collective, .. } => {
+                (collective.name(), None)
+            }
         };
         Flight::start(name, bytes, link, peer)
     }
@@ -97,7 +103,7 @@ impl Request {
                 Task::Mpi(Collective::AllGather) => mpi.all_gather(mode, None, values),
                 Task::Mpi(Collective::Broadcast { root }) => mpi.broadcast(mode, values, root),
                 Task::Mpi(Collective::ReduceScatter) => mpi.reduce_scatter(mode, values, sums, operation),
-                Task::Rounds { .. } => unreachable!("a plan is many calls"),
+                Task::Peers { .. } | Task::Rounds { .. } => unreachable!("these are many calls"),
             }
         }
         requests

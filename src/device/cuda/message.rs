@@ -25,7 +25,9 @@ use super::runtime::format::Format;
 use super::runtime::launch::{launch, launch_in};
 use super::runtime::message_memory::{AwareMemory, StagedMemory};
 use super::runtime::streams::Streams;
-use crate::memory::{Arena, Buffer, ElementType, HostArena, Loan, Needs, Operation, Places, Terms};
+use crate::memory::{
+    Arena, Buffer, ElementType, HostArena, Loan, Needs, Operation, PeerBuffer, Places, Terms,
+};
 use crate::sums::Subtrees;
 use crate::{Error, Result};
 
@@ -178,6 +180,16 @@ unsafe impl Arena for StagedArena {
     }
 }
 
+/// Refuses reductions other than sums.
+pub(super) fn sums_only(operation: Option<Operation>) -> Result<()> {
+    match operation {
+        None | Some(Operation::Sum) => Ok(()),
+        Some(operation) => {
+            Err(Error::failed(format!("reducing by {operation:?}"), "a device supports sums only"))
+        }
+    }
+}
+
 // SAFETY: device memory and pinned memory do not move, and the events order the device's work
 // before and after the loan.
 unsafe impl Buffer for CudaBuffer {
@@ -195,10 +207,7 @@ unsafe impl Buffer for CudaBuffer {
     }
 
     unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan> {
-        if let Some(operation) = needs.operation.filter(|operation| *operation != Operation::Sum) {
-            let why = "a device supports sums only";
-            return Err(Error::failed(format!("reducing by {operation:?}"), why));
-        }
+        sums_only(needs.operation)?;
         let (streams, pointer) = (Rc::clone(&self.streams), self.memory.pointer());
         let lent = Lent { streams, pointer, len: self.len, format: self.format };
         let doing = "computing what is to be sent";
@@ -219,6 +228,10 @@ unsafe impl Buffer for CudaBuffer {
             Box::new(StagedArena { lent, memory, host, is_free: false })
         };
         Ok(Loan::Device(arena))
+    }
+
+    unsafe fn lend_to_peers(&mut self, operation: Option<Operation>) -> Result<Box<dyn PeerBuffer>> {
+        Ok(Box::new(self.lent_to_peers(operation)?))
     }
 
     fn restore(&mut self, changed: Range<usize>) {

@@ -61,6 +61,7 @@ mod memory;
 mod message;
 mod norm;
 mod optimizer;
+mod peers;
 mod pool;
 mod runtime;
 

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::given::Given;
 use super::names::{OrAuto, name_of, or_auto};
+use super::peers::map_peers;
 use crate::comm::{Awareness, Capabilities, Operation, Transfers, World, awareness, library_version};
 use crate::device::{Cpu, Cuda, Precision, Vectors};
 use crate::{Error, Result};
@@ -97,7 +98,11 @@ pub struct DeviceOptions {
     #[arg(
         long,
         value_parser =
-            or_auto::<Transfers>("Aware if MPI says that it accepts the memory of GPUs, else staged"),
+            or_auto::<Transfers>(
+                "Within a node no messages: one rank of each GPU reads and writes the memory of all (CUDA \
+                 IPC), if that works. Otherwise aware if MPI says that it accepts the memory of GPUs, else \
+                 staged"
+            ),
         default_value = "auto"
     )]
     pub device_transfers: OrAuto<Transfers>,
@@ -200,7 +205,14 @@ impl DeviceOptions {
         world.communicator().all_reduce(&mut aware, Operation::Min)?;
         let transfers = if aware == [1] { Transfers::Aware } else { Transfers::Staged };
         world.communicator().set_transfers(transfers);
-        announce(world, &device, transfers);
+        let mut is_mapped = false;
+        if world.num_nodes() < world.size() && self.device_transfers == OrAuto(None) {
+            match map_peers(world, &device) {
+                Ok(()) => is_mapped = true,
+                Err(error) => log::info!("the ranks of a node use MPI for all values: {error}"),
+            }
+        }
+        announce(world, &device, transfers, is_mapped);
         Ok(AnyDevice::Cuda(device))
     }
 
@@ -235,7 +247,7 @@ fn probed(path: &Path, library: &str) -> Result<Option<bool>> {
 }
 
 /// Logs which device computes, once all ranks know that they can use theirs.
-fn announce(world: &World, device: &Cuda, transfers: Transfers) {
+fn announce(world: &World, device: &Cuda, transfers: Transfers, is_mapped: bool) {
     let (ranks, devices) = (world.num_local_ranks(), device.num_devices());
     // a launcher that binds ranks to devices shows each its own
     let shared = if ranks > devices && std::env::var_os("CUDA_VISIBLE_DEVICES").is_none() {
@@ -248,5 +260,6 @@ fn announce(world: &World, device: &Cuda, transfers: Transfers) {
         Transfers::Aware => "; messages from its memory",
         Transfers::Staged => "; messages through the host",
     };
-    log::info!("computing on {}{shared}{messages}", device.name());
+    let collective = if is_mapped { "; collective operations of a node by CUDA IPC" } else { "" };
+    log::info!("computing on {}{shared}{messages}{collective}", device.name());
 }

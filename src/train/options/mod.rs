@@ -5,11 +5,13 @@ mod check;
 mod checkpoint;
 mod data;
 mod device;
+mod evaluation;
 mod given;
 mod grid;
 mod model;
 mod names;
 mod optimizer;
+mod peers;
 mod pipeline;
 mod range;
 mod source;
@@ -30,11 +32,13 @@ pub use check::check_files;
 pub use checkpoint::{CheckpointOptions, Every, Resume};
 pub use data::{DataOptions, DataStore, Shuffle, Standardisation};
 pub use device::{AnyDevice, DeviceChoice, DeviceOptions};
+pub use evaluation::EvaluationInterval;
 pub use given::Given;
 pub use grid::GridOptions;
 pub use model::{ModelName, ModelOptions, SizeList};
 pub use names::{OrAuto, name_of};
 pub use optimizer::OptimizerOptions;
+pub use peers::map_peers;
 pub use pipeline::{PipelineOptions, ScheduleChoice};
 pub(super) use source::MOST_CLASSES;
 pub use source::{SamplePart, ShapeText, SourceOptions};
@@ -142,9 +146,9 @@ pub struct TrainOptions {
     /// The audits.
     pub audit: AuditOptions,
 
-    /// Epochs between evaluations on the test samples; 0 for one at the end only
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Output")]
-    pub eval_every: u64,
+    /// Epochs (1) or steps (250steps) between evaluations on the test samples; 0 for one at the end only
+    #[arg(long, value_name = "N", default_value = "1", help_heading = "Output")]
+    pub eval_every: EvaluationInterval,
 
     /// Write one row per step to this file: JSON lines if it ends in .jsonl or .json, else CSV; a
     /// resumed run continues the file

@@ -254,9 +254,14 @@ inline float __powf(float x, float y) { return powf(x, y); }
 inline float __sinf(float x) { return sinf(x); }
 inline float __cosf(float x) { return cosf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
-inline float __fadd_rn(float x, float y) { return x + y; }
-inline float __fsub_rn(float x, float y) { return x - y; }
-inline float __fmul_rn(float x, float y) { return x * y; }
+// A rounded result, which the compiler does not contract with another operation.
+inline float phalanx_rounded(float x) {
+    asm("" : "+m"(x));
+    return x;
+}
+inline float __fadd_rn(float x, float y) { return phalanx_rounded(x + y); }
+inline float __fsub_rn(float x, float y) { return phalanx_rounded(x - y); }
+inline float __fmul_rn(float x, float y) { return phalanx_rounded(x * y); }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __frcp_rn(float x) { return 1.0f / x; }

@@ -23,6 +23,7 @@ struct Settings {
     int driver = 13000;
     int capability = 90;
     bool pools = true;   // whether the device reports memory pools
+    bool ipc = true;     // whether memory has handles for other processes
     bool eager = false;  // run each operation at once
     bool staged = false;  // asynchronous copies with ordinary host memory are done with it at return
 };
@@ -133,8 +134,21 @@ CUresult forbid_in_capture(Capture& capture, CUresult error);
 bool any_capture(Context* context, CUresult* error);
 
 // ---- memory.cpp --------------------------------------------------------------------------------------
+struct Allocation {
+    size_t bytes = 0;
+    unsigned char* mapping = nullptr;  // with a page before and after that cannot be accessed
+    size_t mapped = 0;
+    Context* context = nullptr;  // null: the host's, or that of another process
+};
+Allocation* device_allocation(CUdeviceptr address);  // null if none begins there
+void add_allocation(CUdeviceptr address, const Allocation& allocation);
+void drop_allocation(CUdeviceptr address);
 // Whether the bytes lie inside one allocation of a device.
 bool is_device_range(CUdeviceptr address, size_t bytes);
+
+// ---- ipc.cpp -----------------------------------------------------------------------------------------
+// Ends the process if another one has the memory at `address` mapped, which is about to be freed.
+void check_unmapped(CUdeviceptr address);
 
 #define NEED_CONTEXT                                        \
     emulator::Context* context = emulator::current_context(); \

@@ -21,12 +21,6 @@ namespace {
 constexpr size_t alignment = 256;
 constexpr size_t pattern_bytes = size_t{16} << 20;  // a file of 0xFF bytes that large allocations map
 
-struct Allocation {
-    size_t bytes = 0;
-    unsigned char* mapping = nullptr;
-    size_t mapped = 0;
-    Context* context = nullptr;
-};
 using Table = std::map<uintptr_t, Allocation>;
 Table device_memory, host_memory;
 
@@ -150,6 +144,21 @@ CUresult set(Stream* stream, const char* name, CUdeviceptr to, T value, size_t c
 }
 }  // namespace
 
+Allocation* device_allocation(CUdeviceptr address) {
+    auto found = device_memory.find(static_cast<uintptr_t>(address));
+    return found == device_memory.end() ? nullptr : &found->second;
+}
+
+void add_allocation(CUdeviceptr address, const Allocation& allocation) {
+    device_memory[static_cast<uintptr_t>(address)] = allocation;
+}
+
+void drop_allocation(CUdeviceptr address) {
+    auto found = device_memory.find(static_cast<uintptr_t>(address));
+    munmap(found->second.mapping, found->second.mapped);
+    device_memory.erase(found);
+}
+
 bool is_device_range(CUdeviceptr address, size_t bytes) {
     if (bytes == 0) return true;
     auto next = device_memory.upper_bound(static_cast<uintptr_t>(address));
@@ -197,7 +206,8 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
     if (CUresult error = check_unsafe_call()) return error;
     run_everything();
     found = device_memory.find(static_cast<uintptr_t>(address));  // an asynchronous free may have run
-    if (found == device_memory.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (found == device_memory.end() || !found->second.context) return CUDA_ERROR_INVALID_VALUE;
+    check_unmapped(address);
     release(device_memory, found);
     (void)context;
     return CUDA_SUCCESS;

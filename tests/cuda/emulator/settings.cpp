@@ -2,8 +2,8 @@
 //
 // PHALANX_EMULATED_CUDA: comma-separated devices=N (1), memory=BYTES of each device (64 GiB, counted
 // per process), driver=VERSION (13000), capability=MAJOR*10+MINOR (90), pools=0|1 (1),
-// order=lazy|eager (lazy), pageable=late|staged (late: copies treat all host memory as pinned; staged: as
-// real drivers do, asynchronous copies from ordinary memory read it at once, and those to it wait).
+// ipc=0|1 (1), order=lazy|eager (lazy), pageable=late|staged (late: copies treat all host memory as pinned;
+// staged: as real drivers do, asynchronous copies from ordinary memory read it at once, those to it wait).
 // CUDA_VISIBLE_DEVICES: numbers, as in CUDA; no UUIDs.
 // PHALANX_EMULATED_CUDA_LOG=FILE: a line for each call that allocates, frees, synchronises, captures or
 // instantiates, and at exit a line with the number of calls for each function.
@@ -68,6 +68,7 @@ Settings read_settings() {
         else if (key == "driver") read.driver = static_cast<int>(number);
         else if (key == "capability") read.capability = static_cast<int>(number);
         else if (key == "pools") read.pools = number != 0;
+        else if (key == "ipc") read.ipc = number != 0;
         else bad_setting(part);
     }
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");

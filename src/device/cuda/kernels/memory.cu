@@ -1,5 +1,5 @@
-// Kernels of the runtime: casts, values that travel as arguments, sums of received values and of
-// partial sums.
+// Kernels of the runtime: casts, values that travel as arguments, sums of received values, of partial sums
+// and of the buffers of several processes.
 
 template <class From, class Into>
 __device__ __forceinline__ void cast(uint64 len, const From* __restrict__ from, Into* __restrict__ into) {
@@ -75,56 +75,58 @@ extern "C" __global__ void store_some(const __grid_constant__ Some values, uint3
 // The logarithm of the most terms of a sum.
 const int MOST_LEVELS = 16;
 
-// Returns the sums of `mine`, which are term number `own`, and of `terms` others that are `stride` apart: by
-// a binary tree over all terms, cut off at the last, as a binary counter counts.
-template <uint32 N, class T>
-__device__ __forceinline__ Several<float, N> sum_terms(
-    const Several<float, N>& mine, const T* others, uint64 stride, uint32 terms, uint32 own) {
-    Several<float, N> pending[MOST_LEVELS], sum = mine;
-    for (uint32 term = 0; term <= terms; term++) {
-        uint64 slot = term < own ? term : term - 1;
-        if (term == own) {
-            sum = mine;
-        } else {
-            Several<T, N> values = load<N>(others + slot * stride);
-            for (uint32 i = 0; i < N; i++) {
-                sum.at[i] = to_float(values.at[i]);
-            }
-        }
-        bool is_kept = false;
+// Adds term number `at`, which `sum` is, to those of the sums before it that a binary tree over all terms,
+// cut off at the last, combines it with, as a binary counter counts; keeps it unless it is the last.
+template <uint32 N, int LEVELS>
+__device__ __forceinline__ void add_term(
+    Several<float, N> (&pending)[LEVELS], Several<float, N>& sum, uint32 at, bool is_last) {
+    bool is_kept = false;
 #pragma unroll
-        for (int level = 0; level < MOST_LEVELS; level++) {
-            if (is_kept) {
-            } else if (term >> level & 1) {
-                for (uint32 i = 0; i < N; i++) {
-                    sum.at[i] = pending[level].at[i] + sum.at[i];
-                }
-            } else if (term < terms) {
-                pending[level] = sum;
-                is_kept = true;
+    for (int level = 0; level < LEVELS; level++) {
+        if (is_kept) {
+        } else if (at >> level & 1) {
+            for (uint32 i = 0; i < N; i++) {
+                sum.at[i] = pending[level].at[i] + sum.at[i];
             }
+        } else if (!is_last) {
+            pending[level] = sum;
+            is_kept = true;
         }
     }
-    return sum;
 }
 
-// Adds the received terms inbox[term][i] to values[i].
+template <uint32 N, class T>
+__device__ __forceinline__ Several<float, N> to_floats(const Several<T, N>& values) {
+    Several<float, N> floats;
+    for (uint32 i = 0; i < N; i++) {
+        floats.at[i] = to_float(values.at[i]);
+    }
+    return floats;
+}
+
+template <class T, uint32 N>
+__device__ __forceinline__ Several<T, N> from_floats(const Several<float, N>& floats) {
+    Several<T, N> values;
+    for (uint32 i = 0; i < N; i++) {
+        values.at[i] = from_float<T>(floats.at[i]);
+    }
+    return values;
+}
+
+// Adds the received terms inbox[term][i] to values[i], which are term number `own`.
 template <class T>
 __device__ __forceinline__ void add_terms(
     uint64 len, T* __restrict__ values, const T* __restrict__ inbox, uint64 stride, uint32 terms,
     uint32 own) {
     over_values<4>(len, (uint64)values | (uint64)inbox | 4 * stride, [&](uint64 at, auto count) {
         const uint32 N = count.value;
-        Several<T, N> some = load<N>(values + at);
-        Several<float, N> sums;
-        for (uint32 i = 0; i < N; i++) {
-            sums.at[i] = to_float(some.at[i]);
+        Several<float, N> pending[MOST_LEVELS], sum;
+        for (uint32 term = 0; term <= terms; term++) {
+            const T* others = inbox + (term < own ? term : term - 1) * stride;
+            sum = to_floats<N>(load<N>(term == own ? values + at : others + at));
+            add_term<N>(pending, sum, term, term == terms);
         }
-        sums = sum_terms<N>(sums, inbox + at, stride, terms, own);
-        for (uint32 i = 0; i < N; i++) {
-            some.at[i] = from_float<T>(sums.at[i]);
-        }
-        store(values + at, some);
+        store(values + at, from_floats<T>(sum));
     });
 }
 
@@ -135,3 +137,95 @@ __device__ __forceinline__ void add_terms(
     }
 
 FOR_BOTH(ADDITIONS)
+
+// The same array in the buffers of all ranks that share memory.
+struct Peers {
+    uint64 at[16];
+    uint32 num;
+};
+
+// The logarithm of the most peers.
+const int PEER_LEVELS = 4;
+
+__device__ __forceinline__ uint64 addresses(const Peers& peers) {
+    uint64 all = 0;
+    for (uint32 rank = 0; rank < peers.num; rank++) {
+        all |= peers.at[rank];
+    }
+    return all;
+}
+
+// Adds up values `first` to `first` + `len` of all peers, in the order of `add_terms`, and stores the sums
+// with peers `into` to `end`. All values are read before the first is used; `NUM` is the number of peers.
+template <class T, uint32 NUM>
+__device__ __forceinline__ void sum_peers(
+    uint64 first, uint64 len, const Peers& peers, uint32 into, uint32 end) {
+    const uint32 EACH = 16 / sizeof(T);
+    over_values<EACH>(len, addresses(peers) | first * sizeof(T), [&](uint64 at, auto count) {
+        const uint32 N = count.value;
+        Several<T, N> terms[NUM];
+#pragma unroll
+        for (uint32 rank = 0; rank < NUM; rank++) {
+            terms[rank] = load<N>((const T*)peers.at[rank] + first + at);
+        }
+        Several<float, N> pending[PEER_LEVELS], sum;
+#pragma unroll
+        for (uint32 rank = 0; rank < NUM; rank++) {
+            sum = to_floats<N>(terms[rank]);
+            add_term<N>(pending, sum, rank, rank == NUM - 1);
+        }
+        Several<T, N> total = from_floats<T>(sum);
+#pragma unroll
+        for (uint32 rank = 0; rank < NUM; rank++) {
+            if (rank >= into && rank < end) {
+                store((T*)peers.at[rank] + first + at, total);
+            }
+        }
+    });
+}
+
+// The same for any number of peers, a value after the other.
+template <class T>
+__device__ __forceinline__ void sum_many_peers(
+    uint64 first, uint64 len, const Peers& peers, uint32 into, uint32 end) {
+    const uint32 EACH = 16 / sizeof(T);
+    over_values<EACH>(len, addresses(peers) | first * sizeof(T), [&](uint64 at, auto count) {
+        const uint32 N = count.value;
+        Several<float, N> pending[PEER_LEVELS], sum;
+        for (uint32 rank = 0; rank < peers.num; rank++) {
+            sum = to_floats<N>(load<N>((const T*)peers.at[rank] + first + at));
+            add_term<N>(pending, sum, rank, rank == peers.num - 1);
+        }
+        Several<T, N> total = from_floats<T>(sum);
+        for (uint32 rank = into; rank < end; rank++) {
+            store((T*)peers.at[rank] + first + at, total);
+        }
+    });
+}
+
+#define PEER_SUMS(T, name)                                                                                   \
+    extern "C" __global__ void sum_peers_##name(                                                             \
+        uint64 first, uint64 len, const __grid_constant__ Peers peers, uint32 into, uint32 end) {            \
+        switch (peers.num) {                                                                                 \
+            case 2: sum_peers<T, 2>(first, len, peers, into, end); break;                                    \
+            case 4: sum_peers<T, 4>(first, len, peers, into, end); break;                                    \
+            case 8: sum_peers<T, 8>(first, len, peers, into, end); break;                                    \
+            default: sum_many_peers<T>(first, len, peers, into, end);                                        \
+        }                                                                                                    \
+    }
+
+FOR_BOTH(PEER_SUMS)
+
+// Copies values `first` to `first` + `len`, of two bytes each, of peer `from` to all others.
+extern "C" __global__ void copy_to_peers(
+    uint64 first, uint64 len, const __grid_constant__ Peers peers, uint32 from) {
+    over_values<8>(len, addresses(peers) | 2 * first, [&](uint64 at, auto count) {
+        const uint32 N = count.value;
+        Several<unsigned short, N> values = load<N>((const unsigned short*)peers.at[from] + first + at);
+        for (uint32 rank = 0; rank < peers.num; rank++) {
+            if (rank != from) {
+                store((unsigned short*)peers.at[rank] + first + at, values);
+            }
+        }
+    });
+}

@@ -1,6 +1,13 @@
 // Normalisations, a warp for each vector, or a block for each group of channels of an image. Statistics
 // are computed again where they are needed, because saved values are activations, which bf16 would round.
 
+// Returns the product rounded: contracted with a subtraction of the mean, the gradient of a vector of one
+// value would not be 0.
+template <class T>
+__device__ __forceinline__ float weighted(T gradient, float weight) {
+    return __fmul_rn(to_float(gradient), weight);
+}
+
 // Computes the mean of a vector and 1/σ.
 template <class T>
 __device__ __forceinline__ void statistics(
@@ -56,13 +63,13 @@ __device__ __forceinline__ void layer_norm_backward_input(
     statistics(columns, epsilon, is_centred, x, &mean, &scale);
     float sum = 0, products = 0;
     for (uint32 column = lane; column < columns; column += 32) {
-        float g = to_float(dy[column]) * weight[column];
+        float g = weighted(dy[column], weight[column]);
         sum += g;
         products += g * ((to_float(x[column]) - mean) * scale);
     }
     float mean_g = is_centred ? warp_sum(sum) / columns : 0, mean_product = warp_sum(products) / columns;
     for (uint32 column = lane; column < columns; column += 32) {
-        float g = to_float(dy[column]) * weight[column];
+        float g = weighted(dy[column], weight[column]);
         float normalised = (to_float(x[column]) - mean) * scale;
         dx[column] = from_float<T>((g - mean_g - normalised * mean_product) * scale);
     }
@@ -185,14 +192,14 @@ __device__ __forceinline__ void group_norm_backward_input(
     float sum = 0, products = 0;
     for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
         uint32 index = group_index(shape, blockIdx.y, at);
-        float g = to_float(gradient[start + index]) * weight[index % shape.channels];
+        float g = weighted(gradient[start + index], weight[index % shape.channels]);
         sum += g;
         products += g * ((to_float(input[start + index]) - mean) * scale);
     }
     float mean_g = sum_for_all(sum) / len, mean_product = sum_for_all(products) / len;
     for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
         uint32 index = group_index(shape, blockIdx.y, at);
-        float g = to_float(gradient[start + index]) * weight[index % shape.channels];
+        float g = weighted(gradient[start + index], weight[index % shape.channels]);
         float normalised = (to_float(input[start + index]) - mean) * scale;
         input_gradient[start + index] = from_float<T>((g - mean_g - normalised * mean_product) * scale);
     }

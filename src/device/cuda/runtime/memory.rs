@@ -3,19 +3,25 @@
 //! Device memory is plain `cuMemAlloc`: only then can MPI hand it to another process. Memory of the
 //! stream-ordered pool has no IPC handle, and MPI would copy it through the host.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
-use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use cudarc::driver::{DriverError, result};
 
 use super::format::Format;
+use super::ipc::{ExportedMemory, export};
 use super::machine::explain;
 use super::streams::Streams;
+use crate::memory::MemoryHandle;
 use crate::{Error, Result};
 
-/// Device memory, freed when dropped.
+/// Device memory, freed when dropped unless it is exported.
 pub(crate) struct DeviceMemory {
     pointer: CUdeviceptr,
+    bytes: usize,
+    /// The handle by which other processes map it, once it is exported.
+    handle: Cell<Option<MemoryHandle>>,
     streams: Rc<Streams>,
 }
 
@@ -36,15 +42,22 @@ impl DeviceMemory {
     pub(crate) fn new(streams: &Rc<Streams>, len: usize, format: Format) -> Result<DeviceMemory> {
         let streams = Rc::clone(streams);
         if len == 0 {
-            return Ok(DeviceMemory { pointer: 0, streams });
+            return Ok(DeviceMemory { pointer: 0, bytes: 0, handle: Cell::new(None), streams });
+        }
+        let bytes = len.checked_mul(format.bytes());
+        if let Some(memory) = bytes.and_then(|bytes| streams.unused_memory.take(bytes)) {
+            let ExportedMemory { pointer, bytes, handle } = memory;
+            return Ok(DeviceMemory { pointer, bytes, handle: Cell::new(Some(handle)), streams });
         }
         streams.count(|counters| counters.allocations += 1);
-        let bytes = len.checked_mul(format.bytes());
         // SAFETY: kernels and copies check lengths before they use the memory, and `drop` frees it
         // once.
         let outcome = bytes.map(|bytes| unsafe { result::malloc_sync(bytes) });
         match outcome {
-            Some(Ok(pointer)) => Ok(DeviceMemory { pointer, streams }),
+            Some(Ok(pointer)) => {
+                let bytes = bytes.unwrap_or_default();
+                Ok(DeviceMemory { pointer, bytes, handle: Cell::new(None), streams })
+            }
             Some(Err(error)) if error.0 != CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(Error::failed("allocating CUDA memory", explain(error)))
             }
@@ -54,6 +67,16 @@ impl DeviceMemory {
 
     pub(crate) fn pointer(&self) -> CUdeviceptr {
         self.pointer
+    }
+
+    /// Returns the handle by which other processes map the memory, which is exported at the first call.
+    pub(crate) fn handle(&self) -> std::result::Result<MemoryHandle, DriverError> {
+        if let Some(handle) = self.handle.get() {
+            return Ok(handle);
+        }
+        let handle = export(self.pointer)?;
+        self.handle.set(Some(handle));
+        Ok(handle)
     }
 }
 
@@ -73,7 +96,12 @@ fn out_of_memory(streams: &Streams, len: usize, format: Format) -> Error {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.pointer != 0 {
+        if let Some(handle) = self.handle.get() {
+            // as `cuMemFree` would: whoever gets the memory next may use it at once
+            self.streams.note("giving memory back", self.streams.context.synchronize());
+            let (pointer, bytes) = (self.pointer, self.bytes);
+            self.streams.unused_memory.keep(ExportedMemory { pointer, bytes, handle });
+        } else if self.pointer != 0 {
             // SAFETY: `new` allocated the memory; `cuMemFree` waits for all work of the device.
             let outcome = unsafe { result::free_sync(self.pointer) };
             self.streams.note("freeing memory", outcome);

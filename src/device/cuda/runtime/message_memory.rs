@@ -16,6 +16,15 @@ use crate::Result;
 pub(crate) struct MessageMemory {
     aware: Option<Rc<AwareMemory>>,
     staged: Option<Rc<StagedMemory>>,
+    peers: Option<Rc<PeerEvents>>,
+}
+
+/// The events of operations of ranks that map each other's memory.
+pub(crate) struct PeerEvents {
+    /// Recorded after the computation with the buffer before it was lent.
+    pub(crate) computed: CudaEvent,
+    /// Recorded after the work of a leader.
+    pub(crate) done: CudaEvent,
 }
 
 pub(crate) struct AwareMemory {
@@ -95,6 +104,18 @@ impl MessageMemory {
             memory.fetched.borrow_mut().push(fetched);
         }
         Ok(Rc::clone(self.staged.insert(memory)))
+    }
+
+    /// Returns the events of operations of ranks that map each other's memory.
+    ///
+    /// # Errors
+    /// The driver makes no event.
+    pub(crate) fn peers(&mut self, streams: &Rc<Streams>) -> Result<Rc<PeerEvents>> {
+        let events = match self.peers.take() {
+            Some(events) => events,
+            None => Rc::new(PeerEvents { computed: streams.new_event()?, done: streams.new_event()? }),
+        };
+        Ok(Rc::clone(self.peers.insert(events)))
     }
 
     /// Returns the memory for staged messages, if there have been any.

@@ -1,8 +1,8 @@
 //! The CUDA runtime under the operations: the device, its streams and memory, and its kernels.
 //!
 //! Each file uses only files that stand above it in this list: `format` (of values), `machine`
-//! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `streams`, `memory`,
-//! `message_memory`, `buffer`; then, independent of each other, `upload` (host to device),
+//! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `ipc` (memory that processes
+//! share), `streams`, `memory`, `message_memory`, `buffer`; then, independent of each other, `upload` (host to device),
 //! `readings` (device to host), `partial_sums` (memory of reductions), `graph` (recorded steps),
 //! `specialised` (kernels for sizes of a network) and `cublaslt` (matrix products); and `gpu` (the
 //! device with all of these).
@@ -13,6 +13,7 @@ pub(crate) mod cublaslt;
 pub(crate) mod format;
 pub(crate) mod gpu;
 pub(crate) mod graph;
+pub(crate) mod ipc;
 pub(crate) mod kernels;
 pub(crate) mod launch;
 pub(crate) mod machine;

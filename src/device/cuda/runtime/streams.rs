@@ -12,6 +12,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction_attribute_enum, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 
+use super::ipc::UnusedMemory;
 use super::kernels::{Kernel, kernel_table};
 use super::launch::{BLOCK, DEFAULT_SHARED_BYTES, Launch};
 use super::machine::{Machine, explain};
@@ -28,6 +29,8 @@ kernel_table!(MemoryKernels in "memory.cu" {
     store_some: Kernel,
     add_terms: KernelPair,
     add_partial_sums: Kernel,
+    sum_peers: KernelPair,
+    copy_to_peers: Kernel,
 });
 
 /// Counts of events that are rare or absent in a step at steady state.
@@ -57,6 +60,8 @@ pub(crate) struct Streams {
     /// Work beside the computation, between [`Streams::fork`] and [`Streams::join`].
     pub(crate) beside: Arc<CudaStream>,
     pub(crate) kernels: MemoryKernels,
+    /// Memory for buffers, which other processes may still map.
+    pub(crate) unused_memory: UnusedMemory,
     pub(crate) ordinal: usize,
     pub(crate) name: String,
     num_multiprocessors: u32,
@@ -91,6 +96,7 @@ impl Streams {
             upload,
             beside,
             kernels,
+            unused_memory: UnusedMemory::default(),
             ordinal,
             name,
             num_multiprocessors,

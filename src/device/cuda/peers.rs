@@ -1,0 +1,150 @@
+//! Sums and copies of the buffers of several processes, which the leader of a device maps.
+//!
+//! A rank's compute stream says by an event when its values may be read. The leader's kernel then reads and
+//! writes all buffers in its stream of additions; its host observes the end and tells the other ranks. So
+//! no stream waits for another process: on a device that processes share in time slices, each such wait
+//! would cost a slice.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::Cuda;
+use super::message::sums_only;
+use super::runtime::buffer::CudaBuffer;
+use super::runtime::format::Format;
+use super::runtime::ipc::address;
+use super::runtime::launch::{KernelArgument, launch_in};
+use super::runtime::machine::explain;
+use super::runtime::message_memory::PeerEvents;
+use super::runtime::streams::Streams;
+use crate::memory::{MOST_PEERS, MemoryHandle, Operation, PeerBuffer, PeerWork, PeerWorkKind};
+use crate::{Error, Result};
+
+/// The addresses of the same array in the buffers of all ranks: an argument of kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Peers {
+    at: [CUdeviceptr; MOST_PEERS],
+    num: u32,
+}
+
+impl KernelArgument for Peers {}
+
+/// A buffer on loan to an operation of ranks that map it.
+pub(super) struct LentToPeers {
+    streams: Rc<Streams>,
+    pointer: CUdeviceptr,
+    len: usize,
+    format: Format,
+    /// The handle of the memory; zeros after a failure.
+    handle: MemoryHandle,
+    events: Rc<PeerEvents>,
+}
+
+impl PeerBuffer for LentToPeers {
+    fn is_computed(&mut self) -> bool {
+        self.streams.is_complete(&self.events.computed)
+    }
+
+    fn handle(&mut self) -> MemoryHandle {
+        self.handle
+    }
+
+    fn start(&mut self, rank: usize, handles: &[MemoryHandle], work: &[PeerWork]) {
+        let mut peers = Peers { at: [0; MOST_PEERS], num: handles.len() as u32 };
+        for (other, handle) in handles.iter().enumerate() {
+            let address =
+                if other == rank { Ok(self.pointer) } else { address(self.streams.ordinal, handle) };
+            let Some(address) = self.streams.note("mapping the memory of another process", address) else {
+                return;
+            };
+            peers.at[other] = address;
+        }
+        for PeerWork { range, kind } in work {
+            match kind {
+                PeerWorkKind::Sum { into } => self.sum(peers, range, into),
+                PeerWorkKind::Copy { from } => self.copy(peers, range, *from),
+            }
+        }
+        let streams = &self.streams;
+        streams.note("working on the memory of all ranks", self.events.done.record(&streams.h2d));
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.streams.is_complete(&self.events.done)
+    }
+}
+
+impl LentToPeers {
+    fn sum(&self, peers: Peers, range: &Range<usize>, into: &Range<usize>) {
+        assert!(range.end <= self.len && into.end <= peers.num as usize, "{range:?} of {} values", self.len);
+        let (streams, kernel) = (&self.streams, self.streams.kernels.sum_peers.of(self.format));
+        let launch = streams.over(range.len(), 16 / self.format.bytes());
+        let (first, len) = (range.start as u64, range.len() as u64);
+        let (into, end) = (into.start as u32, into.end as u32);
+        launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, into, end);
+    }
+
+    fn copy(&self, peers: Peers, range: &Range<usize>, from: usize) {
+        assert!(range.end <= self.len && from < peers.num as usize, "{range:?} of {} values", self.len);
+        let (streams, units) = (&self.streams, self.format.bytes() / 2);
+        let launch = streams.over(range.len() * units, 8);
+        let (first, len) = ((range.start * units) as u64, (range.len() * units) as u64);
+        let (kernel, from) = (&streams.kernels.copy_to_peers, from as u32);
+        launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, from);
+    }
+}
+
+impl CudaBuffer {
+    /// Lends the values to an operation of ranks that map each other's memory.
+    pub(super) fn lent_to_peers(&mut self, operation: Option<Operation>) -> Result<LentToPeers> {
+        sums_only(operation)?;
+        let events = self.messages.peers(&self.streams)?;
+        let (streams, pointer) = (Rc::clone(&self.streams), self.memory.pointer());
+        streams.note("computing what other ranks read", events.computed.record(&streams.compute));
+        let handle = streams.note("exporting memory to other processes", self.memory.handle());
+        let handle = handle.unwrap_or([0; 64]);
+        Ok(LentToPeers { streams, pointer, len: self.len, format: self.format, handle, events })
+    }
+}
+
+impl Cuda {
+    /// Returns the number by which processes recognise the device: its UUID.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn device_number(&self) -> Result<u128> {
+        let uuid = self.streams.context.uuid();
+        let uuid = uuid.map_err(|error| Error::failed("identifying a CUDA device", explain(error)))?;
+        Ok(u128::from_ne_bytes(uuid.bytes.map(|byte| byte as u8)))
+    }
+
+    /// Returns the handle by which other processes of the node map `buffer` (CUDA IPC), once all work on
+    /// its values is complete.
+    ///
+    /// # Errors
+    /// The driver has no handles for other processes, or an earlier operation failed.
+    pub fn memory_handle(&self, buffer: &CudaBuffer) -> Result<MemoryHandle> {
+        self.streams.synchronise();
+        self.streams.check()?;
+        let failed = |error| Error::failed("exporting device memory to other processes", explain(error));
+        buffer.memory.handle().map_err(failed)
+    }
+
+    /// Maps the buffer of another process and returns its first value, an `f32`.
+    ///
+    /// # Errors
+    /// The memory cannot be mapped or read.
+    pub fn first_value_at(&self, handle: &MemoryHandle) -> Result<f32> {
+        let failed = |error| Error::failed("mapping the device memory of another process", explain(error));
+        let pointer = address(self.streams.ordinal, handle).map_err(failed)?;
+        let mut value = [0_f32];
+        // SAFETY: the memory holds a value at least, and the call returns when the copy is complete.
+        unsafe { result::memcpy_dtoh_sync(&mut value, pointer) }.map_err(failed)?;
+        Ok(value[0])
+    }
+}
