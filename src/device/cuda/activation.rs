@@ -5,7 +5,7 @@ use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
-use super::runtime::partial_sums::SUM_COLUMNS;
+use super::runtime::partial_sums::{COLUMN_COUNTERS, SUM_COLUMNS};
 use crate::device::{Activation, ActivationOperations, BiasShape, DropoutShape, Gate, RowSums};
 
 /// Largest number of partial sums that a sum over rows is split into.
@@ -163,20 +163,39 @@ impl Cuda {
         // rows that a block takes at a time: more where there are few columns
         let height = BLOCK as usize / columns.min(SUM_COLUMNS as usize);
         let wanted = self.streams.max_blocks().div_ceil(blocks).min(rows.rows.div_ceil(4 * height));
-        let num_sums = wanted.clamp(1, MAX_PARTIAL_SUMS);
-        let start = |sums, adds| self.sum_rows(rows, num_sums, sums, adds);
-        self.partial_sums.sum_parts(&total, num_sums, accumulate, start);
+        let can_count = blocks <= COLUMN_COUNTERS;
+        let num_sums = if can_count { wanted.clamp(1, MAX_PARTIAL_SUMS) } else { 1 };
+        if num_sums == 1 {
+            return self.sum_rows(rows, 1, total.pointer, accumulate, 0);
+        }
+        let Some(sums) = self.partial_sums.reserve(num_sums * columns) else { return };
+        self.sum_rows(rows, num_sums, sums, accumulate, total.pointer);
     }
 
-    /// Writes the sums of `num_sums` equal runs of rows to `sums`, `[num_sums, columns]`, or adds them.
-    pub(super) fn sum_rows(&self, rows: &RowsToSum, num_sums: usize, sums: u64, adds: bool) {
+    /// Writes the sums of `num_sums` equal runs of rows to `sums`, `[num_sums, columns]`, or adds them. If
+    /// `total` is not 0, their sum is written there, or added, instead.
+    pub(super) fn sum_rows(&self, rows: &RowsToSum, num_sums: usize, sums: u64, adds: bool, total: u64) {
         let RowsToSum { activation, rows, columns, format, saved, gradient } = *rows;
         let blocks = columns.div_ceil(SUM_COLUMNS as usize);
         let launch =
             Launch { blocks: (blocks as u32, num_sums as u32), threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = self.kernels.of::<ActivationKernels>().activation_backward_bias.of(format);
         let (rows, columns, adds) = (rows as u32, columns as u32, i32::from(adds));
-        launch!(self.streams, kernel, launch, activation, rows, columns, saved, gradient, sums, adds);
+        let counters = self.partial_sums.column_counters();
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            activation,
+            rows,
+            columns,
+            saved,
+            gradient,
+            sums,
+            adds,
+            total,
+            counters,
+        );
     }
 
     /// Computes `output = activation(input + bias)`; `output` may be `input`.

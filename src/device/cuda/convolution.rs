@@ -7,11 +7,20 @@ use super::runtime::compile::{Constants, KernelSource};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
-use super::runtime::launch::{BLOCK, DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
+use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 
-/// Weights whose gradients a thread sums at a time.
-const WEIGHTS_PER_THREAD: usize = 4;
+/// The most threads of a block that sums gradients of weights, and the most weights that each has.
+const WEIGHT_THREADS: usize = 1024;
+const MOST_WEIGHTS: usize = 8;
+
+/// Bytes of shared memory that kernels declare themselves at most.
+const OWN_SHARED_BYTES: usize = 4 * WEIGHT_THREADS;
+
+/// The columns of an image whose gradients a thread computes, and the largest kernel, if the gradients of the
+/// outputs are spread out in shared memory.
+const DENSE_COLUMNS: usize = 4;
+const LARGEST_DENSE_KERNEL: usize = 12;
 
 /// Largest number of groups of images whose weight gradients are summed apart first.
 const MAX_GROUPS: usize = 128;
@@ -20,6 +29,7 @@ kernel_table!(ConvolutionKernels in "convolution.cu" {
     convolution_forward: Kernel,
     convolution_backward_weight: Kernel,
     convolution_backward_input: Kernel,
+    convolution_backward_input_dense: Kernel,
 });
 
 /// `struct ConvolutionShape` of the kernels.
@@ -103,7 +113,7 @@ struct StagedLaunch {
 impl StagedLaunch {
     /// Returns a launch of `blocks`, each with threads for `items` and shared memory for `floats`.
     fn new(blocks: (usize, usize), items: usize, floats: usize) -> StagedLaunch {
-        let fits = 4 * floats <= DEFAULT_SHARED_BYTES as usize;
+        let fits = 4 * floats + OWN_SHARED_BYTES <= DEFAULT_SHARED_BYTES as usize;
         // as few rounds as blocks of up to 512 threads allow, all about equally full
         let rounds = items.div_ceil(512).max(1);
         let threads = items.div_ceil(rounds).next_multiple_of(32).max(32);
@@ -114,6 +124,17 @@ impl StagedLaunch {
         };
         StagedLaunch { launch, staged: i32::from(fits) }
     }
+}
+
+/// Returns the launch of the backward pass by gradients that are spread out in shared memory, if the kernel
+/// has no stride and they fit.
+fn dense_launch(shape: &ConvolutionShape) -> Option<Launch> {
+    let reach = shape.kernel - 1;
+    let (height, width) = (shape.height + 2 * shape.padding, shape.width + 2 * shape.padding);
+    let floats = (height + reach) * (width + reach) * shape.outputs + shape.weight_len();
+    let items = shape.height * shape.width.div_ceil(DENSE_COLUMNS) * shape.channels;
+    let StagedLaunch { launch, staged } = StagedLaunch::new((shape.rows, 1), items, floats);
+    (shape.stride == 1 && shape.kernel <= LARGEST_DENSE_KERNEL && staged == 1).then_some(launch)
 }
 
 impl ConvolutionOperations for Cuda {
@@ -153,16 +174,20 @@ impl ConvolutionOperations for Cuda {
         assert_eq!(argmax.len, shape.rows * shape.argmax_len());
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, weights) else { return };
         let groups = shape.rows.clamp(1, MAX_GROUPS);
-        let chunks = weights.div_ceil(WEIGHTS_PER_THREAD * BLOCK as usize);
+        let each = weights.div_ceil(WEIGHT_THREADS).min(MOST_WEIGHTS);
+        let width = weights.div_ceil(each).next_multiple_of(32).min(WEIGHT_THREADS);
+        // several slices of the places where there are few weights
+        let slices = if each == 1 { WEIGHT_THREADS / width } else { 1 };
+        let chunks = weights.div_ceil(each * width);
         let StagedLaunch { mut launch, staged } =
             StagedLaunch::new((groups, chunks), 0, shape.padded_len() + 2 * output_len);
-        launch.threads = (BLOCK, 1);
+        launch.threads = ((slices * width) as u32, 1);
         let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
         let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
         let kernel = &kernels.convolution_backward_weight;
         let (sizes, input) = (ConvolutionSizes::new(shape), input.pointer);
-        let (argmax, gradient) = (argmax.pointer, gradient.pointer);
-        launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, staged);
+        let (argmax, gradient, width) = (argmax.pointer, gradient.pointer, width as u32);
+        launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, width, staged);
         self.partial_sums.add_to(&weight_gradient, groups, sums, accumulate);
     }
 
@@ -177,14 +202,20 @@ impl ConvolutionOperations for Cuda {
         let (image_len, output_len, weights) = (shape.image_len(), shape.output_len(), shape.weight_len());
         assert!(input_gradient.len == shape.rows * image_len && gradient.len == shape.rows * output_len);
         assert!(argmax.len == shape.rows * shape.argmax_len() && weight.len == weights);
+        let (sizes, weight, argmax) = (ConvolutionSizes::new(shape), weight.pointer, argmax.pointer);
+        let (gradient_format, gradient) = (gradient.format, gradient.pointer);
+        let Some(kernels) = self.convolution_kernels(shape, gradient_format) else { return };
+        let input_gradient = input_gradient.pointer;
+        if let Some(launch) = dense_launch(shape) {
+            let kernel = &kernels.convolution_backward_input_dense;
+            launch!(self.streams, kernel, launch, sizes, weight, argmax, gradient, input_gradient);
+            return;
+        }
         // several blocks for each image where there are few images
         let blocks = (self.streams.max_blocks() / 4 / shape.rows.max(1)).clamp(1, 4);
         let StagedLaunch { launch, staged } =
             StagedLaunch::new((shape.rows, blocks), image_len.div_ceil(blocks), weights + 2 * output_len);
-        let Some(kernels) = self.convolution_kernels(shape, gradient.format) else { return };
         let kernel = &kernels.convolution_backward_input;
-        let (sizes, weight, argmax) = (ConvolutionSizes::new(shape), weight.pointer, argmax.pointer);
-        let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, weight, argmax, gradient, input_gradient, staged);
     }
 }

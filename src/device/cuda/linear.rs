@@ -6,10 +6,42 @@ use super::runtime::cublaslt::{
 };
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
+use super::runtime::kernels::kernel_table;
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
 use crate::device::{
     Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
     WeightLayout, WeightOperands,
 };
+
+kernel_table!(LinearKernels in "linear.cu" {
+    small_product: Kernel,
+});
+
+/// The most products of two values in a product of matrices that our own kernel forms.
+const LARGEST_SMALL_PRODUCT: usize = 1 << 22;
+
+/// Rows, and columns, of a block's part of a small product.
+const SIDE: usize = 16;
+
+/// A factor of a small product, row-major or column-major: `struct Matrix` of the kernel.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Matrix {
+    values: u64,
+    row_stride: u32,
+    column_stride: u32,
+}
+
+impl KernelArgument for Matrix {}
+
+impl Matrix {
+    /// Returns the transpose of a factor of cuBLASLt's, which is `rows × columns` there.
+    fn new(operand: &Operand, rows: usize, columns: usize) -> Matrix {
+        let (row_stride, column_stride) =
+            if operand.transposed { (1, columns as u32) } else { (rows as u32, 1) };
+        Matrix { values: operand.pointer, row_stride, column_stride }
+    }
+}
 
 impl Cuda {
     /// Returns a matrix as a factor of a product, in the format of products.
@@ -21,6 +53,56 @@ impl Cuda {
             }
             _ => Operand { pointer: view.pointer, format: view.format, transposed },
         }
+    }
+
+    /// Starts a product. Returns false if it has an epilogue that is not supported.
+    fn multiply(&self, product: &Product) -> bool {
+        self.multiply_small(product) || self.cublaslt.multiply(&self.streams, product)
+    }
+
+    /// Starts a product without an epilogue.
+    fn must_multiply(&self, product: &Product) {
+        if !self.multiply_small(product) {
+            self.cublaslt.must_multiply(&self.streams, product);
+        }
+    }
+
+    /// Starts a product in f32 by a kernel of our own if it is small: cuBLASLt would divide its terms, and
+    /// take two kernels and twice the time.
+    fn multiply_small(&self, product: &Product) -> bool {
+        let [columns, rows, terms] = product.size;
+        let relu = match product.epilogue.function {
+            EpilogueFunction::Identity => false,
+            EpilogueFunction::Relu => true,
+            EpilogueFunction::Gelu { .. } | EpilogueFunction::GeluBackward { .. } => return false,
+        };
+        if self.precision != Precision::F32 || columns * rows * terms > LARGEST_SMALL_PRODUCT {
+            return false;
+        }
+        // cuBLASLt's matrices are transposed: its right factor is the left one here
+        let left = Matrix::new(&product.right, terms, rows);
+        let right = Matrix::new(&product.left, columns, terms);
+        let blocks = (columns.div_ceil(SIDE) as u32, rows.div_ceil(SIDE) as u32);
+        let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
+        let kernel = &self.kernels.of::<LinearKernels>().small_product;
+        let (rows, columns, terms) = (rows as u32, columns as u32, terms as u32);
+        let (bias, output) = (product.epilogue.bias, product.output.pointer);
+        let (accumulate, relu) = (i32::from(product.accumulate), i32::from(relu));
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            rows,
+            columns,
+            terms,
+            left,
+            right,
+            bias,
+            output,
+            accumulate,
+            relu
+        );
+        true
     }
 }
 
@@ -59,11 +141,11 @@ impl LinearOperations for Cuda {
         if let Some(function) = function {
             let bias = bias.map_or(0, |bias| self.operand(bias, false).pointer);
             let fused = Product { epilogue: Epilogue { bias, function }, ..product };
-            if self.cublaslt.multiply(&self.streams, &fused) {
+            if self.multiply(&fused) {
                 return;
             }
         }
-        self.cublaslt.must_multiply(&self.streams, &product);
+        self.must_multiply(&product);
         self.bias_and_activation(activation, bias, output.as_view(), &saved, &output);
     }
 
@@ -86,17 +168,14 @@ impl LinearOperations for Cuda {
                 WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
             };
             let output = ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
-            self.cublaslt.must_multiply(
-                &self.streams,
-                &Product {
-                    size,
-                    left: self.operand(left, false),
-                    right: self.operand(right, true),
-                    output,
-                    accumulate: accumulate || number > 0,
-                    epilogue: Epilogue::NONE,
-                },
-            );
+            self.must_multiply(&Product {
+                size,
+                left: self.operand(left, false),
+                right: self.operand(right, true),
+                output,
+                accumulate: accumulate || number > 0,
+                epilogue: Epilogue::NONE,
+            });
         }
     }
 
@@ -126,11 +205,11 @@ impl LinearOperations for Cuda {
             assert!(saved.len == input_gradient.len && saved.format == Format::Bf16);
             let function = EpilogueFunction::GeluBackward { saved: saved.pointer };
             let fused = Product { epilogue: Epilogue { bias: 0, function }, ..product };
-            if self.cublaslt.multiply(&self.streams, &fused) {
+            if self.multiply(&fused) {
                 return;
             }
         }
-        self.cublaslt.must_multiply(&self.streams, &product);
+        self.must_multiply(&product);
         if let Some(FusedActivation { activation, saved }) = previous {
             let shape = BiasShape { columns: inputs, positions: 1 };
             self.activation_backward(activation, shape, saved, input_gradient, None);

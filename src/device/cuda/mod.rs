@@ -76,6 +76,7 @@ pub use attention::{SOURCE as ATTENTION_SOURCE, variants as attention_variants};
 pub use convolution::{SOURCE as CONVOLUTION_SOURCE, variants as convolution_variants};
 use copy::CopyKernels;
 use embedding::EmbeddingKernels;
+use linear::LinearKernels;
 use loss::LossKernels;
 use norm::NormKernels;
 use optimizer::OptimizerKernels;
@@ -98,9 +99,10 @@ use runtime::streams::{MemoryKernels, Streams};
 use runtime::upload::Uploads;
 
 /// The source files of kernels that are compiled when a device is opened.
-pub const SOURCES: [KernelSource; 9] = [
+pub const SOURCES: [KernelSource; 10] = [
     MemoryKernels::SOURCE,
     CopyKernels::SOURCE,
+    LinearKernels::SOURCE,
     ActivationKernels::SOURCE,
     PoolKernels::SOURCE,
     NormKernels::SOURCE,
@@ -125,6 +127,7 @@ impl Cuda {
         let streams = Rc::new(Streams::new(machine, modules.load()?)?);
         let mut kernels = KernelTables::default();
         kernels.load::<CopyKernels>(&modules)?;
+        kernels.load::<LinearKernels>(&modules)?;
         kernels.load::<ActivationKernels>(&modules)?;
         kernels.load::<PoolKernels>(&modules)?;
         kernels.load::<NormKernels>(&modules)?;

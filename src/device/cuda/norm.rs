@@ -131,7 +131,7 @@ impl NormOperations for Cuda {
         if has_bias {
             let bias_sums = sums.pointer + (num_samples * shape.columns * size_of::<f32>()) as u64;
             let rows = RowsToSum::of_values(shape.rows, shape.columns, &gradient);
-            self.sum_rows(&rows, num_samples, bias_sums, false);
+            self.sum_rows(&rows, num_samples, bias_sums, false, 0);
         }
     }
 

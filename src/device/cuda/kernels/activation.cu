@@ -150,15 +150,31 @@ __device__ __forceinline__ void activation_backward(int activation, uint64 len, 
     }
 }
 
+// Stores the sums over the `height` rows of a tile of 256 threads with `width` columns, of which thread i has
+// `value` i, added to what is there if `accumulate`.
+__device__ __forceinline__ void sum_tile(uint32 width, float value, float* total, int accumulate) {
+    __shared__ float tile[256];
+    __syncthreads();
+    tile[threadIdx.x] = value;
+    __syncthreads();
+    if (threadIdx.x < width) {
+        float sum = 0;
+        for (uint32 row = 0; row < 256 / width; row++) {
+            sum += tile[row * width + threadIdx.x];
+        }
+        total[threadIdx.x] = accumulate ? total[threadIdx.x] + sum : sum;
+    }
+}
+
 // Computes activation_backward and sums over rows: row `blockIdx.y` of `sums` becomes the sum of
 // the rows that the blocks with that `blockIdx.y` have, added to what is there if `accumulate`. A
 // block of 256 threads has 32 columns, or all if there are fewer, and as many rows at a time as
-// fit.
+// fit. If there is a `total`, the last block of the same columns adds up the rows of `sums` there instead;
+// `blocks_done` has a counter for each `blockIdx.x`, 0 before and after.
 template <class T>
 __device__ __forceinline__ void activation_backward_bias(
     int activation, uint32 rows, uint32 columns, const T* __restrict__ saved, T* __restrict__ gradient,
-    float* sums, int accumulate) {
-    __shared__ float tile[256];
+    float* sums, int accumulate, float* total, uint32* blocks_done) {
     uint32 first = blockIdx.x * 32, width = min(32u, columns - first), height = 256 / width;
     uint32 column = threadIdx.x % width, start = threadIdx.x / width;
     uint32 block_rows = (rows + gridDim.y - 1) / gridDim.y;
@@ -176,15 +192,13 @@ __device__ __forceinline__ void activation_backward_bias(
             sum += g;
         }
     }
-    tile[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x < width) {
-        float total = 0;
-        for (uint32 row = 0; row < height; row++) {
-            total += tile[row * width + threadIdx.x];
+    sum_tile(width, sum, &sums[(uint64)blockIdx.y * columns + first], accumulate && !total);
+    if (total && is_last_block(&blocks_done[blockIdx.x], gridDim.y)) {
+        sum = 0;
+        for (uint32 row = start; row < gridDim.y && start < height; row += height) {
+            sum += *(volatile float*)&sums[(uint64)row * columns + first + column];
         }
-        float* place = &sums[(uint64)blockIdx.y * columns + first + threadIdx.x];
-        *place = accumulate ? *place + total : total;
+        sum_tile(width, sum, &total[first], accumulate);
     }
 }
 
@@ -286,8 +300,9 @@ __device__ __forceinline__ void dropout(DropoutShape shape, uint64 len, const T*
     }                                                                                                        \
     extern "C" __global__ void activation_backward_bias_##name(                                              \
         int activation, uint32 rows, uint32 columns, const T* saved, T* gradient, float* sums,               \
-        int accumulate) {                                                                                    \
-        activation_backward_bias<T>(activation, rows, columns, saved, gradient, sums, accumulate);           \
+        int accumulate, float* total, uint32* blocks_done) {                                                 \
+        activation_backward_bias<T>(                                                                         \
+            activation, rows, columns, saved, gradient, sums, accumulate, total, blocks_done);               \
     }                                                                                                        \
     extern "C" __global__ void gated_forward_##name(                                                         \
         int gate, uint64 len, uint32 columns, const T* input, T* output) {                                   \

@@ -129,31 +129,53 @@ __device__ __forceinline__ float block_sum(float value) {
     return total;
 }
 
-// Adds the sum of `value` over the whole grid, times `factor`, to `*target`: every block stores its
-// sum in `partials`, and the last block to do so adds them in order. `blocks_done` is 0 before and
-// after.
-__device__ __forceinline__ void grid_sum(
-    float value, float factor, float* partials, uint32* blocks_done, float* target) {
+// Returns true in the last of `num` blocks to call this, which sees what all of them have written before.
+// `blocks_done` is 0 before and after.
+__device__ __forceinline__ bool is_last_block(uint32* blocks_done, uint32 num) {
     __shared__ bool is_last;
-    float sum = block_sum(value);
+    __syncthreads();
     if (threadIdx.x == 0) {
-        partials[blockIdx.x] = sum;
         __threadfence();
-        is_last = atomicAdd(blocks_done, 1u) == gridDim.x - 1;
+        is_last = atomicAdd(blocks_done, 1u) == num - 1;
+        if (is_last) {
+            *blocks_done = 0;
+            __threadfence();
+        }
     }
     __syncthreads();
-    if (is_last) {
-        __threadfence();
+    return is_last;
+}
+
+// Adds `factor` times the sum of each of `values` over the whole grid to `targets`: every block stores its
+// sums in `partials`, and the last block to do so adds them in order.
+template <uint32 N>
+__device__ __forceinline__ void grid_sums(
+    const float (&values)[N], float factor, float* partials, uint32* blocks_done, float* targets) {
+    for (uint32 i = 0; i < N; i++) {
+        float sum = block_sum(values[i]);
+        if (threadIdx.x == 0) {
+            partials[i * gridDim.x + blockIdx.x] = sum;
+        }
+    }
+    if (!is_last_block(blocks_done, gridDim.x)) {
+        return;
+    }
+    for (uint32 i = 0; i < N; i++) {
         float part = 0;
         for (uint32 block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
-            part += *(volatile float*)&partials[block];
+            part += *(volatile float*)&partials[i * gridDim.x + block];
         }
         float total = block_sum(part);
         if (threadIdx.x == 0) {
-            *target += factor * total;
-            *blocks_done = 0;
+            targets[i] += factor * total;
         }
     }
+}
+
+__device__ __forceinline__ void grid_sum(
+    float value, float factor, float* partials, uint32* blocks_done, float* target) {
+    const float values[1] = {value};
+    grid_sums(values, factor, partials, blocks_done, target);
 }
 
 // Defines kernels for both formats of activations.

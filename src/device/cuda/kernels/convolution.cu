@@ -135,26 +135,36 @@ __device__ __forceinline__ uint32 source_row(
     return (y * shape.window + place / 2) * shape.stride;
 }
 
-// Sums the gradients of the 4 · blockDim.x weights from number `blockIdx.y · 4 · blockDim.x` on
-// over the images `blockIdx.x`, `blockIdx.x + gridDim.x`, …, into row `blockIdx.x` of `partials`.
-// With `STAGED`, an image, its gradients and their places are in shared memory.
+// The most threads of a block of backward_weight, and the most weights that each has.
+const uint32 WEIGHT_THREADS = 1024, MOST_WEIGHTS = 8;
+
+// Sums the gradients of weights over the images `blockIdx.x`, `blockIdx.x + gridDim.x`, …, into row
+// `blockIdx.x` of `partials`. `width` threads of a block have `each` weights, from number `blockIdx.y` ·
+// `each` · `width` on; further threads are further slices, which share the places of an image. With `STAGED`,
+// an image, its gradients and their places are in shared memory.
 template <class T, bool STAGED>
 __device__ __forceinline__ void backward_weight(
-    ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials) {
+    ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,
+    uint32 width) {
     extern __shared__ float shared[];
+    __shared__ float of_slices[WEIGHT_THREADS];
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
     uint32 taps = shape.kernel * shape.kernel * shape.channels, num_weights = taps * shape.outputs;
+    uint32 each = min(MOST_WEIGHTS, (num_weights + WEIGHT_THREADS - 1) / WEIGHT_THREADS);
+    uint32 slice = threadIdx.x / width, slices = blockDim.x / width;
     float* gradients = shared + padded_len(shape);
     uint32 row_len = padded_width(shape) * shape.channels;
     uint32* starts = (uint32*)(gradients + len);
-    float sums[4] = {0, 0, 0, 0};
-    uint32 outs[4], offsets[4], first = blockIdx.y * 4 * blockDim.x + threadIdx.x;
-    for (uint32 i = 0; i < 4; i++) {
-        uint32 number = first + i * blockDim.x, tap = number % taps;
-        outs[i] = number / taps;
+    float sums[MOST_WEIGHTS];
+    uint32 outs[MOST_WEIGHTS], offsets[MOST_WEIGHTS], first = blockIdx.y * each * width + threadIdx.x % width;
+#pragma unroll
+    for (uint32 i = 0; i < MOST_WEIGHTS; i++) {
+        uint32 number = min(first + i * width, num_weights - 1), tap = number % taps;
         uint32 run = shape.kernel * shape.channels;
+        outs[i] = number / taps;
         offsets[i] = tap / run * row_len + tap % run;
+        sums[i] = 0;
     }
     for (uint32 row = blockIdx.x; row < shape.rows; row += gridDim.x) {
         const T* image = input + (uint64)row * image_len;
@@ -170,9 +180,11 @@ __device__ __forceinline__ void backward_weight(
             }
             __syncthreads();
         }
-        for (uint32 place = 0; place < len; place += shape.outputs) {
-            for (uint32 i = 0; i < 4; i++) {
-                if (first + i * blockDim.x < num_weights) {
+#pragma unroll 4
+        for (uint32 place = slice * shape.outputs; place < len; place += slices * shape.outputs) {
+#pragma unroll
+            for (uint32 i = 0; i < MOST_WEIGHTS; i++) {
+                if (i < each) {
                     uint32 at = place + outs[i];
                     if (STAGED) {
                         sums[i] += gradients[at] * shared[starts[at] + offsets[i]];
@@ -185,13 +197,91 @@ __device__ __forceinline__ void backward_weight(
             }
         }
     }
-    for (uint32 i = 0; i < 4; i++) {
-        uint32 number = first + i * blockDim.x;
-        if (number < num_weights) {
+    // a thread has one weight if there are several slices
+    if (slices > 1) {
+        of_slices[threadIdx.x] = sums[0];
+        __syncthreads();
+        for (uint32 other = 1; slice == 0 && other < slices; other++) {
+            sums[0] += of_slices[other * width + threadIdx.x];
+        }
+    }
+#pragma unroll
+    for (uint32 i = 0; i < MOST_WEIGHTS; i++) {
+        uint32 number = first + i * width;
+        if (i < each && slice == 0 && number < num_weights) {
             uint32 tap = number % taps, channel = tap % shape.channels;
             uint32 kx = tap / shape.channels % shape.kernel, ky = tap / shape.channels / shape.kernel;
             uint32 index = weight_index(shape, outs[i], channel, ky, kx);
             partials[(uint64)blockIdx.x * num_weights + index] = sums[i];
+        }
+    }
+}
+
+// Columns of an image whose gradients a thread of backward_input_dense computes, and the largest kernel.
+const uint32 COLUMNS = 4, LARGEST_KERNEL = 12;
+
+// Computes the gradients of the inputs of image `blockIdx.x` for kernels of stride 1: the gradients of the
+// convolution's outputs, with the zeros of those that are not maxima and with zeros around them, are in
+// shared memory, and so are the weights as [ky, kx, output, channel].
+template <class T>
+__device__ __forceinline__ void backward_input_dense(
+    ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient) {
+    extern __shared__ float shared[];
+    uint32 reach = shape.kernel - 1, taps = shape.kernel * shape.kernel * shape.channels;
+    uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
+    uint32 dense_height = shape.height + 2 * shape.padding + reach, row_len = padded_width(shape) + reach;
+    float* dense = shared + taps * shape.outputs;
+    argmax += (uint64)blockIdx.x * len;
+    gradient += (uint64)blockIdx.x * len;
+    input_gradient += (uint64)blockIdx.x * shape.height * shape.width * shape.channels;
+    for (uint32 at = threadIdx.x; at < taps * shape.outputs; at += blockDim.x) {
+        uint32 channel = at % shape.channels, out = at / shape.channels % shape.outputs;
+        uint32 place = at / shape.channels / shape.outputs;
+        shared[at] = weight[(out * shape.channels + channel) * shape.kernel * shape.kernel + place];
+    }
+    for (uint32 at = threadIdx.x; at < dense_height * row_len * shape.outputs; at += blockDim.x) {
+        dense[at] = 0;
+    }
+    __syncthreads();
+    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        uint32 x, y = source_row(shape, argmax, at, &x);
+        uint32 place = (y + reach) * row_len + x + reach;
+        dense[place * shape.outputs + at % shape.outputs] = to_float(gradient[at]);
+    }
+    __syncthreads();
+    uint32 groups = (shape.width + COLUMNS - 1) / COLUMNS;
+    for (uint32 at = threadIdx.x; at < shape.height * groups * shape.channels; at += blockDim.x) {
+        uint32 channel = at % shape.channels, x = at / shape.channels % groups * COLUMNS;
+        uint32 y = at / shape.channels / groups;
+        float sums[COLUMNS] = {0, 0, 0, 0};
+        for (uint32 ky = 0; ky < shape.kernel; ky++) {
+            uint32 place = (y + shape.padding + reach - ky) * row_len + x + shape.padding;
+#pragma unroll 2
+            for (uint32 out = 0; out < shape.outputs; out++) {
+                float values[LARGEST_KERNEL + COLUMNS - 1];
+#pragma unroll
+                for (uint32 i = 0; i < LARGEST_KERNEL + COLUMNS - 1; i++) {
+                    // the last group may reach beyond the last column
+                    bool is_needed = i < COLUMNS + reach && x + i < shape.width + reach;
+                    values[i] = is_needed ? dense[(place + i) * shape.outputs + out] : 0;
+                }
+#pragma unroll
+                for (uint32 kx = 0; kx < LARGEST_KERNEL; kx++) {
+                    if (kx < shape.kernel) {
+                        uint32 tap = (ky * shape.kernel + kx) * shape.outputs + out;
+                        float w = shared[tap * shape.channels + channel];
+#pragma unroll
+                        for (uint32 i = 0; i < COLUMNS; i++) {
+                            sums[i] += w * values[i + reach - kx];
+                        }
+                    }
+                }
+            }
+        }
+        for (uint32 i = 0; i < COLUMNS; i++) {
+            if (x + i < shape.width) {
+                input_gradient[(y * shape.width + x + i) * shape.channels + channel] = from_float<T>(sums[i]);
+            }
         }
     }
 }
@@ -272,31 +362,27 @@ __device__ __forceinline__ ConvolutionShape known_shape(const ConvolutionShape& 
         ConvolutionShape given, const T* input, const float* weight, const float* bias, T* argmax,           \
         T* output, int staged) {                                                                             \
         ConvolutionShape shape = known_shape(given);                                                         \
-        if (staged) {                                                                                        \
-            forward<T, true>(shape, input, weight, bias, argmax, output);                                    \
-        } else {                                                                                             \
-            forward<T, false>(shape, input, weight, bias, argmax, output);                                   \
-        }                                                                                                    \
+        staged ? forward<T, true>(shape, input, weight, bias, argmax, output)                                \
+               : forward<T, false>(shape, input, weight, bias, argmax, output);                              \
     }                                                                                                        \
-    extern "C" __global__ void convolution_backward_weight_##name(                                           \
+    extern "C" __global__ void __launch_bounds__(WEIGHT_THREADS) convolution_backward_weight_##name(         \
         ConvolutionShape given, const T* input, const T* argmax, const T* gradient, float* partials,         \
-        int staged) {                                                                                        \
+        uint32 width, int staged) {                                                                          \
         ConvolutionShape shape = known_shape(given);                                                         \
-        if (staged) {                                                                                        \
-            backward_weight<T, true>(shape, input, argmax, gradient, partials);                              \
-        } else {                                                                                             \
-            backward_weight<T, false>(shape, input, argmax, gradient, partials);                             \
-        }                                                                                                    \
+        staged ? backward_weight<T, true>(shape, input, argmax, gradient, partials, width)                   \
+               : backward_weight<T, false>(shape, input, argmax, gradient, partials, width);                 \
     }                                                                                                        \
     extern "C" __global__ void convolution_backward_input_##name(                                            \
         ConvolutionShape given, const float* weight, const T* argmax, const T* gradient,                     \
         T* input_gradient, int staged) {                                                                     \
         ConvolutionShape shape = known_shape(given);                                                         \
-        if (staged) {                                                                                        \
-            backward_input<T, true>(shape, weight, argmax, gradient, input_gradient);                        \
-        } else {                                                                                             \
-            backward_input<T, false>(shape, weight, argmax, gradient, input_gradient);                       \
-        }                                                                                                    \
+        staged ? backward_input<T, true>(shape, weight, argmax, gradient, input_gradient)                    \
+               : backward_input<T, false>(shape, weight, argmax, gradient, input_gradient);                  \
+    }                                                                                                        \
+    extern "C" __global__ void convolution_backward_input_dense_##name(                                      \
+        ConvolutionShape given, const float* weight, const T* argmax, const T* gradient,                     \
+        T* input_gradient) {                                                                                 \
+        backward_input_dense<T>(known_shape(given), weight, argmax, gradient, input_gradient);               \
     }
 
 #define CONVOLUTIONS_OF(name) CONVOLUTIONS(name, name)

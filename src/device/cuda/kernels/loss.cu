@@ -83,9 +83,8 @@ __device__ __forceinline__ RowOfLogits row_of_all(
 // Adds the losses of rows and the number of correct predictions, which the first lane of each warp has.
 __device__ __forceinline__ void add_predictions(
     float loss, float correct, float* partials, uint32* blocks_done, float* sums) {
-    grid_sum(loss, 1, partials, blocks_done, &sums[0]);
-    __syncthreads();
-    grid_sum(correct, 1, partials + gridDim.x, blocks_done + 1, &sums[1]);
+    const float values[2] = {loss, correct};
+    grid_sums(values, 1, partials, blocks_done, sums);
 }
 
 // Softmax and cross-entropy of whole rows.

@@ -14,6 +14,9 @@ use crate::Result;
 /// The number of columns of a block in the kernels that sum over rows.
 pub(crate) const SUM_COLUMNS: u32 = 32;
 
+/// The number of counters for blocks of columns.
+pub(crate) const COLUMN_COUNTERS: usize = 4096;
+
 /// Memory for partial sums. It grows when it is too short, and is free between operations.
 pub(crate) struct PartialSums {
     streams: Rc<Streams>,
@@ -29,7 +32,7 @@ impl PartialSums {
             streams: Rc::clone(streams),
             memory: RefCell::new(DeviceMemory::zeroed(streams, len, Format::F32)?),
             len: Cell::new(len),
-            blocks_done: DeviceMemory::zeroed(streams, 2, Format::F32)?,
+            blocks_done: DeviceMemory::zeroed(streams, 1 + COLUMN_COUNTERS, Format::F32)?,
         })
     }
 
@@ -61,9 +64,15 @@ impl PartialSums {
         self.len.get()
     }
 
-    /// Returns two counters of the blocks that have left their partial sums: 0 between kernels.
+    /// Returns a counter of the blocks that have left their partial sums: 0 between kernels.
     pub(crate) fn blocks_done(&self) -> u64 {
         self.blocks_done.pointer()
+    }
+
+    /// Returns [`COLUMN_COUNTERS`] counters of the blocks that have left partial sums of the same columns: 0
+    /// between kernels.
+    pub(crate) fn column_counters(&self) -> u64 {
+        self.blocks_done.pointer() + size_of::<u32>() as u64
     }
 
     /// Forms a sum in `num` parts, and writes it to `total`, or adds it if `accumulate`.
