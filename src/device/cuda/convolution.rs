@@ -10,12 +10,14 @@ use super::runtime::kernels::{KernelTable, kernel_table};
 use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 
-/// The most threads of a block that sums gradients of weights, and the most weights that each has.
-const WEIGHT_THREADS: usize = 1024;
+/// The most threads of a block that is divided into slices.
+const MOST_THREADS: usize = 1024;
+
+/// The most weights whose gradients a thread sums.
 const MOST_WEIGHTS: usize = 8;
 
 /// Bytes of shared memory that kernels declare themselves at most.
-const OWN_SHARED_BYTES: usize = 4 * WEIGHT_THREADS;
+const OWN_SHARED_BYTES: usize = 4 * MOST_THREADS;
 
 /// The columns of an image whose gradients a thread computes, and the largest kernel, if the gradients of the
 /// outputs are spread out in shared memory.
@@ -126,6 +128,23 @@ impl StagedLaunch {
     }
 }
 
+/// Returns the launch of the forward pass, and the threads of a slice: where there are few outputs, slices
+/// share the rows of the kernel, if their sums fit into shared memory too.
+fn forward_launch(shape: &ConvolutionShape) -> (StagedLaunch, u32) {
+    let (blocks, len, floats) =
+        ((shape.rows, 1), shape.output_len(), shape.padded_len() + shape.weight_len());
+    let whole = StagedLaunch::new(blocks, len, floats);
+    let width = whole.launch.threads.0;
+    let slices = if len <= width as usize { shape.kernel.min(MOST_THREADS / width as usize) } else { 1 };
+    let threads = slices as u32 * width;
+    let mut sliced = StagedLaunch::new(blocks, len, floats + 4 * threads as usize);
+    if slices > 1 && sliced.staged == 1 {
+        sliced.launch.threads.0 = threads;
+        return (sliced, width);
+    }
+    (whole, width)
+}
+
 /// Returns the launch of the backward pass by gradients that are spread out in shared memory, if the kernel
 /// has no stride and they fit.
 fn dense_launch(shape: &ConvolutionShape) -> Option<Launch> {
@@ -151,14 +170,13 @@ impl ConvolutionOperations for Cuda {
         assert!(input.len == shape.rows * image_len && output.len == shape.rows * output_len);
         assert!(argmax.len == shape.rows * shape.argmax_len() && weight.len == shape.weight_len());
         assert!(bias.is_none_or(|bias| bias.len == shape.outputs));
-        let StagedLaunch { launch, staged } =
-            StagedLaunch::new((shape.rows, 1), output_len, shape.padded_len() + shape.weight_len());
+        let (StagedLaunch { launch, staged }, width) = forward_launch(shape);
         let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
         let kernel = &kernels.convolution_forward;
         let (sizes, input, weight) = (ConvolutionSizes::new(shape), input.pointer, weight.pointer);
         let bias = bias.map_or(0, |bias| bias.pointer);
         let (argmax, output) = (argmax.pointer, output.pointer);
-        launch!(self.streams, kernel, launch, sizes, input, weight, bias, argmax, output, staged);
+        launch!(self.streams, kernel, launch, sizes, input, weight, bias, argmax, output, width, staged);
     }
 
     fn convolution_backward_weight(
@@ -174,10 +192,10 @@ impl ConvolutionOperations for Cuda {
         assert_eq!(argmax.len, shape.rows * shape.argmax_len());
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, weights) else { return };
         let groups = shape.rows.clamp(1, MAX_GROUPS);
-        let each = weights.div_ceil(WEIGHT_THREADS).min(MOST_WEIGHTS);
-        let width = weights.div_ceil(each).next_multiple_of(32).min(WEIGHT_THREADS);
+        let each = weights.div_ceil(MOST_THREADS).min(MOST_WEIGHTS);
+        let width = weights.div_ceil(each).next_multiple_of(32).min(MOST_THREADS);
         // several slices of the places where there are few weights
-        let slices = if each == 1 { WEIGHT_THREADS / width } else { 1 };
+        let slices = if each == 1 { MOST_THREADS / width } else { 1 };
         let chunks = weights.div_ceil(each * width);
         let StagedLaunch { mut launch, staged } =
             StagedLaunch::new((groups, chunks), 0, shape.padded_len() + 2 * output_len);

@@ -8,72 +8,79 @@
 // `argmax` holds the place of the maximum in its window, 0 to 3 in reading order: the gradient of a
 // pooled output belongs to that one of four outputs of the convolution.
 
-struct ConvolutionShape {
-    uint32 rows, channels, height, width, outputs, kernel, stride, padding, window, relu;
-};
+#include "image.cuh"
 
-__device__ __forceinline__ uint32 output_height(const ConvolutionShape& shape) {
-    return ((shape.height + 2 * shape.padding - shape.kernel) / shape.stride + 1) / shape.window;
-}
+// The most threads of a block that is divided into slices.
+const uint32 MOST_THREADS = 1024;
 
-__device__ __forceinline__ uint32 output_width(const ConvolutionShape& shape) {
-    return ((shape.width + 2 * shape.padding - shape.kernel) / shape.stride + 1) / shape.window;
-}
-
-__device__ __forceinline__ uint32 padded_width(const ConvolutionShape& shape) {
-    return shape.width + 2 * shape.padding;
-}
-
-__device__ __forceinline__ uint32 padded_len(const ConvolutionShape& shape) {
-    return (shape.height + 2 * shape.padding) * padded_width(shape) * shape.channels;
-}
-
-// Returns element `at` of an image with zeros around it.
-template <class T>
-__device__ __forceinline__ float pixel(const ConvolutionShape& shape, const T* image, uint32 at) {
-    if (shape.padding == 0) {
-        return to_float(image[at]);
-    }
-    uint32 channel = at % shape.channels, place = at / shape.channels;
-    // unsigned: what is above or left of the image is out of range as well
-    uint32 y = place / padded_width(shape) - shape.padding, x = place % padded_width(shape) - shape.padding;
-    bool is_inside = y < shape.height && x < shape.width;
-    return is_inside ? to_float(image[(y * shape.width + x) * shape.channels + channel]) : 0;
-}
-
-template <class T>
-__device__ __forceinline__ void stage_image(const ConvolutionShape& shape, float* into, const T* image) {
-    for (uint32 at = threadIdx.x; at < padded_len(shape); at += blockDim.x) {
-        into[at] = pixel(shape, image, at);
+// Adds up the terms of the outputs that output `at` is the maximum of, over the rows `first`, `first` +
+// `step`, … of the kernel.
+template <class T, bool STAGED>
+__device__ __forceinline__ void add_taps(
+    const ConvolutionShape& shape, const T* input, const float* weight, const float* weights, uint32 at,
+    uint32 first, uint32 step, float (&sums)[4]) {
+    extern __shared__ float shared[];
+    uint32 width = output_width(shape), row_len = padded_width(shape) * shape.channels;
+    uint32 num_places = shape.window * shape.window;
+    uint32 out = at % shape.outputs, x = at / shape.outputs % width, y = at / shape.outputs / width;
+    uint32 top = y * shape.window * shape.stride, left = x * shape.window * shape.stride;
+    uint32 origin = top * row_len + left * shape.channels;
+    for (uint32 ky = first; ky < shape.kernel; ky += step) {
+#pragma unroll 32
+        for (uint32 run = 0; run < shape.kernel * shape.channels; run++) {
+            uint32 kx = run / shape.channels, channel = run % shape.channels;
+            uint32 tap = ky * shape.kernel * shape.channels + run;
+            float w = STAGED
+                ? weights[tap * shape.outputs + out]
+                : weight[weight_index(shape, out, channel, ky, kx)];
+            uint32 start = origin + ky * row_len + run;
+            for (uint32 place = 0; place < 4; place++) {
+                if (place < num_places) {
+                    uint32 from = start + place / 2 * row_len + place % 2 * shape.channels;
+                    sums[place] += w * (STAGED ? shared[from] : pixel(shape, input, from));
+                }
+            }
+        }
     }
 }
 
-// Returns the index of a weight in PyTorch's order [output, channel, ky, kx].
-__device__ __forceinline__ uint32 weight_index(
-    const ConvolutionShape& shape, uint32 output, uint32 channel, uint32 ky, uint32 kx) {
-    return ((output * shape.channels + channel) * shape.kernel + ky) * shape.kernel + kx;
-}
-
+// Stores an output: the largest of the sums of its window, with bias and ReLU, and its place.
 template <class T>
-__device__ __forceinline__ void stage(float* into, const T* from, uint32 len) {
-    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
-        into[at] = to_float(from[at]);
+__device__ __forceinline__ void store_largest(
+    const ConvolutionShape& shape, const float (&sums)[4], uint32 at, const float* bias, T* argmax, T* output) {
+    float best = sums[0];
+    uint32 chosen = 0;
+    for (uint32 place = 1; place < 4; place++) {
+        // NaN propagates, as in PyTorch
+        bool is_larger = sums[place] > best || sums[place] != sums[place];
+        if (place < shape.window * shape.window && is_larger) {
+            best = sums[place];
+            chosen = place;
+        }
+    }
+    best += bias ? bias[at % shape.outputs] : 0;
+    output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
+    if (shape.window > 1) {
+        put_number(&argmax[at], chosen);
     }
 }
 
-// Computes the outputs of image `blockIdx.x`, one per thread at a time, output channels fastest.
+// Computes the outputs of image `blockIdx.x`, one per `width` threads at a time, output channels fastest. More
+// than `width` threads are further slices, which share the rows of the kernel; then there is a thread of each
+// slice for every output, and images are `STAGED`.
 template <class T, bool STAGED>
 __device__ __forceinline__ void forward(
-    ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax, T* output) {
+    ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax, T* output,
+    uint32 width) {
     extern __shared__ float shared[];
-    uint32 image_len = shape.height * shape.width * shape.channels, width = output_width(shape);
+    uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 taps = shape.kernel * shape.kernel * shape.channels;
-    uint32 len = output_height(shape) * width * shape.outputs;
+    uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
     input += (uint64)blockIdx.x * image_len;
     argmax += (uint64)blockIdx.x * len;
     output += (uint64)blockIdx.x * len;
-    float* weights = shared + padded_len(shape);
-    uint32 row_len = padded_width(shape) * shape.channels;
+    float *weights = shared + padded_len(shape), *of_slices = weights + taps * shape.outputs;
+    uint32 slice = threadIdx.x / width, slices = blockDim.x / width;
     if (STAGED) {
         stage_image(shape, shared, input);
         // [ky, kx, channel, output], so that neighbouring threads read neighbouring weights
@@ -84,59 +91,32 @@ __device__ __forceinline__ void forward(
         }
         __syncthreads();
     }
-    uint32 num_places = shape.window * shape.window;
-    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
-        uint32 out = at % shape.outputs, x = at / shape.outputs % width, y = at / shape.outputs / width;
-        uint32 top = y * shape.window * shape.stride, left = x * shape.window * shape.stride;
-        uint32 origin = top * row_len + left * shape.channels;
+    for (uint32 at = threadIdx.x % width; at < len; at += width) {
         float sums[4] = {0, 0, 0, 0};
-        for (uint32 ky = 0; ky < shape.kernel; ky++) {
-#pragma unroll 32
-            for (uint32 run = 0; run < shape.kernel * shape.channels; run++) {
-                uint32 kx = run / shape.channels, channel = run % shape.channels;
-                uint32 tap = ky * shape.kernel * shape.channels + run;
-                float w = STAGED
-                    ? weights[tap * shape.outputs + out]
-                    : weight[weight_index(shape, out, channel, ky, kx)];
-                uint32 start = origin + ky * row_len + run;
+        add_taps<T, STAGED>(shape, input, weight, weights, at, slice, slices, sums);
+        if (slices == 1) {
+            store_largest(shape, sums, at, bias, argmax, output);
+        }
+        for (uint32 place = 0; slices > 1 && place < 4; place++) {
+            of_slices[place * blockDim.x + threadIdx.x] = sums[place];
+        }
+    }
+    if (slices > 1) {
+        __syncthreads();
+        if (threadIdx.x < len) {
+            float sums[4] = {0, 0, 0, 0};
+            for (uint32 at = threadIdx.x; at < blockDim.x; at += width) {
                 for (uint32 place = 0; place < 4; place++) {
-                    if (place < num_places) {
-                        uint32 from = start + place / 2 * row_len + place % 2 * shape.channels;
-                        sums[place] += w * (STAGED ? shared[from] : pixel(shape, input, from));
-                    }
+                    sums[place] += of_slices[place * blockDim.x + at];
                 }
             }
-        }
-        float best = sums[0];
-        uint32 chosen = 0;
-        for (uint32 place = 1; place < 4; place++) {
-            // NaN propagates, as in PyTorch
-            if (place < num_places && (sums[place] > best || sums[place] != sums[place])) {
-                best = sums[place];
-                chosen = place;
-            }
-        }
-        best += bias ? bias[out] : 0;
-        output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
-        if (shape.window > 1) {
-            put_number(&argmax[at], chosen);
+            store_largest(shape, sums, threadIdx.x, bias, argmax, output);
         }
     }
 }
 
-// Returns the row, and the column, of the image with its zeros where the kernel begins for the output of
-// the convolution that pooled output `at` is the maximum of.
-template <class T>
-__device__ __forceinline__ uint32 source_row(
-    const ConvolutionShape& shape, const T* argmax, uint32 at, uint32* column) {
-    uint32 x = at / shape.outputs % output_width(shape), y = at / shape.outputs / output_width(shape);
-    uint32 place = shape.window > 1 ? get_number(argmax[at]) : 0;
-    *column = (x * shape.window + place % 2) * shape.stride;
-    return (y * shape.window + place / 2) * shape.stride;
-}
-
-// The most threads of a block of backward_weight, and the most weights that each has.
-const uint32 WEIGHT_THREADS = 1024, MOST_WEIGHTS = 8;
+// The most weights of a thread.
+const uint32 MOST_WEIGHTS = 8;
 
 // Sums the gradients of weights over the images `blockIdx.x`, `blockIdx.x + gridDim.x`, …, into row
 // `blockIdx.x` of `partials`. `width` threads of a block have `each` weights, from number `blockIdx.y` ·
@@ -147,11 +127,11 @@ __device__ __forceinline__ void backward_weight(
     ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,
     uint32 width) {
     extern __shared__ float shared[];
-    __shared__ float of_slices[WEIGHT_THREADS];
+    __shared__ float of_slices[MOST_THREADS];
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
     uint32 taps = shape.kernel * shape.kernel * shape.channels, num_weights = taps * shape.outputs;
-    uint32 each = min(MOST_WEIGHTS, (num_weights + WEIGHT_THREADS - 1) / WEIGHT_THREADS);
+    uint32 each = min(MOST_WEIGHTS, (num_weights + MOST_THREADS - 1) / MOST_THREADS);
     uint32 slice = threadIdx.x / width, slices = blockDim.x / width;
     float* gradients = shared + padded_len(shape);
     uint32 row_len = padded_width(shape) * shape.channels;
@@ -358,14 +338,14 @@ __device__ __forceinline__ ConvolutionShape known_shape(const ConvolutionShape& 
 }
 
 #define CONVOLUTIONS(T, name)                                                                                \
-    extern "C" __global__ void convolution_forward_##name(                                                   \
+    extern "C" __global__ void __launch_bounds__(MOST_THREADS) convolution_forward_##name(                   \
         ConvolutionShape given, const T* input, const float* weight, const float* bias, T* argmax,           \
-        T* output, int staged) {                                                                             \
+        T* output, uint32 width, int staged) {                                                               \
         ConvolutionShape shape = known_shape(given);                                                         \
-        staged ? forward<T, true>(shape, input, weight, bias, argmax, output)                                \
-               : forward<T, false>(shape, input, weight, bias, argmax, output);                              \
+        staged ? forward<T, true>(shape, input, weight, bias, argmax, output, width)                         \
+               : forward<T, false>(shape, input, weight, bias, argmax, output, width);                       \
     }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(WEIGHT_THREADS) convolution_backward_weight_##name(         \
+    extern "C" __global__ void __launch_bounds__(MOST_THREADS) convolution_backward_weight_##name(         \
         ConvolutionShape given, const T* input, const T* argmax, const T* gradient, float* partials,         \
         uint32 width, int staged) {                                                                          \
         ConvolutionShape shape = known_shape(given);                                                         \

@@ -19,9 +19,11 @@ pub struct KernelSource {
 /// Declarations that all source files share.
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
-/// A header that some source files include.
-const TILE: &CStr = c"tile.cuh";
-const TILE_TEXT: &str = include_str!("../kernels/tile.cuh");
+/// Headers that some source files include, with their texts.
+const HEADERS: [(&CStr, &str); 2] = [
+    (c"tile.cuh", include_str!("../kernels/tile.cuh")),
+    (c"image.cuh", include_str!("../kernels/image.cuh")),
+];
 
 /// Constants that a source file is compiled for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,11 +67,14 @@ pub fn compile(source: KernelSource, constants: Constants, capability: i32) -> R
     // NVRTC finds no headers: the shared declarations go before the file, whose lines keep their
     // numbers
     let text = CString::new(format!("#line 1 \"common.cuh\"\n{COMMON}\n#line 1 \"{name}\"\n{text}"));
-    let (Ok(text), Ok(name), Ok(tile)) = (text, CString::new(name), CString::new(TILE_TEXT)) else {
+    let headers: std::result::Result<Vec<CString>, _> =
+        HEADERS.iter().map(|(_, text)| CString::new(*text)).collect();
+    let (Ok(text), Ok(name), Ok(headers)) = (text, CString::new(name), headers) else {
         return Err(Error::failed(doing(), "there is a zero byte in the source"));
     };
     let mut program = ptr::null_mut();
-    let (headers, names) = ([tile.as_ptr()], [TILE.as_ptr()]);
+    let texts: Vec<*const c_char> = headers.iter().map(|header| header.as_ptr()).collect();
+    let names = HEADERS.map(|(name, _)| name.as_ptr());
     let mut options = vec![
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".to_owned(),
@@ -86,8 +91,8 @@ pub fn compile(source: KernelSource, constants: Constants, capability: i32) -> R
             &raw mut program,
             text.as_ptr(),
             name.as_ptr(),
-            headers.len() as i32,
-            headers.as_ptr(),
+            texts.len() as i32,
+            texts.as_ptr(),
             names.as_ptr(),
         )
         .result()
