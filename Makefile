@@ -40,9 +40,12 @@ test: setup
 # the tests whose result may depend on which MPI is used
 MPI_TESTS = --test comm --test probe --test devices --test training --test programs
 # long ones among them, which only `make test` runs: options that differ between ranks, the outputs of
-# predict, and results whose bits a sample of layouts (one_hash) compares
-MPI_SKIPPED = ranks_that_are_started_differently_all_say_no predictions:: lenet_learns_mnist \
-  a_pipeline_ends_with_the_bits_of_one_rank a_pipeline_has_the_bits_of_one_rank
+# predict, networks and texts, what training reaches, and bits that shorter tests compare too
+MPI_SKIPPED = ranks_that_are_started_differently_all_say_no predictions:: networks:: texts:: \
+  lenet_learns every_model_trains the_teacher_can_be_learnt tensor_mlp_learns the_same_command_gives \
+  every_layout_ends_with_the_same_bits ranks_that_share_positions_end_with_the_same_bits \
+  a_pipeline_ends_with_the_bits_of_one_rank a_pipeline_has_the_bits_of_one_rank \
+  a_run_goes_on_from_one_device_on_another a_device_that_is_too_small what_is_missing_is_named
 
 test-mpich: setup
 	@command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null \

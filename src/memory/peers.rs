@@ -18,7 +18,7 @@ pub const MOST_PEERS: usize = 16;
 pub struct PeerWork {
     /// The elements.
     pub range: Range<usize>,
-    /// What is done with them.
+    /// The kind of the work.
     pub kind: PeerWorkKind,
 }
 

@@ -1,5 +1,5 @@
 //! Every CUDA kernel compiles with NVRTC for the generations of GPUs that this NVRTC knows. This needs NVRTC
-//! (SKIPPED without it) but no GPU. It prints the registers and spills of each kernel.
+//! (SKIPPED without it) but no GPU. It prints the registers, the spills and the shared memory of each kernel.
 
 use phalanx::device::ConvolutionShape;
 use phalanx::device::cuda::{
@@ -55,20 +55,25 @@ fn compile_all(capability: i32) -> String {
     log
 }
 
-/// Prints the registers and spills of each kernel.
+/// Prints the registers, the spills and the shared memory of each kernel. Those that get as much shared
+/// memory from their launch as a block may have must not declare any themselves.
 fn print_kernels(capability: i32, log: &str) {
     let number_before = |line: &str, what: &str| -> Option<u32> {
         line[..line.find(what)?].split_whitespace().next_back()?.parse().ok()
     };
     let (mut name, mut spilled) = ("", 0);
-    let mut table = format!("sm_{capability}: kernel, registers of a thread, bytes that it spills\n");
+    let mut table =
+        format!("sm_{capability}: kernel, registers of a thread, bytes that it spills, shared bytes\n");
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("entry function '") {
             name = rest.split('\'').next().unwrap_or_default();
         }
         spilled = number_before(line, " bytes spill stores").unwrap_or(spilled);
         if let Some(registers) = number_before(line, " registers") {
-            table += &format!("  {name:<44} {registers:>3} {spilled:>5}\n");
+            let shared = number_before(line, " bytes smem").unwrap_or(0);
+            let is_full = name.starts_with("convolution_") || name.starts_with("attention_");
+            assert!(!is_full || shared == 0, "{name} for sm_{capability} declares {shared} bytes");
+            table += &format!("  {name:<44} {registers:>3} {spilled:>5} {shared:>6}\n");
         }
     }
     println!("{table}");

@@ -25,12 +25,12 @@ thread_local! {
 /// An operation that its [`Pending`](crate::comm::Pending) shares with the engine.
 #[derive(Default)]
 pub(in crate::comm) struct Entry {
-    operation: RefCell<Option<Operation>>,
+    operation: RefCell<Option<EntryWork>>,
     is_done: Cell<bool>,
 }
 
 #[allow(clippy::large_enum_variant)] // entries are kept for reuse, so that operations allocate nothing
-enum Operation {
+enum EntryWork {
     /// Messages, and sums of what arrives.
     Messages(Underway),
     /// Work on device memory that the ranks of a node map.
@@ -79,7 +79,7 @@ impl Entry {
     ) -> Result<Rc<Entry>> {
         if let Task::Peers { .. } = request.task {
             // SAFETY: the caller keeps the buffer until the operation is done.
-            return Ok(Entry::of(Operation::Peers(unsafe { PeerOperation::new(group, request, buffer)? })));
+            return Ok(Entry::of(EntryWork::Peers(unsafe { PeerOperation::new(group, request, buffer)? })));
         }
         let (len, element) = (buffer.len(), buffer.element_type());
         let cut = request.cut(len);
@@ -102,10 +102,10 @@ impl Entry {
         };
         let (link, group, state) = (request.link(group), Rc::clone(group), EntryState::Unposted);
         let operation = Underway { group, request, loan, len, element, link, first_tag, sums, state };
-        Ok(Entry::of(Operation::Messages(operation)))
+        Ok(Entry::of(EntryWork::Messages(operation)))
     }
 
-    fn of(operation: Operation) -> Rc<Entry> {
+    fn of(operation: EntryWork) -> Rc<Entry> {
         let entry = UNUSED.with(|unused| unused.borrow_mut().pop()).unwrap_or_default();
         entry.operation.replace(Some(operation));
         entry.is_done.set(false);
@@ -118,8 +118,8 @@ impl Entry {
         let mut operation = self.operation.borrow_mut();
         match operation.as_mut() {
             None => true,
-            Some(Operation::Peers(operation)) => operation.post(),
-            Some(Operation::Messages(operation)) => {
+            Some(EntryWork::Peers(operation)) => operation.post(),
+            Some(EntryWork::Messages(operation)) => {
                 if matches!(operation.state, EntryState::Unposted) && operation.loan.arena().is_here(0) {
                     operation.post();
                 }
@@ -133,8 +133,8 @@ impl Entry {
         if !self.is_done() {
             self.is_done.set(match self.operation.borrow_mut().as_mut() {
                 None => true,
-                Some(Operation::Messages(operation)) => operation.advance(),
-                Some(Operation::Peers(operation)) => operation.advance(),
+                Some(EntryWork::Messages(operation)) => operation.advance(),
+                Some(EntryWork::Peers(operation)) => operation.advance(),
             });
         }
         self.is_done()
@@ -148,8 +148,8 @@ impl Entry {
     /// Begins the span in which the operation is waited for, once it is posted.
     pub(in crate::comm) fn waiting(&self) -> Option<Span> {
         match self.operation.borrow().as_ref()? {
-            Operation::Peers(operation) => operation.waiting(),
-            Operation::Messages(operation) => match &operation.state {
+            EntryWork::Peers(operation) => operation.waiting(),
+            EntryWork::Messages(operation) => match &operation.state {
                 EntryState::Unposted => None,
                 EntryState::Requests(flight, _) | EntryState::Rounds(flight, _) => Some(flight.posting()),
             },
@@ -160,8 +160,8 @@ impl Entry {
     pub(in crate::comm) fn end(self: Rc<Self>) -> Range<usize> {
         let changed = match self.operation.take() {
             None => 0..0,
-            Some(Operation::Messages(operation)) => operation.request.receive_range,
-            Some(Operation::Peers(operation)) => operation.request.receive_range,
+            Some(EntryWork::Messages(operation)) => operation.request.receive_range,
+            Some(EntryWork::Peers(operation)) => operation.request.receive_range,
         };
         UNUSED.with(|unused| unused.borrow_mut().push(self));
         changed

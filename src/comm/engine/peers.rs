@@ -35,11 +35,11 @@ pub(super) struct PeerOperation {
     ends: Requests,
     /// `None` until the operation is posted.
     flight: Option<Flight>,
-    stage: Stage,
+    state: PeerState,
 }
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum PeerState {
     /// The values may not be read yet.
     Unposted,
     /// A leader waits for handles.
@@ -86,7 +86,7 @@ impl PeerOperation {
             arriving,
             ends,
             flight: None,
-            stage: Stage::Unposted,
+            state: PeerState::Unposted,
         })
     }
 
@@ -102,10 +102,10 @@ impl PeerOperation {
 
     /// Posts the operation if its values may be read; returns true once it is posted.
     pub(super) fn post(&mut self) -> bool {
-        if matches!(self.stage, Stage::Unposted) && self.buffer.is_computed() {
+        if matches!(self.state, PeerState::Unposted) && self.buffer.is_computed() {
             self.send_handle();
         }
-        !matches!(self.stage, Stage::Unposted)
+        !matches!(self.state, PeerState::Unposted)
     }
 
     fn send_handle(&mut self) {
@@ -132,24 +132,24 @@ impl PeerOperation {
         }
         drop(span);
         self.flight = Some(flight);
-        self.stage = if self.leads(own) { Stage::Gathering } else { Stage::Ending };
+        self.state = if self.leads(own) { PeerState::Gathering } else { PeerState::Ending };
     }
 
     /// Advances the operation if it is posted; returns true when it is done.
     pub(super) fn advance(&mut self) -> bool {
-        if matches!(self.stage, Stage::Gathering) && self.arriving.test() {
+        if matches!(self.state, PeerState::Gathering) && self.arriving.test() {
             self.buffer.start(self.group.mpi.rank, &self.handles, &self.work);
-            self.stage = Stage::Working;
+            self.state = PeerState::Working;
         }
-        if matches!(self.stage, Stage::Working) && self.buffer.is_done() {
+        if matches!(self.state, PeerState::Working) && self.buffer.is_done() {
             for rank in self.others() {
                 let nothing = Values::of::<u8>(&[]);
                 // SAFETY: the message is empty.
                 unsafe { self.group.mpi.send(&mut self.ends, Channel::Private, nothing, rank, self.tag) };
             }
-            self.stage = Stage::Ending;
+            self.state = PeerState::Ending;
         }
-        let is_done = matches!(self.stage, Stage::Ending) && self.ends.test();
+        let is_done = matches!(self.state, PeerState::Ending) && self.ends.test();
         if let (true, Some(flight)) = (is_done, &mut self.flight) {
             flight.end();
         }

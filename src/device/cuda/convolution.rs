@@ -16,9 +16,6 @@ const MOST_THREADS: usize = 1024;
 /// The most weights whose gradients a thread sums.
 const MOST_WEIGHTS: usize = 8;
 
-/// Bytes of shared memory that kernels declare themselves at most.
-const OWN_SHARED_BYTES: usize = 4 * MOST_THREADS;
-
 /// The columns of an image whose gradients a thread computes, and the largest kernel, if the gradients of the
 /// outputs are spread out in shared memory.
 const DENSE_COLUMNS: usize = 4;
@@ -115,7 +112,7 @@ struct StagedLaunch {
 impl StagedLaunch {
     /// Returns a launch of `blocks`, each with threads for `items` and shared memory for `floats`.
     fn new(blocks: (usize, usize), items: usize, floats: usize) -> StagedLaunch {
-        let fits = 4 * floats + OWN_SHARED_BYTES <= DEFAULT_SHARED_BYTES as usize;
+        let fits = 4 * floats <= DEFAULT_SHARED_BYTES as usize;
         // as few rounds as blocks of up to 512 threads allow, all about equally full
         let rounds = items.div_ceil(512).max(1);
         let threads = items.div_ceil(rounds).next_multiple_of(32).max(32);
@@ -126,6 +123,24 @@ impl StagedLaunch {
         };
         StagedLaunch { launch, staged: i32::from(fits) }
     }
+
+    /// Returns a launch of `blocks` of `width` threads for each of `slices`, with shared memory for `floats`
+    /// and for `sums` of each thread; if these do not fit, there is one slice.
+    fn sliced(
+        blocks: (usize, usize),
+        floats: usize,
+        width: usize,
+        slices: usize,
+        sums: usize,
+    ) -> StagedLaunch {
+        let of = |slices: usize, floats: usize| {
+            let mut made = StagedLaunch::new(blocks, 0, floats);
+            made.launch.threads.0 = (slices * width) as u32;
+            made
+        };
+        let sliced = of(slices, floats + sums * slices * width);
+        if slices > 1 && sliced.staged == 1 { sliced } else { of(1, floats) }
+    }
 }
 
 /// Returns the launch of the forward pass, and the threads of a slice: where there are few outputs, slices
@@ -133,16 +148,9 @@ impl StagedLaunch {
 fn forward_launch(shape: &ConvolutionShape) -> (StagedLaunch, u32) {
     let (blocks, len, floats) =
         ((shape.rows, 1), shape.output_len(), shape.padded_len() + shape.weight_len());
-    let whole = StagedLaunch::new(blocks, len, floats);
-    let width = whole.launch.threads.0;
-    let slices = if len <= width as usize { shape.kernel.min(MOST_THREADS / width as usize) } else { 1 };
-    let threads = slices as u32 * width;
-    let mut sliced = StagedLaunch::new(blocks, len, floats + 4 * threads as usize);
-    if slices > 1 && sliced.staged == 1 {
-        sliced.launch.threads.0 = threads;
-        return (sliced, width);
-    }
-    (whole, width)
+    let width = StagedLaunch::new(blocks, len, floats).launch.threads.0 as usize;
+    let slices = if len <= width { shape.kernel.min(MOST_THREADS / width) } else { 1 };
+    (StagedLaunch::sliced(blocks, floats, width, slices, 4), width as u32)
 }
 
 /// Returns the launch of the backward pass by gradients that are spread out in shared memory, if the kernel
@@ -196,10 +204,9 @@ impl ConvolutionOperations for Cuda {
         let width = weights.div_ceil(each).next_multiple_of(32).min(MOST_THREADS);
         // several slices of the places where there are few weights
         let slices = if each == 1 { MOST_THREADS / width } else { 1 };
-        let chunks = weights.div_ceil(each * width);
-        let StagedLaunch { mut launch, staged } =
-            StagedLaunch::new((groups, chunks), 0, shape.padded_len() + 2 * output_len);
-        launch.threads = ((slices * width) as u32, 1);
+        let (blocks, floats) =
+            ((groups, weights.div_ceil(each * width)), shape.padded_len() + 2 * output_len);
+        let StagedLaunch { launch, staged } = StagedLaunch::sliced(blocks, floats, width, slices, 1);
         let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
         let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
         let kernel = &kernels.convolution_backward_weight;

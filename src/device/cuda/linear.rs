@@ -26,20 +26,20 @@ const SIDE: usize = 16;
 /// A factor of a small product, row-major or column-major: `struct Matrix` of the kernel.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Matrix {
+struct SmallFactor {
     values: u64,
     row_stride: u32,
     column_stride: u32,
 }
 
-impl KernelArgument for Matrix {}
+impl KernelArgument for SmallFactor {}
 
-impl Matrix {
+impl SmallFactor {
     /// Returns the transpose of a factor of cuBLASLt's, which is `rows × columns` there.
-    fn new(operand: &Operand, rows: usize, columns: usize) -> Matrix {
+    fn new(operand: &Operand, rows: usize, columns: usize) -> SmallFactor {
         let (row_stride, column_stride) =
             if operand.transposed { (1, columns as u32) } else { (rows as u32, 1) };
-        Matrix { values: operand.pointer, row_stride, column_stride }
+        SmallFactor { values: operand.pointer, row_stride, column_stride }
     }
 }
 
@@ -80,8 +80,8 @@ impl Cuda {
             return false;
         }
         // cuBLASLt's matrices are transposed: its right factor is the left one here
-        let left = Matrix::new(&product.right, terms, rows);
-        let right = Matrix::new(&product.left, columns, terms);
+        let left = SmallFactor::new(&product.right, terms, rows);
+        let right = SmallFactor::new(&product.left, columns, terms);
         let blocks = (columns.div_ceil(SIDE) as u32, rows.div_ceil(SIDE) as u32);
         let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = &self.kernels.of::<LinearKernels>().small_product;

@@ -38,11 +38,14 @@
 //!   result of the last step, for messages between ranks, and, if several ranks clip the gradient,
 //!   for its norm.
 //! * With `--trace` the host waits for every layer to measure its time; steps take longer then.
-//! * If MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), messages use it directly,
-//!   and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
-//!   which are copied, sent and added while other chunks are, and while the GPU computes. Both ways
+//! * The ranks of a node map each other's GPU memory (CUDA IPC) where a trial at the start shows that they
+//!   can: collective operations within the node are then one kernel of the first rank on each GPU, which
+//!   reads and writes the buffers of all.
+//! * For all other messages, if MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), they use it
+//!   directly, and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
+//!   which are copied, sent and added while other chunks are, and while the GPU computes. All ways
 //!   give the same bits, except for subnormal numbers, which the CPU treats as zero; bfloat16 is
-//!   sent as such. `--device-transfers aware` or `staged` forces one way, and `--probe FILE`
+//!   sent as such. `--device-transfers aware` or `staged` forces one way for all messages, and `--probe FILE`
 //!   follows the findings of `probe`. An MPI that would crash is refused.
 //!
 //! `make bench-gpu` measures steps beside PyTorch's on the same card. On a machine without a GPU,

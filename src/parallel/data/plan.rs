@@ -13,10 +13,6 @@ use crate::parallel::zero::{GradientUse, ZeroStage};
 /// operation is faster than two with the update in between.
 const SMALL_PART: usize = 1 << 16;
 
-/// The most bytes of a bucket of a single replica, which reduces nothing: then a bucket is what is updated at a
-/// time, while its gradients are in the caches, and on a GPU beside the rest of the backward pass.
-const UPDATED_BYTES: usize = 4_000_000;
-
 /// Shards begin on a cache line.
 const SHARD_MULTIPLE: usize = 32;
 
@@ -42,8 +38,7 @@ impl StatePlan {
         let is_small = num_elements / num_replicas < SMALL_PART;
         let fastest = if is_small { ZeroStage::None } else { ZeroStage::Slots };
         let stage = if num_replicas == 1 { ZeroStage::None } else { sync.zero.unwrap_or(fastest) };
-        let most = if num_replicas == 1 { UPDATED_BYTES } else { usize::MAX };
-        let segments = segments(layout, sync.bucket_bytes.min(most) / size_of::<f32>());
+        let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
         let segmentation = Segmentation { segments, multiple: num_replicas * SHARD_MULTIPLE };
         let lengths = segmentation.segment_lengths(&shards);
         let usage =

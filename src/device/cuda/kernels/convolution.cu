@@ -47,7 +47,8 @@ __device__ __forceinline__ void add_taps(
 // Stores an output: the largest of the sums of its window, with bias and ReLU, and its place.
 template <class T>
 __device__ __forceinline__ void store_largest(
-    const ConvolutionShape& shape, const float (&sums)[4], uint32 at, const float* bias, T* argmax, T* output) {
+    const ConvolutionShape& shape, const float (&sums)[4], uint32 at, const float* bias, T* argmax,
+    T* output) {
     float best = sums[0];
     uint32 chosen = 0;
     for (uint32 place = 1; place < 4; place++) {
@@ -65,9 +66,9 @@ __device__ __forceinline__ void store_largest(
     }
 }
 
-// Computes the outputs of image `blockIdx.x`, one per `width` threads at a time, output channels fastest. More
-// than `width` threads are further slices, which share the rows of the kernel; then there is a thread of each
-// slice for every output, and images are `STAGED`.
+// Computes the outputs of image `blockIdx.x`, one per thread at a time, output channels fastest. More than
+// `width` threads are further slices, which share the rows of the kernel; then there is a thread of each slice
+// for every output, and images are `STAGED`.
 template <class T, bool STAGED>
 __device__ __forceinline__ void forward(
     ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax, T* output,
@@ -121,13 +122,12 @@ const uint32 MOST_WEIGHTS = 8;
 // Sums the gradients of weights over the images `blockIdx.x`, `blockIdx.x + gridDim.x`, …, into row
 // `blockIdx.x` of `partials`. `width` threads of a block have `each` weights, from number `blockIdx.y` ·
 // `each` · `width` on; further threads are further slices, which share the places of an image. With `STAGED`,
-// an image, its gradients and their places are in shared memory.
+// as slices need it, an image, its gradients and their places are in shared memory.
 template <class T, bool STAGED>
 __device__ __forceinline__ void backward_weight(
     ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,
     uint32 width) {
     extern __shared__ float shared[];
-    __shared__ float of_slices[MOST_THREADS];
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
     uint32 taps = shape.kernel * shape.kernel * shape.channels, num_weights = taps * shape.outputs;
@@ -136,6 +136,7 @@ __device__ __forceinline__ void backward_weight(
     float* gradients = shared + padded_len(shape);
     uint32 row_len = padded_width(shape) * shape.channels;
     uint32* starts = (uint32*)(gradients + len);
+    float* of_slices = (float*)(starts + len);
     float sums[MOST_WEIGHTS];
     uint32 outs[MOST_WEIGHTS], offsets[MOST_WEIGHTS], first = blockIdx.y * each * width + threadIdx.x % width;
 #pragma unroll
@@ -177,7 +178,7 @@ __device__ __forceinline__ void backward_weight(
             }
         }
     }
-    // a thread has one weight if there are several slices
+    // then a thread has one weight
     if (slices > 1) {
         of_slices[threadIdx.x] = sums[0];
         __syncthreads();

@@ -1,9 +1,9 @@
 //! Device memory that several processes of a node use: CUDA IPC.
 //!
 //! A process exports memory by a handle, and another maps it at an address of its own. To free memory that
-//! another process maps is undefined behaviour (CUDA Driver API, `cuIpcCloseMemHandle`), so exported memory is
-//! never freed: later buffers of the same size take it. Mappings stay until the process ends, as the context
-//! does.
+//! another process maps is undefined behaviour (CUDA Driver API, `cuIpcCloseMemHandle`), so exported memory
+//! is never freed: later buffers of the same size take it. Mappings stay until the process ends, as the
+//! context does.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;

@@ -2,9 +2,9 @@
 //!
 //! Each file uses only files that stand above it in this list: `format` (of values), `machine`
 //! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `ipc` (memory that processes
-//! share), `streams`, `memory`, `message_memory`, `buffer`; then, independent of each other, `upload` (host to device),
-//! `readings` (device to host), `partial_sums` (memory of reductions), `graph` (recorded steps),
-//! `specialised` (kernels for sizes of a network) and `cublaslt` (matrix products); and `gpu` (the
+//! share), `streams`, `memory`, `message_memory`, `buffer`; then, independent of each other, `upload`
+//! (host to device), `readings` (device to host), `partial_sums` (memory of reductions), `graph` (recorded
+//! steps), `specialised` (kernels for sizes of a network) and `cublaslt` (matrix products); and `gpu` (the
 //! device with all of these).
 
 pub(crate) mod buffer;
