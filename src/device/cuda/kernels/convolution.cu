@@ -67,8 +67,8 @@ __device__ __forceinline__ void store_largest(
 }
 
 // Computes the outputs of image `blockIdx.x`, one per thread at a time, output channels fastest. More than
-// `width` threads are further slices, which share the rows of the kernel; then there is a thread of each slice
-// for every output, and images are `STAGED`.
+// `width` threads are further slices, which share the rows of the kernel; then there is a thread of each
+// slice for every output, and images are `STAGED`.
 template <class T, bool STAGED>
 __device__ __forceinline__ void forward(
     ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax, T* output,
