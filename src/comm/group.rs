@@ -22,8 +22,26 @@ pub(super) struct Routes {
     /// The route through MPI.
     pub(super) transfers: Cell<Transfers>,
     /// The device of each rank of the job, if ranks of a node map each other's device memory.
-    pub(super) devices: RefCell<Vec<u128>>,
+    devices: RefCell<Vec<u128>>,
+    /// The number of times that the devices were set.
+    changes: Cell<u64>,
 }
+
+impl Routes {
+    pub(super) fn new() -> Routes {
+        let (devices, changes) = (RefCell::default(), Cell::new(0));
+        Routes { transfers: Cell::new(Transfers::Staged), devices, changes }
+    }
+
+    pub(super) fn set_devices(&self, devices: Vec<u128>) {
+        self.devices.replace(devices);
+        self.changes.set(self.changes.get() + 1);
+    }
+}
+
+/// The leader of each rank, if all ranks map each other's memory, with the number of changes when it was
+/// found.
+type Leaders = (u64, Option<Rc<[usize]>>);
 
 /// A group of ranks: MPI's communicator, and the counters and plans that its operations share.
 pub(super) struct Group {
@@ -36,6 +54,7 @@ pub(super) struct Group {
     /// The node of each rank of the group.
     nodes: RefCell<Vec<usize>>,
     plans: RefCell<HashMap<(Collective, Algorithm, Subtrees), Rc<Plan>>>,
+    leaders: RefCell<Option<Leaders>>,
     next_tag: Cell<usize>,
 }
 
@@ -43,8 +62,8 @@ impl Group {
     pub(super) fn new(mpi: Handle, links: Links, routes: Rc<Routes>) -> Group {
         let in_job = mpi.ranks_in_job();
         let nodes = in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
-        let (plans, next_tag) = (RefCell::default(), Cell::new(0));
-        Group { mpi, links, routes, in_job, nodes: RefCell::new(nodes), plans, next_tag }
+        let (plans, leaders, next_tag) = (RefCell::default(), RefCell::default(), Cell::new(0));
+        Group { mpi, links, routes, in_job, nodes: RefCell::new(nodes), plans, leaders, next_tag }
     }
 
     /// Returns the number in the job of rank `rank`.
@@ -64,7 +83,16 @@ impl Group {
 
     /// Returns for each rank the first that has the same device, if all ranks map each other's device
     /// memory.
-    pub(super) fn leaders(&self) -> Option<Vec<usize>> {
+    pub(super) fn leaders(&self) -> Option<Rc<[usize]>> {
+        let changes = self.routes.changes.get();
+        let mut known = self.leaders.borrow_mut();
+        match &*known {
+            Some((number, leaders)) if *number == changes => leaders.clone(),
+            _ => known.insert((changes, self.find_leaders())).1.clone(),
+        }
+    }
+
+    fn find_leaders(&self) -> Option<Rc<[usize]>> {
         let (size, devices) = (self.mpi.size, self.routes.devices.borrow());
         if devices.is_empty() || !(2..=MOST_PEERS).contains(&size) || self.num_nodes() > 1 {
             return None;
@@ -78,6 +106,7 @@ impl Group {
     pub(super) fn set_nodes(&self, nodes: Vec<usize>) {
         self.nodes.replace(nodes);
         self.plans.borrow_mut().clear();
+        self.leaders.replace(None);
     }
 
     /// Returns this rank's plan, which adds up `subtrees`. It is made at the first call and kept.

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-/// The handle of device memory by which another process of the node maps it; CUDA's are as long.
+/// The handle of device memory by which another process of the node maps it: 64 bytes, as CUDA's.
 pub type MemoryHandle = [u8; 64];
 
 /// The most ranks whose buffers one kernel reads and writes.

@@ -19,10 +19,10 @@ mod training;
 
 pub use metrics::{MetricsRow, ResultLine};
 pub use options::{
-    AnyDevice, AuditOptions, CheckpointOptions, DataOptions, DeviceChoice, DeviceOptions, Every, Given,
-    GridOptions, ModelName, ModelOptions, OptimizerOptions, OrAuto, PipelineOptions, Resume, SamplePart,
-    ScheduleChoice, ShapeText, SizeList, SourceOptions, Standardisation, Switch, TensorOptions, TrainOptions,
-    check_files, map_peers, name_of,
+    AnyDevice, AuditOptions, CheckpointOptions, DataOptions, DeviceChoice, DeviceOptions, EvaluationInterval,
+    Every, Given, GridOptions, ModelName, ModelOptions, OptimizerOptions, OrAuto, PipelineOptions, Resume,
+    SamplePart, ScheduleChoice, ShapeText, SizeList, SourceOptions, Standardisation, Switch, TensorOptions,
+    TrainOptions, check_files, map_peers, name_of,
 };
 pub use run::{Strategy, run};
 pub use samples::{SampleRequest, TargetsNeed, open_part};

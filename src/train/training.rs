@@ -38,7 +38,7 @@ struct Training<'a, D: Device> {
     resumed_after: Option<u64>,
     /// The evaluation of the current parameters, if they have been evaluated.
     tested: Option<Evaluation>,
-    /// The lowest loss of all evaluations, with its step.
+    /// The lowest loss of the evaluations of this run, with its step.
     lowest: Option<(f64, u64)>,
     /// The time of all steps for which this rank has waited for samples.
     waited: Duration,
@@ -263,7 +263,7 @@ impl<'a, D: Device> Training<'a, D> {
     /// Evaluates the network on the test samples, if there are any. Collective.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         let tested = self.run.evaluate(&mut self.trainer, &mut self.samples, self.done)?;
-        let is_lowest = |loss| self.lowest.is_none_or(|(lowest, _)| loss < lowest);
+        let is_lowest = |loss: f64| loss.is_finite() && self.lowest.is_none_or(|(lowest, _)| loss < lowest);
         if let Some(loss) = tested.map(|outcome| outcome.loss).filter(|loss| is_lowest(*loss)) {
             self.lowest = Some((loss, self.done));
         }
@@ -306,7 +306,8 @@ impl<'a, D: Device> Training<'a, D> {
         };
         let Training { run, mut trainer, mut checkpoints, journal, length, done, .. } = self;
         if let Some((loss, step)) = self.lowest.filter(|(_, step)| *step < done) {
-            log::info!("lowest test loss: {loss:.4} after step {step}");
+            let since = self.resumed_after.map_or(String::new(), |first| format!(" since step {first}"));
+            log::info!("lowest test loss{since}: {loss:.4} after step {step}");
         }
         trainer.check_finite(done)?;
         if run.options.check_replicas > 0 {

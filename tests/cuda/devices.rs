@@ -161,7 +161,7 @@ fn ranks_of_a_node_map_each_others_memory() {
                 .expect(0)
         };
         let (mapped, refused) = (run("ipc=1"), run("ipc=0"));
-        mapped.says_once("collective operations of a node by CUDA IPC");
+        mapped.says_once("collective operations of up to 16 ranks of a node by CUDA IPC");
         refused.says_once("the ranks of a node use MPI for all values: exporting device memory");
         assert_eq!(mapped.digest(), refused.digest(), "{name} {options}");
     }

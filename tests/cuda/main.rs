@@ -79,7 +79,7 @@ static CASES: &[Case] = &[
     Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
     Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 40> },
     Case { name: "messages", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation },
-    Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation_by_ipc },
+    Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 8, 9], run: messages::every_operation_by_ipc },
     Case {
         name: "oracle_deep_mlp_by_ipc",
         ranks: &[2, 3],

@@ -53,6 +53,13 @@ pub fn every_operation_by_ipc(world: &World) {
         large(Cuda::shared(), &messages, (1 << 20) / all.size() * all.size());
     }
     refused(Cuda::shared(), &all.duplicate(), all);
+    // ranks of several nodes use messages, and those of one of these nodes do not
+    let (spread, node) = (all.duplicate(), all.split(all.rank() / 2, all.rank()).unwrap());
+    spread.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
+    assert_eq!(spread.maps_peers(), all.size() == 2);
+    assert_eq!(node.maps_peers(), node.size() == 2);
+    operations(Cuda::shared(), Role::Exact, &spread, 1025);
+    operations(Cuda::shared(), Role::Exact, &node, 1025);
     all.set_devices(Vec::new());
     assert!(!all.maps_peers());
 }

@@ -93,7 +93,7 @@ const OPTIONS: [(&str, &[&str]); 51] = [
     ("--audit", &["1", "2", "1000"]),
     ("--audit-action", &["warn", "stop"]),
     ("--inject-fault", &["update:0:1", "product:0:2:stuck", "message:9:1", "heat:0:1"]),
-    ("--eval-every", &["1"]),
+    ("--eval-every", &["1", "2steps"]),
     ("--metrics", &["DIR/m.csv", "DIR/m.jsonl", "DIR", "/dev/null", "/nowhere/m.csv", "FILE"]),
     ("--trace", &["DIR/t.json", "/dev/full", "DIR", "FILE"]),
     ("--checkpoint-dir", &["DIR/c", "DIR/c", "DIR/f.h5", "/proc/none"]),

@@ -172,6 +172,25 @@ fn log_lines_come_from_rank_0_with_level_and_step_and_no_bar() {
     assert!(!quiet.stderr.contains("INFO") && !quiet.stderr.contains("step"), "{}", quiet.describe());
 }
 
+/// Evaluations come every two steps, and the lowest of their losses is named with its step.
+#[test]
+fn evaluations_every_two_steps_and_the_lowest_loss() {
+    // too large a rate, with which the last loss is not the lowest
+    let arguments = "--steps 7 --eval-every 2steps --learning-rate 2";
+    let done = mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1"]);
+    let done = done.args(arguments.split_whitespace()).run().expect(0);
+    let loss = |line: &str| -> f64 {
+        let (_, rest) = line.split_once("test: loss ").expect("the line has a loss");
+        rest.split_whitespace().next().and_then(|number| number.parse().ok()).expect("it is a number")
+    };
+    let lines = done.stderr.lines().filter(|line| line.contains("test: loss "));
+    let losses: Vec<f64> = lines.map(loss).collect();
+    assert_eq!(losses.len(), 4, "after steps 2, 4, 6 and 7: {}", done.describe());
+    let at = (0..4).min_by(|one, other| losses[*one].total_cmp(&losses[*other])).expect("there are four");
+    assert!(at < 3, "{}", done.describe());
+    done.says_once(&format!("lowest test loss: {:.4} after step {}", losses[at], [2, 4, 6][at]));
+}
+
 #[test]
 fn help_is_printed_once_and_explains_every_option() {
     let done = sync_sgd(2, "--help").run().expect(0);

@@ -5,7 +5,6 @@ mod pending;
 mod point_to_point;
 mod reduction;
 
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
@@ -44,8 +43,8 @@ impl Communicator {
     /// Wraps a communicator that was not split from another; `name` identifies its operations in
     /// traces. Collective.
     pub(super) fn new(communicator: SimpleCommunicator, name: u64) -> Communicator {
-        let routes = Routes { transfers: Cell::new(Transfers::Staged), devices: RefCell::default() };
-        Communicator::of(Group::new(Handle::new(communicator), Links::new(name), Rc::new(routes)))
+        let routes = Rc::new(Routes::new());
+        Communicator::of(Group::new(Handle::new(communicator), Links::new(name), routes))
     }
 
     fn of(group: Group) -> Communicator {
@@ -187,7 +186,7 @@ impl Communicator {
     /// of a node do not share. With an empty list they no longer do. Collective over the job, while no
     /// operation is under way.
     pub fn set_devices(&self, devices: Vec<u128>) {
-        self.group.routes.devices.replace(devices);
+        self.group.routes.set_devices(devices);
     }
 
     /// Returns true if all ranks map each other's device memory. Not collective.

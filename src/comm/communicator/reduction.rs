@@ -259,7 +259,10 @@ impl Communicator {
         let choice = self.choice(collective, self.call_on::<B>(), len, element);
         let task = match choice.algorithm {
             Algorithm::Mpi => Task::Mpi(collective),
-            Algorithm::Ipc => Task::Peers { collective, leaders: self.group.leaders().unwrap_or_default() },
+            Algorithm::Ipc => {
+                let leaders = self.group.leaders().unwrap_or_else(|| [].into());
+                Task::Peers { collective, leaders }
+            }
             _ => self.rounds(collective, choice, self.subtrees(), len, element),
         };
         let request = self.request(collective, task, operation, len);

@@ -29,7 +29,7 @@ pub(in crate::comm) struct Entry {
     is_done: Cell<bool>,
 }
 
-#[allow(clippy::large_enum_variant)] // entries are kept for reuse, so that operations allocate nothing
+#[allow(clippy::large_enum_variant)] // entries are kept for reuse, so that messages allocate nothing
 enum EntryWork {
     /// Messages, and sums of what arrives.
     Messages(Underway),

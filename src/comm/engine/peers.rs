@@ -1,9 +1,10 @@
 //! An operation on device memory that the ranks of a node map: the messages around the leaders' work.
 //!
-//! Every rank sends the handle of its buffer's memory to each leader of a device, once its values may be
-//! read. A leader that has all handles starts its work, and tells every rank when that is complete. A rank's
-//! buffer is its own again when all leaders have said so. Messages of the operation have its own tag on the
-//! communicator's private twin, and arrive in the order in which a rank sends them.
+//! Every rank sends the handle of its buffer's memory, with its length and the type of its values, to each
+//! leader of a device, once its values may be read. A leader that has all of them starts its work, and tells
+//! every rank when that is complete. A rank's buffer is its own again when all leaders have said so. Messages
+//! of the operation have its own tag on the communicator's private twin, and arrive in the order in which a
+//! rank sends them.
 #![allow(unsafe_code)]
 
 use std::rc::Rc;
@@ -13,25 +14,41 @@ use crate::Result;
 use crate::comm::algorithm::peer_work;
 use crate::comm::group::Group;
 use crate::comm::mpi::{Channel, Requests, Values};
-use crate::memory::{Buffer, MemoryHandle, PeerBuffer, PeerWork};
+use crate::memory::{Buffer, ElementType, MemoryHandle, PeerBuffer, PeerWork};
 use crate::trace::{Flight, Span};
+
+/// A rank's message to a leader: the handle of its memory, then the number of its values and of their type.
+type Offer = [u8; OFFER_BYTES];
+
+const OFFER_BYTES: usize = size_of::<MemoryHandle>() + 2 * size_of::<u64>();
+
+fn offer(handle: MemoryHandle, len: usize, element: ElementType) -> Offer {
+    let mut offer = [0; OFFER_BYTES];
+    let (name, rest) = offer.split_at_mut(handle.len());
+    let (values, kind) = rest.split_at_mut(size_of::<u64>());
+    name.copy_from_slice(&handle);
+    values.copy_from_slice(&(len as u64).to_ne_bytes());
+    kind.copy_from_slice(&(element as u64).to_ne_bytes());
+    offer
+}
 
 /// An operation with everything that is needed to post and complete it.
 pub(super) struct PeerOperation {
     group: Rc<Group>,
     pub(super) request: Request,
     buffer: Box<dyn PeerBuffer>,
-    bytes: usize,
+    len: usize,
+    element: ElementType,
     /// The name in traces.
     link: i64,
     tag: i32,
-    leaders: Vec<usize>,
+    leaders: Rc<[usize]>,
     work: Vec<PeerWork>,
-    /// The handles of all ranks' memory, as far as they have arrived.
-    handles: Box<[MemoryHandle]>,
-    /// The messages with other ranks' handles.
+    /// The offers of all ranks, as far as they have arrived.
+    offers: Box<[Offer]>,
+    /// The messages with other ranks' offers.
     arriving: Requests,
-    /// This rank's handle on its way to leaders, and the messages at the ends of their work.
+    /// This rank's offer on its way to leaders, and the messages at the ends of their work.
     ends: Requests,
     /// `None` until the operation is posted.
     flight: Option<Flight>,
@@ -42,7 +59,7 @@ pub(super) struct PeerOperation {
 enum PeerState {
     /// The values may not be read yet.
     Unposted,
-    /// A leader waits for handles.
+    /// A leader waits for offers.
     Gathering,
     /// A leader's device works.
     Working,
@@ -66,23 +83,24 @@ impl PeerOperation {
         let Task::Peers { collective, leaders } = &request.task else {
             unreachable!("other operations are made of messages")
         };
-        let (len, bytes, rank) = (buffer.len(), buffer.len() * buffer.element_type().bytes(), group.mpi.rank);
-        let (work, leaders) = (peer_work(*collective, len, leaders, rank), leaders.clone());
+        let (len, element) = (buffer.len(), buffer.element_type());
+        let (work, leaders) = (peer_work(*collective, len, leaders, group.mpi.rank), Rc::clone(leaders));
         // SAFETY: the caller keeps the buffer until the operation is done.
         let buffer = unsafe { buffer.lend_to_peers(request.operation)? };
         let tag = Group::tag(group.take_tags(1));
-        let handles = vec![[0; 64]; group.mpi.size].into();
+        let offers = vec![[0; OFFER_BYTES]; group.mpi.size].into();
         let (link, arriving, ends) = (request.link(group), group.mpi.requests(), group.mpi.requests());
         Ok(PeerOperation {
             group: Rc::clone(group),
             request,
             buffer,
-            bytes,
+            len,
+            element,
             link,
             tag,
             leaders,
             work,
-            handles,
+            offers,
             arriving,
             ends,
             flight: None,
@@ -103,29 +121,29 @@ impl PeerOperation {
     /// Posts the operation if its values may be read; returns true once it is posted.
     pub(super) fn post(&mut self) -> bool {
         if matches!(self.state, PeerState::Unposted) && self.buffer.is_computed() {
-            self.send_handle();
+            self.send_offer();
         }
         !matches!(self.state, PeerState::Unposted)
     }
 
-    fn send_handle(&mut self) {
-        let flight = self.request.flight(&self.group, self.link, self.bytes);
+    fn send_offer(&mut self) {
+        let flight = self.request.flight(&self.group, self.link, self.len * self.element.bytes());
         let span = flight.posting();
         let mpi = &self.group.mpi;
         let (own, tag) = (mpi.rank, self.tag);
-        self.handles[own] = self.buffer.handle();
+        self.offers[own] = offer(self.buffer.handle(), self.len, self.element);
         for rank in self.others() {
             if self.leads(own) {
-                let into = Values::of_mut(&mut self.handles[rank]);
-                // SAFETY: the operation keeps the handles until the requests are complete, or leaks them, and
+                let into = Values::of_mut(&mut self.offers[rank]);
+                // SAFETY: the operation keeps the offers until the requests are complete, or leaks them, and
                 // does not read them before.
                 unsafe { mpi.receive(&mut self.arriving, Channel::Private, into, rank, tag) };
             }
             if self.leads(rank) {
-                let (handle, nothing) = (Values::of(&self.handles[own]), Values::of_mut::<u8>(&mut []));
+                let (offer, nothing) = (Values::of(&self.offers[own]), Values::of_mut::<u8>(&mut []));
                 // SAFETY: as above; the other message is empty.
                 unsafe {
-                    mpi.send(&mut self.ends, Channel::Private, handle, rank, tag);
+                    mpi.send(&mut self.ends, Channel::Private, offer, rank, tag);
                     mpi.receive(&mut self.ends, Channel::Private, nothing, rank, tag);
                 }
             }
@@ -138,7 +156,8 @@ impl PeerOperation {
     /// Advances the operation if it is posted; returns true when it is done.
     pub(super) fn advance(&mut self) -> bool {
         if matches!(self.state, PeerState::Gathering) && self.arriving.test() {
-            self.buffer.start(self.group.mpi.rank, &self.handles, &self.work);
+            let handles = self.handles();
+            self.buffer.start(self.group.mpi.rank, &handles, &self.work);
             self.state = PeerState::Working;
         }
         if matches!(self.state, PeerState::Working) && self.buffer.is_done() {
@@ -154,6 +173,19 @@ impl PeerOperation {
             flight.end();
         }
         is_done
+    }
+
+    /// Returns the handles of all ranks' memory, after checking that they have as many values of one type:
+    /// work beyond the end of another rank's buffer would not be noticed.
+    fn handles(&self) -> Vec<MemoryHandle> {
+        let own = &self.offers[self.group.mpi.rank];
+        let (name, values) = own.split_at(size_of::<MemoryHandle>());
+        let same = |(rank, other): (usize, &Offer)| {
+            let is_same = other[name.len()..] == *values;
+            assert!(is_same, "rank {rank} has other values than the {} of an operation", self.len);
+            std::array::from_fn(|at| other[at])
+        };
+        self.offers.iter().enumerate().map(same).collect()
     }
 
     /// Begins the span in which the operation is waited for, once it is posted.

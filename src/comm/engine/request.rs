@@ -22,7 +22,7 @@ pub(in crate::comm) enum Task {
     Mpi(Collective),
     /// Work on device memory that the ranks of a node map, shared by those that lead a device: the leader
     /// of each rank.
-    Peers { collective: Collective, leaders: Vec<usize> },
+    Peers { collective: Collective, leaders: Rc<[usize]> },
     /// A plan in rounds.
     Rounds { collective: Collective, plan: Rc<Plan>, cut: Cut },
 }

@@ -20,8 +20,14 @@ kernel_table!(LinearKernels in "linear.cu" {
 /// The most products of two values in a product of matrices that our own kernel forms.
 const LARGEST_SMALL_PRODUCT: usize = 1 << 22;
 
+/// The most terms of a sum that its kernel forms: a block goes through all of them.
+const MOST_SMALL_TERMS: usize = 1024;
+
 /// Rows, and columns, of a block's part of a small product.
 const SIDE: usize = 16;
+
+/// The most blocks of a launch in y.
+const MOST_BLOCKS_IN_Y: usize = 65_535;
 
 /// A factor of a small product, row-major or column-major: `struct Matrix` of the kernel.
 #[derive(Clone, Copy)]
@@ -76,7 +82,8 @@ impl Cuda {
             EpilogueFunction::Relu => true,
             EpilogueFunction::Gelu { .. } | EpilogueFunction::GeluBackward { .. } => return false,
         };
-        if self.precision != Precision::F32 || columns * rows * terms > LARGEST_SMALL_PRODUCT {
+        let is_small = columns * rows * terms <= LARGEST_SMALL_PRODUCT && terms <= MOST_SMALL_TERMS;
+        if self.precision != Precision::F32 || !is_small || rows.div_ceil(SIDE) > MOST_BLOCKS_IN_Y {
             return false;
         }
         // cuBLASLt's matrices are transposed: its right factor is the left one here

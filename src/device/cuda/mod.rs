@@ -39,8 +39,8 @@
 //!   for its norm.
 //! * With `--trace` the host waits for every layer to measure its time; steps take longer then.
 //! * The ranks of a node map each other's GPU memory (CUDA IPC) where a trial at the start shows that they
-//!   can: collective operations within the node are then one kernel of the first rank on each GPU, which
-//!   reads and writes the buffers of all.
+//!   can: a collective operation of up to 16 ranks, all on one node, is then one kernel of the first rank on
+//!   each GPU, which reads and writes the buffers of all.
 //! * For all other messages, if MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), they use it
 //!   directly, and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
 //!   which are copied, sent and added while other chunks are, and while the GPU computes. All ways

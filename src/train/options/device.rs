@@ -11,6 +11,7 @@ use super::names::{OrAuto, name_of, or_auto};
 use super::peers::map_peers;
 use crate::comm::{Awareness, Capabilities, Operation, Transfers, World, awareness, library_version};
 use crate::device::{Cpu, Cuda, Precision, Vectors};
+use crate::memory::MOST_PEERS;
 use crate::{Error, Result};
 
 /// The kinds of devices that a user can choose.
@@ -71,8 +72,11 @@ impl ValueEnum for Transfers {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (name, help) = match self {
-            Transfers::Aware => ("aware", "MPI reads and writes the memory of the GPU; refused if it cannot"),
-            Transfers::Staged => ("staged", "Values are copied through pinned host memory"),
+            Transfers::Aware => (
+                "aware",
+                "MPI reads and writes the memory of the GPU, without CUDA IPC; refused if it cannot",
+            ),
+            Transfers::Staged => ("staged", "Values are copied through pinned host memory, without CUDA IPC"),
         };
         Some(PossibleValue::new(name).help(help))
     }
@@ -99,9 +103,9 @@ pub struct DeviceOptions {
         long,
         value_parser =
             or_auto::<Transfers>(
-                "Within a node no messages: one rank of each GPU reads and writes the memory of all (CUDA \
-                 IPC), if that works. Otherwise aware if MPI says that it accepts the memory of GPUs, else \
-                 staged"
+                "Collective operations of up to 16 ranks of one node by CUDA IPC, if a trial shows that it \
+                 works: one rank of each GPU reads and writes the memory of all. All else aware if MPI says \
+                 that it accepts the memory of GPUs, otherwise staged"
             ),
         default_value = "auto"
     )]
@@ -260,6 +264,10 @@ fn announce(world: &World, device: &Cuda, transfers: Transfers, is_mapped: bool)
         Transfers::Aware => "; messages from its memory",
         Transfers::Staged => "; messages through the host",
     };
-    let collective = if is_mapped { "; collective operations of a node by CUDA IPC" } else { "" };
+    let most = MOST_PEERS;
+    let collective = match is_mapped {
+        true => format!("; collective operations of up to {most} ranks of a node by CUDA IPC"),
+        false => String::new(),
+    };
     log::info!("computing on {}{shared}{messages}{collective}", device.name());
 }

@@ -146,8 +146,9 @@ pub struct TrainOptions {
     /// The audits.
     pub audit: AuditOptions,
 
-    /// Epochs (1) or steps (250steps) between evaluations on the test samples; 0 for one at the end only
-    #[arg(long, value_name = "N", default_value = "1", help_heading = "Output")]
+    /// Epochs (2) or, with the unit, steps (250steps) between evaluations on the test samples; 0 for one at
+    /// the end only
+    #[arg(long, value_name = "N|Nsteps", default_value = "1", help_heading = "Output")]
     pub eval_every: EvaluationInterval,
 
     /// Write one row per step to this file: JSON lines if it ends in .jsonl or .json, else CSV; a

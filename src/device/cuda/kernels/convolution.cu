@@ -353,14 +353,14 @@ __device__ __forceinline__ ConvolutionShape known_shape(const ConvolutionShape& 
         staged ? backward_weight<T, true>(shape, input, argmax, gradient, partials, width)                   \
                : backward_weight<T, false>(shape, input, argmax, gradient, partials, width);                 \
     }                                                                                                        \
-    extern "C" __global__ void convolution_backward_input_##name(                                            \
+    extern "C" __global__ void __launch_bounds__(512) convolution_backward_input_##name(                     \
         ConvolutionShape given, const float* weight, const T* argmax, const T* gradient,                     \
         T* input_gradient, int staged) {                                                                     \
         ConvolutionShape shape = known_shape(given);                                                         \
         staged ? backward_input<T, true>(shape, weight, argmax, gradient, input_gradient)                    \
                : backward_input<T, false>(shape, weight, argmax, gradient, input_gradient);                  \
     }                                                                                                        \
-    extern "C" __global__ void convolution_backward_input_dense_##name(                                      \
+    extern "C" __global__ void __launch_bounds__(512) convolution_backward_input_dense_##name(               \
         ConvolutionShape given, const float* weight, const T* argmax, const T* gradient,                     \
         T* input_gradient) {                                                                                 \
         backward_input_dense<T>(known_shape(given), weight, argmax, gradient, input_gradient);               \

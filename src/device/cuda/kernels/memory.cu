@@ -138,7 +138,7 @@ __device__ __forceinline__ void add_terms(
 
 FOR_BOTH(ADDITIONS)
 
-// The same array in the buffers of all ranks that share memory.
+// The addresses of an array in the buffers of all peers.
 struct Peers {
     uint64 at[16];
     uint32 num;
@@ -184,7 +184,7 @@ __device__ __forceinline__ void sum_peers(
     });
 }
 
-// The same for any number of peers, a value after the other.
+// Adds up the buffers of any number of peers, one peer after the other.
 template <class T>
 __device__ __forceinline__ void sum_many_peers(
     uint64 first, uint64 len, const Peers& peers, uint32 into, uint32 end) {

@@ -40,6 +40,17 @@ impl UnusedMemory {
         Some(unused.swap_remove(at))
     }
 
+    /// Returns the smallest memory of at least `bytes`, if there is any.
+    pub(crate) fn take_at_least(&self, bytes: usize) -> Option<ExportedMemory> {
+        let smallest = self.0.borrow().iter().map(|memory| memory.bytes).filter(|has| *has >= bytes).min()?;
+        self.take(smallest)
+    }
+
+    /// Returns the bytes of all memory that nothing uses.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.borrow().iter().map(|memory| memory.bytes).sum()
+    }
+
     /// Keeps memory that nothing uses any more.
     pub(crate) fn keep(&self, memory: ExportedMemory) {
         self.0.borrow_mut().push(memory);

@@ -45,9 +45,12 @@ impl DeviceMemory {
             return Ok(DeviceMemory { pointer: 0, bytes: 0, handle: Cell::new(None), streams });
         }
         let bytes = len.checked_mul(format.bytes());
-        if let Some(memory) = bytes.and_then(|bytes| streams.unused_memory.take(bytes)) {
+        let again = |memory: ExportedMemory| {
             let ExportedMemory { pointer, bytes, handle } = memory;
-            return Ok(DeviceMemory { pointer, bytes, handle: Cell::new(Some(handle)), streams });
+            DeviceMemory { pointer, bytes, handle: Cell::new(Some(handle)), streams: Rc::clone(&streams) }
+        };
+        if let Some(memory) = bytes.and_then(|bytes| streams.unused_memory.take(bytes)) {
+            return Ok(again(memory));
         }
         streams.count(|counters| counters.allocations += 1);
         // SAFETY: kernels and copies check lengths before they use the memory, and `drop` frees it
@@ -61,7 +64,10 @@ impl DeviceMemory {
             Some(Err(error)) if error.0 != CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(Error::failed("allocating CUDA memory", explain(error)))
             }
-            _ => Err(out_of_memory(&streams, len, format)),
+            _ => match bytes.and_then(|bytes| streams.unused_memory.take_at_least(bytes)) {
+                Some(memory) => Ok(again(memory)),
+                None => Err(out_of_memory(&streams, len, format)),
+            },
         }
     }
 
@@ -89,9 +95,13 @@ fn out_of_memory(streams: &Streams, len: usize, format: Format) -> Error {
         }
         Err(_) => "less than that is free".to_owned(),
     };
+    let kept = match gibibytes(streams.unused_memory.bytes() as f64) {
+        kept if kept >= 0.01 => format!("; {kept:.2} GiB are kept because other ranks map them"),
+        _ => String::new(),
+    };
     let way_out = "a smaller --batch-size, more --micro-batches or more ranks would need less";
     let doing = format!("allocating {wanted:.2} GiB on CUDA device {} ({})", streams.ordinal, streams.name);
-    Error::input(doing, format!("{free}; {way_out}"))
+    Error::input(doing, format!("{free}{kept}; {way_out}"))
 }
 
 impl Drop for DeviceMemory {
