@@ -78,18 +78,14 @@ static CASES: &[Case] = &[
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
     Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
     Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 40> },
-    Case { name: "messages", ranks: &[1, 2, 3, 4, 5, 8], run: messages::every_operation },
-    Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 8, 9], run: messages::every_operation_by_ipc },
+    Case { name: "messages", ranks: &[1, 2, 3, 5, 8], run: messages::every_operation },
+    Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 9], run: messages::every_operation_by_ipc },
     Case {
         name: "oracle_deep_mlp_by_ipc",
         ranks: &[2, 3],
         run: |world| messages::ipc(world, |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw")),
     },
-    Case {
-        name: "grids_by_ipc",
-        ranks: &[4, 8],
-        run: |world| messages::ipc(world, layouts::grids::<Cuda, 40>),
-    },
+    Case { name: "grids_by_ipc", ranks: &[4], run: |world| messages::ipc(world, layouts::grids::<Cuda, 40>) },
     Case {
         name: "zero_same_bits_by_ipc",
         ranks: &[3],
@@ -102,7 +98,7 @@ static CASES: &[Case] = &[
     },
     Case {
         name: "grids_straight_from_memory",
-        ranks: &[4, 8],
+        ranks: &[4],
         run: |world| messages::aware(world, layouts::grids::<Cuda, 40>),
     },
     Case {
