@@ -122,10 +122,15 @@ fn collectives_measure_a_device_beside_the_other_ways() {
         Err(why) => return say_skipped(&why),
     };
     let aware = move || format!("{libraries}/libaware.so.1");
-    for (precision, others) in [("f32", &["staged", "mpi"][..]), ("bf16", &["staged"])] {
+    let messages = &["direct", "pairwise"][..];
+    for (transfers, precision, ours, others) in [
+        ("auto", "f32", &["ipc"][..], &["staged", "mpi"][..]),
+        ("aware", "f32", messages, &["staged", "mpi"]),
+        ("aware", "bf16", messages, &["staged"]),
+    ] {
         let arguments = format!(
-            "--device cuda --precision {precision} --operation all-reduce,all-gather --json --compare \
-             --from 8 --to 64KiB --factor 8192 --seconds 0.002"
+            "--device cuda --device-transfers {transfers} --precision {precision} --json --compare \
+             --operation all-reduce,all-gather --from 8 --to 64KiB --factor 8192 --seconds 0.002"
         );
         let job = mpiexec(3, env!("CARGO_BIN_EXE_collectives")).args(arguments.split_whitespace());
         let done = job.libraries(Some(libraries)).env("LD_PRELOAD", aware).run().expect(0);
@@ -141,7 +146,7 @@ fn collectives_measure_a_device_beside_the_other_ways() {
                 .map(|other| other["algorithm"].as_str().unwrap())
                 .collect();
             assert_eq!(names, if is_sum { others } else { &["staged"] }, "{row}");
-            assert!(["direct", "pairwise"].contains(&row["algorithm"].as_str().unwrap()), "{row}");
+            assert!(ours.contains(&row["algorithm"].as_str().unwrap()), "{row}");
             assert_eq!(row["overlap_percent"].is_number(), row["call"] == "non-blocking", "{row}");
             assert!(row["wrong"] == 0 && row["memory"] == "device", "{row}");
         }
