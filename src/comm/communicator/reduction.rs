@@ -260,7 +260,7 @@ impl Communicator {
         let task = match choice.algorithm {
             Algorithm::Mpi => Task::Mpi(collective),
             Algorithm::Ipc => {
-                let leaders = self.group.leaders().unwrap_or_else(|| [].into());
+                let leaders = self.group.leaders().expect("ranks that map each other's memory have leaders");
                 Task::Peers { collective, leaders }
             }
             _ => self.rounds(collective, choice, self.subtrees(), len, element),

@@ -17,18 +17,14 @@ use crate::comm::mpi::{Channel, Requests, Values};
 use crate::memory::{Buffer, ElementType, MemoryHandle, PeerBuffer, PeerWork};
 use crate::trace::{Flight, Span};
 
-/// A rank's message to a leader: the handle of its memory, then the number of its values and of their type.
-type Offer = [u8; OFFER_BYTES];
+/// A rank's message to a leader: the number of its values and of their type, then the handle of its memory.
+type Offer = [i64; HANDLE_WORDS + 2];
 
-const OFFER_BYTES: usize = size_of::<MemoryHandle>() + 2 * size_of::<u64>();
+const HANDLE_WORDS: usize = size_of::<MemoryHandle>() / size_of::<i64>();
 
 fn offer(handle: MemoryHandle, len: usize, element: ElementType) -> Offer {
-    let mut offer = [0; OFFER_BYTES];
-    let (name, rest) = offer.split_at_mut(handle.len());
-    let (values, kind) = rest.split_at_mut(size_of::<u64>());
-    name.copy_from_slice(&handle);
-    values.copy_from_slice(&(len as u64).to_ne_bytes());
-    kind.copy_from_slice(&(element as u64).to_ne_bytes());
+    let mut offer = [len as i64, element as i64, 0, 0, 0, 0, 0, 0, 0, 0];
+    offer[2..].copy_from_slice(&bytemuck::cast::<_, [i64; HANDLE_WORDS]>(handle));
     offer
 }
 
@@ -88,7 +84,7 @@ impl PeerOperation {
         // SAFETY: the caller keeps the buffer until the operation is done.
         let buffer = unsafe { buffer.lend_to_peers(request.operation)? };
         let tag = Group::tag(group.take_tags(1));
-        let offers = vec![[0; OFFER_BYTES]; group.mpi.size].into();
+        let offers = vec![Offer::default(); group.mpi.size].into();
         let (link, arriving, ends) = (request.link(group), group.mpi.requests(), group.mpi.requests());
         Ok(PeerOperation {
             group: Rc::clone(group),
@@ -179,11 +175,13 @@ impl PeerOperation {
     /// work beyond the end of another rank's buffer would not be noticed.
     fn handles(&self) -> Vec<MemoryHandle> {
         let own = &self.offers[self.group.mpi.rank];
-        let (name, values) = own.split_at(size_of::<MemoryHandle>());
         let same = |(rank, other): (usize, &Offer)| {
-            let is_same = other[name.len()..] == *values;
-            assert!(is_same, "rank {rank} has other values than the {} of an operation", self.len);
-            std::array::from_fn(|at| other[at])
+            assert!(
+                other[..2] == own[..2],
+                "rank {rank} has other values than the {} of an operation",
+                self.len
+            );
+            bytemuck::cast_slice(&other[2..]).try_into().expect("the words are those of a handle")
         };
         self.offers.iter().enumerate().map(same).collect()
     }

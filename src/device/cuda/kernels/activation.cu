@@ -150,7 +150,7 @@ __device__ __forceinline__ void activation_backward(int activation, uint64 len, 
     }
 }
 
-// Stores the sums over the `height` rows of a tile of 256 threads with `width` columns, of which thread i has
+// Stores the sums over the rows of a tile of 256 threads with `width` columns, of which thread i has
 // `value` i, added to what is there if `accumulate`.
 __device__ __forceinline__ void sum_tile(uint32 width, float value, float* total, int accumulate) {
     __shared__ float tile[256];

@@ -12,6 +12,22 @@ const uint32 TERMS = 128;
 // Rows and columns of a block's part of the product.
 const uint32 SIDE = 16;
 
+// Copies `TERMS` terms from number `start` on, of 16 rows of the left factor, or columns of the right one,
+// from number `first` on, to shared memory; those beyond the last are 0.
+__device__ __forceinline__ void stage_factor(
+    float (&into)[SIDE][TERMS + 1], const float* values, uint32 len, uint32 first, uint32 stride,
+    uint32 terms, uint32 start, uint32 term_stride) {
+    // neighbouring threads read neighbouring values
+    bool by_terms = term_stride == 1;
+#pragma unroll 8
+    for (uint32 at = threadIdx.x; at < SIDE * TERMS; at += 256) {
+        uint32 line = by_terms ? at / TERMS : at % SIDE, term = by_terms ? at % TERMS : at / SIDE;
+        bool is_inside = first + line < len && start + term < terms;
+        uint64 place = (uint64)(first + line) * stride + (uint64)(start + term) * term_stride;
+        into[line][term] = is_inside ? values[place] : 0;
+    }
+}
+
 // output = left · right + bias, added to what is there if `accumulate`, then ReLU if `relu`; `output` is
 // `[rows, columns]`, `bias` may be null. A block of 256 threads has 16 × 16 values: each thread four of them,
 // and a quarter of their terms.
@@ -24,25 +40,9 @@ extern "C" __global__ void small_product(
     float sums[2][2] = {{0, 0}, {0, 0}};
     for (uint32 start = 0; start < terms; start += TERMS) {
         __syncthreads();
-        // neighbouring threads read neighbouring values
-#pragma unroll 8
-        for (uint32 at = threadIdx.x; at < SIDE * TERMS; at += 256) {
-            bool by_terms = left.column_stride == 1;
-            uint32 row = by_terms ? at / TERMS : at % SIDE, term = by_terms ? at % TERMS : at / SIDE;
-            bool is_inside = first_row + row < rows && start + term < terms;
-            uint64 place = (uint64)(first_row + row) * left.row_stride
-                + (uint64)(start + term) * left.column_stride;
-            lefts[row][term] = is_inside ? left.values[place] : 0;
-        }
-#pragma unroll 8
-        for (uint32 at = threadIdx.x; at < SIDE * TERMS; at += 256) {
-            bool by_terms = right.row_stride == 1;
-            uint32 column = by_terms ? at / TERMS : at % SIDE, term = by_terms ? at % TERMS : at / SIDE;
-            bool is_inside = first_column + column < columns && start + term < terms;
-            uint64 place = (uint64)(start + term) * right.row_stride
-                + (uint64)(first_column + column) * right.column_stride;
-            rights[column][term] = is_inside ? right.values[place] : 0;
-        }
+        stage_factor(lefts, left.values, rows, first_row, left.row_stride, terms, start, left.column_stride);
+        stage_factor(
+            rights, right.values, columns, first_column, right.column_stride, terms, start, right.row_stride);
         __syncthreads();
         uint32 end = min(TERMS, terms - start);
 #pragma unroll 4
