@@ -1,5 +1,6 @@
 //! Contract of activations: elementwise functions and their derivatives.
 
+use super::dropout::DropoutShape;
 use super::memory::MemoryOperations;
 use super::row_sums::RowSums;
 
@@ -46,39 +47,6 @@ pub struct BiasShape {
     pub columns: usize,
     /// The rows of a sample: the positions of an image, or 1.
     pub positions: usize,
-}
-
-/// The draws of a dropout: element e is drawn by `(seed, step, module, e)` alone, with the generator
-/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), so that every
-/// layout draws the same.
-#[derive(Debug, Clone, Copy)]
-pub struct DropoutShape {
-    /// The probability of 0, below 1.
-    pub rate: f32,
-    /// The seed of the run.
-    pub seed: u64,
-    /// The number of the step.
-    pub step: u32,
-    /// The number of the module.
-    pub module: u32,
-    /// The number of the first element among those of the batch.
-    pub first: u64,
-    /// The elements of a row, at least 1, whose numbers are consecutive.
-    pub row_len: u64,
-    /// The distance from the number of a row's first element to that of the next.
-    pub row_stride: u64,
-}
-
-impl DropoutShape {
-    /// Returns the smallest number of 32 random bits that keeps an element.
-    pub(super) fn threshold(&self) -> u32 {
-        (f64::from(self.rate) * (1_u64 << 32) as f64) as u32
-    }
-
-    /// Returns the factor of elements that are kept.
-    pub(super) fn scale(&self) -> f32 {
-        1.0 / (1.0 - self.rate)
-    }
 }
 
 /// Elementwise functions, forward and backward.

@@ -1,5 +1,6 @@
 //! Contract of attention.
 
+use super::dropout::AttentionDropout;
 use super::memory::MemoryOperations;
 
 /// Sequences, each of which attends to itself.
@@ -7,7 +8,7 @@ use super::memory::MemoryOperations;
 /// The heads come in groups. The heads of a group have queries of their own, and share keys and values
 /// (Ainslie et al., "GQA", 2023); with one query head a group, this is plain attention. A position has for
 /// each group the queries of its heads, a key and a value, each of `width` values, one behind the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// The number of sequences.
     pub rows: usize,
@@ -21,6 +22,8 @@ pub struct AttentionShape {
     pub width: usize,
     /// True if a position attends only to itself and to those before it.
     pub causal: bool,
+    /// The dropout of the softmax's values, in training.
+    pub dropout: Option<AttentionDropout>,
 }
 
 impl AttentionShape {
@@ -63,8 +66,8 @@ pub struct Rotation {
 }
 
 /// Attention, forward and backward. With the queries Q, keys K and values V of a head, the output is
-/// softmax(Q · Kᵀ · scale) · V. The matrix of scores is never stored: the backward pass computes it again,
-/// some rows at a time (Dao et al., "FlashAttention", 2022).
+/// softmax(Q · Kᵀ · scale) · V, or dropout(softmax(Q · Kᵀ · scale)) · V. The matrix of scores is never stored:
+/// the backward pass computes it again, some rows at a time (Dao et al., "FlashAttention", 2022).
 pub trait AttentionOperations: MemoryOperations {
     /// Computes `output`. `saved`, `[rows, heads, positions]`, receives the logarithm of each softmax's
     /// sum of exponentials; a GPU, whose saved values may be rounded, computes it again.
@@ -77,7 +80,8 @@ pub trait AttentionOperations: MemoryOperations {
     );
 
     /// Computes the outputs of the queries from position `first` on, `[rows, positions − first, output
-    /// width]`. An output has the bits that [`AttentionOperations::attention_forward`] gives it.
+    /// width]`, without dropout. An output has the bits that [`AttentionOperations::attention_forward`] gives
+    /// it.
     fn attention_next(
         &self,
         shape: &AttentionShape,

@@ -34,7 +34,11 @@ impl Model {
 
     /// Returns true if training passes draw at random: dropout.
     pub fn draws(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer.kind, LayerKind::Dropout(_)))
+        self.layers.iter().any(|layer| match &layer.kind {
+            LayerKind::Dropout(_) => true,
+            LayerKind::Attention(attention) => attention.dropout > 0.0,
+            _ => false,
+        })
     }
 
     /// Returns the cost of each layer's forward and backward pass, in operations per row. No

@@ -15,6 +15,8 @@ pub struct Attention {
     pub causal: bool,
     /// The base of the angles by which queries and keys are rotated, for rotary positions.
     pub rotary: Option<f32>,
+    /// The probability that dropout sets a weight, a value of the softmax, to 0 in training.
+    pub dropout: f32,
     /// True if the linear layers have biases.
     pub bias: bool,
     /// The standard deviation of the initial weights of the layer before, if not PyTorch's default.
@@ -178,7 +180,7 @@ pub struct GptSizes {
     pub width: usize,
     /// True if linear layers and norms have biases.
     pub bias: bool,
-    /// The rate of dropout, after the embeddings and at the end of each branch.
+    /// The rate of dropout, after the embeddings, in attention and at the end of each branch.
     pub dropout: f32,
 }
 
@@ -307,6 +309,7 @@ impl Network {
             key_value_heads: heads,
             causal: true,
             rotary: None,
+            dropout,
             bias,
             deviation,
             output_deviation,

@@ -221,6 +221,7 @@ operation!(Attention { shape: AttentionShape }, |this, device, views, outs| {
     device.copy(device.view(&output, 0..len), outs[0].take().unwrap());
     let (input, saved, output) = (views[0], device.view(&saved, 0..saved_len), device.view(&output, 0..len));
     device.attention_backward(shape, input, saved, output, views[1], outs[1].take().unwrap());
+    let shape = &AttentionShape { dropout: None, ..*shape };
     device.attention_next(shape, shape.positions / 2, views[0], outs[2].take().unwrap());
 });
 operation!(Add {}, |_this, device, views, outs| device.add(views[0], outs[0].take().unwrap()));

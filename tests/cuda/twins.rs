@@ -5,9 +5,9 @@ use std::cell::RefCell;
 
 use phalanx::comm::World;
 use phalanx::device::{
-    Activation, AdamStep, AttentionShape, BlockShape, Cpu, Cuda, Device, DropoutShape, EmbeddingShape, Gate,
-    LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role, Rotation, SgdStep, WeightLayout,
-    totals, update,
+    Activation, AdamStep, AttentionDropout, AttentionShape, BlockShape, Cpu, Cuda, Device, DropoutMask,
+    DropoutShape, EmbeddingShape, Gate, LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role,
+    Rotation, SgdStep, WeightLayout, totals, update,
 };
 
 use super::divided_losses::divided_losses;
@@ -219,8 +219,8 @@ fn gates_and_dropout(cuda: &Cuda, tolerance: f32) {
         }
         for first in [0, 3, (1 << 34) + 7] {
             let (row_len, row_stride) = (len.div_ceil(4) as u64, len as u64);
-            let (rate, seed, step, module) = (0.3, 0x1234_5678_9abc_def0, 17, 5);
-            let shape = DropoutShape { rate, seed, step, module, first, row_len, row_stride };
+            let mask = DropoutMask { rate: 0.3, seed: 0x1234_5678_9abc_def0, step: 17, module: 5 };
+            let shape = DropoutShape { mask, first, row_len, row_stride };
             let arrays = [given(random(len, 1)), output(len), given(random(len, 2))];
             compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Dropout { num_read: 1, shape });
         }
@@ -265,8 +265,11 @@ fn attention(cuda: &Cuda, tolerance: f32) {
         (1, 37, 1, 2, 96),
         (1, 50, 1, 1, 250),
     ] {
-        for causal in [true, false] {
-            let shape = AttentionShape { rows, positions, groups, heads, width, causal };
+        for (causal, drops) in [(true, false), (false, false), (true, true), (false, true)] {
+            let mask = DropoutMask { rate: 0.3, seed: 0x1234_5678_9abc_def0, step: 17, module: 5 };
+            let dropout =
+                drops.then_some(AttentionDropout { mask, first: (1 << 34) + 4, row_stride: 1 << 17 });
+            let shape = AttentionShape { rows, positions, groups, heads, width, causal, dropout };
             let (inputs, outputs) = (positions * shape.input_width(), positions * shape.output_width());
             let arrays = [
                 given(random(rows * inputs, 1)),
@@ -276,7 +279,7 @@ fn attention(cuda: &Cuda, tolerance: f32) {
                 output(rows * (positions - positions / 2) * shape.output_width()),
             ];
             compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &Attention { num_read: 2, shape });
-            if width % 2 == 0 {
+            if width % 2 == 0 && !drops {
                 let arrays =
                     [given(random(rows * inputs, 1)), output(rows * inputs), given(random(rows * inputs, 2))];
                 let rotation = Rotation { base: 10_000.0, first: 3 * rows, inverse: causal };

@@ -55,6 +55,7 @@ fn transformer() -> Network {
         key_value_heads: 3,
         causal: true,
         rotary: None,
+        dropout: 0.1,
         bias: true,
         deviation: None,
         output_deviation: None,

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::leaf_sums::{LeafSums, add_up};
 use super::philox::{NUM_LANES, philox};
 use super::{Cpu, math};
-use crate::device::{Activation, ActivationOperations, BiasShape, DropoutShape, Gate, RowSums};
+use crate::device::{Activation, ActivationOperations, BiasShape, DropoutMask, DropoutShape, Gate, RowSums};
 
 thread_local! {
     /// The sums of leaves that are not added to others yet.
@@ -86,7 +86,7 @@ impl ActivationOperations for Cpu {
         if let Some(from) = from {
             values.copy_from_slice(from);
         }
-        let DropoutShape { first, row_len, row_stride, .. } = *dropout;
+        let DropoutShape { mask, first, row_len, row_stride } = *dropout;
         if row_len != row_stride {
             let part = self.rows_per_thread(values.len().div_ceil(row_len as usize));
             let parts = values.chunks_mut(part * row_len as usize).enumerate();
@@ -96,7 +96,7 @@ impl ActivationOperations for Cpu {
                     || {
                         for (row, values) in values.chunks_mut(row_len as usize).enumerate() {
                             let row = (number * part + row) as u64;
-                            drop_out(dropout, first + row * row_stride, values);
+                            drop_out(&mask, first + row * row_stride, values);
                         }
                     },
                 );
@@ -107,7 +107,7 @@ impl ActivationOperations for Cpu {
         self.for_each(parts, |(number, values)| {
             self.vectorised(
                 #[inline(always)]
-                || drop_out(dropout, first + (number * part) as u64, values),
+                || drop_out(&mask, first + (number * part) as u64, values),
             );
         });
     }
@@ -237,13 +237,13 @@ fn relu(x: f32) -> f32 {
 
 /// Computes a dropout of `values`, of which the first has number `first`.
 #[inline(always)]
-fn drop_out(dropout: &DropoutShape, first: u64, values: &mut [f32]) {
-    let (threshold, scale) = (dropout.threshold(), dropout.scale());
+pub(super) fn drop_out(mask: &DropoutMask, first: u64, values: &mut [f32]) {
+    let (threshold, scale) = (mask.threshold(), mask.scale());
     let mut number = first;
     let mut rest = values;
     while !rest.is_empty() {
         let (block, skipped) = (number / 4, (number % 4) as usize);
-        let bits = philox(block, [dropout.step, dropout.module], dropout.seed);
+        let bits = philox(block, [mask.step, mask.module], mask.seed);
         let len = rest.len().min(4 * NUM_LANES - skipped);
         let (now, later) = rest.split_at_mut(len);
         for (value, bits) in now.iter_mut().zip(&bits[skipped..]) {

@@ -8,11 +8,12 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
+use super::activation::drop_out;
 use super::loops::{LANES, largest, sum_of};
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use super::transpose::transpose;
-use crate::device::{AttentionOperations, AttentionShape, Rotation};
+use crate::device::{AttentionDropout, AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
 
 /// The queries of a block.
@@ -49,6 +50,8 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct AttentionHead {
     shape: AttentionShape,
+    /// The number of the first weight, for dropout.
+    first_weight: u64,
     query: usize,
     key: usize,
     value: usize,
@@ -58,12 +61,24 @@ struct AttentionHead {
 }
 
 impl AttentionHead {
-    /// Returns head `head` of `group`.
-    fn new(shape: AttentionShape, group: usize, head: usize) -> AttentionHead {
+    /// Returns head `head` of `group` in sequence `row`.
+    fn new(shape: AttentionShape, row: usize, group: usize, head: usize) -> AttentionHead {
         let (start, width) = (group * shape.group_width(), shape.width);
         let key = start + shape.heads * width;
-        let output = (group * shape.heads + head) * width;
-        AttentionHead { shape, query: start + head * width, key, value: key + width, output, first: 0 }
+        let number = group * shape.heads + head;
+        let output = number * width;
+        let first_weight = shape.dropout.map_or(0, |dropout| dropout.of_head(row, number, shape.positions));
+        let (query, value) = (start + head * width, key + width);
+        AttentionHead { shape, first_weight, query, key, value, output, first: 0 }
+    }
+
+    /// Computes the dropout of the weights of the query at `position`, or of their gradients, if there is one.
+    #[inline(always)]
+    fn drop_out(&self, position: usize, weights: &mut [f32]) {
+        if let Some(AttentionDropout { mask, .. }) = &self.shape.dropout {
+            let stride = AttentionDropout::query_stride(self.shape.positions);
+            drop_out(mask, self.first_weight + position as u64 * stride, weights);
+        }
     }
 
     /// Returns the number of keys that the queries before `end` see.
@@ -90,8 +105,9 @@ impl AttentionOperations for Cpu {
         let (output_len, saved_len) =
             (shape.positions * shape.output_width(), shape.positions * shape.num_heads());
         let rows = input.chunks_exact(input_len).zip(output.chunks_exact_mut(output_len));
-        self.for_each(rows.zip(saved.chunks_exact_mut(saved_len)), |((input, output), saved)| {
-            self.forward_sequence(shape, 0, input, saved, output);
+        let rows = rows.zip(saved.chunks_exact_mut(saved_len)).enumerate();
+        self.for_each(rows, |(row, ((input, output), saved))| {
+            self.forward_sequence(shape, row, 0, input, saved, output);
         });
     }
 
@@ -99,7 +115,7 @@ impl AttentionOperations for Cpu {
         let input_len = shape.positions * shape.input_width();
         let output_len = (shape.positions - first) * shape.output_width();
         let rows = input.chunks_exact(input_len).zip(output.chunks_exact_mut(output_len));
-        self.for_each(rows, |(input, output)| self.forward_sequence(shape, first, input, &mut [], output));
+        self.for_each(rows, |(input, output)| self.forward_sequence(shape, 0, first, input, &mut [], output));
     }
 
     fn attention_backward(
@@ -136,7 +152,7 @@ impl AttentionOperations for Cpu {
                             gradient,
                         };
                         let is_first = head == 0;
-                        let head = AttentionHead::new(*shape, group, head);
+                        let head = AttentionHead::new(*shape, row, group, head);
                         self.backward_head(head, is_first, arrays, scratch, input_gradient);
                     }
                 }
@@ -162,11 +178,12 @@ struct HeadArrays<'a> {
 }
 
 impl Cpu {
-    /// Computes the outputs of a sequence from position `first` on. `saved` receives the logarithms of all
+    /// Computes the outputs of sequence `row` from position `first` on. `saved` receives the logarithms of all
     /// positions, unless it is empty.
     fn forward_sequence(
         &self,
         shape: &AttentionShape,
+        row: usize,
         first: usize,
         input: &[f32],
         saved: &mut [f32],
@@ -176,7 +193,7 @@ impl Cpu {
             let mut saved = saved.chunks_exact_mut(shape.positions);
             for group in 0..shape.groups {
                 let keys = scratch.keys.elements(shape.width * shape.positions);
-                let key = AttentionHead::new(*shape, group, 0).key;
+                let key = AttentionHead::new(*shape, row, group, 0).key;
                 self.vectorised(
                     #[inline(always)]
                     || columns_of(shape, input, key, keys),
@@ -184,7 +201,7 @@ impl Cpu {
                 let scores = scratch.scores.elements(BLOCK * row_len(shape.positions));
                 for head in 0..shape.heads {
                     let logarithms = saved.next().unwrap_or_default();
-                    let head = AttentionHead { first, ..AttentionHead::new(*shape, group, head) };
+                    let head = AttentionHead { first, ..AttentionHead::new(*shape, row, group, head) };
                     self.forward_head(head, input, keys, scores, logarithms, output);
                 }
             }
@@ -234,6 +251,7 @@ impl Cpu {
                         row[end..].fill(0.0);
                         // zeros at the end change no sum
                         *total = sum_of([&row[..end.next_multiple_of(LANES)]], |[x]| x);
+                        head.drop_out(at, &mut row[..end]);
                         *row_largest = largest;
                     }
                     let mut block_logarithms = [0.0_f32; BLOCK];
@@ -314,6 +332,7 @@ impl Cpu {
                         let mean = sum_of([dy, y], |[dy, y]| dy * y);
                         let scores = &mut scores[row * row_len..][..row_len];
                         let gradients = &mut gradients[row * row_len..][..row_len];
+                        head.drop_out(at, &mut gradients[..end]);
                         let chunks = whole_chunks(scores, end).iter_mut();
                         for (scores, gradients) in chunks.zip(whole_chunks(gradients, end)) {
                             for (score, gradient) in scores.iter_mut().zip(gradients) {
@@ -321,6 +340,7 @@ impl Cpu {
                                 *gradient = *score * (*gradient - mean) * scale;
                             }
                         }
+                        head.drop_out(at, &mut scores[..end]);
                         scores[end..].fill(0.0);
                         gradients[end..].fill(0.0);
                     }

@@ -1,5 +1,6 @@
 //! Activations, forward and backward.
 
+use super::dropout::DropoutDraws;
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
@@ -23,18 +24,14 @@ kernel_table!(ActivationKernels in "activation.cu" {
 /// `struct DropoutShape` of the kernels.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct DropoutDraws {
-    seed: u64,
+struct DropoutRows {
+    draws: DropoutDraws,
     first: u64,
     row_len: u64,
     row_stride: u64,
-    step: u32,
-    module: u32,
-    threshold: u32,
-    scale: f32,
 }
 
-impl KernelArgument for DropoutDraws {}
+impl KernelArgument for DropoutRows {}
 
 /// Returns the kernels' number of a gate.
 fn gate_number(gate: Gate) -> i32 {
@@ -125,12 +122,11 @@ impl ActivationOperations for Cuda {
     fn dropout(&self, dropout: &DropoutShape, from: Option<CudaView<'_>>, values: CudaViewMut<'_>) {
         let from = from.unwrap_or(values.as_view());
         assert!(from.len == values.len && from.format == values.format);
-        let DropoutShape { seed, step, module, first, row_len, row_stride, .. } = *dropout;
-        let (threshold, scale) = (dropout.threshold(), dropout.scale());
-        let draws = DropoutDraws { seed, first, row_len, row_stride, step, module, threshold, scale };
+        let DropoutShape { mask, first, row_len, row_stride } = *dropout;
+        let rows = DropoutRows { draws: DropoutDraws::of(&mask), first, row_len, row_stride };
         let kernel = self.kernels.of::<ActivationKernels>().dropout.of(values.format);
         let (launch, len) = (self.streams.over(values.len, 4), values.len as u64);
-        launch!(self.streams, kernel, launch, draws, len, from.pointer, values.pointer);
+        launch!(self.streams, kernel, launch, rows, len, from.pointer, values.pointer);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::dropout::DropoutDraws;
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::compile::{Constants, KernelSource};
 use super::runtime::format::Format;
@@ -53,6 +54,9 @@ struct Sizes {
     width: u32,
     causal: i32,
     scale: f32,
+    draws: DropoutDraws,
+    first_weight: u64,
+    row_stride: u64,
 }
 
 impl KernelArgument for Sizes {}
@@ -61,7 +65,18 @@ impl Sizes {
     fn of(shape: &AttentionShape) -> Sizes {
         let AttentionShape { positions, groups, heads, width, causal, .. } = *shape;
         let [positions, groups, heads, width] = [positions, groups, heads, width].map(|size| size as u32);
-        Sizes { positions, groups, heads, width, causal: i32::from(causal), scale: shape.scale() }
+        let dropout = shape.dropout.as_ref();
+        Sizes {
+            positions,
+            groups,
+            heads,
+            width,
+            causal: i32::from(causal),
+            scale: shape.scale(),
+            draws: dropout.map_or_else(DropoutDraws::default, |dropout| DropoutDraws::of(&dropout.mask)),
+            first_weight: dropout.map_or(0, |dropout| dropout.first),
+            row_stride: dropout.map_or(0, |dropout| dropout.row_stride),
+        }
     }
 }
 

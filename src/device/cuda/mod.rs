@@ -57,6 +57,7 @@ mod activation;
 mod attention;
 mod convolution;
 mod copy;
+mod dropout;
 mod embedding;
 mod linear;
 mod loss;

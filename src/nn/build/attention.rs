@@ -15,18 +15,29 @@ impl Builder {
     pub(super) fn attention(&mut self, attention: Attention) -> Result<usize, String> {
         let (len, inputs) = self.sequence("attention needs")?;
         let Attention { heads, key_value_heads: groups, causal, rotary, bias, .. } = attention;
-        let Attention { deviation, output_deviation, .. } = attention;
+        let Attention { dropout, deviation, output_deviation, .. } = attention;
         if heads == 0 || !inputs.is_multiple_of(heads) {
             return Err(format!("{heads} heads do not divide {inputs} features"));
         }
         if groups == 0 || !heads.is_multiple_of(groups) {
             return Err(format!("{groups} heads with keys and values do not divide {heads} heads"));
         }
+        if !(0.0..1.0).contains(&dropout) {
+            return Err(format!("the dropout of its weights is {dropout}, but must be from 0 to below 1"));
+        }
         let width = inputs / heads;
         if width > WIDEST_HEAD {
             return Err(format!("a head would have {width} features, and {WIDEST_HEAD} are the limit"));
         }
-        let shape = AttentionShape { rows: 0, positions: len, groups, heads: heads / groups, width, causal };
+        let shape = AttentionShape {
+            rows: 0,
+            positions: len,
+            groups,
+            heads: heads / groups,
+            width,
+            causal,
+            dropout: None,
+        };
         let name = self.tensor_name("attn", 1);
         let outputs = shape.input_width();
 
@@ -42,7 +53,8 @@ impl Builder {
             }
             self.push(LayerKind::Rotary(RotaryLayer { shape, base }), self.tensors.len(), None)?;
         }
-        self.push(LayerKind::Attention(AttentionLayer { shape }), self.tensors.len(), None)?;
+        let layer = AttentionLayer::whole(shape, dropout, self.layers.len());
+        self.push(LayerKind::Attention(layer), self.tensors.len(), None)?;
 
         let first = self.tensors.len();
         self.linear_tensors(&format!("{name}.c_proj"), [inputs, inputs], bias, output_deviation);

@@ -1,20 +1,43 @@
 //! Attention.
 
-use super::passes::{LayerPasses, LayerTensors, NextPositions, SplitRule, Tape};
-use crate::device::{AttentionShape, Device, FusedActivation};
+use super::passes::{Draws, LayerPasses, LayerTensors, NextPositions, SplitRule, Tape};
+use crate::device::{AttentionDropout, AttentionShape, Device, FusedActivation};
 use crate::nn::Features;
 
 /// Scaled dot-product attention by heads (Vaswani et al., "Attention is all you need", 2017, §3.2), without
 /// the products before and after it. A rank's shard has some of the groups of heads.
 #[derive(Debug, Clone)]
 pub struct AttentionLayer {
-    /// The sizes; `rows` is 0 here.
+    /// The sizes; `rows` is 0 here, and there is no dropout.
     pub shape: AttentionShape,
+    /// The probability that dropout sets a weight to 0.
+    pub dropout: f32,
+    /// The number of the layer in the model.
+    pub number: usize,
+    /// The number of the shard's first head among those of the whole layer.
+    pub first_head: usize,
+    /// The number of heads of the whole layer.
+    pub num_heads: usize,
 }
 
 impl AttentionLayer {
-    fn shape(&self, rows: usize) -> AttentionShape {
-        AttentionShape { rows, ..self.shape }
+    /// Returns a layer with all heads.
+    pub fn whole(shape: AttentionShape, dropout: f32, number: usize) -> AttentionLayer {
+        AttentionLayer { shape, dropout, number, first_head: 0, num_heads: shape.num_heads() }
+    }
+
+    /// Returns the sizes of a pass over `rows` sequences. Weights are drawn by sample, head, query and key, so
+    /// they are the same in every layout, and drawn again in the backward pass.
+    fn shape(&self, rows: usize, draws: Option<Draws>) -> AttentionShape {
+        let positions = self.shape.positions;
+        let head_stride = positions as u64 * AttentionDropout::query_stride(positions);
+        let row_stride = self.num_heads as u64 * head_stride;
+        let dropout = draws.filter(|_| self.dropout > 0.0).map(|draws| AttentionDropout {
+            mask: draws.mask(self.dropout, self.number),
+            first: draws.first_row as u64 * row_stride + self.first_head as u64 * head_stride,
+            row_stride,
+        });
+        AttentionShape { rows, dropout, ..self.shape }
     }
 }
 
@@ -49,14 +72,14 @@ impl LayerPasses for AttentionLayer {
     fn forward<D: Device>(
         &self,
         device: &D,
-        _parameters: LayerTensors<'_, D>,
+        parameters: LayerTensors<'_, D>,
         rows: usize,
         input: D::View<'_>,
         saved: D::ViewMut<'_>,
         output: D::ViewMut<'_>,
     ) {
         if self.shape.groups > 0 {
-            device.attention_forward(&self.shape(rows), input, saved, output);
+            device.attention_forward(&self.shape(rows, parameters.draws), input, saved, output);
         }
     }
 
@@ -88,8 +111,9 @@ impl LayerPasses for AttentionLayer {
         _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         if self.shape.groups > 0 {
-            let Tape { input, saved, output, .. } = *tape;
-            device.attention_backward(&self.shape(rows), input, saved, output, gradient, input_gradient);
+            let Tape { input, saved, output, draws } = *tape;
+            let shape = self.shape(rows, draws);
+            device.attention_backward(&shape, input, saved, output, gradient, input_gradient);
         }
     }
 }

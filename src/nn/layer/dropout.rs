@@ -29,10 +29,9 @@ impl DropoutLayer {
     }
 
     fn shape(&self, draws: Draws) -> DropoutShape {
-        let Draws { seed, step, first_row } = draws;
         let (row_len, row_stride) = (self.features.len() as u64, self.whole_len as u64);
-        let first = first_row as u64 * row_stride + self.first as u64;
-        DropoutShape { rate: self.rate, seed, step, module: self.number as u32, first, row_len, row_stride }
+        let first = draws.first_row as u64 * row_stride + self.first as u64;
+        DropoutShape { mask: draws.mask(self.rate, self.number), first, row_len, row_stride }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::device::{Activation, Device, FusedActivation, Role, RowSums};
+use crate::device::{Activation, Device, DropoutMask, FusedActivation, Role, RowSums};
 use crate::nn::Features;
 use crate::nn::parameters::FlatBuffer;
 use crate::sums::Section;
@@ -210,6 +210,13 @@ pub struct Draws {
     pub step: u32,
     /// The number of the first row of the pass among those of the batch.
     pub first_row: usize,
+}
+
+impl Draws {
+    /// Returns the draws of layer number `number` of the model, for a dropout of `rate`.
+    pub(super) fn mask(&self, rate: f32, number: usize) -> DropoutMask {
+        DropoutMask { rate, seed: self.seed, step: self.step, module: number as u32 }
+    }
 }
 
 /// The parameters of a layer.

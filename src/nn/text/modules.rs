@@ -3,8 +3,9 @@
 //! [`each_value`].
 //!
 //! `deviation` is the standard deviation of normal initial weights, in place of PyTorch's default.
-//! `attention` may have `key-value-heads=K`, for heads that share keys and values, and `rotary=B`, for rotary
-//! positions of base B (10000 is usual); `output-deviation` is for the layer after it.
+//! `attention` may have `key-value-heads=K`, for heads that share keys and values, `rotary=B`, for rotary
+//! positions of base B (10000 is usual), and `dropout=R`, for a dropout of the softmax's values;
+//! `output-deviation` is for the layer after it.
 
 use std::mem::discriminant;
 use std::ops::RangeInclusive;
@@ -49,6 +50,7 @@ const ATTENTION: Attention = Attention {
     key_value_heads: 0,
     causal: false,
     rotary: None,
+    dropout: 0.0,
     bias: true,
     deviation: None,
     output_deviation: None,
@@ -56,6 +58,9 @@ const ATTENTION: Attention = Attention {
 
 /// The names of gates.
 const GATES: [(&str, Gate); 3] = [("sigmoid", Gate::Sigmoid), ("silu", Gate::Silu), ("gelu", Gate::Gelu)];
+
+/// The rates that dropout may have.
+const RATES: RangeInclusive<f32> = 0.0..=0.999;
 
 /// The standard deviations that initial weights may have.
 const DEVIATIONS: RangeInclusive<f32> = 0.0..=1e6;
@@ -83,7 +88,7 @@ pub(super) fn each_value<L: Line>(module: &mut Module, line: &mut L) -> Result<(
             line.number(None, "the height and width of the window", size)
         }
         Module::GatedLinearUnit { gate } => line.choice("gate", &GATES, Gate::Sigmoid, gate),
-        Module::Dropout { rate } => line.real(None, "the probability of 0", 0.0..=0.999, None, rate),
+        Module::Dropout { rate } => line.real(None, "the probability of 0", RATES, None, rate),
         Module::LayerNorm { bias } => line.switch("bias", true, bias),
         Module::GroupNorm { groups } => line.number(None, "the number of groups", groups),
         Module::LayerScale { initial } => {
@@ -97,15 +102,15 @@ pub(super) fn each_value<L: Line>(module: &mut Module, line: &mut L) -> Result<(
             line.real(Some("deviation"), "deviation", DEVIATIONS, Some(1.0), deviation)
         }
         Module::Attention(attention) => {
-            let Attention { heads, key_value_heads, causal, rotary, bias, deviation, output_deviation } =
-                attention;
+            let Attention { heads, key_value_heads, causal, rotary, dropout, bias, .. } = attention;
             line.number(None, "the number of heads", heads)?;
             line.optional_number("key-value-heads", 1, *heads, key_value_heads)?;
             line.switch("causal", false, causal)?;
             line.optional_real("rotary", 1.0..=1e9, rotary)?;
+            line.real(Some("dropout"), "dropout", RATES, Some(0.0), dropout)?;
             line.switch("bias", true, bias)?;
-            line.optional_real("deviation", DEVIATIONS, deviation)?;
-            line.optional_real("output-deviation", DEVIATIONS, output_deviation)
+            line.optional_real("deviation", DEVIATIONS, &mut attention.deviation)?;
+            line.optional_real("output-deviation", DEVIATIONS, &mut attention.output_deviation)
         }
         Module::GlobalAverage
         | Module::Activation(_)

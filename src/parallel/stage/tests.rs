@@ -287,6 +287,7 @@ fn sequences() -> Vec<(&'static str, Vec<Module>, Features)> {
             key_value_heads,
             causal,
             rotary,
+            dropout: 0.3,
             bias,
             deviation,
             output_deviation,

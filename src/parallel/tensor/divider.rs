@@ -166,10 +166,11 @@ impl Divider<'_> {
         Divided::new(pieces, tensors)
     }
 
-    /// Returns the groups of heads of this rank.
-    pub(super) fn own_groups(&self, shape: AttentionShape) -> AttentionShape {
+    /// Returns the groups of heads of this rank, and the number of the first of them.
+    pub(super) fn own_groups(&self, shape: AttentionShape) -> (AttentionShape, usize) {
         let (width, unit) = (shape.input_width(), shape.group_width());
-        AttentionShape { groups: self.division.section(width, unit, self.rank).len() / unit, ..shape }
+        let own = self.division.section(width, unit, self.rank).terms();
+        (AttentionShape { groups: own.len() / unit, ..shape }, own.start / unit)
     }
 
     /// Returns the rows of this rank's tokens. The sum over the ranks has one term that is not 0.

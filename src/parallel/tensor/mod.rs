@@ -77,11 +77,13 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
             _ if division.num_ranks() == 1 => divider.whole(layer),
             (_, LayerKind::Embedding(embedding)) => divider.by_tokens(layer, embedding, output),
             (_, LayerKind::Attention(attention)) => {
-                let shape = divider.own_groups(attention.shape);
-                Divided::without_tensors(LayerKind::Attention(AttentionLayer { shape }))
+                let (shape, first_group) = divider.own_groups(attention.shape);
+                let first_head = first_group * shape.heads;
+                let layer = AttentionLayer { shape, first_head, ..attention.clone() };
+                Divided::without_tensors(LayerKind::Attention(layer))
             }
             (_, LayerKind::Rotary(rotary)) => {
-                let shape = divider.own_groups(rotary.shape);
+                let (shape, _) = divider.own_groups(rotary.shape);
                 Divided::without_tensors(LayerKind::Rotary(RotaryLayer { shape, ..rotary.clone() }))
             }
             (Some(role), LayerKind::Linear(linear)) => {

@@ -116,7 +116,7 @@ pub struct ModelOptions {
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub layers: usize,
 
-    /// Rate of dropout of gpt, after the embeddings and at the end of each branch
+    /// Rate of dropout of gpt: after the embeddings, of the weights of attention, at the end of each branch
     #[arg(long, value_name = "RATE", default_value_t = 0.0)]
     pub dropout: f32,
 

@@ -70,9 +70,16 @@ pub fn shared_positions_oracles<D: TestDevice>(world: &World) {
 
 /// Returns attention of `heads` heads with rotary positions.
 fn attention(heads: usize) -> Module {
-    let (causal, rotary, bias, deviation, output_deviation) = (true, Some(100.0), false, None, None);
-    let key_value_heads = heads;
-    Module::Attention(Attention { heads, key_value_heads, causal, rotary, bias, deviation, output_deviation })
+    Module::Attention(Attention {
+        heads,
+        key_value_heads: heads,
+        causal: true,
+        rotary: Some(100.0),
+        dropout: 0.2,
+        bias: false,
+        deviation: None,
+        output_deviation: None,
+    })
 }
 
 fn residual(body: Vec<Module>) -> Module {

@@ -1,5 +1,7 @@
 // Activations with bias, their derivatives, and sums over rows.
 
+#include "dropout.cuh"
+
 // Numbers of `Activation`.
 enum { IDENTITY = 0, RELU = 1, GELU = 2, TANH = 3, GELU_TANH = 4, SILU = 5 };
 
@@ -246,26 +248,9 @@ __device__ __forceinline__ void gated_backward(
 }
 
 struct DropoutShape {
-    uint64 seed, first, row_len, row_stride;
-    uint32 step, module, threshold;
-    float scale;
+    DropoutMask mask;
+    uint64 first, row_len, row_stride;
 };
-
-// Returns numbers 4 · `block` to 4 · `block` + 3 of the generator Philox4x32-10 (Salmon et al., SC 2011).
-__device__ __forceinline__ Several<uint32, 4> philox(const DropoutShape& dropout, uint64 block) {
-    uint32 a = (uint32)block, b = (uint32)(block >> 32), c = dropout.step, d = dropout.module;
-    uint32 key = (uint32)dropout.seed, other_key = (uint32)(dropout.seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64 first = (uint64)0xD2511F53u * a, second = (uint64)0xCD9E8D57u * c;
-        a = (uint32)(second >> 32) ^ b ^ key;
-        b = (uint32)second;
-        c = (uint32)(first >> 32) ^ d ^ other_key;
-        d = (uint32)first;
-        key += 0x9E3779B9u;
-        other_key += 0xBB67AE85u;
-    }
-    return {a, b, c, d};
-}
 
 // Sets values to 0 and scales the others, as the draws say; `from` may be `values`.
 template <class T>
@@ -273,16 +258,13 @@ __device__ __forceinline__ void dropout(DropoutShape shape, uint64 len, const T*
     uint64 alignment = (uint64)from | (uint64)values | 4 * (shape.first | shape.row_len | shape.row_stride);
     over_values<4>(len, alignment, [&](uint64 at, auto count) {
         uint64 number = shape.first + at / shape.row_len * shape.row_stride + at % shape.row_len;
-        Several<uint32, 4> draws = philox(shape, number / 4);
+        Several<uint32, 4> draws = shape.mask.draw(number / 4);
         Several<T, count.value> some = load<count.value>(from + at);
         for (uint32 i = 0; i < count.value; i++) {
-            uint32 draw = count.value > 1 ? draws.at[i]
-                : number % 4 == 0         ? draws.at[0]
-                : number % 4 == 1         ? draws.at[1]
-                : number % 4 == 2         ? draws.at[2]
-                                          : draws.at[3];
-            bool is_kept = draw >= shape.threshold;
-            some.at[i] = from_float<T>(is_kept ? to_float(some.at[i]) * shape.scale : 0);
+            // several values begin at a multiple of 4
+            uint32 draw = count.value > 1 ? draws.at[i] : of_block(draws, number % 4);
+            float factor = shape.mask.factor(draw);
+            some.at[i] = from_float<T>(factor > 0 ? to_float(some.at[i]) * factor : 0);
         }
         store(values + at, some);
     });

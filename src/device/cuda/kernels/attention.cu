@@ -8,6 +8,7 @@
 // A result does not depend on where its row stands in a tile: tiles begin at position 0, and a key that is
 // not seen adds exactly 0, if its values are finite.
 
+#include "dropout.cuh"
 #include "tile.cuh"
 
 // The sizes of attention: see `AttentionShape`.
@@ -15,6 +16,9 @@ struct Sizes {
     uint32 positions, groups, heads, width;
     int causal;
     float scale;
+    DropoutMask mask;
+    // The number of the first weight, and the distance between those of sequences.
+    uint64 first_weight, row_stride;
 };
 
 // The rows of a tile that all warps of a block share, for heads of up to `WIDTH` values.
@@ -52,6 +56,38 @@ __device__ __forceinline__ Head head_of(Sizes sizes, uint32 first, uint64 index)
     own.values = own.keys + sizes.width;
     own.output = row * (sizes.positions - first) * output_width(sizes) + head * sizes.width;
     return own;
+}
+
+// Returns the number of the weight of `query` and `key` in head `index`: see `AttentionDropout`.
+__device__ __forceinline__ uint64 weight_number(Sizes sizes, uint64 index, uint32 query, uint32 key) {
+    uint32 num_heads = sizes.groups * sizes.heads;
+    uint64 position = index % num_heads * sizes.positions + query;
+    uint64 stride = (sizes.positions + 3) / 4 * 4;
+    return sizes.first_weight + index / num_heads * sizes.row_stride + position * stride + key;
+}
+
+// Returns what dropout multiplies the weight of `query` and `key` in head `index` by.
+__device__ __forceinline__ float factor(Sizes sizes, uint64 index, uint32 query, uint32 key) {
+    uint64 number = weight_number(sizes, index, query, key);
+    return sizes.mask.factor(of_block(sizes.mask.draw(number / 4), number % 4));
+}
+
+// Drops out values of head `index`, of the queries from `query` on with the keys from `key` on.
+template <uint32 KEYS>
+__device__ __forceinline__ void drop_out(
+    WarpMatrix<KEYS>& values, Sizes sizes, uint64 index, uint32 query, uint32 key) {
+    if (sizes.mask.threshold == 0) {
+        return;
+    }
+#pragma unroll
+    for (uint32 at = 0; at < KEYS / 4; at++) {
+        // two neighbours, of an even key: the halves of a block
+        uint64 number = weight_number(sizes, index, query + lane_row(at % 2), key + lane_column(at / 2));
+        Several<uint32, 4> draws = sizes.mask.draw(number / 4);
+        bool is_first = number % 4 == 0;
+        values.at[at / 2][at % 2 * 2] *= sizes.mask.factor(is_first ? draws.at[0] : draws.at[2]);
+        values.at[at / 2][at % 2 * 2 + 1] *= sizes.mask.factor(is_first ? draws.at[1] : draws.at[3]);
+    }
 }
 
 // The largest score of each row so far, and the sum of the exponentials of the distances to it.
@@ -124,6 +160,7 @@ __device__ __forceinline__ void attention_forward(
         multiply_transposed<KEYS, WIDTH>(scores, queries + warp_start * ROW, keys, ROW);
         add_scores(softmax, scores, sizes, start + warp_start, key, shrinks);
         scale_rows(sums, shrinks);
+        drop_out(scores, sizes, blockIdx.x / tiles, start + warp_start, key);
         store_warp(scores, weights);
         multiply<WIDTH, KEYS>(sums, weights, STRIDE<T, KEYS>, values, ROW);
     }
@@ -183,6 +220,7 @@ __device__ __forceinline__ void attention_backward_queries(
         multiply_transposed<KEYS, WIDTH>(scores, queries + warp_start * ROW, keys, ROW);
         multiply_transposed<KEYS, WIDTH>(pulls, gradients + warp_start * ROW, values, ROW);
         add_scores(softmax, scores, sizes, position, key, shrinks);
+        drop_out(pulls, sizes, blockIdx.x / tiles, position, key);
 #pragma unroll
         for (uint32 at = 0; at < KEYS / 2; at++) {
             scores.at[at / 4][at % 4] *= pulls.at[at / 4][at % 4] - products[at % 4 / 2];
@@ -245,7 +283,9 @@ __device__ __forceinline__ void attention_backward_keys(
                 float& score = scores.at[at / 4][at % 4];
                 score = is_seen ? expf(sizes.scale * score - logarithm) : 0;
                 float& pull = pulls.at[at / 4][at % 4];
-                pull = is_seen ? score * (pull - product) : 0;
+                float kept = sizes.mask.threshold > 0 ? factor(sizes, first_head + head, position, key) : 1;
+                pull = is_seen ? score * (kept * pull - product) : 0;
+                score *= kept;
             }
             store_warp(scores, weights);
             multiply<WIDTH, QUERIES>(value_sums, weights, STRIDE<T, QUERIES>, gradients, ROW);

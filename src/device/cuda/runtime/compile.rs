@@ -20,7 +20,8 @@ pub struct KernelSource {
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
 /// Headers that some source files include, with their texts.
-const HEADERS: [(&CStr, &str); 2] = [
+const HEADERS: [(&CStr, &str); 3] = [
+    (c"dropout.cuh", include_str!("../kernels/dropout.cuh")),
     (c"tile.cuh", include_str!("../kernels/tile.cuh")),
     (c"image.cuh", include_str!("../kernels/image.cuh")),
 ];
