@@ -66,8 +66,9 @@ pub struct Rotation {
 }
 
 /// Attention, forward and backward. With the queries Q, keys K and values V of a head, the output is
-/// softmax(Q · Kᵀ · scale) · V, or dropout(softmax(Q · Kᵀ · scale)) · V. The matrix of scores is never stored:
-/// the backward pass computes it again, some rows at a time (Dao et al., "FlashAttention", 2022).
+/// softmax(Q · Kᵀ · scale) · V, with a dropout of the softmax's values if there is one. The matrix of scores
+/// is never stored: the backward pass computes it again, some rows at a time (Dao et al., "FlashAttention",
+/// 2022).
 pub trait AttentionOperations: MemoryOperations {
     /// Computes `output`. `saved`, `[rows, heads, positions]`, receives the logarithm of each softmax's
     /// sum of exponentials; a GPU, whose saved values may be rounded, computes it again.

@@ -72,7 +72,8 @@ impl AttentionHead {
         AttentionHead { shape, first_weight, query, key, value, output, first: 0 }
     }
 
-    /// Computes the dropout of the weights of the query at `position`, or of their gradients, if there is one.
+    /// Computes the dropout of the weights of the query at `position`, or of their gradients, if there is
+    /// one.
     #[inline(always)]
     fn drop_out(&self, position: usize, weights: &mut [f32]) {
         if let Some(AttentionDropout { mask, .. }) = &self.shape.dropout {
@@ -115,7 +116,9 @@ impl AttentionOperations for Cpu {
         let input_len = shape.positions * shape.input_width();
         let output_len = (shape.positions - first) * shape.output_width();
         let rows = input.chunks_exact(input_len).zip(output.chunks_exact_mut(output_len));
-        self.for_each(rows, |(input, output)| self.forward_sequence(shape, 0, first, input, &mut [], output));
+        self.for_each(rows, |(input, output)| {
+            self.forward_sequence(shape, 0, first, input, &mut [], output);
+        });
     }
 
     fn attention_backward(
@@ -178,8 +181,8 @@ struct HeadArrays<'a> {
 }
 
 impl Cpu {
-    /// Computes the outputs of sequence `row` from position `first` on. `saved` receives the logarithms of all
-    /// positions, unless it is empty.
+    /// Computes the outputs of sequence `row` from position `first` on. `saved` receives the logarithms of
+    /// all positions, unless it is empty.
     fn forward_sequence(
         &self,
         shape: &AttentionShape,

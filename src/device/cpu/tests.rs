@@ -252,7 +252,7 @@ fn dropout_draws_each_element_by_its_number() {
 }
 
 /// One head of a sequence: the places of its queries, keys, values and outputs in a position.
-struct Places {
+struct HeadPlaces {
     row: usize,
     query: usize,
     key: usize,
@@ -260,13 +260,13 @@ struct Places {
     output: usize,
 }
 
-fn places(shape: &AttentionShape) -> Vec<Places> {
+fn places(shape: &AttentionShape) -> Vec<HeadPlaces> {
     let AttentionShape { rows, groups, heads, width, .. } = *shape;
     let head = |row, group, head| {
         let start = group * (heads + 2) * width;
         let key = start + heads * width;
         let output = (group * heads + head) * width;
-        Places { row, query: start + head * width, key, value: key + width, output }
+        HeadPlaces { row, query: start + head * width, key, value: key + width, output }
     };
     let heads = |(row, group)| (0..heads).map(move |number| head(row, group, number));
     (0..rows).flat_map(|row| (0..groups).map(move |group| (row, group))).flat_map(heads).collect()

@@ -26,8 +26,8 @@ impl AttentionLayer {
         AttentionLayer { shape, dropout, number, first_head: 0, num_heads: shape.num_heads() }
     }
 
-    /// Returns the sizes of a pass over `rows` sequences. Weights are drawn by sample, head, query and key, so
-    /// they are the same in every layout, and drawn again in the backward pass.
+    /// Returns the sizes of a pass over `rows` sequences. Weights are drawn by sample, head, query and key,
+    /// so that every layout draws the same, and again in the backward pass.
     fn shape(&self, rows: usize, draws: Option<Draws>) -> AttentionShape {
         let positions = self.shape.positions;
         let head_stride = positions as u64 * AttentionDropout::query_stride(positions);

@@ -34,7 +34,8 @@ fn known_networks_are_read_as_they_are_written() {
         convolution 4 kernel=3 stride=2 padding=1 bias=#false\n\
         group-norm 2\nsilu\naverage-pool 2\nglobal-average\ndropout 0.25\n\
         gated-linear-unit \"silu\"\nrms-norm\nlayer-scale initial=0.1\ngelu-tanh\n\
-        attention 4 key-value-heads=2 causal=#true rotary=10000.0 dropout=0.25 bias=#false output-deviation=0.5\n";
+        attention 4 key-value-heads=2 causal=#true rotary=10000.0 dropout=0.25 bias=#false \
+        output-deviation=0.5\n";
     let all = Network { name: "all".into(), modules: modules(all), loss: Loss::CrossEntropy };
     let gpt = Network::gpt(GptSizes { layers: 2, heads: 3, width: 24, bias: false, dropout: 0.2 });
     let images = [Network::lenet(10), Network::cifar(10), Network::resnet(2, 16, 10)];
