@@ -13,7 +13,7 @@ use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::{Accumulation, ZeroStage};
 use phalanx::train::TrainerSettings;
 
-use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
+use super::{Oracle, Rig, TestDevice, assert_close, sample, sampled, serial_grid, settings};
 
 /// The trajectories that are compared in every layout.
 pub const ORACLES: [&str; 8] = [
@@ -60,14 +60,10 @@ pub fn tensor_oracles<D: TestDevice>(world: &World) {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() }).unwrap();
     for name in D::ORACLES {
         let oracle = Oracle::open(name);
-        for split in [Split::Pairs, Split::Gather] {
-            for num_micro_batches in [1, 3] {
-                oracle.check::<D>(
-                    &grid,
-                    SYNC,
-                    &ParallelPlan::single_stage(&oracle.model(), num_micro_batches, split).unwrap(),
-                );
-            }
+        let ways = vec![(Split::Pairs, 1), (Split::Pairs, 3), (Split::Gather, 1), (Split::Gather, 3)];
+        for (split, num_micro_batches) in sample::<D, _>(world, ways) {
+            let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches, split).unwrap();
+            oracle.check::<D>(&grid, SYNC, &plan);
         }
     }
 }
@@ -81,8 +77,7 @@ struct Sample {
 
 impl Sample {
     fn new<const EVERY: usize>(world: &World) -> Sample {
-        let every = if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { EVERY };
-        Sample { every, number: world.size() }
+        Sample { every: sampled(EVERY), number: world.size() }
     }
 
     /// Returns true if the next combination is in the sample.

@@ -62,6 +62,8 @@ pub trait TestDevice: Device + 'static {
     const SUMMATION: Summation;
     /// The trajectories that are compared in every layout.
     const ORACLES: &[&str];
+    /// The number of combinations of which long tests take one: an emulated GPU takes its time.
+    const EVERY: usize;
 
     /// Returns the one device of this rank.
     fn shared() -> &'static Self;
@@ -75,6 +77,7 @@ pub trait TestDevice: Device + 'static {
 impl TestDevice for Cpu {
     const SUMMATION: Summation = Summation::Canonical { num_leaves: 8 };
     const ORACLES: &[&str] = &layouts::ORACLES;
+    const EVERY: usize = 1;
 
     fn shared() -> &'static Cpu {
         thread_local!(static DEVICE: &'static Cpu = Box::leak(Box::new(Cpu::new(1).unwrap())));
@@ -92,12 +95,27 @@ impl TestDevice for Cuda {
         "residual_conv_sgd",
         "gpt_bias_adamw",
     ];
+    const EVERY: usize = 3;
 
     fn shared() -> &'static Cuda {
         let open = || Box::leak(Box::new(Cuda::open(0, Precision::F32).unwrap()));
         thread_local!(static DEVICE: OnceCell<&'static Cuda> = const { OnceCell::new() });
         DEVICE.with(|device| *device.get_or_init(|| open()))
     }
+}
+
+/// Returns the number of combinations of which a test takes one, of `every` that it would take one of: all if
+/// `PHALANX_SOAK` is set.
+fn sampled(every: usize) -> usize {
+    if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { every }
+}
+
+/// Returns one in [`TestDevice::EVERY`] of `combinations`, other ones for each number of ranks, or all if
+/// `PHALANX_SOAK` is set.
+fn sample<D: TestDevice, T>(world: &World, combinations: Vec<T>) -> impl Iterator<Item = T> + use<D, T> {
+    let (every, first) = (sampled(D::EVERY), world.size());
+    let numbered = combinations.into_iter().enumerate();
+    numbered.filter(move |(number, _)| (number + first).is_multiple_of(every)).map(|(_, each)| each)
 }
 
 /// Returns a grid of this rank alone.

@@ -15,7 +15,7 @@ use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::ZeroStage;
 
 use super::layouts::{SYNC, adamw, pipeline_plan, shapes};
-use super::{Oracle, Rig, TestDevice, assert_close, serial_grid, settings};
+use super::{Oracle, Rig, TestDevice, assert_close, sampled, serial_grid, settings};
 
 const SCHEDULES: [(PipelineScheduleKind, usize); 4] = [
     (PipelineScheduleKind::OneForwardOneBackward, 2),
@@ -49,6 +49,9 @@ pub fn shared_positions_oracles<D: TestDevice>(world: &World) {
                 let plan = pipeline_plan(&oracle.model(), kind, shape.stage, num_micro_batches);
                 for split in [Split::Pairs, Split::Gather] {
                     number += 1;
+                    if !(number + world.size()).is_multiple_of(sampled(D::EVERY)) {
+                        continue;
+                    }
                     let stages =
                         [ZeroStage::None, ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters];
                     let zero = if shape.data > 1 { stages[number / 2 % 4] } else { ZeroStage::None };
