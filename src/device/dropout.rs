@@ -41,7 +41,7 @@ pub struct DropoutShape {
 }
 
 /// The draws of the weights of attention, the softmax's values, and their numbers. The weights of a query
-/// have consecutive numbers; between queries, there is [`AttentionDropout::query_stride`].
+/// have consecutive numbers; between heads, there is [`AttentionDropout::head_stride`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDropout {
     /// The draws.
@@ -57,14 +57,17 @@ pub struct AttentionDropout {
 impl AttentionDropout {
     /// Returns the distance from the number of a query's first weight to that of the next, among `positions`
     /// keys: whole blocks of the generator.
-    pub fn query_stride(positions: usize) -> u64 {
+    pub(super) fn query_stride(positions: usize) -> u64 {
         positions.next_multiple_of(4) as u64
+    }
+
+    /// Returns the distance from the number of a head's first weight to that of the next.
+    pub fn head_stride(positions: usize) -> u64 {
+        positions as u64 * AttentionDropout::query_stride(positions)
     }
 
     /// Returns the number of the first weight of a head of a rank in sequence `row`.
     pub(super) fn of_head(&self, row: usize, head: usize, positions: usize) -> u64 {
-        self.first
-            + row as u64 * self.row_stride
-            + (head * positions) as u64 * AttentionDropout::query_stride(positions)
+        self.first + row as u64 * self.row_stride + head as u64 * AttentionDropout::head_stride(positions)
     }
 }

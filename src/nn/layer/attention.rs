@@ -29,8 +29,7 @@ impl AttentionLayer {
     /// Returns the sizes of a pass over `rows` sequences. Weights are drawn by sample, head, query and key,
     /// so that every layout draws the same, and again in the backward pass.
     fn shape(&self, rows: usize, draws: Option<Draws>) -> AttentionShape {
-        let positions = self.shape.positions;
-        let head_stride = positions as u64 * AttentionDropout::query_stride(positions);
+        let head_stride = AttentionDropout::head_stride(self.shape.positions);
         let row_stride = self.num_heads as u64 * head_stride;
         let dropout = draws.filter(|_| self.dropout > 0.0).map(|draws| AttentionDropout {
             mask: draws.mask(self.dropout, self.number),

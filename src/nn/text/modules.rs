@@ -102,15 +102,24 @@ pub(super) fn each_value<L: Line>(module: &mut Module, line: &mut L) -> Result<(
             line.real(Some("deviation"), "deviation", DEVIATIONS, Some(1.0), deviation)
         }
         Module::Attention(attention) => {
-            let Attention { heads, key_value_heads, causal, rotary, dropout, bias, .. } = attention;
+            let Attention {
+                heads,
+                key_value_heads,
+                causal,
+                rotary,
+                dropout,
+                bias,
+                deviation,
+                output_deviation,
+            } = attention;
             line.number(None, "the number of heads", heads)?;
             line.optional_number("key-value-heads", 1, *heads, key_value_heads)?;
             line.switch("causal", false, causal)?;
             line.optional_real("rotary", 1.0..=1e9, rotary)?;
             line.real(Some("dropout"), "dropout", RATES, Some(0.0), dropout)?;
             line.switch("bias", true, bias)?;
-            line.optional_real("deviation", DEVIATIONS, &mut attention.deviation)?;
-            line.optional_real("output-deviation", DEVIATIONS, &mut attention.output_deviation)
+            line.optional_real("deviation", DEVIATIONS, deviation)?;
+            line.optional_real("output-deviation", DEVIATIONS, output_deviation)
         }
         Module::GlobalAverage
         | Module::Activation(_)

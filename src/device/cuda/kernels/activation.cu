@@ -262,7 +262,7 @@ __device__ __forceinline__ void dropout(DropoutShape shape, uint64 len, const T*
         Several<T, count.value> some = load<count.value>(from + at);
         for (uint32 i = 0; i < count.value; i++) {
             // several values begin at a multiple of 4
-            uint32 draw = count.value > 1 ? draws.at[i] : of_block(draws, number % 4);
+            uint32 draw = count.value > 1 ? draws.at[i] : shape.mask.draw_one(number);
             float factor = shape.mask.factor(draw);
             some.at[i] = from_float<T>(factor > 0 ? to_float(some.at[i]) * factor : 0);
         }

@@ -38,11 +38,16 @@ __device__ __forceinline__ uint32 output_width(Sizes sizes) {
     return sizes.groups * sizes.heads * sizes.width;
 }
 
-// A head of a sequence: where its queries, keys and values of position 0 stand in the input, and its first
-// output among all outputs.
+// A head of a sequence: where its queries, keys and values of position 0 stand in the input, its first
+// output among all outputs, and the number of its first weight: see `AttentionDropout`.
 struct Head {
-    uint64 queries, keys, values, output;
+    uint64 queries, keys, values, output, weights;
 };
+
+// The distance from the number of a query's first weight to that of the next.
+__device__ __forceinline__ uint64 query_stride(Sizes sizes) {
+    return (sizes.positions + 3) / 4 * 4;
+}
 
 // Returns head `index`, counted over all sequences. Outputs are those of the positions from `first` on.
 __device__ __forceinline__ Head head_of(Sizes sizes, uint32 first, uint64 index) {
@@ -55,34 +60,28 @@ __device__ __forceinline__ Head head_of(Sizes sizes, uint32 first, uint64 index)
     own.keys = group + sizes.heads * sizes.width;
     own.values = own.keys + sizes.width;
     own.output = row * (sizes.positions - first) * output_width(sizes) + head * sizes.width;
+    uint64 head_stride = sizes.positions * query_stride(sizes);
+    own.weights = sizes.first_weight + row * sizes.row_stride + head * head_stride;
     return own;
 }
 
-// Returns the number of the weight of `query` and `key` in head `index`: see `AttentionDropout`.
-__device__ __forceinline__ uint64 weight_number(Sizes sizes, uint64 index, uint32 query, uint32 key) {
-    uint32 num_heads = sizes.groups * sizes.heads;
-    uint64 position = index % num_heads * sizes.positions + query;
-    uint64 stride = (sizes.positions + 3) / 4 * 4;
-    return sizes.first_weight + index / num_heads * sizes.row_stride + position * stride + key;
+// Returns what dropout multiplies the weight of `query` and `key` in a head by.
+__device__ __forceinline__ float factor(Sizes sizes, Head head, uint32 query, uint32 key) {
+    return sizes.mask.factor(sizes.mask.draw_one(head.weights + query * query_stride(sizes) + key));
 }
 
-// Returns what dropout multiplies the weight of `query` and `key` in head `index` by.
-__device__ __forceinline__ float factor(Sizes sizes, uint64 index, uint32 query, uint32 key) {
-    uint64 number = weight_number(sizes, index, query, key);
-    return sizes.mask.factor(of_block(sizes.mask.draw(number / 4), number % 4));
-}
-
-// Drops out values of head `index`, of the queries from `query` on with the keys from `key` on.
+// Drops out values of a head, of the queries from `query` on with the keys from `key` on.
 template <uint32 KEYS>
 __device__ __forceinline__ void drop_out(
-    WarpMatrix<KEYS>& values, Sizes sizes, uint64 index, uint32 query, uint32 key) {
+    WarpMatrix<KEYS>& values, Sizes sizes, Head head, uint32 query, uint32 key) {
     if (sizes.mask.threshold == 0) {
         return;
     }
 #pragma unroll
     for (uint32 at = 0; at < KEYS / 4; at++) {
-        // two neighbours, of an even key: the halves of a block
-        uint64 number = weight_number(sizes, index, query + lane_row(at % 2), key + lane_column(at / 2));
+        uint64 number = head.weights + (query + lane_row(at % 2)) * query_stride(sizes);
+        number += key + lane_column(at / 2);
+        // two neighbours, of an even key: a half of a block
         Several<uint32, 4> draws = sizes.mask.draw(number / 4);
         bool is_first = number % 4 == 0;
         values.at[at / 2][at % 2 * 2] *= sizes.mask.factor(is_first ? draws.at[0] : draws.at[2]);
@@ -160,7 +159,7 @@ __device__ __forceinline__ void attention_forward(
         multiply_transposed<KEYS, WIDTH>(scores, queries + warp_start * ROW, keys, ROW);
         add_scores(softmax, scores, sizes, start + warp_start, key, shrinks);
         scale_rows(sums, shrinks);
-        drop_out(scores, sizes, blockIdx.x / tiles, start + warp_start, key);
+        drop_out(scores, sizes, own, start + warp_start, key);
         store_warp(scores, weights);
         multiply<WIDTH, KEYS>(sums, weights, STRIDE<T, KEYS>, values, ROW);
     }
@@ -220,7 +219,7 @@ __device__ __forceinline__ void attention_backward_queries(
         multiply_transposed<KEYS, WIDTH>(scores, queries + warp_start * ROW, keys, ROW);
         multiply_transposed<KEYS, WIDTH>(pulls, gradients + warp_start * ROW, values, ROW);
         add_scores(softmax, scores, sizes, position, key, shrinks);
-        drop_out(pulls, sizes, blockIdx.x / tiles, position, key);
+        drop_out(pulls, sizes, own, position, key);
 #pragma unroll
         for (uint32 at = 0; at < KEYS / 2; at++) {
             scores.at[at / 4][at % 4] *= pulls.at[at / 4][at % 4] - products[at % 4 / 2];
@@ -283,7 +282,7 @@ __device__ __forceinline__ void attention_backward_keys(
                 float& score = scores.at[at / 4][at % 4];
                 score = is_seen ? expf(sizes.scale * score - logarithm) : 0;
                 float& pull = pulls.at[at / 4][at % 4];
-                float kept = sizes.mask.threshold > 0 ? factor(sizes, first_head + head, position, key) : 1;
+                float kept = sizes.mask.threshold > 0 ? factor(sizes, own, position, key) : 1;
                 pull = is_seen ? score * (kept * pull - product) : 0;
                 score *= kept;
             }

@@ -22,13 +22,15 @@ struct DropoutMask {
         return {a, b, c, d};
     }
 
+    // Returns one number of the generator.
+    __device__ __forceinline__ uint32 draw_one(uint64 number) const {
+        Several<uint32, 4> block = draw(number / 4);
+        uint32 at = number % 4;
+        return at == 0 ? block.at[0] : at == 1 ? block.at[1] : at == 2 ? block.at[2] : block.at[3];
+    }
+
     // Returns what the element with number `draw` is multiplied by.
     __device__ __forceinline__ float factor(uint32 draw) const {
         return draw >= threshold ? scale : 0;
     }
 };
-
-// Returns number `index` of a block.
-__device__ __forceinline__ uint32 of_block(const Several<uint32, 4>& block, uint32 index) {
-    return index == 0 ? block.at[0] : index == 1 ? block.at[1] : index == 2 ? block.at[2] : block.at[3];
-}
