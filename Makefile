@@ -4,7 +4,8 @@
 # make soak          interrupts runs 200 times and resumes every program from every other's
 #                    checkpoint, trains in every layout of up to 8 ranks, flips 1,000 bits that
 #                    audits must find, audits a million sound leaves, compares the bits of 4,810
-#                    layouts, and trains PyTorch's examples in every pipeline on the emulated GPU
+#                    layouts, and trains PyTorch's examples in every pipeline, division and way to
+#                    reduce gradients on the emulated GPU
 # make fuzz          tries 1,000 random combinations of options and files; takes about ten minutes
 # make slurm-starts  submits 500 jobs to a Slurm cluster whose cores are all busy; needs
 #                    PHALANX_SLURM_UP, see tests/cluster/main.rs
@@ -56,7 +57,8 @@ test-mpich: setup
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test files -- restart:: --nocapture
 	PHALANX_SOAK=1 cargo test --release --test training -- grids_
-	PHALANX_SOAK=1 cargo test --release --test cuda -- pipeline_oracles
+	for tests in pipeline_oracles tensor_oracles shared_ zero_same_bits the_same_twice; do \
+	  PHALANX_SOAK=1 cargo test --release --test cuda -- $$tests || exit 1; done
 	PHALANX_SOAK=1 cargo test --release --test training -- audits_
 	PHALANX_SOAK=1 cargo test --release --test programs -- one_hash --nocapture
 

@@ -13,7 +13,7 @@ use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::{Accumulation, ZeroStage};
 use phalanx::train::TrainerSettings;
 
-use super::{Oracle, Rig, TestDevice, assert_close, sample, sampled, serial_grid, settings};
+use super::{Oracle, Rig, Sample, TestDevice, assert_close, serial_grid, settings};
 
 /// The trajectories that are compared in every layout.
 pub const ORACLES: [&str; 8] = [
@@ -58,32 +58,18 @@ pub fn pipeline_grid(world: &World) -> Grid {
 
 pub fn tensor_oracles<D: TestDevice>(world: &World) {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() }).unwrap();
+    let mut sample = Sample::new(world, D::EVERY);
     for name in D::ORACLES {
         let oracle = Oracle::open(name);
-        let ways = vec![(Split::Pairs, 1), (Split::Pairs, 3), (Split::Gather, 1), (Split::Gather, 3)];
-        for (split, num_micro_batches) in sample::<D, _>(world, ways) {
+        for (split, num_micro_batches) in
+            [(Split::Pairs, 1), (Split::Pairs, 3), (Split::Gather, 1), (Split::Gather, 3)]
+        {
+            if !sample.takes_next() {
+                continue;
+            }
             let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches, split).unwrap();
             oracle.check::<D>(&grid, SYNC, &plan);
         }
-    }
-}
-
-/// A sample of combinations: one in a number of them, other ones for each number of ranks, or all if
-/// `PHALANX_SOAK` is set.
-struct Sample {
-    every: usize,
-    number: usize,
-}
-
-impl Sample {
-    fn new<const EVERY: usize>(world: &World) -> Sample {
-        Sample { every: sampled(EVERY), number: world.size() }
-    }
-
-    /// Returns true if the next combination is in the sample.
-    fn takes_next(&mut self) -> bool {
-        self.number += 1;
-        self.number.is_multiple_of(self.every)
     }
 }
 
@@ -91,7 +77,7 @@ impl Sample {
 /// micro-batches. Takes one combination in `EVERY`.
 pub fn pipeline_oracles<D: TestDevice, const EVERY: usize>(world: &World) {
     let (grid, alone) = (pipeline_grid(world), serial_grid(world));
-    let mut sample = Sample::new::<EVERY>(world);
+    let mut sample = Sample::new(world, EVERY);
     for name in D::ORACLES {
         let oracle = Oracle::open(name);
         for num_micro_batches in [1, 4] {
@@ -241,7 +227,7 @@ pub fn shapes(size: usize) -> Vec<GridShape> {
 /// schedule, with and without recomputation, and against the bits of stage 0 in the same layout.
 /// Takes one combination in `EVERY`.
 pub fn grids<D: TestDevice, const EVERY: usize>(world: &World) {
-    let mut sample = Sample::new::<EVERY>(world);
+    let mut sample = Sample::new(world, EVERY);
     for shape in shapes(world.size()) {
         let grid = Grid::new(world, shape).unwrap();
         for name in D::ORACLES {

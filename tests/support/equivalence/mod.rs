@@ -104,18 +104,29 @@ impl TestDevice for Cuda {
     }
 }
 
-/// Returns the number of combinations of which a test takes one, of `every` that it would take one of: all if
+/// A sample of combinations: one in a number of them, other ones for each number of ranks, or all if
 /// `PHALANX_SOAK` is set.
-fn sampled(every: usize) -> usize {
-    if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { every }
+struct Sample {
+    every: usize,
+    number: usize,
 }
 
-/// Returns one in [`TestDevice::EVERY`] of `combinations`, other ones for each number of ranks, or all if
-/// `PHALANX_SOAK` is set.
-fn sample<D: TestDevice, T>(world: &World, combinations: Vec<T>) -> impl Iterator<Item = T> + use<D, T> {
-    let (every, first) = (sampled(D::EVERY), world.size());
-    let numbered = combinations.into_iter().enumerate();
-    numbered.filter(move |(number, _)| (number + first).is_multiple_of(every)).map(|(_, each)| each)
+impl Sample {
+    fn new(world: &World, every: usize) -> Sample {
+        let every = if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { every };
+        Sample { every, number: world.size() }
+    }
+
+    /// Returns true if the next combination is in the sample.
+    fn takes_next(&mut self) -> bool {
+        self.number += 1;
+        self.number.is_multiple_of(self.every)
+    }
+
+    /// Returns true if every combination is in the sample.
+    fn takes_all(&self) -> bool {
+        self.every == 1
+    }
 }
 
 /// Returns a grid of this rank alone.

@@ -15,7 +15,7 @@ use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::ZeroStage;
 
 use super::layouts::{SYNC, adamw, pipeline_plan, shapes};
-use super::{Oracle, Rig, TestDevice, assert_close, sampled, serial_grid, settings};
+use super::{Oracle, Rig, Sample, TestDevice, assert_close, serial_grid, settings};
 
 const SCHEDULES: [(PipelineScheduleKind, usize); 4] = [
     (PipelineScheduleKind::OneForwardOneBackward, 2),
@@ -38,6 +38,7 @@ fn shared_shapes(size: usize) -> impl Iterator<Item = GridShape> {
 /// Checks PyTorch's GPTs in every grid of which several ranks share layers, with and without recomputation,
 /// with each stage of ZeRO.
 pub fn shared_positions_oracles<D: TestDevice>(world: &World) {
+    let mut sample = Sample::new(world, D::EVERY);
     for name in ["gpt_bias_adamw", "gpt_nobias_decay_clip"] {
         let oracle = Oracle::open(name);
         let plan = ParallelPlan::single_stage(&oracle.model(), 2, Split::Pairs).unwrap();
@@ -49,7 +50,7 @@ pub fn shared_positions_oracles<D: TestDevice>(world: &World) {
                 let plan = pipeline_plan(&oracle.model(), kind, shape.stage, num_micro_batches);
                 for split in [Split::Pairs, Split::Gather] {
                     number += 1;
-                    if !(number + world.size()).is_multiple_of(sampled(D::EVERY)) {
+                    if !sample.takes_next() {
                         continue;
                     }
                     let stages =

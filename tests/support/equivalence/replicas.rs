@@ -16,7 +16,7 @@ use phalanx::parallel::zero::{Accumulation, Gathering, ZeroStage};
 use phalanx::train::TrainerSettings;
 
 use super::layouts::{pipeline_plan, shapes};
-use super::{Oracle, Rig, TestDevice, assert_close, sample, sampled, serial_grid, settings, small_table};
+use super::{Oracle, Rig, Sample, TestDevice, assert_close, serial_grid, settings, small_table};
 
 /// Returns ways to reduce gradients that must not change the result, each with a number of
 /// micro-batches: every stage of ZeRO, large, layer-sized and odd buckets, with and without overlap.
@@ -59,7 +59,7 @@ pub fn oracle<D: TestDevice>(world: &World, name: &str) {
 /// sample's gradient; with a large learning rate, 50 steps make 3·10⁻⁵ of it. On an emulated GPU, LeNet takes
 /// a tenth of the steps.
 pub fn shared_batches<D: TestDevice>(world: &World) {
-    let lenet_steps = if sampled(D::EVERY) == 1 { 50 } else { 5 };
+    let lenet_steps = if Sample::new(world, D::EVERY).takes_all() { 50 } else { 5 };
     let lenet = Network::lenet(10);
     let mlp = Network::mlp(&[33, 17], Activation::Gelu, true, 10, Loss::CrossEntropy);
     let image = Features::Image { height: 28, width: 28, channels: 1 };
@@ -139,8 +139,8 @@ pub fn zero_same_bits<D: TestDevice>(world: &World) {
     let model = network.build(Features::Flat(50)).unwrap();
     let grids = shapes(world.size()).into_iter().map(|shape| Grid::new(world, shape).unwrap());
     let grids: Vec<_> = grids.collect();
-    let rules = Rule::value_variants().iter().enumerate().collect();
-    for (index, &rule) in sample::<D, _>(world, rules) {
+    let mut sample = Sample::new(world, D::EVERY);
+    for (index, &rule) in Rule::value_variants().iter().enumerate().filter(|_| sample.takes_next()) {
         let clip_norm = [None, Some(0.1)][index % 2];
         let optimizer = OptimizerSettings { momentum: 0.9, ..OptimizerSettings::new(rule) };
         let run = |zero, bucket_bytes, grid: &Grid, num_micro_batches, plan: Option<ParallelPlan>| {
@@ -236,7 +236,8 @@ pub fn the_same_twice<D: TestDevice>(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     let image = Features::Image { height: 28, width: 28, channels: 1 };
     let network = Network::lenet(10);
-    for (sync, num_micro_batches) in sample::<D, _>(world, ways()) {
+    let mut sample = Sample::new(world, D::EVERY);
+    for (sync, num_micro_batches) in ways().into_iter().filter(|_| sample.takes_next()) {
         let settings = settings(32, sync);
         let digest = |recompute| {
             let mut rig = Rig::<D>::new(&network, image, num_micro_batches, settings);
