@@ -95,12 +95,25 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     );
     drop(device);
     println!(
-        "{:<26} {:>9} {:>10} {:>9} {:>7} {:>6} {:>9} {:>9} {:>9}  launches, waits, allocations a step",
-        "model", "ms/step", "samples/s", "PyTorch", "ratio", "goal", "TFLOP/s", "products", "memory"
+        "{:<26} {:>9} {:>9} {:>10} {:>9} {:>7} {:>6} {:>9} {:>9} {:>9}  launches, waits, allocations a step",
+        "model",
+        "untuned",
+        "ms/step",
+        "samples/s",
+        "PyTorch",
+        "ratio",
+        "goal",
+        "TFLOP/s",
+        "products",
+        "memory"
     );
     for case in &CASES {
         report(&world, case, &limits)?;
     }
+    println!(
+        "untuned: ms per step with the algorithms for products that cuBLASLt names first, the others with \
+         those measured to be the fastest;"
+    );
     println!(
         "PyTorch: ms per step, the better of eager mode and a CUDA graph; products, memory: \
          the share of the step that these"
@@ -113,13 +126,15 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn report(world: &World, case: &Case, limits: &Limits) -> Result<(), Box<dyn Error>> {
-    let (seconds, counters) = measure(world, case)?;
+    let (untuned, _) = measure(world, case, false)?;
+    let (seconds, counters) = measure(world, case, true)?;
     let torch = pytorch(case.name);
     let (operations, bytes) = case.work();
     let ratio = torch.map_or("-".into(), |torch| format!("{:.2}x", torch / seconds));
     println!(
-        "{:<26} {:>9.3} {:>10.0} {:>9} {ratio:>7} {:>5}x {:>9.1} {:>8.0}% {:>9}  {:.1}, {:.1}, {:.1}",
+        "{:<26} {:>9.3} {:>9.3} {:>10.0} {:>9} {ratio:>7} {:>5}x {:>9.1} {:>8.0}% {:>9}  {:.1}, {:.1}, {:.1}",
         case.name,
+        untuned * 1e3,
         seconds * 1e3,
         case.batch_size as f64 / seconds,
         torch.map_or("-".into(), |torch| format!("{:.3}", torch * 1e3)),
@@ -166,8 +181,18 @@ impl Case {
     }
 }
 
-/// Returns the seconds of a step, and the host's launches, waits and allocations in each.
-fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>> {
+/// Measures the algorithms for all products so far and uses the fastest.
+fn tune(device: &Cuda) -> phalanx::Result<()> {
+    let names = device.untuned_products();
+    let tuned = names.into_iter().map(|name| Ok(device.tune_product(&name)?.map(|product| (name, product))));
+    let tuned: phalanx::Result<Vec<_>> = tuned.collect();
+    device.use_products(&tuned?.into_iter().flatten().collect());
+    Ok(())
+}
+
+/// Returns the seconds of a step, and the host's launches, waits and allocations in each; with the fastest
+/// algorithms for products if these `are_tuned`.
+fn measure(world: &World, case: &Case, are_tuned: bool) -> Result<(f64, [f64; 3]), Box<dyn Error>> {
     let device = Cuda::open(0, case.precision)?;
     let grid = Grid::new(world, GridShape::data(1))?;
     let (model, targets) = case.model()?;
@@ -197,6 +222,10 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
         }
         trainer.flush(RunRequests::default()).map(|_| ())
     };
+    advance(1)?;
+    if are_tuned {
+        tune(&device)?;
+    }
     advance(WARM_UP)?;
     let start = Instant::now();
     advance(10)?;

@@ -72,7 +72,7 @@ pub(super) fn attempt(
     let otherwise = |error| Failure { error, is_full: false };
     let unknown = Checksums { tensors: vec![0; contents.entries().len()], parameters: 0 };
     let layout = skeleton(contents, &unknown).map_err(otherwise)?;
-    let mut file = create(path).map_err(system)?;
+    let mut file = create_beside(path).map_err(system)?;
     report(Boundary::Created);
     let checksums = write_values(file.as_file_mut(), contents, &layout, state, report).map_err(system)?;
     let complete = skeleton(contents, &checksums).map_err(otherwise)?;
@@ -82,8 +82,11 @@ pub(super) fn attempt(
     Ok(layout.len)
 }
 
-/// Creates a temporary file beside `path`.
-fn create(path: &Path) -> io::Result<NamedTempFile> {
+/// Creates a temporary file beside `path`, to take its place when it is whole. Not collective.
+///
+/// # Errors
+/// The system does not allow it.
+pub fn create_beside(path: &Path) -> io::Result<NamedTempFile> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     tempfile::Builder::new()
         .prefix(&format!(".{name}."))

@@ -1,6 +1,6 @@
 //! Arithmetic: the complete list of operations that training needs, and the devices that run them.
 //!
-//! [`Device`] is the sum of eleven families of operations. The file of a family holds its contract
+//! [`Device`] is the sum of twelve families of operations. The file of a family holds its contract
 //! and its shapes; the file of the same name in `cpu/` and in `cuda/` is its implementation, and
 //! the one in `cuda/kernels/` its CUDA kernels.
 //!
@@ -17,6 +17,7 @@
 //! | `embedding` | [`EmbeddingOperations`] | tables of tokens and of positions |
 //! | `loss` | [`LossOperations`] | cross-entropy, of some of the classes too, mean squared error |
 //! | `optimizer` | [`OptimizerOperations`] | optimizer steps, the gradient's norm |
+//! | `tuning` | [`TuningOperations`] | the choice of algorithms for matrix products by measuring |
 //!
 //! Operations are as coarse as a fused kernel and write into buffers that the caller allocated
 //! once; at steady state they allocate nothing except what starting several threads takes. Arrays
@@ -47,6 +48,7 @@ mod norm;
 mod optimizer;
 mod pool;
 mod row_sums;
+mod tuning;
 
 // all that a family's file makes public is part of the contract
 pub use activation::*;
@@ -64,6 +66,7 @@ pub use norm::*;
 pub use optimizer::*;
 pub use pool::*;
 pub use row_sums::RowSums;
+pub use tuning::*;
 
 /// A processor or GPU with all operations of training.
 pub trait Device:
@@ -78,6 +81,7 @@ pub trait Device:
     + EmbeddingOperations
     + LossOperations
     + OptimizerOperations
+    + TuningOperations
 {
 }
 
@@ -87,6 +91,6 @@ pub mod prelude {
     pub use super::{
         ActivationOperations, AttentionOperations, ConvolutionOperations, CopyOperations, Device,
         EmbeddingOperations, LinearOperations, LossOperations, MemoryOperations, NormOperations,
-        OptimizerOperations, PoolOperations,
+        OptimizerOperations, PoolOperations, TuningOperations,
     };
 }

@@ -73,6 +73,7 @@ impl Identity {
             audit: _,
             eval_every: _,
             metrics: _,
+            tuned_products: _,
             log_every: _,
             progress: _,
             checkpoints,

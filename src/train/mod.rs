@@ -16,6 +16,7 @@ mod stop;
 mod summation;
 mod trainer;
 mod training;
+mod tuning;
 
 pub use metrics::{MetricsRow, ResultLine};
 pub use options::{

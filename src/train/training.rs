@@ -15,6 +15,7 @@ use super::resume::{self, Resumed, RunPosition, Start};
 use super::samples::{self, Samples};
 use super::stop::StopRequest;
 use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings};
+use super::tuning::Tuning;
 use crate::app;
 use crate::checkpoint::Description;
 use crate::comm;
@@ -27,7 +28,10 @@ use crate::{Error, Result};
 /// A run on its device, from set-up to result.
 struct Training<'a, D: Device> {
     run: &'a Run<'a>,
+    device: &'a D,
     trainer: Trainer<'a, D>,
+    /// The tuned products, with --tuned-products.
+    tuning: Option<Tuning<'a>>,
     samples: Samples,
     checkpoints: Checkpoints<'a>,
     journal: Journal,
@@ -160,6 +164,9 @@ impl<'a, D: Device> Training<'a, D> {
             learning_rate: options.optimizer.schedule(num_steps),
             seed: options.seed,
         };
+        let all = run.world.communicator();
+        let tuned_products = options.tuned_products.as_deref();
+        let tuning = tuned_products.map(|path| Tuning::begin(all, device, path)).transpose()?;
         let mut trainer = Trainer::new(device, run.grid, run.model, plan, settings)?;
         if let Some(audits) = options.audit.settings() {
             trainer.audit(plan, settings.sync, batch_size, audits)?;
@@ -176,7 +183,9 @@ impl<'a, D: Device> Training<'a, D> {
         let journal = Journal::new(run.world, options, length, loss)?;
         Ok(Training {
             run,
+            device,
             trainer,
+            tuning,
             samples,
             checkpoints,
             journal,
@@ -204,6 +213,10 @@ impl<'a, D: Device> Training<'a, D> {
             let start = Instant::now();
             let requests = self.step()?;
             self.seconds += start.elapsed().as_secs_f64();
+            let is_first = self.is_first();
+            if let (Some(tuning), true) = (&mut self.tuning, is_first) {
+                tuning.tune(self.run.world.communicator(), self.device)?;
+            }
             if requests.stop > 0 && self.done < self.length.num_steps {
                 return Ok(requests.stop);
             }
@@ -237,6 +250,7 @@ impl<'a, D: Device> Training<'a, D> {
             || due(done, options.check_replicas)
             || self.is_test_due()
             || self.checkpoints.is_due_after(done)
+            || (self.tuning.is_some() && self.is_first())
             || done == self.length.num_steps;
         if self.trainer.runs_ahead() && !is_wanted && requests == RunRequests::default() {
             return Ok(requests);
@@ -258,6 +272,11 @@ impl<'a, D: Device> Training<'a, D> {
         self.tested = None;
         self.checkpoints.after_step(&self.trainer, self.position(), requests)?;
         Ok(requests)
+    }
+
+    /// Returns true if one step of this start has been taken.
+    fn is_first(&self) -> bool {
+        self.done == self.length.first + 1
     }
 
     /// Evaluates the network on the test samples, if there are any. Collective.

@@ -3,6 +3,7 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+mod tuned_products;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -32,7 +32,7 @@ mod tests;
 
 use std::sync::OnceLock;
 
-use super::Device;
+use super::{Device, TuningOperations};
 use crate::{Error, Result};
 pub use subnormal::flush_subnormals;
 
@@ -42,6 +42,8 @@ pub struct Cpu {
     threads: usize,
     arch: pulp::Arch,
 }
+
+impl TuningOperations for Cpu {}
 
 impl Device for Cpu {}
 

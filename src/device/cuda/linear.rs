@@ -1,13 +1,13 @@
 //! Linear layers as products by cuBLASLt.
 
 use super::runtime::buffer::{CudaView, CudaViewMut};
-use super::runtime::cublaslt::{
-    AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
-};
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use super::runtime::product::{
+    AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
+};
 use crate::device::{
     Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
     WeightLayout, WeightOperands,

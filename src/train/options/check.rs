@@ -80,6 +80,9 @@ impl TrainOptions {
         let on_gpu = (self.machine.device == DeviceChoice::Cuda)
             .then_some("a GPU sums in orders of its own, and --device is cuda");
         given.refuse("leaves", on_gpu)?;
+        let on_processor = (self.machine.device == DeviceChoice::Cpu)
+            .then_some("the processor has one algorithm, and --device is cpu");
+        given.refuse("tuned-products", on_processor)?;
         self.audit.check_used(given, on_gpu)?;
         let in_parts = self.zero.0.is_some_and(|stage| stage >= ZeroStage::Gradients);
         given.refuse("accumulate", (!in_parts).then_some("it is for --zero 2 and 3"))?;
@@ -109,6 +112,8 @@ impl TrainOptions {
         files.extend(
             checkpoints.map(|(option, path)| FileOption::input_or_directory(option, path, is_checkpoint)),
         );
+        let tuned = self.tuned_products.iter();
+        files.extend(tuned.map(|path| FileOption::output("--tuned-products", path)));
         files.extend(self.metrics.iter().map(|path| FileOption::output_or_pipe("--metrics", path)));
         files.extend(self.checkpoints.export.iter().map(|path| FileOption::output("--export", path)));
         files

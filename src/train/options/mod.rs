@@ -99,6 +99,12 @@ pub struct TrainOptions {
     /// The device.
     pub machine: DeviceOptions,
 
+    /// Measure the algorithms of the matrix products on a GPU after the first step, and use the fastest; this
+    /// file keeps them, and runs whose products are all in it have the same bits [default: the algorithms
+    /// that cuBLASLt names first]
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    pub tuned_products: Option<PathBuf>,
+
     /// Threads of each rank [default: one for each core that it may use; cores of several ranks are
     /// divided among them]
     #[arg(long, value_name = "N", help_heading = "Machine")]

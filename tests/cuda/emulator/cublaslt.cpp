@@ -6,9 +6,12 @@
 // runs; alpha and beta in host pointer mode when cublasLtMatmul is called.
 //
 // Limits: sums are exacter than the real ones (f64, see gemm.cpp); no other orders, types, scalings or
-// layouts; every supported problem has one algorithm, without workspace.
+// layouts; no algorithm needs workspace. There are as many as the setting products says, all with the same
+// sums; where there are several, the one that is named first takes two milliseconds longer.
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <thread>
 
 #include "matmul.h"
 
@@ -17,6 +20,7 @@ using namespace cublaslt;
 // Of the emulated driver, see internal.h.
 API CUresult phalanx_emulator_enqueue(CUstream stream, const char* name, const std::function<void()>* work);
 API void phalanx_emulator_count(const char* name);
+API int phalanx_emulator_num_products();
 API CUresult cuCtxGetCurrent(CUcontext* context);
 
 namespace {
@@ -35,6 +39,14 @@ struct Heuristic {
     int reserved[4];
 };
 constexpr uint64_t algorithm_mark = 0x5068616c616e78;
+
+int num_algorithms() {
+    return phalanx_emulator_num_products();
+}
+
+bool is_algorithm(const Algorithm& algorithm) {
+    return algorithm.data[0] == algorithm_mark && algorithm.data[1] < static_cast<uint64_t>(num_algorithms());
+}
 
 struct Field {
     void* at;
@@ -164,11 +176,27 @@ LT cublasLtMatmulAlgoGetHeuristic(void* handle, Description* what, Layout* a, La
     *count = 0;
     Problem problem{*what, *a, *b, *c, *d};
     if (Status status = problem.check()) return status;
-    *results = Heuristic{};
-    results->algorithm.data[0] = algorithm_mark;
-    results->state = SUCCESS;
-    results->waves = 1;
-    *count = 1;
+    for (; *count < requested && *count < num_algorithms(); ++*count) {
+        Heuristic& found = results[*count] = Heuristic{};
+        found.algorithm.data[0] = algorithm_mark;
+        found.algorithm.data[1] = static_cast<uint64_t>(*count);
+        found.state = SUCCESS;
+        found.waves = 1;
+    }
+    return SUCCESS;
+}
+
+LT cublasLtMatmulAlgoCheck(void* handle, Description* what, Layout* a, Layout* b, Layout* c, Layout* d,
+                           const Algorithm* algorithm, Heuristic* result) {
+    COUNT;
+    if (!handle || !what || !a || !b || !c || !d || !algorithm || !result) return INVALID_VALUE;
+    if (!is_algorithm(*algorithm)) return NOT_SUPPORTED;
+    Problem problem{*what, *a, *b, *c, *d};
+    if (Status status = problem.check()) return status;
+    *result = Heuristic{};
+    result->algorithm = *algorithm;
+    result->state = SUCCESS;
+    result->waves = 1;
     return SUCCESS;
 }
 
@@ -177,7 +205,8 @@ LT cublasLtMatmul(void* handle, Description* what, const void* alpha, const void
                   const Algorithm* algorithm, void*, size_t, CUstream stream) {
     COUNT;
     if (!handle || !what || !alpha || !A || !a || !B || !b || !beta || !c || !D || !d) return INVALID_VALUE;
-    if (algorithm && algorithm->data[0] != algorithm_mark) return INVALID_VALUE;
+    if (algorithm && !is_algorithm(*algorithm)) return INVALID_VALUE;
+    bool is_slow = num_algorithms() > 1 && (!algorithm || algorithm->data[1] == 0);
     Problem problem{*what, *a, *b, *c, *d, A, B, C, D};
     if (Status status = problem.check()) return status;
     if (problem.what.pointer_mode == 0) {
@@ -191,7 +220,10 @@ LT cublasLtMatmul(void* handle, Description* what, const void* alpha, const void
     if (problem.beta != 0 && !C) return INVALID_VALUE;
     if ((problem.has_vector() && !what->bias) || (problem.has(AUX) && !what->aux)) return INVALID_VALUE;
     if (!problem.in_device_memory()) return EXECUTION_FAILED;
-    std::function<void()> work = [problem] { problem.run(); };
+    std::function<void()> work = [problem, is_slow] {
+        if (is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        problem.run();
+    };
     CUresult result = phalanx_emulator_enqueue(stream, "cublasLtMatmul", &work);
     return result == CUDA_SUCCESS ? SUCCESS : EXECUTION_FAILED;
 }

@@ -24,6 +24,7 @@ struct Settings {
     int capability = 90;
     bool pools = true;   // whether the device reports memory pools
     bool ipc = true;     // whether memory has handles for other processes
+    int products = 1;    // the algorithms of each matrix product
     bool eager = false;  // run each operation at once
     bool staged = false;  // asynchronous copies with ordinary host memory are done with it at return
 };
@@ -165,4 +166,5 @@ void check_unmapped(CUdeviceptr address);
 API CUresult phalanx_emulator_enqueue(CUstream stream, const char* name,
                                       const std::function<void()>* work);
 API void phalanx_emulator_count(const char* name);
+API int phalanx_emulator_num_products();
 API int phalanx_emulator_device_range(CUdeviceptr address, size_t bytes);

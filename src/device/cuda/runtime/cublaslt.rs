@@ -2,11 +2,12 @@
 //! possible.
 //!
 //! cuBLASLt's matrices are column-major: a row-major `[rows, columns]` is `columns × rows` there,
-//! so a layer's y = x · Wᵀ is computed as yᵀ = W · xᵀ. The algorithm for a product is asked for
-//! once for each shape and kept.
+//! so a layer's y = x · Wᵀ is computed as yᵀ = W · xᵀ. The algorithm for a product is looked up in the
+//! table of tuned products, or else asked for, once for each shape, and kept.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::rc::Rc;
 
@@ -18,137 +19,79 @@ use cudarc::cublaslt::sys::{
 
 use super::format::{Format, Precision};
 use super::memory::DeviceMemory;
+use super::product::{Epilogue, Operand, Product, ProductKey, decode};
 use super::streams::Streams;
+use crate::device::ProductTable;
 use crate::{Error, Result};
 
 /// NVIDIA's recommendation for Hopper; smaller devices need less.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// A matrix, or its transpose.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Operand {
-    pub(crate) pointer: u64,
-    pub(crate) format: Format,
-    pub(crate) transposed: bool,
+/// The place of an algorithm that is still to be found.
+const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
+    algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+    workspaceSize: 0,
+    state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+    wavesCount: 0.0,
+    reserved: [0; 4],
+};
+
+/// The result of a call of cuBLASLt.
+pub(super) type CublasResult<T> = std::result::Result<T, CublasError>;
+
+/// cuBLASLt's descriptions of a product and of its matrices.
+pub(super) struct Described {
+    desc: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
 }
 
-/// Addition and function that are applied to a product in the same pass.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Epilogue {
-    /// Vector that is added to every column; 0 for none.
-    pub(crate) bias: u64,
-    pub(crate) function: EpilogueFunction,
-}
-
-/// The array that an epilogue saves must have rows of a multiple of this many values:
-/// `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
-pub(crate) const AUXILIARY_MULTIPLE: usize = 8;
-
-/// The function at the end of a product.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum EpilogueFunction {
-    Identity,
-    Relu,
-    /// GELU, which saves its arguments.
-    Gelu {
-        saved: u64,
-    },
-    /// Multiplication with the derivative of GELU, whose arguments are saved.
-    GeluBackward {
-        saved: u64,
-    },
-}
-
-impl Epilogue {
-    pub(crate) const NONE: Epilogue = Epilogue { bias: 0, function: EpilogueFunction::Identity };
-
-    fn kind(self) -> cublasLtEpilogue_t {
-        match (self.function, self.bias != 0) {
-            (EpilogueFunction::Identity, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-            (EpilogueFunction::Identity, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            (EpilogueFunction::Relu, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU,
-            (EpilogueFunction::Relu, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
-            (EpilogueFunction::Gelu { .. }, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
-            (EpilogueFunction::Gelu { .. }, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            (EpilogueFunction::GeluBackward { .. }, _) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
+impl Drop for Described {
+    fn drop(&mut self) {
+        // SAFETY: each object was created by `describe` and is destroyed once, here. Errors cannot be
+        // returned from `drop`.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.desc);
+            for layout in self.layouts {
+                let _ = result::destroy_matrix_layout(layout);
+            }
         }
     }
-
-    /// Returns the address of the saved array; 0 if there is none.
-    fn auxiliary(self) -> u64 {
-        match self.function {
-            EpilogueFunction::Identity | EpilogueFunction::Relu => 0,
-            EpilogueFunction::Gelu { saved } | EpilogueFunction::GeluBackward { saved } => saved,
-        }
-    }
-
-    /// # Safety
-    /// `desc` has been created and not destroyed.
-    unsafe fn set_pointers(self, desc: sys::cublasLtMatmulDesc_t) -> std::result::Result<(), CublasError> {
-        let pointers = [
-            (DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.bias),
-            (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, self.auxiliary()),
-        ];
-        pointers.iter().filter(|(_, pointer)| *pointer != 0).try_for_each(|(attribute, pointer)| {
-            // SAFETY: this function's caller guarantees that `desc` exists; both attributes are
-            // pointers.
-            unsafe { set_desc(desc, *attribute, pointer) }
-        })
-    }
-}
-
-/// The matrix that a product is written to.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ProductOutput {
-    pub(crate) pointer: u64,
-    pub(crate) format: Format,
-}
-
-/// A product `output = left · right`, added to `output` if `accumulate`, followed by the epilogue.
-/// All matrices are column-major; `size` is `[m, n, k]`, `left` is `m × k`, `right` is `k × n`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Product {
-    pub(crate) size: [usize; 3],
-    pub(crate) left: Operand,
-    pub(crate) right: Operand,
-    pub(crate) output: ProductOutput,
-    pub(crate) accumulate: bool,
-    pub(crate) epilogue: Epilogue,
-}
-
-/// Properties of a product on which its algorithm depends.
-#[derive(PartialEq, Eq, Hash)]
-struct ProductKey {
-    size: [usize; 3],
-    formats: [Format; 3],
-    transposed: [bool; 2],
-    epilogue: cublasLtEpilogue_t,
-    accumulate: bool,
-    /// The alignments of the operands, the output and the array that the epilogue reads or saves.
-    alignments: [u32; 4],
 }
 
 /// Descriptions and algorithm of a product.
-struct ProductPlan {
-    desc: sys::cublasLtMatmulDesc_t,
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
+pub(super) struct ProductPlan {
+    pub(super) described: Described,
     algorithm: sys::cublasLtMatmulAlgo_t,
+    /// True if the algorithm is that of the table of tuned products.
+    pub(super) is_tuned: bool,
 }
 
-/// cuBLASLt, with the algorithms that it has chosen so far.
+/// cuBLASLt, with the algorithms that were chosen so far.
 pub(crate) struct CublasLt {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceMemory,
     precision: Precision,
+    /// The beginning of the names of products: the device, the library and the precision.
+    place: String,
     /// `None` for products that cuBLASLt does not support.
-    plans: RefCell<HashMap<ProductKey, Option<ProductPlan>>>,
+    pub(super) plans: RefCell<HashMap<ProductKey, Option<ProductPlan>>>,
+    pub(super) tuned: RefCell<ProductTable>,
 }
 
 impl CublasLt {
     pub(crate) fn new(streams: &Rc<Streams>, precision: Precision) -> Result<CublasLt> {
         let workspace = DeviceMemory::new(streams, WORKSPACE_BYTES / 4, Format::F32)?;
         let handle = result::create_handle().map_err(|error| failed("starting cuBLASLt", error))?;
-        Ok(CublasLt { handle, workspace, precision, plans: RefCell::default() })
+        // SAFETY: the library has been loaded.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        let place = format!("{}, cuBLASLt {version}, {precision:?}", streams.name).to_lowercase();
+        let (plans, tuned) = (RefCell::default(), RefCell::default());
+        Ok(CublasLt { handle, workspace, precision, place, plans, tuned })
+    }
+
+    /// Returns the name of a product in the table of tuned products.
+    pub(super) fn name_of(&self, key: &ProductKey) -> String {
+        format!("{}: {key}", self.place)
     }
 
     /// Starts a product in the compute stream. Returns false if cuBLASLt does not support it.
@@ -169,49 +112,80 @@ impl CublasLt {
         }
     }
 
-    fn try_multiply(&self, streams: &Streams, product: &Product) -> std::result::Result<bool, CublasError> {
+    fn try_multiply(&self, streams: &Streams, product: &Product) -> CublasResult<bool> {
         let mut plans = self.plans.borrow_mut();
         let key = ProductKey::of(product);
-        if !plans.contains_key(&key) {
-            let plan = match self.plan(product, &key) {
+        let plan = match plans.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(match self.plan(product, &key) {
                 Err(error) if is_refusal(product, error) => None,
                 found => Some(found?),
-            };
-            plans.insert(ProductKey::of(product), plan);
-        }
-        let Some(plan) = &plans[&key] else { return Ok(false) };
-        let (one, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
-        let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
-        let device = |pointer: u64| pointer as *mut c_void;
-        streams.count(|counters| counters.launches += 1);
-        // SAFETY: the plan's descriptions are of matrices like these, whose memory the callers have
-        // checked to be long enough; freeing device memory waits for all work of the device. The
-        // address of the bias is read when the product is started.
-        unsafe {
-            product.epilogue.set_pointers(plan.desc)?;
-            result::matmul(
-                self.handle,
-                plan.desc,
-                scalar(&one),
-                scalar(&beta),
-                device(product.left.pointer),
-                plan.layouts[0],
-                device(product.right.pointer),
-                plan.layouts[1],
-                device(product.output.pointer),
-                plan.layouts[2],
-                device(product.output.pointer),
-                plan.layouts[2],
-                &raw const plan.algorithm,
-                device(self.workspace.pointer()),
-                WORKSPACE_BYTES,
-                streams.compute.cu_stream().cast(),
-            )?;
-        }
+            }),
+        };
+        let Some(plan) = plan else { return Ok(false) };
+        self.start(streams, product, &plan.described, &plan.algorithm)?;
         Ok(true)
     }
 
-    fn plan(&self, product: &Product, key: &ProductKey) -> std::result::Result<ProductPlan, CublasError> {
+    /// Starts a product with an algorithm.
+    pub(super) fn start(
+        &self,
+        streams: &Streams,
+        product: &Product,
+        described: &Described,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+    ) -> CublasResult<()> {
+        let (one, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
+        let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
+        let device = |pointer: u64| pointer as *mut c_void;
+        let Described { desc, layouts: [left, right, output] } = *described;
+        streams.count(|counters| counters.launches += 1);
+        // SAFETY: the descriptions are of matrices like these, whose memory the callers have
+        // checked to be long enough; freeing device memory waits for all work of the device. The
+        // address of the bias is read when the product is started.
+        unsafe {
+            set_pointers(product.epilogue, desc)?;
+            result::matmul(
+                self.handle,
+                desc,
+                scalar(&one),
+                scalar(&beta),
+                device(product.left.pointer),
+                left,
+                device(product.right.pointer),
+                right,
+                device(product.output.pointer),
+                output,
+                device(product.output.pointer),
+                output,
+                std::ptr::from_ref(algorithm),
+                device(self.workspace.pointer()),
+                WORKSPACE_BYTES,
+                streams.compute.cu_stream().cast(),
+            )
+        }
+    }
+
+    fn plan(&self, product: &Product, key: &ProductKey) -> CublasResult<ProductPlan> {
+        let described = self.describe(product, key)?;
+        if let Some(algorithm) = self.tuned_algorithm(&described, key) {
+            return Ok(ProductPlan { described, algorithm, is_tuned: true });
+        }
+        let algorithm = self.algorithms::<1>(&described, key)?[0];
+        Ok(ProductPlan { described, algorithm, is_tuned: false })
+    }
+
+    /// Returns the algorithm of the table for a product, if it has one that can form it.
+    fn tuned_algorithm(&self, described: &Described, key: &ProductKey) -> Option<sys::cublasLtMatmulAlgo_t> {
+        let table = self.tuned.borrow();
+        if table.is_empty() {
+            return None;
+        }
+        let algorithm = decode(&table.get(&self.name_of(key))?.algorithm)?;
+        self.accepts(described, &algorithm).then_some(algorithm)
+    }
+
+    fn describe(&self, product: &Product, key: &ProductKey) -> CublasResult<Described> {
         let [m, n, k] = product.size;
         let compute = match self.precision {
             Precision::Tf32 => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
@@ -233,11 +207,10 @@ impl CublasLt {
             layout(product.output.format, m, n)?,
         ];
         let desc = result::create_matmul_desc(compute, cudaDataType_t::CUDA_R_32F)?;
-        let preference = result::create_matmul_pref()?;
-        // SAFETY: all descriptions were created above; each attribute is set to a value of its
-        // type.
+        let described = Described { desc, layouts };
+        let transposition = |transposed: bool| i32::from(transposed);
+        // SAFETY: the description was created above; each attribute is set to a value of its type.
         unsafe {
-            let transposition = |transposed: bool| i32::from(transposed);
             set_desc(
                 desc,
                 DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA,
@@ -249,63 +222,87 @@ impl CublasLt {
                 &transposition(product.right.transposed),
             )?;
             set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &key.epilogue)?;
-            product.epilogue.set_pointers(desc)?;
+            set_pointers(product.epilogue, desc)?;
             if product.epilogue.auxiliary() != 0 {
                 set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(m as i64))?;
             }
-            let workspace = WORKSPACE_BYTES as u64;
+        }
+        Ok(described)
+    }
+
+    /// Returns up to `MOST` algorithms for a product, the one first that cuBLASLt expects to be the fastest.
+    pub(super) fn algorithms<const MOST: usize>(
+        &self,
+        described: &Described,
+        key: &ProductKey,
+    ) -> CublasResult<Vec<sys::cublasLtMatmulAlgo_t>> {
+        let [left, right, output, _] = key.alignments;
+        let Described { desc, layouts: [a, b, c] } = *described;
+        let preference = result::create_matmul_pref()?;
+        let mut found = [NOTHING_FOUND; MOST];
+        let mut num_found = 0;
+        let workspace = WORKSPACE_BYTES as u64;
+        // SAFETY: all descriptions exist; each attribute is set to a value of its type; there is room for as
+        // many algorithms as are asked for.
+        let outcome = unsafe {
             set_preference(
                 preference,
                 PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 &workspace,
             )?;
-            let [a, b, c, _] = key.alignments;
             for (attribute, alignment) in [
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a),
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b),
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, left),
+                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, right),
+                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
+                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
             ] {
                 set_preference(preference, attribute, &alignment)?;
             }
-            let [a, b, c] = layouts;
-            let found = result::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, preference);
+            let (found, num_found) = (found.as_mut_ptr(), &raw mut num_found);
+            let most = MOST as i32;
+            let outcome = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                desc,
+                a,
+                b,
+                c,
+                c,
+                preference,
+                most,
+                found,
+                num_found,
+            );
             result::destroy_matmul_pref(preference)?;
-            Ok(ProductPlan { desc, layouts, algorithm: found?.algo })
+            outcome
+        };
+        outcome.result()?;
+        let usable = found.iter().take(num_found.max(0) as usize);
+        let usable: Vec<_> = usable
+            .filter(|found| found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS)
+            .map(|found| found.algo)
+            .collect();
+        if usable.is_empty() {
+            return Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
         }
+        Ok(usable)
+    }
+
+    /// Returns true if an algorithm can form a product.
+    pub(super) fn accepts(&self, described: &Described, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+        let Described { desc, layouts: [a, b, c] } = *described;
+        let mut found = NOTHING_FOUND;
+        // SAFETY: all descriptions exist, and there is room for the result.
+        let outcome =
+            unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algorithm, &raw mut found) };
+        outcome.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES
     }
 }
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        // SAFETY: each object was created by `new` or `plan` and is destroyed once, here. Errors
-        // cannot be returned from `drop`.
-        unsafe {
-            for plan in self.plans.borrow().values().flatten() {
-                let _ = result::destroy_matmul_desc(plan.desc);
-                for layout in plan.layouts {
-                    let _ = result::destroy_matrix_layout(layout);
-                }
-            }
-            let _ = result::destroy_handle(self.handle);
-        }
-    }
-}
-
-impl ProductKey {
-    fn of(product: &Product) -> ProductKey {
-        let Product { size, left, right, output, accumulate, epilogue } = *product;
-        // alignments above 16 bytes make no difference, so they must not select another algorithm,
-        // which might sum in another order
-        let alignment = |pointer: u64| 1 << pointer.trailing_zeros().min(4);
-        ProductKey {
-            size,
-            formats: [left.format, right.format, output.format],
-            transposed: [left.transposed, right.transposed],
-            epilogue: epilogue.kind(),
-            accumulate,
-            alignments: [left.pointer, right.pointer, output.pointer, epilogue.auxiliary()].map(alignment),
-        }
+        // SAFETY: the handle was created by `new` and is destroyed once, here. An error cannot be returned
+        // from `drop`.
+        let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
 
@@ -336,13 +333,29 @@ fn failed(doing: &str, error: CublasError) -> Error {
     Error::failed(doing, format!("cuBLASLt says {error}"))
 }
 
+/// Sets the addresses of the arrays that an epilogue reads or saves.
+///
+/// # Safety
+/// `desc` has been created and not destroyed.
+unsafe fn set_pointers(epilogue: Epilogue, desc: sys::cublasLtMatmulDesc_t) -> CublasResult<()> {
+    let pointers = [
+        (DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias),
+        (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.auxiliary()),
+    ];
+    pointers.iter().filter(|(_, pointer)| *pointer != 0).try_for_each(|(attribute, pointer)| {
+        // SAFETY: this function's caller guarantees that `desc` exists; both attributes are
+        // pointers.
+        unsafe { set_desc(desc, *attribute, pointer) }
+    })
+}
+
 /// # Safety
 /// `desc` exists, and the attribute is of type `T`.
 unsafe fn set_desc<T>(
     desc: sys::cublasLtMatmulDesc_t,
     attribute: DescAttribute,
     value: &T,
-) -> std::result::Result<(), CublasError> {
+) -> CublasResult<()> {
     // SAFETY: this function's caller guarantees the description and the type; the value is copied.
     unsafe {
         result::set_matmul_desc_attribute(desc, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
@@ -355,7 +368,7 @@ unsafe fn set_preference<T>(
     preference: sys::cublasLtMatmulPreference_t,
     attribute: PreferenceAttribute,
     value: &T,
-) -> std::result::Result<(), CublasError> {
+) -> CublasResult<()> {
     // SAFETY: this function's caller guarantees the preference and the type; the value is copied.
     unsafe {
         result::set_matmul_pref_attribute(

@@ -4,8 +4,9 @@
 //! (driver and device), `compile` (NVRTC), `kernels` (loading), `launch`, `ipc` (memory that processes
 //! share), `streams`, `memory`, `message_memory`, `buffer`; then, independent of each other, `upload`
 //! (host to device), `readings` (device to host), `partial_sums` (memory of reductions), `graph` (recorded
-//! steps), `specialised` (kernels for sizes of a network) and `cublaslt` (matrix products); and `gpu` (the
-//! device with all of these).
+//! steps), `specialised` (kernels for sizes of a network), `product` (descriptions of matrix products),
+//! `cublaslt` (which forms them) and `tuning` (which measures its algorithms); and `gpu` (the device with all
+//! of these).
 
 pub(crate) mod buffer;
 pub(crate) mod compile;
@@ -20,7 +21,9 @@ pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod message_memory;
 pub(crate) mod partial_sums;
+pub(crate) mod product;
 pub(crate) mod readings;
 pub(crate) mod specialised;
 pub(crate) mod streams;
+mod tuning;
 pub(crate) mod upload;

@@ -1,0 +1,177 @@
+//! Products with the algorithm that was measured to be the fastest, instead of the one that cuBLASLt expects
+//! to be.
+//!
+//! A product is measured on memory of its own, as a recorded graph of many of it, because the host takes
+//! longer to start a small product than the device to form it. Memory has the alignment of the product's.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use cudarc::cublaslt::sys::cublasLtEpilogue_t as Kind;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+
+use super::cublaslt::CublasLt;
+use super::format::Format;
+use super::machine::explain;
+use super::memory::DeviceMemory;
+use super::product::{Epilogue, EpilogueFunction, Operand, Product, ProductKey, ProductOutput, encode};
+use super::streams::Streams;
+use crate::device::{ProductTable, TunedProduct};
+use crate::{Error, Result};
+
+/// The most algorithms of a product that are measured.
+const MOST_ALGORITHMS: usize = 16;
+
+/// Times that each algorithm is measured; the shortest time counts.
+const ROUNDS: usize = 3;
+
+/// Seconds for which a product is repeated in a round, and the most repetitions.
+const ROUND_SECONDS: f64 = 1e-3;
+const MOST_REPEATS: usize = 50;
+
+/// Another algorithm must take less than this share of the time of cuBLASLt's own choice to replace it.
+const WORTHWHILE: f64 = 0.98;
+
+impl CublasLt {
+    /// Uses the algorithms of `table` from now on.
+    pub(crate) fn use_products(&self, table: &ProductTable) {
+        self.tuned.replace(table.clone());
+        self.plans.borrow_mut().clear();
+    }
+
+    /// Returns the names of the products so far whose algorithm was not in the table.
+    pub(crate) fn untuned_products(&self) -> Vec<String> {
+        let plans = self.plans.borrow();
+        let is_untuned = |key: &ProductKey| plans[key].as_ref().is_some_and(|plan| !plan.is_tuned);
+        plans.keys().filter(|key| is_untuned(key)).map(|key| self.name_of(key)).collect()
+    }
+
+    /// Measures the algorithms for a product that was formed before; returns `None` if there was none of
+    /// that name, or no memory for matrices of its size is left.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub(crate) fn tune_product(&self, streams: &Rc<Streams>, name: &str) -> Result<Option<TunedProduct>> {
+        let plans = self.plans.borrow();
+        let found = plans.iter().find(|(key, _)| self.name_of(key) == name);
+        let Some((key, Some(plan))) = found else { return Ok(None) };
+        let failed =
+            |why: &dyn std::fmt::Display| Error::failed(format!("measuring the product {name}"), why);
+        let algorithms = self
+            .algorithms::<MOST_ALGORITHMS>(&plan.described, key)
+            .map_err(|error| failed(&format!("cuBLASLt says {error}")))?;
+        let Ok(memory) = ScratchMatrices::new(streams, key) else { return Ok(None) };
+        let product = memory.product(key);
+        let mut seconds = Vec::new();
+        for algorithm in &algorithms {
+            // an algorithm that cannot be started is not a candidate
+            let start = || self.start(streams, &product, &plan.described, algorithm).is_ok();
+            seconds.push(time(streams, start).map_err(|error| failed(&error))?.unwrap_or(f64::INFINITY));
+        }
+        let fastest = (0..seconds.len()).min_by(|a, b| seconds[*a].total_cmp(&seconds[*b])).unwrap_or(0);
+        let chosen = if seconds[fastest] < WORTHWHILE * seconds[0] { fastest } else { 0 };
+        if !seconds[chosen].is_finite() {
+            return Err(failed(&"none of cuBLASLt's algorithms could be started"));
+        }
+        Ok(Some(TunedProduct {
+            algorithm: encode(&algorithms[chosen]),
+            microseconds: seconds[chosen] * 1e6,
+            microseconds_of_first: seconds[0] * 1e6,
+            num_measured: algorithms.len(),
+        }))
+    }
+}
+
+/// Memory for the matrices of a product.
+struct ScratchMatrices {
+    matrices: [DeviceMemory; 5],
+}
+
+impl ScratchMatrices {
+    fn new(streams: &Rc<Streams>, key: &ProductKey) -> Result<ScratchMatrices> {
+        let [m, n, k] = key.size;
+        // room for the shift to an alignment
+        let zeroed = |len: usize, format| DeviceMemory::zeroed(streams, len + 16, format);
+        let [left, right, output] = key.formats;
+        let saved = if saves(key.epilogue) { m * n } else { 0 };
+        Ok(ScratchMatrices {
+            matrices: [
+                zeroed(m * k, left)?,
+                zeroed(k * n, right)?,
+                zeroed(m * n, output)?,
+                zeroed(saved, Format::F32)?,
+                zeroed(m, Format::F32)?,
+            ],
+        })
+    }
+
+    /// Returns a product like that of `key` of these matrices.
+    fn product(&self, key: &ProductKey) -> Product {
+        let [left, right, output, saved, bias] = [0, 1, 2, 3, 4].map(|at: usize| {
+            let alignment = key.alignments.get(at).copied().unwrap_or(16);
+            self.matrices[at].pointer() + u64::from(if alignment < 16 { alignment } else { 0 })
+        });
+        let function = match key.epilogue {
+            Kind::CUBLASLT_EPILOGUE_RELU | Kind::CUBLASLT_EPILOGUE_RELU_BIAS => EpilogueFunction::Relu,
+            Kind::CUBLASLT_EPILOGUE_DGELU => EpilogueFunction::GeluBackward { saved },
+            kind if saves(kind) => EpilogueFunction::Gelu { saved },
+            _ => EpilogueFunction::Identity,
+        };
+        let has_bias = matches!(
+            key.epilogue,
+            Kind::CUBLASLT_EPILOGUE_BIAS
+                | Kind::CUBLASLT_EPILOGUE_RELU_BIAS
+                | Kind::CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+        );
+        let operand =
+            |at: usize, pointer| Operand { pointer, format: key.formats[at], transposed: key.transposed[at] };
+        Product {
+            size: key.size,
+            left: operand(0, left),
+            right: operand(1, right),
+            output: ProductOutput { pointer: output, format: key.formats[2] },
+            accumulate: key.accumulate,
+            epilogue: Epilogue { bias: if has_bias { bias } else { 0 }, function },
+        }
+    }
+}
+
+/// Returns true if an epilogue reads or saves an array.
+fn saves(kind: Kind) -> bool {
+    use Kind::{CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
+    matches!(kind, CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_GELU_AUX | CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+}
+
+/// Returns the seconds that the device takes for what `start` starts; `None` if it cannot be started.
+fn time(streams: &Streams, start: impl Fn() -> bool) -> Result<Option<f64>> {
+    let elapsed = |launch: &dyn Fn() -> Result<bool>| -> Result<Option<f64>> {
+        let begin = Instant::now();
+        if !launch()? {
+            return Ok(None);
+        }
+        streams.synchronise();
+        streams.check()?;
+        Ok(Some(begin.elapsed().as_secs_f64()))
+    };
+    // the first time may include loading
+    for _ in 0..2 {
+        if elapsed(&|| Ok(start()))?.is_none() {
+            return Ok(None);
+        }
+    }
+    let Some(once) = elapsed(&|| Ok(start()))? else { return Ok(None) };
+    let repeats = ((ROUND_SECONDS / once) as usize).clamp(1, MOST_REPEATS);
+    let failed = |error| Error::failed("recording products", explain(error));
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    streams.compute.begin_capture(mode).map_err(failed)?;
+    let has_started = (0..repeats).all(|_| start());
+    let graph = streams.compute.end_capture(CUgraphInstantiate_flags(0)).map_err(failed)?;
+    let Some(graph) = graph.filter(|_| has_started) else { return Ok(None) };
+    let mut least = f64::INFINITY;
+    // the first launch moves the graph to the device
+    for _ in 0..=ROUNDS {
+        let launch = || graph.launch().map(|()| true).map_err(failed);
+        least = least.min(elapsed(&launch)?.unwrap_or(f64::INFINITY));
+    }
+    Ok(Some(least / repeats as f64))
+}
