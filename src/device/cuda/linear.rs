@@ -4,9 +4,9 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch_in};
 use super::runtime::product::{
-    AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
+    AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput, ProductStream,
 };
 use crate::device::{
     Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
@@ -28,6 +28,10 @@ const SIDE: usize = 16;
 
 /// The most blocks of a launch in y.
 const MOST_BLOCKS_IN_Y: usize = 65_535;
+
+/// Weights of up to this many elements for each multiprocessor have gradients that may be formed beside other
+/// products: their tiles, as cuBLASLt cuts them, leave multiprocessors free.
+const LARGEST_BESIDE: usize = 128 * 128;
 
 /// A factor of a small product, row-major or column-major: `struct Matrix` of the kernel.
 #[derive(Clone, Copy)]
@@ -95,8 +99,13 @@ impl Cuda {
         let (rows, columns, terms) = (rows as u32, columns as u32, terms as u32);
         let (bias, output) = (product.epilogue.bias, product.output.pointer);
         let (accumulate, relu) = (i32::from(product.accumulate), i32::from(relu));
-        launch!(
+        let stream = match product.stream {
+            ProductStream::Compute => &self.streams.compute,
+            ProductStream::Weights => &self.streams.weights,
+        };
+        launch_in!(
             self.streams,
+            stream,
             kernel,
             launch,
             rows,
@@ -144,6 +153,7 @@ impl LinearOperations for Cuda {
             output: ProductOutput { pointer: output.pointer, format: output.format },
             accumulate: false,
             epilogue: Epilogue::NONE,
+            stream: ProductStream::Compute,
         };
         if let Some(function) = function {
             let bias = bias.map_or(0, |bias| self.operand(bias, false).pointer);
@@ -166,24 +176,52 @@ impl LinearOperations for Cuda {
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, inputs * outputs) else {
             return;
         };
+        // a product that fills the device would only delay the others
+        let most_beside = LARGEST_BESIDE * self.streams.num_multiprocessors();
+        let is_beside = self.starts_beside.get() && inputs * outputs <= most_beside;
+        let stream = if is_beside { ProductStream::Weights } else { ProductStream::Compute };
         // cuBLASLt refuses products over no rows
         let with_rows = operands.iter().filter(|operand| operand.rows > 0);
-        for (number, &WeightOperands { rows, input, gradient }) in with_rows.enumerate() {
-            assert!(input.len == rows * inputs && gradient.len == rows * outputs);
-            let (size, left, right) = match layout {
-                WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
-                WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
-            };
-            let output = ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
-            self.must_multiply(&Product {
-                size,
-                left: self.operand(left, false),
-                right: self.operand(right, true),
-                output,
-                accumulate: accumulate || number > 0,
-                epilogue: Epilogue::NONE,
-            });
+        let start = || {
+            for (number, &WeightOperands { rows, input, gradient }) in with_rows.enumerate() {
+                assert!(input.len == rows * inputs && gradient.len == rows * outputs);
+                let (size, left, right) = match layout {
+                    WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
+                    WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
+                };
+                let output =
+                    ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
+                self.must_multiply(&Product {
+                    size,
+                    left: self.operand(left, false),
+                    right: self.operand(right, true),
+                    output,
+                    accumulate: accumulate || number > 0,
+                    epilogue: Epilogue::NONE,
+                    stream,
+                });
+            }
+        };
+        match stream {
+            ProductStream::Compute => start(),
+            ProductStream::Weights => self.streams.fork_weights(start),
         }
+    }
+
+    fn forks_weight_gradients(&self) -> bool {
+        self.forks_weights.get()
+    }
+
+    fn fork_weight_gradients(&self, start: impl FnOnce()) {
+        // operations from here on may change what earlier gradients are formed from
+        self.streams.join_weights();
+        self.starts_beside.set(self.forks_weights.get());
+        start();
+        self.starts_beside.set(false);
+    }
+
+    fn join_weight_gradients(&self) {
+        self.streams.join_weights();
     }
 
     fn linear_backward_input(
@@ -204,6 +242,7 @@ impl LinearOperations for Cuda {
             output: ProductOutput { pointer: input_gradient.pointer, format: input_gradient.format },
             accumulate: false,
             epilogue: Epilogue::NONE,
+            stream: ProductStream::Compute,
         };
         if let Some(FusedActivation { activation: Activation::Gelu, saved }) = previous
             && input_gradient.format == Format::Bf16

@@ -83,6 +83,9 @@ impl MemoryOperations for Cuda {
     }
 
     fn repeat(&self, recording: &mut Option<Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        recording.get_or_insert_default().repeat(&self.streams, self.partial_sums.len(), work)
+        self.forks_weights.set(true);
+        let outcome = recording.get_or_insert_default().repeat(&self.streams, self.partial_sums.len(), work);
+        self.forks_weights.set(false);
+        outcome
     }
 }

@@ -1,6 +1,7 @@
 //! NVIDIA GPUs: kernels compiled for the device found, some of them for the shapes of the network's layers
 //! when these are first used; matrix products by cuBLASLt; all computation in one stream, but for the
-//! optimizer's steps, which on a single rank run beside the passes of further layers.
+//! optimizer's steps and the gradients of small weights, which on a single rank run beside the passes of
+//! further layers.
 //!
 //! Nothing of CUDA is needed to build, nor to run without it: the driver and its libraries are
 //! loaded when [`Cuda::open`] is called. Operations only start work on the device and return;
@@ -152,6 +153,8 @@ impl Cuda {
             partial_sums: PartialSums::new(&streams)?,
             step_sums: PartialSums::new(&streams)?,
             forks_steps: Cell::new(false),
+            forks_weights: Cell::new(false),
+            starts_beside: Cell::new(false),
             precision,
             num_devices,
             streams,

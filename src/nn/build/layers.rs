@@ -195,7 +195,7 @@ impl Builder {
 
     fn embedding(&mut self, width: usize, deviation: f32) -> Result<LayerKind, String> {
         let Features::Tokens { len, vocabulary } = self.features else {
-            return Err(format!("an embedding needs tokens, not {}", self.features));
+            return Err(format!("an embedding needs tokens, as texts have, not {}", self.features));
         };
         let name = format!("{}.weight", self.tensor_name("embedding", 1));
         let tensor = self.tensors.len();

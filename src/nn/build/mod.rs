@@ -134,7 +134,7 @@ impl Builder {
             Module::Scope { prefix, modules } => {
                 let longer = format!("{}{prefix}.", self.prefix);
                 let outer = std::mem::replace(&mut self.prefix, longer);
-                self.add_all(modules)?;
+                self.add_all(modules).map_err(|error| error.in_branch("its"))?;
                 self.prefix = outer;
             }
             Module::Named { name, module } => {
@@ -254,7 +254,7 @@ impl ModuleError {
         ModuleError { at: format!("{at} `{}`{}", head(module), self.at), ..self }
     }
 
-    /// Says that the module is in a branch.
+    /// Says that the module is in another's `branch`, or among its modules.
     fn in_branch(self, branch: &str) -> ModuleError {
         ModuleError { at: format!(", {branch} module {}", self.at), ..self }
     }

@@ -8,7 +8,7 @@ use super::positions::{Position, StagePiece};
 use super::weights::{WeightRows, add_positions};
 use crate::Result;
 use crate::device::{Device, FusedActivation};
-use crate::nn::{Draws, FlatBuffer, Layer, Tape, TapedRows};
+use crate::nn::{Draws, FlatBuffer, Layer, LayerKind, Tape, TapedRows};
 use crate::parallel::settle;
 use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
@@ -54,6 +54,9 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let is_empty = context.section.is_empty();
+        if !self.forks_weight_gradient(context.exchanger.device, at, pass) {
+            context.exchanger.device.join_weight_gradients();
+        }
         match &self.pieces[at].piece {
             Piece::Layer(_) if is_empty && pass == Pass::Whole => {
                 let section = context.section;
@@ -82,6 +85,20 @@ impl Stage {
                 Ok(())
             }
         }
+    }
+
+    /// Returns true if the gradient of the weight of piece `at` may run beside the passes of values.
+    ///
+    /// It reads the input of the layer and the gradient of its output. The layer's own backward pass writes
+    /// to another array, and the next piece either waits for it or is such a layer too. A layer qualifies
+    /// that writes to no array but that of its input's gradient.
+    fn forks_weight_gradient<D: Device>(&self, device: &D, at: usize, pass: Pass) -> bool {
+        let StagePiece { piece, input, added, position_sums, .. } = &self.pieces[at];
+        let is_linear = matches!(piece, Piece::Layer(Layer { kind: LayerKind::Linear(_), .. }));
+        let position = &self.positions[*input];
+        let is_alone = added.is_none() && position_sums.is_none() && position.other_gradients.is_empty();
+        let is_whole = pass == Pass::Whole && self.exchange_before(at).is_none();
+        is_linear && is_alone && is_whole && device.forks_weight_gradients()
     }
 
     /// Copies the gradient of the output of piece `at` for the value that is added to it.
@@ -195,6 +212,7 @@ impl Stage {
         let tape = self.tape(device, at, 0..rows, activations);
         let (from, len) = (after.gradient, rows * after.width);
         let (mut started, mut summing) = (None, None);
+        let forks = !layer.is_idle() && self.forks_weight_gradient(device, at, pass);
         let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
         if !layer.is_idle() {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
@@ -207,6 +225,11 @@ impl Stage {
             let taped = TapedRows { tape, gradient, section };
             let fill = |sums: D::ViewMut<'_>| layer.sum_positions(device, &taped, sums);
             summing = Some(context.exchanger.start_position_sums(exchange, rows, fill)?);
+        }
+        if forks {
+            let gradient = device.view(here(&gradients.values[from]), 0..len);
+            let taped = TapedRows { tape: self.tape(device, at, 0..rows, activations), gradient, section };
+            device.fork_weight_gradients(|| layer.backward_weight(device, &[taped], context.gradients));
         }
         if self.needs_gradient(input) {
             if !layer.is_elementwise() && !layer.is_idle() {
@@ -224,7 +247,7 @@ impl Stage {
                 started = Some((exchange, self.start_exchange(context, at - 1, exchange, gradients)?));
             }
         }
-        if pass == Pass::Whole {
+        if pass == Pass::Whole && !forks {
             let mut sums = gradients.position_sums.take();
             let gradient = device.view(here(&gradients.values[from]), 0..len);
             let taped = TapedRows { tape, gradient, section };

@@ -19,7 +19,7 @@ use cudarc::cublaslt::sys::{
 
 use super::format::{Format, Precision};
 use super::memory::DeviceMemory;
-use super::product::{Epilogue, Operand, Product, ProductKey, decode};
+use super::product::{Epilogue, Operand, Product, ProductKey, ProductStream, decode};
 use super::streams::Streams;
 use crate::device::ProductTable;
 use crate::{Error, Result};
@@ -69,7 +69,8 @@ pub(super) struct ProductPlan {
 /// cuBLASLt, with the algorithms that were chosen so far.
 pub(crate) struct CublasLt {
     handle: sys::cublasLtHandle_t,
-    workspace: DeviceMemory,
+    /// Memory of algorithms, for each stream: products in different ones run at the same time.
+    workspaces: [DeviceMemory; 2],
     precision: Precision,
     /// The beginning of the names of products: the device, the library and the precision.
     place: String,
@@ -80,13 +81,14 @@ pub(crate) struct CublasLt {
 
 impl CublasLt {
     pub(crate) fn new(streams: &Rc<Streams>, precision: Precision) -> Result<CublasLt> {
-        let workspace = DeviceMemory::new(streams, WORKSPACE_BYTES / 4, Format::F32)?;
+        let workspace = || DeviceMemory::new(streams, WORKSPACE_BYTES / 4, Format::F32);
+        let workspaces = [workspace()?, workspace()?];
         let handle = result::create_handle().map_err(|error| failed("starting cuBLASLt", error))?;
         // SAFETY: the library has been loaded.
         let version = unsafe { sys::cublasLtGetVersion() };
         let place = format!("{}, cuBLASLt {version}, {precision:?}", streams.name).to_lowercase();
         let (plans, tuned) = (RefCell::default(), RefCell::default());
-        Ok(CublasLt { handle, workspace, precision, place, plans, tuned })
+        Ok(CublasLt { handle, workspaces, precision, place, plans, tuned })
     }
 
     /// Returns the name of a product in the table of tuned products.
@@ -94,7 +96,7 @@ impl CublasLt {
         format!("{}: {key}", self.place)
     }
 
-    /// Starts a product in the compute stream. Returns false if cuBLASLt does not support it.
+    /// Starts a product in its stream. Returns false if cuBLASLt does not support it.
     pub(crate) fn multiply(&self, streams: &Streams, product: &Product) -> bool {
         match self.try_multiply(streams, product) {
             Ok(done) => done,
@@ -139,6 +141,10 @@ impl CublasLt {
         let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let device = |pointer: u64| pointer as *mut c_void;
         let Described { desc, layouts: [left, right, output] } = *described;
+        let (stream, workspace) = match product.stream {
+            ProductStream::Compute => (&streams.compute, &self.workspaces[0]),
+            ProductStream::Weights => (&streams.weights, &self.workspaces[1]),
+        };
         streams.count(|counters| counters.launches += 1);
         // SAFETY: the descriptions are of matrices like these, whose memory the callers have
         // checked to be long enough; freeing device memory waits for all work of the device. The
@@ -159,9 +165,9 @@ impl CublasLt {
                 device(product.output.pointer),
                 output,
                 std::ptr::from_ref(algorithm),
-                device(self.workspace.pointer()),
+                device(workspace.pointer()),
                 WORKSPACE_BYTES,
-                streams.compute.cu_stream().cast(),
+                stream.cu_stream().cast(),
             )
         }
     }

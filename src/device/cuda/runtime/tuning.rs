@@ -14,7 +14,9 @@ use super::cublaslt::CublasLt;
 use super::format::Format;
 use super::machine::explain;
 use super::memory::DeviceMemory;
-use super::product::{Epilogue, EpilogueFunction, Operand, Product, ProductKey, ProductOutput, encode};
+use super::product::{
+    Epilogue, EpilogueFunction, Operand, Product, ProductKey, ProductOutput, ProductStream, encode,
+};
 use super::streams::Streams;
 use crate::device::{ProductTable, TunedProduct};
 use crate::{Error, Result};
@@ -132,6 +134,7 @@ impl ScratchMatrices {
             output: ProductOutput { pointer: output, format: key.formats[2] },
             accumulate: key.accumulate,
             epilogue: Epilogue { bias: if has_bias { bias } else { 0 }, function },
+            stream: ProductStream::Compute,
         }
     }
 }
