@@ -118,9 +118,9 @@ pub trait LinearOperations: MemoryOperations {
     }
 
     /// Calls `start`, which starts gradients of weights. Where [`LinearOperations::forks_weight_gradients`],
-    /// these may run beside operations that are started after them, but not after the next call of this
-    /// function or of [`LinearOperations::join_weight_gradients`]: until then, operations must not write to
-    /// their operands. Optimizer steps and the squares of gradients wait for them.
+    /// these may run beside operations that are started after them: until
+    /// [`LinearOperations::join_weight_gradients`], operations must not write to their operands nor use the
+    /// gradients. Optimizer steps and the squares of gradients wait for them.
     fn fork_weight_gradients(&self, start: impl FnOnce()) {
         start();
     }

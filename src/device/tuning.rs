@@ -38,10 +38,10 @@ pub trait TuningOperations {
     }
 
     /// Measures the algorithms for one of these products, and waits for the device. Returns `None` if there
-    /// is no such product.
+    /// is no such product, or it cannot be measured, for instance for want of memory.
     ///
     /// # Errors
-    /// The device is out of memory or fails.
+    /// The device fails.
     fn tune_product(&self, _name: &str) -> Result<Option<TunedProduct>> {
         Ok(None)
     }

@@ -14,6 +14,8 @@ pub enum Name {
     Step,
     /// A pass over the test samples.
     Evaluation,
+    /// Measuring the algorithms of matrix products.
+    Tuning,
     /// Reading samples.
     Read,
     /// Reading and unpacking samples, both in the HDF5 library.
@@ -68,10 +70,11 @@ pub enum Name {
 
 impl Name {
     /// All names with their texts, each at the index of its number.
-    const ALL: [(Name, &'static str); 28] = [
+    const ALL: [(Name, &'static str); 29] = [
         (Name::Start, "starting MPI"),
         (Name::Step, "step"),
         (Name::Evaluation, "evaluation"),
+        (Name::Tuning, "tuning of products"),
         (Name::Read, "read samples"),
         (Name::Load, "read and unpack samples"),
         (Name::Unpack, "unpack samples"),

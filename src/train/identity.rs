@@ -73,7 +73,7 @@ impl Identity {
             audit: _,
             eval_every: _,
             metrics: _,
-            tuned_products: _,
+            tuned_products,
             log_every: _,
             progress: _,
             checkpoints,
@@ -102,6 +102,9 @@ impl Identity {
         identity.class_data(data, options.source());
         identity.class_optimizer(optimizer);
         identity.class_device(machine);
+        if let Some(path) = tuned_products {
+            identity.may_change("--tuned-products", path.to_string_lossy());
+        }
         Identity::class_checkpoints(checkpoints);
         identity
     }

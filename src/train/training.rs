@@ -213,9 +213,9 @@ impl<'a, D: Device> Training<'a, D> {
             let start = Instant::now();
             let requests = self.step()?;
             self.seconds += start.elapsed().as_secs_f64();
-            let is_first = self.is_first();
-            if let (Some(tuning), true) = (&mut self.tuning, is_first) {
-                tuning.tune(self.run.world.communicator(), self.device)?;
+            let len = self.samples.train.sampler().batch_len(self.done - 1);
+            if let Some(tuning) = self.tuning.as_mut().filter(|tuning| tuning.is_due(len)) {
+                tuning.tune(self.run.world.communicator(), self.device, len)?;
             }
             if requests.stop > 0 && self.done < self.length.num_steps {
                 return Ok(requests.stop);
@@ -236,6 +236,8 @@ impl<'a, D: Device> Training<'a, D> {
         app::set_step(done);
         let span = trace::work(Name::Step).step(done);
         let mut requests = RunRequests::default();
+        let len = self.samples.train.sampler().batch_len(step);
+        let is_tuning_due = self.tuning.as_ref().is_some_and(|tuning| tuning.is_due(len));
         let train = &mut self.samples.train;
         let waited_before = train.dataset().waited();
         train.begin_step(step, (done < self.length.num_steps).then_some(done))?;
@@ -250,7 +252,7 @@ impl<'a, D: Device> Training<'a, D> {
             || due(done, options.check_replicas)
             || self.is_test_due()
             || self.checkpoints.is_due_after(done)
-            || (self.tuning.is_some() && self.is_first())
+            || is_tuning_due
             || done == self.length.num_steps;
         if self.trainer.runs_ahead() && !is_wanted && requests == RunRequests::default() {
             return Ok(requests);
@@ -272,11 +274,6 @@ impl<'a, D: Device> Training<'a, D> {
         self.tested = None;
         self.checkpoints.after_step(&self.trainer, self.position(), requests)?;
         Ok(requests)
-    }
-
-    /// Returns true if one step of this start has been taken.
-    fn is_first(&self) -> bool {
-        self.done == self.length.first + 1
     }
 
     /// Evaluates the network on the test samples, if there are any. Collective.

@@ -1,12 +1,13 @@
 //! The file of tuned matrix products (`--tuned-products`).
 //!
-//! Rank 0 reads it for all at the start, and every device uses the algorithms in it. After the first step of
-//! the run, the ranks exchange the names of the products that it lacked. The first rank that formed a product
-//! measures it, and all use its choice, because products that several ranks form must have the same bits.
-//! Rank 0 adds the findings to the file. Products that first occur later, as in an evaluation, have the
-//! library's first choice in this run and in later ones.
+//! Rank 0 reads it for all at the start, and every device uses the algorithms in it. After the first step
+//! of each length of batches, the ranks exchange the names of the products that it lacked. The first rank
+//! that formed a product measures it, one product after the other, so that ranks that share a device do not
+//! disturb each other. All use its choice, because products that several ranks form must have the same bits.
+//! Rank 0 adds the findings to the file. An evaluation's products have the library's first choice.
 
-use std::io::Write as _;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 
 use serde::Serialize;
@@ -15,12 +16,15 @@ use serde::de::DeserializeOwned;
 use crate::checkpoint::create_beside;
 use crate::comm::Communicator;
 use crate::device::{Device, ProductTable, TunedProduct};
+use crate::trace::{self, Name};
 use crate::{Error, Result};
 
 /// The tuned products of a run.
 pub(super) struct Tuning<'a> {
     path: &'a Path,
     table: ProductTable,
+    /// The lengths of batches after whose first step products were measured.
+    lengths: Vec<usize>,
 }
 
 impl<'a> Tuning<'a> {
@@ -32,61 +36,89 @@ impl<'a> Tuning<'a> {
         let table = all.agree_with_root(|| read(path))?;
         let table = broadcast(all, &table, 0)?.unwrap_or_default();
         device.use_products(&table);
-        Ok(Tuning { path, table })
+        Ok(Tuning { path, table, lengths: Vec::new() })
     }
 
-    /// Measures the products that the ranks formed so far and the file lacks. Collective.
+    /// Returns true if no step with a batch of `len` samples has been followed by [`Tuning::tune`].
+    pub(super) fn is_due(&self, len: usize) -> bool {
+        !self.lengths.contains(&len)
+    }
+
+    /// Measures the products that the ranks formed so far and the file lacks, after a step with a batch of
+    /// `len` samples. Collective.
     ///
     /// # Errors
     /// A device fails: the same error on every rank.
-    pub(super) fn tune<D: Device>(&mut self, all: &Communicator, device: &D) -> Result<()> {
-        let mut unmeasured = Vec::new();
-        let mut own = Vec::new();
+    pub(super) fn tune<D: Device>(&mut self, all: &Communicator, device: &D, len: usize) -> Result<()> {
+        let is_first = self.lengths.is_empty();
+        self.lengths.push(len);
         let formed = device.untuned_products();
+        let mut owners = BTreeMap::new();
         for rank in 0..all.size() {
             for name in broadcast(all, &formed, rank)? {
-                if !unmeasured.contains(&name) {
-                    if rank == all.rank() {
-                        own.push(name.clone());
-                    }
-                    unmeasured.push(name);
-                }
+                owners.entry(name).or_insert(rank);
             }
         }
-        if unmeasured.is_empty() {
-            log::info!("all matrix products of a step are in {}", self.path.display());
+        if owners.is_empty() {
+            if is_first && self.table.is_empty() {
+                log::warn!("--tuned-products has no effect: no step has products of cuBLASLt");
+            } else if is_first {
+                log::info!("all matrix products of a step are in {}", self.path.display());
+            }
             return Ok(());
         }
-        let measure = |name: String| Ok(device.tune_product(&name)?.map(|product| (name, product)));
-        let measured: Result<Vec<Option<(String, TunedProduct)>>> = own.into_iter().map(measure).collect();
-        let measured: ProductTable = all.agree(measured)?.into_iter().flatten().collect();
-        for rank in 0..all.size() {
-            self.table.extend(broadcast(all, &measured, rank)?);
+        let mut found = ProductTable::new();
+        for (name, owner) in &owners {
+            let _span = trace::work(Name::Tuning);
+            let own = if *owner == all.rank() { device.tune_product(name) } else { Ok(None) };
+            let product: Option<TunedProduct> = broadcast(all, &all.agree(own)?, *owner)?;
+            found.extend(product.map(|product| (name.clone(), product)));
         }
-        device.use_products(&self.table);
-        self.report(&unmeasured);
-        if let Err(error) = all.agree_with_root(|| write(self.path, &self.table))
-            && all.is_root()
-        {
+        self.report(owners.len(), &found);
+        let written = all.agree_with_root(|| self.add(&found));
+        if let (Err(error), true) = (written, all.is_root()) {
             log::warn!("{error}; the run goes on");
         }
+        self.table.extend(found);
+        device.use_products(&self.table);
         Ok(())
     }
 
-    fn report(&self, names: &[String]) {
-        let ratios = names.iter().filter_map(|name| self.table.get(name));
-        let ratios: Vec<f64> =
-            ratios.map(|product| product.microseconds_of_first / product.microseconds).collect();
+    /// Adds products to the file. Those stay that another job has left there meanwhile. A whole file takes
+    /// the place of the one before, so that a job that is killed leaves one of them.
+    fn add(&self, found: &ProductTable) -> Result<()> {
+        let doing = || format!("writing tuned products to {}", self.path.display());
+        let failed = |error: std::io::Error| Error::failed(doing(), error);
+        let mut all = read(self.path)?;
+        for (name, product) in found {
+            // an algorithm that this library does not accept any more is replaced
+            if self.table.contains_key(name) || !all.contains_key(name) {
+                all.insert(name.clone(), product.clone());
+            }
+        }
+        // what a link names is replaced, not the link
+        let place = std::fs::canonicalize(self.path).unwrap_or_else(|_| self.path.to_owned());
+        let mut file = create_beside(&place).map_err(failed)?;
+        let text = serde_json::to_string_pretty(&all).map_err(|error| failed(error.into()))?;
+        writeln!(file, "{text}").map_err(failed)?;
+        file.persist(place).map_err(|error| failed(error.error))?;
+        Ok(())
+    }
+
+    /// Logs what was found for `num` products.
+    fn report(&self, num: usize, found: &ProductTable) {
+        let ratios = found.values().map(|product| product.microseconds_of_first / product.microseconds);
+        let ratios: Vec<f64> = ratios.collect();
         let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
         let most = ratios.iter().copied().fold(1.0, f64::max);
-        let lacking = match names.len() - ratios.len() {
+        let lacking = match num - found.len() {
             0 => String::new(),
-            num => format!("; {num} could not be measured for want of memory"),
+            num => format!("; {num} could not be measured"),
         };
         log::info!(
             "measured {} matrix products for {}: {num_faster} are faster than with the first choice, by up \
              to {most:.2} times{lacking}",
-            ratios.len(),
+            found.len(),
             self.path.display()
         );
     }
@@ -100,27 +132,20 @@ fn broadcast<T: Serialize + DeserializeOwned>(all: &Communicator, value: &T, roo
 }
 
 fn read(path: &Path) -> Result<ProductTable> {
-    let doing = || format!("reading tuned products from {}", path.display());
-    match std::fs::read(path) {
-        Ok(text) if text.is_empty() => Ok(ProductTable::new()),
-        Ok(text) => serde_json::from_slice(&text).map_err(|error| {
-            Error::input(
-                doing(),
-                format!("{error}; give the name of a new file, or of one of an earlier run"),
-            )
-        }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(ProductTable::new()),
-        Err(error) => Err(Error::input(doing(), error)),
+    let fail = |why: &dyn std::fmt::Display| {
+        Error::input(format!("reading tuned products from {}", path.display()), why)
+    };
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(ProductTable::new()),
+        Err(error) => return Err(fail(&error)),
+        // it would be replaced
+        Ok(found) if !found.is_file() => return Err(fail(&"it is no regular file")),
+        Ok(_) => {}
     }
-}
-
-/// Writes a whole file in place of the one before, so that a job that is killed leaves one of them.
-fn write(path: &Path, table: &ProductTable) -> Result<()> {
-    let failed =
-        |error: std::io::Error| Error::failed(format!("writing tuned products to {}", path.display()), error);
-    let mut file = create_beside(path).map_err(failed)?;
-    let text = serde_json::to_string_pretty(table).map_err(|error| failed(error.into()))?;
-    writeln!(file, "{text}").map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    Ok(())
+    let text = std::fs::read(path).map_err(|error| fail(&error))?;
+    if text.is_empty() {
+        return Ok(ProductTable::new());
+    }
+    serde_json::from_slice(&text)
+        .map_err(|error| fail(&format!("{error}; give the name of a new file, or of one of an earlier run")))
 }

@@ -35,8 +35,8 @@
 //!   one micro-batch and no dropout is recorded as one CUDA graph. Training samples stay on the GPU if
 //!   they fit into an eighth of its free memory and 2 GiB.
 //! * With `--tuned-products FILE` the algorithms for the matrix products of a step are measured after the
-//!   first one, and the fastest are used and kept in the file. Otherwise those are used that cuBLASLt expects
-//!   to be the fastest. Either way a run has the same bits as another with the same file.
+//!   first one, and the fastest are used and kept in the file. Otherwise those are used that cuBLASLt
+//!   expects to be the fastest. Runs that start with all of their products in the file have the same bits.
 //! * The host is one step ahead: it reads the result of a step when the next one has begun, so a
 //!   requested stop takes effect after at most two steps. The host waits for the GPU only for the
 //!   result of the last step, for messages between ranks, and, if several ranks clip the gradient,

@@ -89,9 +89,9 @@ impl Stage {
 
     /// Returns true if the gradient of the weight of piece `at` may run beside the passes of values.
     ///
-    /// It reads the input of the layer and the gradient of its output. The layer's own backward pass writes
-    /// to another array, and the next piece either waits for it or is such a layer too. A layer qualifies
-    /// that writes to no array but that of its input's gradient.
+    /// It reads the input of the layer and the gradient of its output. Until a piece of another kind waits
+    /// for it, passes of such layers write to the gradients of their inputs only, and a layer that is not
+    /// elementwise has another array for that than for the gradient of its output.
     fn forks_weight_gradient<D: Device>(&self, device: &D, at: usize, pass: Pass) -> bool {
         let StagePiece { piece, input, added, position_sums, .. } = &self.pieces[at];
         let is_linear = matches!(piece, Piece::Layer(Layer { kind: LayerKind::Linear(_), .. }));

@@ -100,8 +100,8 @@ pub struct TrainOptions {
     pub machine: DeviceOptions,
 
     /// Measure the algorithms of the matrix products on a GPU after the first step, and use the fastest; this
-    /// file keeps them, and runs whose products are all in it have the same bits [default: the algorithms
-    /// that cuBLASLt names first]
+    /// file keeps them, and runs that start with all of their products in it have the same bits [default: the
+    /// algorithms that cuBLASLt names first]
     #[arg(long, value_name = "FILE", help_heading = "Machine")]
     pub tuned_products: Option<PathBuf>,
 

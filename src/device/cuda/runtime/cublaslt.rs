@@ -147,8 +147,9 @@ impl CublasLt {
         };
         streams.count(|counters| counters.launches += 1);
         // SAFETY: the descriptions are of matrices like these, whose memory the callers have
-        // checked to be long enough; freeing device memory waits for all work of the device. The
-        // address of the bias is read when the product is started.
+        // checked to be long enough; the algorithm is cuBLASLt's own, or one that it has accepted;
+        // freeing device memory waits for all work of the device. The address of the bias is read when
+        // the product is started.
         unsafe {
             set_pointers(product.epilogue, desc)?;
             result::matmul(
@@ -297,7 +298,8 @@ impl CublasLt {
     pub(super) fn accepts(&self, described: &Described, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         let Described { desc, layouts: [a, b, c] } = *described;
         let mut found = NOTHING_FOUND;
-        // SAFETY: all descriptions exist, and there is room for the result.
+        // SAFETY: all descriptions exist, and there is room for the result. The algorithm may be any bits:
+        // cuBLASLt has this function to check those that a program has put together.
         let outcome =
             unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algorithm, &raw mut found) };
         outcome.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES

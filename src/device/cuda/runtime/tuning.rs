@@ -49,7 +49,7 @@ impl CublasLt {
     }
 
     /// Measures the algorithms for a product that was formed before; returns `None` if there was none of
-    /// that name, or no memory for matrices of its size is left.
+    /// that name, there is no memory for matrices of its size, or cuBLASLt refuses.
     ///
     /// # Errors
     /// The device fails.
@@ -57,29 +57,25 @@ impl CublasLt {
         let plans = self.plans.borrow();
         let found = plans.iter().find(|(key, _)| self.name_of(key) == name);
         let Some((key, Some(plan))) = found else { return Ok(None) };
-        let failed =
-            |why: &dyn std::fmt::Display| Error::failed(format!("measuring the product {name}"), why);
-        let algorithms = self
-            .algorithms::<MOST_ALGORITHMS>(&plan.described, key)
-            .map_err(|error| failed(&format!("cuBLASLt says {error}")))?;
+        let Ok(algorithms) = self.algorithms::<MOST_ALGORITHMS>(&plan.described, key) else {
+            return Ok(None);
+        };
         let Ok(memory) = ScratchMatrices::new(streams, key) else { return Ok(None) };
         let product = memory.product(key);
-        let mut seconds = Vec::new();
+        let mut measured = Vec::new();
         for algorithm in &algorithms {
             // an algorithm that cannot be started is not a candidate
             let start = || self.start(streams, &product, &plan.described, algorithm).is_ok();
-            seconds.push(time(streams, start).map_err(|error| failed(&error))?.unwrap_or(f64::INFINITY));
+            measured.extend(time(streams, start)?.map(|seconds| (seconds, algorithm)));
         }
-        let fastest = (0..seconds.len()).min_by(|a, b| seconds[*a].total_cmp(&seconds[*b])).unwrap_or(0);
-        let chosen = if seconds[fastest] < WORTHWHILE * seconds[0] { fastest } else { 0 };
-        if !seconds[chosen].is_finite() {
-            return Err(failed(&"none of cuBLASLt's algorithms could be started"));
-        }
+        let Some(&first) = measured.first() else { return Ok(None) };
+        let fastest = measured.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or(first);
+        let (seconds, algorithm) = if fastest.0 < WORTHWHILE * first.0 { fastest } else { first };
         Ok(Some(TunedProduct {
-            algorithm: encode(&algorithms[chosen]),
-            microseconds: seconds[chosen] * 1e6,
-            microseconds_of_first: seconds[0] * 1e6,
-            num_measured: algorithms.len(),
+            algorithm: encode(algorithm),
+            microseconds: seconds * 1e6,
+            microseconds_of_first: first.0 * 1e6,
+            num_measured: measured.len(),
         }))
     }
 }
@@ -164,11 +160,14 @@ fn time(streams: &Streams, start: impl Fn() -> bool) -> Result<Option<f64>> {
     }
     let Some(once) = elapsed(&|| Ok(start()))? else { return Ok(None) };
     let repeats = ((ROUND_SECONDS / once) as usize).clamp(1, MOST_REPEATS);
-    let failed = |error| Error::failed("recording products", explain(error));
+    let failed = |error| Error::failed("starting recorded products", explain(error));
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    streams.compute.begin_capture(mode).map_err(failed)?;
+    if streams.compute.begin_capture(mode).is_err() {
+        return Ok(None);
+    }
     let has_started = (0..repeats).all(|_| start());
-    let graph = streams.compute.end_capture(CUgraphInstantiate_flags(0)).map_err(failed)?;
+    // an algorithm that cannot be recorded makes this fail
+    let graph = streams.compute.end_capture(CUgraphInstantiate_flags(0)).ok().flatten();
     let Some(graph) = graph.filter(|_| has_started) else { return Ok(None) };
     let mut least = f64::INFINITY;
     // the first launch moves the graph to the device
