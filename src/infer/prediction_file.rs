@@ -13,9 +13,9 @@
 //! directory; a file under its final name is whole. It contains no time, so equal predictions are equal
 //! bytes.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use hdf5::file::LibraryVersion;
@@ -24,6 +24,7 @@ use hdf5::types::VarLenUnicode;
 use tempfile::NamedTempFile;
 
 use super::prediction::{PredictionShape, Predictions};
+use crate::checkpoint::create_beside;
 use crate::{Error, Result};
 
 /// A file that is being written.
@@ -50,7 +51,7 @@ impl PredictionFile {
             Error::failed(format!("laying out {}", path.display()), format!("HDF5: {error}"))
         };
         let (skeleton, offsets) = lay_out(shape, num_samples, attributes).map_err(fail)?;
-        let created = create(path).and_then(|mut file| {
+        let created = create_beside(path).and_then(|mut file| {
             let widths = [shape.num_outputs(), shape.num_classes(), shape.num_losses()];
             let values = offsets.iter().zip(widths).filter_map(|(offset, width)| {
                 offset.map(|start| (start, (num_samples * width * size_of::<f32>()) as u64))
@@ -97,18 +98,6 @@ impl PredictionFile {
 
 fn doing(path: &Path) -> String {
     format!("writing the predictions to {}", path.display())
-}
-
-/// Creates a temporary file beside `path`.
-fn create(path: &Path) -> io::Result<NamedTempFile> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    tempfile::Builder::new()
-        .prefix(&format!(".{name}."))
-        .suffix(".tmp")
-        // reduced by the umask, as for any file
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(directory)
 }
 
 /// Lays out the file in memory, without values. Returns it with the places of outputs, classes and losses.
