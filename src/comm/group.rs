@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use super::algorithm::{Algorithm, Collective, Plan, Ranks, plan};
+use super::algorithm::{Algorithm, Collective, Plan, Ranks, has_one_leader, plan};
 use super::links::Links;
 use super::mpi::{Handle, Transfers};
 use super::nodes::node_of;
@@ -14,8 +14,11 @@ use crate::sums::Subtrees;
 /// The largest tag that every MPI has (MPI-4.1 §9.1.2).
 pub const LARGEST_TAG: i32 = 32_767;
 
-/// The number of tags that every MPI has.
-const NUM_TAGS: usize = LARGEST_TAG as usize + 1;
+/// The number of tags of collective operations on the private twin.
+const NUM_TAGS: usize = LARGEST_TAG as usize + 1 - NUM_END_TAGS;
+
+/// The number of tags by which receivers tell senders that they have copied a message: the last ones.
+const NUM_END_TAGS: usize = 4096;
 
 /// The routes of device buffers, the same for all communicators of the job.
 pub(super) struct Routes {
@@ -39,9 +42,12 @@ impl Routes {
     }
 }
 
-/// The leader of each rank, if all ranks map each other's memory, with the number of changes when it was
-/// found.
-type Leaders = (u64, Option<Rc<[usize]>>);
+/// The leader of each rank.
+type Leaders = Rc<[usize]>;
+
+/// The number of changes of the devices when leaders were found; if all ranks map each other's memory, the
+/// leaders of short operations and those of long ones.
+type KnownLeaders = (u64, Option<[Leaders; 2]>);
 
 /// A group of ranks: MPI's communicator, and the counters and plans that its operations share.
 pub(super) struct Group {
@@ -54,16 +60,18 @@ pub(super) struct Group {
     /// The node of each rank of the group.
     nodes: RefCell<Vec<usize>>,
     plans: RefCell<HashMap<(Collective, Algorithm, Subtrees), Rc<Plan>>>,
-    leaders: RefCell<Option<Leaders>>,
+    leaders: RefCell<Option<KnownLeaders>>,
     next_tag: Cell<usize>,
+    next_end_tag: Cell<usize>,
 }
 
 impl Group {
     pub(super) fn new(mpi: Handle, links: Links, routes: Rc<Routes>) -> Group {
         let in_job = mpi.ranks_in_job();
         let nodes = in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
-        let (plans, leaders, next_tag) = (RefCell::default(), RefCell::default(), Cell::new(0));
-        Group { mpi, links, routes, in_job, nodes: RefCell::new(nodes), plans, leaders, next_tag }
+        let (plans, leaders, nodes) = (RefCell::default(), RefCell::default(), RefCell::new(nodes));
+        let [next_tag, next_end_tag] = [0; 2].map(Cell::new);
+        Group { mpi, links, routes, in_job, nodes, plans, leaders, next_tag, next_end_tag }
     }
 
     /// Returns the number in the job of rank `rank`.
@@ -81,25 +89,33 @@ impl Group {
         self.nodes.borrow().iter().collect::<HashSet<_>>().len()
     }
 
-    /// Returns for each rank the first that has the same device, if all ranks map each other's device
-    /// memory.
-    pub(super) fn leaders(&self) -> Option<Rc<[usize]>> {
+    /// Returns the leaders in an operation on `bytes` of each rank, if all ranks map each other's device
+    /// memory: for each rank the first that has the same device or, if the operation is short, rank 0.
+    pub(super) fn leaders(&self, bytes: usize) -> Option<Leaders> {
         let changes = self.routes.changes.get();
         let mut known = self.leaders.borrow_mut();
-        match &*known {
-            Some((number, leaders)) if *number == changes => leaders.clone(),
-            _ => known.insert((changes, self.find_leaders())).1.clone(),
-        }
+        let leaders = match &*known {
+            Some((number, leaders)) if *number == changes => leaders,
+            _ => &known.insert((changes, self.find_leaders())).1,
+        };
+        leaders.as_ref().map(|[short, long]| Rc::clone(if has_one_leader(bytes) { short } else { long }))
     }
 
-    fn find_leaders(&self) -> Option<Rc<[usize]>> {
+    fn find_leaders(&self) -> Option<[Leaders; 2]> {
         let (size, devices) = (self.mpi.size, self.routes.devices.borrow());
         if devices.is_empty() || !(2..=MOST_PEERS).contains(&size) || self.num_nodes() > 1 {
             return None;
         }
         let device = |rank: usize| self.in_job(rank).and_then(|rank| devices.get(rank));
         let leader = |rank: usize| (0..size).find(|other| device(*other) == device(rank));
-        (0..size).map(|rank| device(rank).and_then(|_| leader(rank))).collect()
+        let long: Option<Leaders> = (0..size).map(|rank| device(rank).and_then(|_| leader(rank))).collect();
+        Some([vec![0; size].into(), long?])
+    }
+
+    /// Returns true if this rank and rank `other` map each other's device memory.
+    pub(super) fn maps(&self, other: usize) -> bool {
+        let own = self.mpi.rank;
+        !self.routes.devices.borrow().is_empty() && other != own && self.node_of(other) == self.node_of(own)
     }
 
     /// Pretends that the ranks are on these nodes, for tests.
@@ -121,6 +137,13 @@ impl Group {
     /// order.
     pub(super) fn take_tags(&self, count: usize) -> usize {
         self.next_tag.replace((self.next_tag.get() + count) % NUM_TAGS)
+    }
+
+    /// Returns a tag for the end of a message that this rank sends.
+    pub(super) fn take_end_tag(&self) -> i32 {
+        let number = self.next_end_tag.get();
+        self.next_end_tag.set((number + 1) % NUM_END_TAGS);
+        (NUM_TAGS + number) as i32
     }
 
     /// Returns tag `number` modulo the number of tags.

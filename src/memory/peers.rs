@@ -3,7 +3,8 @@
 //!
 //! The ranks of a node can map the memory of each other's buffers. Then one of them, the *leader* of a
 //! device, does the work of all: one kernel reads every rank's buffer and writes the results where they
-//! belong. Nothing is copied to an inbox, and no other rank's device has anything to do.
+//! belong. Nothing is copied to an inbox, and no other rank's device has anything to do. A message between
+//! two of them is one copy, by the receiver.
 
 use std::ops::Range;
 

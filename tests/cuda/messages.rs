@@ -48,11 +48,17 @@ pub fn every_operation_by_ipc(world: &World) {
             operations(Cuda::shared(), Role::Exact, &messages, len);
             operations(&bf16, Role::Activations, &messages, len);
         }
+        // long enough for several leaders
+        operations(Cuda::shared(), Role::Exact, &messages, 70_001);
         same_bits(Cuda::shared(), Role::Exact, all, false);
         same_bits(&bf16, Role::Activations, all, false);
         large(Cuda::shared(), &messages, (1 << 20) / all.size() * all.size());
     }
     refused(Cuda::shared(), &all.duplicate(), all);
+    if all.size() > 1 {
+        assert_eq!(allocations_for_messages(all), 0, "messages are copies in device memory");
+        assert!(allocations_for_messages(&all.through_host()) > 0, "these have memory on the host");
+    }
     // ranks of several nodes use messages, and those of one of these nodes do not
     let (spread, node) = (all.duplicate(), all.split(all.rank() / 2, all.rank()).unwrap());
     spread.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
@@ -62,6 +68,17 @@ pub fn every_operation_by_ipc(world: &World) {
     operations(Cuda::shared(), Role::Exact, &node, 1025);
     all.set_devices(Vec::new());
     assert!(!all.maps_peers());
+}
+
+/// Returns the number of times that messages of a rank to the next allocate memory.
+fn allocations_for_messages(all: &Communicator) -> u64 {
+    let (device, rank, size) = (Cuda::shared(), all.rank(), all.size());
+    let [sent, received] = [(); 2].map(|()| filled(device, Role::Exact, rank, 1000));
+    let before = device.counters().allocations;
+    let receiving = all.start_receive(received, (rank + size - 1) % size, 0).unwrap();
+    let sending = all.start_send(sent, (rank + 1) % size, 0).unwrap();
+    drop((receiving.wait(), sending.wait()));
+    device.counters().allocations - before
 }
 
 fn can_be_aware() -> bool {

@@ -2,11 +2,19 @@
 
 use std::ops::Range;
 
+use smallvec::{SmallVec, smallvec};
+
 use super::Collective;
 use crate::memory::{PeerWork, PeerWorkKind};
 
 /// The elements of which a leader has a whole number, so that its accesses are aligned.
 const UNIT: usize = 1024;
+
+/// Returns true if one rank does all the work of an operation on `bytes` of each rank: if it is short, the
+/// messages of more leaders would take longer than the work. The limit is estimated, not measured.
+pub(in crate::comm) fn has_one_leader(bytes: usize) -> bool {
+    bytes < 256 << 10
+}
 
 /// Returns the work of rank `rank` in `collective` on `len` elements; `leaders` has the leader of each
 /// rank. Parts that belong to a rank are its leader's work; the elements of other operations are divided
@@ -17,7 +25,7 @@ pub(in crate::comm) fn peer_work(
     len: usize,
     leaders: &[usize],
     rank: usize,
-) -> Vec<PeerWork> {
+) -> SmallVec<[PeerWork; 1]> {
     let size = leaders.len();
     let owned = |kind: fn(usize) -> PeerWorkKind| {
         let part = len / size;
@@ -25,17 +33,15 @@ pub(in crate::comm) fn peer_work(
         (0..size).filter(|owner| leaders[*owner] == rank).map(of).collect()
     };
     let shared = |kind| match share(len, leaders, rank) {
-        Some(range) => vec![PeerWork { range, kind }],
-        None => Vec::new(),
+        Some(range) => smallvec![PeerWork { range, kind }],
+        None => SmallVec::new(),
     };
-    let mut work: Vec<PeerWork> = match collective {
+    match collective {
         Collective::AllReduce => shared(PeerWorkKind::Sum { into: 0..size }),
         Collective::Broadcast { root } => shared(PeerWorkKind::Copy { from: root }),
         Collective::ReduceScatter => owned(|owner| PeerWorkKind::Sum { into: owner..owner + 1 }),
         Collective::AllGather => owned(|owner| PeerWorkKind::Copy { from: owner }),
-    };
-    work.retain(|work| !work.range.is_empty());
-    work
+    }
 }
 
 /// Returns the share of rank `rank` in `len` elements, if it leads a device.

@@ -191,7 +191,7 @@ impl Communicator {
 
     /// Returns true if all ranks map each other's device memory. Not collective.
     pub fn maps_peers(&self) -> bool {
-        self.transfers.is_none() && self.group.leaders().is_some()
+        self.transfers.is_none() && self.group.leaders(0).is_some()
     }
 
     /// Returns the route of device buffers. Not collective.

@@ -109,27 +109,40 @@ impl Communicator {
     }
 
     /// Starts sending `values` to rank `to` (`MPI_Isend`). A device buffer is sent when the device
-    /// has finished the earlier work on it. Not collective.
+    /// has finished the earlier work on it. Between ranks that map each other's device memory the receiver
+    /// copies it, so that both ends of the message must be device buffers. Not collective.
     ///
     /// # Errors
     /// `to` or `tag` is out of range, or there is no memory for staging.
     pub fn start_send<B: Buffer>(&self, values: B, to: usize, tag: i32) -> Result<Pending<B>> {
         self.check_peer("sending", to, tag)?;
         let send_range = 0..values.len();
-        let task = Task::Send { to, tag };
+        let task = match self.maps::<B>(to) {
+            true => Task::PeerCopy { from: self.rank(), to, tag },
+            false => Task::Send { to, tag },
+        };
         self.start(values, Request { task, operation: None, send_range, receive_range: 0..0 })
     }
 
     /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds;
-    /// a longer message ends the job with MPI's own error. Not collective.
+    /// a longer message ends the job, with MPI's own error if MPI moves it. Not collective.
     ///
     /// # Errors
     /// `from` or `tag` is out of range, or there is no memory for staging.
     pub fn start_receive<B: Buffer>(&self, values: B, from: usize, tag: i32) -> Result<Pending<B>> {
         self.check_peer("receiving", from, tag)?;
         let receive_range = 0..values.len();
-        let task = Task::Receive { from, tag };
+        let task = match self.maps::<B>(from) {
+            true => Task::PeerCopy { from, to: self.rank(), tag },
+            false => Task::Receive { from, tag },
+        };
         self.start(values, Request { task, operation: None, send_range: 0..0, receive_range })
+    }
+
+    /// Returns true if messages between a buffer of type `B` and one of rank `peer` are copies in device
+    /// memory.
+    fn maps<B: Buffer>(&self, peer: usize) -> bool {
+        !B::IS_ON_HOST && self.transfers.is_none() && self.group.maps(peer)
     }
 
     /// Waits for the requests that `post` adds.

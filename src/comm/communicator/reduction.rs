@@ -260,7 +260,8 @@ impl Communicator {
         let task = match choice.algorithm {
             Algorithm::Mpi => Task::Mpi(collective),
             Algorithm::Ipc => {
-                let leaders = self.group.leaders().expect("ranks that map each other's memory have leaders");
+                let leaders = self.group.leaders(len * element.bytes());
+                let leaders = leaders.expect("ranks that map each other's memory have leaders");
                 Task::Peers { collective, leaders }
             }
             _ => self.rounds(collective, choice, self.subtrees(), len, element),

@@ -77,7 +77,7 @@ impl Entry {
         buffer: &mut B,
         is_cuda_aware: bool,
     ) -> Result<Rc<Entry>> {
-        if let Task::Peers { .. } = request.task {
+        if let Task::Peers { .. } | Task::PeerCopy { .. } = request.task {
             // SAFETY: the caller keeps the buffer until the operation is done.
             return Ok(Entry::of(EntryWork::Peers(unsafe { PeerOperation::new(group, request, buffer)? })));
         }

@@ -1,32 +1,33 @@
 //! An operation on device memory that the ranks of a node map: the messages around the leaders' work.
 //!
-//! Every rank sends the handle of its buffer's memory, with its length and the type of its values, to each
-//! leader of a device, once its values may be read. A leader that has all of them starts its work, and tells
-//! every rank when that is complete. A rank's buffer is its own again when all leaders have said so. Messages
-//! of the operation have its own tag on the communicator's private twin, and arrive in the order in which a
-//! rank sends them.
+//! Every rank that takes part sends the handle of its buffer's memory, with the length and the type of its
+//! values, to each leader of a device, once its values may be read. A leader that has all of them starts its
+//! work, and tells every rank when that is complete. A rank's buffer is its own again when all leaders have
+//! said so. Messages of a collective operation have its own tag on the communicator's private twin, and
+//! arrive in the order in which a rank sends them.
+//!
+//! A message between two ranks is such an operation of two, in which the receiver leads and sends no handle.
+//! The sender's handle travels as the message would, and names the tag by which the sender waits for the end
+//! on the private twin.
 #![allow(unsafe_code)]
 
 use std::rc::Rc;
+
+use smallvec::{SmallVec, smallvec};
 
 use super::request::{Request, Task};
 use crate::Result;
 use crate::comm::algorithm::peer_work;
 use crate::comm::group::Group;
 use crate::comm::mpi::{Channel, Requests, Values};
-use crate::memory::{Buffer, ElementType, MemoryHandle, PeerBuffer, PeerWork};
+use crate::memory::{Buffer, ElementType, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
 use crate::trace::{Flight, Span};
 
-/// A rank's message to a leader: the number of its values and of their type, then the handle of its memory.
-type Offer = [i64; HANDLE_WORDS + 2];
+/// A rank's message to a leader: the number of its values and of their type, the tag by which it waits for
+/// the end, then the handle of its memory.
+type Offer = [i64; HANDLE_WORDS + 3];
 
 const HANDLE_WORDS: usize = size_of::<MemoryHandle>() / size_of::<i64>();
-
-fn offer(handle: MemoryHandle, len: usize, element: ElementType) -> Offer {
-    let mut offer = [len as i64, element as i64, 0, 0, 0, 0, 0, 0, 0, 0];
-    offer[2..].copy_from_slice(&bytemuck::cast::<_, [i64; HANDLE_WORDS]>(handle));
-    offer
-}
 
 /// An operation with everything that is needed to post and complete it.
 pub(super) struct PeerOperation {
@@ -37,18 +38,42 @@ pub(super) struct PeerOperation {
     element: ElementType,
     /// The name in traces.
     link: i64,
+    members: PeerMembers,
+    channel: Channel,
+    /// The tag of offers.
     tag: i32,
-    leaders: Rc<[usize]>,
-    work: Vec<PeerWork>,
-    /// The offers of all ranks, as far as they have arrived.
+    /// The tag of the messages by which leaders tell this rank of the end.
+    end_tag: i32,
+    /// The offers of the members, as far as they have arrived.
     offers: Box<[Offer]>,
-    /// The messages with other ranks' offers.
+    /// The messages with other members' offers.
     arriving: Requests,
     /// This rank's offer on its way to leaders, and the messages at the ends of their work.
     ends: Requests,
     /// `None` until the operation is posted.
     flight: Option<Flight>,
     state: PeerState,
+}
+
+/// The ranks that take part in an operation, and their leaders among them.
+struct PeerMembers {
+    /// The rank of each member.
+    ranks: SmallVec<[usize; 2]>,
+    /// The member that leads each member's device.
+    leaders: Rc<[usize]>,
+    /// The member that this rank is.
+    own: usize,
+}
+
+impl PeerMembers {
+    fn leads(&self, member: usize) -> bool {
+        self.leaders[member] == member
+    }
+
+    /// Returns the other members, each with its rank.
+    fn others(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.ranks.iter().copied().enumerate().filter(|(member, _)| *member != self.own)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -76,42 +101,44 @@ impl PeerOperation {
         request: Request,
         buffer: &mut B,
     ) -> Result<PeerOperation> {
-        let Task::Peers { collective, leaders } = &request.task else {
-            unreachable!("other operations are made of messages")
+        let rank = group.mpi.rank;
+        let (members, channel, tag, end_tag) = match &request.task {
+            Task::Peers { leaders, .. } => {
+                let ranks = (0..group.mpi.size).collect();
+                let tag = Group::tag(group.take_tags(1));
+                (PeerMembers { ranks, leaders: Rc::clone(leaders), own: rank }, Channel::Private, tag, tag)
+            }
+            Task::PeerCopy { from, to, tag } => {
+                let (own, leaders) = (usize::from(*to == rank), Rc::new([1, 1]));
+                let end_tag = if own == 0 { group.take_end_tag() } else { 0 };
+                let members = PeerMembers { ranks: SmallVec::from([*from, *to]), leaders, own };
+                (members, Channel::Public, *tag, end_tag)
+            }
+            _ => unreachable!("other operations are made of messages"),
         };
         let (len, element) = (buffer.len(), buffer.element_type());
-        let (work, leaders) = (peer_work(*collective, len, leaders, group.mpi.rank), Rc::clone(leaders));
         // SAFETY: the caller keeps the buffer until the operation is done.
         let buffer = unsafe { buffer.lend_to_peers(request.operation)? };
-        let tag = Group::tag(group.take_tags(1));
-        let offers = vec![Offer::default(); group.mpi.size].into();
+        let offers = vec![Offer::default(); members.ranks.len()].into();
         let (link, arriving, ends) = (request.link(group), group.mpi.requests(), group.mpi.requests());
+        let (group, flight, state) = (Rc::clone(group), None, PeerState::Unposted);
         Ok(PeerOperation {
-            group: Rc::clone(group),
+            group,
             request,
             buffer,
             len,
             element,
             link,
+            members,
+            channel,
             tag,
-            leaders,
-            work,
+            end_tag,
             offers,
             arriving,
             ends,
-            flight: None,
-            state: PeerState::Unposted,
+            flight,
+            state,
         })
-    }
-
-    fn leads(&self, rank: usize) -> bool {
-        self.leaders[rank] == rank
-    }
-
-    /// Returns the other ranks.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let own = self.group.mpi.rank;
-        (0..self.group.mpi.size).filter(move |rank| *rank != own)
     }
 
     /// Posts the operation if its values may be read; returns true once it is posted.
@@ -125,42 +152,46 @@ impl PeerOperation {
     fn send_offer(&mut self) {
         let flight = self.request.flight(&self.group, self.link, self.len * self.element.bytes());
         let span = flight.posting();
-        let mpi = &self.group.mpi;
-        let (own, tag) = (mpi.rank, self.tag);
-        self.offers[own] = offer(self.buffer.handle(), self.len, self.element);
-        for rank in self.others() {
-            if self.leads(own) {
-                let into = Values::of_mut(&mut self.offers[rank]);
+        let (mpi, members) = (&self.group.mpi, &self.members);
+        let (own, channel, tag) = (members.own, self.channel, self.tag);
+        self.offers[own][..3].copy_from_slice(&[self.len as i64, self.element as i64, self.end_tag.into()]);
+        self.offers[own][3..]
+            .copy_from_slice(&bytemuck::cast::<_, [i64; HANDLE_WORDS]>(self.buffer.handle()));
+        for (member, rank) in members.others() {
+            if members.leads(own) {
+                let into = Values::of_mut(&mut self.offers[member]);
                 // SAFETY: the operation keeps the offers until the requests are complete, or leaks them, and
                 // does not read them before.
-                unsafe { mpi.receive(&mut self.arriving, Channel::Private, into, rank, tag) };
+                unsafe { mpi.receive(&mut self.arriving, channel, into, rank, tag) };
             }
-            if self.leads(rank) {
+            if members.leads(member) {
                 let (offer, nothing) = (Values::of(&self.offers[own]), Values::of_mut::<u8>(&mut []));
                 // SAFETY: as above; the other message is empty.
                 unsafe {
-                    mpi.send(&mut self.ends, Channel::Private, offer, rank, tag);
-                    mpi.receive(&mut self.ends, Channel::Private, nothing, rank, tag);
+                    mpi.send(&mut self.ends, channel, offer, rank, tag);
+                    mpi.receive(&mut self.ends, Channel::Private, nothing, rank, self.end_tag);
                 }
             }
         }
+        self.state = if members.leads(own) { PeerState::Gathering } else { PeerState::Ending };
         drop(span);
         self.flight = Some(flight);
-        self.state = if self.leads(own) { PeerState::Gathering } else { PeerState::Ending };
     }
 
     /// Advances the operation if it is posted; returns true when it is done.
     pub(super) fn advance(&mut self) -> bool {
         if matches!(self.state, PeerState::Gathering) && self.arriving.test() {
-            let handles = self.handles();
-            self.buffer.start(self.group.mpi.rank, &handles, &self.work);
+            let (handles, work) = (self.handles(), self.work());
+            if !work.is_empty() {
+                self.buffer.start(self.members.own, &handles, &work);
+            }
             self.state = PeerState::Working;
         }
         if matches!(self.state, PeerState::Working) && self.buffer.is_done() {
-            for rank in self.others() {
-                let nothing = Values::of::<u8>(&[]);
+            for (member, rank) in self.members.others() {
+                let (nothing, end_tag) = (Values::of::<u8>(&[]), self.offers[member][2] as i32);
                 // SAFETY: the message is empty.
-                unsafe { self.group.mpi.send(&mut self.ends, Channel::Private, nothing, rank, self.tag) };
+                unsafe { self.group.mpi.send(&mut self.ends, Channel::Private, nothing, rank, end_tag) };
             }
             self.state = PeerState::Ending;
         }
@@ -171,19 +202,35 @@ impl PeerOperation {
         is_done
     }
 
-    /// Returns the handles of all ranks' memory, after checking that they have as many values of one type:
-    /// work beyond the end of another rank's buffer would not be noticed.
-    fn handles(&self) -> Vec<MemoryHandle> {
-        let own = &self.offers[self.group.mpi.rank];
-        let same = |(rank, other): (usize, &Offer)| {
+    /// Returns the work of this leader.
+    fn work(&self) -> SmallVec<[PeerWork; 1]> {
+        let members = &self.members;
+        let mut work = match self.request.task {
+            Task::Peers { collective, .. } => peer_work(collective, self.len, &members.leaders, members.own),
+            _ => {
+                let range = 0..self.offers[0][0] as usize;
+                smallvec![PeerWork { range, kind: PeerWorkKind::Copy { from: 0 } }]
+            }
+        };
+        work.retain(|work| !work.range.is_empty());
+        work
+    }
+
+    /// Returns the handles of all members' memory, after checking that they have as many values of one type,
+    /// or a sender at most as many: work beyond the end of another rank's buffer would not be noticed.
+    fn handles(&self) -> SmallVec<[MemoryHandle; 2]> {
+        let own = &self.offers[self.members.own];
+        let is_message = matches!(self.request.task, Task::PeerCopy { .. });
+        let same = |(offer, rank): (&Offer, &usize)| {
+            let fits = offer[0] == own[0] || is_message && offer[0] < own[0];
             assert!(
-                other[..2] == own[..2],
+                fits && offer[1] == own[1],
                 "rank {rank} has other values than the {} of an operation",
                 self.len
             );
-            bytemuck::cast_slice(&other[2..]).try_into().expect("the words are those of a handle")
+            bytemuck::cast_slice(&offer[3..]).try_into().expect("the words are those of a handle")
         };
-        self.offers.iter().enumerate().map(same).collect()
+        self.offers.iter().zip(&self.members.ranks).map(same).collect()
     }
 
     /// Begins the span in which the operation is waited for, once it is posted.

@@ -23,6 +23,8 @@ pub(in crate::comm) enum Task {
     /// Work on device memory that the ranks of a node map, shared by those that lead a device: the leader
     /// of each rank.
     Peers { collective: Collective, leaders: Rc<[usize]> },
+    /// A message between ranks of a node that map each other's device memory: one copy, by the receiver.
+    PeerCopy { from: usize, to: usize, tag: i32 },
     /// A plan in rounds.
     Rounds { collective: Collective, plan: Rc<Plan>, cut: Cut },
 }
@@ -42,7 +44,7 @@ impl Request {
     /// Returns true if the operation is a single MPI call, so that on host memory MPI alone
     /// advances it.
     pub(in crate::comm) fn is_one_call(&self) -> bool {
-        let is_many = matches!(self.task, Task::Peers { .. } | Task::Rounds { .. });
+        let is_many = matches!(self.task, Task::Peers { .. } | Task::PeerCopy { .. } | Task::Rounds { .. });
         !is_many && !matches!(self.task, Task::Mpi(Collective::ReduceScatter))
     }
 
@@ -70,6 +72,7 @@ impl Request {
         match self.task {
             Task::Send { to, tag } => group.links.message(group.mpi.rank, to, tag),
             Task::Receive { from, tag } => group.links.message(from, group.mpi.rank, tag),
+            Task::PeerCopy { from, to, tag } => group.links.message(from, to, tag),
             Task::Mpi(_) | Task::Peers { .. } | Task::Rounds { .. } => group.links.collective(),
         }
     }
@@ -79,6 +82,8 @@ impl Request {
         let (name, peer) = match &self.task {
             Task::Send { to, .. } => (Name::Send, group.in_job(*to)),
             Task::Receive { from, .. } => (Name::Receive, group.in_job(*from)),
+            Task::PeerCopy { from, to, .. } if *from == group.mpi.rank => (Name::Send, group.in_job(*to)),
+            Task::PeerCopy { from, .. } => (Name::Receive, group.in_job(*from)),
             Task::Mpi(collective) | Task::Peers { collective, .. } | Task::Rounds { collective, .. } => {
                 (collective.name(), None)
             }
@@ -103,7 +108,9 @@ impl Request {
                 Task::Mpi(Collective::AllGather) => mpi.all_gather(mode, None, values),
                 Task::Mpi(Collective::Broadcast { root }) => mpi.broadcast(mode, values, root),
                 Task::Mpi(Collective::ReduceScatter) => mpi.reduce_scatter(mode, values, sums, operation),
-                Task::Peers { .. } | Task::Rounds { .. } => unreachable!("these are many calls"),
+                Task::Peers { .. } | Task::PeerCopy { .. } | Task::Rounds { .. } => {
+                    unreachable!("these are many calls")
+                }
             }
         }
         requests

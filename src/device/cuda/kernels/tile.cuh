@@ -44,14 +44,15 @@ __device__ __forceinline__ void multiply_block(float* sums, const uint32* left, 
     uint32 lane = threadIdx.x % 32;
 #pragma unroll 1
     for (uint32 depth = 0; depth < 16; depth += 2) {
-        uint32 part = depth / 8, owner = depth % 8 / 2;
+        uint32 part = depth / 8, owner = depth % 8 / 2, column = lane % 4 * 2;
+        // both values of a pair: the first of them is in the lower half
+        uint32 rows[2], columns[2];
+        for (uint32 at = 0; at < 2; at++) {
+            rows[at] = __shfl_sync(0xffffffffu, left[2 * part + at], lane / 4 * 4 + owner);
+            columns[at] = __shfl_sync(0xffffffffu, right[part], (column + at) * 4 + owner);
+        }
         for (uint32 at = 0; at < 4; at++) {
-            uint32 column = lane % 4 * 2 + at % 2;
-            // both values of a pair: the first of them is in the lower half
-            uint32 upper_row = __shfl_sync(0xffffffffu, left[2 * part], lane / 4 * 4 + owner);
-            uint32 lower_row = __shfl_sync(0xffffffffu, left[2 * part + 1], lane / 4 * 4 + owner);
-            uint32 a = at < 2 ? upper_row : lower_row;
-            uint32 b = __shfl_sync(0xffffffffu, right[part], column * 4 + owner);
+            uint32 a = rows[at / 2], b = columns[at % 2];
             sums[at] = fmaf(__uint_as_float(a << 16), __uint_as_float(b << 16), sums[at]);
             sums[at] = fmaf(__uint_as_float(a & 0xffff0000), __uint_as_float(b & 0xffff0000), sums[at]);
         }
