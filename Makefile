@@ -27,7 +27,7 @@ export PRTE_MCA_hwloc_default_binding_policy = none
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 
-.PHONY: all demo test test-mpich soak fuzz slurm-starts bench bench-gpu setup packages
+.PHONY: all demo test test-mpich build-test build-mpich soak fuzz slurm-starts bench bench-gpu setup packages
 
 all: setup
 	cargo build --release
@@ -37,6 +37,9 @@ demo: all
 
 test: setup
 	cargo test --release
+
+build-test: setup
+	cargo test --release --no-run
 
 # the tests whose result may depend on which MPI is used
 MPI_TESTS = --test comm --test probe --test devices --test training --test programs
@@ -52,8 +55,13 @@ MPI_SKIPPED = ranks_that_are_started_differently_all_say_no predictions:: networ
   a_device_that_is_too_small what_is_missing_is_named a_run_that_blows_up_is_ended the_fastest_products_are_kept \
   a_step_allocates_nothing_and a_host_that_runs_ahead every_program_and_precision_trains
 
+MPICH = CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich
+
+test-mpich: build-mpich
+	$(MPICH) cargo test --release $(MPI_TESTS) -- $(MPI_SKIPPED:%=--skip %)
+
 # takes the dependencies from target/release where they are built, but for those that link MPI
-test-mpich: setup
+build-mpich: setup
 	@command -v mpicc.mpich >/dev/null && command -v mpiexec.mpich >/dev/null \
 	  || $(MAKE) --no-print-directory packages PACKAGES="mpich libmpich-dev"
 	@[ -d target/mpich ] || [ ! -d target/release/deps ] || { rm -rf target/mpich.new \
@@ -61,8 +69,7 @@ test-mpich: setup
 	  && (cd target/release && cp -a --parents build .fingerprint $$(find deps -name '*.*') ../mpich.new/release) \
 	  && CARGO_TARGET_DIR=target/mpich.new cargo clean --quiet --release -p mpi-sys -p phalanx \
 	  && mv target/mpich.new target/mpich; }
-	CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich \
-	  cargo test --release $(MPI_TESTS) -- $(MPI_SKIPPED:%=--skip %)
+	$(MPICH) cargo test --release --no-run $(MPI_TESTS)
 
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test files -- restart:: --nocapture

@@ -74,12 +74,12 @@ static CASES: &[Case] = &[
         ranks: &[3],
         run: positions::shared_positions_same_bits::<Cuda>,
     },
-    Case { name: "pipeline_oracles", ranks: &[2, 3], run: layouts::pipeline_oracles::<Cuda, 5> },
+    Case { name: "pipeline_oracles", ranks: &[2, 3], run: layouts::pipeline_oracles::<Cuda, 9> },
     Case { name: "pipeline_images", ranks: &[2], run: layouts::pipeline_images::<Cuda> },
     Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
     Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
-    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 40> },
+    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 80> },
     Case { name: "messages", ranks: &[1, 2, 3, 5, 8], run: messages::every_operation },
     Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 9], run: messages::every_operation_by_ipc },
     Case {
@@ -87,7 +87,7 @@ static CASES: &[Case] = &[
         ranks: &[2, 3],
         run: |world| messages::ipc(world, |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw")),
     },
-    Case { name: "grids_by_ipc", ranks: &[4], run: |world| messages::ipc(world, layouts::grids::<Cuda, 40>) },
+    Case { name: "grids_by_ipc", ranks: &[4], run: |world| messages::ipc(world, layouts::grids::<Cuda, 80>) },
     Case {
         name: "zero_same_bits_by_ipc",
         ranks: &[3],
@@ -101,11 +101,11 @@ static CASES: &[Case] = &[
     Case {
         name: "grids_straight_from_memory",
         ranks: &[4],
-        run: |world| messages::aware(world, layouts::grids::<Cuda, 40>),
+        run: |world| messages::aware(world, layouts::grids::<Cuda, 80>),
     },
     Case {
         name: "odd_widths_straight_from_memory",
-        ranks: &[2, 3],
+        ranks: &[3],
         run: |world| messages::aware(world, layouts::odd_widths::<Cuda>),
     },
     Case {

@@ -109,7 +109,7 @@ const CASES: [Case; 9] = [
 ];
 
 /// The number of layouts that `make test` tries, over all cases.
-const SAMPLE: usize = 60;
+const SAMPLE: usize = 40;
 
 /// A program on a number of ranks, with its arguments.
 struct Layout {

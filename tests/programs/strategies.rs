@@ -33,7 +33,7 @@ fn tensor_mlp_learns_the_digits_whoever_has_which_part() {
 
 #[test]
 fn a_pipeline_ends_with_the_bits_of_one_rank() {
-    for model in ["--model lenet --epochs 2", "--model mlp --hidden 40,30,20,10 --epochs 2 --optimizer adamw"]
+    for model in ["--model lenet --epochs 2", "--model mlp --hidden 40,30,20,10 --epochs 1 --optimizer adamw"]
     {
         let arguments = format!("{model} --micro-batches 4 --clip-norm 1");
         let serial = train("sync_sgd", 1, &arguments);
@@ -163,7 +163,7 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
 
 #[test]
 fn hybrid_trains_in_every_layout_and_stage_of_zero() {
-    let model = "--model mlp --hidden 40,30,20,10 --epochs 2 --optimizer adamw --micro-batches 4";
+    let model = "--model mlp --hidden 40,30,20,10 --epochs 1 --optimizer adamw --micro-batches 4";
     let serial = train("sync_sgd", 1, model);
     for (ranks, axes) in [
         (3, "--data 3"),

@@ -68,7 +68,7 @@ fn run(
     libraries: Option<&'static str>,
 ) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
+    arguments.test_threads = Some(super::most_jobs());
     let trials = cases.iter().flat_map(|case| {
         let trial = |&ranks| {
             Trial::test(format!("{}_{ranks}_ranks", case.name), move || launch(case.name, ranks, libraries))

@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -84,8 +84,43 @@ pub fn library_path(directory: &str) -> String {
     format!("{directory}{others}")
 }
 
-/// Held while a job runs: one job at a time, because the tests' machines have few cores.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// The number of jobs of this target that run.
+static RUNNING: Mutex<usize> = Mutex::new(0);
+
+/// Notified when a job ends.
+static ENDED: Condvar = Condvar::new();
+
+/// Returns the number of jobs that may run at a time: one for each core, because most wait for most of their
+/// time, but few, because they may share a GPU.
+pub fn most_jobs() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(4)
+}
+
+/// The permission to run a job, or a job alone.
+struct Turn(usize);
+
+impl Turn {
+    fn take(is_alone: bool) -> Turn {
+        let share = if is_alone { most_jobs() } else { 1 };
+        let mut running = running();
+        while *running + share > most_jobs() {
+            running = ENDED.wait(running).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        *running += share;
+        Turn(share)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *running() -= self.0;
+        ENDED.notify_all();
+    }
+}
+
+fn running() -> MutexGuard<'static, usize> {
+    RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// Variables that allow more ranks than cores, let waiting ranks yield, and pin no rank.
 pub const SETTINGS: [(&str, &str); 7] = [
@@ -195,12 +230,15 @@ impl Job {
 
     /// Runs the job to its end.
     pub fn run(self) -> Done {
-        self.run_with(|_| {})
+        self.start(Turn::take(false), |_| {})
     }
 
-    /// Runs the job, and calls `meanwhile` with its launcher's process number once it has started.
+    /// Runs the job alone, and calls `meanwhile` with its launcher's process number once it has started.
     pub fn run_with(self, meanwhile: impl FnOnce(u32)) -> Done {
-        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.start(Turn::take(true), meanwhile)
+    }
+
+    fn start(self, _turn: Turn, meanwhile: impl FnOnce(u32)) -> Done {
         let mut command = self.command();
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let text = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");

@@ -95,7 +95,7 @@ impl TestDevice for Cuda {
         "residual_conv_sgd",
         "gpt_bias_adamw",
     ];
-    const EVERY: usize = 3;
+    const EVERY: usize = 5;
 
     fn shared() -> &'static Cuda {
         let open = || Box::leak(Box::new(Cuda::open(0, Precision::F32).unwrap()));

@@ -59,7 +59,7 @@ pub fn oracle<D: TestDevice>(world: &World, name: &str) {
 /// sample's gradient; with a large learning rate, 50 steps make 3·10⁻⁵ of it. On an emulated GPU, LeNet takes
 /// a tenth of the steps.
 pub fn shared_batches<D: TestDevice>(world: &World) {
-    let lenet_steps = if Sample::new(world, D::EVERY).takes_all() { 50 } else { 5 };
+    let lenet_steps = if Sample::new(world, D::EVERY).takes_all() { 50 } else { 2 };
     let lenet = Network::lenet(10);
     let mlp = Network::mlp(&[33, 17], Activation::Gelu, true, 10, Loss::CrossEntropy);
     let image = Features::Image { height: 28, width: 28, channels: 1 };
