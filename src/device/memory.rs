@@ -69,11 +69,11 @@ pub trait MemoryOperations {
     fn read(&self, from: Self::View<'_>, inspect: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()>;
 
     /// Starts to read a step's totals (see [`totals`]), as all operations started so far leave
-    /// them.
+    /// them, and sets them to 0 for the next.
     ///
     /// # Errors
     /// The transfer or an earlier operation failed.
-    fn start_totals(&self, sums: Self::View<'_>) -> Result<Self::Totals>;
+    fn take_totals(&self, sums: Self::ViewMut<'_>) -> Result<Self::Totals>;
 
     /// Waits for a step's totals.
     ///

@@ -76,6 +76,16 @@ impl<D: Device> Resident<D> {
     pub(super) fn num_samples(&self) -> usize {
         self.num_samples
     }
+
+    /// Writes the numbers of a micro-batch's samples.
+    fn write_numbers(&mut self, device: &D, samples: &[usize]) -> Result<()> {
+        device.write(device.view_mut(&mut self.numbers, 0..samples.len()), &mut |numbers| {
+            for (number, sample) in numbers.iter_mut().zip(samples) {
+                *number = f32::from_bits(*sample as u32);
+            }
+            Ok(())
+        })
+    }
 }
 
 /// A replica's rows of a global batch, in micro-batches.
@@ -85,6 +95,8 @@ pub(super) struct Rows<'b, D: Device> {
     pub(super) seed: u64,
     pub(super) step: u64,
     pub(super) parts: Parts,
+    /// True if the numbers of the only micro-batch's samples are on the device.
+    pub(super) has_numbers: bool,
 }
 
 /// The cut of a replica's rows into micro-batches.
@@ -138,6 +150,13 @@ impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
         }
     }
 
+    fn begin_repeated(&mut self, device: &D) -> Result<bool> {
+        let Some(resident) = &mut self.resident else { return Ok(false) };
+        resident.write_numbers(device, self.batches.samples(self.step, self.parts.part(0)))?;
+        self.has_numbers = true;
+        Ok(true)
+    }
+
     fn load(
         &mut self,
         device: &D,
@@ -151,22 +170,12 @@ impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
         let Some(resident) = &mut self.resident else {
             return read_rows(device, batches, step, part, inputs, targets);
         };
-        let Resident {
-            inputs: all_inputs,
-            targets: all_targets,
-            numbers,
-            input_len,
-            target_len,
-            num_samples,
-        } = &mut **resident;
-        let rows = part.len();
-        device.write(device.view_mut(numbers, 0..rows), &mut |numbers| {
-            for (number, sample) in numbers.iter_mut().zip(batches.samples(step, part.clone())) {
-                *number = f32::from_bits(*sample as u32);
-            }
-            Ok(())
-        })?;
-        let numbers = device.view(numbers, 0..rows);
+        if !self.has_numbers {
+            resident.write_numbers(device, batches.samples(step, part.clone()))?;
+        }
+        let Resident { inputs: all_inputs, targets: all_targets, input_len, target_len, num_samples, .. } =
+            &**resident;
+        let numbers = device.view(&resident.numbers, 0..part.len());
         if *input_len > 0 {
             let table = device.view(all_inputs, 0..*num_samples * *input_len);
             device.gather_rows(*input_len, table, numbers, inputs);

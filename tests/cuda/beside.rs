@@ -3,20 +3,55 @@
 use phalanx::comm::World;
 use phalanx::device::prelude::*;
 use phalanx::device::{
-    Cuda, CudaBuffer, LinearShape, Precision, Role, RowSums, WeightLayout, WeightOperands,
+    ConvolutionShape, Cuda, CudaBuffer, LinearShape, Precision, Role, RowSums, WeightLayout, WeightOperands,
 };
 
 use super::twins::random;
 
 const ROWS: usize = 64;
-const INPUTS: usize = 128;
-const OUTPUTS: usize = 96;
+
+/// The shapes of the layers whose gradients are formed beside the computation: two of each kind, because
+/// the second takes memory for partial sums that the first has used, and more of it.
+const SHAPES: [LayerShape; 4] = [
+    LayerShape::Linear { inputs: 128, outputs: 96 },
+    LayerShape::Linear { inputs: 128, outputs: 96 },
+    LayerShape::Convolution { channels: 5, side: 7, outputs: 4 },
+    LayerShape::Convolution { channels: 3, side: 11, outputs: 90 },
+];
+
+#[derive(Clone, Copy)]
+enum LayerShape {
+    Linear { inputs: usize, outputs: usize },
+    Convolution { channels: usize, side: usize, outputs: usize },
+}
+
+impl LayerShape {
+    fn convolution(channels: usize, side: usize, outputs: usize) -> ConvolutionShape {
+        let (rows, height, width) = (ROWS, side, side);
+        let (kernel, stride, padding, pool, relu) = (3, 1, 1, false, false);
+        ConvolutionShape { rows, channels, height, width, outputs, kernel, stride, padding, pool, relu }
+    }
+
+    /// Returns the lengths of the inputs, of the gradient of the outputs, and of the weight.
+    fn lengths(self) -> [usize; 3] {
+        match self {
+            LayerShape::Linear { inputs, outputs } => [ROWS * inputs, ROWS * outputs, inputs * outputs],
+            LayerShape::Convolution { channels, side, outputs } => {
+                let shape = LayerShape::convolution(channels, side, outputs);
+                [ROWS * shape.image_len(), ROWS * shape.output_len(), shape.weight_len()]
+            }
+        }
+    }
+}
 
 /// The arrays of a layer: its inputs, the gradient of its outputs and that of its weight.
-struct LayerArrays([CudaBuffer; 3]);
+struct LayerArrays {
+    shape: LayerShape,
+    arrays: [CudaBuffer; 3],
+}
 
 impl LayerArrays {
-    fn new(device: &Cuda, seed: u64) -> LayerArrays {
+    fn new(device: &Cuda, shape: LayerShape, seed: u64) -> LayerArrays {
         let filled = |len: usize, seed: u64| {
             let mut buffer = device.allocate(len, Role::Activations).expect("there is memory");
             let values = random(len, seed);
@@ -27,31 +62,43 @@ impl LayerArrays {
             device.write(device.view_mut(&mut buffer, 0..len), fill).expect("the device works");
             buffer
         };
-        let weight = device.allocate(INPUTS * OUTPUTS, Role::Exact).expect("there is memory");
-        LayerArrays([filled(ROWS * INPUTS, seed), filled(ROWS * OUTPUTS, seed + 1), weight])
+        let [inputs, outputs, weights] = shape.lengths();
+        let weight = device.allocate(weights, Role::Exact).expect("there is memory");
+        LayerArrays { shape, arrays: [filled(inputs, seed), filled(outputs, seed + 1), weight] }
     }
 
     fn start(&mut self, device: &Cuda) {
-        let shape = LinearShape::whole(ROWS, INPUTS, OUTPUTS, WeightLayout::OutputsByInputs, 8);
-        let [input, gradient, weight] = &mut self.0;
-        let (input, gradient) =
-            (device.view(input, 0..ROWS * INPUTS), device.view(gradient, 0..ROWS * OUTPUTS));
-        let sum = RowSums::chain(device.view_mut(weight, 0..INPUTS * OUTPUTS), ROWS, false);
-        device.linear_backward_weight(&shape, &[WeightOperands { rows: ROWS, input, gradient }], sum);
+        let [input_len, output_len, weight_len] = self.shape.lengths();
+        let [input, gradient, weight] = &mut self.arrays;
+        let (input, gradient) = (device.view(input, 0..input_len), device.view(gradient, 0..output_len));
+        let sum = RowSums::chain(device.view_mut(weight, 0..weight_len), ROWS, false);
+        match self.shape {
+            LayerShape::Linear { inputs, outputs } => {
+                let shape = LinearShape::whole(ROWS, inputs, outputs, WeightLayout::OutputsByInputs, 8);
+                device.linear_backward_weight(&shape, &[WeightOperands { rows: ROWS, input, gradient }], sum);
+            }
+            LayerShape::Convolution { channels, side, outputs } => {
+                let shape = LayerShape::convolution(channels, side, outputs);
+                let nothing = device.allocate(0, Role::Activations).expect("there is memory");
+                let argmax = device.view(&nothing, 0..0);
+                device.convolution_backward_weight(&shape, input, argmax, gradient, sum);
+            }
+        }
     }
 
     /// Copies what the gradient of the weight is formed from.
     fn copy_operands(&mut self, device: &Cuda, from: &LayerArrays) {
-        for (number, len) in [ROWS * INPUTS, ROWS * OUTPUTS].into_iter().enumerate() {
-            let from = device.view(&from.0[number], 0..len);
-            device.copy(from, device.view_mut(&mut self.0[number], 0..len));
+        for (number, len) in self.shape.lengths().into_iter().enumerate().take(2) {
+            let from = device.view(&from.arrays[number], 0..len);
+            device.copy(from, device.view_mut(&mut self.arrays[number], 0..len));
         }
     }
 
     /// Overwrites what the gradient of the weight is formed from.
     fn spoil(&mut self, device: &Cuda) {
-        device.fill(device.view_mut(&mut self.0[0], 0..ROWS * INPUTS), f32::NAN);
-        device.fill(device.view_mut(&mut self.0[1], 0..ROWS * OUTPUTS), f32::NAN);
+        for (number, len) in self.shape.lengths().into_iter().enumerate().take(2) {
+            device.fill(device.view_mut(&mut self.arrays[number], 0..len), f32::NAN);
+        }
     }
 
     fn result(&self, device: &Cuda) -> Vec<u32> {
@@ -60,7 +107,8 @@ impl LayerArrays {
             bits.extend(values.iter().map(|value| value.to_bits()));
             Ok(())
         };
-        device.read(device.view(&self.0[2], 0..INPUTS * OUTPUTS), read).expect("the device works");
+        let [_, _, len] = self.shape.lengths();
+        device.read(device.view(&self.arrays[2], 0..len), read).expect("the device works");
         bits
     }
 }
@@ -70,7 +118,13 @@ impl LayerArrays {
 pub fn weight_gradients(_: &World) {
     for precision in [Precision::F32, Precision::Bf16] {
         let device = Cuda::open(0, precision).expect("there is a device");
-        let layers = || [1, 3].map(|seed| LayerArrays::new(&device, seed));
+        let mut seed = 0;
+        let mut layers = || {
+            SHAPES.map(|shape| {
+                seed += 2;
+                LayerArrays::new(&device, shape, seed)
+            })
+        };
         let mut alone = layers();
         alone.iter_mut().for_each(|layer| device.fork_weight_gradients(|| layer.start(&device)));
         assert_eq!(device.counters().beside, 0, "a step that is not repeated forks nothing");
@@ -93,6 +147,6 @@ pub fn weight_gradients(_: &World) {
             }
         }
         let counters = device.counters();
-        assert!(counters.beside >= 4 && counters.replays > 0, "{precision:?}: {counters:?}");
+        assert!(counters.beside >= 8 && counters.replays > 0, "{precision:?}: {counters:?}");
     }
 }

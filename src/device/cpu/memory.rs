@@ -34,8 +34,8 @@ impl MemoryOperations for Cpu {
         inspect(from)
     }
 
-    fn start_totals(&self, sums: &[f32]) -> Result<[f32; totals::LEN]> {
-        Ok(std::array::from_fn(|total| sums[total]))
+    fn take_totals(&self, sums: &mut [f32]) -> Result<[f32; totals::LEN]> {
+        Ok(std::array::from_fn(|total| std::mem::take(&mut sums[total])))
     }
 
     fn finish_totals(&self, reading: [f32; totals::LEN]) -> Result<[f32; totals::LEN]> {

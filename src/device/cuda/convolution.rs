@@ -7,7 +7,7 @@ use super::runtime::compile::{Constants, KernelSource};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
-use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
+use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch, launch_in};
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 
 /// The most threads of a block that is divided into slices.
@@ -207,13 +207,32 @@ impl ConvolutionOperations for Cuda {
         let (blocks, floats) =
             ((groups, weights.div_ceil(each * width)), shape.padded_len() + 2 * output_len);
         let StagedLaunch { launch, staged } = StagedLaunch::sliced(blocks, floats, width, slices, 1);
-        let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
         let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
         let kernel = &kernels.convolution_backward_weight;
         let (sizes, input) = (ConvolutionSizes::new(shape), input.pointer);
         let (argmax, gradient, width) = (argmax.pointer, gradient.pointer, width as u32);
-        launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, width, staged);
-        self.partial_sums.add_to(&weight_gradient, groups, sums, accumulate);
+        let is_beside = self.starts_beside.get();
+        let (stream, partial_sums) = match is_beside {
+            true => (&self.streams.weights, &self.weight_sums),
+            false => (&self.streams.compute, &self.partial_sums),
+        };
+        self.start_weights(is_beside, || {
+            let Some(sums) = partial_sums.reserve(groups * weights) else { return };
+            launch_in!(
+                self.streams,
+                stream,
+                kernel,
+                launch,
+                sizes,
+                input,
+                argmax,
+                gradient,
+                sums,
+                width,
+                staged
+            );
+            partial_sums.add_to(&weight_gradient, groups, sums, accumulate);
+        });
     }
 
     fn convolution_backward_input(

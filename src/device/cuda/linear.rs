@@ -54,6 +54,12 @@ impl SmallFactor {
 }
 
 impl Cuda {
+    /// Calls `start`, which starts the gradient of a weight: if `is_beside`, in the stream of weights, beside
+    /// the computation.
+    pub(super) fn start_weights(&self, is_beside: bool, start: impl FnOnce()) {
+        if is_beside { self.streams.fork_weights(start) } else { start() }
+    }
+
     /// Returns a matrix as a factor of a product, in the format of products.
     fn operand(&self, view: CudaView<'_>, transposed: bool) -> Operand {
         match (self.precision, view.format) {
@@ -202,10 +208,7 @@ impl LinearOperations for Cuda {
                 });
             }
         };
-        match stream {
-            ProductStream::Compute => start(),
-            ProductStream::Weights => self.streams.fork_weights(start),
-        }
+        self.start_weights(is_beside, start);
     }
 
     fn forks_weight_gradients(&self) -> bool {

@@ -60,8 +60,8 @@ impl MemoryOperations for Cuda {
         self.readings.read(&self.streams, from, inspect)
     }
 
-    fn start_totals(&self, sums: CudaView<'_>) -> Result<TotalsReading> {
-        self.readings.start_totals(&self.streams, sums)
+    fn take_totals(&self, sums: CudaViewMut<'_>) -> Result<TotalsReading> {
+        self.readings.take_totals(&self.streams, sums)
     }
 
     fn finish_totals(&self, reading: TotalsReading) -> Result<[f32; totals::LEN]> {
@@ -84,7 +84,8 @@ impl MemoryOperations for Cuda {
 
     fn repeat(&self, recording: &mut Option<Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.forks_weights.set(true);
-        let outcome = recording.get_or_insert_default().repeat(&self.streams, self.partial_sums.len(), work);
+        let sums_len = self.partial_sums.len() + self.weight_sums.len();
+        let outcome = recording.get_or_insert_default().repeat(&self.streams, sums_len, work);
         self.forks_weights.set(false);
         outcome
     }

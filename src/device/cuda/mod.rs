@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: kernels compiled for the device found, some of them for the shapes of the network's layers
 //! when these are first used; matrix products by cuBLASLt; all computation in one stream, but for the
-//! optimizer's steps and the gradients of small weights, which on a single rank run beside the passes of
-//! further layers.
+//! optimizer's steps and the gradients of convolutions' and of small linear weights, which on a single rank
+//! run beside the passes of further layers.
 //!
 //! Nothing of CUDA is needed to build, nor to run without it: the driver and its libraries are
 //! loaded when [`Cuda::open`] is called. Operations only start work on the device and return;
@@ -43,8 +43,10 @@
 //!   for its norm.
 //! * With `--trace` the host waits for every layer to measure its time; steps take longer then.
 //! * The ranks of a node map each other's GPU memory (CUDA IPC) where a trial at the start shows that they
-//!   can: a collective operation of up to 16 ranks, all on one node, is then one kernel of the first rank on
-//!   each GPU, which reads and writes the buffers of all.
+//!   can. A collective operation of up to 16 ranks, all on one node, is then one kernel of the first rank on
+//!   each GPU, which reads and writes the buffers of all; if it is short, of the first rank alone. A message
+//!   within a node is one copy by its receiver. Gradients in `f32` that are added up over several nodes are
+//!   first added up within each, if each has as many ranks, a power of two.
 //! * For all other messages, if MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), they use it
 //!   directly, and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
 //!   which are copied, sent and added while other chunks are, and while the GPU computes. All ways
@@ -150,8 +152,9 @@ impl Cuda {
             cublaslt: CublasLt::new(&streams, precision)?,
             uploads: Uploads::new(),
             readings: Readings::new(&streams)?,
-            partial_sums: PartialSums::new(&streams)?,
-            step_sums: PartialSums::new(&streams)?,
+            partial_sums: PartialSums::new(&streams, &streams.compute)?,
+            step_sums: PartialSums::new(&streams, &streams.beside)?,
+            weight_sums: PartialSums::new(&streams, &streams.weights)?,
             forks_steps: Cell::new(false),
             forks_weights: Cell::new(false),
             starts_beside: Cell::new(false),

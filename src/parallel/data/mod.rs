@@ -192,11 +192,6 @@ impl<D: Device> Weights<D> {
     }
 
     /// Returns the sums of the step: see [`totals`].
-    pub fn sums(&self) -> &D::Buffer {
-        &self.sums
-    }
-
-    /// Returns the sums of the step, to write.
     pub fn sums_mut(&mut self) -> &mut D::Buffer {
         &mut self.sums
     }

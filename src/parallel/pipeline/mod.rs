@@ -119,7 +119,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
 
     /// Runs the forward and backward passes of all micro-batches of a step. The gradients of the
     /// loss, times `scale`, of this rank's parameters are handed to `weights` as they are completed;
-    /// the losses are added to [`Weights::sums`] of the last stage. Collective over the grid.
+    /// the losses are added to [`Weights::sums_mut`] of the last stage. Collective over the grid.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or there is no memory for messages.
@@ -157,12 +157,16 @@ impl<'a, D: Device> Pipeline<'a, D> {
         alone && self.num_micro_batches == 1 && self.stages.len() == 1 && !trace::is_on()
     }
 
-    /// Loads the samples of a step that [repeats](Pipeline::repeats), so that [`Pipeline::train`]
-    /// does not load them until [`Pipeline::unload`]. Not collective.
+    /// Begins a step that [repeats](Pipeline::repeats), outside of its recording: if the source's
+    /// [`load`](MicroBatchSource::load) cannot be recorded, loads the samples, so that [`Pipeline::train`]
+    /// does not until [`Pipeline::end_repeated`]. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.
-    pub fn load(&mut self, source: &mut dyn MicroBatchSource<D>) -> Result<()> {
+    pub fn begin_repeated(&mut self, source: &mut dyn MicroBatchSource<D>) -> Result<()> {
+        if source.begin_repeated(self.exchanger.device)? {
+            return Ok(());
+        }
         let LocalStage { stage, slots, .. } = &mut self.stages[0];
         let rows = source.rows(0);
         load(self.exchanger.device, stage, 0, rows, &mut slots[0].activations, source)?;
@@ -171,12 +175,12 @@ impl<'a, D: Device> Pipeline<'a, D> {
     }
 
     /// Makes passes load their samples themselves again. Not collective.
-    pub fn unload(&mut self) {
+    pub fn end_repeated(&mut self) {
         self.is_loaded = false;
     }
 
     /// Runs the forward passes of as many micro-batches as a step has; the losses are added to
-    /// [`Weights::sums`] of the last stage. Collective over the grid.
+    /// [`Weights::sums_mut`] of the last stage. Collective over the grid.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone), or there is no memory for messages.

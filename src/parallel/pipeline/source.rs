@@ -21,6 +21,16 @@ pub trait MicroBatchSource<D: Device> {
     /// depend; none in an evaluation.
     fn draws(&self, micro_batch: usize) -> Option<Draws>;
 
+    /// Begins a step of one micro-batch that is [repeated](crate::device::MemoryOperations::repeat): writes
+    /// to `device` what differs between the steps, and returns true if [`load`](MicroBatchSource::load) can
+    /// then be recorded.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn begin_repeated(&mut self, _device: &D) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Writes the inputs and targets of the rows of micro-batch `micro_batch`. Either of them is
     /// left out where its view is empty.
     ///

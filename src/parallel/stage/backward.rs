@@ -54,7 +54,7 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let is_empty = context.section.is_empty();
-        if !self.forks_weight_gradient(context.exchanger.device, at, pass) {
+        if !self.passes_beside(at, pass) {
             context.exchanger.device.join_weight_gradients();
         }
         match &self.pieces[at].piece {
@@ -87,18 +87,32 @@ impl Stage {
         }
     }
 
-    /// Returns true if the gradient of the weight of piece `at` may run beside the passes of values.
+    /// Returns true if the pass through piece `at` may run beside gradients of weights of later pieces.
     ///
-    /// It reads the input of the layer and the gradient of its output. Until a piece of another kind waits
-    /// for it, passes of such layers write to the gradients of their inputs only, and a layer that is not
-    /// elementwise has another array for that than for the gradient of its output.
-    fn forks_weight_gradient<D: Device>(&self, device: &D, at: usize, pass: Pass) -> bool {
+    /// These read the inputs of their layers and the gradients of their outputs. A layer of a chain, without
+    /// exchanges, writes to the gradients of its own output and input only. The gradients of the output and
+    /// of the input of a layer that is not elementwise are in two arrays, so no earlier piece of the chain
+    /// writes to the first. Layers of further kinds wait: an embedding may add to the gradient of another
+    /// layer's weight, and the others have not been examined.
+    fn passes_beside(&self, at: usize, pass: Pass) -> bool {
+        use LayerKind::{Activation, Convolution, Dropout, Flatten, Linear, Pool};
         let StagePiece { piece, input, added, position_sums, .. } = &self.pieces[at];
-        let is_linear = matches!(piece, Piece::Layer(Layer { kind: LayerKind::Linear(_), .. }));
+        let Piece::Layer(layer) = piece else { return false };
+        let is_examined = matches!(
+            layer.kind,
+            Linear(_) | Convolution(_) | Pool(_) | Activation(_) | Flatten(_) | Dropout(_)
+        );
         let position = &self.positions[*input];
-        let is_alone = added.is_none() && position_sums.is_none() && position.other_gradients.is_empty();
+        let is_chained = added.is_none() && position_sums.is_none() && position.other_gradients.is_empty();
         let is_whole = pass == Pass::Whole && self.exchange_before(at).is_none();
-        is_linear && is_alone && is_whole && device.forks_weight_gradients()
+        is_examined && is_chained && is_whole
+    }
+
+    /// Returns true if the gradient of the weight of piece `at` may run beside the passes of values.
+    fn forks_weight_gradient<D: Device>(&self, device: &D, at: usize, pass: Pass) -> bool {
+        let Piece::Layer(layer) = &self.pieces[at].piece else { return false };
+        let has_matrix = matches!(layer.kind, LayerKind::Linear(_) | LayerKind::Convolution(_));
+        has_matrix && self.passes_beside(at, pass) && device.forks_weight_gradients()
     }
 
     /// Copies the gradient of the output of piece `at` for the value that is added to it.

@@ -12,7 +12,6 @@ use crate::comm::Operation;
 use crate::dataset::Batches;
 use crate::device::{Device, totals};
 use crate::nn::Model;
-use crate::parallel::data::Weights;
 use crate::parallel::shard;
 use crate::train::feed::{Parts, Resident, Rows};
 
@@ -120,6 +119,8 @@ impl<D: Device> Trainer<'_, D> {
         let stages = &self.layout.stages;
         let needs_inputs = stages.iter().any(|stage| stage.index == 0);
         let needs_targets = stages.iter().any(|stage| stage.head.is_some());
+        // recorded steps gather from the samples kept before
+        self.recordings.clear();
         self.resident = Resident::new(self.device, batches, self.capacity, needs_inputs, needs_targets)?;
         Ok(self.resident.as_ref().map_or(0, Resident::num_samples))
     }
@@ -132,25 +133,24 @@ impl<D: Device> Trainer<'_, D> {
         self.before_audited(step, batches, scale)?;
         let Trainer { device, model, pipeline, weights, resident, recordings, seed, .. } = self;
         let parts = Parts::Step { division: weights.division(), len: num_samples, replica };
-        let mut rows = Rows { batches, resident: resident.as_mut(), seed: *seed, step, parts };
+        let (resident, seed) = (resident.as_mut(), *seed);
+        let mut rows = Rows { batches, resident, seed, step, parts, has_numbers: false };
         weights.begin(device, step + 1, learning_rate)?;
         // a recorded step would draw the same every time
         if pipeline.repeats() && weights.repeats() && !model.draws() {
-            pipeline.load(&mut rows)?;
+            pipeline.begin_repeated(&mut rows)?;
             let recording = recordings.entry(num_samples).or_default();
             let mut work = || {
-                clear_sums(*device, weights);
                 pipeline.train(weights, &mut rows, scale)?;
                 weights.finish(device)
             };
             device.repeat(recording, &mut work)?;
-            pipeline.unload();
+            pipeline.end_repeated();
         } else {
-            clear_sums(*device, weights);
             pipeline.train(weights, &mut rows, scale)?;
             weights.finish(device)?;
         }
-        let totals = device.start_totals(device.view(weights.sums(), 0..totals::LEN))?;
+        let totals = device.take_totals(device.view_mut(weights.sums_mut(), 0..totals::LEN))?;
         self.after_audited(step, batches)?;
         Ok(OpenStep { step, learning_rate, num_samples, totals })
     }
@@ -186,10 +186,11 @@ impl<D: Device> Trainer<'_, D> {
             let start = share.end.min(share.start + round_start);
             let share = start..share.end.min(start + round);
             let parts = Parts::Full { share, most: self.capacity };
-            let mut rows = Rows { batches, resident: None, seed: self.seed, step: 0, parts };
-            clear_sums(self.device, &mut self.weights);
+            let (resident, seed) = (None, self.seed);
+            let mut rows = Rows { batches, resident, seed, step: 0, parts, has_numbers: false };
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
-            let round = self.device.start_totals(self.device.view(self.weights.sums(), 0..totals::LEN))?;
+            let sums_of_round = self.device.view_mut(self.weights.sums_mut(), 0..totals::LEN);
+            let round = self.device.take_totals(sums_of_round)?;
             // an `f32` sum over many rounds would lose counts
             let round = self.device.finish_totals(round)?;
             sums.iter_mut().zip(round).for_each(|(sum, value)| *sum += f64::from(value));
@@ -230,8 +231,4 @@ impl<D: Device> Trainer<'_, D> {
             requests,
         })
     }
-}
-
-fn clear_sums<D: Device>(device: &D, weights: &mut Weights<D>) {
-    device.fill(device.view_mut(weights.sums_mut(), 0..totals::LEN), 0.0);
 }

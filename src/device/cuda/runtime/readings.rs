@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use cudarc::driver::{CudaEvent, result};
 
-use super::buffer::CudaView;
+use super::buffer::{CudaView, CudaViewMut};
 use super::launch::{Launch, launch};
 use super::machine::explain;
 use super::memory::Pinned;
@@ -83,7 +83,7 @@ impl Readings {
         inspect(values)
     }
 
-    pub(crate) fn start_totals(&self, streams: &Streams, sums: CudaView<'_>) -> Result<TotalsReading> {
+    pub(crate) fn take_totals(&self, streams: &Streams, sums: CudaViewMut<'_>) -> Result<TotalsReading> {
         assert_eq!(sums.len, totals::LEN);
         let index = self.next.replace((self.next.get() + 1) % MAX_READINGS);
         let PendingTotals { pinned, copied } = &mut *self.totals[index].borrow_mut();
@@ -91,7 +91,7 @@ impl Readings {
         // event is complete
         let launch = Launch { blocks: (1, 1), threads: (32, 1), shared_bytes: 0 };
         let (len, into) = (totals::LEN as u32, pinned.pointer() as u64);
-        launch!(streams, &streams.kernels.report, launch, len, sums.pointer, into);
+        launch!(streams, &streams.kernels.take_few, launch, len, sums.pointer, into);
         streams.note("copying from the device", copied.record(&streams.compute));
         streams.check()?;
         Ok(TotalsReading { index })

@@ -25,7 +25,7 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 kernel_table!(MemoryKernels in "memory.cu" {
     cast_to_bf16: Kernel,
     cast_to_f32: Kernel,
-    report: Kernel,
+    take_few: Kernel,
     store_few: Kernel,
     store_some: Kernel,
     add_terms: KernelPair,
