@@ -59,8 +59,8 @@
 //!   an operation works on, which is a buffer and an inbox per lane. *Loan*: a buffer that an
 //!   operation has as its arena until it is done.
 //! * *Handle*: a name by which another process maps device memory (CUDA IPC). *Peers*: ranks that map each
-//!   other's device memory. *Leader*: the one of the peers on a device that does the work of all; of two
-//!   that exchange a message, the receiver.
+//!   other's device memory. *Leader*: the one of the peers on a device, or of all, that does the work; of
+//!   two that exchange a message, the receiver.
 //! * *CUDA-aware*: said of an MPI that reads and writes device memory itself. *Staged*: said of a
 //!   message that is copied through pinned host memory because MPI is not CUDA-aware.
 //!

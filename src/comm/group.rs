@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::algorithm::{Algorithm, Collective, Plan, Ranks, has_one_leader, plan};
@@ -42,12 +43,22 @@ impl Routes {
     }
 }
 
-/// The leader of each rank.
+/// The leader of each rank of a node.
 type Leaders = Rc<[usize]>;
 
-/// The number of changes of the devices when leaders were found; if all ranks map each other's memory, the
-/// leaders of short operations and those of long ones.
-type KnownLeaders = (u64, Option<[Leaders; 2]>);
+/// The ranks of this node, which map each other's device memory.
+#[derive(Debug, Clone)]
+pub(super) struct NodePeers {
+    /// The ranks. Each of the other nodes has as many.
+    pub(super) ranks: Range<usize>,
+    /// For each of them, the one that leads its device, counted from the first: the same on every node.
+    pub(super) leaders: Leaders,
+    pub(super) num_nodes: usize,
+}
+
+/// The number of changes of the devices when peers were found; if ranks of a node map each other's memory,
+/// the peers of short operations and those of long ones.
+type KnownPeers = (u64, Option<[NodePeers; 2]>);
 
 /// A group of ranks: MPI's communicator, and the counters and plans that its operations share.
 pub(super) struct Group {
@@ -60,7 +71,9 @@ pub(super) struct Group {
     /// The node of each rank of the group.
     nodes: RefCell<Vec<usize>>,
     plans: RefCell<HashMap<(Collective, Algorithm, Subtrees), Rc<Plan>>>,
-    leaders: RefCell<Option<KnownLeaders>>,
+    peers: RefCell<Option<KnownPeers>>,
+    /// The plans by which leaders of the nodes add up.
+    node_plans: RefCell<HashMap<Algorithm, Rc<Plan>>>,
     next_tag: Cell<usize>,
     next_end_tag: Cell<usize>,
 }
@@ -69,9 +82,10 @@ impl Group {
     pub(super) fn new(mpi: Handle, links: Links, routes: Rc<Routes>) -> Group {
         let in_job = mpi.ranks_in_job();
         let nodes = in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
-        let (plans, leaders, nodes) = (RefCell::default(), RefCell::default(), RefCell::new(nodes));
+        let (plans, node_plans, peers) = (RefCell::default(), RefCell::default(), RefCell::default());
+        let nodes = RefCell::new(nodes);
         let [next_tag, next_end_tag] = [0; 2].map(Cell::new);
-        Group { mpi, links, routes, in_job, nodes, plans, leaders, next_tag, next_end_tag }
+        Group { mpi, links, routes, in_job, nodes, plans, peers, node_plans, next_tag, next_end_tag }
     }
 
     /// Returns the number in the job of rank `rank`.
@@ -89,27 +103,60 @@ impl Group {
         self.nodes.borrow().iter().collect::<HashSet<_>>().len()
     }
 
-    /// Returns the leaders in an operation on `bytes` of each rank, if all ranks map each other's device
-    /// memory: for each rank the first that has the same device or, if the operation is short, rank 0.
-    pub(super) fn leaders(&self, bytes: usize) -> Option<Leaders> {
+    /// Returns the peers in an operation on `bytes` of each rank, if ranks of a node map each other's device
+    /// memory: the leader of each is the first that has the same device or, if the operation is short, the
+    /// first of the node.
+    pub(super) fn peers(&self, bytes: usize) -> Option<NodePeers> {
         let changes = self.routes.changes.get();
-        let mut known = self.leaders.borrow_mut();
-        let leaders = match &*known {
-            Some((number, leaders)) if *number == changes => leaders,
-            _ => &known.insert((changes, self.find_leaders())).1,
+        let mut known = self.peers.borrow_mut();
+        let peers = match &*known {
+            Some((number, peers)) if *number == changes => peers,
+            _ => &known.insert((changes, self.find_peers())).1,
         };
-        leaders.as_ref().map(|[short, long]| Rc::clone(if has_one_leader(bytes) { short } else { long }))
+        peers.as_ref().map(|[short, long]| if has_one_leader(bytes) { short } else { long }.clone())
     }
 
-    fn find_leaders(&self) -> Option<[Leaders; 2]> {
-        let (size, devices) = (self.mpi.size, self.routes.devices.borrow());
-        if devices.is_empty() || !(2..=MOST_PEERS).contains(&size) || self.num_nodes() > 1 {
+    /// Finds the peers if every node has as many ranks, at least two, which follow each other, with devices
+    /// in the same order.
+    fn find_peers(&self) -> Option<[NodePeers; 2]> {
+        let (size, num_nodes, devices) = (self.mpi.size, self.num_nodes(), self.routes.devices.borrow());
+        let each = size / num_nodes;
+        if devices.is_empty() || !(2..=MOST_PEERS).contains(&each) || size != num_nodes * each {
             return None;
         }
+        let nodes = self.nodes.borrow();
         let device = |rank: usize| self.in_job(rank).and_then(|rank| devices.get(rank));
-        let leader = |rank: usize| (0..size).find(|other| device(*other) == device(rank));
-        let long: Option<Leaders> = (0..size).map(|rank| device(rank).and_then(|_| leader(rank))).collect();
-        Some([vec![0; size].into(), long?])
+        let leaders_from = |first: usize| -> Option<Vec<usize>> {
+            let leader = |rank: usize| {
+                let is_there = nodes[rank] == nodes[first] && device(rank).is_some();
+                (first..=rank).find(|other| device(*other) == device(rank)).filter(|_| is_there)
+            };
+            (first..first + each).map(|rank| leader(rank).map(|leader| leader - first)).collect()
+        };
+        let leaders = leaders_from(0)?;
+        if (0..size).step_by(each).any(|first| leaders_from(first).as_ref() != Some(&leaders)) {
+            return None;
+        }
+        let first = self.mpi.rank / each * each;
+        let peers = |leaders: Vec<usize>| NodePeers {
+            ranks: first..first + each,
+            leaders: leaders.into(),
+            num_nodes,
+        };
+        Some([peers(vec![0; each]), peers(leaders)])
+    }
+
+    /// Returns this rank's plan by which it and the ranks in its place on the other nodes add up, with a sum
+    /// of each. It is made at the first call and kept.
+    pub(super) fn node_plan(&self, algorithm: Algorithm, peers: &NodePeers) -> Rc<Plan> {
+        let mut plans = self.node_plans.borrow_mut();
+        Rc::clone(plans.entry(algorithm).or_insert_with(|| {
+            let (each, own) = (peers.ranks.len(), self.mpi.rank - peers.ranks.start);
+            let (rank, subtrees) = (self.mpi.rank / each, Subtrees::one_each(peers.num_nodes));
+            let nodes: Vec<usize> = (0..peers.num_nodes).collect();
+            let plan = plan(Collective::AllReduce, algorithm, Ranks { rank, subtrees, nodes: &nodes });
+            Rc::new(plan.with_ranks(|node| node * each + own))
+        }))
     }
 
     /// Returns true if this rank and rank `other` map each other's device memory.
@@ -122,7 +169,8 @@ impl Group {
     pub(super) fn set_nodes(&self, nodes: Vec<usize>) {
         self.nodes.replace(nodes);
         self.plans.borrow_mut().clear();
-        self.leaders.replace(None);
+        self.peers.replace(None);
+        self.node_plans.borrow_mut().clear();
     }
 
     /// Returns this rank's plan, which adds up `subtrees`. It is made at the first call and kept.

@@ -69,14 +69,19 @@ pub unsafe trait Buffer: 'static {
     /// within the elements of the buffer and of the inbox.
     unsafe fn lend(&mut self, needs: &Needs) -> Result<Loan>;
 
-    /// Lends the values to a sum, or a copy, of ranks that map each other's device memory.
+    /// Lends the values to a sum, or a copy, of ranks that map each other's device memory. Other ranks map
+    /// this one's if `is_mapped`.
     ///
     /// # Errors
     /// They are not in the memory of a device, or the device does not support the reduction.
     ///
     /// # Safety
     /// As for [`Buffer::lend`].
-    unsafe fn lend_to_peers(&mut self, _operation: Option<Operation>) -> Result<Box<dyn PeerBuffer>> {
+    unsafe fn lend_to_peers(
+        &mut self,
+        _operation: Option<Operation>,
+        _is_mapped: bool,
+    ) -> Result<Box<dyn PeerBuffer>> {
         Err(Error::failed("mapping a buffer", "other processes map device memory only"))
     }
 
@@ -155,9 +160,13 @@ unsafe impl<B: Buffer> Buffer for Front<B> {
         unsafe { self.buffer.lend(needs) }
     }
 
-    unsafe fn lend_to_peers(&mut self, operation: Option<Operation>) -> Result<Box<dyn PeerBuffer>> {
+    unsafe fn lend_to_peers(
+        &mut self,
+        operation: Option<Operation>,
+        is_mapped: bool,
+    ) -> Result<Box<dyn PeerBuffer>> {
         // SAFETY: as above.
-        unsafe { self.buffer.lend_to_peers(operation) }
+        unsafe { self.buffer.lend_to_peers(operation, is_mapped) }
     }
 
     fn restore(&mut self, changed: Range<usize>) {

@@ -47,7 +47,7 @@ pub trait PeerBuffer {
     /// Returns true once earlier work on the values is complete, so that other processes may use them.
     fn is_computed(&mut self) -> bool;
 
-    /// Returns the handle of the memory. A failure is reported as a device's failures are.
+    /// Returns the handle of the memory, if others map it. A failure is reported as a device's failures are.
     fn handle(&mut self) -> MemoryHandle;
 
     /// Starts `work` on the buffers of all ranks, whose memory has the handles `handles`; this one is number

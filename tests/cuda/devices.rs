@@ -162,7 +162,7 @@ fn ranks_of_a_node_map_each_others_memory() {
                 .expect(0)
         };
         let (mapped, refused) = (run("ipc=1"), run("ipc=0"));
-        mapped.says_once("collective operations of up to 16 ranks of a node by CUDA IPC");
+        mapped.says_once("values of up to 16 ranks of a node by CUDA IPC");
         refused.says_once("the ranks of a node use MPI for all values: exporting device memory");
         assert_eq!(mapped.digest(), refused.digest(), "{name} {options}");
     }
@@ -337,6 +337,29 @@ fn gradients_of_weights_run_beside_the_computation() {
     };
     let [few, many] = [3, 6].map(waits);
     assert!(many >= few + 2 * 3, "{few} waits with 3 layers, {many} with 6, in two steps");
+}
+
+/// A step whose operations are started one by one, as when they are traced, has the bits of a recorded one,
+/// in which samples are gathered and gradients of weights run beside others.
+#[test]
+fn recorded_steps_have_the_bits_of_others() {
+    let Some(libraries) = emulator() else { return };
+    let residual =
+        concat!("--batch-size 8 --network ", env!("CARGO_MANIFEST_DIR"), "/docs/networks/residual.kdl");
+    for model in [
+        "--model lenet --batch-size 24",
+        "--model cifar --batch-size 5",
+        "--model mlp --hidden 40,30,20 --recompute",
+        residual,
+        &format!("{residual} --recompute"),
+    ] {
+        let (_directory, path) = directory();
+        let run = |more: &str| {
+            let words = format!("{model} --device cuda --steps 5 --eval-every 0 --threads 1 {more}");
+            job(1, "sync_sgd", &words).libraries(Some(libraries)).run().expect(0).digest()
+        };
+        assert_eq!(run(&format!("--trace {path}/trace.json")), run(""), "{model}");
+    }
 }
 
 /// Several ranks, which also wait for their messages, allocate nothing either.

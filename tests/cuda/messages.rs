@@ -70,6 +70,65 @@ pub fn every_operation_by_ipc(world: &World) {
     assert!(!all.maps_peers());
 }
 
+/// Checks that all-reduces over several nodes, whose ranks map each other's device memory, have the bits of
+/// messages between all ranks: as if each node had one device and two, and with messages by either route.
+pub fn sums_over_nodes_by_ipc(world: &World) {
+    let all = world.communicator();
+    let (rank, size, device) = (all.rank(), all.size(), Cuda::shared());
+    map_peers(world, device).unwrap();
+    let call = all.call_on::<CudaBuffer>();
+    let terms = |len: usize| {
+        let mut buffer = device.allocate(len, Role::Exact).unwrap();
+        let mut write = |values: &mut [f32]| {
+            let term = |at: usize| 1000.0 / (rank * 7 + at % 4099 + 1) as f32 - at as f32 / 3.0;
+            values.iter_mut().enumerate().for_each(|(at, into)| *into = term(at));
+            Ok(())
+        };
+        device.write(device.view_mut(&mut buffer, 0..len), &mut write).unwrap();
+        buffer
+    };
+    for (on_node, num_devices) in [(2, 1), (2, 2), (4, 1), (4, 2), (3, 1)] {
+        if on_node == size || !size.is_multiple_of(on_node) {
+            continue;
+        }
+        all.set_devices((0..size).map(|rank| (rank % on_node % num_devices) as u128).collect());
+        let spread = all.duplicate();
+        spread.set_nodes((0..size).map(|rank| rank / on_node * on_node).collect());
+        let algorithm = |collective, element| spread.choice(collective, call, 1, element).algorithm;
+        let is_ipc = algorithm(Collective::AllReduce, ElementType::F32) == Algorithm::Ipc;
+        assert_eq!(is_ipc, on_node != 3, "a sum of three is no subtree");
+        assert_ne!(
+            algorithm(Collective::AllReduce, ElementType::Bf16),
+            Algorithm::Ipc,
+            "it would round twice"
+        );
+        assert_ne!(algorithm(Collective::AllGather, ElementType::F32), Algorithm::Ipc);
+        for transfers in [Transfers::Staged, Transfers::Aware] {
+            if transfers == Transfers::Aware && !can_be_aware() {
+                continue;
+            }
+            all.set_transfers(transfers);
+            // in several chunks, of several leaders, of one, and fewer elements than leaders
+            for len in [if size == 4 { 2_500_001 } else { 70_000 }, 70_001, 1025, 7, 1, 0] {
+                let sum = |by: &Communicator| {
+                    let sum = by.start_all_reduce_in_place(terms(len), Operation::Sum).unwrap().wait();
+                    found(device, Role::Exact, &sum, len)
+                };
+                let is_same = sum(&spread)
+                    .iter()
+                    .zip(sum(&spread.through_host()))
+                    .all(|(by_ipc, by_messages)| by_ipc.to_bits() == by_messages.to_bits());
+                assert!(
+                    is_same,
+                    "{len} elements, {on_node} ranks on a node, {num_devices} devices, {transfers:?}"
+                );
+            }
+        }
+    }
+    all.set_devices(Vec::new());
+    all.set_transfers(Transfers::Staged);
+}
+
 /// Returns the number of times that messages of a rank to the next allocate memory.
 fn allocations_for_messages(all: &Communicator) -> u64 {
     let (device, rank, size) = (Cuda::shared(), all.rank(), all.size());

@@ -7,6 +7,8 @@ use crate::sums::shard;
 /// The lengths of a buffer's parts and chunks. Every chunk is moved separately, by the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Cut {
+    /// The first element of the buffer that is cut.
+    start: usize,
     len: usize,
     parts: usize,
     chunks: usize,
@@ -18,7 +20,12 @@ pub(in crate::comm) struct Cut {
 impl Cut {
     /// Cuts `len` elements into `parts` parts, in chunks of at most about `chunk` elements.
     pub(in crate::comm) fn new(len: usize, parts: usize, chunk: usize, is_owned: bool) -> Cut {
-        Cut { len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
+        Cut { start: 0, len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
+    }
+
+    /// Returns the same cut of the elements from `start` on.
+    pub(in crate::comm) fn starting_at(self, start: usize) -> Cut {
+        Cut { start, ..self }
     }
 
     /// Returns the cut that leaves `len` elements in one piece.
@@ -49,7 +56,7 @@ impl Cut {
         }
     }
 
-    /// Returns the elements of one part of a chunk.
+    /// Returns the elements of one part of a chunk, counted from the first that is cut.
     fn part(&self, chunk: usize, part: usize) -> Range<usize> {
         // short messages are in one chunk, and divisions take a good part of their time
         if self.chunks == 1 {
@@ -78,5 +85,6 @@ impl Cut {
             .clone()
             .step_by(step)
             .map(move |first| cut.part(chunk, first).start..cut.part(chunk, first + step - 1).end)
+            .map(move |range| cut.start + range.start..cut.start + range.end)
     }
 }

@@ -27,7 +27,7 @@ mod tree;
 pub(super) use choice::choose;
 pub use choice::{Call, Choice};
 pub(super) use cut::Cut;
-pub(super) use peers::{has_one_leader, peer_work};
+pub(super) use peers::{has_one_leader, peer_work, share};
 use plan::Members;
 pub use plan::{Algorithm, Collective};
 pub(super) use plan::{Combine, Plan, Ranks, Round};

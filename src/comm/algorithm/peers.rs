@@ -44,8 +44,9 @@ pub(in crate::comm) fn peer_work(
     }
 }
 
-/// Returns the share of rank `rank` in `len` elements, if it leads a device.
-fn share(len: usize, leaders: &[usize], rank: usize) -> Option<Range<usize>> {
+/// Returns the share of rank `rank` in `len` elements, if it leads a device. The first leader has the
+/// largest.
+pub(in crate::comm) fn share(len: usize, leaders: &[usize], rank: usize) -> Option<Range<usize>> {
     let leads = |rank: &usize| leaders[*rank] == *rank;
     let num = (0..leaders.len()).filter(leads).count();
     let bound = |number: usize| (number * len.div_ceil(num)).next_multiple_of(UNIT).min(len);

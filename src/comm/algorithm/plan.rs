@@ -39,7 +39,8 @@ pub enum Algorithm {
     /// Every rank sends to the next, chunk after chunk, for long broadcasts.
     Chain,
     /// Ranks of a node map each other's device memory (CUDA IPC), and one of each device reads and writes
-    /// the buffers of all. Sums are in the same order as those of [`Algorithm::Direct`].
+    /// the buffers of all; between nodes, these add up the sums of the nodes by messages. Sums are in the
+    /// same order as those of [`Algorithm::Direct`].
     Ipc,
 }
 
@@ -151,6 +152,17 @@ pub(in crate::comm) struct Combine {
     pub(in crate::comm) own: Range<usize>,
     /// For each term, the number of sums before it that it is combined with, the nearest first.
     pub(in crate::comm) merges: Rc<[usize]>,
+}
+
+impl Plan {
+    /// Returns the plan with rank `rank(r)` in the place of rank r.
+    pub(in crate::comm) fn with_ranks(mut self, rank: impl Fn(usize) -> usize) -> Plan {
+        for round in &mut self.rounds {
+            round.receives.iter_mut().for_each(|receive| receive.from = rank(receive.from));
+            round.sends.iter_mut().for_each(|send| send.to = rank(send.to));
+        }
+        self
+    }
 }
 
 impl Round {

@@ -113,7 +113,8 @@ impl Communicator {
     }
 
     /// Returns this communicator with device buffers staged through the host. For benchmarks and
-    /// tests. Not collective.
+    /// tests. Not collective, but both ends of a message, and all ranks of a collective operation, must
+    /// use it.
     pub fn through_host(&self) -> Communicator {
         let transfers = Some(Transfers::Staged);
         Communicator { group: Rc::clone(&self.group), transfers, ..*self }
@@ -149,7 +150,7 @@ impl Communicator {
             Collective::AllReduce => element != ElementType::Bf16,
             _ => true,
         };
-        let is_mapped = !is_on_host && len > 0 && self.maps_peers();
+        let is_mapped = !is_on_host && len > 0 && self.maps_peers_in(collective, element);
         let is_reduction = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
         let has_order = self.subtrees.is_some() && is_reduction && call != Call::Blocking;
         let can = |choice: &Choice| match choice.algorithm {
@@ -191,7 +192,17 @@ impl Communicator {
 
     /// Returns true if all ranks map each other's device memory. Not collective.
     pub fn maps_peers(&self) -> bool {
-        self.transfers.is_none() && self.group.leaders(0).is_some()
+        self.transfers.is_none() && self.group.peers(0).is_some_and(|peers| peers.num_nodes == 1)
+    }
+
+    /// Returns true if `collective` is done in device memory that the ranks of each node map.
+    ///
+    /// Between nodes only all-reduces of `f32` are, among nodes of a power of two of ranks: then the sum of a
+    /// node is a subtree of the sum in the order of [`Subtrees`], which nothing rounds to a shorter type.
+    fn maps_peers_in(&self, collective: Collective, element: ElementType) -> bool {
+        let Some(peers) = self.group.peers(0).filter(|_| self.transfers.is_none()) else { return false };
+        let is_sum = collective == Collective::AllReduce && element == ElementType::F32;
+        peers.num_nodes == 1 || is_sum && peers.ranks.len().is_power_of_two()
     }
 
     /// Returns the route of device buffers. Not collective.

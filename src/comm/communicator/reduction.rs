@@ -6,10 +6,12 @@
 //! and their memory does not grow with the buffer. Short blocking all-reduces call `MPI_Allreduce`.
 #![allow(unsafe_code)]
 
+use std::rc::Rc;
+
 use super::Communicator;
 use crate::comm::Pending;
-use crate::comm::algorithm::{Algorithm, Call, Choice, Collective, Cut};
-use crate::comm::engine::{self, Ground, Request, Rounds, Task};
+use crate::comm::algorithm::{Algorithm, Call, Choice, Collective, Cut, choose, share};
+use crate::comm::engine::{self, AcrossNodes, Ground, Request, Rounds, Task};
 use crate::comm::mpi::{Mode, Values};
 use crate::memory::{Buffer, Element, ElementType, HostArena, HostBuffer, Operation, Places};
 use crate::sums::Subtrees;
@@ -259,11 +261,7 @@ impl Communicator {
         let choice = self.choice(collective, self.call_on::<B>(), len, element);
         let task = match choice.algorithm {
             Algorithm::Mpi => Task::Mpi(collective),
-            Algorithm::Ipc => {
-                let leaders = self.group.leaders(len * element.bytes());
-                let leaders = leaders.expect("ranks that map each other's memory have leaders");
-                Task::Peers { collective, leaders }
-            }
+            Algorithm::Ipc => self.by_peers(collective, self.call_on::<B>(), len, element),
             _ => self.rounds(collective, choice, self.subtrees(), len, element),
         };
         let request = self.request(collective, task, operation, len);
@@ -297,6 +295,23 @@ impl Communicator {
         let plan = self.group.plan(collective, choice.algorithm, subtrees);
         let cut = Cut::new(len, plan.parts, choice.chunk / element.bytes(), collective.is_owned());
         Task::Rounds { collective, plan, cut }
+    }
+
+    /// Returns the work of this rank in device memory that the ranks of its node map.
+    fn by_peers(&self, collective: Collective, call: Call, len: usize, element: ElementType) -> Task {
+        let peers = self.group.peers(len * element.bytes());
+        let peers = peers.expect("ranks that map each other's memory have leaders");
+        if peers.num_nodes == 1 {
+            return Task::Peers { collective, peers, across: None };
+        }
+        // all leaders choose for the largest share, so that all ranks know the number of its chunks
+        let largest = share(len, &peers.leaders, 0).map_or(0, |share| share.len());
+        let choice = choose(collective, call, largest * element.bytes(), peers.num_nodes);
+        let plan = self.group.node_plan(choice.algorithm, &peers);
+        let cut = |len: usize| Cut::new(len, plan.parts, choice.chunk / element.bytes(), false);
+        let own = share(len, &peers.leaders, self.rank() - peers.ranks.start);
+        let own = own.map(|share| (Rc::clone(&plan), cut(share.len()).starting_at(share.start)));
+        Task::Peers { collective, peers, across: Some(AcrossNodes { own, num_tags: cut(largest).chunks() }) }
     }
 
     /// Adds the ranges that `collective` sends and changes on this rank.

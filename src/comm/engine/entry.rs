@@ -79,7 +79,8 @@ impl Entry {
     ) -> Result<Rc<Entry>> {
         if let Task::Peers { .. } | Task::PeerCopy { .. } = request.task {
             // SAFETY: the caller keeps the buffer until the operation is done.
-            return Ok(Entry::of(EntryWork::Peers(unsafe { PeerOperation::new(group, request, buffer)? })));
+            let operation = unsafe { PeerOperation::new(group, request, buffer, is_cuda_aware)? };
+            return Ok(Entry::of(EntryWork::Peers(operation)));
         }
         let (len, element) = (buffer.len(), buffer.element_type());
         let cut = request.cut(len);

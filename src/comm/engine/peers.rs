@@ -6,6 +6,10 @@
 //! said so. Messages of a collective operation have its own tag on the communicator's private twin, and
 //! arrive in the order in which a rank sends them.
 //!
+//! In an all-reduce across several nodes, leaders first leave the sums of their node in their own buffers.
+//! Then those in the same place on all nodes add these up by messages, and copy the total to the ranks of
+//! their node. No other rank reads a leader's share, so it may be written as soon as the total is there.
+//!
 //! A message between two ranks is such an operation of two, in which the receiver leads and sends no handle.
 //! The sender's handle travels as the message would, and names the tag by which the sender waits for the end
 //! on the private twin.
@@ -16,11 +20,12 @@ use std::rc::Rc;
 use smallvec::{SmallVec, smallvec};
 
 use super::request::{Request, Task};
+use super::rounds::{Ground, Rounds};
 use crate::Result;
-use crate::comm::algorithm::peer_work;
-use crate::comm::group::Group;
-use crate::comm::mpi::{Channel, Requests, Values};
-use crate::memory::{Buffer, ElementType, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
+use crate::comm::algorithm::{Cut, Plan, peer_work, share};
+use crate::comm::group::{Group, NodePeers};
+use crate::comm::mpi::{Channel, Handle, Requests, Values};
+use crate::memory::{Buffer, ElementType, Loan, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
 use crate::trace::{Flight, Span};
 
 /// A rank's message to a leader: the number of its values and of their type, the tag by which it waits for
@@ -39,6 +44,8 @@ pub(super) struct PeerOperation {
     /// The name in traces.
     link: i64,
     members: PeerMembers,
+    /// The sum over the nodes, if this rank has a share in it.
+    across: Option<AcrossUnderway>,
     channel: Channel,
     /// The tag of offers.
     tag: i32,
@@ -53,6 +60,35 @@ pub(super) struct PeerOperation {
     /// `None` until the operation is posted.
     flight: Option<Flight>,
     state: PeerState,
+}
+
+/// The sum over the nodes of a leader's share.
+struct AcrossUnderway {
+    plan: Rc<Plan>,
+    cut: Cut,
+    first_tag: usize,
+    loan: Loan,
+    /// `None` until the sum of this node is there.
+    rounds: Option<Rounds>,
+    is_done: bool,
+}
+
+impl AcrossUnderway {
+    /// Posts the first messages, once the sum of the node is in the buffer.
+    fn start(&mut self, mpi: &Handle, element: ElementType) {
+        let arena = self.loan.arena();
+        (0..self.cut.chunks()).for_each(|chunk| arena.fetch(chunk, &mut self.cut.all_pieces(chunk)));
+        let receive_range = 0..usize::MAX;
+        let mut ground = Ground { mpi, arena, element, receive_range };
+        self.rounds = Some(Rounds::start(Rc::clone(&self.plan), self.cut, self.first_tag, &mut ground));
+    }
+
+    /// Advances the messages; returns true when the total is in the buffer, or on its way there.
+    fn advance(&mut self, mpi: &Handle, element: ElementType) -> bool {
+        let mut ground = Ground { mpi, arena: self.loan.arena(), element, receive_range: 0..usize::MAX };
+        self.is_done = self.rounds.as_mut().is_some_and(|rounds| rounds.advance(&mut ground));
+        self.is_done
+    }
 }
 
 /// The ranks that take part in an operation, and their leaders among them.
@@ -84,6 +120,8 @@ enum PeerState {
     Gathering,
     /// A leader's device works.
     Working,
+    /// Leaders of several nodes exchange messages.
+    Across,
     /// Other leaders work, or messages are on their way.
     Ending,
 }
@@ -100,13 +138,26 @@ impl PeerOperation {
         group: &Rc<Group>,
         request: Request,
         buffer: &mut B,
+        is_cuda_aware: bool,
     ) -> Result<PeerOperation> {
         let rank = group.mpi.rank;
+        let (len, element) = (buffer.len(), buffer.element_type());
+        let mut across = None;
         let (members, channel, tag, end_tag) = match &request.task {
-            Task::Peers { leaders, .. } => {
-                let ranks = (0..group.mpi.size).collect();
-                let tag = Group::tag(group.take_tags(1));
-                (PeerMembers { ranks, leaders: Rc::clone(leaders), own: rank }, Channel::Private, tag, tag)
+            Task::Peers { peers: NodePeers { ranks, leaders, .. }, across: over, .. } => {
+                let first_tag = group.take_tags(1 + over.as_ref().map_or(0, |over| over.num_tags));
+                if let Some((plan, cut)) = over.as_ref().and_then(|over| over.own.as_ref())
+                    && cut.len() > 0
+                {
+                    // SAFETY: the caller keeps the buffer until the operation is done, and the cut is of it.
+                    let loan = unsafe { buffer.lend(&request.needs(len, is_cuda_aware))? };
+                    let (plan, cut, first_tag) = (Rc::clone(plan), *cut, first_tag + 1);
+                    across =
+                        Some(AcrossUnderway { plan, cut, first_tag, loan, rounds: None, is_done: false });
+                }
+                let (leaders, own) = (Rc::clone(leaders), rank - ranks.start);
+                let members = PeerMembers { ranks: ranks.clone().collect(), leaders, own };
+                (members, Channel::Private, Group::tag(first_tag), Group::tag(first_tag))
             }
             Task::PeerCopy { from, to, tag } => {
                 let (own, leaders) = (usize::from(*to == rank), Rc::new([1, 1]));
@@ -116,9 +167,9 @@ impl PeerOperation {
             }
             _ => unreachable!("other operations are made of messages"),
         };
-        let (len, element) = (buffer.len(), buffer.element_type());
+        let is_mapped = members.others().any(|(member, _)| members.leads(member));
         // SAFETY: the caller keeps the buffer until the operation is done.
-        let buffer = unsafe { buffer.lend_to_peers(request.operation)? };
+        let buffer = unsafe { buffer.lend_to_peers(request.operation, is_mapped)? };
         let offers = vec![Offer::default(); members.ranks.len()].into();
         let (link, arriving, ends) = (request.link(group), group.mpi.requests(), group.mpi.requests());
         let (group, flight, state) = (Rc::clone(group), None, PeerState::Unposted);
@@ -130,6 +181,7 @@ impl PeerOperation {
             element,
             link,
             members,
+            across,
             channel,
             tag,
             end_tag,
@@ -180,14 +232,21 @@ impl PeerOperation {
 
     /// Advances the operation if it is posted; returns true when it is done.
     pub(super) fn advance(&mut self) -> bool {
-        if matches!(self.state, PeerState::Gathering) && self.arriving.test() {
+        let is_sum_there = matches!(self.state, PeerState::Across)
+            && self.across.as_mut().is_some_and(|across| across.advance(&self.group.mpi, self.element));
+        if is_sum_there || matches!(self.state, PeerState::Gathering) && self.arriving.test() {
             let (handles, work) = (self.handles(), self.work());
             if !work.is_empty() {
                 self.buffer.start(self.members.own, &handles, &work);
             }
             self.state = PeerState::Working;
         }
-        if matches!(self.state, PeerState::Working) && self.buffer.is_done() {
+        let is_working = matches!(self.state, PeerState::Working);
+        let is_worked = is_working && self.buffer.is_done();
+        if let (true, Some(across)) = (is_worked, self.across.as_mut().filter(|across| !across.is_done)) {
+            across.start(&self.group.mpi, self.element);
+            self.state = PeerState::Across;
+        } else if is_worked {
             for (member, rank) in self.members.others() {
                 let (nothing, end_tag) = (Values::of::<u8>(&[]), self.offers[member][2] as i32);
                 // SAFETY: the message is empty.
@@ -205,8 +264,17 @@ impl PeerOperation {
     /// Returns the work of this leader.
     fn work(&self) -> SmallVec<[PeerWork; 1]> {
         let members = &self.members;
+        let (own, leaders) = (members.own, &members.leaders);
         let mut work = match self.request.task {
-            Task::Peers { collective, .. } => peer_work(collective, self.len, &members.leaders, members.own),
+            Task::Peers { across: Some(_), .. } => {
+                let is_summed = self.across.as_ref().is_some_and(|across| across.is_done);
+                let kind = match is_summed {
+                    false => PeerWorkKind::Sum { into: own..own + 1 },
+                    true => PeerWorkKind::Copy { from: own },
+                };
+                share(self.len, leaders, own).map(|range| PeerWork { range, kind }).into_iter().collect()
+            }
+            Task::Peers { collective, .. } => peer_work(collective, self.len, leaders, own),
             _ => {
                 let range = 0..self.offers[0][0] as usize;
                 smallvec![PeerWork { range, kind: PeerWorkKind::Copy { from: 0 } }]
@@ -221,16 +289,16 @@ impl PeerOperation {
     fn handles(&self) -> SmallVec<[MemoryHandle; 2]> {
         let own = &self.offers[self.members.own];
         let is_message = matches!(self.request.task, Task::PeerCopy { .. });
-        let same = |(offer, rank): (&Offer, &usize)| {
-            let fits = offer[0] == own[0] || is_message && offer[0] < own[0];
+        let checked = |(offer, rank): (&Offer, &usize)| {
+            let (theirs, ours) = (offer[0], own[0]);
+            assert_eq!(offer[1], own[1], "the values of rank {rank} in an operation are of another type");
             assert!(
-                fits && offer[1] == own[1],
-                "rank {rank} has other values than the {} of an operation",
-                self.len
+                theirs == ours || is_message && theirs < ours,
+                "rank {rank} has {theirs} values for an operation on {ours}"
             );
             bytemuck::cast_slice(&offer[3..]).try_into().expect("the words are those of a handle")
         };
-        self.offers.iter().zip(&self.members.ranks).map(same).collect()
+        self.offers.iter().zip(&self.members.ranks).map(checked).collect()
     }
 
     /// Begins the span in which the operation is waited for, once it is posted.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::rounds::num_lanes;
 use crate::comm::algorithm::{Collective, Cut, Plan};
-use crate::comm::group::Group;
+use crate::comm::group::{Group, NodePeers};
 use crate::comm::mpi::{Channel, Handle, Mode, Requests, Values};
 use crate::memory::{Needs, Operation};
 use crate::trace::{Flight, Name};
@@ -20,13 +20,21 @@ pub(in crate::comm) enum Task {
     Receive { from: usize, tag: i32 },
     /// MPI's own collective operation, in place.
     Mpi(Collective),
-    /// Work on device memory that the ranks of a node map, shared by those that lead a device: the leader
-    /// of each rank.
-    Peers { collective: Collective, leaders: Rc<[usize]> },
+    /// Work on device memory that the ranks of a node map, shared by those that lead a device. An all-reduce
+    /// may go `across` nodes.
+    Peers { collective: Collective, peers: NodePeers, across: Option<AcrossNodes> },
     /// A message between ranks of a node that map each other's device memory: one copy, by the receiver.
     PeerCopy { from: usize, to: usize, tag: i32 },
     /// A plan in rounds.
     Rounds { collective: Collective, plan: Rc<Plan>, cut: Cut },
+}
+
+/// The sum over the nodes of what the ranks of each have added up.
+pub(in crate::comm) struct AcrossNodes {
+    /// The plan and the elements of this rank, if it leads a device.
+    pub(in crate::comm) own: Option<(Rc<Plan>, Cut)>,
+    /// The number of tags of the leader with the most elements.
+    pub(in crate::comm) num_tags: usize,
 }
 
 /// An operation on a buffer.
@@ -48,20 +56,26 @@ impl Request {
         !is_many && !matches!(self.task, Task::Mpi(Collective::ReduceScatter))
     }
 
+    /// Returns the plan of messages and the cut of the buffer, if there is one.
+    fn plan(&self) -> Option<(&Rc<Plan>, Cut)> {
+        match &self.task {
+            Task::Rounds { plan, cut, .. } => Some((plan, *cut)),
+            Task::Peers { across: Some(AcrossNodes { own: Some((plan, cut)), .. }), .. } => {
+                Some((plan, *cut))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the cut of a buffer of `len` elements.
     pub(super) fn cut(&self, len: usize) -> Cut {
-        match &self.task {
-            Task::Rounds { cut, .. } => *cut,
-            _ => Cut::whole(len),
-        }
+        self.plan().map_or(Cut::whole(len), |(_, cut)| cut)
     }
 
     /// Returns the requirements of the operation on a buffer of `len` elements.
     pub(in crate::comm) fn needs(&self, len: usize, is_cuda_aware: bool) -> Needs {
-        let inbox_len = match &self.task {
-            Task::Rounds { plan, cut, .. } => plan.inbox * cut.largest_part() * num_lanes(cut),
-            _ => 0,
-        };
+        let inbox_len =
+            self.plan().map_or(0, |(plan, cut)| plan.inbox * cut.largest_part() * num_lanes(&cut));
         let num_chunks = self.cut(len).chunks();
         Needs { num_chunks, inbox_len, operation: self.operation, is_cuda_aware }
     }

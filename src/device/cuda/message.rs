@@ -230,8 +230,12 @@ unsafe impl Buffer for CudaBuffer {
         Ok(Loan::Device(arena))
     }
 
-    unsafe fn lend_to_peers(&mut self, operation: Option<Operation>) -> Result<Box<dyn PeerBuffer>> {
-        Ok(Box::new(self.lent_to_peers(operation)?))
+    unsafe fn lend_to_peers(
+        &mut self,
+        operation: Option<Operation>,
+        is_mapped: bool,
+    ) -> Result<Box<dyn PeerBuffer>> {
+        Ok(Box::new(self.lent_to_peers(operation, is_mapped)?))
     }
 
     fn restore(&mut self, changed: Range<usize>) {

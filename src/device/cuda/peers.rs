@@ -40,7 +40,7 @@ pub(super) struct LentToPeers {
     pointer: CUdeviceptr,
     len: usize,
     format: Format,
-    /// The handle of the memory; zeros after a failure.
+    /// The handle of the memory; zeros if no other process maps it, and after a failure.
     handle: MemoryHandle,
     events: Rc<PeerEvents>,
 }
@@ -100,14 +100,19 @@ impl LentToPeers {
 }
 
 impl CudaBuffer {
-    /// Lends the values to an operation of ranks that map each other's memory.
-    pub(super) fn lent_to_peers(&mut self, operation: Option<Operation>) -> Result<LentToPeers> {
+    /// Lends the values to an operation of ranks that map each other's memory. This one's is exported, and
+    /// so never freed, only if others map it.
+    pub(super) fn lent_to_peers(
+        &mut self,
+        operation: Option<Operation>,
+        is_mapped: bool,
+    ) -> Result<LentToPeers> {
         sums_only(operation)?;
         let events = self.messages.peers(&self.streams)?;
         let (streams, pointer) = (Rc::clone(&self.streams), self.memory.pointer());
         streams.note("computing what other ranks read", events.computed.record(&streams.compute));
-        let handle = streams.note("exporting memory to other processes", self.memory.handle());
-        let handle = handle.unwrap_or([0; 64]);
+        let export = || streams.note("exporting memory to other processes", self.memory.handle());
+        let handle = is_mapped.then(export).flatten().unwrap_or([0; 64]);
         Ok(LentToPeers { streams, pointer, len: self.len, format: self.format, handle, events })
     }
 }

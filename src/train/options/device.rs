@@ -103,9 +103,9 @@ pub struct DeviceOptions {
         long,
         value_parser =
             or_auto::<Transfers>(
-                "Collective operations of up to 16 ranks of one node by CUDA IPC, if a trial shows that it \
-                 works: one rank of each GPU reads and writes the memory of all. All else aware if MPI says \
-                 that it accepts the memory of GPUs, otherwise staged"
+                "Within a node of up to 16 ranks by CUDA IPC, if a trial shows that it works: one rank of \
+                 each GPU reads and writes the memory of all. Between nodes aware if MPI says that it \
+                 accepts the memory of GPUs, otherwise staged"
             ),
         default_value = "auto"
     )]
@@ -259,15 +259,14 @@ fn announce(world: &World, device: &Cuda, transfers: Transfers, is_mapped: bool)
     } else {
         String::new()
     };
+    let within = match is_mapped {
+        true => format!("; values of up to {MOST_PEERS} ranks of a node by CUDA IPC"),
+        false => String::new(),
+    };
     let messages = match transfers {
-        _ if world.size() == 1 => "",
+        _ if world.size() == 1 || is_mapped && world.num_nodes() == 1 && world.size() <= MOST_PEERS => "",
         Transfers::Aware => "; messages from its memory",
         Transfers::Staged => "; messages through the host",
     };
-    let most = MOST_PEERS;
-    let collective = match is_mapped {
-        true => format!("; collective operations of up to {most} ranks of a node by CUDA IPC"),
-        false => String::new(),
-    };
-    log::info!("computing on {}{shared}{messages}{collective}", device.name());
+    log::info!("computing on {}{shared}{within}{messages}", device.name());
 }
