@@ -129,6 +129,25 @@ pub fn sums_over_nodes_by_ipc(world: &World) {
     all.set_transfers(Transfers::Staged);
 }
 
+/// Sends more values than there is room for to a rank that maps this one's memory.
+pub fn too_long(world: &World) {
+    let (all, device) = (world.communicator(), Cuda::shared());
+    map_peers(world, device).unwrap();
+    let buffer = filled(device, Role::Exact, all.rank(), if all.is_root() { 5 } else { 3 });
+    match all.is_root() {
+        true => all.start_send(buffer, 1, 0).unwrap().wait(),
+        false => all.start_receive(buffer, 0, 0).unwrap().wait(),
+    };
+}
+
+/// Adds up more values on the last rank than on others.
+pub fn sum_of_other_lengths(world: &World) {
+    let (all, device) = (world.communicator(), Cuda::shared());
+    map_peers(world, device).unwrap();
+    let buffer = filled(device, Role::Exact, all.rank(), 3 + all.rank() / 2);
+    all.start_all_reduce_in_place(buffer, Operation::Sum).unwrap().wait();
+}
+
 /// Returns the number of times that messages of a rank to the next allocate memory.
 fn allocations_for_messages(all: &Communicator) -> u64 {
     let (device, rank, size) = (Cuda::shared(), all.rank(), all.size());

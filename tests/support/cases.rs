@@ -32,14 +32,13 @@ pub fn main(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCod
     run(cases, failing, None)
 }
 
-/// Runs `cases` on a GPU if there is one, else on the emulated one: the `main` of a target that
-/// needs CUDA.
-pub fn main_on_cuda(cases: &'static [Case]) -> ExitCode {
-    if let Some(code) = rank_side(cases, &[]) {
+/// As [`main`], on a GPU if there is one, else on the emulated one: the `main` of a target that needs CUDA.
+pub fn main_on_cuda(cases: &'static [Case], failing: &'static [(Case, &str)]) -> ExitCode {
+    if let Some(code) = rank_side(cases, failing) {
         return code;
     }
     match super::cuda::libraries() {
-        Ok(libraries) => run(cases, &[], libraries),
+        Ok(libraries) => run(cases, failing, libraries),
         Err(why) => {
             super::say_skipped(&why);
             ExitCode::SUCCESS
@@ -77,7 +76,9 @@ fn run(
     });
     let failing = failing.iter().flat_map(|(case, text)| {
         let trial = |&ranks| {
-            Trial::test(format!("{}_{ranks}_ranks", case.name), move || fail(case.name, ranks, text))
+            Trial::test(format!("{}_{ranks}_ranks", case.name), move || {
+                fail(case.name, ranks, libraries, text)
+            })
         };
         case.ranks.iter().map(trial).collect::<Vec<_>>()
     });
@@ -102,9 +103,10 @@ fn launch(name: &str, ranks: usize, libraries: Option<&'static str>) -> Result<(
     Err(done.describe().into())
 }
 
-fn fail(name: &str, ranks: usize, text: &str) -> Result<(), Failed> {
+fn fail(name: &str, ranks: usize, libraries: Option<&'static str>, text: &str) -> Result<(), Failed> {
     let program = std::env::current_exe()?;
-    let done = mpiexec(ranks, program).args([RANK_SIDE, name]).limit(Duration::from_secs(30)).run();
+    let job = mpiexec(ranks, program).args([RANK_SIDE, name]).limit(Duration::from_secs(30));
+    let done = job.libraries(libraries).run();
     if done.code != Some(0) && done.stderr.contains(text) {
         return Ok(());
     }

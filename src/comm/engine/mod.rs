@@ -14,6 +14,7 @@
 //! task of another that may be in one. (A rank cannot start such an operation instead because it has
 //! tasks: MPI does not match it with the blocking one of a rank without, MPI-4.1 §6.12.)
 
+mod across;
 mod background;
 mod entry;
 mod peers;

@@ -19,13 +19,13 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::across::AcrossUnderway;
 use super::request::{Request, Task};
-use super::rounds::{Ground, Rounds};
 use crate::Result;
-use crate::comm::algorithm::{Cut, Plan, peer_work, share};
+use crate::comm::algorithm::{peer_work, share};
 use crate::comm::group::{Group, NodePeers};
-use crate::comm::mpi::{Channel, Handle, Requests, Values};
-use crate::memory::{Buffer, ElementType, Loan, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
+use crate::comm::mpi::{Channel, Requests, Values};
+use crate::memory::{Buffer, ElementType, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
 use crate::trace::{Flight, Span};
 
 /// A rank's message to a leader: the number of its values and of their type, the tag by which it waits for
@@ -60,35 +60,6 @@ pub(super) struct PeerOperation {
     /// `None` until the operation is posted.
     flight: Option<Flight>,
     state: PeerState,
-}
-
-/// The sum over the nodes of a leader's share.
-struct AcrossUnderway {
-    plan: Rc<Plan>,
-    cut: Cut,
-    first_tag: usize,
-    loan: Loan,
-    /// `None` until the sum of this node is there.
-    rounds: Option<Rounds>,
-    is_done: bool,
-}
-
-impl AcrossUnderway {
-    /// Posts the first messages, once the sum of the node is in the buffer.
-    fn start(&mut self, mpi: &Handle, element: ElementType) {
-        let arena = self.loan.arena();
-        (0..self.cut.chunks()).for_each(|chunk| arena.fetch(chunk, &mut self.cut.all_pieces(chunk)));
-        let receive_range = 0..usize::MAX;
-        let mut ground = Ground { mpi, arena, element, receive_range };
-        self.rounds = Some(Rounds::start(Rc::clone(&self.plan), self.cut, self.first_tag, &mut ground));
-    }
-
-    /// Advances the messages; returns true when the total is in the buffer, or on its way there.
-    fn advance(&mut self, mpi: &Handle, element: ElementType) -> bool {
-        let mut ground = Ground { mpi, arena: self.loan.arena(), element, receive_range: 0..usize::MAX };
-        self.is_done = self.rounds.as_mut().is_some_and(|rounds| rounds.advance(&mut ground));
-        self.is_done
-    }
 }
 
 /// The ranks that take part in an operation, and their leaders among them.
@@ -151,9 +122,7 @@ impl PeerOperation {
                 {
                     // SAFETY: the caller keeps the buffer until the operation is done, and the cut is of it.
                     let loan = unsafe { buffer.lend(&request.needs(len, is_cuda_aware))? };
-                    let (plan, cut, first_tag) = (Rc::clone(plan), *cut, first_tag + 1);
-                    across =
-                        Some(AcrossUnderway { plan, cut, first_tag, loan, rounds: None, is_done: false });
+                    across = Some(AcrossUnderway::new(plan, *cut, first_tag + 1, loan, element));
                 }
                 let (leaders, own) = (Rc::clone(leaders), rank - ranks.start);
                 let members = PeerMembers { ranks: ranks.clone().collect(), leaders, own };
@@ -232,27 +201,8 @@ impl PeerOperation {
 
     /// Advances the operation if it is posted; returns true when it is done.
     pub(super) fn advance(&mut self) -> bool {
-        let is_sum_there = matches!(self.state, PeerState::Across)
-            && self.across.as_mut().is_some_and(|across| across.advance(&self.group.mpi, self.element));
-        if is_sum_there || matches!(self.state, PeerState::Gathering) && self.arriving.test() {
-            let (handles, work) = (self.handles(), self.work());
-            if !work.is_empty() {
-                self.buffer.start(self.members.own, &handles, &work);
-            }
-            self.state = PeerState::Working;
-        }
-        let is_working = matches!(self.state, PeerState::Working);
-        let is_worked = is_working && self.buffer.is_done();
-        if let (true, Some(across)) = (is_worked, self.across.as_mut().filter(|across| !across.is_done)) {
-            across.start(&self.group.mpi, self.element);
-            self.state = PeerState::Across;
-        } else if is_worked {
-            for (member, rank) in self.members.others() {
-                let (nothing, end_tag) = (Values::of::<u8>(&[]), self.offers[member][2] as i32);
-                // SAFETY: the message is empty.
-                unsafe { self.group.mpi.send(&mut self.ends, Channel::Private, nothing, rank, end_tag) };
-            }
-            self.state = PeerState::Ending;
+        while let Some(next) = self.next_state() {
+            self.state = next;
         }
         let is_done = matches!(self.state, PeerState::Ending) && self.ends.test();
         if let (true, Some(flight)) = (is_done, &mut self.flight) {
@@ -261,13 +211,50 @@ impl PeerOperation {
         is_done
     }
 
+    /// Begins the state that follows, if what this one waits for is there, and returns it.
+    fn next_state(&mut self) -> Option<PeerState> {
+        let mpi = &self.group.mpi;
+        match self.state {
+            PeerState::Gathering => self.arriving.test().then(|| self.start_work()),
+            PeerState::Across => {
+                let is_there = self.across.as_mut().is_some_and(|across| across.advance(mpi));
+                is_there.then(|| self.start_work())
+            }
+            PeerState::Working if self.buffer.is_done() => {
+                if let Some(across) = self.across.as_mut().filter(|across| !across.is_done()) {
+                    across.start(mpi);
+                    return Some(PeerState::Across);
+                }
+                Some(self.send_ends())
+            }
+            PeerState::Unposted | PeerState::Working | PeerState::Ending => None,
+        }
+    }
+
+    fn start_work(&mut self) -> PeerState {
+        let (handles, work) = (self.handles(), self.work());
+        if !work.is_empty() {
+            self.buffer.start(self.members.own, &handles, &work);
+        }
+        PeerState::Working
+    }
+
+    fn send_ends(&mut self) -> PeerState {
+        for (member, rank) in self.members.others() {
+            let (nothing, end_tag) = (Values::of::<u8>(&[]), self.offers[member][2] as i32);
+            // SAFETY: the message is empty.
+            unsafe { self.group.mpi.send(&mut self.ends, Channel::Private, nothing, rank, end_tag) };
+        }
+        PeerState::Ending
+    }
+
     /// Returns the work of this leader.
     fn work(&self) -> SmallVec<[PeerWork; 1]> {
         let members = &self.members;
         let (own, leaders) = (members.own, &members.leaders);
         let mut work = match self.request.task {
             Task::Peers { across: Some(_), .. } => {
-                let is_summed = self.across.as_ref().is_some_and(|across| across.is_done);
+                let is_summed = self.across.as_ref().is_some_and(AcrossUnderway::is_done);
                 let kind = match is_summed {
                     false => PeerWorkKind::Sum { into: own..own + 1 },
                     true => PeerWorkKind::Copy { from: own },
