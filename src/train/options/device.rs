@@ -260,13 +260,13 @@ fn announce(world: &World, device: &Cuda, transfers: Transfers, is_mapped: bool)
         String::new()
     };
     let within = match is_mapped {
-        true => format!("; values of up to {MOST_PEERS} ranks of a node by CUDA IPC"),
-        false => String::new(),
+        true => format!("; values of up to {MOST_PEERS} ranks of a node by CUDA IPC, other"),
+        false => ";".to_owned(),
     };
     let messages = match transfers {
-        _ if world.size() == 1 || is_mapped && world.num_nodes() == 1 && world.size() <= MOST_PEERS => "",
-        Transfers::Aware => "; messages from its memory",
-        Transfers::Staged => "; messages through the host",
+        _ if world.size() == 1 => String::new(),
+        Transfers::Aware => format!("{within} messages from its memory"),
+        Transfers::Staged => format!("{within} messages through the host"),
     };
-    log::info!("computing on {}{shared}{within}{messages}", device.name());
+    log::info!("computing on {}{shared}{messages}", device.name());
 }
