@@ -117,7 +117,7 @@ static CASES: &[Case] = &[
     Case { name: "initial_weights", ranks: &[3], run: layouts::initial_weights::<Cuda> },
 ];
 
-/// What ends the job, because memory of other ranks would be written beyond its end.
+/// Cases that end the job, because memory of other ranks would be written beyond its end.
 static FAILING: &[(Case, &str)] = &[
     (
         Case { name: "a_message_that_is_too_long", ranks: &[2], run: messages::too_long },

@@ -57,7 +57,7 @@ pub fn oracle<D: TestDevice>(world: &World, name: &str) {
 /// after 50 steps to 10⁻⁵ of the largest. LeNet's learning rate is small here: some of its millions
 /// of ReLUs and maxima are so close to their kink that the order of a sum decides, which shifts one
 /// sample's gradient; with a large learning rate, 50 steps make 3·10⁻⁵ of it. On an emulated GPU, LeNet takes
-/// a tenth of the steps.
+/// two steps.
 pub fn shared_batches<D: TestDevice>(world: &World) {
     let lenet_steps = if Sample::new(world, D::EVERY).takes_all() { 50 } else { 2 };
     let lenet = Network::lenet(10);
