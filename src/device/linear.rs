@@ -111,23 +111,6 @@ pub trait LinearOperations: MemoryOperations {
         previous: Option<FusedActivation<Self::View<'_>>>,
     );
 
-    /// Returns true if gradients of weights may run beside other operations now: see
-    /// [`LinearOperations::fork_weight_gradients`].
-    fn forks_weight_gradients(&self) -> bool {
-        false
-    }
-
-    /// Calls `start`, which starts gradients of weights. Where [`LinearOperations::forks_weight_gradients`],
-    /// these may run beside operations that are started after them: until
-    /// [`LinearOperations::join_weight_gradients`], operations must not write to their operands nor use the
-    /// gradients. Optimizer steps and the squares of gradients wait for them.
-    fn fork_weight_gradients(&self, start: impl FnOnce()) {
-        start();
-    }
-
-    /// Makes operations from here on wait for all gradients of weights.
-    fn join_weight_gradients(&self) {}
-
     /// Returns true if [`LinearOperations::linear_backward_input`] is faster with `activation`
     /// fused into it than followed by its backward pass.
     fn fuses_activation_backward(&self, _activation: Activation) -> bool {

@@ -100,7 +100,7 @@ pub trait OptimizerOperations: MemoryOperations {
     fn fork_steps(&self) {}
 
     /// Ends what [`OptimizerOperations::fork_steps`] began: operations that are started from here on wait for
-    /// all steps, and for all gradients of weights.
+    /// all steps.
     fn join_steps(&self) {}
 
     /// Returns the number of elements in which a sum of squares is kept: by default the words of an

@@ -4,7 +4,6 @@
 //! On a machine without a GPU the emulator in `tests/cuda/emulator` takes its place. It runs the
 //! same kernels on the CPU, as late and as far out of order as CUDA allows.
 
-mod beside;
 mod divided_losses;
 mod image_twins;
 mod messages;
@@ -24,7 +23,6 @@ static CASES: &[Case] = &[
     // tensor cores may cut factors off to 10 bits, an error of up to 2^-10 for each of the two
     Case { name: "operations_tf32", ranks: &[1], run: |world| twins::all(world, Precision::Tf32, 2e-3) },
     Case { name: "operations_bf16", ranks: &[1], run: |world| twins::all(world, Precision::Bf16, 1e-2) },
-    Case { name: "weight_gradients_beside", ranks: &[1], run: beside::weight_gradients },
     Case {
         name: "oracle_classifier_relu_sgd",
         ranks: &[1, 2, 3],

@@ -4,9 +4,9 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch_in};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
 use super::runtime::product::{
-    AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput, ProductStream,
+    AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
 };
 use crate::device::{
     Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
@@ -29,10 +29,6 @@ const SIDE: usize = 16;
 /// The most blocks of a launch in y.
 const MOST_BLOCKS_IN_Y: usize = 65_535;
 
-/// Weights of up to this many elements for each multiprocessor have gradients that may be formed beside other
-/// products: in tiles of 128 × 128 they take half of the multiprocessors. Estimated, not measured.
-const LARGEST_BESIDE: usize = 128 * 128 / 2;
-
 /// A factor of a small product, row-major or column-major: `struct Matrix` of the kernel.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -54,12 +50,6 @@ impl SmallFactor {
 }
 
 impl Cuda {
-    /// Calls `start`, which starts the gradient of a weight: if `is_beside`, in the stream of weights, beside
-    /// the computation.
-    pub(super) fn start_weights(&self, is_beside: bool, start: impl FnOnce()) {
-        if is_beside { self.streams.fork_weights(start) } else { start() }
-    }
-
     /// Returns a matrix as a factor of a product, in the format of products.
     fn operand(&self, view: CudaView<'_>, transposed: bool) -> Operand {
         match (self.precision, view.format) {
@@ -105,13 +95,8 @@ impl Cuda {
         let (rows, columns, terms) = (rows as u32, columns as u32, terms as u32);
         let (bias, output) = (product.epilogue.bias, product.output.pointer);
         let (accumulate, relu) = (i32::from(product.accumulate), i32::from(relu));
-        let stream = match product.stream {
-            ProductStream::Compute => &self.streams.compute,
-            ProductStream::Weights => &self.streams.weights,
-        };
-        launch_in!(
+        launch!(
             self.streams,
-            stream,
             kernel,
             launch,
             rows,
@@ -159,7 +144,6 @@ impl LinearOperations for Cuda {
             output: ProductOutput { pointer: output.pointer, format: output.format },
             accumulate: false,
             epilogue: Epilogue::NONE,
-            stream: ProductStream::Compute,
         };
         if let Some(function) = function {
             let bias = bias.map_or(0, |bias| self.operand(bias, false).pointer);
@@ -182,47 +166,24 @@ impl LinearOperations for Cuda {
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, inputs * outputs) else {
             return;
         };
-        // a product that fills the device would only delay the others
-        let most_beside = LARGEST_BESIDE * self.streams.num_multiprocessors();
-        let is_beside = self.starts_beside.get() && inputs * outputs <= most_beside;
-        let stream = if is_beside { ProductStream::Weights } else { ProductStream::Compute };
         // cuBLASLt refuses products over no rows
         let with_rows = operands.iter().filter(|operand| operand.rows > 0);
-        let start = || {
-            for (number, &WeightOperands { rows, input, gradient }) in with_rows.enumerate() {
-                assert!(input.len == rows * inputs && gradient.len == rows * outputs);
-                let (size, left, right) = match layout {
-                    WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
-                    WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
-                };
-                let output =
-                    ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
-                self.must_multiply(&Product {
-                    size,
-                    left: self.operand(left, false),
-                    right: self.operand(right, true),
-                    output,
-                    accumulate: accumulate || number > 0,
-                    epilogue: Epilogue::NONE,
-                    stream,
-                });
-            }
-        };
-        self.start_weights(is_beside, start);
-    }
-
-    fn forks_weight_gradients(&self) -> bool {
-        self.forks_weights.get()
-    }
-
-    fn fork_weight_gradients(&self, start: impl FnOnce()) {
-        self.starts_beside.set(self.forks_weights.get());
-        start();
-        self.starts_beside.set(false);
-    }
-
-    fn join_weight_gradients(&self) {
-        self.streams.join_weights();
+        for (number, &WeightOperands { rows, input, gradient }) in with_rows.enumerate() {
+            assert!(input.len == rows * inputs && gradient.len == rows * outputs);
+            let (size, left, right) = match layout {
+                WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
+                WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
+            };
+            let output = ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
+            self.must_multiply(&Product {
+                size,
+                left: self.operand(left, false),
+                right: self.operand(right, true),
+                output,
+                accumulate: accumulate || number > 0,
+                epilogue: Epilogue::NONE,
+            });
+        }
     }
 
     fn linear_backward_input(
@@ -243,7 +204,6 @@ impl LinearOperations for Cuda {
             output: ProductOutput { pointer: input_gradient.pointer, format: input_gradient.format },
             accumulate: false,
             epilogue: Epilogue::NONE,
-            stream: ProductStream::Compute,
         };
         if let Some(FusedActivation { activation: Activation::Gelu, saved }) = previous
             && input_gradient.format == Format::Bf16

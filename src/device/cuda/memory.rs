@@ -83,10 +83,6 @@ impl MemoryOperations for Cuda {
     }
 
     fn repeat(&self, recording: &mut Option<Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.forks_weights.set(true);
-        let sums_len = self.partial_sums.len() + self.weight_sums.len();
-        let outcome = recording.get_or_insert_default().repeat(&self.streams, sums_len, work);
-        self.forks_weights.set(false);
-        outcome
+        recording.get_or_insert_default().repeat(&self.streams, self.partial_sums.len(), work)
     }
 }

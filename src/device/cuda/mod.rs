@@ -1,7 +1,6 @@
 //! NVIDIA GPUs: kernels compiled for the device found, some of them for the shapes of the network's layers
 //! when these are first used; matrix products by cuBLASLt; all computation in one stream, but for the
-//! optimizer's steps and the gradients of convolutions' and of small linear weights, which on a single rank
-//! run beside the passes of further layers.
+//! optimizer's steps, which on a single rank run beside the passes of further layers.
 //!
 //! Nothing of CUDA is needed to build, nor to run without it: the driver and its libraries are
 //! loaded when [`Cuda::open`] is called. Operations only start work on the device and return;
@@ -152,12 +151,9 @@ impl Cuda {
             cublaslt: CublasLt::new(&streams, precision)?,
             uploads: Uploads::new(),
             readings: Readings::new(&streams)?,
-            partial_sums: PartialSums::new(&streams, &streams.compute)?,
-            step_sums: PartialSums::new(&streams, &streams.beside)?,
-            weight_sums: PartialSums::new(&streams, &streams.weights)?,
+            partial_sums: PartialSums::new(&streams)?,
+            step_sums: PartialSums::new(&streams)?,
             forks_steps: Cell::new(false),
-            forks_weights: Cell::new(false),
-            starts_beside: Cell::new(false),
             precision,
             num_devices,
             streams,

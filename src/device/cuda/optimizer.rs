@@ -169,7 +169,6 @@ impl OptimizerOperations for Cuda {
 
     fn sum_squares(&self, values: CudaView<'_>, squares: CudaViewMut<'_>) {
         assert_eq!(squares.len, self.squares_len());
-        self.streams.join_weights();
         launch!(
             self.streams,
             &self.kernels.of::<OptimizerKernels>().sum_squares,
@@ -211,7 +210,6 @@ impl Cuda {
             streams.fork();
             launch_in!(streams, streams.beside, kernel, launch, constants, arrays);
         } else {
-            streams.join_weights();
             launch!(streams, kernel, launch, constants, arrays);
         }
     }

@@ -316,7 +316,6 @@ impl<D: Device> Weights<D> {
     /// There is no memory for messages.
     pub fn finish(&mut self, device: &D) -> Result<()> {
         let last = self.usage.division.num_micro_batches() - 1;
-        device.join_weight_gradients();
         for segment in (0..self.buckets.len()).rev() {
             if !self.buckets[segment].is_started && self.gradients.is_open(segment) {
                 self.start_reduction(device, segment, last, true)?;

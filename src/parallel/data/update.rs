@@ -21,6 +21,10 @@ impl<D: Device> Weights<D> {
             ZeroStage::None => 0..self.gradients.flat().segment_len(segment),
             _ => self.partition.owned(segment),
         };
+        if segment == 0 {
+            // no pass is left that the first layers' update could run beside
+            device.join_steps();
+        }
         let span = trace::work(Name::Optimizer);
         for UpdateRun { elements, decays, counts } in self.runs.within(segment, range.clone()) {
             let values = self.parameters.updatable(device, segment, elements.clone());

@@ -8,7 +8,7 @@ use super::positions::{Position, StagePiece};
 use super::weights::{WeightRows, add_positions};
 use crate::Result;
 use crate::device::{Device, FusedActivation};
-use crate::nn::{Draws, FlatBuffer, Layer, LayerKind, Tape, TapedRows};
+use crate::nn::{Draws, FlatBuffer, Layer, Tape, TapedRows};
 use crate::parallel::settle;
 use crate::parallel::tensor::Piece;
 use crate::parallel::tensor::exchange::{Exchange, ExchangeKind, Exchanger, Started, here, here_mut};
@@ -54,9 +54,6 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let is_empty = context.section.is_empty();
-        if !self.passes_beside(at, pass) {
-            context.exchanger.device.join_weight_gradients();
-        }
         match &self.pieces[at].piece {
             Piece::Layer(_) if is_empty && pass == Pass::Whole => {
                 let section = context.section;
@@ -85,34 +82,6 @@ impl Stage {
                 Ok(())
             }
         }
-    }
-
-    /// Returns true if the pass through piece `at` may run beside gradients of weights of later pieces.
-    ///
-    /// These read the inputs of their layers and the gradients of their outputs. A layer of a chain, without
-    /// exchanges, writes to the gradients of its own output and input only. The gradients of the output and
-    /// of the input of a layer that is not elementwise are in two arrays, so no earlier piece of the chain
-    /// writes to the first. Layers of further kinds wait: an embedding may add to the gradient of another
-    /// layer's weight, and the others have not been examined.
-    fn passes_beside(&self, at: usize, pass: Pass) -> bool {
-        use LayerKind::{Activation, Convolution, Dropout, Flatten, Linear, Pool};
-        let StagePiece { piece, input, added, position_sums, .. } = &self.pieces[at];
-        let Piece::Layer(layer) = piece else { return false };
-        let is_examined = matches!(
-            layer.kind,
-            Linear(_) | Convolution(_) | Pool(_) | Activation(_) | Flatten(_) | Dropout(_)
-        );
-        let position = &self.positions[*input];
-        let is_chained = added.is_none() && position_sums.is_none() && position.other_gradients.is_empty();
-        let is_whole = pass == Pass::Whole && self.exchange_before(at).is_none();
-        is_examined && is_chained && is_whole
-    }
-
-    /// Returns true if the gradient of the weight of piece `at` may run beside the passes of values.
-    fn forks_weight_gradient<D: Device>(&self, device: &D, at: usize, pass: Pass) -> bool {
-        let Piece::Layer(layer) = &self.pieces[at].piece else { return false };
-        let has_matrix = matches!(layer.kind, LayerKind::Linear(_) | LayerKind::Convolution(_));
-        has_matrix && self.passes_beside(at, pass) && device.forks_weight_gradients()
     }
 
     /// Copies the gradient of the output of piece `at` for the value that is added to it.
@@ -226,7 +195,6 @@ impl Stage {
         let tape = self.tape(device, at, 0..rows, activations);
         let (from, len) = (after.gradient, rows * after.width);
         let (mut started, mut summing) = (None, None);
-        let forks = !layer.is_idle() && self.forks_weight_gradient(device, at, pass);
         let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
         if !layer.is_idle() {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
@@ -239,11 +207,6 @@ impl Stage {
             let taped = TapedRows { tape, gradient, section };
             let fill = |sums: D::ViewMut<'_>| layer.sum_positions(device, &taped, sums);
             summing = Some(context.exchanger.start_position_sums(exchange, rows, fill)?);
-        }
-        if forks {
-            let gradient = device.view(here(&gradients.values[from]), 0..len);
-            let taped = TapedRows { tape: self.tape(device, at, 0..rows, activations), gradient, section };
-            device.fork_weight_gradients(|| layer.backward_weight(device, &[taped], context.gradients));
         }
         if self.needs_gradient(input) {
             if !layer.is_elementwise() && !layer.is_idle() {
@@ -261,7 +224,7 @@ impl Stage {
                 started = Some((exchange, self.start_exchange(context, at - 1, exchange, gradients)?));
             }
         }
-        if pass == Pass::Whole && !forks {
+        if pass == Pass::Whole {
             let mut sums = gradients.position_sums.take();
             let gradient = device.view(here(&gradients.values[from]), 0..len);
             let taped = TapedRows { tape, gradient, section };

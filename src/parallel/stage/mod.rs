@@ -191,8 +191,6 @@ impl Stage {
         if rows == 0 {
             return Ok(());
         }
-        // a forward pass that is repeated takes arrays that gradients of weights may still read
-        exchanger.device.join_weight_gradients();
         let Activations { values, saved, draws, .. } = activations;
         let StagePiece { piece, layer: number, input, added, .. } = &self.pieces[at];
         let (before, after) = (&self.positions[*input], &self.positions[at + 1]);

@@ -19,7 +19,7 @@ use cudarc::cublaslt::sys::{
 
 use super::format::{Format, Precision};
 use super::memory::DeviceMemory;
-use super::product::{Epilogue, Operand, Product, ProductKey, ProductStream, decode};
+use super::product::{Epilogue, Operand, Product, ProductKey, decode};
 use super::streams::Streams;
 use crate::device::ProductTable;
 use crate::{Error, Result};
@@ -69,8 +69,8 @@ pub(super) struct ProductPlan {
 /// cuBLASLt, with the algorithms that were chosen so far.
 pub(crate) struct CublasLt {
     handle: sys::cublasLtHandle_t,
-    /// Memory of algorithms, for each stream: products in different ones run at the same time.
-    workspaces: [DeviceMemory; 2],
+    /// Memory of algorithms.
+    workspace: DeviceMemory,
     precision: Precision,
     /// The beginning of the names of products: the device, the library and the precision.
     place: String,
@@ -81,14 +81,13 @@ pub(crate) struct CublasLt {
 
 impl CublasLt {
     pub(crate) fn new(streams: &Rc<Streams>, precision: Precision) -> Result<CublasLt> {
-        let workspace = || DeviceMemory::new(streams, WORKSPACE_BYTES / 4, Format::F32);
-        let workspaces = [workspace()?, workspace()?];
+        let workspace = DeviceMemory::new(streams, WORKSPACE_BYTES / 4, Format::F32)?;
         let handle = result::create_handle().map_err(|error| failed("starting cuBLASLt", error))?;
         // SAFETY: the library has been loaded.
         let version = unsafe { sys::cublasLtGetVersion() };
         let place = format!("{}, cuBLASLt {version}, {precision:?}", streams.name).to_lowercase();
         let (plans, tuned) = (RefCell::default(), RefCell::default());
-        Ok(CublasLt { handle, workspaces, precision, place, plans, tuned })
+        Ok(CublasLt { handle, workspace, precision, place, plans, tuned })
     }
 
     /// Returns the name of a product in the table of tuned products.
@@ -141,10 +140,6 @@ impl CublasLt {
         let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let device = |pointer: u64| pointer as *mut c_void;
         let Described { desc, layouts: [left, right, output] } = *described;
-        let (stream, workspace) = match product.stream {
-            ProductStream::Compute => (&streams.compute, &self.workspaces[0]),
-            ProductStream::Weights => (&streams.weights, &self.workspaces[1]),
-        };
         streams.count(|counters| counters.launches += 1);
         // SAFETY: the descriptions are of matrices like these, whose memory the callers have
         // checked to be long enough; the algorithm is cuBLASLt's own, or one that it has accepted;
@@ -166,9 +161,9 @@ impl CublasLt {
                 device(product.output.pointer),
                 output,
                 std::ptr::from_ref(algorithm),
-                device(workspace.pointer()),
+                device(self.workspace.pointer()),
                 WORKSPACE_BYTES,
-                stream.cu_stream().cast(),
+                streams.compute.cu_stream().cast(),
             )
         }
     }

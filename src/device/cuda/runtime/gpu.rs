@@ -23,14 +23,8 @@ pub struct Cuda {
     pub(crate) partial_sums: PartialSums,
     /// Those of optimizers, which may run beside other kernels.
     pub(crate) step_sums: PartialSums,
-    /// Those of gradients of weights beside the computation.
-    pub(crate) weight_sums: PartialSums,
     /// True if optimizers run beside the computation.
     pub(crate) forks_steps: Cell<bool>,
-    /// True while a step is repeated, whose gradients of weights may run beside the computation.
-    pub(crate) forks_weights: Cell<bool>,
-    /// True while gradients of weights are started that may run beside the computation.
-    pub(crate) starts_beside: Cell<bool>,
     pub(crate) precision: Precision,
     pub(crate) num_devices: usize,
 }

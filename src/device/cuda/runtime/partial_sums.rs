@@ -3,13 +3,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
-
-use cudarc::driver::CudaStream;
 
 use super::buffer::CudaViewMut;
 use super::format::Format;
-use super::launch::{BLOCK, Launch, launch_in};
+use super::launch::{BLOCK, Launch, launch};
 use super::memory::DeviceMemory;
 use super::streams::Streams;
 use crate::Result;
@@ -23,19 +20,16 @@ pub(crate) const COLUMN_COUNTERS: usize = 4096;
 /// Memory for partial sums. It grows when it is too short, and is free between operations.
 pub(crate) struct PartialSums {
     streams: Rc<Streams>,
-    /// The stream of the kernel that adds them up.
-    stream: Arc<CudaStream>,
     memory: RefCell<DeviceMemory>,
     len: Cell<usize>,
     blocks_done: DeviceMemory,
 }
 
 impl PartialSums {
-    pub(crate) fn new(streams: &Rc<Streams>, stream: &Arc<CudaStream>) -> Result<PartialSums> {
+    pub(crate) fn new(streams: &Rc<Streams>) -> Result<PartialSums> {
         let len = 2 * streams.max_blocks();
         Ok(PartialSums {
             streams: Rc::clone(streams),
-            stream: Arc::clone(stream),
             memory: RefCell::new(DeviceMemory::zeroed(streams, len, Format::F32)?),
             len: Cell::new(len),
             blocks_done: DeviceMemory::zeroed(streams, 1 + COLUMN_COUNTERS, Format::F32)?,
@@ -106,6 +100,6 @@ impl PartialSums {
         let launch = Launch { blocks: (blocks, 1), threads, shared_bytes: 0 };
         let (num, len, accumulate) = (num as u32, total.len as u32, i32::from(accumulate));
         let kernel = &self.streams.kernels.add_partial_sums;
-        launch_in!(self.streams, self.stream, kernel, launch, num, len, sums, total.pointer, accumulate);
+        launch!(self.streams, kernel, launch, num, len, sums, total.pointer, accumulate);
     }
 }

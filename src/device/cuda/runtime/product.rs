@@ -72,14 +72,6 @@ pub(crate) struct ProductOutput {
     pub(crate) format: Format,
 }
 
-/// The stream in which a product is started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ProductStream {
-    Compute,
-    /// That of gradients of weights beside the computation.
-    Weights,
-}
-
 /// A product `output = left · right`, added to `output` if `accumulate`, followed by the epilogue.
 /// All matrices are column-major; `size` is `[m, n, k]`, `left` is `m × k`, `right` is `k × n`.
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +82,6 @@ pub(crate) struct Product {
     pub(crate) output: ProductOutput,
     pub(crate) accumulate: bool,
     pub(crate) epilogue: Epilogue,
-    pub(crate) stream: ProductStream,
 }
 
 /// Properties of a product on which its algorithm depends.
@@ -107,7 +98,7 @@ pub(crate) struct ProductKey {
 
 impl ProductKey {
     pub(crate) fn of(product: &Product) -> ProductKey {
-        let Product { size, left, right, output, accumulate, epilogue, stream: _ } = *product;
+        let Product { size, left, right, output, accumulate, epilogue } = *product;
         // alignments above 16 bytes make no difference, so they must not select another algorithm,
         // which might sum in another order
         let alignment = |pointer: u64| 1 << pointer.trailing_zeros().min(4);

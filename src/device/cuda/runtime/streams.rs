@@ -1,7 +1,7 @@
 //! The streams of a device, the events that order them, and the first failure of its operations.
 //!
-//! All computation is in one stream, in order, but for the steps of an optimizer and gradients of
-//! weights, each between a fork and a join. Copies for messages, each way, and uploads of samples have a
+//! All computation is in one stream, in order, but for the steps of an optimizer, between a
+//! fork and a join. Copies for messages, each way, and uploads of samples have a
 //! stream each, and events order them with the computation. Operations return nothing, as those of the
 //! CPU do: the first failure is kept, and the next transfer to or from the host, which every step has,
 //! returns it.
@@ -45,8 +45,6 @@ pub struct Counters {
     pub launches: u64,
     /// Recorded steps that were started.
     pub replays: u64,
-    /// Gradients of weights that were started beside the computation.
-    pub beside: u64,
 }
 
 /// The streams of one device, with the state that all operations in them share.
@@ -62,9 +60,6 @@ pub(crate) struct Streams {
     pub(crate) upload: Arc<CudaStream>,
     /// Work beside the computation, between [`Streams::fork`] and [`Streams::join`].
     pub(crate) beside: Arc<CudaStream>,
-    /// Gradients of weights beside the computation, between [`Streams::fork_weights`] and
-    /// [`Streams::join_weights`].
-    pub(crate) weights: Arc<CudaStream>,
     pub(crate) kernels: MemoryKernels,
     /// Memory for buffers, which other processes may still map.
     pub(crate) unused_memory: UnusedMemory,
@@ -74,9 +69,6 @@ pub(crate) struct Streams {
     /// Ends of work in `compute` and in `beside` that the other waits for.
     turns: [CudaEvent; 2],
     has_forked: Cell<bool>,
-    /// The computation that gradients of weights wait for, and their end.
-    weight_turns: [CudaEvent; 2],
-    has_forked_weights: Cell<bool>,
     failure: RefCell<Option<Error>>,
     counters: Cell<Counters>,
 }
@@ -93,11 +85,10 @@ impl Streams {
         let (_, highest) = result::stream::get_priority_range().map_err(failed)?;
         let stream = || context.new_stream().map_err(failed);
         let urgent = || context.new_stream_with_priority(highest).map_err(failed);
-        let (compute, d2h, h2d, upload) = (stream()?, urgent()?, urgent()?, stream()?);
-        let (beside, weights) = (stream()?, stream()?);
+        let (compute, d2h, h2d) = (stream()?, urgent()?, urgent()?);
+        let (upload, beside) = (stream()?, stream()?);
         let event = || context.new_event(None).map_err(failed);
         let (turns, has_forked) = ([event()?, event()?], Cell::new(false));
-        let (weight_turns, has_forked_weights) = ([event()?, event()?], Cell::new(false));
         let (failure, counters) = (RefCell::default(), Cell::default());
         Ok(Streams {
             context,
@@ -106,7 +97,6 @@ impl Streams {
             h2d,
             upload,
             beside,
-            weights,
             kernels,
             unused_memory: UnusedMemory::default(),
             ordinal,
@@ -114,8 +104,6 @@ impl Streams {
             num_multiprocessors,
             turns,
             has_forked,
-            weight_turns,
-            has_forked_weights,
             failure,
             counters,
         })
@@ -161,45 +149,18 @@ impl Streams {
         }
     }
 
-    /// Makes work that is started in `beside` from now on wait for all computation so far, and for all
-    /// gradients of weights.
+    /// Makes work that is started in `beside` from now on wait for all computation so far.
     pub(crate) fn fork(&self) {
         self.order(&self.turns[0], &self.compute, &self.beside);
-        if self.has_forked_weights.get() {
-            self.note("ordering streams", self.beside.wait(&self.weight_turns[1]));
-        }
         self.has_forked.set(true);
     }
 
-    /// Makes what `start` starts in `weights` wait for all computation so far. Computation from now on does
-    /// not wait for it until [`Streams::join_weights`].
-    pub(crate) fn fork_weights(&self, start: impl FnOnce()) {
-        self.order(&self.weight_turns[0], &self.compute, &self.weights);
-        self.count(|counters| counters.beside += 1);
-        start();
-        self.note("ordering streams", self.weight_turns[1].record(&self.weights));
-        self.has_forked_weights.set(true);
-    }
-
-    /// Makes computation from now on wait for all work in `weights`.
-    pub(crate) fn join_weights(&self) {
-        if self.has_forked_weights.replace(false) {
-            self.note("ordering streams", self.compute.wait(&self.weight_turns[1]));
-        }
-    }
-
-    /// Makes computation from now on wait for all work in `beside` and `weights`.
+    /// Makes computation from now on wait for all work in `beside`.
     pub(crate) fn join(&self) {
-        self.join_weights();
         // a stream without work is not part of a step that is being recorded
         if self.has_forked.replace(false) {
             self.order(&self.turns[1], &self.beside, &self.compute);
         }
-    }
-
-    /// Returns the number of multiprocessors of the device.
-    pub(crate) fn num_multiprocessors(&self) -> usize {
-        self.num_multiprocessors as usize
     }
 
     /// Blocks until all computation started so far is complete.

@@ -14,9 +14,7 @@ use super::cublaslt::CublasLt;
 use super::format::Format;
 use super::machine::explain;
 use super::memory::DeviceMemory;
-use super::product::{
-    Epilogue, EpilogueFunction, Operand, Product, ProductKey, ProductOutput, ProductStream, encode,
-};
+use super::product::{Epilogue, EpilogueFunction, Operand, Product, ProductKey, ProductOutput, encode};
 use super::streams::Streams;
 use crate::device::{ProductTable, TunedProduct};
 use crate::{Error, Result};
@@ -130,7 +128,6 @@ impl ScratchMatrices {
             output: ProductOutput { pointer: output, format: key.formats[2] },
             accumulate: key.accumulate,
             epilogue: Epilogue { bias: if has_bias { bias } else { 0 }, function },
-            stream: ProductStream::Compute,
         }
     }
 }
