@@ -1,5 +1,5 @@
 //! A training step on a GPU, beside PyTorch on the same card and the card's own limits: `cargo
-//! bench --bench gpu`.
+//! bench --bench gpu`, or `cargo bench --bench gpu -- lenet` for the models with that in their names.
 //!
 //! Everything is measured in one run of one or two minutes. PyTorch's figures come from
 //! `benches/pytorch.py`, the better of eager mode and a CUDA graph; they are left out if there is
@@ -107,7 +107,10 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         "products",
         "memory"
     );
-    for case in &CASES {
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let is_wanted = |case: &&Case| wanted.is_empty() || wanted.iter().any(|part| case.name.contains(part));
+    for case in CASES.iter().filter(is_wanted) {
         report(&world, case, &limits)?;
     }
     println!(

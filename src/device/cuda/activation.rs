@@ -10,7 +10,7 @@ use super::runtime::partial_sums::{COLUMN_COUNTERS, SUM_COLUMNS};
 use crate::device::{Activation, ActivationOperations, BiasShape, DropoutShape, Gate, RowSums};
 
 /// Largest number of partial sums that a sum over rows is split into.
-const MAX_PARTIAL_SUMS: usize = 64;
+const MAX_PARTIAL_SUMS: usize = 128;
 
 kernel_table!(ActivationKernels in "activation.cu" {
     bias_activation_forward: KernelPair,

@@ -7,7 +7,7 @@ use super::runtime::compile::{Constants, KernelSource};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
-use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch, launch_in};
+use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
 use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
 
 /// The most threads of a block that is divided into slices.
@@ -15,6 +15,12 @@ const MOST_THREADS: usize = 1024;
 
 /// The most weights whose gradients a thread sums.
 const MOST_WEIGHTS: usize = 8;
+
+/// The outputs that a thread computes at once: `OUTPUTS` of the kernels.
+const OUTPUTS_AT_ONCE: usize = 4;
+
+/// The outputs of the convolution that an output with pooling is the maximum of, at most.
+const MOST_PLACES: usize = 4;
 
 /// The columns of an image whose gradients a thread computes, and the largest kernel, if the gradients of the
 /// outputs are spread out in shared memory.
@@ -124,33 +130,39 @@ impl StagedLaunch {
         StagedLaunch { launch, staged: i32::from(fits) }
     }
 
-    /// Returns a launch of `blocks` of `width` threads for each of `slices`, with shared memory for `floats`
-    /// and for `sums` of each thread; if these do not fit, there is one slice.
+    /// Returns a launch of `blocks` of `width` threads for each of `slices`, with shared memory for
+    /// `floats(slices)`; if these do not fit, there is one slice.
     fn sliced(
         blocks: (usize, usize),
-        floats: usize,
         width: usize,
         slices: usize,
-        sums: usize,
+        floats: impl Fn(usize) -> usize,
     ) -> StagedLaunch {
-        let of = |slices: usize, floats: usize| {
-            let mut made = StagedLaunch::new(blocks, 0, floats);
+        let of = |slices: usize| {
+            let mut made = StagedLaunch::new(blocks, 0, floats(slices));
             made.launch.threads.0 = (slices * width) as u32;
             made
         };
-        let sliced = of(slices, floats + sums * slices * width);
-        if slices > 1 && sliced.staged == 1 { sliced } else { of(1, floats) }
+        let sliced = of(slices);
+        if slices > 1 && sliced.staged == 1 { sliced } else { of(1) }
     }
 }
 
+/// Returns the length of the weights in shared memory, where outputs are in whole groups.
+fn padded_weight_len(shape: &ConvolutionShape) -> usize {
+    shape.kernel * shape.kernel * shape.channels * shape.outputs.next_multiple_of(OUTPUTS_AT_ONCE)
+}
+
 /// Returns the launch of the forward pass, and the threads of a slice: where there are few outputs, slices
-/// share the rows of the kernel, if their sums fit into shared memory too.
+/// share the rows of the kernel, if their sums fit into shared memory, in the place of the weights.
 fn forward_launch(shape: &ConvolutionShape) -> (StagedLaunch, u32) {
-    let (blocks, len, floats) =
-        ((shape.rows, 1), shape.output_len(), shape.padded_len() + shape.weight_len());
-    let width = StagedLaunch::new(blocks, len, floats).launch.threads.0 as usize;
-    let slices = if len <= width { shape.kernel.min(MOST_THREADS / width) } else { 1 };
-    (StagedLaunch::sliced(blocks, floats, width, slices, 4), width as u32)
+    let (blocks, image) = ((shape.rows, 1), shape.padded_len().next_multiple_of(4));
+    let groups = shape.output_len() / shape.outputs * shape.outputs.div_ceil(OUTPUTS_AT_ONCE);
+    let width = StagedLaunch::new(blocks, groups, 0).launch.threads.0 as usize;
+    let slices = if groups <= width { shape.kernel.min(MOST_THREADS / width) } else { 1 };
+    let sums = |slices: usize| if slices > 1 { OUTPUTS_AT_ONCE * MOST_PLACES * slices * width } else { 0 };
+    let floats = |slices: usize| image + padded_weight_len(shape).max(sums(slices));
+    (StagedLaunch::sliced(blocks, width, slices, floats), width as u32)
 }
 
 /// Returns the launch of the backward pass by gradients that are spread out in shared memory, if the kernel
@@ -158,7 +170,8 @@ fn forward_launch(shape: &ConvolutionShape) -> (StagedLaunch, u32) {
 fn dense_launch(shape: &ConvolutionShape) -> Option<Launch> {
     let reach = shape.kernel - 1;
     let (height, width) = (shape.height + 2 * shape.padding, shape.width + 2 * shape.padding);
-    let floats = (height + reach) * (width + reach) * shape.outputs + shape.weight_len();
+    let floats = (height + reach) * (width + reach) * shape.outputs.next_multiple_of(OUTPUTS_AT_ONCE);
+    let floats = floats + padded_weight_len(shape);
     let items = shape.height * shape.width.div_ceil(DENSE_COLUMNS) * shape.channels;
     let StagedLaunch { launch, staged } = StagedLaunch::new((shape.rows, 1), items, floats);
     (shape.stride == 1 && shape.kernel <= LARGEST_DENSE_KERNEL && staged == 1).then_some(launch)
@@ -204,35 +217,17 @@ impl ConvolutionOperations for Cuda {
         let width = weights.div_ceil(each).next_multiple_of(32).min(MOST_THREADS);
         // several slices of the places where there are few weights
         let slices = if each == 1 { MOST_THREADS / width } else { 1 };
-        let (blocks, floats) =
-            ((groups, weights.div_ceil(each * width)), shape.padded_len() + 2 * output_len);
-        let StagedLaunch { launch, staged } = StagedLaunch::sliced(blocks, floats, width, slices, 1);
+        let blocks = (groups, weights.div_ceil(each * width));
+        let sums = |slices: usize| if slices > 1 { slices * width } else { 0 };
+        let floats = |slices: usize| shape.padded_len() + 2 * output_len + sums(slices);
+        let StagedLaunch { launch, staged } = StagedLaunch::sliced(blocks, width, slices, floats);
         let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
         let kernel = &kernels.convolution_backward_weight;
         let (sizes, input) = (ConvolutionSizes::new(shape), input.pointer);
         let (argmax, gradient, width) = (argmax.pointer, gradient.pointer, width as u32);
-        let is_beside = self.starts_beside.get();
-        let (stream, partial_sums) = match is_beside {
-            true => (&self.streams.weights, &self.weight_sums),
-            false => (&self.streams.compute, &self.partial_sums),
-        };
-        self.start_weights(is_beside, || {
-            let Some(sums) = partial_sums.reserve(groups * weights) else { return };
-            launch_in!(
-                self.streams,
-                stream,
-                kernel,
-                launch,
-                sizes,
-                input,
-                argmax,
-                gradient,
-                sums,
-                width,
-                staged
-            );
-            partial_sums.add_to(&weight_gradient, groups, sums, accumulate);
-        });
+        let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
+        launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, width, staged);
+        self.partial_sums.add_to(&weight_gradient, groups, sums, accumulate);
     }
 
     fn convolution_backward_input(

@@ -183,7 +183,7 @@ __device__ __forceinline__ void activation_backward_bias(
     uint32 end = min(rows, (blockIdx.y + 1) * block_rows);
     float sum = 0;
     if (start < height) {
-#pragma unroll 4
+#pragma unroll 8
         for (uint32 row = blockIdx.y * block_rows + start; row < end; row += height) {
             uint64 at = (uint64)row * columns + first + column;
             float g = to_float(gradient[at]);

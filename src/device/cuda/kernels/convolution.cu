@@ -13,31 +13,41 @@
 // The most threads of a block that is divided into slices.
 const uint32 MOST_THREADS = 1024;
 
-// Adds up the terms of the outputs that output `at` is the maximum of, over the rows `first`, `first` +
-// `step`, … of the kernel.
+// Adds up the terms of the outputs of group `group` that those with pooling are the maximum of, over the
+// rows `first`, `first` + `step`, … of the kernel.
 template <class T, bool STAGED>
 __device__ __forceinline__ void add_taps(
-    const ConvolutionShape& shape, const T* input, const float* weight, const float* weights, uint32 at,
-    uint32 first, uint32 step, float (&sums)[4]) {
+    const ConvolutionShape& shape, const T* input, const float* weight, const float* weights, uint32 group,
+    uint32 first, uint32 step, float (&sums)[OUTPUTS][4]) {
     extern __shared__ float shared[];
     uint32 width = output_width(shape), row_len = padded_width(shape) * shape.channels;
-    uint32 num_places = shape.window * shape.window;
-    uint32 out = at % shape.outputs, x = at / shape.outputs % width, y = at / shape.outputs / width;
+    uint32 num_places = shape.window * shape.window, depth = padded_outputs(shape);
+    uint32 num_groups = depth / OUTPUTS, out = group % num_groups * OUTPUTS;
+    uint32 x = group / num_groups % width, y = group / num_groups / width;
     uint32 top = y * shape.window * shape.stride, left = x * shape.window * shape.stride;
     uint32 origin = top * row_len + left * shape.channels;
     for (uint32 ky = first; ky < shape.kernel; ky += step) {
-#pragma unroll 32
+#pragma unroll 8
         for (uint32 run = 0; run < shape.kernel * shape.channels; run++) {
             uint32 kx = run / shape.channels, channel = run % shape.channels;
             uint32 tap = ky * shape.kernel * shape.channels + run;
-            float w = STAGED
-                ? weights[tap * shape.outputs + out]
-                : weight[weight_index(shape, out, channel, ky, kx)];
+            Several<float, OUTPUTS> w;
+            if (STAGED) {
+                w = load<OUTPUTS>(weights + tap * depth + out);
+            } else {
+                for (uint32 i = 0; i < OUTPUTS; i++) {
+                    uint32 other = min(out + i, shape.outputs - 1);
+                    w.at[i] = weight[weight_index(shape, other, channel, ky, kx)];
+                }
+            }
             uint32 start = origin + ky * row_len + run;
             for (uint32 place = 0; place < 4; place++) {
                 if (place < num_places) {
                     uint32 from = start + place / 2 * row_len + place % 2 * shape.channels;
-                    sums[place] += w * (STAGED ? shared[from] : pixel(shape, input, from));
+                    float value = STAGED ? shared[from] : pixel(shape, input, from);
+                    for (uint32 i = 0; i < OUTPUTS; i++) {
+                        sums[i][place] += w.at[i] * value;
+                    }
                 }
             }
         }
@@ -66,52 +76,62 @@ __device__ __forceinline__ void store_largest(
     }
 }
 
-// Computes the outputs of image `blockIdx.x`, one per thread at a time, output channels fastest. More than
-// `width` threads are further slices, which share the rows of the kernel; then there is a thread of each
-// slice for every output, and images are `STAGED`.
+// Computes the outputs of image `blockIdx.x`, a group per thread at a time, output channels fastest. More
+// than `width` threads are further slices, which share the rows of the kernel; then there is a thread of each
+// slice for every group, and images are `STAGED`.
 template <class T, bool STAGED>
 __device__ __forceinline__ void forward(
     ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax, T* output,
     uint32 width) {
     extern __shared__ float shared[];
     uint32 image_len = shape.height * shape.width * shape.channels;
-    uint32 taps = shape.kernel * shape.kernel * shape.channels;
-    uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
+    uint32 num_groups = padded_outputs(shape) / OUTPUTS;
+    uint32 num_places = output_height(shape) * output_width(shape);
+    uint32 len = num_places * shape.outputs;
     input += (uint64)blockIdx.x * image_len;
     argmax += (uint64)blockIdx.x * len;
     output += (uint64)blockIdx.x * len;
-    float *weights = shared + padded_len(shape), *of_slices = weights + taps * shape.outputs;
+    float* weights = shared + (padded_len(shape) + 3) / 4 * 4;
     uint32 slice = threadIdx.x / width, slices = blockDim.x / width;
     if (STAGED) {
         stage_image(shape, shared, input);
-        // [ky, kx, channel, output], so that neighbouring threads read neighbouring weights
-        for (uint32 at = threadIdx.x; at < taps * shape.outputs; at += blockDim.x) {
-            uint32 out = at % shape.outputs, tap = at / shape.outputs, channel = tap % shape.channels;
-            uint32 place = tap / shape.channels;
-            weights[at] = weight[(out * shape.channels + channel) * shape.kernel * shape.kernel + place];
-        }
+        stage_weights(shape, weights, weight);
         __syncthreads();
     }
-    for (uint32 at = threadIdx.x % width; at < len; at += width) {
-        float sums[4] = {0, 0, 0, 0};
-        add_taps<T, STAGED>(shape, input, weight, weights, at, slice, slices, sums);
-        if (slices == 1) {
-            store_largest(shape, sums, at, bias, argmax, output);
+    auto store_output = [&](uint32 group, uint32 i, const float(&sums)[4]) {
+        uint32 out = group % num_groups * OUTPUTS + i;
+        if (out < shape.outputs) {
+            store_largest(shape, sums, group / num_groups * shape.outputs + out, bias, argmax, output);
         }
-        for (uint32 place = 0; slices > 1 && place < 4; place++) {
-            of_slices[place * blockDim.x + threadIdx.x] = sums[place];
+    };
+    float sums[OUTPUTS][4];
+    for (uint32 group = threadIdx.x % width; group < num_places * num_groups; group += width) {
+        for (uint32 i = 0; i < 4 * OUTPUTS; i++) {
+            sums[i / 4][i % 4] = 0;
+        }
+        add_taps<T, STAGED>(shape, input, weight, weights, group, slice, slices, sums);
+        for (uint32 i = 0; slices == 1 && i < OUTPUTS; i++) {
+            store_output(group, i, sums[i]);
         }
     }
     if (slices > 1) {
+        // the sums of the slices take the place of the weights
         __syncthreads();
-        if (threadIdx.x < len) {
-            float sums[4] = {0, 0, 0, 0};
-            for (uint32 at = threadIdx.x; at < blockDim.x; at += width) {
+        for (uint32 i = 0; i < 4 * OUTPUTS; i++) {
+            weights[i * blockDim.x + threadIdx.x] = sums[i / 4][i % 4];
+        }
+        __syncthreads();
+        for (uint32 at = threadIdx.x; at < OUTPUTS * width; at += blockDim.x) {
+            uint32 group = at % width, i = at / width;
+            float all[4] = {0, 0, 0, 0};
+            for (uint32 other = 0; other < slices; other++) {
                 for (uint32 place = 0; place < 4; place++) {
-                    sums[place] += of_slices[place * blockDim.x + at];
+                    all[place] += weights[(4 * i + place) * blockDim.x + other * width + group];
                 }
             }
-            store_largest(shape, sums, threadIdx.x, bias, argmax, output);
+            if (group < num_places * num_groups) {
+                store_output(group, i, all);
+            }
         }
     }
 }
@@ -155,10 +175,11 @@ __device__ __forceinline__ void backward_weight(
             __syncthreads();
             stage_image(shape, shared, image);
             stage(gradients, image_gradient, len);
-            for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+            auto start_of = [&](uint32 at) {
                 uint32 x, y = source_row(shape, image_argmax, at, &x);
-                starts[at] = y * row_len + x * shape.channels;
-            }
+                return y * row_len + x * shape.channels;
+            };
+            in_batches(len, start_of, [&](uint32 at, uint32 start) { starts[at] = start; });
             __syncthreads();
         }
 #pragma unroll 4
@@ -203,32 +224,31 @@ const uint32 COLUMNS = 4, LARGEST_KERNEL = 12;
 
 // Computes the gradients of the inputs of image `blockIdx.x` for kernels of stride 1: the gradients of the
 // convolution's outputs, with the zeros of those that are not maxima and with zeros around them, are in
-// shared memory, and so are the weights as [ky, kx, output, channel].
+// shared memory, and so are the weights.
 template <class T>
 __device__ __forceinline__ void backward_input_dense(
     ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient) {
     extern __shared__ float shared[];
     uint32 reach = shape.kernel - 1, taps = shape.kernel * shape.kernel * shape.channels;
-    uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
+    uint32 len = output_height(shape) * output_width(shape) * shape.outputs, depth = padded_outputs(shape);
     uint32 dense_height = shape.height + 2 * shape.padding + reach, row_len = padded_width(shape) + reach;
-    float* dense = shared + taps * shape.outputs;
+    float* dense = shared + taps * depth;
     argmax += (uint64)blockIdx.x * len;
     gradient += (uint64)blockIdx.x * len;
     input_gradient += (uint64)blockIdx.x * shape.height * shape.width * shape.channels;
-    for (uint32 at = threadIdx.x; at < taps * shape.outputs; at += blockDim.x) {
-        uint32 channel = at % shape.channels, out = at / shape.channels % shape.outputs;
-        uint32 place = at / shape.channels / shape.outputs;
-        shared[at] = weight[(out * shape.channels + channel) * shape.kernel * shape.kernel + place];
-    }
-    for (uint32 at = threadIdx.x; at < dense_height * row_len * shape.outputs; at += blockDim.x) {
-        dense[at] = 0;
+    const Several<float, OUTPUTS> zeros = {};
+    for (uint32 at = threadIdx.x; at < (taps + dense_height * row_len) * depth / OUTPUTS; at += blockDim.x) {
+        store(shared + OUTPUTS * at, zeros);
     }
     __syncthreads();
-    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+    stage_weights(shape, shared, weight);
+    auto read = [&](uint32 at) {
         uint32 x, y = source_row(shape, argmax, at, &x);
-        uint32 place = (y + reach) * row_len + x + reach;
-        dense[place * shape.outputs + at % shape.outputs] = to_float(gradient[at]);
-    }
+        return Placed{(y + reach) * row_len + x + reach, to_float(gradient[at])};
+    };
+    in_batches(len, read, [&](uint32 at, Placed found) {
+        dense[found.place * depth + at % shape.outputs] = found.value;
+    });
     __syncthreads();
     uint32 groups = (shape.width + COLUMNS - 1) / COLUMNS;
     for (uint32 at = threadIdx.x; at < shape.height * groups * shape.channels; at += blockDim.x) {
@@ -237,23 +257,25 @@ __device__ __forceinline__ void backward_input_dense(
         float sums[COLUMNS] = {0, 0, 0, 0};
         for (uint32 ky = 0; ky < shape.kernel; ky++) {
             uint32 place = (y + shape.padding + reach - ky) * row_len + x + shape.padding;
-#pragma unroll 2
-            for (uint32 out = 0; out < shape.outputs; out++) {
-                float values[LARGEST_KERNEL + COLUMNS - 1];
+            for (uint32 out = 0; out < depth; out += OUTPUTS) {
+                Several<float, OUTPUTS> values[LARGEST_KERNEL + COLUMNS - 1];
 #pragma unroll
                 for (uint32 i = 0; i < LARGEST_KERNEL + COLUMNS - 1; i++) {
                     // the last group may reach beyond the last column
                     bool is_needed = i < COLUMNS + reach && x + i < shape.width + reach;
-                    values[i] = is_needed ? dense[(place + i) * shape.outputs + out] : 0;
+                    values[i] = is_needed ? load<OUTPUTS>(dense + (place + i) * depth + out) : zeros;
                 }
 #pragma unroll
                 for (uint32 kx = 0; kx < LARGEST_KERNEL; kx++) {
                     if (kx < shape.kernel) {
-                        uint32 tap = (ky * shape.kernel + kx) * shape.outputs + out;
-                        float w = shared[tap * shape.channels + channel];
+                        uint32 tap = (ky * shape.kernel + kx) * shape.channels + channel;
+                        Several<float, OUTPUTS> w = load<OUTPUTS>(shared + tap * depth + out);
 #pragma unroll
                         for (uint32 i = 0; i < COLUMNS; i++) {
-                            sums[i] += w * values[i + reach - kx];
+#pragma unroll
+                            for (uint32 j = 0; j < OUTPUTS; j++) {
+                                sums[i] += w.at[j] * values[i + reach - kx].at[j];
+                            }
                         }
                     }
                 }
@@ -285,16 +307,18 @@ __device__ __forceinline__ void backward_input(
     gradient += (uint64)blockIdx.x * len;
     input_gradient += (uint64)blockIdx.x * image_len;
     if (STAGED) {
-        for (uint32 at = threadIdx.x; at < taps * shape.outputs; at += blockDim.x) {
+        auto read = [&](uint32 at) {
             uint32 channel = at % shape.channels, place = at / shape.channels;
             uint32 kx = place % shape.kernel, ky = place / shape.kernel % shape.kernel;
-            shared[at] = weight[weight_index(shape, place / shape.kernel / shape.kernel, channel, ky, kx)];
-        }
+            return weight[weight_index(shape, place / shape.kernel / shape.kernel, channel, ky, kx)];
+        };
+        in_batches(taps * shape.outputs, read, [&](uint32 at, float value) { shared[at] = value; });
         stage(gradients, gradient, len);
-        for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
+        auto place_of = [&](uint32 at) {
             uint32 x, y = source_row(shape, argmax, at, &x);
-            places[at] = y << 16 | x;
-        }
+            return y << 16 | x;
+        };
+        in_batches(len, place_of, [&](uint32 at, uint32 place) { places[at] = place; });
         __syncthreads();
     }
     for (uint32 at = blockIdx.y * blockDim.x + threadIdx.x; at < image_len; at += gridDim.y * blockDim.x) {

@@ -1,4 +1,4 @@
-// The shape of a convolution with pooling, and images in shared memory.
+// The shape of a convolution with pooling, with images and weights in shared memory.
 
 struct ConvolutionShape {
     uint32 rows, channels, height, width, outputs, kernel, stride, padding, window, relu;
@@ -20,6 +20,38 @@ __device__ __forceinline__ uint32 padded_len(const ConvolutionShape& shape) {
     return (shape.height + 2 * shape.padding) * padded_width(shape) * shape.channels;
 }
 
+// A value, and its place in an image.
+struct Placed {
+    uint32 place;
+    float value;
+};
+
+// Loads of a thread that are under way at a time.
+const uint32 BATCH = 8;
+
+// Calls `write(at, read(at))` for the numbers below `len`, which the threads of a block share. A batch of
+// values is read before the first of them is written.
+template <class Read, class Write>
+__device__ __forceinline__ void in_batches(uint32 len, Read read, Write write) {
+    for (uint32 start = threadIdx.x; start < len; start += BATCH * blockDim.x) {
+        decltype(read(0u)) values[BATCH];
+#pragma unroll
+        for (uint32 i = 0; i < BATCH; i++) {
+            uint32 at = start + i * blockDim.x;
+            if (at < len) {
+                values[i] = read(at);
+            }
+        }
+#pragma unroll
+        for (uint32 i = 0; i < BATCH; i++) {
+            uint32 at = start + i * blockDim.x;
+            if (at < len) {
+                write(at, values[i]);
+            }
+        }
+    }
+}
+
 // Returns element `at` of an image with zeros around it.
 template <class T>
 __device__ __forceinline__ float pixel(const ConvolutionShape& shape, const T* image, uint32 at) {
@@ -35,9 +67,9 @@ __device__ __forceinline__ float pixel(const ConvolutionShape& shape, const T* i
 
 template <class T>
 __device__ __forceinline__ void stage_image(const ConvolutionShape& shape, float* into, const T* image) {
-    for (uint32 at = threadIdx.x; at < padded_len(shape); at += blockDim.x) {
-        into[at] = pixel(shape, image, at);
-    }
+    in_batches(
+        padded_len(shape), [&](uint32 at) { return pixel(shape, image, at); },
+        [&](uint32 at, float value) { into[at] = value; });
 }
 
 // Returns the index of a weight in PyTorch's order [output, channel, ky, kx].
@@ -48,9 +80,9 @@ __device__ __forceinline__ uint32 weight_index(
 
 template <class T>
 __device__ __forceinline__ void stage(float* into, const T* from, uint32 len) {
-    for (uint32 at = threadIdx.x; at < len; at += blockDim.x) {
-        into[at] = to_float(from[at]);
-    }
+    in_batches(
+        len, [&](uint32 at) { return to_float(from[at]); },
+        [&](uint32 at, float value) { into[at] = value; });
 }
 
 // Returns the row, and the column, of the image with its zeros where the kernel begins for the output of
@@ -62,4 +94,24 @@ __device__ __forceinline__ uint32 source_row(
     uint32 place = shape.window > 1 ? get_number(argmax[at]) : 0;
     *column = (x * shape.window + place % 2) * shape.stride;
     return (y * shape.window + place / 2) * shape.stride;
+}
+
+// Outputs that a thread computes, or reads the gradients of, at once.
+const uint32 OUTPUTS = 4;
+
+// Returns the number of outputs with room for whole groups.
+__device__ __forceinline__ uint32 padded_outputs(const ConvolutionShape& shape) {
+    return (shape.outputs + OUTPUTS - 1) / OUTPUTS * OUTPUTS;
+}
+
+// Copies the weights to `into`, as [ky, kx, channel, output] with room for whole groups of outputs, so that a
+// thread reads those of a group at once.
+__device__ __forceinline__ void stage_weights(
+    const ConvolutionShape& shape, float* into, const float* weight) {
+    uint32 area = shape.kernel * shape.kernel, depth = padded_outputs(shape);
+    auto write = [&](uint32 at, float value) {
+        uint32 place = at % area, channel = at / area % shape.channels, out = at / area / shape.channels;
+        into[(place * shape.channels + channel) * depth + out] = value;
+    };
+    in_batches(area * shape.channels * shape.outputs, [&](uint32 at) { return weight[at]; }, write);
 }

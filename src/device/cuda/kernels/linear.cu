@@ -12,19 +12,34 @@ const uint32 TERMS = 128;
 // Rows and columns of a block's part of the product.
 const uint32 SIDE = 16;
 
-// Copies `TERMS` terms from number `start` on, of 16 rows of the left factor, or columns of the right one,
-// from number `first` on, to shared memory; those beyond the last are 0.
-__device__ __forceinline__ void stage_factor(
-    float (&into)[SIDE][TERMS + 1], const float* values, uint32 len, uint32 first, uint32 stride,
-    uint32 terms, uint32 start, uint32 term_stride) {
+// The values of each factor that a thread copies at a time.
+const uint32 EACH = SIDE * TERMS / 256;
+
+// Reads this thread's part of `TERMS` terms from number `start` on, of 16 rows of the left factor, or columns
+// of the right one, from number `first` on; those beyond the last are 0.
+__device__ __forceinline__ void read_factor(
+    float (&into)[EACH], const float* values, uint32 len, uint32 first, uint32 stride, uint32 terms,
+    uint32 start, uint32 term_stride) {
     // neighbouring threads read neighbouring values
     bool by_terms = term_stride == 1;
-#pragma unroll 8
-    for (uint32 at = threadIdx.x; at < SIDE * TERMS; at += 256) {
+#pragma unroll
+    for (uint32 i = 0; i < EACH; i++) {
+        uint32 at = threadIdx.x + 256 * i;
         uint32 line = by_terms ? at / TERMS : at % SIDE, term = by_terms ? at % TERMS : at / SIDE;
         bool is_inside = first + line < len && start + term < terms;
         uint64 place = (uint64)(first + line) * stride + (uint64)(start + term) * term_stride;
-        into[line][term] = is_inside ? values[place] : 0;
+        into[i] = is_inside ? values[place] : 0;
+    }
+}
+
+// Writes what read_factor has read to shared memory.
+__device__ __forceinline__ void stage_factor(
+    float (&into)[SIDE][TERMS + 1], const float (&read)[EACH], uint32 term_stride) {
+    bool by_terms = term_stride == 1;
+#pragma unroll
+    for (uint32 i = 0; i < EACH; i++) {
+        uint32 at = threadIdx.x + 256 * i;
+        into[by_terms ? at / TERMS : at % SIDE][by_terms ? at % TERMS : at / SIDE] = read[i];
     }
 }
 
@@ -37,13 +52,24 @@ extern "C" __global__ void small_product(
     __shared__ float lefts[SIDE][TERMS + 1], rights[SIDE][TERMS + 1], parts[4][SIDE][SIDE + 1];
     uint32 first_row = blockIdx.y * SIDE, first_column = blockIdx.x * SIDE;
     uint32 quarter = threadIdx.x / 64, y = threadIdx.x % 64 / 8, x = threadIdx.x % 8;
-    float sums[2][2] = {{0, 0}, {0, 0}};
+    float sums[2][2] = {{0, 0}, {0, 0}}, left_read[EACH], right_read[EACH];
+    auto read = [&](uint32 start) {
+        read_factor(
+            left_read, left.values, rows, first_row, left.row_stride, terms, start, left.column_stride);
+        read_factor(
+            right_read, right.values, columns, first_column, right.column_stride, terms, start,
+            right.row_stride);
+    };
+    read(0);
     for (uint32 start = 0; start < terms; start += TERMS) {
         __syncthreads();
-        stage_factor(lefts, left.values, rows, first_row, left.row_stride, terms, start, left.column_stride);
-        stage_factor(
-            rights, right.values, columns, first_column, right.column_stride, terms, start, right.row_stride);
+        stage_factor(lefts, left_read, left.column_stride);
+        stage_factor(rights, right_read, right.row_stride);
         __syncthreads();
+        // the next terms arrive while these are multiplied
+        if (start + TERMS < terms) {
+            read(start + TERMS);
+        }
         uint32 end = min(TERMS, terms - start);
 #pragma unroll 4
         for (uint32 term = quarter; term < end; term += 4) {
