@@ -26,7 +26,7 @@ use phalanx::train::{RunRequests, Trainer, TrainerSettings};
 /// The duration of each measurement in seconds.
 const SECONDS: f64 = 2.0;
 
-/// Steps before the measurement, in which products are tuned and the step is recorded.
+/// Steps before the measurement, in which the step is recorded.
 const WARM_UP: u64 = 5;
 
 struct Case {
@@ -95,17 +95,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     );
     drop(device);
     println!(
-        "{:<26} {:>9} {:>9} {:>10} {:>9} {:>7} {:>6} {:>9} {:>9} {:>9}  launches, waits, allocations a step",
-        "model",
-        "untuned",
-        "ms/step",
-        "samples/s",
-        "PyTorch",
-        "ratio",
-        "goal",
-        "TFLOP/s",
-        "products",
-        "memory"
+        "{:<26} {:>9} {:>10} {:>9} {:>7} {:>6} {:>9} {:>9} {:>9}  launches, waits, allocations a step",
+        "model", "ms/step", "samples/s", "PyTorch", "ratio", "goal", "TFLOP/s", "products", "memory"
     );
     let wanted: Vec<String> =
         std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
@@ -113,10 +104,6 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     for case in CASES.iter().filter(is_wanted) {
         report(&world, case, &limits)?;
     }
-    println!(
-        "untuned: ms per step with the algorithms for products that cuBLASLt names first, the others with \
-         those measured to be the fastest;"
-    );
     println!(
         "PyTorch: ms per step, the better of eager mode and a CUDA graph; products, memory: \
          the share of the step that these"
@@ -129,15 +116,13 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn report(world: &World, case: &Case, limits: &Limits) -> Result<(), Box<dyn Error>> {
-    let (untuned, _) = measure(world, case, false)?;
-    let (seconds, counters) = measure(world, case, true)?;
+    let (seconds, counters) = measure(world, case)?;
     let torch = pytorch(case.name);
     let (operations, bytes) = case.work();
     let ratio = torch.map_or("-".into(), |torch| format!("{:.2}x", torch / seconds));
     println!(
-        "{:<26} {:>9.3} {:>9.3} {:>10.0} {:>9} {ratio:>7} {:>5}x {:>9.1} {:>8.0}% {:>9}  {:.1}, {:.1}, {:.1}",
+        "{:<26} {:>9.3} {:>10.0} {:>9} {ratio:>7} {:>5}x {:>9.1} {:>8.0}% {:>9}  {:.1}, {:.1}, {:.1}",
         case.name,
-        untuned * 1e3,
         seconds * 1e3,
         case.batch_size as f64 / seconds,
         torch.map_or("-".into(), |torch| format!("{:.3}", torch * 1e3)),
@@ -184,18 +169,8 @@ impl Case {
     }
 }
 
-/// Measures the algorithms for all products so far and uses the fastest.
-fn tune(device: &Cuda) -> phalanx::Result<()> {
-    let names = device.untuned_products();
-    let tuned = names.into_iter().map(|name| Ok(device.tune_product(&name)?.map(|product| (name, product))));
-    let tuned: phalanx::Result<Vec<_>> = tuned.collect();
-    device.use_products(&tuned?.into_iter().flatten().collect());
-    Ok(())
-}
-
-/// Returns the seconds of a step, and the host's launches, waits and allocations in each; with the fastest
-/// algorithms for products if these `are_tuned`.
-fn measure(world: &World, case: &Case, are_tuned: bool) -> Result<(f64, [f64; 3]), Box<dyn Error>> {
+/// Returns the seconds of a step, and the host's launches, waits and allocations in each.
+fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>> {
     let device = Cuda::open(0, case.precision)?;
     let grid = Grid::new(world, GridShape::data(1))?;
     let (model, targets) = case.model()?;
@@ -225,10 +200,6 @@ fn measure(world: &World, case: &Case, are_tuned: bool) -> Result<(f64, [f64; 3]
         }
         trainer.flush(RunRequests::default()).map(|_| ())
     };
-    advance(1)?;
-    if are_tuned {
-        tune(&device)?;
-    }
     advance(WARM_UP)?;
     let start = Instant::now();
     advance(10)?;

@@ -114,7 +114,7 @@ fn rates(cpu: &Cpu, shape: &LinearShape, pass: Pass) -> [f64; 2] {
                 let activation = Activation::Identity;
                 cpu.linear_forward(shape, &input, &weight, None, activation, &mut [], &mut product);
             }
-            Pass::BackwardInput => cpu.linear_backward_input(shape, &gradient, &weight, &mut product, None),
+            Pass::BackwardInput => cpu.linear_backward_input(shape, &gradient, &weight, &mut product),
             Pass::BackwardWeight => {
                 let sums = RowSums::chain(&mut product[..], rows, false);
                 let operands = [WeightOperands { rows, input: &input[..], gradient: &gradient[..] }];

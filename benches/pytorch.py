@@ -7,41 +7,14 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as F
+
+from pytorch_models import DeepMlp, LeNet
 
 CASES = {
     "deep-mlp 16384 x 8192 x 4": (16384, 8192, 4),
     "deep-mlp 4096 x 4096 x 8": (4096, 4096, 8),
     "deep-mlp 128 x 1024 x 4": (128, 1024, 4),
 }
-
-
-class DeepMlp(torch.nn.Module):
-    """x = gelu(x · W), without biases; the loss is the mean of squares. Parameters f32, products bf16."""
-
-    def __init__(self, width, layers):
-        super().__init__()
-        weights = (torch.randn(width, width) / width**0.5 for _ in range(layers))
-        self.weights = torch.nn.ParameterList(torch.nn.Parameter(weight) for weight in weights)
-
-    def forward(self, x, _):
-        with torch.autocast("cuda", torch.bfloat16):
-            for weight in self.weights:
-                x = F.gelu(x @ weight)
-        return x.float().square().mean()
-
-
-class LeNet(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2 = torch.nn.Conv2d(1, 10, 5), torch.nn.Conv2d(10, 20, 5)
-        self.fc1, self.fc2 = torch.nn.Linear(320, 50), torch.nn.Linear(50, 10)
-
-    def forward(self, x, labels):
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = F.relu(self.fc1(x.flatten(1)))
-        return F.cross_entropy(self.fc2(x), labels)
 
 
 def seconds(step):

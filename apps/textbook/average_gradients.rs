@@ -68,7 +68,7 @@ fn train(world: &World) -> Result<()> {
             layer.backward_weight(&device, &[taped], &mut gradients);
             if at > 0 {
                 let mut input = vec![0.0; rows * layer.input_len()];
-                layer.backward_input(&device, &parameters, rows, &tape, &gradient, &mut input, None);
+                layer.backward_input(&device, &parameters, rows, &tape, &gradient, &mut input);
                 gradient = input;
             }
         }

@@ -78,7 +78,7 @@ fn train(world: &World) -> Result<()> {
                 let taped = TapedRows { tape, gradient: &gradient[..], section: own };
                 layer.backward_weight(&device, &[taped], &mut gradients);
                 let mut input = vec![0.0; ROWS * layer.input_len()];
-                layer.backward_input(&device, &parameters, ROWS, &tape, &gradient, &mut input, None);
+                layer.backward_input(&device, &parameters, ROWS, &tape, &gradient, &mut input);
                 gradient = input;
             }
             if rank > 0 {

@@ -79,7 +79,7 @@ fn train(world: &World) -> Result<()> {
             let taped = TapedRows { tape, gradient: &gradient[..], section: own };
             layer.backward_weight(&device, &[taped], &mut gradients);
             let mut input = vec![0.0; BATCH * layer.input_len()];
-            layer.backward_input(&device, &parameters, BATCH, &tape, &gradient, &mut input, None);
+            layer.backward_input(&device, &parameters, BATCH, &tape, &gradient, &mut input);
             if at == 2 {
                 all.all_reduce(&mut input, Operation::Sum)?; // f: MPI_Allreduce
                 input.iter_mut().zip(&values[2]).for_each(|(g, value)| *g *= f32::from(*value > 0.0));

@@ -47,15 +47,6 @@ impl LinearShape {
     }
 }
 
-/// The activation before a layer, whose backward pass is fused into the backward pass of the layer.
-#[derive(Debug, Clone, Copy)]
-pub struct FusedActivation<V> {
-    /// The activation.
-    pub activation: Activation,
-    /// The values that the forward pass of the activation saved.
-    pub saved: V,
-}
-
 /// The rows of a micro-batch from which the gradient of a weight is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightOperands<V> {
@@ -98,22 +89,13 @@ pub trait LinearOperations: MemoryOperations {
         weight_gradient: RowSums<Self::ViewMut<'_>>,
     );
 
-    /// Computes `input_gradient = gradient · Wᵀ`, `[rows, inputs]`, and continues backward through
-    /// the activation `previous`, if there is one. If the outputs are some of a sum's terms,
-    /// `input_gradient` holds an array for each value that they leave on the stack, and there is no
-    /// `previous`.
+    /// Computes `input_gradient = gradient · Wᵀ`, `[rows, inputs]`. If the outputs are some of a sum's
+    /// terms, `input_gradient` holds an array for each value that they leave on the stack.
     fn linear_backward_input(
         &self,
         shape: &LinearShape,
         gradient: Self::View<'_>,
         weight: Self::View<'_>,
         input_gradient: Self::ViewMut<'_>,
-        previous: Option<FusedActivation<Self::View<'_>>>,
     );
-
-    /// Returns true if [`LinearOperations::linear_backward_input`] is faster with `activation`
-    /// fused into it than followed by its backward pass.
-    fn fuses_activation_backward(&self, _activation: Activation) -> bool {
-        false
-    }
 }

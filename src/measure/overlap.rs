@@ -64,7 +64,7 @@ impl<D: Device> Computation for DeviceComputation<'_, D> {
         for _ in 0..units {
             let (one, other) = (self.device.view(one, all.clone()), self.device.view(other, all.clone()));
             let into = self.device.view_mut(&mut product, all.clone());
-            self.device.linear_backward_input(&shape, one, other, into, None);
+            self.device.linear_backward_input(&shape, one, other, into);
         }
     }
 

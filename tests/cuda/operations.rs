@@ -2,8 +2,8 @@
 
 use phalanx::device::{
     Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, CrossEntropyOperands, Device,
-    DropoutShape, EmbeddingShape, FusedActivation, Gate, GroupNormShape, LinearShape, LossShape, NormShape,
-    OptimizerStep, PoolShape, Role, Rotation, RowSums, WeightOperands, totals, update,
+    DropoutShape, EmbeddingShape, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep,
+    PoolShape, Role, Rotation, RowSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -66,21 +66,8 @@ operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this,
     let operands = [WeightOperands { rows: this.shape.rows, input: views[0], gradient: views[1] }];
     device.linear_backward_weight(&this.shape, &operands, sums)
 });
-operation!(LinearBackwardInput { shape: LinearShape, previous: bool }, |this, device, views, outs| {
-    // the previous layer ends with GELU of the third array
-    let LinearShape { rows, inputs, .. } = this.shape;
-    let [mut saved, mut output] = [0; 2].map(|_| device.allocate(rows * inputs, Role::Activations).unwrap());
-    let output = device.view_mut(&mut output, 0..rows * inputs);
-    device.activation_forward(
-        Activation::Gelu,
-        views[2],
-        device.view_mut(&mut saved, 0..rows * inputs),
-        output,
-    );
-    let fused =
-        || FusedActivation { activation: Activation::Gelu, saved: device.view(&saved, 0..rows * inputs) };
-    let previous = this.previous.then(fused);
-    device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap(), previous)
+operation!(LinearBackwardInput { shape: LinearShape }, |this, device, views, outs| {
+    device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap())
 });
 operation!(
     ActivationBothWays { activation: Activation, columns: usize, len: usize, accumulate: bool },

@@ -4,10 +4,7 @@ use std::cell::RefCell;
 
 use super::Cpu;
 use super::matmul::Matrix;
-use crate::device::{
-    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
-    WeightLayout, WeightOperands,
-};
+use crate::device::{Activation, LinearOperations, LinearShape, RowSums, WeightLayout, WeightOperands};
 use crate::memory::scratch::Room;
 
 thread_local! {
@@ -80,7 +77,6 @@ impl LinearOperations for Cpu {
         gradient: &[f32],
         weight: &[f32],
         input_gradient: &mut [f32],
-        previous: Option<FusedActivation<&[f32]>>,
     ) {
         let LinearShape { rows, inputs, outputs, layout, output_terms, .. } = *shape;
         let right = match layout {
@@ -88,9 +84,5 @@ impl LinearOperations for Cpu {
             WeightLayout::InputsByOutputs => Matrix::transposed(weight, outputs, inputs),
         };
         self.multiply(Matrix::new(gradient, rows, outputs), right, output_terms, None, input_gradient);
-        if let Some(FusedActivation { activation, saved }) = previous {
-            let shape = BiasShape { columns: inputs, positions: 1 };
-            self.activation_backward(activation, shape, saved, input_gradient, None);
-        }
     }
 }

@@ -98,7 +98,7 @@ fn check_linear(shape: LinearShape, with_bias: bool) {
         cpu.linear_backward_weight(&shape, &operands, sums);
         assert_close(&weight_gradient, &weight_expected, 1e-5);
         let mut input_gradient = poison(input.len());
-        cpu.linear_backward_input(&shape, &gradient, &weight, &mut input_gradient, None);
+        cpu.linear_backward_input(&shape, &gradient, &weight, &mut input_gradient);
         assert_close(&input_gradient, &input_expected, 1e-5);
     }
 }

@@ -8,10 +8,7 @@ use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
 use super::runtime::product::{
     AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
 };
-use crate::device::{
-    Activation, ActivationOperations, BiasShape, FusedActivation, LinearOperations, LinearShape, RowSums,
-    WeightLayout, WeightOperands,
-};
+use crate::device::{Activation, LinearOperations, LinearShape, RowSums, WeightLayout, WeightOperands};
 
 kernel_table!(LinearKernels in "linear.cu" {
     small_product: Kernel,
@@ -80,7 +77,7 @@ impl Cuda {
         let relu = match product.epilogue.function {
             EpilogueFunction::Identity => false,
             EpilogueFunction::Relu => true,
-            EpilogueFunction::Gelu { .. } | EpilogueFunction::GeluBackward { .. } => return false,
+            EpilogueFunction::Gelu { .. } => return false,
         };
         let is_small = columns * rows * terms <= LARGEST_SMALL_PRODUCT && terms <= MOST_SMALL_TERMS;
         if self.precision != Precision::F32 || !is_small || rows.div_ceil(SIDE) > MOST_BLOCKS_IN_Y {
@@ -192,7 +189,6 @@ impl LinearOperations for Cuda {
         gradient: CudaView<'_>,
         weight: CudaView<'_>,
         input_gradient: CudaViewMut<'_>,
-        previous: Option<FusedActivation<CudaView<'_>>>,
     ) {
         let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
         assert!(gradient.len == rows * outputs && weight.len == inputs * outputs);
@@ -205,25 +201,6 @@ impl LinearOperations for Cuda {
             accumulate: false,
             epilogue: Epilogue::NONE,
         };
-        if let Some(FusedActivation { activation: Activation::Gelu, saved }) = previous
-            && input_gradient.format == Format::Bf16
-            && inputs.is_multiple_of(AUXILIARY_MULTIPLE)
-        {
-            assert!(saved.len == input_gradient.len && saved.format == Format::Bf16);
-            let function = EpilogueFunction::GeluBackward { saved: saved.pointer };
-            let fused = Product { epilogue: Epilogue { bias: 0, function }, ..product };
-            if self.multiply(&fused) {
-                return;
-            }
-        }
         self.must_multiply(&product);
-        if let Some(FusedActivation { activation, saved }) = previous {
-            let shape = BiasShape { columns: inputs, positions: 1 };
-            self.activation_backward(activation, shape, saved, input_gradient, None);
-        }
-    }
-
-    fn fuses_activation_backward(&self, activation: Activation) -> bool {
-        self.precision == Precision::Bf16 && activation == Activation::Gelu
     }
 }

@@ -1,7 +1,7 @@
 //! Attention.
 
 use super::passes::{Draws, LayerPasses, LayerTensors, NextPositions, SplitRule, Tape};
-use crate::device::{AttentionDropout, AttentionShape, Device, FusedActivation};
+use crate::device::{AttentionDropout, AttentionShape, Device};
 use crate::nn::Features;
 
 /// Scaled dot-product attention by heads (Vaswani et al., "Attention is all you need", 2017, §3.2), without
@@ -107,7 +107,6 @@ impl LayerPasses for AttentionLayer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         if self.shape.groups > 0 {
             let Tape { input, saved, output, draws } = *tape;

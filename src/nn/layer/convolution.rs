@@ -1,7 +1,7 @@
 //! Convolutions.
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
-use crate::device::{Activation, BiasShape, ConvolutionShape, Device, FusedActivation};
+use crate::device::{Activation, BiasShape, ConvolutionShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -109,7 +109,6 @@ impl LayerPasses for ConvolutionLayer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         let weight = parameters.get(device, WEIGHT);
         device.convolution_backward_input(&self.shape(rows), weight, tape.saved, gradient, input_gradient);

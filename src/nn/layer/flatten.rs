@@ -1,7 +1,7 @@
 //! The conversion of images to features.
 
 use super::passes::{LayerPasses, LayerTensors, Tape};
-use crate::device::{Device, FusedActivation};
+use crate::device::Device;
 use crate::nn::Features;
 
 /// Converts an image, channels last, to features in PyTorch's order, channels first.
@@ -46,7 +46,6 @@ impl LayerPasses for FlattenLayer {
         _tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         device.transpose_each(self.channels, self.positions, gradient, input_gradient);
     }

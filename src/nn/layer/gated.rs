@@ -1,7 +1,7 @@
 //! Gated linear units.
 
 use super::passes::{LayerPasses, LayerTensors, PositionRule, Tape};
-use crate::device::{Device, FusedActivation, Gate};
+use crate::device::{Device, Gate};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -66,7 +66,6 @@ impl LayerPasses for GatedLayer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         device.gated_backward(self.gate, self.columns(), tape.input, gradient, input_gradient);
     }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
 use crate::device::{
-    Activation, AttentionShape, BiasShape, Device, FusedActivation, LinearShape, WeightLayout, WeightOperands,
+    Activation, AttentionShape, BiasShape, Device, LinearShape, WeightLayout, WeightOperands,
 };
 use crate::nn::Features;
 use crate::sums::Section;
@@ -195,14 +195,13 @@ impl LayerPasses for LinearLayer {
         _tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         match self {
             LinearLayer { outputs: 0, .. } => device.fill(input_gradient, 0.0),
             LinearLayer { inputs: 0, .. } => {}
             _ => {
                 let weight = parameters.get(device, WEIGHT);
-                device.linear_backward_input(&self.shape(rows), gradient, weight, input_gradient, previous);
+                device.linear_backward_input(&self.shape(rows), gradient, weight, input_gradient);
             }
         }
     }

@@ -39,7 +39,7 @@ pub use scale::ScaleLayer;
 
 use super::parameters::FlatBuffer;
 use super::{Features, Initial, TensorSpec};
-use crate::device::{Activation, Device, FusedActivation, Role};
+use crate::device::{Activation, Device, Role};
 use crate::sums::Section;
 
 /// A layer with its tensors.
@@ -304,9 +304,6 @@ impl Layer {
 
     /// Runs the third part of the backward pass, which is independent of the second: computes the
     /// gradient of the input. Must not be called on [elementwise](Layer::is_elementwise) layers.
-    /// With `previous` (see [`Layer::activation_fused_with`]), also backpropagates through the
-    /// previous layer's activation.
-    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn backward_input<D: Device>(
         &self,
         device: &D,
@@ -315,11 +312,10 @@ impl Layer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         let tensors = LayerTensors { draws: tape.draws, flat: parameters, own: &self.tensors };
         each_kind!(self, kind => {
-            kind.backward_input(device, tensors, rows, tape, gradient, input_gradient, previous)
+            kind.backward_input(device, tensors, rows, tape, gradient, input_gradient)
         });
     }
 
@@ -341,19 +337,6 @@ impl Layer {
     ) {
         let tensors = LayerTensors { draws: rows.tape.draws, flat: parameters, own: &self.tensors };
         each_kind!(self, kind => kind.backward_fused(device, tensors, rows, position_sums, input_gradient));
-    }
-
-    /// Returns the activation of this layer if the layer `after` it can backpropagate through it in
-    /// the pass that computes the gradient of its own inputs.
-    pub fn activation_fused_with<D: Device>(&self, device: &D, after: &Layer) -> Option<Activation> {
-        match (&self.kind, &after.kind) {
-            (
-                LayerKind::Linear(LinearLayer { activation, outputs: 1.., .. }),
-                LayerKind::Linear(LinearLayer { outputs: 1.., .. }),
-            ) => Some(*activation)
-                .filter(|activation| activation.saves() && device.fuses_activation_backward(*activation)),
-            _ => None,
-        }
     }
 }
 

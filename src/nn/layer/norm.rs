@@ -1,7 +1,7 @@
 //! Normalisations.
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, PositionRule, Tape, TapedRows};
-use crate::device::{Activation, BiasShape, Device, FusedActivation, GroupNormShape, NormShape};
+use crate::device::{Activation, BiasShape, Device, GroupNormShape, NormShape};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -230,7 +230,6 @@ impl LayerPasses for NormLayer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         let weight = parameters.get(device, WEIGHT);
         let Tape { input, saved, .. } = *tape;

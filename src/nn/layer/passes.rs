@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::device::{Activation, Device, DropoutMask, FusedActivation, Role, RowSums};
+use crate::device::{Activation, Device, DropoutMask, Role, RowSums};
 use crate::nn::Features;
 use crate::nn::parameters::FlatBuffer;
 use crate::sums::Section;
@@ -161,7 +161,6 @@ pub trait LayerPasses {
 
     /// Computes the gradient of the input. Never called where that is computed in place, or where the input
     /// has no gradient.
-    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     fn backward_input<D: Device>(
         &self,
         _device: &D,
@@ -170,7 +169,6 @@ pub trait LayerPasses {
         _tape: &Tape<'_, D>,
         _gradient: D::View<'_>,
         _input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         unreachable!("the {} layer computes no gradient of its input apart", self.name())
     }

@@ -1,7 +1,7 @@
 //! Pooling on its own.
 
 use super::passes::{LayerPasses, LayerTensors, Tape};
-use crate::device::{Device, FusedActivation, PoolShape};
+use crate::device::{Device, PoolShape};
 use crate::nn::Features;
 
 /// The value that stands for a window.
@@ -76,7 +76,6 @@ impl LayerPasses for PoolLayer {
         tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         let shape = PoolShape { rows, ..self.shape };
         match self.pooling {

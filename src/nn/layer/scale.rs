@@ -1,7 +1,7 @@
 //! Learnt scales.
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
-use crate::device::{Device, FusedActivation};
+use crate::device::Device;
 use crate::nn::Features;
 
 /// Multiplies each element of the innermost dimension by a weight of its own: the `LayerScale` at the end of
@@ -65,7 +65,6 @@ impl LayerPasses for ScaleLayer {
         _tape: &Tape<'_, D>,
         gradient: D::View<'_>,
         input_gradient: D::ViewMut<'_>,
-        _previous: Option<FusedActivation<D::View<'_>>>,
     ) {
         device.scale_columns(gradient, parameters.get(device, WEIGHT), input_gradient);
     }

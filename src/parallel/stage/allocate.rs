@@ -81,8 +81,7 @@ impl Stage {
             values.push(Some(exchanger.device.allocate(rows * width, Role::Activations)?));
         }
         let position_sums = Some(exchanger.device.allocate(rows * self.position_sums_width(), Role::Exact)?);
-        let is_backpropagated = vec![false; values.len()];
         let output = self.positions[self.pieces.len()].gradient;
-        Ok(Gradients { values, output, position_sums, is_backpropagated })
+        Ok(Gradients { values, output, position_sums })
     }
 }

@@ -44,8 +44,6 @@ pub struct Gradients<D: Device> {
     pub(super) output: usize,
     /// The sums over positions from which a layer adds up the gradients of its parameters.
     pub(super) position_sums: Option<D::Buffer>,
-    /// True for the gradients that have been backpropagated through the activation before them.
-    pub(super) is_backpropagated: Vec<bool>,
 }
 
 impl<D: Device> Activations<D> {

@@ -7,7 +7,7 @@ use super::arrays::{Activations, Gradients};
 use super::positions::{Position, StagePiece};
 use super::weights::{WeightRows, add_positions};
 use crate::Result;
-use crate::device::{Device, FusedActivation};
+use crate::device::Device;
 use crate::nn::{Draws, FlatBuffer, Layer, Tape, TapedRows};
 use crate::parallel::settle;
 use crate::parallel::tensor::Piece;
@@ -195,11 +195,10 @@ impl Stage {
         let tape = self.tape(device, at, 0..rows, activations);
         let (from, len) = (after.gradient, rows * after.width);
         let (mut started, mut summing) = (None, None);
-        let is_backpropagated = std::mem::take(&mut gradients.is_backpropagated[from]);
         if !layer.is_idle() {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
             let sums = (pass == Pass::Whole).then_some((&mut *context.gradients, section));
-            layer.backward_activation(device, &tape, gradient, sums, is_backpropagated);
+            layer.backward_activation(device, &tape, gradient, sums, false);
         }
         if let Some(exchange) = position_sums.filter(|_| pass == Pass::Whole) {
             let tape = self.tape(device, at, 0..rows, activations);
@@ -210,13 +209,11 @@ impl Stage {
         }
         if self.needs_gradient(input) {
             if !layer.is_elementwise() && !layer.is_idle() {
-                let fused = self.fused_activation(device, at, rows, activations);
-                gradients.is_backpropagated[into] = fused.is_some();
                 let mut own = gradients.values[into].take();
                 let gradient = device.view(here(&gradients.values[from]), 0..len);
                 let len = rows * before.width * before.num_gradient_sums;
                 let input = device.view_mut(here_mut(&mut own), 0..len);
-                layer.backward_input(device, context.parameters, rows, &tape, gradient, input, fused);
+                layer.backward_input(device, context.parameters, rows, &tape, gradient, input);
                 gradients.values[into] = own;
             }
             self.merge(device, at, rows, gradients);
@@ -246,29 +243,6 @@ impl Stage {
             self.finish_exchange(context, at - 1, exchange, started, gradients);
         }
         Ok(())
-    }
-
-    /// Returns the activation of the layer before piece `at`, and the values that it saved, if the
-    /// layer at `at` backpropagates through that activation too.
-    fn fused_activation<'v, D: Device>(
-        &self,
-        device: &D,
-        at: usize,
-        rows: usize,
-        activations: &'v Activations<D>,
-    ) -> Option<FusedActivation<D::View<'v>>> {
-        let before = at.checked_sub(1).filter(|_| self.pieces[at].input == at)?;
-        if self.pieces[before].added.is_some() || !self.positions[at].other_gradients.is_empty() {
-            return None;
-        }
-        let (Piece::Layer(first), Piece::Layer(second)) =
-            (&self.pieces[before].piece, &self.pieces[at].piece)
-        else {
-            return None;
-        };
-        let activation = first.activation_fused_with(device, second)?;
-        let saved = device.view(here(&activations.saved[before]), 0..rows * first.saved_len());
-        Some(FusedActivation { activation, saved })
     }
 
     fn start_exchange<D: Device>(

@@ -35,10 +35,6 @@ pub(crate) enum EpilogueFunction {
     Gelu {
         saved: u64,
     },
-    /// Multiplication with the derivative of GELU, whose arguments are saved.
-    GeluBackward {
-        saved: u64,
-    },
 }
 
 impl Epilogue {
@@ -52,7 +48,6 @@ impl Epilogue {
             (EpilogueFunction::Relu, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS,
             (EpilogueFunction::Gelu { .. }, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
             (EpilogueFunction::Gelu { .. }, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            (EpilogueFunction::GeluBackward { .. }, _) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
         }
     }
 
@@ -60,7 +55,7 @@ impl Epilogue {
     pub(crate) fn auxiliary(self) -> u64 {
         match self.function {
             EpilogueFunction::Identity | EpilogueFunction::Relu => 0,
-            EpilogueFunction::Gelu { saved } | EpilogueFunction::GeluBackward { saved } => saved,
+            EpilogueFunction::Gelu { saved } => saved,
         }
     }
 }

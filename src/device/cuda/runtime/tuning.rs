@@ -109,7 +109,6 @@ impl ScratchMatrices {
         });
         let function = match key.epilogue {
             Kind::CUBLASLT_EPILOGUE_RELU | Kind::CUBLASLT_EPILOGUE_RELU_BIAS => EpilogueFunction::Relu,
-            Kind::CUBLASLT_EPILOGUE_DGELU => EpilogueFunction::GeluBackward { saved },
             kind if saves(kind) => EpilogueFunction::Gelu { saved },
             _ => EpilogueFunction::Identity,
         };
@@ -132,10 +131,9 @@ impl ScratchMatrices {
     }
 }
 
-/// Returns true if an epilogue reads or saves an array.
+/// Returns true if an epilogue saves an array.
 fn saves(kind: Kind) -> bool {
-    use Kind::{CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
-    matches!(kind, CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_GELU_AUX | CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+    matches!(kind, Kind::CUBLASLT_EPILOGUE_GELU_AUX | Kind::CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
 }
 
 /// Returns the seconds that the device takes for what `start` starts; `None` if it cannot be started.

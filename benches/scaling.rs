@@ -1,0 +1,95 @@
+//! Strong scaling on the cores of one node, beside PyTorch's DistributedDataParallel with gloo: `cargo bench
+//! --bench scaling`, or `cargo bench --bench scaling -- 1 16` for these numbers of ranks.
+//!
+//! The batch stays the same whatever the number of ranks, which have one thread each. A line says how long a
+//! step takes: the median of the steps after the first. PyTorch's comes from `benches/pytorch_scaling.py`, in
+//! turns with ours; it is left out if there is no PyTorch (`PHALANX_PYTHON` names the interpreter).
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use support::mpiexec;
+
+struct Case {
+    /// The name in `pytorch_scaling.py`.
+    name: &'static str,
+    arguments: &'static str,
+    steps: u32,
+}
+
+const CASES: [Case; 2] = [
+    Case { name: "lenet 1024", arguments: "--model lenet --data synthetic --batch-size 1024", steps: 30 },
+    Case {
+        name: "deep-mlp 4096 x 8 2048",
+        arguments: "--model deep-mlp --width 4096 --layers 8 --data synthetic --synthetic-samples 2048 \
+            --batch-size 2048 --optimizer adamw --check-replicas 0",
+        steps: 3,
+    },
+];
+
+fn main() -> ExitCode {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let wanted: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let possible =
+        std::iter::successors(Some(1), |ranks| Some(2 * ranks)).take_while(|ranks| *ranks <= cores);
+    let all = if wanted.is_empty() { possible.collect() } else { wanted };
+    println!(
+        "{:<24} {:>5} {:>9} {:>10} {:>9} {:>10}",
+        "model, batch", "ranks", "ms/step", "efficiency", "PyTorch", "efficiency"
+    );
+    for case in &CASES {
+        let mut first: Option<(usize, [Option<f64>; 2])> = None;
+        for &ranks in &all {
+            let times = [Some(case.measure(ranks)), pytorch(case, ranks)];
+            let (fewest, slowest) = *first.get_or_insert((ranks, times));
+            let efficiency =
+                |which: usize| Some(slowest[which]? * fewest as f64 / (times[which]? * ranks as f64));
+            let figure = |value: Option<f64>, unit: &str| {
+                value.map_or("-".into(), |value| format!("{value:.1}{unit}"))
+            };
+            println!(
+                "{:<24} {ranks:>5} {:>9} {:>10} {:>9} {:>10}",
+                case.name,
+                figure(times[0], ""),
+                figure(efficiency(0).map(|share| 100.0 * share), "%"),
+                figure(times[1], ""),
+                figure(efficiency(1).map(|share| 100.0 * share), "%"),
+            );
+        }
+    }
+    println!(
+        "efficiency: the time on the fewest ranks, divided by the time and by how many times as many ranks there \
+         are"
+    );
+    ExitCode::SUCCESS
+}
+
+impl Case {
+    /// Returns the milliseconds of a step on `ranks` ranks.
+    fn measure(&self, ranks: usize) -> f64 {
+        let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(["--threads", "1", "--quiet"]);
+        let job = job.args(self.arguments.split_whitespace()).args(["--eval-every", "0", "--steps"]);
+        let result = job.args([self.steps.to_string()]).run().expect(0).result();
+        result["median_step_ms"].as_f64().unwrap_or(f64::NAN)
+    }
+}
+
+/// Returns PyTorch's milliseconds of a step, if there is a PyTorch.
+fn pytorch(case: &Case, ranks: usize) -> Option<f64> {
+    let here = Path::new("benches/pytorch_scaling.py");
+    let there = Path::new(env!("CARGO_MANIFEST_DIR")).join(here);
+    let script = if here.exists() { here } else { &there };
+    let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
+    let arguments = [case.name, &ranks.to_string(), &case.steps.to_string()];
+    let done =
+        Command::new(python).env_remove("LD_LIBRARY_PATH").arg(script).args(arguments).output().ok()?;
+    let milliseconds = String::from_utf8_lossy(&done.stdout).trim().parse().ok();
+    if milliseconds.is_none() {
+        let why = String::from_utf8_lossy(&done.stderr);
+        eprintln!("no figures of PyTorch: {}", why.lines().last().unwrap_or_default());
+    }
+    milliseconds
+}
