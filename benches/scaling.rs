@@ -61,8 +61,8 @@ fn main() -> ExitCode {
         }
     }
     println!(
-        "efficiency: the time on the fewest ranks, divided by the time and by how many times as many ranks there \
-         are"
+        "efficiency: the time on the fewest ranks, divided by the time and by how many times as many ranks \
+         there are"
     );
     ExitCode::SUCCESS
 }

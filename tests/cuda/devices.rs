@@ -321,26 +321,8 @@ fn a_step_allocates_nothing_and_waits_once() {
     }
 }
 
-/// In a step of one rank the gradients of all weights are formed in another stream, for which others wait.
-#[test]
-fn gradients_of_weights_run_beside_the_computation() {
-    let Some(libraries) = emulator() else { return };
-    let waits = |layers: u64| -> u64 {
-        let (_directory, path) = directory();
-        let (log, logged) = (format!("{path}/log"), format!("{path}/log"));
-        let model = format!("--model deep-mlp --data synthetic --width 64 --layers {layers} --steps 2");
-        let job = emulated(libraries, 1, "", &format!("--device cuda --precision bf16 {model}"));
-        job.env("PHALANX_EMULATED_CUDA_LOG", move || log.clone()).run().expect(0);
-        let text = fs::read_to_string(&logged).expect("the emulator writes a log");
-        let count = text.lines().find_map(|line| line.split_once("summary cuStreamWaitEvent calls="));
-        count.expect("streams wait").1.parse().expect("a count is a number")
-    };
-    let [few, many] = [3, 6].map(waits);
-    assert!(many >= few + 2 * 3, "{few} waits with 3 layers, {many} with 6, in two steps");
-}
-
 /// A step whose operations are started one by one, as when they are traced, has the bits of a recorded one,
-/// in which samples are gathered and gradients of weights run beside others.
+/// in which samples are gathered too.
 #[test]
 fn recorded_steps_have_the_bits_of_others() {
     let Some(libraries) = emulator() else { return };

@@ -9,8 +9,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use cudarc::driver::{DriverError, result};
 
 use super::Cuda;
 use super::message::sums_only;
@@ -45,6 +45,15 @@ pub(super) struct LentToPeers {
     events: Rc<PeerEvents>,
 }
 
+/// Says why memory cannot be mapped, and the way out, if there is one.
+fn why_not_mapped(error: DriverError) -> String {
+    let way_out = match error.0 {
+        CUresult::CUDA_ERROR_ALREADY_MAPPED => "; MPI may have mapped it: try --device-transfers staged",
+        _ => "",
+    };
+    format!("{}{way_out}", explain(error))
+}
+
 impl PeerBuffer for LentToPeers {
     fn is_computed(&mut self) -> bool {
         self.streams.is_complete(&self.events.computed)
@@ -59,10 +68,12 @@ impl PeerBuffer for LentToPeers {
         for (other, handle) in handles.iter().enumerate() {
             let address =
                 if other == rank { Ok(self.pointer) } else { address(self.streams.ordinal, handle) };
-            let Some(address) = self.streams.note("mapping the memory of another process", address) else {
-                return;
-            };
-            peers.at[other] = address;
+            match address {
+                Ok(address) => peers.at[other] = address,
+                Err(error) => {
+                    return self.streams.fail("mapping the memory of another process", why_not_mapped(error));
+                }
+            }
         }
         for PeerWork { range, kind } in work {
             match kind {
