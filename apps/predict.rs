@@ -179,7 +179,7 @@ impl Program for Arguments {
         files.push(FileOption::input("NETWORK", &self.network));
         files.extend(self.source.files());
         files.extend(self.machine.probe.iter().map(|path| FileOption::input("--probe", path)));
-        files.extend(self.output.iter().map(|path| FileOption::output("--output", path)));
+        files.extend(self.output.iter().map(|path| FileOption::whole_output("--output", path)));
         check_files(&files)
     }
 }

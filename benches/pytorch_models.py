@@ -5,7 +5,8 @@ import torch.nn.functional as F
 
 
 class DeepMlp(torch.nn.Module):
-    """x = gelu(x · W), without biases; the loss is the mean of squares. Parameters f32; products bf16 on a GPU."""
+    """x = gelu(x · W), without biases; the loss is the mean of squares. Parameters are f32, and products
+    on a GPU bf16."""
 
     def __init__(self, width, layers):
         super().__init__()

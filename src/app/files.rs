@@ -18,6 +18,8 @@ enum Purpose {
     InputOrDirectory(fn(&str) -> bool),
     /// The program writes the file.
     Output,
+    /// The program writes another file, which takes the place of this one when it is whole.
+    WholeOutput,
     /// The program writes the file from front to back, line by line.
     OutputOrPipe,
 }
@@ -51,6 +53,12 @@ impl<'a> FileOption<'a> {
         FileOption { option, path, purpose: Purpose::Output }
     }
 
+    /// Describes a file that is replaced by another when that is complete. It may not be a device, which
+    /// would be replaced too.
+    pub fn whole_output(option: &'static str, path: &'a Path) -> FileOption<'a> {
+        FileOption { option, path, purpose: Purpose::WholeOutput }
+    }
+
     /// Describes a file that is written line by line, which may be a pipe that another process
     /// reads.
     pub fn output_or_pipe(option: &'static str, path: &'a Path) -> FileOption<'a> {
@@ -81,7 +89,7 @@ impl<'a> FileOption<'a> {
 
     /// Returns true if the program writes the file.
     pub fn is_output(&self) -> bool {
-        matches!(self.purpose, Purpose::Output | Purpose::OutputOrPipe)
+        matches!(self.purpose, Purpose::Output | Purpose::WholeOutput | Purpose::OutputOrPipe)
     }
 
     /// Returns an error that names the option and the file.
@@ -200,7 +208,7 @@ mod tests {
             let (input, output) = (at(input), at(output));
             let files = [
                 FileOption::input_or_directory("--data", &input, |name| name == "train"),
-                FileOption::output("--export", &output),
+                FileOption::whole_output("--export", &output),
             ];
             check(&files).is_err_and(|error| error.exit_code() == 2)
         };
@@ -231,5 +239,8 @@ mod tests {
         assert!(check(&[FileOption::input("--init", &a), FileOption::input("--resume", &a)]).is_ok());
         let null = Path::new("/dev/null");
         assert!(check(&[FileOption::output("--metrics", null), FileOption::output("--trace", null)]).is_ok());
+        // but a device that is replaced would be none any more
+        let error = check(&[FileOption::whole_output("--export", null)]).expect_err("it is a device");
+        assert!(error.to_string().contains("--export /dev/null"), "{error}");
     }
 }

@@ -332,6 +332,7 @@ fn recorded_steps_have_the_bits_of_others() {
         "--model lenet --batch-size 24",
         "--model cifar --batch-size 5",
         "--model mlp --hidden 40,30,20 --recompute",
+        "--model mlp --hidden 40,30,20 --bucket-mb 0.005",
         residual,
         &format!("{residual} --recompute"),
     ] {

@@ -86,7 +86,11 @@ static CASES: &[Case] = &[
         ranks: &[2, 3],
         run: |world| messages::ipc(world, |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw")),
     },
-    Case { name: "grids_by_ipc", ranks: &[4], run: |world| messages::ipc(world, layouts::grids::<Cuda, 80>) },
+    Case {
+        name: "grids_by_ipc",
+        ranks: &[4],
+        run: |world| messages::ipc(world, layouts::grids::<Cuda, 160>),
+    },
     Case {
         name: "zero_same_bits_by_ipc",
         ranks: &[3],
@@ -100,7 +104,7 @@ static CASES: &[Case] = &[
     Case {
         name: "grids_straight_from_memory",
         ranks: &[4],
-        run: |world| messages::aware(world, layouts::grids::<Cuda, 80>),
+        run: |world| messages::aware(world, layouts::grids::<Cuda, 160>),
     },
     Case {
         name: "odd_widths_straight_from_memory",
@@ -122,8 +126,21 @@ static FAILING: &[(Case, &str)] = &[
         "rank 0 has 5 values for an operation on 3",
     ),
     (
-        Case { name: "a_sum_of_other_lengths", ranks: &[3], run: messages::sum_of_other_lengths },
+        Case {
+            name: "a_sum_of_other_lengths",
+            ranks: &[3],
+            run: |world| messages::sum_of_other_lengths(world, 4),
+        },
         "rank 2 has 4 values for an operation on 3",
+    ),
+    (
+        // short operations have one leader, others one for each device
+        Case {
+            name: "a_sum_that_is_short_on_some_ranks",
+            ranks: &[3],
+            run: |world| messages::sum_of_other_lengths(world, 70_000),
+        },
+        "rank 2 has 70000 values for an operation on 3",
     ),
 ];
 

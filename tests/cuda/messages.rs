@@ -140,11 +140,13 @@ pub fn too_long(world: &World) {
     };
 }
 
-/// Adds up more values on the last rank than on others.
-pub fn sum_of_other_lengths(world: &World) {
+/// Adds up `last` values on the last of three ranks, and 3 on the others, as if the second had a device of
+/// its own.
+pub fn sum_of_other_lengths(world: &World, last: usize) {
     let (all, device) = (world.communicator(), Cuda::shared());
     map_peers(world, device).unwrap();
-    let buffer = filled(device, Role::Exact, all.rank(), 3 + all.rank() / 2);
+    all.set_devices(vec![0, 1, 0]);
+    let buffer = filled(device, Role::Exact, all.rank(), if all.rank() == 2 { last } else { 3 });
     all.start_all_reduce_in_place(buffer, Operation::Sum).unwrap().wait();
 }
 

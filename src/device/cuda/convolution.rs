@@ -19,9 +19,6 @@ const MOST_WEIGHTS: usize = 8;
 /// The outputs that a thread computes at once: `OUTPUTS` of the kernels.
 const OUTPUTS_AT_ONCE: usize = 4;
 
-/// The outputs of the convolution that an output with pooling is the maximum of, at most.
-const MOST_PLACES: usize = 4;
-
 /// The columns of an image whose gradients a thread computes, and the largest kernel, if the gradients of the
 /// outputs are spread out in shared memory.
 const DENSE_COLUMNS: usize = 4;
@@ -130,12 +127,12 @@ impl StagedLaunch {
         StagedLaunch { launch, staged: i32::from(fits) }
     }
 
-    /// Returns a launch of `blocks` of `width` threads for each of `slices`, with shared memory for
-    /// `floats(slices)`; if these do not fit, there is one slice.
+    /// Returns a launch of `blocks` of `width` threads for each slice, with shared memory for
+    /// `floats(slices)`: with as many slices as fit, up to `most`, or with one.
     fn sliced(
         blocks: (usize, usize),
         width: usize,
-        slices: usize,
+        most: usize,
         floats: impl Fn(usize) -> usize,
     ) -> StagedLaunch {
         let of = |slices: usize| {
@@ -143,8 +140,7 @@ impl StagedLaunch {
             made.launch.threads.0 = (slices * width) as u32;
             made
         };
-        let sliced = of(slices);
-        if slices > 1 && sliced.staged == 1 { sliced } else { of(1) }
+        (2..=most).rev().map(of).find(|made| made.staged == 1).unwrap_or_else(|| of(1))
     }
 }
 
@@ -157,11 +153,12 @@ fn padded_weight_len(shape: &ConvolutionShape) -> usize {
 /// share the rows of the kernel, if their sums fit into shared memory, in the place of the weights.
 fn forward_launch(shape: &ConvolutionShape) -> (StagedLaunch, u32) {
     let (blocks, image) = ((shape.rows, 1), shape.padded_len().next_multiple_of(4));
-    let groups = shape.output_len() / shape.outputs * shape.outputs.div_ceil(OUTPUTS_AT_ONCE);
+    let groups = shape.output_height() * shape.output_width() * shape.outputs.div_ceil(OUTPUTS_AT_ONCE);
     let width = StagedLaunch::new(blocks, groups, 0).launch.threads.0 as usize;
     let slices = if groups <= width { shape.kernel.min(MOST_THREADS / width) } else { 1 };
-    let sums = |slices: usize| if slices > 1 { OUTPUTS_AT_ONCE * MOST_PLACES * slices * width } else { 0 };
-    let floats = |slices: usize| image + padded_weight_len(shape).max(sums(slices));
+    let sums = OUTPUTS_AT_ONCE * shape.window() * shape.window() * width;
+    let floats =
+        |slices: usize| image + padded_weight_len(shape).max(if slices > 1 { slices * sums } else { 0 });
     (StagedLaunch::sliced(blocks, width, slices, floats), width as u32)
 }
 

@@ -142,8 +142,11 @@ pub(super) fn name_of(module: &Module) -> &'static str {
         (Module::Activation(known), Module::Activation(activation)) => known == activation,
         _ => discriminant(known) == discriminant(module),
     };
-    // `Activation::Identity` has no line, for it does nothing
-    MODULES.iter().find(is_it).map_or("identity", |(name, _)| *name)
+    match module {
+        // it has no line, for it does nothing
+        Module::Activation(Activation::Identity) => "identity",
+        _ => MODULES.iter().find(is_it).expect("a module without braces has a row").0,
+    }
 }
 
 /// Returns the names of all lines without braces.

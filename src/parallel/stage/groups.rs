@@ -63,14 +63,12 @@ impl Stage {
     /// arrays are then elsewhere.
     fn can_cut(&self, at: usize) -> bool {
         // a later piece may read what is before the cut; an exchange in place changes the values before
-        // it, and the backward pass of an elementwise layer the gradient of its output
+        // it
         let reads_before =
             |piece: &StagePiece| piece.input < at || piece.added.is_some_and(|added| added.position < at);
         let changes_input = matches!(&self.pieces[at].piece, Piece::Exchange(found) if found.is_in_place());
-        let changes_gradient =
-            matches!(&self.pieces[at - 1].piece, Piece::Layer(found) if found.is_elementwise());
         let is_transient = self.positions[at].is_transient;
-        !is_transient && !changes_input && !changes_gradient && !self.pieces[at..].iter().any(reads_before)
+        !is_transient && !changes_input && !self.pieces[at..].iter().any(reads_before)
     }
 
     fn group(&self, pieces: Range<usize>) -> PieceGroup {

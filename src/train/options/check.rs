@@ -113,9 +113,9 @@ impl TrainOptions {
             checkpoints.map(|(option, path)| FileOption::input_or_directory(option, path, is_checkpoint)),
         );
         let tuned = self.tuned_products.iter();
-        files.extend(tuned.map(|path| FileOption::output("--tuned-products", path)));
+        files.extend(tuned.map(|path| FileOption::whole_output("--tuned-products", path)));
         files.extend(self.metrics.iter().map(|path| FileOption::output_or_pipe("--metrics", path)));
-        files.extend(self.checkpoints.export.iter().map(|path| FileOption::output("--export", path)));
+        files.extend(self.checkpoints.export.iter().map(|path| FileOption::whole_output("--export", path)));
         files
     }
 }

@@ -13,13 +13,13 @@
 // The most threads of a block that is divided into slices.
 const uint32 MOST_THREADS = 1024;
 
-// Adds up the terms of the outputs of group `group` that those with pooling are the maximum of, over the
-// rows `first`, `first` + `step`, … of the kernel.
+// Adds up the terms of group `group`, four output channels at one place, for each of the places that pooling
+// chooses from, over the rows `first`, `first` + `step`, … of the kernel.
 template <class T, bool STAGED>
 __device__ __forceinline__ void add_taps(
     const ConvolutionShape& shape, const T* input, const float* weight, const float* weights, uint32 group,
     uint32 first, uint32 step, float (&sums)[OUTPUTS][4]) {
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     uint32 width = output_width(shape), row_len = padded_width(shape) * shape.channels;
     uint32 num_places = shape.window * shape.window, depth = padded_outputs(shape);
     uint32 num_groups = depth / OUTPUTS, out = group % num_groups * OUTPUTS;
@@ -83,12 +83,10 @@ template <class T, bool STAGED>
 __device__ __forceinline__ void forward(
     ConvolutionShape shape, const T* input, const float* weight, const float* bias, T* argmax, T* output,
     uint32 width) {
-    extern __shared__ float shared[];
-    uint32 image_len = shape.height * shape.width * shape.channels;
+    extern __shared__ __align__(16) float shared[];
     uint32 num_groups = padded_outputs(shape) / OUTPUTS;
-    uint32 num_places = output_height(shape) * output_width(shape);
-    uint32 len = num_places * shape.outputs;
-    input += (uint64)blockIdx.x * image_len;
+    uint32 num_places = output_height(shape) * output_width(shape), len = num_places * shape.outputs;
+    input += (uint64)blockIdx.x * shape.height * shape.width * shape.channels;
     argmax += (uint64)blockIdx.x * len;
     output += (uint64)blockIdx.x * len;
     float* weights = shared + (padded_len(shape) + 3) / 4 * 4;
@@ -104,7 +102,8 @@ __device__ __forceinline__ void forward(
             store_largest(shape, sums, group / num_groups * shape.outputs + out, bias, argmax, output);
         }
     };
-    float sums[OUTPUTS][4];
+    float sums[OUTPUTS][4] = {};
+    uint32 candidates = shape.window * shape.window;
     for (uint32 group = threadIdx.x % width; group < num_places * num_groups; group += width) {
         for (uint32 i = 0; i < 4 * OUTPUTS; i++) {
             sums[i / 4][i % 4] = 0;
@@ -117,16 +116,18 @@ __device__ __forceinline__ void forward(
     if (slices > 1) {
         // the sums of the slices take the place of the weights
         __syncthreads();
-        for (uint32 i = 0; i < 4 * OUTPUTS; i++) {
-            weights[i * blockDim.x + threadIdx.x] = sums[i / 4][i % 4];
+        for (uint32 i = 0; i < OUTPUTS; i++) {
+            for (uint32 place = 0; place < candidates; place++) {
+                weights[(candidates * i + place) * blockDim.x + threadIdx.x] = sums[i][place];
+            }
         }
         __syncthreads();
         for (uint32 at = threadIdx.x; at < OUTPUTS * width; at += blockDim.x) {
             uint32 group = at % width, i = at / width;
             float all[4] = {0, 0, 0, 0};
             for (uint32 other = 0; other < slices; other++) {
-                for (uint32 place = 0; place < 4; place++) {
-                    all[place] += weights[(4 * i + place) * blockDim.x + other * width + group];
+                for (uint32 place = 0; place < candidates; place++) {
+                    all[place] += weights[(candidates * i + place) * blockDim.x + other * width + group];
                 }
             }
             if (group < num_places * num_groups) {
@@ -147,7 +148,7 @@ template <class T, bool STAGED>
 __device__ __forceinline__ void backward_weight(
     ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,
     uint32 width) {
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
     uint32 taps = shape.kernel * shape.kernel * shape.channels, num_weights = taps * shape.outputs;
@@ -228,7 +229,7 @@ const uint32 COLUMNS = 4, LARGEST_KERNEL = 12;
 template <class T>
 __device__ __forceinline__ void backward_input_dense(
     ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient) {
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     uint32 reach = shape.kernel - 1, taps = shape.kernel * shape.kernel * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs, depth = padded_outputs(shape);
     uint32 dense_height = shape.height + 2 * shape.padding + reach, row_len = padded_width(shape) + reach;
@@ -296,7 +297,7 @@ __device__ __forceinline__ void backward_input_dense(
 template <class T, bool STAGED>
 __device__ __forceinline__ void backward_input(
     ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient) {
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     uint32 image_len = shape.height * shape.width * shape.channels;
     uint32 height = output_height(shape), width = output_width(shape), len = height * width * shape.outputs;
     uint32 taps = shape.kernel * shape.kernel * shape.channels;

@@ -1,10 +1,9 @@
 //! The streams of a device, the events that order them, and the first failure of its operations.
 //!
-//! All computation is in one stream, in order, but for the steps of an optimizer, between a
-//! fork and a join. Copies for messages, each way, and uploads of samples have a
-//! stream each, and events order them with the computation. Operations return nothing, as those of the
-//! CPU do: the first failure is kept, and the next transfer to or from the host, which every step has,
-//! returns it.
+//! All computation is in one stream, in order, but for the steps of an optimizer, between a fork and a
+//! join. Copies for messages, each way, and uploads of samples have a stream each, and events order them
+//! with the computation. Operations return nothing, as those of the CPU do: the first failure is kept, and
+//! the next transfer to or from the host, which every step has, returns it.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
