@@ -2,7 +2,7 @@
 
 use super::memory::MemoryOperations;
 
-/// Windows of images, whose stride is their size.
+/// Windows of images.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolShape {
     /// Images.
@@ -13,23 +13,30 @@ pub struct PoolShape {
     pub width: usize,
     /// Channels.
     pub channels: usize,
-    /// Height and stride of the window.
+    /// Height of the window.
     pub window_height: usize,
-    /// Width and stride of the window.
+    /// Width of the window.
     pub window_width: usize,
+    /// Distance between windows from top to bottom.
+    pub stride_height: usize,
+    /// Distance between windows from left to right.
+    pub stride_width: usize,
+    /// Rows and columns around the image that windows reach into, at most half a window: a maximum ignores
+    /// them, and a mean takes them for zeros.
+    pub padding: usize,
 }
 
 impl PoolShape {
     /// Returns the number of windows from top to bottom. Incomplete windows at the bottom edge are left
     /// out.
     pub fn output_height(&self) -> usize {
-        self.height / self.window_height
+        (self.height + 2 * self.padding - self.window_height) / self.stride_height + 1
     }
 
     /// Returns the number of windows from left to right. Incomplete windows at the right edge are left
     /// out.
     pub fn output_width(&self) -> usize {
-        self.width / self.window_width
+        (self.width + 2 * self.padding - self.window_width) / self.stride_width + 1
     }
 
     /// Returns the number of elements of one input image.

@@ -40,6 +40,25 @@ pub struct Convolution {
     pub bias: bool,
 }
 
+/// The square windows of a pooling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolWindows {
+    /// Height and width of a window.
+    pub size: usize,
+    /// The distance between windows.
+    pub stride: usize,
+    /// The rows and columns around an image, on each side, that windows reach into: at most half of their
+    /// size. A maximum ignores them, and a mean takes them for zeros.
+    pub padding: usize,
+}
+
+impl PoolWindows {
+    /// Returns windows beside each other.
+    pub const fn of(size: usize) -> PoolWindows {
+        PoolWindows { size, stride: size, padding: 0 }
+    }
+}
+
 /// One module of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Module {
@@ -61,16 +80,10 @@ pub enum Module {
     },
     /// Convolution with a square kernel: PyTorch's `Conv2d`.
     Convolution(Convolution),
-    /// Maximum over square windows, with a stride equal to their size.
-    MaxPool {
-        /// Height and width of the window.
-        size: usize,
-    },
-    /// Mean over square windows, with a stride equal to their size.
-    AveragePool {
-        /// Height and width of the window.
-        size: usize,
-    },
+    /// Maximum over square windows: PyTorch's `MaxPool2d`.
+    MaxPool(PoolWindows),
+    /// Mean over square windows: PyTorch's `AvgPool2d`.
+    AveragePool(PoolWindows),
     /// Mean over the whole image, which leaves a feature for each channel.
     GlobalAverage,
     /// An elementwise function.
@@ -225,10 +238,10 @@ impl Network {
         let relu = Module::Activation(Activation::Relu);
         let modules = vec![
             Module::convolution(10, 5),
-            Module::MaxPool { size: 2 },
+            Module::MaxPool(PoolWindows::of(2)),
             relu.clone(),
             Module::convolution(20, 5),
-            Module::MaxPool { size: 2 },
+            Module::MaxPool(PoolWindows::of(2)),
             relu.clone(),
             Module::Flatten,
             Module::linear(50, true),
@@ -244,7 +257,8 @@ impl Network {
         let relu = Module::Activation(Activation::Relu);
         let mut modules = Vec::new();
         for outputs in [6, 16] {
-            modules.extend([Module::convolution(outputs, 5), relu.clone(), Module::MaxPool { size: 2 }]);
+            let pool = Module::MaxPool(PoolWindows::of(2));
+            modules.extend([Module::convolution(outputs, 5), relu.clone(), pool]);
         }
         modules.push(Module::Flatten);
         for outputs in [120, 84] {

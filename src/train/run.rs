@@ -51,7 +51,8 @@ pub fn run(
     let text = options.model.read_network(all)?;
     let model = all.agree(options.model.build(dataset.features(), dataset.targets(), text.as_deref()))?;
     if options.model.show_network {
-        all.agree_with_root(|| app::print_line(&format!("{}\n{}", model.text, model.table())))?;
+        let table: Vec<String> = model.table().lines().map(|line| format!("// {line}")).collect();
+        all.agree_with_root(|| app::print_line(&format!("{}\n{}", model.text, table.join("\n"))))?;
         return Ok(ExitCode::SUCCESS.into());
     }
     let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());

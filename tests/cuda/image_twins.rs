@@ -83,15 +83,30 @@ fn convolutions(cuda: &Cuda, tolerance: f32) {
 
 fn pools(cuda: &Cuda, tolerance: f32) {
     let shapes = [
-        (2, 9, 7, 3, 2, 2),
-        (3, 10, 10, 5, 3, 3),
-        (1, 4, 4, 1, 4, 4),
-        (5, 6, 6, 33, 2, 2),
-        (3, 5, 8, 7, 5, 8),
-        (2, 7, 4, 8, 2, 2),
+        (2, 9, 7, 3, [2, 2], [2, 2], 0),
+        (3, 10, 10, 5, [3, 3], [3, 3], 0),
+        (1, 4, 4, 1, [4, 4], [4, 4], 0),
+        (5, 6, 6, 33, [2, 2], [2, 2], 0),
+        (3, 5, 8, 7, [5, 8], [5, 8], 0),
+        (2, 7, 4, 8, [2, 2], [2, 2], 0),
+        // windows that overlap, that reach beyond the image, and that leave elements out
+        (3, 9, 8, 4, [3, 3], [2, 2], 1),
+        (2, 7, 10, 3, [5, 4], [1, 3], 2),
+        (2, 8, 9, 8, [2, 2], [3, 3], 1),
     ];
-    for (rows, height, width, channels, window_height, window_width) in shapes {
-        let shape = PoolShape { rows, height, width, channels, window_height, window_width };
+    for (rows, height, width, channels, windows, strides, padding) in shapes {
+        let ([window_height, window_width], [stride_height, stride_width]) = (windows, strides);
+        let shape = PoolShape {
+            rows,
+            height,
+            width,
+            channels,
+            window_height,
+            window_width,
+            stride_height,
+            stride_width,
+            padding,
+        };
         let (len, pooled) = (rows * shape.image_len(), rows * shape.output_len());
         let arrays = [given(random(len, 1)), given(random(pooled, 2)), output(pooled), output(len)];
         compare(&format!("maximum {shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });

@@ -231,6 +231,10 @@ pub fn every_operation(world: &World) {
     }
     same_bits(Cuda::shared(), Role::Exact, all, aware);
     same_bits(&bf16, Role::Activations, all, aware);
+    if aware && all.size() > 1 {
+        all.set_transfers(Transfers::Aware);
+        stays_after_messages(Cuda::shared(), all);
+    }
     // a grid that was made before the route was decided takes it too
     let grid = Grid::new(world, GridShape::data(all.size())).unwrap();
     for transfers in [Transfers::Aware, Transfers::Staged] {
@@ -241,6 +245,15 @@ pub fn every_operation(world: &World) {
     let messages = all.duplicate();
     large(Cuda::shared(), &messages, (6 << 20) / all.size() * all.size());
     refused(Cuda::shared(), &messages, all);
+}
+
+/// Checks that memory that MPI was lent is not freed: the next buffer of its length takes it.
+fn stays_after_messages(device: &Cuda, all: &Communicator) {
+    let buffer = filled(device, Role::Exact, all.rank(), 4321);
+    drop(all.start_all_reduce_in_place(buffer, Operation::Sum).unwrap().wait());
+    let before = device.counters().allocations;
+    drop(device.allocate(4321, Role::Exact).unwrap());
+    assert_eq!(device.counters().allocations, before, "the memory of a buffer that was sent is still there");
 }
 
 /// The first `len` values of a buffer.

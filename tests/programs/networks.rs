@@ -46,7 +46,8 @@ fn what_is_shown_is_read_again() {
         ("--model deep-mlp --layers 3", "--data synthetic --synthetic-shape 12 --synthetic-samples 64"),
     ] {
         let shown = train("sync_sgd", 2, &format!("{model} {data} --show-network")).run().expect(0);
-        let (text, table) = shown.stdout.split_once("\n\n").expect("a table follows the text");
+        let text = &shown.stdout;
+        let (_, table) = text.split_once("\n\n").expect("a table follows the text");
         assert!(table.lines().count() > 3 && table.contains("parameters"), "{table}");
         let file = directory.path().join("shown.kdl");
         fs::write(&file, text).unwrap();

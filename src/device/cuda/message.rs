@@ -4,7 +4,8 @@
 //! A CUDA-aware MPI is lent the device memory itself ([`AwareArena`]): an event of the computing
 //! stream says when its values are there; from then on only MPI and the additions touch it,
 //! alternately. The host observes each completion, including the last, so the computing stream has
-//! to wait for nothing.
+//! to wait for nothing. MPI may map the memory in other processes of the node, and keep it mapped: so it is
+//! exported, and never freed (see [`ipc`](super::runtime::ipc)).
 //!
 //! Otherwise the values are staged through pinned host memory ([`StagedArena`]): the stream of
 //! copies to the host waits for that event and copies chunk after chunk, each with an event that
@@ -212,6 +213,7 @@ unsafe impl Buffer for CudaBuffer {
         let lent = Lent { streams, pointer, len: self.len, format: self.format };
         let doing = "computing what is to be sent";
         let arena: Box<dyn Arena> = if needs.is_cuda_aware {
+            self.memory.keep();
             let memory = self.messages.aware(&self.streams, self.format, needs.inbox_len)?;
             self.streams.note(doing, memory.computed.record(&self.streams.compute));
             Box::new(AwareArena { lent, memory, is_here: false })

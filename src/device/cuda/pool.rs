@@ -23,16 +23,27 @@ struct PoolSizes {
     channels: u32,
     window_height: u32,
     window_width: u32,
+    stride_height: u32,
+    stride_width: u32,
+    padding: u32,
 }
 
 impl KernelArgument for PoolSizes {}
 
 impl PoolSizes {
     fn new(shape: &PoolShape) -> PoolSizes {
-        let PoolShape { rows, height, width, channels, window_height, window_width } = *shape;
-        let [rows, height, width, channels, window_height, window_width] =
-            [rows, height, width, channels, window_height, window_width].map(|size| size as u32);
-        PoolSizes { rows, height, width, channels, window_height, window_width }
+        let size = |size: usize| size as u32;
+        PoolSizes {
+            rows: size(shape.rows),
+            height: size(shape.height),
+            width: size(shape.width),
+            channels: size(shape.channels),
+            window_height: size(shape.window_height),
+            window_width: size(shape.window_width),
+            stride_height: size(shape.stride_height),
+            stride_width: size(shape.stride_width),
+            padding: size(shape.padding),
+        }
     }
 }
 

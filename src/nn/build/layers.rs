@@ -8,7 +8,7 @@ use crate::nn::layer::{
     ActivationLayer, ConvolutionLayer, DropoutLayer, EmbeddingLayer, FlattenLayer, GatedLayer, LayerKind,
     Norm, NormLayer, PoolLayer, Pooling, PositionsLayer, ScaleLayer, torch_tensors,
 };
-use crate::nn::network::Convolution;
+use crate::nn::network::{Convolution, PoolWindows};
 use crate::nn::{Features, Initial, Module, TensorSpec};
 
 /// PyTorch's default ε of `LayerNorm`.
@@ -25,9 +25,9 @@ impl Builder {
             }
             Module::Product { outputs } => self.product(outputs, &modules[1..])?,
             Module::Convolution(convolution) => self.convolution(convolution, &modules[1..])?,
-            Module::MaxPool { size } => (self.pool(Pooling::Max, size)?, 1),
-            Module::AveragePool { size } => (self.pool(Pooling::Average, size)?, 1),
-            Module::GlobalAverage => (self.pool(Pooling::GlobalAverage, 1)?, 1),
+            Module::MaxPool(windows) => (self.pool(Pooling::Max, windows)?, 1),
+            Module::AveragePool(windows) => (self.pool(Pooling::Average, windows)?, 1),
+            Module::GlobalAverage => (self.global_average()?, 1),
             Module::LayerNorm { bias } => (self.layer_norm(true, bias), 1),
             Module::RmsNorm => (self.layer_norm(false, false), 1),
             Module::GroupNorm { groups } => self.group_norm(groups, &modules[1..])?,
@@ -89,7 +89,7 @@ impl Builder {
         let name = self.tensor_name("conv", 1);
         self.tensors.extend(torch_tensors(&name, vec![outputs, channels, kernel, kernel], bias));
         // ReLU and max-pooling commute, so either order is one operation
-        let is_pool = |module: &Module| stride == 1 && *module == Module::MaxPool { size: 2 };
+        let is_pool = |module: &Module| stride == 1 && *module == Module::MaxPool(PoolWindows::of(2));
         let is_relu = |module: &Module| *module == Module::Activation(Activation::Relu);
         let (pool, relu) = match next {
             [a, b, ..] if is_pool(a) && is_relu(b) || is_relu(a) && is_pool(b) => (true, true),
@@ -112,17 +112,48 @@ impl Builder {
         Ok((LayerKind::Convolution(ConvolutionLayer { shape, bias }), taken))
     }
 
-    fn pool(&self, pooling: Pooling, size: usize) -> Result<LayerKind, String> {
+    fn pool(&self, pooling: Pooling, windows: PoolWindows) -> Result<LayerKind, String> {
         let (height, width, channels) = self.image("pooling needs")?;
-        let [window_height, window_width] = match pooling {
-            Pooling::GlobalAverage => [height, width],
-            Pooling::Max | Pooling::Average => [size; 2],
-        };
-        if size == 0 || window_height > height || window_width > width {
-            return Err(format!("windows of {size} × {size} do not fit images of {height} × {width}"));
+        let PoolWindows { size, stride, padding } = windows;
+        if padding > size / 2 {
+            return Err(format!("a padding of {padding} is more than half of windows of {size} × {size}"));
         }
-        let shape = PoolShape { rows: 0, height, width, channels, window_height, window_width };
+        if size == 0 || stride == 0 || height + 2 * padding < size || width + 2 * padding < size {
+            let padded =
+                if padding == 0 { String::new() } else { format!(", padded by {padding} on each side") };
+            return Err(format!(
+                "windows of {size} × {size} do not fit images of {height} × {width}{padded}"
+            ));
+        }
+        let [window_height, window_width, stride_height, stride_width] = [size, size, stride, stride];
+        let shape = PoolShape {
+            rows: 0,
+            height,
+            width,
+            channels,
+            window_height,
+            window_width,
+            stride_height,
+            stride_width,
+            padding,
+        };
         Ok(LayerKind::Pool(PoolLayer { pooling, shape }))
+    }
+
+    fn global_average(&self) -> Result<LayerKind, String> {
+        let (height, width, channels) = self.image("pooling needs")?;
+        let shape = PoolShape {
+            rows: 0,
+            height,
+            width,
+            channels,
+            window_height: height,
+            window_width: width,
+            stride_height: height,
+            stride_width: width,
+            padding: 0,
+        };
+        Ok(LayerKind::Pool(PoolLayer { pooling: Pooling::GlobalAverage, shape }))
     }
 
     /// Returns a normalisation over the innermost dimension, or a root mean square norm.

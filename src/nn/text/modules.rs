@@ -11,15 +11,15 @@ use std::mem::discriminant;
 use std::ops::RangeInclusive;
 
 use crate::device::{Activation, Gate};
-use crate::nn::{Attention, Convolution, Module};
+use crate::nn::{Attention, Convolution, Module, PoolWindows};
 
 /// The module of each line without braces, by the line's name. A line that is read replaces the values.
 static MODULES: &[(&str, Module)] = &[
     ("linear", Module::Linear { outputs: 0, bias: true, deviation: None }),
     ("product", Module::Product { outputs: 0 }),
     ("convolution", Module::Convolution(CONVOLUTION)),
-    ("max-pool", Module::MaxPool { size: 0 }),
-    ("average-pool", Module::AveragePool { size: 0 }),
+    ("max-pool", Module::MaxPool(PoolWindows::of(0))),
+    ("average-pool", Module::AveragePool(PoolWindows::of(0))),
     ("global-average", Module::GlobalAverage),
     ("relu", Module::Activation(Activation::Relu)),
     ("gelu", Module::Activation(Activation::Gelu)),
@@ -84,8 +84,11 @@ pub(super) fn each_value<L: Line>(module: &mut Module, line: &mut L) -> Result<(
             line.optional_number("padding", 0, 0, padding)?;
             line.switch("bias", true, bias)
         }
-        Module::MaxPool { size } | Module::AveragePool { size } => {
-            line.number(None, "the height and width of the window", size)
+        Module::MaxPool(windows) | Module::AveragePool(windows) => {
+            let PoolWindows { size, stride, padding } = windows;
+            line.number(None, "the height and width of the window", size)?;
+            line.optional_number("stride", 1, *size, stride)?;
+            line.optional_number("padding", 0, 0, padding)
         }
         Module::GatedLinearUnit { gate } => line.choice("gate", &GATES, Gate::Sigmoid, gate),
         Module::Dropout { rate } => line.real(None, "the probability of 0", RATES, None, rate),

@@ -32,7 +32,7 @@ fn known_networks_are_read_as_they_are_written() {
     };
     let all = "\
         convolution 4 kernel=3 stride=2 padding=1 bias=#false\n\
-        group-norm 2\nsilu\naverage-pool 2\nglobal-average\ndropout 0.25\n\
+        group-norm 2\nsilu\naverage-pool 2\nmax-pool 3 stride=2 padding=1\nglobal-average\ndropout 0.25\n\
         gated-linear-unit \"silu\"\nrms-norm\nlayer-scale initial=0.1\ngelu-tanh\n\
         attention 4 key-value-heads=2 causal=#true rotary=10000.0 dropout=0.25 bias=#false \
         output-deviation=0.5\n";
@@ -187,6 +187,8 @@ fn malformed_texts_are_refused_with_the_reason() {
             "3 rows of zeros on each side are no less than a kernel of 3",
         ),
         (image, "average-pool 7", "windows of 7 × 7 do not fit images of 6 × 8"),
+        (image, "max-pool 9 padding=1", "do not fit images of 6 × 8, padded by 1 on each side"),
+        (image, "max-pool 3 padding=2", "a padding of 2 is more than half of windows of 3 × 3"),
         (image, "group-norm 4", "4 groups do not divide 6 channels"),
         (image, "linear 4", "images of 6 × 8 with 6 channels: flatten first"),
         (

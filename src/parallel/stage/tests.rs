@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::{Activation, Cpu, Gate, MemoryOperations, Role};
 use crate::nn::{
-    Attention, Convolution, Draws, Features, Initial, Module, Network, Segmentation, TensorShard,
+    Attention, Convolution, Draws, Features, Initial, Module, Network, PoolWindows, Segmentation, TensorShard,
 };
 use crate::parallel::batch::Summation;
 use crate::parallel::tensor::division::FeatureDivision;
@@ -138,7 +138,7 @@ fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
     let linear = |outputs| Module::linear(outputs, true);
     let convolution = Module::convolution;
     let activation = Module::Activation;
-    let pool = |size| Module::MaxPool { size };
+    let pool = |size| Module::MaxPool(PoolWindows::of(size));
     let behind = |mut front: Vec<Module>| {
         front.extend([Module::Flatten, linear(4)]);
         front
@@ -254,10 +254,14 @@ fn images() -> Vec<(&'static str, Vec<Module>, Features)> {
     let cases = [
         ("convolution with padding", network(vec![convolution(4, 3, 1, 1)])),
         ("convolution with padding, pool, ReLU", {
-            network(vec![convolution(4, 3, 1, 1), Module::MaxPool { size: 2 }, relu.clone()])
+            network(vec![convolution(4, 3, 1, 1), Module::MaxPool(PoolWindows::of(2)), relu.clone()])
         }),
         ("convolution with a stride", network(vec![convolution(5, 3, 2, 1), convolution(6, 1, 2, 0)])),
-        ("average pool", network(vec![convolution(4, 3, 1, 1), Module::AveragePool { size: 3 }])),
+        ("average pool", network(vec![convolution(4, 3, 1, 1), Module::AveragePool(PoolWindows::of(3))])),
+        ("windows that overlap", {
+            let windows = PoolWindows { size: 3, stride: 2, padding: 1 };
+            network(vec![convolution(4, 3, 1, 1), Module::MaxPool(windows), Module::AveragePool(windows)])
+        }),
         ("group norm", network(vec![convolution(6, 3, 1, 1), norm(3), relu.clone()])),
         ("dropout", network(vec![convolution(6, 3, 1, 1), Module::Dropout { rate: 0.3 }, relu.clone()])),
         (

@@ -99,7 +99,7 @@ pub struct ModelOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     pub network: Option<PathBuf>,
 
-    /// Print the network as such a file, with a table of its layers, and end
+    /// Print the network as such a file, with a table of its layers in comments, and end
     #[arg(long)]
     pub show_network: bool,
 

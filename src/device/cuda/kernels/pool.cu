@@ -2,39 +2,73 @@
 // reading order.
 
 struct PoolShape {
-    uint32 rows, height, width, channels, window_height, window_width;
+    uint32 rows, height, width, channels, window_height, window_width, stride_height, stride_width, padding;
 };
 
-// Returns the index in the input of the first element of the window of output `at`.
-__device__ __forceinline__ uint64 window_start(const PoolShape& shape, uint64 at) {
-    uint32 height = shape.height / shape.window_height, width = shape.width / shape.window_width;
-    uint32 channel = at % shape.channels, x = at / shape.channels % width;
-    uint64 y = at / shape.channels / width % height, row = at / shape.channels / width / height;
-    uint64 top = row * shape.height + y * shape.window_height, left = x * shape.window_width;
-    return (top * shape.width + left) * shape.channels + channel;
+__device__ __forceinline__ uint32 output_height(const PoolShape& shape) {
+    return (shape.height + 2 * shape.padding - shape.window_height) / shape.stride_height + 1;
 }
 
-// Returns the index of the output of the window that input `at` is in, and the place there, or false if
-// it is in none.
-__device__ __forceinline__ bool find_window(
-    const PoolShape& shape, uint64 at, uint64* output, uint32* place) {
-    uint32 height = shape.height / shape.window_height, width = shape.width / shape.window_width;
-    uint32 channel = at % shape.channels, x = at / shape.channels % shape.width;
-    uint64 y = at / shape.channels / shape.width % shape.height;
-    uint64 row = at / shape.channels / shape.width / shape.height;
-    uint64 window = (row * height + y / shape.window_height) * width + x / shape.window_width;
-    *output = window * shape.channels + channel;
-    *place = y % shape.window_height * shape.window_width + x % shape.window_width;
-    return y / shape.window_height < height && x / shape.window_width < width;
+__device__ __forceinline__ uint32 output_width(const PoolShape& shape) {
+    return (shape.width + 2 * shape.padding - shape.window_width) / shape.stride_width + 1;
 }
 
 __device__ __forceinline__ uint64 num_outputs(const PoolShape& shape) {
-    uint32 height = shape.height / shape.window_height, width = shape.width / shape.window_width;
-    return (uint64)shape.rows * height * width * shape.channels;
+    return (uint64)shape.rows * output_height(shape) * output_width(shape) * shape.channels;
 }
 
 __device__ __forceinline__ uint64 num_inputs(const PoolShape& shape) {
     return (uint64)shape.rows * shape.height * shape.width * shape.channels;
+}
+
+// Stores sums in the format of activations.
+template <class T, uint32 N>
+__device__ __forceinline__ void store_rounded(T* into, const Several<float, N>& sums) {
+    Several<T, N> values;
+    for (uint32 i = 0; i < N; i++) {
+        values.at[i] = from_float<T>(sums.at[i]);
+    }
+    store(into, values);
+}
+
+// Calls `body(place, from)` for each element of the window of output `at` that is in the image: its place in
+// reading order, and its index in the input.
+template <class Body>
+__device__ __forceinline__ void over_window(const PoolShape& shape, uint64 at, Body body) {
+    uint32 height = output_height(shape), width = output_width(shape), channel = at % shape.channels;
+    uint64 place = at / shape.channels;
+    // unsigned: what is above or left of the image is out of range as well
+    uint32 left = place % width * shape.stride_width - shape.padding;
+    uint32 top = place / width % height * shape.stride_height - shape.padding;
+    uint64 image = place / width / height * shape.height;
+    for (uint32 down = 0; down < shape.window_height; down++) {
+        for (uint32 right = 0; right < shape.window_width; right++) {
+            uint32 y = top + down, x = left + right;
+            if (y < shape.height && x < shape.width) {
+                uint64 from = ((image + y) * shape.width + x) * shape.channels + channel;
+                body(down * shape.window_width + right, from);
+            }
+        }
+    }
+}
+
+// Calls `body(place, from)` for each window that input `at` is in: its place there, and the index of the
+// output.
+template <class Body>
+__device__ __forceinline__ void over_windows(const PoolShape& shape, uint64 at, Body body) {
+    uint32 height = output_height(shape), width = output_width(shape), channel = at % shape.channels;
+    uint64 place = at / shape.channels;
+    uint32 x = place % shape.width + shape.padding, y = place / shape.width % shape.height + shape.padding;
+    uint64 image = place / shape.width / shape.height * height;
+    uint32 top = y < shape.window_height ? 0 : (y - shape.window_height) / shape.stride_height + 1;
+    uint32 left = x < shape.window_width ? 0 : (x - shape.window_width) / shape.stride_width + 1;
+    for (uint32 row = top; row < height && row * shape.stride_height <= y; row++) {
+        for (uint32 column = left; column < width && column * shape.stride_width <= x; column++) {
+            uint32 down = y - row * shape.stride_height, right = x - column * shape.stride_width;
+            uint64 from = ((image + row) * width + column) * shape.channels + channel;
+            body(down * shape.window_width + right, from);
+        }
+    }
 }
 
 // Threads take 4 channels at a time, where their number allows it: these are neighbours in memory and in the
@@ -44,24 +78,20 @@ __device__ __forceinline__ void max_pool_forward(
     PoolShape shape, const T* __restrict__ input, T* __restrict__ argmax, T* __restrict__ output) {
     uint64 alignment = (uint64)input | (uint64)argmax | (uint64)output | 4 * shape.channels;
     over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
-        const T* window = input + window_start(shape, at);
-        Several<T, count.value> best = load<count.value>(window), places;
-        for (uint32 i = 0; i < count.value; i++) {
-            put_number(&places.at[i], 0);
-        }
-        for (uint32 candidate = 1; candidate < shape.window_height * shape.window_width; candidate++) {
-            uint32 down = candidate / shape.window_width, right = candidate % shape.window_width;
-            const T* place = window + (down * shape.width + right) * shape.channels;
-            Several<T, count.value> values = load<count.value>(place);
+        Several<T, count.value> best = {}, places = {};
+        bool is_first = true;
+        over_window(shape, at, [&](uint32 place, uint64 from) {
+            Several<T, count.value> values = load<count.value>(input + from);
             for (uint32 i = 0; i < count.value; i++) {
                 float value = to_float(values.at[i]);
                 // NaN propagates, as in PyTorch
-                if (value > to_float(best.at[i]) || value != value) {
+                if (is_first || value > to_float(best.at[i]) || value != value) {
                     best.at[i] = values.at[i];
-                    put_number(&places.at[i], candidate);
+                    put_number(&places.at[i], place);
                 }
             }
-        }
+            is_first = false;
+        });
         store(output + at, best);
         store(argmax + at, places);
     });
@@ -73,17 +103,15 @@ __device__ __forceinline__ void max_pool_backward(
     T* __restrict__ input_gradient) {
     uint64 alignment = (uint64)argmax | (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
     over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
-        uint64 from;
-        uint32 place;
-        Several<T, count.value> gradients = {};
-        if (find_window(shape, at, &from, &place)) {
+        Several<float, count.value> sums = {};
+        over_windows(shape, at, [&](uint32 place, uint64 from) {
             Several<T, count.value> places = load<count.value>(argmax + from);
-            gradients = load<count.value>(gradient + from);
+            Several<T, count.value> gradients = load<count.value>(gradient + from);
             for (uint32 i = 0; i < count.value; i++) {
-                gradients.at[i] = get_number(places.at[i]) == place ? gradients.at[i] : from_float<T>(0);
+                sums.at[i] += get_number(places.at[i]) == place ? to_float(gradients.at[i]) : 0;
             }
-        }
-        store(input_gradient + at, gradients);
+        });
+        store_rounded(input_gradient + at, sums);
     });
 }
 
@@ -92,22 +120,17 @@ __device__ __forceinline__ void average_pool_forward(
     PoolShape shape, const T* __restrict__ input, T* __restrict__ output) {
     uint64 alignment = (uint64)input | (uint64)output | 4 * shape.channels;
     over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
-        const T* window = input + window_start(shape, at);
         Several<float, count.value> sums = {};
-        for (uint32 down = 0; down < shape.window_height; down++) {
-            for (uint32 right = 0; right < shape.window_width; right++) {
-                const T* place = window + (down * shape.width + right) * shape.channels;
-                Several<T, count.value> values = load<count.value>(place);
-                for (uint32 i = 0; i < count.value; i++) {
-                    sums.at[i] += to_float(values.at[i]);
-                }
+        over_window(shape, at, [&](uint32, uint64 from) {
+            Several<T, count.value> values = load<count.value>(input + from);
+            for (uint32 i = 0; i < count.value; i++) {
+                sums.at[i] += to_float(values.at[i]);
             }
-        }
-        Several<T, count.value> means;
+        });
         for (uint32 i = 0; i < count.value; i++) {
-            means.at[i] = from_float<T>(sums.at[i] / (shape.window_height * shape.window_width));
+            sums.at[i] /= shape.window_height * shape.window_width;
         }
-        store(output + at, means);
+        store_rounded(output + at, sums);
     });
 }
 
@@ -116,16 +139,15 @@ __device__ __forceinline__ void average_pool_backward(
     PoolShape shape, const T* __restrict__ gradient, T* __restrict__ input_gradient) {
     uint64 alignment = (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
     over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
-        uint64 from;
-        uint32 place, window_len = shape.window_height * shape.window_width;
-        Several<T, count.value> gradients = {};
-        if (find_window(shape, at, &from, &place)) {
-            gradients = load<count.value>(gradient + from);
+        uint32 window_len = shape.window_height * shape.window_width;
+        Several<float, count.value> sums = {};
+        over_windows(shape, at, [&](uint32, uint64 from) {
+            Several<T, count.value> gradients = load<count.value>(gradient + from);
             for (uint32 i = 0; i < count.value; i++) {
-                gradients.at[i] = from_float<T>(to_float(gradients.at[i]) / window_len);
+                sums.at[i] += to_float(gradients.at[i]) / window_len;
             }
-        }
-        store(input_gradient + at, gradients);
+        });
+        store_rounded(input_gradient + at, sums);
     });
 }
 

@@ -3,7 +3,8 @@
 //! A process exports memory by a handle, and another maps it at an address of its own. To free memory that
 //! another process maps is undefined behaviour (CUDA Driver API, `cuIpcCloseMemHandle`), so exported memory
 //! is never freed: later buffers of the same size take it. Mappings stay until the process ends, as the
-//! context does.
+//! context does. A CUDA-aware MPI maps memory too, and keeps the mapping when the memory is freed (Open MPI's
+//! cache of registrations); then what takes its place cannot be mapped.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;

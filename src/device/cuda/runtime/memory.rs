@@ -75,6 +75,12 @@ impl DeviceMemory {
         self.pointer
     }
 
+    /// Exports the memory, if the device has handles for other processes, so that it is never freed.
+    pub(crate) fn keep(&self) {
+        // without handles nobody maps it
+        let _ = self.handle();
+    }
+
     /// Returns the handle by which other processes map the memory, which is exported at the first call: zeros
     /// if it is empty.
     pub(crate) fn handle(&self) -> std::result::Result<MemoryHandle, DriverError> {

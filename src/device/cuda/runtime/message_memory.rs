@@ -69,12 +69,12 @@ impl MessageMemory {
         let fitting = self.aware.take().filter(|memory| memory.inbox_len >= inbox_len);
         let memory = match fitting {
             Some(memory) => memory,
-            None => Rc::new(AwareMemory {
-                inbox: DeviceMemory::new(streams, inbox_len, format)?,
-                inbox_len,
-                computed: streams.new_event()?,
-                added: [streams.new_event()?, streams.new_event()?],
-            }),
+            None => {
+                let inbox = DeviceMemory::new(streams, inbox_len, format)?;
+                inbox.keep();
+                let (computed, added) = (streams.new_event()?, [streams.new_event()?, streams.new_event()?]);
+                Rc::new(AwareMemory { inbox, inbox_len, computed, added })
+            }
         };
         Ok(Rc::clone(self.aware.insert(memory)))
     }
