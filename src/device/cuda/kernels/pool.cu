@@ -78,11 +78,12 @@ __device__ __forceinline__ void max_pool_forward(
     PoolShape shape, const T* __restrict__ input, T* __restrict__ argmax, T* __restrict__ output) {
     uint64 alignment = (uint64)input | (uint64)argmax | (uint64)output | 4 * shape.channels;
     over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
-        Several<T, count.value> best = {}, places = {};
+        constexpr uint32 each = count.value;
+        Several<T, each> best = {}, places = {};
         bool is_first = true;
         over_window(shape, at, [&](uint32 place, uint64 from) {
-            Several<T, count.value> values = load<count.value>(input + from);
-            for (uint32 i = 0; i < count.value; i++) {
+            Several<T, each> values = load<each>(input + from);
+            for (uint32 i = 0; i < each; i++) {
                 float value = to_float(values.at[i]);
                 // NaN propagates, as in PyTorch
                 if (is_first || value > to_float(best.at[i]) || value != value) {
@@ -103,11 +104,12 @@ __device__ __forceinline__ void max_pool_backward(
     T* __restrict__ input_gradient) {
     uint64 alignment = (uint64)argmax | (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
     over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
-        Several<float, count.value> sums = {};
+        constexpr uint32 each = count.value;
+        Several<float, each> sums = {};
         over_windows(shape, at, [&](uint32 place, uint64 from) {
-            Several<T, count.value> places = load<count.value>(argmax + from);
-            Several<T, count.value> gradients = load<count.value>(gradient + from);
-            for (uint32 i = 0; i < count.value; i++) {
+            Several<T, each> places = load<each>(argmax + from);
+            Several<T, each> gradients = load<each>(gradient + from);
+            for (uint32 i = 0; i < each; i++) {
                 sums.at[i] += get_number(places.at[i]) == place ? to_float(gradients.at[i]) : 0;
             }
         });
@@ -120,14 +122,15 @@ __device__ __forceinline__ void average_pool_forward(
     PoolShape shape, const T* __restrict__ input, T* __restrict__ output) {
     uint64 alignment = (uint64)input | (uint64)output | 4 * shape.channels;
     over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
-        Several<float, count.value> sums = {};
+        constexpr uint32 each = count.value;
+        Several<float, each> sums = {};
         over_window(shape, at, [&](uint32, uint64 from) {
-            Several<T, count.value> values = load<count.value>(input + from);
-            for (uint32 i = 0; i < count.value; i++) {
+            Several<T, each> values = load<each>(input + from);
+            for (uint32 i = 0; i < each; i++) {
                 sums.at[i] += to_float(values.at[i]);
             }
         });
-        for (uint32 i = 0; i < count.value; i++) {
+        for (uint32 i = 0; i < each; i++) {
             sums.at[i] /= shape.window_height * shape.window_width;
         }
         store_rounded(output + at, sums);
@@ -139,11 +142,12 @@ __device__ __forceinline__ void average_pool_backward(
     PoolShape shape, const T* __restrict__ gradient, T* __restrict__ input_gradient) {
     uint64 alignment = (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
     over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
+        constexpr uint32 each = count.value;
         uint32 window_len = shape.window_height * shape.window_width;
-        Several<float, count.value> sums = {};
+        Several<float, each> sums = {};
         over_windows(shape, at, [&](uint32, uint64 from) {
-            Several<T, count.value> gradients = load<count.value>(gradient + from);
-            for (uint32 i = 0; i < count.value; i++) {
+            Several<T, each> gradients = load<each>(gradient + from);
+            for (uint32 i = 0; i < each; i++) {
                 sums.at[i] += to_float(gradients.at[i]) / window_len;
             }
         });
