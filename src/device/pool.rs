@@ -27,6 +27,21 @@ pub struct PoolShape {
 }
 
 impl PoolShape {
+    /// Returns the shape with one window, the whole image; `rows` is 0.
+    pub fn whole(height: usize, width: usize, channels: usize) -> PoolShape {
+        PoolShape {
+            rows: 0,
+            height,
+            width,
+            channels,
+            window_height: height,
+            window_width: width,
+            stride_height: height,
+            stride_width: width,
+            padding: 0,
+        }
+    }
+
     /// Returns the number of windows from top to bottom. Incomplete windows at the bottom edge are left
     /// out.
     pub fn output_height(&self) -> usize {

@@ -96,17 +96,9 @@ fn pools(cuda: &Cuda, tolerance: f32) {
     ];
     for (rows, height, width, channels, windows, strides, padding) in shapes {
         let ([window_height, window_width], [stride_height, stride_width]) = (windows, strides);
-        let shape = PoolShape {
-            rows,
-            height,
-            width,
-            channels,
-            window_height,
-            window_width,
-            stride_height,
-            stride_width,
-            padding,
-        };
+        let whole = PoolShape::whole(height, width, channels);
+        let shape =
+            PoolShape { rows, window_height, window_width, stride_height, stride_width, padding, ..whole };
         let (len, pooled) = (rows * shape.image_len(), rows * shape.output_len());
         let arrays = [given(random(len, 1)), given(random(pooled, 2)), output(pooled), output(len)];
         compare(&format!("maximum {shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });

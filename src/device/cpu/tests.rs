@@ -134,14 +134,12 @@ fn the_matrix_product_of_the_worked_example() {
 fn windows(height: usize, width: usize, size: usize, stride: usize, padding: usize) -> PoolShape {
     PoolShape {
         rows: 1,
-        height,
-        width,
-        channels: 1,
         window_height: size,
         window_width: size,
         stride_height: stride,
         stride_width: stride,
         padding,
+        ..PoolShape::whole(height, width, 1)
     }
 }
 

@@ -80,10 +80,9 @@ impl Builder {
             ));
         }
         if kernel == 0 || stride == 0 || height + 2 * padding < kernel || width + 2 * padding < kernel {
-            let zeros =
-                if padding == 0 { String::new() } else { format!(", padded by {padding} on each side") };
+            let padded = padded_words(padding);
             return Err(format!(
-                "a kernel of {kernel} × {kernel} does not fit images of {height} × {width}{zeros}"
+                "a kernel of {kernel} × {kernel} does not fit images of {height} × {width}{padded}"
             ));
         }
         let name = self.tensor_name("conv", 1);
@@ -119,40 +118,25 @@ impl Builder {
             return Err(format!("a padding of {padding} is more than half of windows of {size} × {size}"));
         }
         if size == 0 || stride == 0 || height + 2 * padding < size || width + 2 * padding < size {
-            let padded =
-                if padding == 0 { String::new() } else { format!(", padded by {padding} on each side") };
+            let padded = padded_words(padding);
             return Err(format!(
                 "windows of {size} × {size} do not fit images of {height} × {width}{padded}"
             ));
         }
-        let [window_height, window_width, stride_height, stride_width] = [size, size, stride, stride];
         let shape = PoolShape {
-            rows: 0,
-            height,
-            width,
-            channels,
-            window_height,
-            window_width,
-            stride_height,
-            stride_width,
+            window_height: size,
+            window_width: size,
+            stride_height: stride,
+            stride_width: stride,
             padding,
+            ..PoolShape::whole(height, width, channels)
         };
         Ok(LayerKind::Pool(PoolLayer { pooling, shape }))
     }
 
     fn global_average(&self) -> Result<LayerKind, String> {
         let (height, width, channels) = self.image("pooling needs")?;
-        let shape = PoolShape {
-            rows: 0,
-            height,
-            width,
-            channels,
-            window_height: height,
-            window_width: width,
-            stride_height: height,
-            stride_width: width,
-            padding: 0,
-        };
+        let shape = PoolShape::whole(height, width, channels);
         Ok(LayerKind::Pool(PoolLayer { pooling: Pooling::GlobalAverage, shape }))
     }
 
@@ -244,4 +228,9 @@ impl Builder {
         self.tensors.push(TensorSpec { name, shape: vec![len, width], initial });
         Ok(LayerKind::Positions(PositionsLayer { len, width }))
     }
+}
+
+/// Returns what errors say of the padding of an image.
+fn padded_words(padding: usize) -> String {
+    if padding == 0 { String::new() } else { format!(", padded by {padding} on each side") }
 }
