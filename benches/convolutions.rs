@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use phalanx::device::{
     Activation, ConvolutionOperations, ConvolutionShape, Cpu, LinearOperations, LinearShape, RowSums,
-    WeightLayout,
+    ViewedSums, WeightLayout,
 };
 use phalanx::memory::Memory;
 
@@ -56,7 +56,8 @@ fn main() {
             cpu.convolution_backward_input(&shape, &weight, &[], &gradient, &mut input_gradient);
         });
         report("weight gradient", &mut || {
-            let sums = RowSums::chain(&mut weight_gradient[..], rows, false);
+            let weight = Some(RowSums::chain(&mut weight_gradient[..], rows, false));
+            let sums = ViewedSums { weight, bias: None };
             cpu.convolution_backward_weight(&shape, &input, &[], &gradient, sums);
         });
     }

@@ -1,7 +1,7 @@
 //! Contract of convolution layers, with pooling and ReLU in the same pass.
 
 use super::memory::MemoryOperations;
-use super::row_sums::RowSums;
+use super::row_sums::ParameterSums;
 
 /// A convolution with a square kernel, `[outputs, channels, kernel, kernel]`, with optional pooling
 /// and ReLU.
@@ -92,7 +92,7 @@ pub trait ConvolutionOperations: MemoryOperations {
     /// and ReLU.
     ///
     /// With pooling, `argmax`, of the shape of `output`, receives the place of the maximum in each
-    /// window, 0 to 3 in reading order; it is empty without.
+    /// window, in the device's form; it is empty without.
     fn convolution_forward(
         &self,
         shape: &ConvolutionShape,
@@ -103,18 +103,30 @@ pub trait ConvolutionOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Adds up the gradient of the weights from `gradient`, the gradient of the outputs before ReLU.
+    /// Turns `gradient`, that of `output`, into what the other passes read: the gradient of the outputs
+    /// before ReLU. A device whose `argmax` says which outputs ReLU set to 0 may leave their gradients as
+    /// they are; its other passes then take them for 0. `shape.rows` is not read.
+    fn convolution_backward_relu(
+        &self,
+        shape: &ConvolutionShape,
+        argmax: Self::View<'_>,
+        output: Self::View<'_>,
+        gradient: Self::ViewMut<'_>,
+    );
+
+    /// Adds up the gradients of the weight and of the bias from `gradient`, which
+    /// [`ConvolutionOperations::convolution_backward_relu`] leaves.
     fn convolution_backward_weight(
         &self,
         shape: &ConvolutionShape,
         input: Self::View<'_>,
         argmax: Self::View<'_>,
         gradient: Self::View<'_>,
-        weight_gradient: RowSums<Self::ViewMut<'_>>,
+        sums: impl ParameterSums<Self>,
     );
 
-    /// Computes the gradient of the inputs from `gradient`, the gradient of the outputs before
-    /// ReLU.
+    /// Computes the gradient of the inputs from `gradient`, which
+    /// [`ConvolutionOperations::convolution_backward_relu`] leaves.
     fn convolution_backward_input(
         &self,
         shape: &ConvolutionShape,

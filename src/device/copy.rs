@@ -15,6 +15,17 @@ pub struct BlockShape {
     pub into_stride: usize,
 }
 
+/// Rows of a table, and the place where they are gathered.
+#[derive(Debug)]
+pub struct GatheredRows<V, W> {
+    /// The elements of a row; may be 0.
+    pub columns: usize,
+    /// All rows.
+    pub table: V,
+    /// The gathered rows.
+    pub into: W,
+}
+
 /// Fills, copies and sums within a device's memory.
 pub trait CopyOperations: MemoryOperations {
     /// Sets every element to `value`.
@@ -33,14 +44,14 @@ pub trait CopyOperations: MemoryOperations {
     /// Transposes each of the `rows × columns` matrices that `input` consists of.
     fn transpose_each(&self, rows: usize, columns: usize, input: Self::View<'_>, output: Self::ViewMut<'_>);
 
-    /// Copies row `numbers[i]` of `table` to row i of `into`; rows have `columns` elements.
+    /// Copies row `numbers[i]` of each table to its row i. The second is copied to values that no format
+    /// rounds, those of [`Role::Exact`](super::Role::Exact).
     ///
-    /// The numbers are integers, stored as the bits of `f32` elements. An empty `into` is allowed.
+    /// The numbers are integers, stored as the bits of `f32` elements.
     fn gather_rows(
         &self,
-        columns: usize,
-        table: Self::View<'_>,
         numbers: Self::View<'_>,
-        into: Self::ViewMut<'_>,
+        first: GatheredRows<Self::View<'_>, Self::ViewMut<'_>>,
+        second: GatheredRows<Self::View<'_>, Self::ViewMut<'_>>,
     );
 }

@@ -2,7 +2,7 @@
 
 use super::activation::Activation;
 use super::memory::MemoryOperations;
-use super::row_sums::RowSums;
+use super::row_sums::{ParameterSums, RowSums};
 use crate::sums::{Leaves, Section};
 
 /// The order of a weight matrix in memory.
@@ -58,6 +58,19 @@ pub struct WeightOperands<V> {
     pub gradient: V,
 }
 
+/// The arrays that the backward pass of a linear layer reads besides the weight.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearTape<V> {
+    /// The inputs, `[rows, inputs]`.
+    pub input: V,
+    /// The activation after the layer.
+    pub activation: Activation,
+    /// The values that the forward pass saved if [`Activation::saves`], otherwise its outputs.
+    pub saved: V,
+    /// The gradient of the outputs, after the activation.
+    pub gradient: V,
+}
+
 /// Linear layers, forward and backward.
 pub trait LinearOperations: MemoryOperations {
     /// Computes `output = activation(input · W + bias)`, `[rows, outputs]`. If the inputs are some of a
@@ -98,4 +111,22 @@ pub trait LinearOperations: MemoryOperations {
         weight: Self::View<'_>,
         input_gradient: Self::ViewMut<'_>,
     );
+
+    /// Returns true if the device has [`LinearOperations::linear_backward`] for this shape.
+    fn fuses_linear_backward(&self, _shape: &LinearShape) -> bool {
+        false
+    }
+
+    /// Runs the whole backward pass, with the bits of its parts: those of the activation, of the weight, with
+    /// the bias, and of the input.
+    fn linear_backward(
+        &self,
+        _shape: &LinearShape,
+        _tape: &LinearTape<Self::View<'_>>,
+        _weight: Self::View<'_>,
+        _sums: impl ParameterSums<Self>,
+        _input_gradient: Self::ViewMut<'_>,
+    ) {
+        unreachable!("the device runs the parts of a linear layer's backward pass one by one")
+    }
 }

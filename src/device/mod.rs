@@ -65,7 +65,7 @@ pub use memory::*;
 pub use norm::*;
 pub use optimizer::*;
 pub use pool::*;
-pub use row_sums::RowSums;
+pub use row_sums::{ParameterSums, RowSums, ViewedSums};
 pub use tuning::*;
 
 /// A processor or GPU with all operations of training.

@@ -1,7 +1,9 @@
-//! [`RowSums`], the sums of a gradient over the rows of a batch, as far as they have been added up.
+//! [`RowSums`], the sums of a gradient over the rows of a batch, as far as they have been added up, and
+//! [`ParameterSums`], those of a layer's weight and bias.
 
 use smallvec::SmallVec;
 
+use super::memory::MemoryOperations;
 use crate::sums::{MOST_PENDING, Section};
 
 /// The sums over the rows of a batch that a pass adds up further: an array for each value on the
@@ -34,5 +36,34 @@ impl<'a> RowSums<&'a mut [f32]> {
             self.stack.chunks_mut(self.stride).map(|array| &mut array[..len]).collect();
         assert!(arrays.len() >= most, "{} arrays for {most} sums", arrays.len());
         arrays
+    }
+}
+
+/// The gradients of a layer's weight and bias, to which an operation adds the same rows. They may lie in
+/// one buffer, so each is viewed in turn.
+pub trait ParameterSums<D: MemoryOperations + ?Sized> {
+    /// Calls `add` with the sums of the weight.
+    fn weight<R>(&mut self, add: impl FnOnce(RowSums<D::ViewMut<'_>>) -> R) -> R;
+
+    /// Calls `add` with the sums of the bias, if the layer has one.
+    fn bias<R>(&mut self, add: impl FnOnce(RowSums<D::ViewMut<'_>>) -> R) -> Option<R>;
+}
+
+/// Sums that the caller views, each for one use. Every layer has a weight.
+#[derive(Debug)]
+pub struct ViewedSums<V> {
+    /// The sums of the weight.
+    pub weight: Option<RowSums<V>>,
+    /// The sums of the bias.
+    pub bias: Option<RowSums<V>>,
+}
+
+impl<'a, D: MemoryOperations> ParameterSums<D> for ViewedSums<D::ViewMut<'a>> {
+    fn weight<R>(&mut self, add: impl FnOnce(RowSums<D::ViewMut<'_>>) -> R) -> R {
+        add(self.weight.take().expect("an operation asks for the sums of the weight once"))
+    }
+
+    fn bias<R>(&mut self, add: impl FnOnce(RowSums<D::ViewMut<'_>>) -> R) -> Option<R> {
+        self.bias.take().map(add)
     }
 }

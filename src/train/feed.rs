@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::Result;
 use crate::dataset::Batches;
-use crate::device::{Device, Role};
+use crate::device::{Device, GatheredRows, Role};
 use crate::nn::Draws;
 use crate::parallel::batch::BatchDivision;
 use crate::parallel::pipeline::MicroBatchSource;
@@ -176,14 +176,13 @@ impl<D: Device> MicroBatchSource<D> for Rows<'_, D> {
         let Resident { inputs: all_inputs, targets: all_targets, input_len, target_len, num_samples, .. } =
             &**resident;
         let numbers = device.view(&resident.numbers, 0..part.len());
-        if *input_len > 0 {
-            let table = device.view(all_inputs, 0..*num_samples * *input_len);
-            device.gather_rows(*input_len, table, numbers, inputs);
-        }
-        if *target_len > 0 {
-            let table = device.view(all_targets, 0..*num_samples * *target_len);
-            device.gather_rows(*target_len, table, numbers, targets);
-        }
+        let [input_table, target_table] = [(all_inputs, *input_len), (all_targets, *target_len)]
+            .map(|(table, columns)| device.view(table, 0..*num_samples * columns));
+        device.gather_rows(
+            numbers,
+            GatheredRows { columns: *input_len, table: input_table, into: inputs },
+            GatheredRows { columns: *target_len, table: target_table, into: targets },
+        );
         Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use phalanx::device::{Cuda, LossShape, logit_statistics, totals};
 use phalanx::sums::{Leaves, Section};
 
+use super::comparison::{compare, exact, given, output, random};
 use super::operations::{DividedCrossEntropy, LogitStatistics};
-use super::twins::{compare, exact, given, output, random};
 
 /// Some of the classes, with the statistics of three ranks: before them, of them and after them. Of two
 /// equal maxima, on two ranks, the first counts.

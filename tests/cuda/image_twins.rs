@@ -3,8 +3,8 @@
 use phalanx::device::{ConvolutionShape, Cuda, GroupNormShape, NormShape, PoolShape};
 use phalanx::sums::{Leaves, Section};
 
+use super::comparison::{before, compare, exact, given, output, random, weights};
 use super::operations::*;
-use super::twins::{compare, exact, given, output, random, weights};
 
 pub fn all(cuda: &Cuda, tolerance: f32) {
     convolutions(cuda, tolerance);
@@ -12,11 +12,6 @@ pub fn all(cuda: &Cuda, tolerance: f32) {
     norms(cuda, tolerance);
     group_norms(cuda, tolerance);
     scales(cuda, tolerance);
-}
-
-/// Returns what a sum has at first.
-fn before(len: usize, accumulate: bool) -> Vec<f32> {
-    if accumulate { random(len, 5) } else { vec![f32::NAN; len] }
 }
 
 fn convolutions(cuda: &Cuda, tolerance: f32) {
@@ -70,10 +65,11 @@ fn convolutions(cuda: &Cuda, tolerance: f32) {
                 arrays.push(output(len));
                 compare(&what, cuda, tolerance, &arrays, &ConvolutionForward { num_read: 3, shape, bias });
             }
-            for accumulate in [false, true] {
-                let sums = exact(before(shape.weight_len(), accumulate));
+            for (accumulate, has_bias) in [(false, true), (true, true), (true, false)] {
+                let [weight, bias] = [shape.weight_len(), outputs].map(|len| exact(before(len, accumulate)));
                 let mut arrays = read.to_vec();
-                arrays.extend([given(random(len, 4)), sums, output(rows * shape.image_len())]);
+                arrays.extend([given(random(len, 4)), weight, output(rows * shape.image_len())]);
+                arrays.extend(has_bias.then_some(bias));
                 let operation = ConvolutionBackward { num_read: 4, shape, accumulate };
                 compare(&what, cuda, tolerance, &arrays, &operation);
             }

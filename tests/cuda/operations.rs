@@ -2,8 +2,8 @@
 
 use phalanx::device::{
     Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, CrossEntropyOperands, Device,
-    DropoutShape, EmbeddingShape, Gate, GroupNormShape, LinearShape, LossShape, NormShape, OptimizerStep,
-    PoolShape, Role, Rotation, RowSums, WeightOperands, totals, update,
+    DropoutShape, EmbeddingShape, Gate, GatheredRows, GroupNormShape, LinearShape, LinearTape, LossShape,
+    NormShape, OptimizerStep, PoolShape, Role, Rotation, RowSums, ViewedSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -66,6 +66,46 @@ operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this,
     let operands = [WeightOperands { rows: this.shape.rows, input: views[0], gradient: views[1] }];
     device.linear_backward_weight(&this.shape, &operands, sums)
 });
+operation!(
+    LinearBackward { shape: LinearShape, activation: Activation, accumulate: bool, bias: bool },
+    |this, device, views, outs| {
+        let LinearBackward { shape, activation, .. } = *this;
+        let (len, outputs) = (shape.rows * shape.outputs, shape.outputs);
+        let [mut output, mut saved, mut gradient] =
+            [(); 3].map(|()| device.allocate(len, Role::Activations).unwrap());
+        let (input, weight, bias) = (views[0], views[1], this.bias.then(|| views[2]));
+        let (to_save, to_output) =
+            (device.view_mut(&mut saved, 0..len), device.view_mut(&mut output, 0..len));
+        device.linear_forward(&shape, input, weight, bias, activation, to_save, to_output);
+        let inputs = shape.rows * shape.inputs;
+        let mut copy = device.allocate(inputs, Role::Activations).unwrap();
+        device.copy(input, device.view_mut(&mut copy, 0..inputs));
+        device.copy(views[3], device.view_mut(&mut gradient, 0..len));
+        let saved = device.view(if activation.saves() { &saved } else { &output }, 0..len);
+        let [weight_sums, input_gradient, bias_sums] = [0, 1, 2].map(|at| outs[at].take().unwrap());
+        let chain = |sums| Some(RowSums::chain(sums, shape.rows, this.accumulate));
+        let bias_sums = if this.bias { chain(bias_sums) } else { None };
+        if device.fuses_linear_backward(&shape) {
+            let (input, gradient) = (device.view(&copy, 0..inputs), device.view(&gradient, 0..len));
+            let tape = LinearTape { input, activation, saved, gradient };
+            let sums = ViewedSums { weight: chain(weight_sums), bias: bias_sums };
+            device.linear_backward(&shape, &tape, weight, sums, input_gradient);
+            return;
+        }
+        let rows = BiasShape { columns: outputs, positions: 1 };
+        device.activation_backward(
+            activation,
+            rows,
+            saved,
+            device.view_mut(&mut gradient, 0..len),
+            bias_sums,
+        );
+        let gradient = device.view(&gradient, 0..len);
+        let operands = [WeightOperands { rows: shape.rows, input: device.view(&copy, 0..inputs), gradient }];
+        device.linear_backward_weight(&shape, &operands, chain(weight_sums).unwrap());
+        device.linear_backward_input(&shape, gradient, weight, input_gradient);
+    }
+);
 operation!(LinearBackwardInput { shape: LinearShape }, |this, device, views, outs| {
     device.linear_backward_input(&this.shape, views[0], views[1], outs[0].take().unwrap())
 });
@@ -101,18 +141,24 @@ operation!(ConvolutionForward { shape: ConvolutionShape, bias: bool }, |this, de
     device.convolution_forward(&this.shape, views[0], views[1], bias, argmax, output)
 });
 operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |this, device, views, outs| {
-    let (shape, input, weight, bias, gradient) = (&this.shape, views[0], views[1], views[2], views[3]);
-    let argmax_len = shape.rows * shape.argmax_len();
+    let (shape, input, weight, bias) = (&this.shape, views[0], views[1], views[2]);
+    let (argmax_len, len) = (shape.rows * shape.argmax_len(), shape.rows * shape.output_len());
     let mut argmax = device.allocate(argmax_len, Role::Activations).unwrap();
-    let mut output = device.allocate(shape.rows * shape.output_len(), Role::Activations).unwrap();
-    let len = shape.rows * shape.output_len();
+    let [mut output, mut gradient] = [(); 2].map(|()| device.allocate(len, Role::Activations).unwrap());
     let at = device.view_mut(&mut argmax, 0..argmax_len);
     device.convolution_forward(shape, input, weight, Some(bias), at, device.view_mut(&mut output, 0..len));
-    let argmax = device.view(&argmax, 0..argmax_len);
-    let (weight_gradient, input_gradient) = (outs[0].take().unwrap(), outs[1].take().unwrap());
-    let sums = RowSums::chain(weight_gradient, shape.rows, this.accumulate);
+    device.copy(views[3], device.view_mut(&mut gradient, 0..len));
+    let (argmax, output) = (device.view(&argmax, 0..argmax_len), device.view(&output, 0..len));
+    if shape.relu {
+        device.convolution_backward_relu(shape, argmax, output, device.view_mut(&mut gradient, 0..len));
+    }
+    let gradient = device.view(&gradient, 0..len);
+    let [weight_sums, input_gradient, bias_sums] =
+        [0, 1, 2].map(|at| outs.get_mut(at).and_then(Option::take));
+    let chain = |sums| RowSums::chain(sums, shape.rows, this.accumulate);
+    let sums = ViewedSums { weight: weight_sums.map(chain), bias: bias_sums.map(chain) };
     device.convolution_backward_weight(shape, input, argmax, gradient, sums);
-    device.convolution_backward_input(shape, weight, argmax, gradient, input_gradient);
+    device.convolution_backward_input(shape, weight, argmax, gradient, input_gradient.unwrap());
 });
 operation!(Pool { shape: PoolShape }, |this, device, views, outs| {
     let shape = &this.shape;
@@ -269,8 +315,12 @@ impl Operation for Optimizer {
     }
 }
 
-operation!(GatherRows { columns: usize }, |this, device, views, outs| {
-    device.gather_rows(this.columns, views[0], views[1], outs[0].take().unwrap())
+operation!(GatherRows { columns: [usize; 2] }, |this, device, views, outs| {
+    let [first, second] = [0, 1].map(|at| {
+        let (columns, into) = (this.columns[at], outs[at].take().unwrap());
+        GatheredRows { columns, table: views[1 + at], into }
+    });
+    device.gather_rows(views[0], first, second)
 });
 
 /// Sums the squares of two tensors, the second of two parts, and clips their gradient.

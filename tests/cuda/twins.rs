@@ -1,127 +1,16 @@
 //! Every operation of the GPU against the CPU's, on random inputs of odd sizes, with outputs
 //! poisoned first.
 
-use std::cell::RefCell;
-
 use phalanx::comm::World;
 use phalanx::device::{
-    Activation, AdamStep, AttentionDropout, AttentionShape, BlockShape, Cpu, Cuda, Device, DropoutMask,
-    DropoutShape, EmbeddingShape, Gate, LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role,
-    Rotation, SgdStep, WeightLayout, totals, update,
+    Activation, AdamStep, AttentionDropout, AttentionShape, BlockShape, Cuda, DropoutMask, DropoutShape,
+    EmbeddingShape, Gate, LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role, Rotation,
+    SgdStep, WeightLayout, totals, update,
 };
 
+use super::comparison::{Array, DIFFERENCES, before, compare, exact, given, output, random, weights};
 use super::divided_losses::divided_losses;
 use super::operations::*;
-
-/// Returns reproducible numbers in −1..1.
-pub fn random(len: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 40) as f32 / (1 << 23) as f32) - 1.0
-    };
-    (0..len).map(|_| next()).collect()
-}
-
-/// An array of an operation, with its initial content and its role.
-#[derive(Clone)]
-pub struct Array(Vec<f32>, Role);
-
-pub fn given(values: Vec<f32>) -> Array {
-    Array(values, Role::Activations)
-}
-
-pub fn weights(values: Vec<f32>) -> Array {
-    Array(values, Role::Parameters)
-}
-
-pub fn exact(values: Vec<f32>) -> Array {
-    Array(values, Role::Exact)
-}
-
-/// Returns poisoned memory for activations.
-pub fn output(len: usize) -> Array {
-    given(vec![f32::NAN; len])
-}
-
-/// Buffers on a device, and the views that operations take.
-struct Bench<'d, D: Device> {
-    device: &'d D,
-    buffers: Vec<D::Buffer>,
-    lengths: Vec<usize>,
-}
-
-impl<'d, D: Device> Bench<'d, D> {
-    fn new(device: &'d D, arrays: &[Array]) -> Bench<'d, D> {
-        let mut buffers = Vec::new();
-        for Array(values, role) in arrays {
-            let mut buffer = device.allocate(values.len(), *role).unwrap();
-            let into = device.view_mut(&mut buffer, 0..values.len());
-            device
-                .write(into, &mut |memory| {
-                    memory.copy_from_slice(values);
-                    Ok(())
-                })
-                .unwrap();
-            buffers.push(buffer);
-        }
-        Bench { device, buffers, lengths: arrays.iter().map(|Array(values, _)| values.len()).collect() }
-    }
-
-    fn values(&self) -> Vec<Vec<f32>> {
-        let mut all = Vec::new();
-        for (buffer, len) in self.buffers.iter().zip(&self.lengths) {
-            self.device
-                .read(self.device.view(buffer, 0..*len), &mut |values| {
-                    all.push(values.to_vec());
-                    Ok(())
-                })
-                .unwrap();
-        }
-        all
-    }
-}
-
-thread_local! {
-    /// The first difference of each array.
-    static DIFFERENCES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Runs `operation` on both devices and compares every array, relative to its largest value.
-pub fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation: &impl Operation) {
-    fn on<D: Device>(device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
-        let mut bench = Bench::new(device, arrays);
-        // twice, because an operation must not depend on what another has left in memory
-        for _ in 0..2 {
-            bench = Bench::new(device, arrays);
-            operation.run(device, &mut bench.buffers, &bench.lengths);
-        }
-        bench.values()
-    }
-    // inputs have no more digits than the GPU keeps, so that the operations are compared, not the
-    // inputs
-    let keep = |role| if tolerance > 5e-3 && role != Role::Exact { 0xffff_0000 } else { u32::MAX };
-    let cut = |Array(values, role): &Array| {
-        let values = values.iter().map(|value| f32::from_bits(value.to_bits() & keep(*role))).collect();
-        Array(values, *role)
-    };
-    let arrays = &arrays.iter().map(cut).collect::<Vec<_>>();
-    let expected = on(&Cpu::new(1).unwrap(), arrays, operation);
-    let found = on(cuda, arrays, operation);
-    for (array, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        let largest = expected.iter().fold(1e-3_f32, |largest, value| largest.max(value.abs()));
-        for (i, (f, e)) in found.iter().zip(expected).enumerate() {
-            let is_same = f == e || f.is_nan() && e.is_nan() || (f - e).abs() <= tolerance * largest;
-            if !is_same {
-                let found = format!("element {i} is {f}, not {e} (largest {largest})");
-                // at once, in case an operation ends the process
-                eprintln!("{what}: array {array}, {found}");
-                DIFFERENCES.with_borrow_mut(|all| all.push(format!("{what}: array {array}, {found}")));
-                break;
-            }
-        }
-    }
-}
 
 const ACTIVATIONS: [Activation; 6] = [
     Activation::Identity,
@@ -174,11 +63,26 @@ fn linear(cuda: &Cuda, tolerance: f32) {
                 }
             }
             for accumulate in [false, true] {
-                let before =
-                    if accumulate { random(inputs * outputs, 5) } else { vec![f32::NAN; inputs * outputs] };
                 let operation = LinearBackwardWeight { num_read: 2, shape, accumulate };
-                let arrays = [x.clone(), g.clone(), exact(before)];
+                let arrays = [x.clone(), g.clone(), exact(before(inputs * outputs, accumulate))];
                 compare(&format!("backward weight {shape:?}"), cuda, tolerance, &arrays, &operation);
+            }
+            // one pass in f32 alone; otherwise rounding would move outputs across the corner of ReLU
+            let in_one_pass = ACTIVATIONS.into_iter().filter(|_| tolerance <= 1e-5);
+            for activation in in_one_pass {
+                for (accumulate, bias) in [(false, true), (true, true), (true, false)] {
+                    // without a bias its sums stay as they are
+                    let bias_sums = if bias { before(outputs, accumulate) } else { random(outputs, 6) };
+                    let outs = [
+                        exact(before(inputs * outputs, accumulate)),
+                        output(rows * inputs),
+                        exact(bias_sums),
+                    ];
+                    let arrays = [&[x.clone(), w.clone(), b.clone(), g.clone()][..], &outs].concat();
+                    let operation = LinearBackward { num_read: 4, shape, activation, accumulate, bias };
+                    let what = format!("backward {shape:?} {activation:?}");
+                    compare(&what, cuda, tolerance, &arrays, &operation);
+                }
             }
             let operation = LinearBackwardInput { num_read: 2, shape };
             let arrays = [g.clone(), w.clone(), output(rows * inputs)];
@@ -368,9 +272,16 @@ fn moves(cuda: &Cuda, tolerance: f32) {
             let arrays = [Array(random(len, 3), role), Array(random(len, 4), role)];
             compare("an addition", cuda, tolerance, &arrays, &Add { num_read: 1 });
         }
-        let numbers = (0..rows).map(|row| f32::from_bits((7 * row as u32 + 2) % (3 * rows as u32))).collect();
-        let arrays = [exact(random(len, 1)), exact(numbers), output(rows * columns)];
-        compare("rows", cuda, tolerance, &arrays, &GatherRows { num_read: 2, columns });
+        let numbers: Vec<f32> =
+            (0..rows).map(|row| f32::from_bits((7 * row as u32 + 2) % (3 * rows as u32))).collect();
+
+        for columns in [[columns, 1], [columns, 0], [0, columns], [columns, columns + 1]] {
+            let [table, other] = columns.map(|columns| exact(random(3 * rows * columns, 1)));
+            let [into, other_into] = columns.map(|columns| rows * columns);
+            let outputs = [output(into), exact(vec![f32::NAN; other_into])];
+            let arrays = [&[exact(numbers.clone()), table, other][..], &outputs].concat();
+            compare("rows", cuda, tolerance, &arrays, &GatherRows { num_read: 3, columns });
+        }
         for role in [Role::Activations, Role::Parameters, Role::Exact] {
             let arrays =
                 [exact(random(len, 1)), Array(vec![f32::NAN; len], role), Array(vec![f32::NAN; len], role)];

@@ -47,14 +47,7 @@ impl ActivationOperations for Cpu {
             }
         }
         if let Some(sums) = bias_gradient {
-            let BiasShape { columns, positions } = shape;
-            let len = columns * positions;
-            let (rows, mut arrays) = (sums.rows, sums.arrays(columns));
-            LEAF_SUMS.with_borrow_mut(|stack| {
-                add_up(rows, stack, &mut arrays, |samples, sums| {
-                    self.add_samples(shape, &gradient[samples.start * len..samples.end * len], sums);
-                });
-            });
+            self.add_rows(shape, gradient, sums);
         }
     }
 
@@ -114,6 +107,18 @@ impl ActivationOperations for Cpu {
 }
 
 impl Cpu {
+    /// Adds up the rows of `values`, `[samples, positions, columns]`.
+    pub(super) fn add_rows(&self, shape: BiasShape, values: &[f32], sums: RowSums<&mut [f32]>) {
+        let BiasShape { columns, positions } = shape;
+        let len = columns * positions;
+        let (rows, mut arrays) = (sums.rows, sums.arrays(columns));
+        LEAF_SUMS.with_borrow_mut(|stack| {
+            add_up(rows, stack, &mut arrays, |samples, sums| {
+                self.add_samples(shape, &values[samples.start * len..samples.end * len], sums);
+            });
+        });
+    }
+
     /// Computes `output = a · function(b).0` of the halves a and b of rows.
     fn gated(
         &self,

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::transpose::transpose;
-use crate::device::{BlockShape, CopyOperations};
+use crate::device::{BlockShape, CopyOperations, GatheredRows};
 
 impl CopyOperations for Cpu {
     fn fill(&self, into: &mut [f32], value: f32) {
@@ -33,9 +33,17 @@ impl CopyOperations for Cpu {
         matrices.for_each(|(input, output)| self.transpose_matrix(rows, columns, input, output));
     }
 
-    fn gather_rows(&self, columns: usize, table: &[f32], numbers: &[f32], into: &mut [f32]) {
-        for (row, number) in into.chunks_exact_mut(columns).zip(numbers) {
-            row.copy_from_slice(&table[number.to_bits() as usize * columns..][..columns]);
+    fn gather_rows(
+        &self,
+        numbers: &[f32],
+        first: GatheredRows<&[f32], &mut [f32]>,
+        second: GatheredRows<&[f32], &mut [f32]>,
+    ) {
+        let tables = [first, second].into_iter().filter(|table| table.columns > 0);
+        for GatheredRows { columns, table, into } in tables {
+            for (row, number) in into.chunks_exact_mut(columns).zip(numbers) {
+                row.copy_from_slice(&table[number.to_bits() as usize * columns..][..columns]);
+            }
         }
     }
 }

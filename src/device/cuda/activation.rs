@@ -9,6 +9,9 @@ use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
 use super::runtime::partial_sums::{COLUMN_COUNTERS, SUM_COLUMNS};
 use crate::device::{Activation, ActivationOperations, BiasShape, DropoutShape, Gate, RowSums};
 
+/// The most rows that a block adds up without others beside it.
+pub(super) const MOST_ROWS_AT_ONCE: usize = 256;
+
 /// Largest number of partial sums that a sum over rows is split into.
 const MAX_PARTIAL_SUMS: usize = 128;
 
@@ -43,7 +46,7 @@ fn gate_number(gate: Gate) -> i32 {
 }
 
 /// Returns the kernels' number of an activation.
-fn number(activation: Activation) -> i32 {
+pub(super) fn number(activation: Activation) -> i32 {
     match activation {
         Activation::Identity => 0,
         Activation::Relu => 1,
@@ -159,8 +162,8 @@ impl Cuda {
         // rows that a block takes at a time: more where there are few columns
         let height = BLOCK as usize / columns.min(SUM_COLUMNS as usize);
         let wanted = self.streams.max_blocks().div_ceil(blocks).min(rows.rows.div_ceil(4 * height));
-        let can_count = blocks <= COLUMN_COUNTERS;
-        let num_sums = if can_count { wanted.clamp(1, MAX_PARTIAL_SUMS) } else { 1 };
+        let is_divided = blocks <= COLUMN_COUNTERS && rows.rows > MOST_ROWS_AT_ONCE;
+        let num_sums = if is_divided { wanted.clamp(1, MAX_PARTIAL_SUMS) } else { 1 };
         if num_sums == 1 {
             return self.sum_rows(rows, 1, total.pointer, accumulate, 0);
         }

@@ -8,13 +8,15 @@ use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
 use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
-use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
+use crate::device::{
+    Activation, ActivationOperations, BiasShape, ConvolutionOperations, ConvolutionShape, ParameterSums,
+};
 
 /// The most threads of a block that is divided into slices.
 const MOST_THREADS: usize = 1024;
 
 /// The most weights whose gradients a thread sums.
-const MOST_WEIGHTS: usize = 8;
+const MOST_WEIGHTS: usize = 5;
 
 /// The outputs that a thread computes at once: `OUTPUTS` of the kernels.
 const OUTPUTS_AT_ONCE: usize = 4;
@@ -162,16 +164,23 @@ fn forward_launch(shape: &ConvolutionShape) -> (StagedLaunch, u32) {
     (StagedLaunch::sliced(blocks, width, slices, floats), width as u32)
 }
 
-/// Returns the launch of the backward pass by gradients that are spread out in shared memory, if the kernel
-/// has no stride and they fit.
-fn dense_launch(shape: &ConvolutionShape) -> Option<Launch> {
-    let reach = shape.kernel - 1;
+/// Returns the launch of the backward pass by gradients that are spread out in shared memory, and the threads
+/// of a slice, if the kernel has no stride and they fit. Slices share the outputs where one has a thread for
+/// every group of columns.
+fn dense_launch(shape: &ConvolutionShape) -> Option<(Launch, u32)> {
+    let (blocks, reach) = ((shape.rows, 1), shape.kernel - 1);
     let (height, width) = (shape.height + 2 * shape.padding, shape.width + 2 * shape.padding);
-    let floats = (height + reach) * (width + reach) * shape.outputs.next_multiple_of(OUTPUTS_AT_ONCE);
-    let floats = floats + padded_weight_len(shape);
-    let items = shape.height * shape.width.div_ceil(DENSE_COLUMNS) * shape.channels;
-    let StagedLaunch { launch, staged } = StagedLaunch::new((shape.rows, 1), items, floats);
-    (shape.stride == 1 && shape.kernel <= LARGEST_DENSE_KERNEL && staged == 1).then_some(launch)
+    let depth = shape.outputs.next_multiple_of(OUTPUTS_AT_ONCE);
+    let floats = (height + reach) * (width + reach) * depth + padded_weight_len(shape);
+    let groups = shape.height * shape.width.div_ceil(DENSE_COLUMNS) * shape.channels;
+    let threads = StagedLaunch::new(blocks, groups, 0).launch.threads.0 as usize;
+    let most = (MOST_THREADS / threads).min(depth / OUTPUTS_AT_ONCE);
+    let slices = if groups <= threads { most } else { 1 };
+    let sums = |slices: usize| if slices > 1 { DENSE_COLUMNS * slices * threads } else { 0 };
+    let StagedLaunch { launch, staged } =
+        StagedLaunch::sliced(blocks, threads, slices, |slices| floats.max(sums(slices)));
+    let is_dense = shape.stride == 1 && shape.kernel <= LARGEST_DENSE_KERNEL && staged == 1;
+    is_dense.then_some((launch, threads as u32))
 }
 
 impl ConvolutionOperations for Cuda {
@@ -197,34 +206,54 @@ impl ConvolutionOperations for Cuda {
         launch!(self.streams, kernel, launch, sizes, input, weight, bias, argmax, output, width, staged);
     }
 
+    fn convolution_backward_relu(
+        &self,
+        shape: &ConvolutionShape,
+        _argmax: CudaView<'_>,
+        output: CudaView<'_>,
+        gradient: CudaViewMut<'_>,
+    ) {
+        // with pooling, `argmax` says which outputs ReLU set to 0
+        if !shape.pool {
+            let columns = shape.outputs;
+            let rows = BiasShape { columns, positions: shape.output_len() / columns };
+            self.activation_backward(Activation::Relu, rows, output, gradient, None);
+        }
+    }
+
     fn convolution_backward_weight(
         &self,
         shape: &ConvolutionShape,
         input: CudaView<'_>,
         argmax: CudaView<'_>,
         gradient: CudaView<'_>,
-        weight_gradient: RowSums<CudaViewMut<'_>>,
+        mut sums: impl ParameterSums<Cuda>,
     ) {
         let (image_len, output_len, weights) = (shape.image_len(), shape.output_len(), shape.weight_len());
         assert!(input.len == shape.rows * image_len && gradient.len == shape.rows * output_len);
         assert_eq!(argmax.len, shape.rows * shape.argmax_len());
-        let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, weights) else { return };
+        let weight = sums.weight(|sums| self.single_total(sums, weights));
+        let bias = sums.bias(|sums| self.single_total(sums, shape.outputs)).flatten();
+        let Some(weight) = weight else { return };
+        let of_group = weight.len + bias.map_or(0, |bias| bias.len);
         let groups = shape.rows.clamp(1, MAX_GROUPS);
-        let each = weights.div_ceil(MOST_THREADS).min(MOST_WEIGHTS);
-        let width = weights.div_ceil(each).next_multiple_of(32).min(MOST_THREADS);
+        let num_threads = (weights / shape.outputs).div_ceil(MOST_WEIGHTS) * shape.outputs;
+        let width = num_threads.next_multiple_of(32).min(MOST_THREADS);
+        let blocks = (groups, num_threads.div_ceil(width));
         // several slices of the places where there are few weights
-        let slices = if each == 1 { MOST_THREADS / width } else { 1 };
-        let blocks = (groups, weights.div_ceil(each * width));
-        let sums = |slices: usize| if slices > 1 { slices * width } else { 0 };
-        let floats = |slices: usize| shape.padded_len() + 2 * output_len + sums(slices);
+        let slices = (MOST_THREADS / width).min(output_len / shape.outputs);
+        let sums = |slices: usize| if slices > 1 { MOST_WEIGHTS * slices * width } else { 0 };
+        let image = shape.padded_len().next_multiple_of(2);
+        let floats = |slices: usize| image + 2 * output_len + sums(slices);
         let StagedLaunch { launch, staged } = StagedLaunch::sliced(blocks, width, slices, floats);
         let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
         let kernel = &kernels.convolution_backward_weight;
         let (sizes, input) = (ConvolutionSizes::new(shape), input.pointer);
         let (argmax, gradient, width) = (argmax.pointer, gradient.pointer, width as u32);
-        let Some(sums) = self.partial_sums.reserve(groups * weights) else { return };
-        launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, width, staged);
-        self.partial_sums.add_to(&weight_gradient, groups, sums, accumulate);
+        let Some(sums) = self.partial_sums.reserve(groups * of_group) else { return };
+        let has_bias = i32::from(bias.is_some());
+        launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, width, has_bias, staged);
+        self.partial_sums.add_to(weight, bias, groups, sums);
     }
 
     fn convolution_backward_input(
@@ -242,9 +271,9 @@ impl ConvolutionOperations for Cuda {
         let (gradient_format, gradient) = (gradient.format, gradient.pointer);
         let Some(kernels) = self.convolution_kernels(shape, gradient_format) else { return };
         let input_gradient = input_gradient.pointer;
-        if let Some(launch) = dense_launch(shape) {
+        if let Some((launch, width)) = dense_launch(shape) {
             let kernel = &kernels.convolution_backward_input_dense;
-            launch!(self.streams, kernel, launch, sizes, weight, argmax, gradient, input_gradient);
+            launch!(self.streams, kernel, launch, sizes, weight, argmax, gradient, input_gradient, width);
             return;
         }
         // several blocks for each image where there are few images

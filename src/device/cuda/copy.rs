@@ -6,7 +6,7 @@ use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, Launch, launch};
-use crate::device::{BlockShape, CopyOperations};
+use crate::device::{BlockShape, CopyOperations, GatheredRows};
 
 kernel_table!(CopyKernels in "copy.cu" {
     fill: KernelPair,
@@ -88,16 +88,37 @@ impl CopyOperations for Cuda {
         launch!(self.streams, kernel, launch, len, rows, columns, input.pointer, output.pointer);
     }
 
-    fn gather_rows(&self, columns: usize, table: CudaView<'_>, numbers: CudaView<'_>, into: CudaViewMut<'_>) {
-        if into.len == 0 {
+    fn gather_rows(
+        &self,
+        numbers: CudaView<'_>,
+        first: GatheredRows<CudaView<'_>, CudaViewMut<'_>>,
+        second: GatheredRows<CudaView<'_>, CudaViewMut<'_>>,
+    ) {
+        for GatheredRows { columns, table, into } in [&first, &second] {
+            assert!(into.len == numbers.len * columns && table.format == Format::F32);
+        }
+        assert_eq!(second.into.format, Format::F32, "no format rounds the second rows");
+        if first.into.len + second.into.len == 0 {
             return;
         }
-        assert!(into.len == numbers.len * columns && table.len.is_multiple_of(columns));
-        assert_eq!(table.format, Format::F32);
-        let (kernel, launch) =
-            (self.kernels.of::<CopyKernels>().gather_rows.of(into.format), self.streams.over(into.len, 8));
-        let (len, columns) = (into.len as u64, columns as u32);
-        let (table, numbers) = (table.pointer, numbers.pointer);
-        launch!(self.streams, kernel, launch, len, columns, table, numbers, into.pointer);
+        let launch = self.streams.over(first.into.len.max(second.into.len), 8);
+        let kernel = self.kernels.of::<CopyKernels>().gather_rows.of(first.into.format);
+        let (rows, numbers) = (numbers.len as u32, numbers.pointer);
+        let (columns, table, into) = (first.columns as u32, first.table.pointer, first.into.pointer);
+        let (others, other_table) = (second.columns as u32, second.table.pointer);
+        let other_into = second.into.pointer;
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            rows,
+            numbers,
+            columns,
+            table,
+            into,
+            others,
+            other_table,
+            other_into
+        );
     }
 }

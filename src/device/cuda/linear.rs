@@ -1,17 +1,23 @@
 //! Linear layers as products by cuBLASLt.
 
+use super::activation::{MOST_ROWS_AT_ONCE, number};
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use super::runtime::partial_sums::SUM_COLUMNS;
 use super::runtime::product::{
     AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
 };
-use crate::device::{Activation, LinearOperations, LinearShape, RowSums, WeightLayout, WeightOperands};
+use crate::device::{
+    Activation, LinearOperations, LinearShape, LinearTape, ParameterSums, RowSums, WeightLayout,
+    WeightOperands,
+};
 
 kernel_table!(LinearKernels in "linear.cu" {
     small_product: Kernel,
+    linear_backward: Kernel,
 });
 
 /// The most products of two values in a product of matrices that our own kernel forms.
@@ -20,29 +26,76 @@ const LARGEST_SMALL_PRODUCT: usize = 1 << 22;
 /// The most terms of a sum that its kernel forms: a block goes through all of them.
 const MOST_SMALL_TERMS: usize = 1024;
 
-/// Rows, and columns, of a block's part of a small product.
-const SIDE: usize = 16;
+/// Rows, and columns, of a tile, a block's part of a small product.
+const SIDE: u32 = 16;
 
-/// The most blocks of a launch in y.
-const MOST_BLOCKS_IN_Y: usize = 65_535;
-
-/// A factor of a small product, row-major or column-major: `struct Matrix` of the kernel.
+/// `struct Factor` of the kernels.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct SmallFactor {
     values: u64,
-    row_stride: u32,
-    column_stride: u32,
+    saved: u64,
+    activation: u32,
+    line_stride: u32,
+    term_stride: u32,
 }
 
 impl KernelArgument for SmallFactor {}
 
 impl SmallFactor {
-    /// Returns the transpose of a factor of cuBLASLt's, which is `rows × columns` there.
-    fn new(operand: &Operand, rows: usize, columns: usize) -> SmallFactor {
+    /// Returns a factor of cuBLASLt's, `rows × columns` there, whose lines are the columns if they
+    /// `are_columns`.
+    fn new(operand: &Operand, [rows, columns]: [usize; 2], are_columns: bool) -> SmallFactor {
         let (row_stride, column_stride) =
-            if operand.transposed { (1, columns as u32) } else { (rows as u32, 1) };
-        SmallFactor { values: operand.pointer, row_stride, column_stride }
+            if operand.transposed { (columns as u32, 1) } else { (1, rows as u32) };
+        let (line_stride, term_stride) =
+            if are_columns { (column_stride, row_stride) } else { (row_stride, column_stride) };
+        SmallFactor { values: operand.pointer, saved: 0, activation: 0, line_stride, term_stride }
+    }
+
+    /// Returns the gradients before an activation, from those after it.
+    fn before(self, activation: Activation, saved: u64) -> SmallFactor {
+        SmallFactor { saved, activation: number(activation) as u32, ..self }
+    }
+}
+
+/// `struct TiledProduct` of the kernels.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TiledProduct {
+    rows: u32,
+    columns: u32,
+    terms: u32,
+    accumulate: u32,
+    relu: u32,
+    left: SmallFactor,
+    right: SmallFactor,
+    bias: u64,
+    output: u64,
+}
+
+impl KernelArgument for TiledProduct {}
+
+impl TiledProduct {
+    /// Returns a product of cuBLASLt's, whose matrices are transposed: its right factor is the left one here.
+    fn new(product: &Product, relu: bool) -> TiledProduct {
+        let [columns, rows, terms] = product.size;
+        TiledProduct {
+            rows: rows as u32,
+            columns: columns as u32,
+            terms: terms as u32,
+            accumulate: u32::from(product.accumulate),
+            relu: u32::from(relu),
+            left: SmallFactor::new(&product.right, [terms, rows], true),
+            right: SmallFactor::new(&product.left, [columns, terms], false),
+            bias: product.epilogue.bias,
+            output: product.output.pointer,
+        }
+    }
+
+    /// Returns the number of tiles, each of which takes a block.
+    fn tiles(&self) -> u32 {
+        self.rows.div_ceil(SIDE) * self.columns.div_ceil(SIDE)
     }
 }
 
@@ -70,43 +123,68 @@ impl Cuda {
         }
     }
 
-    /// Starts a product in f32 by a kernel of our own if it is small: cuBLASLt would divide its terms, and
-    /// take two kernels and twice the time.
+    /// Returns true if a product of this size is formed by a kernel of our own: cuBLASLt would divide its
+    /// terms, and take two kernels and twice the time.
+    fn is_small(&self, size: [usize; 3]) -> bool {
+        let is_short = size.iter().product::<usize>() <= LARGEST_SMALL_PRODUCT && size[2] <= MOST_SMALL_TERMS;
+        self.precision == Precision::F32 && is_short
+    }
+
+    /// Starts a product by a kernel of our own if it is small.
     fn multiply_small(&self, product: &Product) -> bool {
-        let [columns, rows, terms] = product.size;
         let relu = match product.epilogue.function {
             EpilogueFunction::Identity => false,
             EpilogueFunction::Relu => true,
             EpilogueFunction::Gelu { .. } => return false,
         };
-        let is_small = columns * rows * terms <= LARGEST_SMALL_PRODUCT && terms <= MOST_SMALL_TERMS;
-        if self.precision != Precision::F32 || !is_small || rows.div_ceil(SIDE) > MOST_BLOCKS_IN_Y {
+        if !self.is_small(product.size) {
             return false;
         }
-        // cuBLASLt's matrices are transposed: its right factor is the left one here
-        let left = SmallFactor::new(&product.right, terms, rows);
-        let right = SmallFactor::new(&product.left, columns, terms);
-        let blocks = (columns.div_ceil(SIDE) as u32, rows.div_ceil(SIDE) as u32);
-        let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
+        let product = TiledProduct::new(product, relu);
+        let launch = Launch { blocks: (product.tiles(), 1), threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = &self.kernels.of::<LinearKernels>().small_product;
-        let (rows, columns, terms) = (rows as u32, columns as u32, terms as u32);
-        let (bias, output) = (product.epilogue.bias, product.output.pointer);
-        let (accumulate, relu) = (i32::from(product.accumulate), i32::from(relu));
-        launch!(
-            self.streams,
-            kernel,
-            launch,
-            rows,
-            columns,
-            terms,
-            left,
-            right,
-            bias,
-            output,
-            accumulate,
-            relu
-        );
+        launch!(self.streams, kernel, launch, product);
         true
+    }
+
+    /// Returns the product that is the gradient of the inputs.
+    fn input_product(
+        &self,
+        shape: &LinearShape,
+        gradient: CudaView<'_>,
+        weight: CudaView<'_>,
+        input_gradient: &CudaViewMut<'_>,
+    ) -> Product {
+        let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
+        assert!(gradient.len == rows * outputs && weight.len == inputs * outputs);
+        assert_eq!(input_gradient.len, rows * inputs);
+        Product {
+            size: [inputs, rows, outputs],
+            left: self.operand(weight, layout == WeightLayout::InputsByOutputs),
+            right: self.operand(gradient, false),
+            output: ProductOutput { pointer: input_gradient.pointer, format: input_gradient.format },
+            accumulate: false,
+            epilogue: Epilogue::NONE,
+        }
+    }
+
+    /// Returns the product that is the gradient of the weight, or is added to it.
+    fn weight_product(
+        &self,
+        shape: &LinearShape,
+        operands: WeightOperands<CudaView<'_>>,
+        output: ProductOutput,
+        accumulate: bool,
+    ) -> Product {
+        let LinearShape { inputs, outputs, layout, .. } = *shape;
+        let WeightOperands { rows, input, gradient } = operands;
+        assert!(input.len == rows * inputs && gradient.len == rows * outputs);
+        let (size, left, right) = match layout {
+            WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
+            WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
+        };
+        let (left, right) = (self.operand(left, false), self.operand(right, true));
+        Product { size, left, right, output, accumulate, epilogue: Epilogue::NONE }
     }
 }
 
@@ -159,27 +237,15 @@ impl LinearOperations for Cuda {
         operands: &[WeightOperands<CudaView<'_>>],
         weight_gradient: RowSums<CudaViewMut<'_>>,
     ) {
-        let LinearShape { inputs, outputs, layout, .. } = *shape;
+        let LinearShape { inputs, outputs, .. } = *shape;
         let Some((weight_gradient, accumulate)) = self.single_sum(weight_gradient, inputs * outputs) else {
             return;
         };
         // cuBLASLt refuses products over no rows
         let with_rows = operands.iter().filter(|operand| operand.rows > 0);
-        for (number, &WeightOperands { rows, input, gradient }) in with_rows.enumerate() {
-            assert!(input.len == rows * inputs && gradient.len == rows * outputs);
-            let (size, left, right) = match layout {
-                WeightLayout::OutputsByInputs => ([inputs, outputs, rows], input, gradient),
-                WeightLayout::InputsByOutputs => ([outputs, inputs, rows], gradient, input),
-            };
-            let output = ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
-            self.must_multiply(&Product {
-                size,
-                left: self.operand(left, false),
-                right: self.operand(right, true),
-                output,
-                accumulate: accumulate || number > 0,
-                epilogue: Epilogue::NONE,
-            });
+        let output = ProductOutput { pointer: weight_gradient.pointer, format: weight_gradient.format };
+        for (number, operands) in with_rows.enumerate() {
+            self.must_multiply(&self.weight_product(shape, *operands, output, accumulate || number > 0));
         }
     }
 
@@ -190,17 +256,65 @@ impl LinearOperations for Cuda {
         weight: CudaView<'_>,
         input_gradient: CudaViewMut<'_>,
     ) {
+        self.must_multiply(&self.input_product(shape, gradient, weight, &input_gradient));
+    }
+
+    fn fuses_linear_backward(&self, shape: &LinearShape) -> bool {
+        let LinearShape { rows, inputs, outputs, .. } = *shape;
+        let sizes = [[inputs, rows, outputs], [inputs, outputs, rows]];
+        rows <= MOST_ROWS_AT_ONCE && sizes.into_iter().all(|size| self.is_small(size))
+    }
+
+    fn linear_backward(
+        &self,
+        shape: &LinearShape,
+        tape: &LinearTape<CudaView<'_>>,
+        weight: CudaView<'_>,
+        mut sums: impl ParameterSums<Cuda>,
+        input_gradient: CudaViewMut<'_>,
+    ) {
         let LinearShape { rows, inputs, outputs, layout, .. } = *shape;
-        assert!(gradient.len == rows * outputs && weight.len == inputs * outputs);
-        assert_eq!(input_gradient.len, rows * inputs);
-        let product = Product {
-            size: [inputs, rows, outputs],
-            left: self.operand(weight, layout == WeightLayout::InputsByOutputs),
-            right: self.operand(gradient, false),
-            output: ProductOutput { pointer: input_gradient.pointer, format: input_gradient.format },
-            accumulate: false,
-            epilogue: Epilogue::NONE,
+        let LinearTape { input, activation, saved, gradient } = *tape;
+        let sum = |sums: RowSums<CudaViewMut<'_>>, len| {
+            let sum = self.single_sum(sums, len);
+            sum.map(|(sum, accumulate)| {
+                (ProductOutput { pointer: sum.pointer, format: sum.format }, accumulate)
+            })
         };
-        self.must_multiply(&product);
+        let weight_sum = sums.weight(|sums| sum(sums, inputs * outputs));
+        let bias_sum = sums.bias(|sums| sum(sums, outputs)).flatten();
+        let Some((output, accumulate)) = weight_sum else { return };
+        let operands = WeightOperands { rows, input, gradient };
+        let of_weight = self.weight_product(shape, operands, output, accumulate);
+        let of_input = self.input_product(shape, gradient, weight, &input_gradient);
+        let [mut of_weight, mut of_input] =
+            [of_weight, of_input].map(|product| TiledProduct::new(&product, false));
+        of_input.left = of_input.left.before(activation, saved.pointer);
+        let gradient = match layout {
+            WeightLayout::OutputsByInputs => &mut of_weight.left,
+            WeightLayout::InputsByOutputs => &mut of_weight.right,
+        };
+        *gradient = gradient.before(activation, saved.pointer);
+        let (gradient, input_tiles, weight_tiles) = (*gradient, of_input.tiles(), of_weight.tiles());
+        let bias_blocks = if bias_sum.is_some() { outputs.div_ceil(SUM_COLUMNS as usize) as u32 } else { 0 };
+        let blocks = (input_tiles + weight_tiles + bias_blocks, 1);
+        let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
+        let bias = bias_sum.map_or(0, |(sum, _)| sum.pointer);
+        let kernel = &self.kernels.of::<LinearKernels>().linear_backward;
+        let (rows, outputs, accumulate) = (rows as u32, outputs as u32, i32::from(accumulate));
+        launch!(
+            self.streams,
+            kernel,
+            launch,
+            of_input,
+            of_weight,
+            input_tiles,
+            weight_tiles,
+            gradient,
+            rows,
+            outputs,
+            bias,
+            accumulate,
+        );
     }
 }

@@ -100,7 +100,7 @@ pub use runtime::graph::Recording;
 use runtime::kernels::{KernelModules, KernelTable, KernelTables};
 use runtime::machine;
 pub use runtime::machine::OLDEST_CAPABILITY;
-use runtime::partial_sums::PartialSums;
+use runtime::partial_sums::{PartialSums, Total};
 use runtime::readings::Readings;
 pub use runtime::readings::TotalsReading;
 use runtime::specialised::SpecialisedKernels;
@@ -173,5 +173,10 @@ impl Cuda {
             self.fill(stack, 0.0);
         }
         None
+    }
+
+    /// Returns what [`Cuda::single_sum`] does, as the total of partial sums.
+    fn single_total(&self, sums: RowSums<CudaViewMut<'_>>, len: usize) -> Option<Total> {
+        self.single_sum(sums, len).map(|(sum, accumulate)| Total::new(&sum, accumulate))
     }
 }

@@ -1,7 +1,7 @@
 //! Convolutions.
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, Tape, TapedRows};
-use crate::device::{Activation, BiasShape, ConvolutionShape, Device};
+use crate::device::{Activation, ConvolutionShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
 
@@ -74,18 +74,12 @@ impl LayerPasses for ConvolutionLayer {
         device: &D,
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
-        sums: Option<(LayerSums<'_, D>, Section)>,
+        _sums: Option<(LayerSums<'_, D>, Section)>,
         is_backpropagated: bool,
     ) {
-        let mut sums = sums.filter(|_| self.bias);
-        if is_backpropagated && sums.is_none() {
-            return;
+        if self.shape.relu && !is_backpropagated {
+            device.convolution_backward_relu(&self.shape, tape.saved, tape.output, gradient);
         }
-        let activation = if is_backpropagated { Activation::Identity } else { self.activation() };
-        let columns = self.shape.outputs;
-        let shape = BiasShape { columns, positions: self.shape.output_len() / columns };
-        let bias = sums.as_mut().map(|(sums, section)| sums.get(device, BIAS, *section));
-        device.activation_backward(activation, shape, tape.output, gradient, bias);
     }
 
     fn backward_weight<D: Device>(
@@ -95,9 +89,9 @@ impl LayerPasses for ConvolutionLayer {
         mut sums: LayerSums<'_, D>,
     ) {
         for TapedRows { tape, gradient, section } in micro_batches {
-            let weight = sums.get(device, WEIGHT, *section);
+            let sums = sums.of_weight_and_bias(device, self.bias, *section);
             let shape = self.shape(section.len());
-            device.convolution_backward_weight(&shape, tape.input, tape.saved, *gradient, weight);
+            device.convolution_backward_weight(&shape, tape.input, tape.saved, *gradient, sums);
         }
     }
 

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::passes::{LayerPasses, LayerSums, LayerTensors, SplitRule, Tape, TapedRows};
 use crate::device::{
-    Activation, AttentionShape, BiasShape, Device, LinearShape, WeightLayout, WeightOperands,
+    Activation, AttentionShape, BiasShape, Device, LinearShape, LinearTape, WeightLayout, WeightOperands,
 };
 use crate::nn::Features;
 use crate::sums::Section;
@@ -185,6 +185,27 @@ impl LayerPasses for LinearLayer {
         let Some(section) = sections.reduce(Section::join) else { return };
         let weight = sums.get(device, WEIGHT, section.times(self.positions()));
         device.linear_backward_weight(&self.shape(section.len()), &operands, weight);
+    }
+
+    fn fuses_backward<D: Device>(&self, device: &D, rows: usize) -> bool {
+        self.inputs > 0 && self.outputs > 0 && device.fuses_linear_backward(&self.shape(rows))
+    }
+
+    fn backward_fused<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: &TapedRows<'_, D>,
+        _position_sums: Option<&mut D::Buffer>,
+        mut sums: LayerSums<'_, D>,
+        input_gradient: D::ViewMut<'_>,
+    ) {
+        let (TapedRows { tape, gradient, section }, activation) = (rows, self.activation);
+        let saved = if activation.saves() { tape.saved } else { tape.output };
+        let linear = LinearTape { input: tape.input, activation, saved, gradient: *gradient };
+        let sums = sums.of_weight_and_bias(device, self.bias, section.times(self.positions()));
+        let weight = parameters.get(device, WEIGHT);
+        device.linear_backward(&self.shape(section.len()), &linear, weight, sums, input_gradient);
     }
 
     fn backward_input<D: Device>(

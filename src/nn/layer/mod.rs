@@ -319,24 +319,27 @@ impl Layer {
         });
     }
 
-    /// Returns true if [`Layer::backward_fused`] runs the whole backward pass on the device.
-    pub fn fuses_backward<D: Device>(&self, device: &D) -> bool {
-        each_kind!(self, kind => kind.fuses_backward(device))
+    /// Returns true if [`Layer::backward_fused`] runs the whole backward pass of `rows` on the device.
+    pub fn fuses_backward<D: Device>(&self, device: &D, rows: usize) -> bool {
+        each_kind!(self, kind => kind.fuses_backward(device, rows))
     }
 
-    /// Runs all parts of the backward pass, with the same bits, up to
-    /// [`Layer::add_position_sums`]. The gradient of `rows` is that of the output.
-    /// Only for layers of which [`Layer::fuses_backward`] is true.
+    /// Runs all parts of the backward pass, with the same bits: see [`LayerPasses::backward_fused`]. Only for
+    /// layers of which [`Layer::fuses_backward`] is true.
     pub fn backward_fused<D: Device>(
         &self,
         device: &D,
         parameters: &FlatBuffer<D>,
         rows: &TapedRows<'_, D>,
-        position_sums: D::ViewMut<'_>,
+        position_sums: Option<&mut D::Buffer>,
+        gradients: &mut FlatBuffer<D>,
         input_gradient: D::ViewMut<'_>,
     ) {
         let tensors = LayerTensors { draws: rows.tape.draws, flat: parameters, own: &self.tensors };
-        each_kind!(self, kind => kind.backward_fused(device, tensors, rows, position_sums, input_gradient));
+        let sums = LayerSums { flat: gradients, own: &self.tensors };
+        each_kind!(self, kind => {
+            kind.backward_fused(device, tensors, rows, position_sums, sums, input_gradient)
+        });
     }
 }
 

@@ -185,7 +185,7 @@ impl LayerPasses for NormLayer {
         }
     }
 
-    fn fuses_backward<D: Device>(&self, device: &D) -> bool {
+    fn fuses_backward<D: Device>(&self, device: &D, _rows: usize) -> bool {
         matches!(self.norm, Norm::Group(_)) && device.fuses_group_norm_backward()
     }
 
@@ -194,7 +194,8 @@ impl LayerPasses for NormLayer {
         device: &D,
         parameters: LayerTensors<'_, D>,
         rows: &TapedRows<'_, D>,
-        position_sums: D::ViewMut<'_>,
+        position_sums: Option<&mut D::Buffer>,
+        sums: LayerSums<'_, D>,
         input_gradient: D::ViewMut<'_>,
     ) {
         let TapedRows { tape: Tape { input, saved, output, .. }, gradient, section } = *rows;
@@ -202,8 +203,10 @@ impl LayerPasses for NormLayer {
             unreachable!("a layer norm has a backward pass in parts")
         };
         let weight = parameters.get(device, WEIGHT);
-        let (from, sums) = (gradient, position_sums);
-        device.group_norm_backward(&shape, input, weight, saved, output, from, sums, input_gradient);
+        let memory = position_sums.expect("a group norm has room for its sums over positions");
+        let of_rows = device.view_mut(memory, 0..section.len() * shape.position_sums_len());
+        device.group_norm_backward(&shape, input, weight, saved, output, gradient, of_rows, input_gradient);
+        self.add_position_sums(device, rows, memory, sums);
     }
 
     fn add_position_sums<D: Device>(

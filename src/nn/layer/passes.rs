@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::device::{Activation, Device, DropoutMask, Role, RowSums};
+use crate::device::{Activation, Device, DropoutMask, ParameterSums, Role, RowSums};
 use crate::nn::Features;
 use crate::nn::parameters::FlatBuffer;
 use crate::sums::Section;
@@ -122,19 +122,20 @@ pub trait LayerPasses {
         0
     }
 
-    /// Returns true if [`LayerPasses::backward_fused`] runs the backward pass on the device.
-    fn fuses_backward<D: Device>(&self, _device: &D) -> bool {
+    /// Returns true if [`LayerPasses::backward_fused`] runs the backward pass of `rows` on the device.
+    fn fuses_backward<D: Device>(&self, _device: &D, _rows: usize) -> bool {
         false
     }
 
-    /// Writes the results of [`LayerPasses::sum_positions`] and [`LayerPasses::backward_input`], with the
-    /// same bits. The gradient of `rows` is that of the output.
+    /// Runs all parts of the backward pass, with the same bits. The gradient of `rows` is that of the output.
+    /// `position_sums` has room for the sums over positions, if the layer has them.
     fn backward_fused<D: Device>(
         &self,
         _device: &D,
         _parameters: LayerTensors<'_, D>,
         _rows: &TapedRows<'_, D>,
-        _position_sums: D::ViewMut<'_>,
+        _position_sums: Option<&mut D::Buffer>,
+        _sums: LayerSums<'_, D>,
         _input_gradient: D::ViewMut<'_>,
     ) {
         unreachable!("the {} layer has a backward pass in parts", self.name())
@@ -261,6 +262,35 @@ impl<D: Device> LayerSums<'_, D> {
     /// Returns the gradient of tensor number `number` of the layer, in which `rows` are added up.
     pub fn get(&mut self, device: &D, number: usize, rows: Section) -> RowSums<D::ViewMut<'_>> {
         self.flat.row_sums(device, self.own.start + number, rows)
+    }
+
+    /// Returns the gradients of the layer's first tensor, its weight, and, if it `has_bias`, of the second.
+    pub fn of_weight_and_bias<'s>(
+        &'s mut self,
+        device: &'s D,
+        has_bias: bool,
+        rows: Section,
+    ) -> WeightAndBias<'s, D> {
+        WeightAndBias { device, flat: &mut *self.flat, weight: self.own.start, has_bias, rows }
+    }
+}
+
+/// The gradients of a weight, tensor number `weight`, and of the bias that follows it.
+pub struct WeightAndBias<'a, D: Device> {
+    device: &'a D,
+    flat: &'a mut FlatBuffer<D>,
+    weight: usize,
+    has_bias: bool,
+    rows: Section,
+}
+
+impl<D: Device> ParameterSums<D> for WeightAndBias<'_, D> {
+    fn weight<R>(&mut self, add: impl FnOnce(RowSums<D::ViewMut<'_>>) -> R) -> R {
+        add(self.flat.row_sums(self.device, self.weight, self.rows))
+    }
+
+    fn bias<R>(&mut self, add: impl FnOnce(RowSums<D::ViewMut<'_>>) -> R) -> Option<R> {
+        self.has_bias.then(|| add(self.flat.row_sums(self.device, self.weight + 1, self.rows)))
     }
 }
 

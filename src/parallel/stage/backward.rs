@@ -63,12 +63,10 @@ impl Stage {
             _ if is_empty => Ok(()),
             Piece::Layer(layer) => {
                 self.branch(context, at, gradients);
-                // an exchange before the layer starts before the gradients of parameters
-                let is_fused = pass == Pass::Whole
-                    && layer.fuses_backward(context.exchanger.device)
-                    && self.needs_gradient(self.pieces[at].input)
-                    && self.exchange_before(at).is_none();
-                if is_fused {
+                if pass == Pass::Whole
+                    && self.is_whole_backward(at)
+                    && layer.fuses_backward(context.exchanger.device, context.section.len())
+                {
                     self.backward_fused(context, at, layer, activations, gradients);
                     return Ok(());
                 }
@@ -120,6 +118,15 @@ impl Stage {
         gradients.values[input_gradient] = sum;
     }
 
+    /// Returns true if the whole backward pass of piece `at`, a layer, computes all gradients and has nothing
+    /// to exchange in between. An exchange before the layer starts before the gradients of its parameters.
+    fn is_whole_backward(&self, at: usize) -> bool {
+        self.needs_gradient(self.pieces[at].input)
+            && self.exchange_before(at).is_none()
+            && self.gathered_input(at).is_none()
+            && self.pieces[at].position_sums.is_none()
+    }
+
     /// Returns the exchange whose output piece `at`, a layer, reads.
     fn exchange_before(&self, at: usize) -> Option<Exchange> {
         let piece = self.pieces.get(at).filter(|piece| piece.input == at)?;
@@ -165,10 +172,10 @@ impl Stage {
             gradient: device.view(here(&gradients.values[after.gradient]), 0..rows * after.width),
             section,
         };
-        let sums = device.view_mut(here_mut(&mut memory), 0..rows * layer.position_sums_len());
-        let input_gradient = device.view_mut(here_mut(&mut own), 0..rows * before.width);
-        layer.backward_fused(device, context.parameters, &taped, sums, input_gradient);
-        layer.add_position_sums(device, &taped, here_mut(&mut memory), context.gradients);
+        let len = rows * before.width * before.num_gradient_sums;
+        let input_gradient = device.view_mut(here_mut(&mut own), 0..len);
+        let (parameters, sums) = (context.parameters, &mut *context.gradients);
+        layer.backward_fused(device, parameters, &taped, memory.as_mut(), sums, input_gradient);
         (gradients.values[into], gradients.position_sums) = (own, memory);
         self.merge(device, at, rows, gradients);
         settle(device);

@@ -137,7 +137,7 @@ impl Stage {
     }
 
     /// Returns the exchange that gathers the input of piece `at` into an array of transient positions.
-    fn gathered_input(&self, at: usize) -> Option<Exchange> {
+    pub(super) fn gathered_input(&self, at: usize) -> Option<Exchange> {
         let input = self.pieces[at].input;
         let gather = input.checked_sub(1).filter(|_| self.positions[input].is_transient)?;
         match &self.pieces[gather].piece {

@@ -19,7 +19,10 @@ use smallvec::SmallVec;
 
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
-use crate::device::{ConvolutionOperations, ConvolutionShape, RowSums};
+use crate::device::{
+    Activation, ActivationOperations, BiasShape, ConvolutionOperations, ConvolutionShape, ParameterSums,
+    RowSums,
+};
 use crate::sums::MOST_PENDING;
 use backward::{InputGradient, WeightGradient, is_dense};
 use forward::Forward;
@@ -50,35 +53,9 @@ impl Cpu {
             self.arch.dispatch(pass);
         }
     }
-}
 
-impl ConvolutionOperations for Cpu {
-    fn convolution_forward(
-        &self,
-        shape: &ConvolutionShape,
-        input: &[f32],
-        weight: &[f32],
-        bias: Option<&[f32]>,
-        mut argmax: &mut [f32],
-        output: &mut [f32],
-    ) {
-        let (image_len, output_len) = (shape.image_len(), shape.output_len());
-        let part = self.rows_per_thread(shape.rows);
-        let parts = input.chunks(image_len * part).zip(output.chunks_mut(output_len * part));
-        let parts = parts.map(|(input, output)| {
-            let len = input.len() / image_len * shape.argmax_len();
-            let argmax = argmax.split_off_mut(..len).unwrap_or_default();
-            (input, argmax, output)
-        });
-        self.for_each(parts, |(input, argmax, output)| {
-            with_scratch(|scratch| {
-                let is_transposed = false;
-                self.pass(Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed });
-            });
-        });
-    }
-
-    fn convolution_backward_weight(
+    /// Adds up the gradient of the weight.
+    fn add_weight_gradient(
         &self,
         shape: &ConvolutionShape,
         input: &[f32],
@@ -120,6 +97,59 @@ impl ConvolutionOperations for Cpu {
                 });
             });
         });
+    }
+}
+
+impl ConvolutionOperations for Cpu {
+    fn convolution_forward(
+        &self,
+        shape: &ConvolutionShape,
+        input: &[f32],
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        mut argmax: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let (image_len, output_len) = (shape.image_len(), shape.output_len());
+        let part = self.rows_per_thread(shape.rows);
+        let parts = input.chunks(image_len * part).zip(output.chunks_mut(output_len * part));
+        let parts = parts.map(|(input, output)| {
+            let len = input.len() / image_len * shape.argmax_len();
+            let argmax = argmax.split_off_mut(..len).unwrap_or_default();
+            (input, argmax, output)
+        });
+        self.for_each(parts, |(input, argmax, output)| {
+            with_scratch(|scratch| {
+                let is_transposed = false;
+                self.pass(Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed });
+            });
+        });
+    }
+
+    fn convolution_backward_relu(
+        &self,
+        shape: &ConvolutionShape,
+        _argmax: &[f32],
+        output: &[f32],
+        gradient: &mut [f32],
+    ) {
+        let columns = shape.outputs;
+        let rows = BiasShape { columns, positions: shape.output_len() / columns };
+        self.activation_backward(Activation::Relu, rows, output, gradient, None);
+    }
+
+    fn convolution_backward_weight(
+        &self,
+        shape: &ConvolutionShape,
+        input: &[f32],
+        argmax: &[f32],
+        gradient: &[f32],
+        mut sums: impl ParameterSums<Cpu>,
+    ) {
+        let columns = shape.outputs;
+        let rows = BiasShape { columns, positions: shape.output_len() / columns };
+        sums.bias(|sums| self.add_rows(rows, gradient, sums));
+        sums.weight(|sums| self.add_weight_gradient(shape, input, argmax, gradient, sums));
     }
 
     fn convolution_backward_input(

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use crate::device::cpu::Cpu;
 use crate::device::cpu::tests::{assert_close, cpus, poison, random};
 use crate::device::prelude::*;
-use crate::device::{ConvolutionShape, RowSums, Vectors};
+use crate::device::{ConvolutionShape, RowSums, Vectors, ViewedSums};
 
 /// Returns the height and width of a convolution's output before pooling.
 fn plain_size(shape: &ConvolutionShape) -> (usize, usize) {
@@ -92,12 +92,15 @@ fn check_convolution(shape: ConvolutionShape) {
     let (weight, bias) = (random(shape.weight_len(), 2), random(shape.outputs, 3));
     let full = plain_convolution(&shape, &input, &weight, &bias);
     let (expected, places) = plain_pool(&shape, &full);
-    let mut gradient = random(expected.len(), 4);
-    gradient.iter_mut().zip(&expected).for_each(|(g, e)| *g = if shape.relu && *e <= 0.0 { 0.0 } else { *g });
+    let output_gradient = random(expected.len(), 4);
+    let with_outputs = output_gradient.iter().zip(&expected);
+    let gradient = with_outputs.map(|(g, e)| if shape.relu && *e <= 0.0 { 0.0 } else { *g });
 
     let mut weight_expected = vec![0.0_f64; weight.len()];
+    let mut bias_expected = vec![0.0_f64; bias.len()];
     let mut input_expected = vec![0.0_f64; input.len()];
-    for (i, (&g, &place)) in gradient.iter().zip(&places).enumerate() {
+    for (i, (g, &place)) in gradient.zip(&places).enumerate() {
+        bias_expected[i % shape.outputs] += f64::from(g);
         for_each_tap(&shape, i / shape.output_len(), place, i % shape.outputs, |at, w| {
             weight_expected[w] += f64::from(g) * f64::from(input[at]);
             input_expected[at] += f64::from(g) * f64::from(weight[w]);
@@ -108,14 +111,21 @@ fn check_convolution(shape: ConvolutionShape) {
         cpu.convolution_forward(&shape, &input, &weight, Some(&bias), &mut argmax, &mut output);
         assert_close(&output, &expected, 1e-5);
 
-        let mut weight_gradient = poison(weight.len());
-        let sums = RowSums::chain(&mut weight_gradient[..], shape.rows, false);
-        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, sums);
-        assert_close(&weight_gradient, &weight_expected, 1e-5);
-        let sums = RowSums::chain(&mut weight_gradient[..], shape.rows, true);
-        cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, sums);
-        let twice: Vec<f64> = weight_expected.iter().map(|x| 2.0 * x).collect();
-        assert_close(&weight_gradient, &twice, 1e-5);
+        let mut gradient = output_gradient.clone();
+        if shape.relu {
+            cpu.convolution_backward_relu(&shape, &argmax, &output, &mut gradient);
+        }
+        let (mut weight_gradient, mut bias_gradient) = (poison(weight.len()), poison(bias.len()));
+        for (continues, factor) in [(false, 1.0), (true, 2.0)] {
+            let sums = ViewedSums {
+                weight: Some(RowSums::chain(&mut weight_gradient[..], shape.rows, continues)),
+                bias: Some(RowSums::chain(&mut bias_gradient[..], shape.rows, continues)),
+            };
+            cpu.convolution_backward_weight(&shape, &input, &argmax, &gradient, sums);
+            let times = |expected: &[f64]| expected.iter().map(|x| factor * x).collect::<Vec<_>>();
+            assert_close(&weight_gradient, &times(&weight_expected), 1e-5);
+            assert_close(&bias_gradient, &times(&bias_expected), 1e-5);
+        }
 
         let mut input_gradient = poison(input.len());
         cpu.convolution_backward_input(&shape, &weight, &argmax, &gradient, &mut input_gradient);
@@ -190,18 +200,21 @@ fn minimal_filtering_has_the_same_bits_everywhere() {
     let gradient = random(rows * shape.output_len(), 2);
     let (weight, bias) = (random(shape.weight_len(), 3), random(shape.outputs, 4));
     let passes = |cpu: &Cpu, cuts: &[usize]| {
-        let mut results = [rows * shape.output_len(), input.len(), weight.len()].map(poison);
+        let lengths = [rows * shape.output_len(), input.len(), weight.len(), bias.len()];
+        let mut results = lengths.map(poison);
         for cuts in cuts.windows(2) {
             let part = cuts[0]..cuts[1];
             let shape = ConvolutionShape { rows: part.len(), ..shape };
             let of = |len: usize| part.start * len..part.end * len;
             let (images, outputs) = (of(shape.image_len()), of(shape.output_len()));
-            let [output, input_gradient, weight_gradient] = &mut results;
+            let [output, input_gradient, weight_gradient, bias_gradient] = &mut results;
             let output = &mut output[outputs.clone()];
             cpu.convolution_forward(&shape, &input[images.clone()], &weight, Some(&bias), &mut [], output);
             let (input_gradient, gradient) = (&mut input_gradient[images.clone()], &gradient[outputs]);
             cpu.convolution_backward_input(&shape, &weight, &[], gradient, input_gradient);
-            let sums = RowSums::chain(&mut weight_gradient[..], part.len(), part.start > 0);
+            let chain = |sums| Some(RowSums::chain(sums, part.len(), part.start > 0));
+            let sums =
+                ViewedSums { weight: chain(&mut weight_gradient[..]), bias: chain(&mut bias_gradient[..]) };
             cpu.convolution_backward_weight(&shape, &input[images], &[], gradient, sums);
         }
         results.map(|values| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>())

@@ -1,110 +1,10 @@
 // Activations with bias, their derivatives, and sums over rows.
 
+#include "activation.cuh"
 #include "dropout.cuh"
-
-// Numbers of `Activation`.
-enum { IDENTITY = 0, RELU = 1, GELU = 2, TANH = 3, GELU_TANH = 4, SILU = 5 };
 
 // Numbers of `Gate`.
 enum { SIGMOID_GATE = 0, SILU_GATE = 1, GELU_GATE = 2 };
-
-// x · Φ(x) and its derivative, exact.
-__device__ __forceinline__ float gelu(float x, float* derivative) {
-    float distribution = 0.5f + 0.5f * erff(x * 0.70710678f);
-    *derivative = distribution + x * 0.39894228f * expf(-0.5f * x * x);
-    return x * distribution;
-}
-
-// GELU with tanh in place of erf, and its derivative.
-__device__ __forceinline__ float gelu_tanh(float x, float* derivative) {
-    float square = x * x, t = tanhf(0.79788456f * x * (1 + 0.044715f * square)), half = 0.5f + 0.5f * t;
-    *derivative = half + 0.5f * x * (1 - t * t) * 0.79788456f * (1 + 3 * 0.044715f * square);
-    return x * half;
-}
-
-// The logistic function and its derivative.
-__device__ __forceinline__ float sigmoid(float x, float* derivative) {
-    float value = 1 / (1 + expf(-x));
-    *derivative = value * (1 - value);
-    return value;
-}
-
-// x · σ(x) and its derivative.
-__device__ __forceinline__ float silu(float x, float* derivative) {
-    float slope, value = sigmoid(x, &slope);
-    *derivative = value + x * slope;
-    return x * value;
-}
-
-// Returns true for activations that save their derivative for the backward pass, or in bf16 their
-// argument, as cuBLASLt does.
-__device__ __forceinline__ bool saves(int activation) {
-    return activation == GELU || activation == GELU_TANH || activation == SILU;
-}
-
-// GELU of values in format `T`: in bf16 with tanh, as in cuBLASLt's epilogues, so that it is one function in
-// all layers. It differs from the exact one by less than 0.0005.
-template <class T>
-__device__ __forceinline__ float gelu_of(float x, float* derivative) {
-    return sizeof(T) == 2 ? gelu_tanh(x, derivative) : gelu(x, derivative);
-}
-
-// Computes an activation that saves.
-template <class T>
-__device__ __forceinline__ float smooth(int activation, float x, float* derivative) {
-    return activation == GELU ? gelu_of<T>(x, derivative)
-        : activation == SILU  ? silu(x, derivative)
-                              : gelu_tanh(x, derivative);
-}
-
-__device__ __forceinline__ void save(float* saved, float, float derivative) {
-    *saved = derivative;
-}
-
-__device__ __forceinline__ void save(bf16* saved, float x, float) {
-    *saved = from_float<bf16>(x);
-}
-
-__device__ __forceinline__ float saved_derivative(int, float saved) {
-    return saved;
-}
-
-__device__ __forceinline__ float saved_derivative(int activation, bf16 saved) {
-    float derivative;
-    smooth<bf16>(activation, to_float(saved), &derivative);
-    return derivative;
-}
-
-template <class T>
-__device__ __forceinline__ float activate(int activation, float x, T* saved) {
-    if (activation == RELU) {
-        return x > 0 || x != x ? x : 0;
-    }
-    if (activation == TANH) {
-        return tanhf(x);
-    }
-    if (saves(activation)) {
-        float derivative;
-        float y = smooth<T>(activation, x, &derivative);
-        save(saved, x, derivative);
-        return y;
-    }
-    return x;
-}
-
-// Returns the gradient of the argument. `saved` is the value that the forward pass saved, or its
-// output.
-template <class T>
-__device__ __forceinline__ float derive(int activation, float gradient, T saved) {
-    if (activation == RELU) {
-        return to_float(saved) > 0 ? gradient : 0;
-    }
-    if (activation == TANH) {
-        float y = to_float(saved);
-        return gradient * (1 - y * y);
-    }
-    return saves(activation) ? gradient * saved_derivative(activation, saved) : gradient;
-}
 
 // output = activation(input + bias), rows of `columns`; `bias` may be null, `output` may be
 // `input`.
@@ -152,22 +52,6 @@ __device__ __forceinline__ void activation_backward(int activation, uint64 len, 
     }
 }
 
-// Stores the sums over the rows of a tile of 256 threads with `width` columns, of which thread i has
-// `value` i, added to what is there if `accumulate`.
-__device__ __forceinline__ void sum_tile(uint32 width, float value, float* total, int accumulate) {
-    __shared__ float tile[256];
-    __syncthreads();
-    tile[threadIdx.x] = value;
-    __syncthreads();
-    if (threadIdx.x < width) {
-        float sum = 0;
-        for (uint32 row = 0; row < 256 / width; row++) {
-            sum += tile[row * width + threadIdx.x];
-        }
-        total[threadIdx.x] = accumulate ? total[threadIdx.x] + sum : sum;
-    }
-}
-
 // Computes activation_backward and sums over rows: row `blockIdx.y` of `sums` becomes the sum of
 // the rows that the blocks with that `blockIdx.y` have, added to what is there if `accumulate`. A
 // block of 256 threads has 32 columns, or all if there are fewer, and as many rows at a time as
@@ -175,24 +59,17 @@ __device__ __forceinline__ void sum_tile(uint32 width, float value, float* total
 // `blocks_done` has a counter for each `blockIdx.x`, 0 before and after.
 template <class T>
 __device__ __forceinline__ void activation_backward_bias(
-    int activation, uint32 rows, uint32 columns, const T* __restrict__ saved, T* __restrict__ gradient,
-    float* sums, int accumulate, float* total, uint32* blocks_done) {
+    int activation, uint32 rows, uint32 columns, const T* saved, T* gradient, float* sums, int accumulate,
+    float* total, uint32* blocks_done) {
     uint32 first = blockIdx.x * 32, width = min(32u, columns - first), height = 256 / width;
     uint32 column = threadIdx.x % width, start = threadIdx.x / width;
     uint32 block_rows = (rows + gridDim.y - 1) / gridDim.y;
     uint32 end = min(rows, (blockIdx.y + 1) * block_rows);
     float sum = 0;
     if (start < height) {
-#pragma unroll 8
-        for (uint32 row = blockIdx.y * block_rows + start; row < end; row += height) {
-            uint64 at = (uint64)row * columns + first + column;
-            float g = to_float(gradient[at]);
-            if (activation != IDENTITY) {
-                g = derive(activation, g, saved[at]);
-                gradient[at] = from_float<T>(g);
-            }
-            sum += g;
-        }
+        uint32 begin = blockIdx.y * block_rows + start;
+        sum = sum_column<T, true>(
+            activation, begin, end, height, columns, first + column, saved, gradient);
     }
     sum_tile(width, sum, &sums[(uint64)blockIdx.y * columns + first], accumulate && !total);
     if (total && is_last_block(&blocks_done[blockIdx.x], gridDim.y)) {

@@ -6,9 +6,10 @@
 // The constants `FORMAT` and `SHAPE`, the numbers from `channels` to `window`, choose the kernels: loops of a
 // known length are unrolled, and indices take no divisions. Without them the kernels are for any shape.
 // `argmax` holds the place of the maximum in its window, 0 to 3 in reading order: the gradient of a
-// pooled output belongs to that one of four outputs of the convolution.
+// pooled output belongs to that one of four outputs of the convolution. It is NO_PLACE if ReLU set the output
+// to 0.
 
-#include "image.cuh"
+#include "convolution_weight.cuh"
 
 // The most threads of a block that is divided into slices.
 const uint32 MOST_THREADS = 1024;
@@ -72,7 +73,8 @@ __device__ __forceinline__ void store_largest(
     best += bias ? bias[at % shape.outputs] : 0;
     output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
     if (shape.window > 1) {
-        put_number(&argmax[at], chosen);
+        // as in PyTorch, ReLU passes no gradient for NaN
+        put_number(&argmax[at], shape.relu && !(best > 0) ? NO_PLACE : chosen);
     }
 }
 
@@ -137,98 +139,17 @@ __device__ __forceinline__ void forward(
     }
 }
 
-// The most weights of a thread.
-const uint32 MOST_WEIGHTS = 8;
-
-// Sums the gradients of weights over the images `blockIdx.x`, `blockIdx.x + gridDim.x`, …, into row
-// `blockIdx.x` of `partials`. `width` threads of a block have `each` weights, from number `blockIdx.y` ·
-// `each` · `width` on; further threads are further slices, which share the places of an image. With `STAGED`,
-// as slices need it, an image, its gradients and their places are in shared memory.
-template <class T, bool STAGED>
-__device__ __forceinline__ void backward_weight(
-    ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,
-    uint32 width) {
-    extern __shared__ __align__(16) float shared[];
-    uint32 image_len = shape.height * shape.width * shape.channels;
-    uint32 len = output_height(shape) * output_width(shape) * shape.outputs;
-    uint32 taps = shape.kernel * shape.kernel * shape.channels, num_weights = taps * shape.outputs;
-    uint32 each = min(MOST_WEIGHTS, (num_weights + MOST_THREADS - 1) / MOST_THREADS);
-    uint32 slice = threadIdx.x / width, slices = blockDim.x / width;
-    float* gradients = shared + padded_len(shape);
-    uint32 row_len = padded_width(shape) * shape.channels;
-    uint32* starts = (uint32*)(gradients + len);
-    float* of_slices = (float*)(starts + len);
-    float sums[MOST_WEIGHTS];
-    uint32 outs[MOST_WEIGHTS], offsets[MOST_WEIGHTS], first = blockIdx.y * each * width + threadIdx.x % width;
-#pragma unroll
-    for (uint32 i = 0; i < MOST_WEIGHTS; i++) {
-        uint32 number = min(first + i * width, num_weights - 1), tap = number % taps;
-        uint32 run = shape.kernel * shape.channels;
-        outs[i] = number / taps;
-        offsets[i] = tap / run * row_len + tap % run;
-        sums[i] = 0;
-    }
-    for (uint32 row = blockIdx.x; row < shape.rows; row += gridDim.x) {
-        const T* image = input + (uint64)row * image_len;
-        const T* image_gradient = gradient + (uint64)row * len;
-        const T* image_argmax = argmax + (uint64)row * len;
-        if (STAGED) {
-            __syncthreads();
-            stage_image(shape, shared, image);
-            stage(gradients, image_gradient, len);
-            auto start_of = [&](uint32 at) {
-                uint32 x, y = source_row(shape, image_argmax, at, &x);
-                return y * row_len + x * shape.channels;
-            };
-            in_batches(len, start_of, [&](uint32 at, uint32 start) { starts[at] = start; });
-            __syncthreads();
-        }
-#pragma unroll 4
-        for (uint32 place = slice * shape.outputs; place < len; place += slices * shape.outputs) {
-#pragma unroll
-            for (uint32 i = 0; i < MOST_WEIGHTS; i++) {
-                if (i < each) {
-                    uint32 at = place + outs[i];
-                    if (STAGED) {
-                        sums[i] += gradients[at] * shared[starts[at] + offsets[i]];
-                    } else {
-                        uint32 x, y = source_row(shape, image_argmax, at, &x);
-                        uint32 start = y * row_len + x * shape.channels;
-                        sums[i] += to_float(image_gradient[at]) * pixel(shape, image, start + offsets[i]);
-                    }
-                }
-            }
-        }
-    }
-    // then a thread has one weight
-    if (slices > 1) {
-        of_slices[threadIdx.x] = sums[0];
-        __syncthreads();
-        for (uint32 other = 1; slice == 0 && other < slices; other++) {
-            sums[0] += of_slices[other * width + threadIdx.x];
-        }
-    }
-#pragma unroll
-    for (uint32 i = 0; i < MOST_WEIGHTS; i++) {
-        uint32 number = first + i * width;
-        if (i < each && slice == 0 && number < num_weights) {
-            uint32 tap = number % taps, channel = tap % shape.channels;
-            uint32 kx = tap / shape.channels % shape.kernel, ky = tap / shape.channels / shape.kernel;
-            uint32 index = weight_index(shape, outs[i], channel, ky, kx);
-            partials[(uint64)blockIdx.x * num_weights + index] = sums[i];
-        }
-    }
-}
-
 // Columns of an image whose gradients a thread of backward_input_dense computes, and the largest kernel.
 const uint32 COLUMNS = 4, LARGEST_KERNEL = 12;
 
 // Computes the gradients of the inputs of image `blockIdx.x` for kernels of stride 1: the gradients of the
 // convolution's outputs, with the zeros of those that are not maxima and with zeros around them, are in
-// shared memory, and so are the weights.
+// shared memory, and so are the weights. More than `width` threads are further slices, which share the
+// outputs; then there is a thread of each slice for every group of columns.
 template <class T>
 __device__ __forceinline__ void backward_input_dense(
-    ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient) {
+    ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient,
+    uint32 width) {
     extern __shared__ __align__(16) float shared[];
     uint32 reach = shape.kernel - 1, taps = shape.kernel * shape.kernel * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs, depth = padded_outputs(shape);
@@ -245,20 +166,32 @@ __device__ __forceinline__ void backward_input_dense(
     stage_weights(shape, shared, weight);
     auto read = [&](uint32 at) {
         uint32 x, y = source_row(shape, argmax, at, &x);
-        return Placed{(y + reach) * row_len + x + reach, to_float(gradient[at])};
+        return Placed{(y + reach) * row_len + x + reach, taken_gradient(shape, argmax, gradient, at)};
     };
     in_batches(len, read, [&](uint32 at, Placed found) {
         dense[found.place * depth + at % shape.outputs] = found.value;
     });
     __syncthreads();
     uint32 groups = (shape.width + COLUMNS - 1) / COLUMNS;
-    for (uint32 at = threadIdx.x; at < shape.height * groups * shape.channels; at += blockDim.x) {
+    uint32 num_groups = shape.height * groups * shape.channels;
+    uint32 slice = threadIdx.x / width, slices = blockDim.x / width;
+    auto store_gradient = [&](uint32 at, uint32 i, float sum) {
+        uint32 channel = at % shape.channels, x = at / shape.channels % groups * COLUMNS + i;
+        uint32 y = at / shape.channels / groups;
+        if (x < shape.width && at < num_groups) {
+            input_gradient[(y * shape.width + x) * shape.channels + channel] = from_float<T>(sum);
+        }
+    };
+    float sums[COLUMNS] = {0, 0, 0, 0};
+    for (uint32 at = threadIdx.x % width; at < num_groups; at += width) {
         uint32 channel = at % shape.channels, x = at / shape.channels % groups * COLUMNS;
         uint32 y = at / shape.channels / groups;
-        float sums[COLUMNS] = {0, 0, 0, 0};
+        for (uint32 i = 0; i < COLUMNS; i++) {
+            sums[i] = 0;
+        }
         for (uint32 ky = 0; ky < shape.kernel; ky++) {
             uint32 place = (y + shape.padding + reach - ky) * row_len + x + shape.padding;
-            for (uint32 out = 0; out < depth; out += OUTPUTS) {
+            for (uint32 out = slice * OUTPUTS; out < depth; out += slices * OUTPUTS) {
                 Several<float, OUTPUTS> values[LARGEST_KERNEL + COLUMNS - 1];
 #pragma unroll
                 for (uint32 i = 0; i < LARGEST_KERNEL + COLUMNS - 1; i++) {
@@ -282,10 +215,23 @@ __device__ __forceinline__ void backward_input_dense(
                 }
             }
         }
+        for (uint32 i = 0; slices == 1 && i < COLUMNS; i++) {
+            store_gradient(at, i, sums[i]);
+        }
+    }
+    if (slices > 1) {
+        // the sums of the slices take the place of the weights
+        __syncthreads();
         for (uint32 i = 0; i < COLUMNS; i++) {
-            if (x + i < shape.width) {
-                input_gradient[(y * shape.width + x + i) * shape.channels + channel] = from_float<T>(sums[i]);
+            shared[i * blockDim.x + threadIdx.x] = sums[i];
+        }
+        __syncthreads();
+        for (uint32 at = threadIdx.x; at < COLUMNS * width; at += blockDim.x) {
+            float sum = 0;
+            for (uint32 other = 0; other < slices; other++) {
+                sum += shared[at / width * blockDim.x + other * width + at % width];
             }
+            store_gradient(at % width, at / width, sum);
         }
     }
 }
@@ -314,7 +260,8 @@ __device__ __forceinline__ void backward_input(
             return weight[weight_index(shape, place / shape.kernel / shape.kernel, channel, ky, kx)];
         };
         in_batches(taps * shape.outputs, read, [&](uint32 at, float value) { shared[at] = value; });
-        stage(gradients, gradient, len);
+        auto gradient_of = [&](uint32 at) { return taken_gradient(shape, argmax, gradient, at); };
+        in_batches(len, gradient_of, [&](uint32 at, float value) { gradients[at] = value; });
         auto place_of = [&](uint32 at) {
             uint32 x, y = source_row(shape, argmax, at, &x);
             return y << 16 | x;
@@ -345,7 +292,8 @@ __device__ __forceinline__ void backward_input(
                         uint32 tap = (out * shape.kernel + ky) * shape.kernel + kx;
                         sum += STAGED
                             ? gradients[from] * shared[tap * shape.channels + channel]
-                            : to_float(gradient[from]) * weight[weight_index(shape, out, channel, ky, kx)];
+                            : taken_gradient(shape, argmax, gradient, from)
+                                * weight[weight_index(shape, out, channel, ky, kx)];
                     }
                 }
             }
@@ -373,10 +321,10 @@ __device__ __forceinline__ ConvolutionShape known_shape(const ConvolutionShape& 
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(MOST_THREADS) convolution_backward_weight_##name(         \
         ConvolutionShape given, const T* input, const T* argmax, const T* gradient, float* partials,         \
-        uint32 width, int staged) {                                                                          \
+        uint32 width, int has_bias, int staged) {                                                            \
         ConvolutionShape shape = known_shape(given);                                                         \
-        staged ? backward_weight<T, true>(shape, input, argmax, gradient, partials, width)                   \
-               : backward_weight<T, false>(shape, input, argmax, gradient, partials, width);                 \
+        staged ? backward_weight<T, true>(shape, input, argmax, gradient, partials, width, has_bias)         \
+               : backward_weight<T, false>(shape, input, argmax, gradient, partials, width, has_bias);       \
     }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(512) convolution_backward_input_##name(                     \
         ConvolutionShape given, const float* weight, const T* argmax, const T* gradient,                     \
@@ -385,10 +333,10 @@ __device__ __forceinline__ ConvolutionShape known_shape(const ConvolutionShape& 
         staged ? backward_input<T, true>(shape, weight, argmax, gradient, input_gradient)                    \
                : backward_input<T, false>(shape, weight, argmax, gradient, input_gradient);                  \
     }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(512) convolution_backward_input_dense_##name(               \
+    extern "C" __global__ void __launch_bounds__(MOST_THREADS) convolution_backward_input_dense_##name(      \
         ConvolutionShape given, const float* weight, const T* argmax, const T* gradient,                     \
-        T* input_gradient) {                                                                                 \
-        backward_input_dense<T>(known_shape(given), weight, argmax, gradient, input_gradient);               \
+        T* input_gradient, uint32 width) {                                                                   \
+        backward_input_dense<T>(known_shape(given), weight, argmax, gradient, input_gradient, width);        \
     }
 
 #define CONVOLUTIONS_OF(name) CONVOLUTIONS(name, name)

@@ -36,11 +36,19 @@ __device__ __forceinline__ void transpose_matrices(
     }
 }
 
-// Copies row `numbers[i]` of `table` to row i of `into`; the numbers are the bits of the floats.
+// Copies row `numbers[i]` of each table to row i of its destination; the numbers are the bits of the floats.
 template <class T>
 __device__ __forceinline__ void gather(
-    uint64 len, uint32 columns, const float* __restrict__ table, const float* __restrict__ numbers,
-    T* __restrict__ into) {
+    uint32 rows, const float* __restrict__ numbers, uint32 columns, const float* __restrict__ table,
+    T* __restrict__ into, uint32 others, const float* __restrict__ other_table,
+    float* __restrict__ other_into) {
+    // from the last thread on, as the first has the first table's rows
+    uint64 other_len = (uint64)rows * others;
+    for (uint64 at = num_threads() - 1 - thread_index(); at < other_len; at += num_threads()) {
+        uint64 row = __float_as_uint(numbers[at / others]);
+        other_into[at] = other_table[row * others + at % others];
+    }
+    uint64 len = (uint64)rows * columns;
     over_values<8>(len, (uint64)table | (uint64)into | 2 * columns, [&](uint64 at, auto count) {
         uint64 row = __float_as_uint(numbers[at / columns]);
         Several<float, count.value> values = load<count.value>(table + row * columns + at % columns);
@@ -90,8 +98,9 @@ __device__ __forceinline__ void add_values(uint64 len, const T* __restrict__ fro
         transpose_matrices<T>(len, rows, columns, input, output);                                            \
     }                                                                                                        \
     extern "C" __global__ void gather_rows_##name(                                                           \
-        uint64 len, uint32 columns, const float* table, const float* numbers, T* into) {                     \
-        gather<T>(len, columns, table, numbers, into);                                                       \
+        uint32 rows, const float* numbers, uint32 columns, const float* table, T* into, uint32 others,       \
+        const float* other_table, float* other_into) {                                                       \
+        gather<T>(rows, numbers, columns, table, into, others, other_table, other_into);                     \
     }
 
 FOR_BOTH(COPIES)

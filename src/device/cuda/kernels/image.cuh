@@ -21,7 +21,7 @@ __device__ __forceinline__ uint32 padded_len(const ConvolutionShape& shape) {
 }
 
 // A value, and its place in an image.
-struct Placed {
+struct __align__(8) Placed {
     uint32 place;
     float value;
 };
@@ -78,11 +78,15 @@ __device__ __forceinline__ uint32 weight_index(
     return ((output * shape.channels + channel) * shape.kernel + ky) * shape.kernel + kx;
 }
 
+// Stands in `argmax` for the place of an output that ReLU set to 0, which takes no gradient.
+const uint32 NO_PLACE = 4;
+
+// Returns the gradient of pooled output `at` before ReLU.
 template <class T>
-__device__ __forceinline__ void stage(float* into, const T* from, uint32 len) {
-    in_batches(
-        len, [&](uint32 at) { return to_float(from[at]); },
-        [&](uint32 at, float value) { into[at] = value; });
+__device__ __forceinline__ float taken_gradient(
+    const ConvolutionShape& shape, const T* argmax, const T* gradient, uint32 at) {
+    bool is_taken = shape.window == 1 || get_number(argmax[at]) != NO_PLACE;
+    return is_taken ? to_float(gradient[at]) : 0;
 }
 
 // Returns the row, and the column, of the image with its zeros where the kernel begins for the output of
@@ -91,7 +95,7 @@ template <class T>
 __device__ __forceinline__ uint32 source_row(
     const ConvolutionShape& shape, const T* argmax, uint32 at, uint32* column) {
     uint32 x = at / shape.outputs % output_width(shape), y = at / shape.outputs / output_width(shape);
-    uint32 place = shape.window > 1 ? get_number(argmax[at]) : 0;
+    uint32 place = shape.window > 1 ? get_number(argmax[at]) % NO_PLACE : 0;
     *column = (x * shape.window + place % 2) * shape.stride;
     return (y * shape.window + place / 2) * shape.stride;
 }

@@ -29,10 +29,11 @@ extern "C" __global__ void take_few(uint32 len, float* from, volatile float* int
     }
 }
 
-// total[i] = Σ sums[row][i], added to what is there if `accumulate`. Blocks are 32 elements wide
-// and 8 rows high.
+// total[i] = Σ sums[row][i] for i < `own_len`, and rest[i − own_len] from there on, added to what is there
+// if `accumulate`. Blocks are 32 elements wide and 8 rows high.
 extern "C" __global__ void add_partial_sums(
-    uint32 num_rows, uint32 len, const float* sums, float* total, int accumulate) {
+    uint32 num_rows, uint32 len, const float* sums, float* total, uint32 own_len, float* rest,
+    int accumulate) {
     __shared__ float tile[8][33];
     uint32 at = blockIdx.x * 32 + threadIdx.x;
     float sum = 0;
@@ -44,11 +45,12 @@ extern "C" __global__ void add_partial_sums(
     tile[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y == 0 && at < len) {
-        float all = accumulate ? total[at] : 0;
+        float* place = at < own_len ? &total[at] : &rest[at - own_len];
+        float all = accumulate ? *place : 0;
         for (int row = 0; row < 8; row++) {
             all += tile[row][threadIdx.x];
         }
-        total[at] = all;
+        *place = all;
     }
 }
 

@@ -20,10 +20,12 @@ pub struct KernelSource {
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
 /// Headers that some source files include, with their texts.
-const HEADERS: [(&CStr, &str); 3] = [
+const HEADERS: [(&CStr, &str); 5] = [
+    (c"activation.cuh", include_str!("../kernels/activation.cuh")),
     (c"dropout.cuh", include_str!("../kernels/dropout.cuh")),
     (c"tile.cuh", include_str!("../kernels/tile.cuh")),
     (c"image.cuh", include_str!("../kernels/image.cuh")),
+    (c"convolution_weight.cuh", include_str!("../kernels/convolution_weight.cuh")),
 ];
 
 /// Constants that a source file is compiled for.

@@ -17,6 +17,21 @@ pub(crate) const SUM_COLUMNS: u32 = 32;
 /// The number of counters for blocks of columns.
 pub(crate) const COLUMN_COUNTERS: usize = 4096;
 
+/// An array in which partial sums are added up.
+#[derive(Clone, Copy)]
+pub(crate) struct Total {
+    pointer: u64,
+    pub(crate) len: usize,
+    /// True if they are added to what is there.
+    accumulates: bool,
+}
+
+impl Total {
+    pub(crate) fn new(array: &CudaViewMut<'_>, accumulates: bool) -> Total {
+        Total { pointer: array.pointer, len: array.len, accumulates }
+    }
+}
+
 /// Memory for partial sums. It grows when it is too short, and is free between operations.
 pub(crate) struct PartialSums {
     streams: Rc<Streams>,
@@ -90,16 +105,19 @@ impl PartialSums {
         }
         let Some(sums) = self.reserve(num * total.len) else { return };
         start(sums, false);
-        self.add_to(total, num, sums, accumulate);
+        self.add_to(Total::new(total, accumulate), None, num, sums);
     }
 
-    /// Writes the sum of the `num` rows at `sums` to `total`, or adds it if `accumulate`.
-    pub(crate) fn add_to(&self, total: &CudaViewMut<'_>, num: usize, sums: u64, accumulate: bool) {
-        let blocks = total.len.div_ceil(SUM_COLUMNS as usize) as u32;
+    /// Adds up the `num` rows at `sums`: the first elements in `total`, and the others in `rest`.
+    pub(crate) fn add_to(&self, total: Total, rest: Option<Total>, num: usize, sums: u64) {
+        let rest = rest.unwrap_or(Total { pointer: 0, len: 0, ..total });
+        assert_eq!(rest.accumulates, total.accumulates, "both have had the same rows");
+        let (num, len, own_len) = (num as u32, (total.len + rest.len) as u32, total.len as u32);
+        let blocks = len.div_ceil(SUM_COLUMNS);
         let threads = (SUM_COLUMNS, BLOCK / SUM_COLUMNS);
         let launch = Launch { blocks: (blocks, 1), threads, shared_bytes: 0 };
-        let (num, len, accumulate) = (num as u32, total.len as u32, i32::from(accumulate));
+        let (total, accumulate, rest) = (total.pointer, i32::from(total.accumulates), rest.pointer);
         let kernel = &self.streams.kernels.add_partial_sums;
-        launch!(self.streams, kernel, launch, num, len, sums, total.pointer, accumulate);
+        launch!(self.streams, kernel, launch, num, len, sums, total, own_len, rest, accumulate);
     }
 }
