@@ -146,6 +146,8 @@ pub struct Optimizer<D: Device> {
     slots: Vec<Vec<D::Buffer>>,
     /// The [`Update`] in the device's memory, by the indices of [`update`].
     update: D::Buffer,
+    /// The values in `update`, if they are known.
+    sent: Option<[f32; update::LEN]>,
 }
 
 impl<D: Device> Optimizer<D> {
@@ -158,7 +160,7 @@ impl<D: Device> Optimizer<D> {
         let num_slots = settings.slot_names().len();
         let allocate = |len| (0..num_slots).map(|_| device.allocate(len, Role::Exact)).collect();
         let slots = lengths.into_iter().map(allocate).collect::<Result<_>>()?;
-        Ok(Optimizer { settings, slots, update: device.allocate(update::LEN, Role::Exact)? })
+        Ok(Optimizer { settings, slots, update: device.allocate(update::LEN, Role::Exact)?, sent: None })
     }
 
     /// Returns the rule and its constants.
@@ -183,19 +185,26 @@ impl<D: Device> Optimizer<D> {
     }
 
     /// Sends the values that change from update to update to the device, for the calls of
-    /// [`Optimizer::step`] that follow.
+    /// [`Optimizer::step`] that follow, unless it has them.
     ///
     /// # Errors
     /// The transfer to the device failed.
     pub fn begin(&mut self, device: &D, step: &Update) -> Result<()> {
         let Update { number, learning_rate, gradient_scale } = *step;
-        let correction = |beta: f64| (1.0 - libm::pow(beta, number as f64)) as f32;
+        let corrects = matches!(self.settings.rule, Rule::Adam | Rule::AdamW);
+        let correction =
+            |beta: f64| if corrects { (1.0 - libm::pow(beta, number as f64)) as f32 } else { 1.0 };
         let [beta1, beta2] = self.settings.betas;
-        device.write(device.view_mut(&mut self.update, 0..update::LEN), &mut |values| {
-            values[update::LEARNING_RATE] = learning_rate as f32;
-            values[update::GRADIENT_SCALE] = gradient_scale as f32;
-            values[update::BIAS_CORRECTION1] = correction(beta1);
-            values[update::BIAS_CORRECTION2] = correction(beta2);
+        let mut values = [0.0; update::LEN];
+        values[update::LEARNING_RATE] = learning_rate as f32;
+        values[update::GRADIENT_SCALE] = gradient_scale as f32;
+        values[update::BIAS_CORRECTION1] = correction(beta1);
+        values[update::BIAS_CORRECTION2] = correction(beta2);
+        if self.sent.replace(values) == Some(values) {
+            return Ok(());
+        }
+        device.write(device.view_mut(&mut self.update, 0..update::LEN), &mut |memory| {
+            memory.copy_from_slice(&values);
             Ok(())
         })
     }
@@ -205,6 +214,7 @@ impl<D: Device> Optimizer<D> {
     ///
     /// [`OptimizerOperations::clip`]: crate::device::OptimizerOperations::clip
     pub fn clip(&mut self, device: &D, squares: D::View<'_>, largest: f64) {
+        self.sent = None;
         device.clip(squares, largest, device.view_mut(&mut self.update, 0..update::LEN));
     }
 
