@@ -103,19 +103,19 @@ pub trait ConvolutionOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Turns `gradient`, that of `output`, into what the other passes read: the gradient of the outputs
-    /// before ReLU. A device whose `argmax` says which outputs ReLU set to 0 may leave their gradients as
-    /// they are; its other passes then take them for 0. `shape.rows` is not read.
+    /// Turns `gradient`, that of `output`, into what the other passes read, the gradient of the outputs
+    /// before ReLU; only for shapes with ReLU, of which `rows` is not read. A device whose `argmax` says
+    /// which outputs ReLU set to 0 may leave their gradients as they are: its other passes then take them
+    /// for 0.
     fn convolution_backward_relu(
         &self,
         shape: &ConvolutionShape,
-        argmax: Self::View<'_>,
         output: Self::View<'_>,
         gradient: Self::ViewMut<'_>,
     );
 
-    /// Adds up the gradients of the weight and of the bias from `gradient`, which
-    /// [`ConvolutionOperations::convolution_backward_relu`] leaves.
+    /// Adds up the gradients of the weight and of the bias from `gradient`, that of
+    /// the outputs, or, with ReLU, what [`ConvolutionOperations::convolution_backward_relu`] made of it.
     fn convolution_backward_weight(
         &self,
         shape: &ConvolutionShape,
@@ -125,8 +125,8 @@ pub trait ConvolutionOperations: MemoryOperations {
         sums: impl ParameterSums<Self>,
     );
 
-    /// Computes the gradient of the inputs from `gradient`, which
-    /// [`ConvolutionOperations::convolution_backward_relu`] leaves.
+    /// Computes the gradient of the inputs from `gradient`, that of
+    /// the outputs, or, with ReLU, what [`ConvolutionOperations::convolution_backward_relu`] made of it.
     fn convolution_backward_input(
         &self,
         shape: &ConvolutionShape,

@@ -44,8 +44,8 @@ pub trait CopyOperations: MemoryOperations {
     /// Transposes each of the `rows × columns` matrices that `input` consists of.
     fn transpose_each(&self, rows: usize, columns: usize, input: Self::View<'_>, output: Self::ViewMut<'_>);
 
-    /// Copies row `numbers[i]` of each table to its row i. The second is copied to values that no format
-    /// rounds, those of [`Role::Exact`](super::Role::Exact).
+    /// Copies row `numbers[i]` of each table to its row i, or leaves a table out whose destination is empty.
+    /// The second is copied to values that no format rounds, those of [`Role::Exact`](super::Role::Exact).
     ///
     /// The numbers are integers, stored as the bits of `f32` elements.
     fn gather_rows(

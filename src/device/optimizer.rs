@@ -114,8 +114,8 @@ pub trait OptimizerOperations: MemoryOperations {
     fn sum_squares(&self, values: Self::View<'_>, squares: Self::ViewMut<'_>);
 
     /// Writes the factor that scales a gradient to a norm of at most `largest` to
-    /// `update[update::GRADIENT_SCALE]`: see [`clip_factor`]. `squares` has the sums of its squares, as
-    /// [`OptimizerOperations::sum_squares`] forms them, one behind the other.
+    /// `update[update::GRADIENT_SCALE]`, which is not read: see [`clip_factor`]. `squares` has the sums of
+    /// its squares, as [`OptimizerOperations::sum_squares`] forms them, one behind the other.
     fn clip(&self, squares: Self::View<'_>, largest: f64, update: Self::ViewMut<'_>);
 
     /// Returns the sum in `squares`, which [`OptimizerOperations::sum_squares`] has formed. On the CPU

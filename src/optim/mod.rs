@@ -146,7 +146,8 @@ pub struct Optimizer<D: Device> {
     slots: Vec<Vec<D::Buffer>>,
     /// The [`Update`] in the device's memory, by the indices of [`update`].
     update: D::Buffer,
-    /// The values in `update`, if they are known.
+    /// The values sent to `update`, of which the device may have replaced the factor for clipping since:
+    /// steps that clip write it before they read it.
     sent: Option<[f32; update::LEN]>,
 }
 
@@ -200,13 +201,15 @@ impl<D: Device> Optimizer<D> {
         values[update::GRADIENT_SCALE] = gradient_scale as f32;
         values[update::BIAS_CORRECTION1] = correction(beta1);
         values[update::BIAS_CORRECTION2] = correction(beta2);
-        if self.sent.replace(values) == Some(values) {
+        if self.sent == Some(values) {
             return Ok(());
         }
         device.write(device.view_mut(&mut self.update, 0..update::LEN), &mut |memory| {
             memory.copy_from_slice(&values);
             Ok(())
-        })
+        })?;
+        self.sent = Some(values);
+        Ok(())
     }
 
     /// Scales the gradients of the calls of [`Optimizer::step`] that follow, up to the next

@@ -80,17 +80,28 @@ thread_local! {
     pub static DIFFERENCES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Returns what `operation` makes of `arrays` on a device.
+fn on<D: Device>(device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
+    let mut bench = Bench::new(device, arrays);
+    // twice, because an operation must not depend on what another has left in memory
+    for _ in 0..2 {
+        bench = Bench::new(device, arrays);
+        operation.run(device, &mut bench.buffers, &bench.lengths);
+    }
+    bench.values()
+}
+
+/// Checks that two operations leave the same bits in all arrays.
+pub fn same_bits(what: &str, cuda: &Cuda, arrays: &[Array], operations: [&impl Operation; 2]) {
+    let [one, other] = operations.map(|operation| {
+        let values = on(cuda, arrays, operation);
+        values.iter().flatten().map(|value| value.to_bits()).collect::<Vec<_>>()
+    });
+    assert_eq!(one, other, "{what}");
+}
+
 /// Runs `operation` on both devices and compares every array, relative to its largest value.
 pub fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operation: &impl Operation) {
-    fn on<D: Device>(device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
-        let mut bench = Bench::new(device, arrays);
-        // twice, because an operation must not depend on what another has left in memory
-        for _ in 0..2 {
-            bench = Bench::new(device, arrays);
-            operation.run(device, &mut bench.buffers, &bench.lengths);
-        }
-        bench.values()
-    }
     // inputs have no more digits than the GPU keeps, so that the operations are compared, not the
     // inputs
     let keep = |role| if tolerance > 5e-3 && role != Role::Exact { 0xffff_0000 } else { u32::MAX };

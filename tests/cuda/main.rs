@@ -31,22 +31,22 @@ static CASES: &[Case] = &[
     },
     Case {
         name: "oracle_regressor_tanh_adam_cosine",
-        ranks: &[1, 2, 3],
+        ranks: &[1, 3],
         run: |world| replicas::oracle::<Cuda>(world, "regressor_tanh_adam_cosine"),
     },
     Case {
         name: "oracle_deep_mlp_gelu_adamw",
-        ranks: &[1, 2, 3],
+        ranks: &[1, 3],
         run: |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw"),
     },
     Case {
         name: "oracle_classifier_tanh_lion",
-        ranks: &[1, 2, 3],
+        ranks: &[3],
         run: |world| replicas::oracle::<Cuda>(world, "classifier_tanh_lion"),
     },
     Case {
         name: "oracle_lenet_sgd",
-        ranks: &[1, 2, 3],
+        ranks: &[1, 3],
         run: |world| replicas::oracle::<Cuda>(world, "lenet_sgd"),
     },
     Case {
@@ -58,7 +58,7 @@ static CASES: &[Case] = &[
     Case { name: "ranks_without_samples", ranks: &[3], run: replicas::ranks_without_samples::<Cuda> },
     Case { name: "worked_example_gradient_descent", ranks: &[2], run: replicas::gradient_descent::<Cuda> },
     Case { name: "shared_batches_equal_whole_ones", ranks: &[2], run: replicas::shared_batches::<Cuda> },
-    Case { name: "zero_same_bits", ranks: &[2, 3], run: replicas::zero_same_bits::<Cuda> },
+    Case { name: "zero_same_bits", ranks: &[3], run: replicas::zero_same_bits::<Cuda> },
     Case { name: "the_same_twice", ranks: &[2], run: replicas::the_same_twice::<Cuda> },
     Case { name: "stages_that_share_a_rank", ranks: &[2], run: layouts::stages_that_share_a_rank::<Cuda> },
     Case { name: "grids_clipped", ranks: &[8], run: layouts::grids_clipped::<Cuda> },
@@ -73,18 +73,18 @@ static CASES: &[Case] = &[
         ranks: &[3],
         run: positions::shared_positions_same_bits::<Cuda>,
     },
-    Case { name: "pipeline_oracles", ranks: &[2, 3], run: layouts::pipeline_oracles::<Cuda, 9> },
+    Case { name: "pipeline_oracles", ranks: &[3], run: layouts::pipeline_oracles::<Cuda, 9> },
     Case { name: "pipeline_images", ranks: &[2], run: layouts::pipeline_images::<Cuda> },
     Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
-    Case { name: "odd_widths", ranks: &[2, 3], run: layouts::odd_widths::<Cuda> },
+    Case { name: "odd_widths", ranks: &[3], run: layouts::odd_widths::<Cuda> },
     Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 80> },
     Case { name: "messages", ranks: &[1, 2, 3, 5, 8], run: messages::every_operation },
     Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 9], run: messages::every_operation_by_ipc },
     Case { name: "sums_over_nodes_by_ipc", ranks: &[4, 6, 8], run: messages::sums_over_nodes_by_ipc },
     Case {
         name: "oracle_deep_mlp_by_ipc",
-        ranks: &[2, 3],
+        ranks: &[3],
         run: |world| messages::ipc(world, |world| replicas::oracle::<Cuda>(world, "deep_mlp_gelu_adamw")),
     },
     Case {
@@ -99,7 +99,7 @@ static CASES: &[Case] = &[
     },
     Case {
         name: "oracle_lenet_sgd_straight_from_memory",
-        ranks: &[2, 3],
+        ranks: &[3],
         run: |world| messages::aware(world, |world| replicas::oracle::<Cuda>(world, "lenet_sgd")),
     },
     Case {

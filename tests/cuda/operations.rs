@@ -67,7 +67,13 @@ operation!(LinearBackwardWeight { shape: LinearShape, accumulate: bool }, |this,
     device.linear_backward_weight(&this.shape, &operands, sums)
 });
 operation!(
-    LinearBackward { shape: LinearShape, activation: Activation, accumulate: bool, bias: bool },
+    LinearBackward {
+        shape: LinearShape,
+        activation: Activation,
+        accumulate: bool,
+        bias: bool,
+        in_parts: bool
+    },
     |this, device, views, outs| {
         let LinearBackward { shape, activation, .. } = *this;
         let (len, outputs) = (shape.rows * shape.outputs, shape.outputs);
@@ -85,7 +91,7 @@ operation!(
         let [weight_sums, input_gradient, bias_sums] = [0, 1, 2].map(|at| outs[at].take().unwrap());
         let chain = |sums| Some(RowSums::chain(sums, shape.rows, this.accumulate));
         let bias_sums = if this.bias { chain(bias_sums) } else { None };
-        if device.fuses_linear_backward(&shape) {
+        if device.fuses_linear_backward(&shape) && !this.in_parts {
             let (input, gradient) = (device.view(&copy, 0..inputs), device.view(&gradient, 0..len));
             let tape = LinearTape { input, activation, saved, gradient };
             let sums = ViewedSums { weight: chain(weight_sums), bias: bias_sums };
@@ -150,7 +156,7 @@ operation!(ConvolutionBackward { shape: ConvolutionShape, accumulate: bool }, |t
     device.copy(views[3], device.view_mut(&mut gradient, 0..len));
     let (argmax, output) = (device.view(&argmax, 0..argmax_len), device.view(&output, 0..len));
     if shape.relu {
-        device.convolution_backward_relu(shape, argmax, output, device.view_mut(&mut gradient, 0..len));
+        device.convolution_backward_relu(shape, output, device.view_mut(&mut gradient, 0..len));
     }
     let gradient = device.view(&gradient, 0..len);
     let [weight_sums, input_gradient, bias_sums] =

@@ -15,7 +15,7 @@ use crate::device::{
 /// The most threads of a block that is divided into slices.
 const MOST_THREADS: usize = 1024;
 
-/// The most weights whose gradients a thread sums.
+/// The most weights whose gradients a thread sums: `MOST_WEIGHTS` of the kernels.
 const MOST_WEIGHTS: usize = 5;
 
 /// The outputs that a thread computes at once: `OUTPUTS` of the kernels.
@@ -24,7 +24,7 @@ const OUTPUTS_AT_ONCE: usize = 4;
 /// The columns of an image whose gradients a thread computes, and the largest kernel, if the gradients of the
 /// outputs are spread out in shared memory.
 const DENSE_COLUMNS: usize = 4;
-const LARGEST_DENSE_KERNEL: usize = 12;
+const LARGEST_DENSE_KERNEL: usize = 7;
 
 /// Largest number of groups of images whose weight gradients are summed apart first.
 const MAX_GROUPS: usize = 128;
@@ -209,7 +209,6 @@ impl ConvolutionOperations for Cuda {
     fn convolution_backward_relu(
         &self,
         shape: &ConvolutionShape,
-        _argmax: CudaView<'_>,
         output: CudaView<'_>,
         gradient: CudaViewMut<'_>,
     ) {

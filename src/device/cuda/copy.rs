@@ -94,9 +94,13 @@ impl CopyOperations for Cuda {
         first: GatheredRows<CudaView<'_>, CudaViewMut<'_>>,
         second: GatheredRows<CudaView<'_>, CudaViewMut<'_>>,
     ) {
-        for GatheredRows { columns, table, into } in [&first, &second] {
-            assert!(into.len == numbers.len * columns && table.format == Format::F32);
-        }
+        let columns_of =
+            |GatheredRows { columns, table, into }: &GatheredRows<CudaView<'_>, CudaViewMut<'_>>| {
+                let columns = if into.len == 0 { 0 } else { *columns };
+                assert!(into.len == numbers.len * columns && table.format == Format::F32);
+                columns as u32
+            };
+        let [columns, others] = [&first, &second].map(columns_of);
         assert_eq!(second.into.format, Format::F32, "no format rounds the second rows");
         if first.into.len + second.into.len == 0 {
             return;
@@ -104,9 +108,8 @@ impl CopyOperations for Cuda {
         let launch = self.streams.over(first.into.len.max(second.into.len), 8);
         let kernel = self.kernels.of::<CopyKernels>().gather_rows.of(first.into.format);
         let (rows, numbers) = (numbers.len as u32, numbers.pointer);
-        let (columns, table, into) = (first.columns as u32, first.table.pointer, first.into.pointer);
-        let (others, other_table) = (second.columns as u32, second.table.pointer);
-        let other_into = second.into.pointer;
+        let (table, into) = (first.table.pointer, first.into.pointer);
+        let (other_table, other_into) = (second.table.pointer, second.into.pointer);
         launch!(
             self.streams,
             kernel,

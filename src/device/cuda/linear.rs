@@ -1,4 +1,4 @@
-//! Linear layers as products by cuBLASLt.
+//! Linear layers as products by cuBLASLt, or, if they are small, by kernels of our own.
 
 use super::activation::{MOST_ROWS_AT_ONCE, number};
 use super::runtime::buffer::{CudaView, CudaViewMut};
@@ -284,6 +284,8 @@ impl LinearOperations for Cuda {
         let weight_sum = sums.weight(|sums| sum(sums, inputs * outputs));
         let bias_sum = sums.bias(|sums| sum(sums, outputs)).flatten();
         let Some((output, accumulate)) = weight_sum else { return };
+        assert!(bias_sum.is_none_or(|(_, adds)| adds == accumulate), "both have had the same rows");
+        assert!(activation == Activation::Identity || saved.len == gradient.len);
         let operands = WeightOperands { rows, input, gradient };
         let of_weight = self.weight_product(shape, operands, output, accumulate);
         let of_input = self.input_product(shape, gradient, weight, &input_gradient);

@@ -78,7 +78,7 @@ impl LayerPasses for ConvolutionLayer {
         is_backpropagated: bool,
     ) {
         if self.shape.relu && !is_backpropagated {
-            device.convolution_backward_relu(&self.shape, tape.saved, tape.output, gradient);
+            device.convolution_backward_relu(&self.shape, tape.output, gradient);
         }
     }
 

@@ -31,6 +31,7 @@ pub use linear::{Heads, LinearLayer};
 pub use norm::{Norm, NormLayer};
 pub use passes::{
     Draws, LayerPasses, LayerSums, LayerTensors, NextPositions, PositionRule, SplitRule, Tape, TapedRows,
+    WeightAndBias,
 };
 pub use pool::{PoolLayer, Pooling};
 pub use positions::PositionsLayer;
@@ -251,9 +252,9 @@ impl Layer {
     }
 
     /// Runs the first part of the backward pass: turns `gradient`, the gradient of the output, into
-    /// the gradient of the values before the activation, which the other two parts read, and adds
-    /// up that of the bias in `sums`. If `is_backpropagated`, `gradient` has already passed through
-    /// the activation, and only the bias is left.
+    /// what the other two parts read, the gradient of the values before the activation, and adds up
+    /// that of a bias in `sums`, unless the second part does. If `is_backpropagated`, `gradient` has
+    /// already passed through the activation, and only the bias is left.
     pub fn backward_activation<D: Device>(
         &self,
         device: &D,
@@ -267,7 +268,7 @@ impl Layer {
     }
 
     /// Runs the second part of the backward pass: adds up the gradient of the weight, if the layer has
-    /// one, over the rows of consecutive micro-batches.
+    /// one, and of a bias that the first part leaves to it, over the rows of consecutive micro-batches.
     pub fn backward_weight<D: Device>(
         &self,
         device: &D,
@@ -319,7 +320,7 @@ impl Layer {
         });
     }
 
-    /// Returns true if [`Layer::backward_fused`] runs the whole backward pass of `rows` on the device.
+    /// Returns true if [`Layer::backward_fused`] runs the whole backward pass of `rows` rows on the device.
     pub fn fuses_backward<D: Device>(&self, device: &D, rows: usize) -> bool {
         each_kind!(self, kind => kind.fuses_backward(device, rows))
     }

@@ -40,7 +40,7 @@ pub trait LayerPasses {
     }
 
     /// Returns the activation that ends the layer, through which
-    /// [`LayerPasses::backward_activation`] turns gradients in place.
+    /// [`LayerPasses::backward_activation`] takes gradients in place.
     fn activation(&self) -> Activation {
         Activation::Identity
     }
@@ -95,8 +95,9 @@ pub trait LayerPasses {
         self.forward(device, parameters, positions.len(), inputs, saved, outputs);
     }
 
-    /// Turns the gradient of the output into the gradient of the values before the activation, unless
-    /// that `is_backpropagated`, and adds up the gradient of the bias.
+    /// Turns the gradient of the output into what the other parts of the backward pass read, that of the
+    /// values before the activation, unless that `is_backpropagated`. Adds up the gradient of a bias that
+    /// [`LayerPasses::backward_weight`] does not.
     fn backward_activation<D: Device>(
         &self,
         _device: &D,
@@ -107,7 +108,7 @@ pub trait LayerPasses {
     ) {
     }
 
-    /// Adds up the gradient of the weight.
+    /// Adds up the gradient of the weight, and of the bias where it is formed together with it.
     fn backward_weight<D: Device>(
         &self,
         _device: &D,
@@ -122,7 +123,7 @@ pub trait LayerPasses {
         0
     }
 
-    /// Returns true if [`LayerPasses::backward_fused`] runs the backward pass of `rows` on the device.
+    /// Returns true if [`LayerPasses::backward_fused`] runs the backward pass of `rows` rows on the device.
     fn fuses_backward<D: Device>(&self, _device: &D, _rows: usize) -> bool {
         false
     }

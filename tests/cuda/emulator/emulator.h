@@ -259,7 +259,7 @@ inline float phalanx_rounded(float x) {
     asm("" : "+m"(x));
     return x;
 }
-inline float __fadd_rn(float x, float y) { return phalanx_rounded(x + y); }
+inline float __fadd_rn(float x, float y) { return phalanx_rounded(phalanx_rounded(x) + phalanx_rounded(y)); }
 inline float __fsub_rn(float x, float y) { return phalanx_rounded(x - y); }
 inline float __fmul_rn(float x, float y) { return phalanx_rounded(x * y); }
 inline float __fdiv_rn(float x, float y) { return x / y; }

@@ -154,6 +154,7 @@ pub fn stages_that_share_a_rank<D: TestDevice>(world: &World) {
         schedule.check().unwrap();
         let model = network.build(Features::Flat(50)).unwrap();
         for recompute in [false, true] {
+            rig.keeps_samples = recompute;
             rig.plan =
                 ParallelPlan { recompute, ..ParallelPlan::pipeline(&model, schedule.clone(), None).unwrap() };
             assert_eq!(rig.train(&grid, 5, 1e-2).digest, expected.digest, "{csv}");

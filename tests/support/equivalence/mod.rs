@@ -170,6 +170,8 @@ pub struct Rig<'a, D: TestDevice = Cpu> {
     settings: TrainerSettings,
     /// Samples in an epoch.
     pub num_samples: usize,
+    /// True if synthetic samples are kept on the device.
+    pub keeps_samples: bool,
     device: &'static D,
     _network: &'a Network,
 }
@@ -206,7 +208,16 @@ impl<'a, D: TestDevice> Rig<'a, D> {
         };
         let model = network.build(features).unwrap();
         let plan = ParallelPlan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
-        Rig { model, plan, targets, settings, num_samples: 500, device: D::shared(), _network: network }
+        Rig {
+            model,
+            plan,
+            targets,
+            settings,
+            num_samples: 500,
+            keeps_samples: false,
+            device: D::shared(),
+            _network: network,
+        }
     }
 
     /// Sets the number of classes of the targets.
@@ -264,7 +275,11 @@ impl<'a, D: TestDevice> Rig<'a, D> {
 
     /// Trains on synthetic samples.
     pub fn train(&self, grid: &Grid, num_steps: u64, rate: f64) -> Run {
-        self.finish(grid, self.trainer(grid, rate), self.synthetic(), num_steps)
+        let (mut trainer, mut batches) = (self.trainer(grid, rate), self.synthetic());
+        if self.keeps_samples {
+            trainer.keep_samples(&mut batches).unwrap();
+        }
+        self.finish(grid, trainer, batches, num_steps)
     }
 
     /// Trains on the embedded digits.

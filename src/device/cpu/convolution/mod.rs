@@ -126,13 +126,7 @@ impl ConvolutionOperations for Cpu {
         });
     }
 
-    fn convolution_backward_relu(
-        &self,
-        shape: &ConvolutionShape,
-        _argmax: &[f32],
-        output: &[f32],
-        gradient: &mut [f32],
-    ) {
+    fn convolution_backward_relu(&self, shape: &ConvolutionShape, output: &[f32], gradient: &mut [f32]) {
         let columns = shape.outputs;
         let rows = BiasShape { columns, positions: shape.output_len() / columns };
         self.activation_backward(Activation::Relu, rows, output, gradient, None);

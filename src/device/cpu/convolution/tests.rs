@@ -113,7 +113,7 @@ fn check_convolution(shape: ConvolutionShape) {
 
         let mut gradient = output_gradient.clone();
         if shape.relu {
-            cpu.convolution_backward_relu(&shape, &argmax, &output, &mut gradient);
+            cpu.convolution_backward_relu(&shape, &output, &mut gradient);
         }
         let (mut weight_gradient, mut bias_gradient) = (poison(weight.len()), poison(bias.len()));
         for (continues, factor) in [(false, 1.0), (true, 2.0)] {

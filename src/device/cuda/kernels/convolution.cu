@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_largest(
     best += bias ? bias[at % shape.outputs] : 0;
     output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
     if (shape.window > 1) {
-        // as in PyTorch, ReLU passes no gradient for NaN
+        // as in derive, NaN passes no gradient
         put_number(&argmax[at], shape.relu && !(best > 0) ? NO_PLACE : chosen);
     }
 }
@@ -140,7 +140,7 @@ __device__ __forceinline__ void forward(
 }
 
 // Columns of an image whose gradients a thread of backward_input_dense computes, and the largest kernel.
-const uint32 COLUMNS = 4, LARGEST_KERNEL = 12;
+const uint32 COLUMNS = 4, LARGEST_KERNEL = 7;
 
 // Computes the gradients of the inputs of image `blockIdx.x` for kernels of stride 1: the gradients of the
 // convolution's outputs, with the zeros of those that are not maxima and with zeros around them, are in
@@ -220,7 +220,7 @@ __device__ __forceinline__ void backward_input_dense(
         }
     }
     if (slices > 1) {
-        // the sums of the slices take the place of the weights
+        // the sums of the slices take the place of the weights and gradients
         __syncthreads();
         for (uint32 i = 0; i < COLUMNS; i++) {
             shared[i * blockDim.x + threadIdx.x] = sums[i];

@@ -24,10 +24,10 @@ __device__ __forceinline__ void add_outputs(
 const uint32 MOST_WEIGHTS = 5;
 
 // Sums the gradients of weights over the images `blockIdx.x`, `blockIdx.x + gridDim.x`, …, into row
-// `blockIdx.x` of `partials`, and those of the biases behind them, if the layer has biases. A thread has
-// weights of one output, at distances of `lanes`. `width` threads of a block have the weights of as many
-// threads of all, from `blockIdx.y` · `width` on; further threads are further slices, which share the places
-// of an image. With `STAGED`, as slices need it, an image and its gradients are in shared memory.
+// `blockIdx.x` of `partials`, and those of the biases behind them, if the layer has biases. `lanes` threads
+// share the weights of one output, and take every `lanes`-th. `width` threads of a block have the weights of
+// as many threads of all, from `blockIdx.y` · `width` on; further threads are further slices, which share the
+// places of an image. With `STAGED`, as slices need it, an image and its gradients are in shared memory.
 template <class T, bool STAGED>
 __device__ __forceinline__ void backward_weight(
     ConvolutionShape shape, const T* input, const T* argmax, const T* gradient, float* partials,
