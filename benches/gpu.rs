@@ -5,9 +5,10 @@
 //! `benches/pytorch.py`, the better of eager mode and a CUDA graph; they are left out if there is
 //! no PyTorch that sees the GPU.
 
+mod pytorch;
+
 use std::error::Error;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use phalanx::comm::{Grid, GridShape, World};
@@ -117,7 +118,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 
 fn report(world: &World, case: &Case, limits: &Limits) -> Result<(), Box<dyn Error>> {
     let (seconds, counters) = measure(world, case)?;
-    let torch = pytorch(case.name);
+    let torch = pytorch_seconds(case.name);
     let (operations, bytes) = case.work();
     let ratio = torch.map_or("-".into(), |torch| format!("{:.2}x", torch / seconds));
     println!(
@@ -217,23 +218,11 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
 }
 
 /// Returns PyTorch's seconds per step, if there is a PyTorch that sees the GPU.
-fn pytorch(name: &str) -> Option<f64> {
-    let here = Path::new("benches/pytorch.py");
-    let there = Path::new(env!("CARGO_MANIFEST_DIR")).join(here);
-    let script = if here.exists() { here } else { &there };
-    let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
-    let done = Command::new(python).env_remove("LD_LIBRARY_PATH").arg(script).arg(name).output().ok()?;
-    let line = String::from_utf8_lossy(&done.stdout).trim().to_owned();
-    if line.is_empty() {
-        eprintln!(
-            "no figures of PyTorch: {}",
-            String::from_utf8_lossy(&done.stderr).lines().last().unwrap_or_default()
-        );
-    }
-    line.split_whitespace()
-        .filter_map(|milliseconds| milliseconds.parse::<f64>().ok())
+fn pytorch_seconds(name: &str) -> Option<f64> {
+    pytorch::numbers("pytorch.py", &[name])
+        .into_iter()
         .reduce(f64::min)
-        .map(|ms| ms / 1e3)
+        .map(|milliseconds| milliseconds / 1e3)
 }
 
 /// Returns the seconds per call of `start`, from many calls.

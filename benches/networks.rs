@@ -9,7 +9,9 @@
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::path::{Path, PathBuf};
+mod pytorch;
+
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -80,8 +82,8 @@ fn main() {
             let [mut own, mut stock, mut tuned] = [Figures { step: f64::INFINITY, memory: f64::INFINITY }; 3];
             for _ in 0..ROUNDS {
                 own = own.least(step(arguments, ranks));
-                stock = stock.least(pytorch(name, ranks, false));
-                tuned = tuned.least(pytorch(name, ranks, true));
+                stock = stock.least(pytorch_figures(name, ranks, false));
+                tuned = tuned.least(pytorch_figures(name, ranks, true));
             }
             println!(
                 "{name:<12} {ranks:>5} {:>9.2} {:>10.0} {:>9.0} {:>6.0} {:>13.2} {:>13.2} {:>6.0} {:>7.2}",
@@ -139,10 +141,9 @@ fn intel_for_mkl() -> Option<PathBuf> {
 }
 
 /// Measures PyTorch, if there is one.
-fn pytorch(name: &str, ranks: usize, is_tuned: bool) -> Figures {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/pytorch_networks.py");
-    let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
-    let mut job = mpiexec(ranks, python).args([script.into_os_string(), name.into()]);
+fn pytorch_figures(name: &str, ranks: usize, is_tuned: bool) -> Figures {
+    let script = pytorch::script("pytorch_networks.py").into_os_string();
+    let mut job = mpiexec(ranks, pytorch::interpreter()).args([script, name.into()]);
     if is_tuned {
         job = job.args(["tuned"]).env("MKL_ENABLE_INSTRUCTIONS", || "AVX512".into());
         if let Some(library) = intel_for_mkl() {
@@ -157,7 +158,7 @@ fn pytorch(name: &str, ranks: usize, is_tuned: bool) -> Figures {
     match figures[..] {
         [step, memory] => Figures { step, memory },
         _ => {
-            eprintln!("no figures of PyTorch: {}", done.stderr.lines().last().unwrap_or_default());
+            pytorch::say_missing(&done.stderr);
             Figures::NONE
         }
     }

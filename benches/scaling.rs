@@ -8,8 +8,9 @@
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::path::Path;
-use std::process::{Command, ExitCode};
+mod pytorch;
+
+use std::process::ExitCode;
 use std::time::Duration;
 
 use support::mpiexec;
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
     for case in &CASES {
         let mut first: Option<(usize, [Option<f64>; 2])> = None;
         for &ranks in &all {
-            let times = [Some(case.measure(ranks)), pytorch(case, ranks)];
+            let times = [Some(case.measure(ranks)), pytorch_milliseconds(case, ranks)];
             let (fewest, slowest) = *first.get_or_insert((ranks, times));
             let efficiency =
                 |which: usize| Some(slowest[which]? * fewest as f64 / (times[which]? * ranks as f64));
@@ -85,18 +86,7 @@ impl Case {
 }
 
 /// Returns PyTorch's milliseconds of a step, if there is a PyTorch.
-fn pytorch(case: &Case, ranks: usize) -> Option<f64> {
-    let here = Path::new("benches/pytorch_scaling.py");
-    let there = Path::new(env!("CARGO_MANIFEST_DIR")).join(here);
-    let script = if here.exists() { here } else { &there };
-    let python = std::env::var("PHALANX_PYTHON").unwrap_or_else(|_| "python3".into());
-    let arguments = [case.name, &ranks.to_string(), &case.steps.to_string()];
-    let done =
-        Command::new(python).env_remove("LD_LIBRARY_PATH").arg(script).args(arguments).output().ok()?;
-    let milliseconds = String::from_utf8_lossy(&done.stdout).trim().parse().ok();
-    if milliseconds.is_none() {
-        let why = String::from_utf8_lossy(&done.stderr);
-        eprintln!("no figures of PyTorch: {}", why.lines().last().unwrap_or_default());
-    }
-    milliseconds
+fn pytorch_milliseconds(case: &Case, ranks: usize) -> Option<f64> {
+    let (ranks, steps) = (ranks.to_string(), case.steps.to_string());
+    pytorch::numbers("pytorch_scaling.py", &[case.name, &ranks, &steps]).first().copied()
 }

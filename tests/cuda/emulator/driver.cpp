@@ -1,9 +1,8 @@
 // The driver API's parts without time: start, errors, devices, contexts, modules and functions.
 //
-// Limits: a device has its primary context only, and releasing it keeps what was allocated; modules all
-// hold the kernels that were compiled into this library (of an image that is text, those it names or
-// makes by a macro that begins their names);
-// there are no module globals.
+// Limits: a device has its primary context only, and releasing it keeps what was allocated; modules all hold
+// the kernels that were compiled into this library (of an image that is text, those it names or makes by a
+// macro that begins their names); there are no module globals.
 #include <cctype>
 #include <cstdio>
 #include <cstring>
@@ -74,9 +73,7 @@ bool names(const std::string& text, const std::string& word) {
 }
 
 void fill_uuid(unsigned char* uuid, int physical) {
-    static const unsigned char base[16] = {'P', 'h', 'a', 'l', 'a', 'n', 'x', 0,
-                                           'e', 'm', 'u', 'l', 'a', 't', 'e', 0};
-    memcpy(uuid, base, 16);
+    memcpy(uuid, "Phalanx\0emulate", 16);
     uuid[15] = static_cast<unsigned char>(physical);
 }
 
