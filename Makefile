@@ -55,7 +55,8 @@ MPI_SKIPPED = ranks_that_are_started_differently_all_say_no predictions:: networ
   a_device_that_is_too_small what_is_missing_is_named a_run_that_blows_up_is_ended the_fastest_products_are_kept \
   a_step_allocates_nothing_and a_host_that_runs_ahead every_program_and_precision_trains \
   recorded_steps_have_the_bits a_file_that_is_no_table \
-  kept_samples grids_2_ranks grids_3_ranks grids_6_ranks any_layout_allocates options_out_of_range
+  kept_samples grids_2_ranks grids_3_ranks grids_6_ranks any_layout_allocates options_out_of_range \
+  odd_widths pipeline_images initial_weights
 
 MPICH = CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich
 
