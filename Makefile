@@ -60,7 +60,10 @@ MPI_SKIPPED = ranks_that_are_started_differently_all_say_no predictions:: networ
 
 MPICH = CARGO_TARGET_DIR=target/mpich MPICC=mpicc.mpich MPIEXEC=mpiexec.mpich
 
+# takes the emulated CUDA libraries, which do not link MPI, from the tests with Open MPI
 test-mpich: build-mpich
+	@[ ! -d target/tmp/cuda_emulator ] || { mkdir -p target/mpich/tmp \
+	  && cp -an target/tmp/cuda_emulator target/mpich/tmp/; }
 	$(MPICH) cargo test --release $(MPI_TESTS) -- $(MPI_SKIPPED:%=--skip %)
 
 # takes the dependencies from target/release where they are built, but for those that link MPI
