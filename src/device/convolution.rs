@@ -1,5 +1,6 @@
 //! Contract of convolution layers, with pooling and ReLU in the same pass.
 
+use super::activation::BiasShape;
 use super::memory::MemoryOperations;
 use super::row_sums::ParameterSums;
 
@@ -78,6 +79,11 @@ impl ConvolutionShape {
     /// Returns the number of elements of one output image.
     pub fn output_len(&self) -> usize {
         self.output_height() * self.output_width() * self.outputs
+    }
+
+    /// Returns the rows of the output, to which the bias is added.
+    pub fn output_rows(&self) -> BiasShape {
+        BiasShape { columns: self.outputs, positions: self.output_height() * self.output_width() }
     }
 
     /// Returns the number of elements of the weight.

@@ -9,7 +9,7 @@ use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
 use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
 use crate::device::{
-    Activation, ActivationOperations, BiasShape, ConvolutionOperations, ConvolutionShape, ParameterSums,
+    Activation, ActivationOperations, ConvolutionOperations, ConvolutionShape, ParameterSums,
 };
 
 /// The most threads of a block that is divided into slices.
@@ -144,6 +144,22 @@ impl StagedLaunch {
         };
         (2..=most).rev().map(of).find(|made| made.staged == 1).unwrap_or_else(|| of(1))
     }
+
+    /// Returns a launch of `blocks` with a thread for each of `items`, and the threads of a slice. If one
+    /// round takes all items, up to `most` slices share their terms. Shared memory has `floats(sums)`, where
+    /// slices leave `sums` values: `each` of every thread, or none if there is one slice.
+    fn of_items(
+        blocks: (usize, usize),
+        items: usize,
+        most: usize,
+        each: usize,
+        floats: impl Fn(usize) -> usize,
+    ) -> (StagedLaunch, u32) {
+        let width = StagedLaunch::new(blocks, items, 0).launch.threads.0 as usize;
+        let slices = if items <= width { most.min(MOST_THREADS / width) } else { 1 };
+        let sums = |slices: usize| if slices > 1 { each * slices * width } else { 0 };
+        (StagedLaunch::sliced(blocks, width, slices, |slices| floats(sums(slices))), width as u32)
+    }
 }
 
 /// Returns the length of the weights in shared memory, where outputs are in whole groups.
@@ -154,33 +170,27 @@ fn padded_weight_len(shape: &ConvolutionShape) -> usize {
 /// Returns the launch of the forward pass, and the threads of a slice: where there are few outputs, slices
 /// share the rows of the kernel, if their sums fit into shared memory, in the place of the weights.
 fn forward_launch(shape: &ConvolutionShape) -> (StagedLaunch, u32) {
-    let (blocks, image) = ((shape.rows, 1), shape.padded_len().next_multiple_of(4));
+    let image = shape.padded_len().next_multiple_of(4);
     let groups = shape.output_height() * shape.output_width() * shape.outputs.div_ceil(OUTPUTS_AT_ONCE);
-    let width = StagedLaunch::new(blocks, groups, 0).launch.threads.0 as usize;
-    let slices = if groups <= width { shape.kernel.min(MOST_THREADS / width) } else { 1 };
-    let sums = OUTPUTS_AT_ONCE * shape.window() * shape.window() * width;
-    let floats =
-        |slices: usize| image + padded_weight_len(shape).max(if slices > 1 { slices * sums } else { 0 });
-    (StagedLaunch::sliced(blocks, width, slices, floats), width as u32)
+    let each = OUTPUTS_AT_ONCE * shape.window() * shape.window();
+    let floats = |sums: usize| image + padded_weight_len(shape).max(sums);
+    StagedLaunch::of_items((shape.rows, 1), groups, shape.kernel, each, floats)
 }
 
 /// Returns the launch of the backward pass by gradients that are spread out in shared memory, and the threads
 /// of a slice, if the kernel has no stride and they fit. Slices share the outputs where one has a thread for
 /// every group of columns.
 fn dense_launch(shape: &ConvolutionShape) -> Option<(Launch, u32)> {
-    let (blocks, reach) = ((shape.rows, 1), shape.kernel - 1);
+    let reach = shape.kernel - 1;
     let (height, width) = (shape.height + 2 * shape.padding, shape.width + 2 * shape.padding);
     let depth = shape.outputs.next_multiple_of(OUTPUTS_AT_ONCE);
     let floats = (height + reach) * (width + reach) * depth + padded_weight_len(shape);
     let groups = shape.height * shape.width.div_ceil(DENSE_COLUMNS) * shape.channels;
-    let threads = StagedLaunch::new(blocks, groups, 0).launch.threads.0 as usize;
-    let most = (MOST_THREADS / threads).min(depth / OUTPUTS_AT_ONCE);
-    let slices = if groups <= threads { most } else { 1 };
-    let sums = |slices: usize| if slices > 1 { DENSE_COLUMNS * slices * threads } else { 0 };
-    let StagedLaunch { launch, staged } =
-        StagedLaunch::sliced(blocks, threads, slices, |slices| floats.max(sums(slices)));
+    let most = depth / OUTPUTS_AT_ONCE;
+    let (StagedLaunch { launch, staged }, threads) =
+        StagedLaunch::of_items((shape.rows, 1), groups, most, DENSE_COLUMNS, |sums| floats.max(sums));
     let is_dense = shape.stride == 1 && shape.kernel <= LARGEST_DENSE_KERNEL && staged == 1;
-    is_dense.then_some((launch, threads as u32))
+    is_dense.then_some((launch, threads))
 }
 
 impl ConvolutionOperations for Cuda {
@@ -214,9 +224,7 @@ impl ConvolutionOperations for Cuda {
     ) {
         // with pooling, `argmax` says which outputs ReLU set to 0
         if !shape.pool {
-            let columns = shape.outputs;
-            let rows = BiasShape { columns, positions: shape.output_len() / columns };
-            self.activation_backward(Activation::Relu, rows, output, gradient, None);
+            self.activation_backward(Activation::Relu, shape.output_rows(), output, gradient, None);
         }
     }
 

@@ -20,8 +20,7 @@ use smallvec::SmallVec;
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use crate::device::{
-    Activation, ActivationOperations, BiasShape, ConvolutionOperations, ConvolutionShape, ParameterSums,
-    RowSums,
+    Activation, ActivationOperations, ConvolutionOperations, ConvolutionShape, ParameterSums, RowSums,
 };
 use crate::sums::MOST_PENDING;
 use backward::{InputGradient, WeightGradient, is_dense};
@@ -127,9 +126,7 @@ impl ConvolutionOperations for Cpu {
     }
 
     fn convolution_backward_relu(&self, shape: &ConvolutionShape, output: &[f32], gradient: &mut [f32]) {
-        let columns = shape.outputs;
-        let rows = BiasShape { columns, positions: shape.output_len() / columns };
-        self.activation_backward(Activation::Relu, rows, output, gradient, None);
+        self.activation_backward(Activation::Relu, shape.output_rows(), output, gradient, None);
     }
 
     fn convolution_backward_weight(
@@ -140,9 +137,7 @@ impl ConvolutionOperations for Cpu {
         gradient: &[f32],
         mut sums: impl ParameterSums<Cpu>,
     ) {
-        let columns = shape.outputs;
-        let rows = BiasShape { columns, positions: shape.output_len() / columns };
-        sums.bias(|sums| self.add_rows(rows, gradient, sums));
+        sums.bias(|sums| self.add_rows(shape.output_rows(), gradient, sums));
         sums.weight(|sums| self.add_weight_gradient(shape, input, argmax, gradient, sums));
     }
 
