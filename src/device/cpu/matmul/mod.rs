@@ -29,10 +29,10 @@ use super::Cpu;
 use crate::memory::scratch::Room;
 use crate::sums::{MOST_LEAVES, MOST_PENDING, Section, Step};
 pub(super) use fetch::fetch;
-use operand::{Columns, LeftRows, PackedColumns, PackedRows, VECTORS, holds};
+use operand::{Columns, LeftRows, PackedColumns, PackedRows, holds};
 pub(super) use operand::{LeftStrip, Lines, Matrix};
 use pack::{Pace, Packing, pack_left};
-use tile::{Stack, SumOrder, Target};
+use tile::{SumOrder, Target, stack_len};
 
 /// Bytes of packed columns that stay in the second cache of a core: for a product of few rows, and
 /// for one of many. The packed rows are read once for each panel, so many rows need wide panels.
@@ -44,7 +44,7 @@ const MANY_ROWS: usize = 256;
 /// Bytes of a strip that stays in the first cache for several tiles.
 const SHORT_STRIP_BYTES: usize = 24 << 10;
 
-/// Rows of the tiles that take turns with a short strip.
+/// Rows of the tiles that take turns with a short strip, at most.
 const ROWS_OF_SHORT_STRIP: usize = 32;
 
 /// Blocks for which lines of the next panel are fetched before the first tile, so that they are in
@@ -181,13 +181,13 @@ impl WithSimd for ThreadProduct<'_, '_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Matrix { rows, columns, transposed, .. } = self.right;
         let in_place = !transposed && rows * columns > LARGE && columns >= S::F32_LANES;
-        // the sums of a tile fit the registers
+        // the sums of a tile fit the registers, beside a row of the right operand and a factor of the left
         match (S::REGISTER_COUNT >= 32, self.left.rows) {
             (true, 9..=16) if in_place => self.multiply_in_place::<S, 16>(simd),
             (false, ..=8) if in_place => self.multiply_in_place::<S, 8>(simd),
-            (true, _) if self.order.has_short_leaves() => self.multiply::<S, 4, true>(simd),
-            (true, _) => self.multiply::<S, 8, false>(simd),
-            (false, _) => self.multiply::<S, 4, false>(simd),
+            (true, _) if self.order.has_short_leaves() => self.multiply::<S, 4, 3, true>(simd),
+            (true, _) => self.multiply::<S, 8, 3, false>(simd),
+            (false, _) => self.multiply::<S, 6, 2, false>(simd),
         }
     }
 }
@@ -202,9 +202,9 @@ impl ThreadProduct<'_, '_> {
         let rows = packed.left.elements(ROWS * k);
         pack_left::<ROWS>(left, rows);
         let left = PackedRows { strips: rows.as_chunks::<ROWS>().0, num_terms: k }.strip(0);
-        let mut stack = Stack::<S, ROWS>::new(packed.stack.elements(Stack::<S, ROWS>::LEN));
-        let last = packed.right.elements(k * VECTORS * S::F32_LANES);
-        let last = S::as_mut_simd_f32s(last).0.as_chunks_mut::<VECTORS>().0;
+        let stack = packed.stack.elements(stack_len::<S>(ROWS, 1));
+        let last = packed.right.elements(k * S::F32_LANES);
+        let last = S::as_mut_simd_f32s(last).0.as_chunks_mut::<1>().0;
         let num_whole = right.columns / S::F32_LANES * S::F32_LANES;
         Packing::new(right, num_whole..right.columns, last, Pace::default()).finish(simd);
         let mut nothing = Packing::new(right, 0..0, &mut [], Pace::default());
@@ -212,19 +212,20 @@ impl ThreadProduct<'_, '_> {
             let width = S::F32_LANES.min(right.columns - at);
             let target = Target { targets: &mut *targets, at, stride, height, width };
             target.fetch(order);
-            let (stack, next) = (&mut stack, &mut nothing);
+            let (stack, next) = (&mut *stack, &mut nothing);
             if width == S::F32_LANES {
                 let right = Columns { values: &right.values[at..], stride: right.stride };
-                tile::multiply::<S, _, _, ROWS, 1, false>(simd, order, left, right, stack, next, target);
+                tile::multiply::<S, _, _, ROWS, 1, 1, false>(simd, order, left, right, stack, next, target);
             } else {
-                let right = PackedColumns::<S>(last);
-                tile::multiply::<S, _, _, ROWS, 1, false>(simd, order, left, right, stack, next, target);
+                let right = PackedColumns::<S, 1>(last);
+                tile::multiply::<S, _, _, ROWS, 1, 1, false>(simd, order, left, right, stack, next, target);
             }
         }
     }
 
+    /// Multiplies by tiles of `ROWS` rows of `VECTORS` vectors, two or three.
     #[inline(always)]
-    fn multiply<S: Simd, const ROWS: usize, const PAIRS: bool>(self, simd: S) {
+    fn multiply<S: Simd, const ROWS: usize, const VECTORS: usize, const PAIRS: bool>(self, simd: S) {
         let ThreadProduct { left, right, order, targets, packed } = self;
         let (m, n, k) = (left.rows, right.columns, left.columns);
         let strip_width = VECTORS * S::F32_LANES;
@@ -235,7 +236,7 @@ impl ThreadProduct<'_, '_> {
         if left.transposed {
             pack_left::<ROWS>(left, rows);
         }
-        let mut stack = Stack::<S, ROWS>::new(packed.stack.elements(Stack::<S, ROWS>::LEN));
+        let stack = packed.stack.elements(stack_len::<S>(ROWS, VECTORS));
         let len = panel_width.min(n.next_multiple_of(strip_width)) * k;
         let strips = S::as_mut_simd_f32s(packed.right.elements(2 * len)).0.as_chunks_mut::<VECTORS>().0;
         let (mut present, mut next) = strips.split_at_mut(len / strip_width);
@@ -262,14 +263,14 @@ impl ThreadProduct<'_, '_> {
                 num_terms: k,
                 strips: present,
                 targets: &mut *targets,
-                stack: &mut stack,
+                stack: &mut *stack,
                 next: &mut packing,
             };
             if left.transposed {
                 let strips = rows.as_chunks::<ROWS>().0;
-                panel.multiply::<_, PAIRS>(simd, m, PackedRows { strips, num_terms: k });
+                panel.multiply::<_, ROWS, PAIRS>(simd, m, PackedRows { strips, num_terms: k });
             } else {
-                panel.multiply::<_, PAIRS>(simd, m, left);
+                panel.multiply::<_, ROWS, PAIRS>(simd, m, left);
             }
             packing.finish(simd);
             std::mem::swap(&mut present, &mut next);
@@ -278,7 +279,7 @@ impl ThreadProduct<'_, '_> {
 }
 
 /// A panel of columns of a product.
-struct Panel<'a, 'b, 'c, 'd, S: Simd, const ROWS: usize> {
+struct Panel<'a, 'b, 'c, S: Simd, const VECTORS: usize> {
     order: SumOrder<'a>,
     columns: Range<usize>,
     /// Elements from a row of the product to the next.
@@ -286,24 +287,29 @@ struct Panel<'a, 'b, 'c, 'd, S: Simd, const ROWS: usize> {
     num_terms: usize,
     strips: &'a [[S::f32s; VECTORS]],
     targets: &'a mut [&'b mut [f32]],
-    stack: &'a mut Stack<'d, S, ROWS>,
+    stack: &'a mut [f32],
     /// The packing of the next panel.
-    next: &'a mut Packing<'c, S>,
+    next: &'a mut Packing<'c, S, VECTORS>,
 }
 
-impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, '_, S, ROWS> {
+impl<S: Simd, const VECTORS: usize> Panel<'_, '_, '_, S, VECTORS> {
     /// Goes along the rows of the product: written in columns of tiles, a large product takes up to
     /// 1.4 times as long. Only a short strip of the right operand is used for a few tiles in turn.
     #[inline(always)]
-    fn multiply<L: LeftRows<ROWS>, const PAIRS: bool>(self, simd: S, num_rows: usize, rows: L) {
+    fn multiply<L: LeftRows<ROWS>, const ROWS: usize, const PAIRS: bool>(
+        self,
+        simd: S,
+        num_rows: usize,
+        rows: L,
+    ) {
         let Panel { order, columns, stride, num_terms, strips, targets, stack, next } = self;
         let strip_width = VECTORS * S::F32_LANES;
         let is_short = strip_width * num_terms * size_of::<f32>() <= SHORT_STRIP_BYTES;
-        let group = if is_short { ROWS_OF_SHORT_STRIP } else { ROWS };
+        let group = if is_short { ROWS_OF_SHORT_STRIP / ROWS * ROWS } else { ROWS };
         for first_row in (0..num_rows).step_by(group) {
             for (strip, column) in columns.clone().step_by(strip_width).enumerate() {
                 let width = strip_width.min(columns.end - column);
-                let right = PackedColumns::<S>(&strips[strip * num_terms..][..num_terms]);
+                let right = PackedColumns::<S, VECTORS>(&strips[strip * num_terms..][..num_terms]);
                 for row in (first_row..num_rows.min(first_row + group)).step_by(ROWS) {
                     let (at, height) = (row * stride + column, ROWS.min(num_rows - row));
                     let target = Target { targets: &mut *targets, at, stride, height, width };
@@ -311,13 +317,13 @@ impl<S: Simd, const ROWS: usize> Panel<'_, '_, '_, '_, S, ROWS> {
                     let left = rows.strip(row);
                     let (stack, next) = (&mut *stack, &mut *next);
                     match width.div_ceil(S::F32_LANES) {
-                        1 => tile::multiply::<S, _, _, ROWS, 1, PAIRS>(
+                        1 => tile::multiply::<S, _, _, ROWS, 1, VECTORS, PAIRS>(
                             simd, order, left, right, stack, next, target,
                         ),
-                        2 => tile::multiply::<S, _, _, ROWS, 2, PAIRS>(
+                        2 if VECTORS > 2 => tile::multiply::<S, _, _, ROWS, 2, VECTORS, PAIRS>(
                             simd, order, left, right, stack, next, target,
                         ),
-                        _ => tile::multiply::<S, _, _, ROWS, VECTORS, PAIRS>(
+                        _ => tile::multiply::<S, _, _, ROWS, VECTORS, VECTORS, PAIRS>(
                             simd, order, left, right, stack, next, target,
                         ),
                     }

@@ -7,9 +7,6 @@ use pulp::Simd;
 
 use super::fetch::fetch_after;
 
-/// Vectors in a row of a tile, and of a strip of the right operand.
-pub(super) const VECTORS: usize = 3;
-
 /// A row-major matrix, or the transpose of one.
 #[derive(Clone, Copy)]
 pub(in crate::device::cpu) struct Matrix<'a> {
@@ -138,11 +135,13 @@ pub(super) trait RightStrip<S: Simd, const WIDTH: usize>: Copy {
     fn vectors(self, term: usize) -> [S::f32s; WIDTH];
 }
 
-/// `[term][column of the strip]`.
+/// `[term][column of the strip]`, of which the first are read.
 #[derive(Clone, Copy)]
-pub(super) struct PackedColumns<'a, S: Simd>(pub(super) &'a [[S::f32s; VECTORS]]);
+pub(super) struct PackedColumns<'a, S: Simd, const VECTORS: usize>(pub(super) &'a [[S::f32s; VECTORS]]);
 
-impl<S: Simd, const WIDTH: usize> RightStrip<S, WIDTH> for PackedColumns<'_, S> {
+impl<S: Simd, const VECTORS: usize, const WIDTH: usize> RightStrip<S, WIDTH>
+    for PackedColumns<'_, S, VECTORS>
+{
     #[inline(always)]
     fn part(self, first: usize, end: usize) -> Self {
         PackedColumns(&self.0[first..end])

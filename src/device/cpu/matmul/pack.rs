@@ -5,12 +5,13 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::fetch::fetch;
-use super::operand::{Matrix, VECTORS};
+use super::operand::Matrix;
 use crate::device::cpu::transpose::transpose;
 
-/// The packing of a panel of columns of the right operand into strips, `[strip][term][column of the
-/// strip]`, at once or little by little. Columns past the last have arbitrary elements.
-pub(super) struct Packing<'a, S: Simd> {
+/// The packing of a panel of columns of the right operand into strips of `VECTORS` vectors,
+/// `[strip][term][column of the strip]`, at once or little by little. Columns past the last have arbitrary
+/// elements.
+pub(super) struct Packing<'a, S: Simd, const VECTORS: usize> {
     right: Matrix<'a>,
     columns: Range<usize>,
     strips: &'a mut [[S::f32s; VECTORS]],
@@ -44,7 +45,7 @@ impl Cursor {
     }
 }
 
-impl<'a, S: Simd> Packing<'a, S> {
+impl<'a, S: Simd, const VECTORS: usize> Packing<'a, S, VECTORS> {
     /// Returns the packing of `columns` of `right` into `strips`.
     #[inline(always)]
     pub(super) fn new(
@@ -52,7 +53,7 @@ impl<'a, S: Simd> Packing<'a, S> {
         columns: Range<usize>,
         strips: &'a mut [[S::f32s; VECTORS]],
         pace: Pace,
-    ) -> Packing<'a, S> {
+    ) -> Packing<'a, S, VECTORS> {
         let num_whole = if right.transposed { 0 } else { columns.len() / (VECTORS * S::F32_LANES) };
         let [fetched, packed] = [Cursor::default(); 2];
         Packing { right, columns, strips, num_whole, fetched, packed, pace }
@@ -128,7 +129,8 @@ impl<'a, S: Simd> Packing<'a, S> {
         let Matrix { values, rows: num_terms, stride, .. } = self.right;
         for (strip, first) in self.columns.clone().step_by(width).enumerate() {
             let num_lines = width.min(self.columns.end - first);
-            let strip = bytemuck::cast_slice_mut(&mut self.strips[strip * num_terms..][..num_terms]);
+            let strip = self.strips[strip * num_terms..][..num_terms].as_flattened_mut();
+            let strip = bytemuck::cast_slice_mut(strip);
             transpose([num_lines, num_terms], &values[first * stride..], stride, strip, width);
         }
     }

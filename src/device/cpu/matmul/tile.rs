@@ -11,25 +11,16 @@ use std::ops::Range;
 use pulp::Simd;
 
 use super::fetch::fetch_near;
-use super::operand::{LeftStrip, RightStrip, VECTORS};
+use super::operand::{LeftStrip, RightStrip};
 use super::pack::Packing;
 use crate::sums::{MOST_PENDING, Step};
 
 /// A tile of `ROWS` rows of `WIDTH` vectors.
 type Sums<S, const ROWS: usize, const WIDTH: usize> = [[<S as Simd>::f32s; WIDTH]; ROWS];
 
-/// Partial tiles.
-pub(super) struct Stack<'a, S: Simd, const ROWS: usize>(&'a mut [Sums<S, ROWS, VECTORS>]);
-
-impl<'a, S: Simd, const ROWS: usize> Stack<'a, S, ROWS> {
-    /// Makes a stack in `memory` of [`Stack::LEN`] elements, whose contents do not matter.
-    #[inline(always)]
-    pub(super) fn new(memory: &'a mut [f32]) -> Stack<'a, S, ROWS> {
-        Stack(S::as_mut_simd_f32s(memory).0.as_chunks_mut().0.as_chunks_mut().0)
-    }
-
-    /// Elements of a stack.
-    pub(super) const LEN: usize = MOST_PENDING * ROWS * VECTORS * S::F32_LANES;
+/// Returns the elements of a stack of tiles of `rows` rows of `vectors` vectors.
+pub(super) fn stack_len<S: Simd>(rows: usize, vectors: usize) -> usize {
+    MOST_PENDING * rows * vectors * S::F32_LANES
 }
 
 /// The leaves of a product's inner dimension.
@@ -96,12 +87,12 @@ impl Target<'_, '_> {
         &mut self,
         simd: S,
         target: usize,
-        tile: &mut Sums<S, ROWS, VECTORS>,
+        tile: &mut Sums<S, ROWS, WIDTH>,
     ) {
         if self.is_whole::<S, ROWS, WIDTH>() {
             for (row, vectors) in tile.iter_mut().enumerate() {
                 let line = self.line::<S>(target, row, WIDTH * S::F32_LANES).0;
-                vectors[..WIDTH].copy_from_slice(&line[..WIDTH]);
+                vectors.copy_from_slice(line);
             }
             return;
         }
@@ -131,7 +122,12 @@ impl Target<'_, '_> {
 
     /// Writes what there is of the tile of a target.
     #[inline(always)]
-    fn store<S: Simd, const ROWS: usize>(&mut self, simd: S, target: usize, tile: &Sums<S, ROWS, VECTORS>) {
+    fn store<S: Simd, const ROWS: usize, const WIDTH: usize>(
+        &mut self,
+        simd: S,
+        target: usize,
+        tile: &Sums<S, ROWS, WIDTH>,
+    ) {
         for (row, sums) in tile.iter().enumerate().take(self.height) {
             let (whole, rest) = self.line::<S>(target, row, self.width);
             whole.copy_from_slice(&sums[..whole.len()]);
@@ -156,17 +152,25 @@ const BLOCK: usize = 64;
 
 /// Continues the chains of a tile over some terms.
 #[inline(always)]
-fn chains<S: Simd, L: LeftStrip<ROWS>, R: RightStrip<S, WIDTH>, const ROWS: usize, const WIDTH: usize>(
+fn chains<S, L, R, const ROWS: usize, const WIDTH: usize, const VECTORS: usize>(
     simd: S,
     terms: Range<usize>,
     left: L,
     right: R,
-    next: &mut Packing<'_, S>,
+    next: &mut Packing<'_, S, VECTORS>,
     sums: &mut Sums<S, ROWS, WIDTH>,
-) {
+) where
+    S: Simd,
+    L: LeftStrip<ROWS>,
+    R: RightStrip<S, WIDTH>,
+{
     for block in terms.clone().step_by(BLOCK) {
         let block = block..terms.end.min(block + BLOCK);
         next.fetch_some();
+        if S::REGISTER_COUNT < 32 {
+            unrolled(simd, block, left, right, sums);
+            continue;
+        }
         let left = left.part(block.start, block.end);
         let right = right.part(block.start, block.end);
         for term in 0..block.len() {
@@ -175,17 +179,47 @@ fn chains<S: Simd, L: LeftStrip<ROWS>, R: RightStrip<S, WIDTH>, const ROWS: usiz
     }
 }
 
+/// Continues the chains of a tile over some terms, four in a turn of the loop. A tile for 16 registers is so
+/// small that branches and addresses would take up to a tenth of the time otherwise.
+#[inline(always)]
+fn unrolled<S, L, R, const ROWS: usize, const WIDTH: usize>(
+    simd: S,
+    terms: Range<usize>,
+    left: L,
+    right: R,
+    sums: &mut Sums<S, ROWS, WIDTH>,
+) where
+    S: Simd,
+    L: LeftStrip<ROWS>,
+    R: RightStrip<S, WIDTH>,
+{
+    const UNROLLED: usize = 4;
+    let mut term = terms.start;
+    while term + UNROLLED <= terms.end {
+        let (left, right) = (left.part(term, term + UNROLLED), right.part(term, term + UNROLLED));
+        (0..UNROLLED).for_each(|at| add_products(simd, left, right, at, sums));
+        term += UNROLLED;
+    }
+    for term in term..terms.end {
+        add_products(simd, left.part(term, term + 1), right.part(term, term + 1), 0, sums);
+    }
+}
+
 /// Continues the chains of a tile over a leaf, and adds another leaf of the same length. Both are formed at
 /// the same time, so that their sum costs no passage through the stack.
 #[inline(always)]
-fn pair<S: Simd, L: LeftStrip<ROWS>, R: RightStrip<S, WIDTH>, const ROWS: usize, const WIDTH: usize>(
+fn pair<S, L, R, const ROWS: usize, const WIDTH: usize, const VECTORS: usize>(
     simd: S,
     [first, second]: [&Step; 2],
     left: L,
     right: R,
-    next: &mut Packing<'_, S>,
+    next: &mut Packing<'_, S, VECTORS>,
     sums: &mut Sums<S, ROWS, WIDTH>,
-) {
+) where
+    S: Simd,
+    L: LeftStrip<ROWS>,
+    R: RightStrip<S, WIDTH>,
+{
     let mut others = [[simd.splat_f32s(0.0); WIDTH]; ROWS];
     next.fetch_some();
     let lefts = [left.part(first.first, first.end), left.part(second.first, second.end)];
@@ -227,7 +261,7 @@ fn add_products<S, L, R, const ROWS: usize, const WIDTH: usize>(
 #[inline(always)]
 fn add_tile<S: Simd, const ROWS: usize, const WIDTH: usize>(
     simd: S,
-    other: &Sums<S, ROWS, VECTORS>,
+    other: &Sums<S, ROWS, WIDTH>,
     sums: &mut Sums<S, ROWS, WIDTH>,
 ) {
     for (other, sums) in other.iter().zip(sums) {
@@ -241,15 +275,24 @@ fn add_tile<S: Simd, const ROWS: usize, const WIDTH: usize>(
 /// room for.
 ///
 /// The sums are in registers while loops have fixed lengths; what depends on the target's size goes
-/// through the stack. With `PAIRS`, all leaves are partners.
+/// through `stack`, memory of [`stack_len`] elements whose contents do not matter. With `PAIRS`, all leaves
+/// are partners. The panel that is packed meanwhile has strips of `VECTORS` vectors.
 #[inline(always)]
-pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize, const PAIRS: bool>(
+pub(super) fn multiply<
+    S,
+    L,
+    R,
+    const ROWS: usize,
+    const WIDTH: usize,
+    const VECTORS: usize,
+    const PAIRS: bool,
+>(
     simd: S,
     order: SumOrder<'_>,
     left: L,
     right: R,
-    stack: &mut Stack<'_, S, ROWS>,
-    next: &mut Packing<'_, S>,
+    stack: &mut [f32],
+    next: &mut Packing<'_, S, VECTORS>,
     mut into: Target<'_, '_>,
 ) where
     S: Simd,
@@ -257,6 +300,7 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize, const PAI
     R: RightStrip<S, WIDTH>,
 {
     let is_whole = into.is_whole::<S, ROWS, WIDTH>();
+    let stack: &mut [Sums<S, ROWS, WIDTH>] = S::as_mut_simd_f32s(stack).0.as_chunks_mut().0.as_chunks_mut().0;
     let mut depth = order.depth;
     // values of the stack before this one are in the targets
     let mut base = depth;
@@ -268,10 +312,8 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize, const PAI
         if steps[0].continues {
             depth -= 1;
             base = depth;
-            into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
-            for (sums, popped) in sums.iter_mut().zip(&stack.0[depth]) {
-                sums.copy_from_slice(&popped[..WIDTH]);
-            }
+            into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack[depth]);
+            sums = stack[depth];
         }
         if PAIRS {
             pair(simd, [&steps[0], step], left, right, next, &mut sums);
@@ -282,22 +324,20 @@ pub(super) fn multiply<S, L, R, const ROWS: usize, const WIDTH: usize, const PAI
             depth -= 1;
             if depth < base {
                 base = depth;
-                into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack.0[depth]);
+                into.load::<S, ROWS, WIDTH>(simd, depth, &mut stack[depth]);
             }
-            add_tile(simd, &stack.0[depth], &mut sums);
+            add_tile(simd, &stack[depth], &mut sums);
         }
         if i == last && is_whole {
             into.store_whole::<S, ROWS, WIDTH>(depth, &sums);
         } else {
-            for (pushed, sums) in stack.0[depth].iter_mut().zip(&sums) {
-                pushed[..WIDTH].copy_from_slice(sums);
-            }
+            stack[depth] = sums;
             depth += 1;
         }
         // between two steps, the vector registers are free
         next.pack_some();
     }
     for target in base..depth {
-        into.store(simd, target, &stack.0[target]);
+        into.store(simd, target, &stack[target]);
     }
 }
