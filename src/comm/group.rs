@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::algorithm::{Algorithm, Collective, Plan, Ranks, has_one_leader, plan};
+use super::algorithm::{Algorithm, Collective, NodePlace, Plan, Ranks, has_one_leader, plan};
 use super::links::Links;
 use super::mpi::{Handle, Transfers};
 use super::nodes::node_of;
@@ -56,6 +56,14 @@ pub(super) struct NodePeers {
     pub(super) num_nodes: usize,
 }
 
+impl NodePeers {
+    /// Returns the place of rank `rank`, which is one of them.
+    pub(super) fn place(&self, rank: usize) -> NodePlace<'_> {
+        let NodePeers { ref ranks, ref leaders, num_nodes } = *self;
+        NodePlace { leaders, rank: rank - ranks.start, node: ranks.start / ranks.len(), num_nodes }
+    }
+}
+
 /// The number of changes of the devices when peers were found; if ranks of a node map each other's memory,
 /// the peers of short operations and those of long ones.
 type KnownPeers = (u64, Option<[NodePeers; 2]>);
@@ -72,8 +80,8 @@ pub(super) struct Group {
     nodes: RefCell<Vec<usize>>,
     plans: RefCell<HashMap<(Collective, Algorithm, Subtrees), Rc<Plan>>>,
     peers: RefCell<Option<KnownPeers>>,
-    /// The plans by which leaders of the nodes add up.
-    node_plans: RefCell<HashMap<Algorithm, Rc<Plan>>>,
+    /// The plans of messages between the leaders of different nodes.
+    node_plans: RefCell<HashMap<(Collective, Algorithm), Rc<Plan>>>,
     next_tag: Cell<usize>,
     next_end_tag: Cell<usize>,
 }
@@ -146,15 +154,20 @@ impl Group {
         Some([peers(vec![0; each]), peers(leaders)])
     }
 
-    /// Returns this rank's plan by which it and the ranks in its place on the other nodes add up, with a sum
-    /// of each. It is made at the first call and kept.
-    pub(super) fn node_plan(&self, algorithm: Algorithm, peers: &NodePeers) -> Rc<Plan> {
+    /// Returns this rank's plan of `collective` with the ranks in its place on the other nodes, with a sum of
+    /// each. It is made at the first call and kept.
+    pub(super) fn node_plan(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        peers: &NodePeers,
+    ) -> Rc<Plan> {
         let mut plans = self.node_plans.borrow_mut();
-        Rc::clone(plans.entry(algorithm).or_insert_with(|| {
+        Rc::clone(plans.entry((collective, algorithm)).or_insert_with(|| {
             let (each, own) = (peers.ranks.len(), self.mpi.rank - peers.ranks.start);
             let (rank, subtrees) = (self.mpi.rank / each, Subtrees::one_each(peers.num_nodes));
             let nodes: Vec<usize> = (0..peers.num_nodes).collect();
-            let plan = plan(Collective::AllReduce, algorithm, Ranks { rank, subtrees, nodes: &nodes });
+            let plan = plan(collective, algorithm, Ranks { rank, subtrees, nodes: &nodes });
             Rc::new(plan.with_ranks(|node| node * each + own))
         }))
     }

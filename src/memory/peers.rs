@@ -32,10 +32,12 @@ pub enum PeerWorkKind {
         /// The ranks that get the sums.
         into: Range<usize>,
     },
-    /// The elements of one rank are copied to all others.
+    /// The elements of one rank are copied to the buffers of these ranks.
     Copy {
-        /// The rank.
+        /// The rank whose elements are copied.
         from: usize,
+        /// The ranks that get them; `from` may be among them.
+        into: Range<usize>,
     },
 }
 

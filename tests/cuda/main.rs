@@ -81,7 +81,11 @@ static CASES: &[Case] = &[
     Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 80> },
     Case { name: "messages", ranks: &[1, 2, 3, 5, 8], run: messages::every_operation },
     Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 9], run: messages::every_operation_by_ipc },
-    Case { name: "sums_over_nodes_by_ipc", ranks: &[4, 6, 8], run: messages::sums_over_nodes_by_ipc },
+    Case {
+        name: "operations_over_nodes_by_ipc",
+        ranks: &[4, 6, 8],
+        run: messages::operations_over_nodes_by_ipc,
+    },
     Case {
         name: "oracle_deep_mlp_by_ipc",
         ranks: &[3],

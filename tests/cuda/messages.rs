@@ -59,7 +59,7 @@ pub fn every_operation_by_ipc(world: &World) {
         assert_eq!(allocations_for_messages(all), 0, "messages are copies in device memory");
         assert!(allocations_for_messages(&all.through_host()) > 0, "these have memory on the host");
     }
-    // ranks of several nodes use messages, and those of one of these nodes do not
+    // ranks of several nodes exchange messages too, and those of one of these nodes do not
     let (spread, node) = (all.duplicate(), all.split(all.rank() / 2, all.rank()).unwrap());
     spread.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
     assert_eq!(spread.maps_peers(), all.size() == 2);
@@ -70,11 +70,13 @@ pub fn every_operation_by_ipc(world: &World) {
     assert!(!all.maps_peers());
 }
 
-/// Checks that all-reduces over several nodes, whose ranks map each other's device memory, have the bits of
-/// messages between all ranks: as if each node had one device and two, and with messages by either route.
-pub fn sums_over_nodes_by_ipc(world: &World) {
+/// Checks operations over several nodes, whose ranks map each other's device memory: that sums have the bits
+/// of messages between all ranks, and the others the right values. As if each node had one device and two,
+/// and with messages by either route.
+pub fn operations_over_nodes_by_ipc(world: &World) {
     let all = world.communicator();
     let (rank, size, device) = (all.rank(), all.size(), Cuda::shared());
+    let bf16 = Cuda::open(0, Precision::Bf16).unwrap();
     map_peers(world, device).unwrap();
     let call = all.call_on::<CudaBuffer>();
     let terms = |len: usize| {
@@ -94,15 +96,18 @@ pub fn sums_over_nodes_by_ipc(world: &World) {
         all.set_devices((0..size).map(|rank| (rank % on_node % num_devices) as u128).collect());
         let spread = all.duplicate();
         spread.set_nodes((0..size).map(|rank| rank / on_node * on_node).collect());
-        let algorithm = |collective, element| spread.choice(collective, call, 1, element).algorithm;
-        let is_ipc = algorithm(Collective::AllReduce, ElementType::F32) == Algorithm::Ipc;
-        assert_eq!(is_ipc, on_node != 3, "a sum of three is no subtree");
-        assert_ne!(
-            algorithm(Collective::AllReduce, ElementType::Bf16),
-            Algorithm::Ipc,
-            "it would round twice"
-        );
-        assert_ne!(algorithm(Collective::AllGather, ElementType::F32), Algorithm::Ipc);
+        let is_ipc =
+            |collective, element| spread.choice(collective, call, size, element).algorithm == Algorithm::Ipc;
+        for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+            let is_subtree = on_node != 3;
+            assert_eq!(is_ipc(collective, ElementType::F32), is_subtree, "a sum of three is no subtree");
+            assert!(!is_ipc(collective, ElementType::Bf16), "it would round twice");
+        }
+        for collective in [Collective::AllGather, Collective::Broadcast { root: 0 }] {
+            assert!(
+                [ElementType::F32, ElementType::Bf16].map(|element| is_ipc(collective, element)) == [true; 2]
+            );
+        }
         for transfers in [Transfers::Staged, Transfers::Aware] {
             if transfers == Transfers::Aware && !can_be_aware() {
                 continue;
@@ -110,18 +115,26 @@ pub fn sums_over_nodes_by_ipc(world: &World) {
             all.set_transfers(transfers);
             // in several chunks, of several leaders, of one, and fewer elements than leaders
             for len in [if size == 4 { 2_500_001 } else { 70_000 }, 70_001, 1025, 7, 1, 0] {
-                let sum = |by: &Communicator| {
+                let case = format!(
+                    "{len} elements, {on_node} ranks on a node, {num_devices} devices, {transfers:?}"
+                );
+                let all_reduced = |by: &Communicator| {
                     let sum = by.start_all_reduce_in_place(terms(len), Operation::Sum).unwrap().wait();
                     found(device, Role::Exact, &sum, len)
                 };
-                let is_same = sum(&spread)
-                    .iter()
-                    .zip(sum(&spread.through_host()))
-                    .all(|(by_ipc, by_messages)| by_ipc.to_bits() == by_messages.to_bits());
-                assert!(
-                    is_same,
-                    "{len} elements, {on_node} ranks on a node, {num_devices} devices, {transfers:?}"
-                );
+                let scattered = |by: &Communicator| {
+                    let sum = by.start_reduce_scatter(terms(len * size), Operation::Sum).unwrap().wait();
+                    found(device, Role::Exact, &sum, len * size)[rank * len..(rank + 1) * len].to_vec()
+                };
+                for sum in [&all_reduced as &dyn Fn(&Communicator) -> Vec<f32>, &scattered] {
+                    let [by_ipc, by_messages] = [sum(&spread), sum(&spread.through_host())];
+                    let is_same = |(one, other): (&f32, &f32)| one.to_bits() == other.to_bits();
+                    assert!(by_ipc.iter().zip(&by_messages).all(is_same), "{case}");
+                }
+                if len <= 70_000 {
+                    operations(device, Role::Exact, &spread, len);
+                    operations(&bf16, Role::Activations, &spread, len);
+                }
             }
         }
     }

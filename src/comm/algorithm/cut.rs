@@ -4,11 +4,19 @@ use std::ops::Range;
 
 use crate::sums::shard;
 
+/// Returns the elements that two ranges have in common.
+pub(in crate::comm) fn common(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+    let start = one.start.max(other.start);
+    start..one.end.min(other.end).max(start)
+}
+
 /// The lengths of a buffer's parts and chunks. Every chunk is moved separately, by the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Cut {
     /// The first element of the buffer that is cut.
     start: usize,
+    /// The number of elements between two parts that are not cut.
+    gap: usize,
     len: usize,
     parts: usize,
     chunks: usize,
@@ -20,12 +28,17 @@ pub(in crate::comm) struct Cut {
 impl Cut {
     /// Cuts `len` elements into `parts` parts, in chunks of at most about `chunk` elements.
     pub(in crate::comm) fn new(len: usize, parts: usize, chunk: usize, is_owned: bool) -> Cut {
-        Cut { start: 0, len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
+        Cut { start: 0, gap: 0, len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
     }
 
     /// Returns the same cut of the elements from `start` on.
     pub(in crate::comm) fn starting_at(self, start: usize) -> Cut {
         Cut { start, ..self }
+    }
+
+    /// Returns the same cut of parts that have `gap` other elements between them.
+    pub(in crate::comm) fn with_gaps(self, gap: usize) -> Cut {
+        Cut { gap, ..self }
     }
 
     /// Returns the cut that leaves `len` elements in one piece.
@@ -72,19 +85,18 @@ impl Cut {
     }
 
     /// Returns the elements of consecutive parts of a chunk: one range, or, where chunks cut every
-    /// part, one for each part.
+    /// part or there are gaps, one for each part.
     pub(in crate::comm) fn pieces(
         &self,
         chunk: usize,
         parts: &Range<usize>,
     ) -> impl Iterator<Item = Range<usize>> + use<> {
         let cut = *self;
-        let in_one = !self.is_owned || self.chunks == 1;
+        let in_one = self.gap == 0 && (!self.is_owned || self.chunks == 1);
         let step = if in_one { parts.len().max(1) } else { 1 };
-        parts
-            .clone()
-            .step_by(step)
-            .map(move |first| cut.part(chunk, first).start..cut.part(chunk, first + step - 1).end)
-            .map(move |range| cut.start + range.start..cut.start + range.end)
+        parts.clone().step_by(step).map(move |first| {
+            let start = cut.start + first * cut.gap;
+            start + cut.part(chunk, first).start..start + cut.part(chunk, first + step - 1).end
+        })
     }
 }

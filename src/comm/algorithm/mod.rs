@@ -26,8 +26,8 @@ mod tree;
 
 pub(super) use choice::choose;
 pub use choice::{Call, Choice};
-pub(super) use cut::Cut;
-pub(super) use peers::{has_one_leader, peer_work, share};
+pub(super) use cut::{Cut, common};
+pub(super) use peers::{NodePlace, NodeWork, PeerWorks, has_one_leader, largest_share, node_work, peer_work};
 use plan::Members;
 pub use plan::{Algorithm, Collective};
 pub(super) use plan::{Combine, Plan, Ranks, Round};

@@ -39,8 +39,8 @@ pub enum Algorithm {
     /// Every rank sends to the next, chunk after chunk, for long broadcasts.
     Chain,
     /// Ranks of a node map each other's device memory (CUDA IPC), and one of each device reads and writes
-    /// the buffers of all; between nodes, these add up the sums of the nodes by messages. Sums are in the
-    /// same order as those of [`Algorithm::Direct`].
+    /// the buffers of all; between nodes, these exchange messages. Sums are in the same order as those of
+    /// [`Algorithm::Direct`].
     Ipc,
 }
 
@@ -92,6 +92,27 @@ impl Collective {
     /// Returns true if part r belongs to rank r.
     pub(in crate::comm) fn is_owned(self) -> bool {
         matches!(self, Collective::ReduceScatter | Collective::AllGather)
+    }
+
+    /// Returns the elements that rank `rank` of `size` sends, and those that change there, of `len`.
+    pub(in crate::comm) fn ranges(self, rank: usize, size: usize, len: usize) -> [Range<usize>; 2] {
+        let part = len / size;
+        let own = rank * part..(rank + 1) * part;
+        match self {
+            Collective::AllReduce => [0..len, 0..len],
+            Collective::ReduceScatter => [0..len, own],
+            Collective::AllGather => [own, 0..len],
+            Collective::Broadcast { root } if root == rank => [0..len, 0..0],
+            Collective::Broadcast { .. } => [0..0, 0..len],
+        }
+    }
+
+    /// Returns the operation in which each node, of `on_node` consecutive ranks, is one rank.
+    pub(in crate::comm) fn of_nodes(self, on_node: usize) -> Collective {
+        match self {
+            Collective::Broadcast { root } => Collective::Broadcast { root: root / on_node },
+            other => other,
+        }
     }
 }
 

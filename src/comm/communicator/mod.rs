@@ -1,6 +1,7 @@
 //! [`Communicator`]: a group of ranks that exchange typed messages and run collective operations.
 
 mod collective;
+mod peers;
 mod pending;
 mod point_to_point;
 mod reduction;
@@ -180,29 +181,6 @@ impl Communicator {
     /// the host. Collective over the job, while no operation is under way.
     pub fn set_transfers(&self, transfers: Transfers) {
         self.group.routes.transfers.set(transfers);
-    }
-
-    /// Lets ranks of the same node map each other's device memory ([`Algorithm::Ipc`]) from now on, in all
-    /// communicators of the job: rank r of the job computes on device `devices[r]`, a number that devices
-    /// of a node do not share. With an empty list they no longer do. Collective over the job, while no
-    /// operation is under way.
-    pub fn set_devices(&self, devices: Vec<u128>) {
-        self.group.routes.set_devices(devices);
-    }
-
-    /// Returns true if all ranks map each other's device memory. Not collective.
-    pub fn maps_peers(&self) -> bool {
-        self.transfers.is_none() && self.group.peers(0).is_some_and(|peers| peers.num_nodes == 1)
-    }
-
-    /// Returns true if `collective` is done in device memory that the ranks of each node map.
-    ///
-    /// Between nodes only all-reduces of `f32` are, among nodes of a power of two of ranks: then the sum of a
-    /// node is a subtree of the sum in the order of [`Subtrees`], which nothing rounds to a shorter type.
-    fn maps_peers_in(&self, collective: Collective, element: ElementType) -> bool {
-        let Some(peers) = self.group.peers(0).filter(|_| self.transfers.is_none()) else { return false };
-        let is_sum = collective == Collective::AllReduce && element == ElementType::F32;
-        peers.num_nodes == 1 || is_sum && peers.ranks.len().is_power_of_two()
     }
 
     /// Returns the route of device buffers. Not collective.

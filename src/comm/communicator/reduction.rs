@@ -6,12 +6,10 @@
 //! and their memory does not grow with the buffer. Short blocking all-reduces call `MPI_Allreduce`.
 #![allow(unsafe_code)]
 
-use std::rc::Rc;
-
 use super::Communicator;
 use crate::comm::Pending;
-use crate::comm::algorithm::{Algorithm, Call, Choice, Collective, Cut, choose, share};
-use crate::comm::engine::{self, AcrossNodes, Ground, Request, Rounds, Task};
+use crate::comm::algorithm::{Algorithm, Call, Choice, Collective, Cut};
+use crate::comm::engine::{self, Ground, Request, Rounds, Task};
 use crate::comm::mpi::{Mode, Values};
 use crate::memory::{Buffer, Element, ElementType, HostArena, HostBuffer, Operation, Places};
 use crate::sums::Subtrees;
@@ -297,23 +295,6 @@ impl Communicator {
         Task::Rounds { collective, plan, cut }
     }
 
-    /// Returns the work of this rank in device memory that the ranks of its node map.
-    fn by_peers(&self, collective: Collective, call: Call, len: usize, element: ElementType) -> Task {
-        let peers = self.group.peers(len * element.bytes());
-        let peers = peers.expect("ranks that map each other's memory have leaders");
-        if peers.num_nodes == 1 {
-            return Task::Peers { collective, peers, across: None };
-        }
-        // all leaders choose for the largest share, so that all ranks know the number of its chunks
-        let largest = share(len, &peers.leaders, 0).map_or(0, |share| share.len());
-        let choice = choose(collective, call, largest * element.bytes(), peers.num_nodes);
-        let plan = self.group.node_plan(choice.algorithm, &peers);
-        let cut = |len: usize| Cut::new(len, plan.parts, choice.chunk / element.bytes(), false);
-        let own = share(len, &peers.leaders, self.rank() - peers.ranks.start);
-        let own = own.map(|share| (Rc::clone(&plan), cut(share.len()).starting_at(share.start)));
-        Task::Peers { collective, peers, across: Some(AcrossNodes { own, num_tags: cut(largest).chunks() }) }
-    }
-
     /// Adds the ranges that `collective` sends and changes on this rank.
     fn request(
         &self,
@@ -322,15 +303,7 @@ impl Communicator {
         operation: Option<Operation>,
         len: usize,
     ) -> Request {
-        let part = len / self.size();
-        let own = self.rank() * part..(self.rank() + 1) * part;
-        let (send_range, receive_range) = match collective {
-            Collective::AllReduce => (0..len, 0..len),
-            Collective::ReduceScatter => (0..len, own),
-            Collective::AllGather => (own, 0..len),
-            Collective::Broadcast { root } if root == self.rank() => (0..len, 0..0),
-            Collective::Broadcast { .. } => (0..0, 0..len),
-        };
+        let [send_range, receive_range] = collective.ranges(self.rank(), self.size(), len);
         Request { task, operation, send_range, receive_range }
     }
 

@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use super::peers::PeerOperation;
 use super::request::{Request, Task};
-use super::rounds::{Ground, Rounds, common};
+use super::rounds::{Ground, Rounds};
 use crate::Result;
-use crate::comm::algorithm::Collective;
+use crate::comm::algorithm::{Collective, common};
 use crate::comm::group::Group;
 use crate::comm::mpi::{Requests, Values};
 use crate::memory::{Buffer, ElementType, Loan, Memory, scratch};

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use super::mpi::{Requests, pause, yields};
 pub use background::{Background, attach};
 pub(super) use entry::Entry;
-pub(super) use request::{AcrossNodes, Request, Task};
+pub(super) use request::{AcrossNodes, AcrossShare, Request, Task};
 pub(super) use rounds::{Ground, Rounds};
 
 /// The time between two looks at messages of a rank that has nothing else to do.

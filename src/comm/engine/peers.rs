@@ -6,9 +6,8 @@
 //! said so. Messages of a collective operation have its own tag on the communicator's private twin, and
 //! arrive in the order in which a rank sends them.
 //!
-//! In an all-reduce across several nodes, leaders first leave the sums of their node in their own buffers.
-//! Then those in the same place on all nodes add these up by messages, and copy the total to the ranks of
-//! their node. No other rank reads a leader's share, so it may be written as soon as the total is there.
+//! Across several nodes, leaders work on the memory of their node, exchange messages with those in the same
+//! place on the other nodes, and work again: see `algorithm/peers.rs`.
 //!
 //! A message between two ranks is such an operation of two, in which the receiver leads and sends no handle.
 //! The sender's handle travels as the message would, and names the tag by which the sender waits for the end
@@ -20,9 +19,9 @@ use std::rc::Rc;
 use smallvec::{SmallVec, smallvec};
 
 use super::across::AcrossUnderway;
-use super::request::{Request, Task};
+use super::request::{AcrossNodes, Request, Task};
 use crate::Result;
-use crate::comm::algorithm::{peer_work, share};
+use crate::comm::algorithm::{PeerWorks, peer_work};
 use crate::comm::group::{Group, NodePeers};
 use crate::comm::mpi::{Channel, Requests, Values};
 use crate::memory::{Buffer, ElementType, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
@@ -44,7 +43,7 @@ pub(super) struct PeerOperation {
     /// The name in traces.
     link: i64,
     members: PeerMembers,
-    /// The sum over the nodes, if this rank has a share in it.
+    /// The messages to other nodes, if this rank has a share of the elements.
     across: Option<AcrossUnderway>,
     channel: Channel,
     /// The tag of offers.
@@ -117,12 +116,12 @@ impl PeerOperation {
         let (members, channel, tag, end_tag) = match &request.task {
             Task::Peers { peers: NodePeers { ranks, leaders, .. }, across: over, .. } => {
                 let first_tag = group.take_tags(1 + over.as_ref().map_or(0, |over| over.num_tags));
-                if let Some((plan, cut)) = over.as_ref().and_then(|over| over.own.as_ref())
-                    && cut.len() > 0
+                if let Some(share) = over.as_ref().and_then(|over| over.share.as_ref())
+                    && share.cut.len() > 0
                 {
                     // SAFETY: the caller keeps the buffer until the operation is done, and the cut is of it.
                     let loan = unsafe { buffer.lend(&request.needs(len, is_cuda_aware))? };
-                    across = Some(AcrossUnderway::new(plan, *cut, first_tag + 1, loan, element));
+                    across = Some(AcrossUnderway::new(share, first_tag + 1, loan, element));
                 }
                 let (leaders, own) = (Rc::clone(leaders), rank - ranks.start);
                 let members = PeerMembers { ranks: ranks.clone().collect(), leaders, own };
@@ -249,22 +248,20 @@ impl PeerOperation {
     }
 
     /// Returns the work of this leader.
-    fn work(&self) -> SmallVec<[PeerWork; 1]> {
+    fn work(&self) -> PeerWorks {
         let members = &self.members;
         let (own, leaders) = (members.own, &members.leaders);
-        let mut work = match self.request.task {
-            Task::Peers { across: Some(_), .. } => {
-                let is_summed = self.across.as_ref().is_some_and(AcrossUnderway::is_done);
-                let kind = match is_summed {
-                    false => PeerWorkKind::Sum { into: own..own + 1 },
-                    true => PeerWorkKind::Copy { from: own },
-                };
-                share(self.len, leaders, own).map(|range| PeerWork { range, kind }).into_iter().collect()
+        let mut work = match &self.request.task {
+            Task::Peers { across: Some(AcrossNodes { share, .. }), .. } => {
+                let has_messages = self.across.as_ref().is_some_and(AcrossUnderway::is_done);
+                let work = share.as_ref().map(|share| &share.work);
+                let work = work.map(|work| if has_messages { &work.after } else { &work.before });
+                work.cloned().unwrap_or_default()
             }
-            Task::Peers { collective, .. } => peer_work(collective, self.len, leaders, own),
+            Task::Peers { collective, .. } => peer_work(*collective, self.len, leaders, own),
             _ => {
                 let range = 0..self.offers[0][0] as usize;
-                smallvec![PeerWork { range, kind: PeerWorkKind::Copy { from: 0 } }]
+                smallvec![PeerWork { range, kind: PeerWorkKind::Copy { from: 0, into: 1..2 } }]
             }
         };
         work.retain(|work| !work.range.is_empty());

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::rounds::num_lanes;
-use crate::comm::algorithm::{Collective, Cut, Plan};
+use crate::comm::algorithm::{Collective, Cut, NodeWork, Plan};
 use crate::comm::group::{Group, NodePeers};
 use crate::comm::mpi::{Channel, Handle, Mode, Requests, Values};
 use crate::memory::{Needs, Operation};
@@ -20,8 +20,8 @@ pub(in crate::comm) enum Task {
     Receive { from: usize, tag: i32 },
     /// MPI's own collective operation, in place.
     Mpi(Collective),
-    /// Work on device memory that the ranks of a node map, shared by those that lead a device. An all-reduce
-    /// may go `across` nodes.
+    /// Work on device memory that the ranks of a node map, shared by those that lead a device. It may go
+    /// `across` nodes.
     Peers { collective: Collective, peers: NodePeers, across: Option<AcrossNodes> },
     /// A message between ranks of a node that map each other's device memory: one copy, by the receiver.
     PeerCopy { from: usize, to: usize, tag: i32 },
@@ -29,12 +29,23 @@ pub(in crate::comm) enum Task {
     Rounds { collective: Collective, plan: Rc<Plan>, cut: Cut },
 }
 
-/// The sum over the nodes of what the ranks of each have added up.
+/// The part of an operation that goes across nodes.
 pub(in crate::comm) struct AcrossNodes {
-    /// The plan and the elements of this rank, if it leads a device.
-    pub(in crate::comm) own: Option<(Rc<Plan>, Cut)>,
+    /// The share of this rank, if it leads a device.
+    pub(in crate::comm) share: Option<AcrossShare>,
     /// The number of tags of the leader with the most elements.
     pub(in crate::comm) num_tags: usize,
+}
+
+/// A leader's work, and its messages with the leaders in its place on the other nodes.
+pub(in crate::comm) struct AcrossShare {
+    pub(in crate::comm) work: NodeWork,
+    pub(in crate::comm) plan: Rc<Plan>,
+    pub(in crate::comm) cut: Cut,
+    /// The elements of the buffer that this node sends.
+    pub(in crate::comm) send_range: Range<usize>,
+    /// The elements of the buffer that messages change.
+    pub(in crate::comm) receive_range: Range<usize>,
 }
 
 /// An operation on a buffer.
@@ -60,8 +71,8 @@ impl Request {
     fn plan(&self) -> Option<(&Rc<Plan>, Cut)> {
         match &self.task {
             Task::Rounds { plan, cut, .. } => Some((plan, *cut)),
-            Task::Peers { across: Some(AcrossNodes { own: Some((plan, cut)), .. }), .. } => {
-                Some((plan, *cut))
+            Task::Peers { across: Some(AcrossNodes { share: Some(share), .. }), .. } => {
+                Some((&share.plan, share.cut))
             }
             _ => None,
         }

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::comm::algorithm::{Combine, Cut, Plan};
+use crate::comm::algorithm::{Combine, Cut, Plan, common};
 use crate::comm::group::Group;
 use crate::comm::mpi::{Channel, Handle, Requests, Values};
 use crate::memory::{Arena, ElementType, Terms};
@@ -61,12 +61,6 @@ enum LaneState {
 /// Returns the number of lanes that a cut needs.
 pub(super) fn num_lanes(cut: &Cut) -> usize {
     cut.chunks().min(LANES)
-}
-
-/// Returns the elements that two ranges have in common.
-pub(super) fn common(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
-    let start = one.start.max(other.start);
-    start..one.end.min(other.end).max(start)
 }
 
 impl Rounds {

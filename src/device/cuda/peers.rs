@@ -78,7 +78,7 @@ impl PeerBuffer for LentToPeers {
         for PeerWork { range, kind } in work {
             match kind {
                 PeerWorkKind::Sum { into } => self.sum(peers, range, into),
-                PeerWorkKind::Copy { from } => self.copy(peers, range, *from),
+                PeerWorkKind::Copy { from, into } => self.copy(peers, range, *from, into),
             }
         }
         let streams = &self.streams;
@@ -100,13 +100,15 @@ impl LentToPeers {
         launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, into, end);
     }
 
-    fn copy(&self, peers: Peers, range: &Range<usize>, from: usize) {
-        assert!(range.end <= self.len && from < peers.num as usize, "{range:?} of {} values", self.len);
+    fn copy(&self, peers: Peers, range: &Range<usize>, from: usize, into: &Range<usize>) {
+        let num = peers.num as usize;
+        assert!(range.end <= self.len && from < num && into.end <= num, "{range:?} of {} values", self.len);
         let (streams, units) = (&self.streams, self.format.bytes() / 2);
         let launch = streams.over(range.len() * units, 8);
         let (first, len) = ((range.start * units) as u64, (range.len() * units) as u64);
-        let (kernel, from) = (&streams.kernels.copy_to_peers, from as u32);
-        launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, from);
+        let kernel = &streams.kernels.copy_to_peers;
+        let (from, into, end) = (from as u32, into.start as u32, into.end as u32);
+        launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, from, into, end);
     }
 }
 

@@ -219,13 +219,14 @@ __device__ __forceinline__ void sum_many_peers(
 
 FOR_BOTH(PEER_SUMS)
 
-// Copies values `first` to `first` + `len`, of two bytes each, of peer `from` to all others.
+// Copies values `first` to `first` + `len`, of two bytes each, of peer `from` to the others from `into` to
+// `end`.
 extern "C" __global__ void copy_to_peers(
-    uint64 first, uint64 len, const __grid_constant__ Peers peers, uint32 from) {
+    uint64 first, uint64 len, const __grid_constant__ Peers peers, uint32 from, uint32 into, uint32 end) {
     over_values<8>(len, addresses(peers) | 2 * first, [&](uint64 at, auto count) {
         const uint32 N = count.value;
         Several<unsigned short, N> values = load<N>((const unsigned short*)peers.at[from] + first + at);
-        for (uint32 rank = 0; rank < peers.num; rank++) {
+        for (uint32 rank = into; rank < end; rank++) {
             if (rank != from) {
                 store((unsigned short*)peers.at[rank] + first + at, values);
             }
