@@ -90,7 +90,7 @@ fn lenet_learns_the_digits_on_any_number_of_ranks() {
 #[test]
 fn lenet_learns_mnist_on_any_number_of_ranks() {
     let Some(directory) = mnist() else { return };
-    for ranks in [1, 2, 3] {
+    for ranks in [1, 3] {
         let job = sync_sgd(ranks, "--quiet --epochs 10 --eval-every 0").limit(Duration::from_secs(300));
         let result = job.args([Path::new("--data"), &directory]).run().expect(0).result();
         assert!(result["accuracy"].as_f64().unwrap() >= 0.989, "{result}");

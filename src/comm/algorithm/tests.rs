@@ -303,3 +303,26 @@ fn two_levels_send_less_between_nodes() {
     };
     assert_eq!((crossing(Algorithm::Pairwise), crossing(Algorithm::TwoLevel)), (8 * 2 * 400, 8 * 2 * 100));
 }
+
+#[test]
+fn parts_with_gaps_are_moved_apart() {
+    for (len, parts, chunk, is_owned) in [(12, 3, 100, true), (60, 4, 7, true), (60, 1, 7, false)] {
+        let cut = Cut::new(len, parts, chunk, is_owned);
+        let apart = cut.starting_at(5).with_gaps(if parts > 1 { 9 } else { 0 });
+        let mut seen = vec![];
+        for chunk in 0..cut.chunks() {
+            for part in 0..parts {
+                let one = part..part + 1;
+                let moved = cut.pieces(chunk, &one).map(|piece| {
+                    let shift = 5 + part * 9;
+                    piece.start + shift..piece.end + shift
+                });
+                assert!(apart.pieces(chunk, &one).eq(moved), "chunk {chunk} of part {part} of {parts}");
+            }
+            seen.extend(apart.all_pieces(chunk).flatten());
+        }
+        let of_part = |part: usize| (0..len / parts).map(move |at| 5 + part * (len / parts + 9) + at);
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq((0..parts).flat_map(of_part)), "{parts} parts of {len}");
+    }
+}

@@ -98,18 +98,19 @@ pub(super) fn add_blocks<S: Simd, G: BlockGradients<OUTPUTS>, const OUTPUTS: usi
     target: TargetBlock<'_>,
 ) {
     let TargetBlock { values, stride, distance, rows, vectors } = target;
-    let few_registers = S::REGISTER_COUNT < 32;
+    // the sums of a block fit the registers, beside gradients and a vector of the other array
+    let most_sums = if S::REGISTER_COUNT < 32 { 12 } else { 24 };
     let mut row = 0;
     while row < rows {
         let height = match rows - row {
-            _ if few_registers => 1,
             5 | 7.. if OUTPUTS == 1 => 5,
             3.. => 3,
             _ => 1,
         };
+        let most_vectors = (most_sums / (height * OUTPUTS)).min(4);
         let mut vector = 0;
         while vector < vectors {
-            let width = (vectors - vector).min(4);
+            let width = (vectors - vector).min(most_vectors);
             let offset = vector * S::F32_LANES;
             let from = Blocks { values: &from.values[row * from.stride + offset..], ..from };
             let into = Place { values: &mut values[row * stride + offset..], stride, distance };
