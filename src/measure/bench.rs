@@ -105,7 +105,7 @@ impl Bench for DeviceBench<'_> {
         // MPI has no sums of bfloat16
         let has_mpi = self.value_bytes == size_of::<f32>()
             && operation.on_device.as_ref().is_some_and(|on_device| (on_device.compares_with_mpi)(transfers));
-        if compare && (transfers == Transfers::Aware || self.best.maps_peers()) {
+        if compare && (transfers == Transfers::Aware || self.best.has_peers()) {
             contenders.extend(Contender::new(self.all, "staged", None, subject(&self.staged))?);
         }
         if compare && has_mpi {

@@ -131,6 +131,14 @@ pub fn operations_over_nodes_by_ipc(world: &World) {
                     let is_same = |(one, other): (&f32, &f32)| one.to_bits() == other.to_bits();
                     assert!(by_ipc.iter().zip(&by_messages).all(is_same), "{case}");
                 }
+                if len == 2_500_001 {
+                    // in chunks: parts with gaps, and a chain
+                    large(device, &spread, 10_000_000);
+                    let (root, mine) = (size - 1, filled(device, Role::Exact, rank, len));
+                    let sent = spread.start_broadcast(mine, root).unwrap().wait();
+                    let found = found(device, Role::Exact, &sent, len);
+                    assert!((0..len).all(|at| found[at] == value(root, at)), "{case}");
+                }
                 if len <= 70_000 {
                     operations(device, Role::Exact, &spread, len);
                     operations(&bf16, Role::Activations, &spread, len);

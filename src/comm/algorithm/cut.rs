@@ -15,7 +15,7 @@ pub(in crate::comm) fn common(one: &Range<usize>, other: &Range<usize>) -> Range
 pub(in crate::comm) struct Cut {
     /// The first element of the buffer that is cut.
     start: usize,
-    /// The number of elements between two parts that are not cut.
+    /// The number of elements between two parts, which belong to none.
     gap: usize,
     len: usize,
     parts: usize,
@@ -36,8 +36,9 @@ impl Cut {
         Cut { start, ..self }
     }
 
-    /// Returns the same cut of parts that have `gap` other elements between them.
+    /// Returns the same cut of parts, which belong to ranks, with `gap` other elements between them.
     pub(in crate::comm) fn with_gaps(self, gap: usize) -> Cut {
+        debug_assert!(self.is_owned || gap == 0, "chunks cut the buffer");
         Cut { gap, ..self }
     }
 

@@ -34,7 +34,8 @@ pub(in crate::comm) struct NodePlace<'a> {
 /// The work of a leader in an operation across nodes.
 #[derive(Debug, Clone)]
 pub(in crate::comm) struct NodeWork {
-    /// Its share of the elements: of those of the first node, if every node has parts of its own.
+    /// Its share of the elements. If parts belong to ranks, it has such a share of the parts of each node,
+    /// and this is that of the first node.
     pub(in crate::comm) share: Range<usize>,
     /// The work before the messages.
     pub(in crate::comm) before: PeerWorks,
@@ -88,6 +89,13 @@ pub(in crate::comm) fn node_work(
     let node_len = place.node_len(collective, len);
     let share = share(node_len, leaders, rank)?;
     let on_node = |node: usize| node * node_len + share.start..node * node_len + share.end;
+    // in one piece, if the share is all of a node's elements
+    let on_nodes = |nodes: Range<usize>| -> SmallVec<[Range<usize>; 1]> {
+        match share.len() == node_len {
+            true => smallvec![nodes.start * node_len..nodes.end * node_len],
+            false => nodes.map(on_node).collect(),
+        }
+    };
     let sum = |range| PeerWork { range, kind: PeerWorkKind::Sum { into: rank..rank + 1 } };
     let copy = |range| PeerWork { range, kind: PeerWorkKind::Copy { from: rank, into: all.clone() } };
     // the share's elements that belong to a rank of this node
@@ -106,20 +114,20 @@ pub(in crate::comm) fn node_work(
         Collective::ReduceScatter => {
             let others = all.clone().filter(|owner| *owner != rank);
             let to = |owner| owned(owner, PeerWorkKind::Copy { from: rank, into: owner..owner + 1 });
-            ((0..num_nodes).map(|node| sum(on_node(node))).collect(), others.map(to).collect())
+            (on_nodes(0..num_nodes).into_iter().map(sum).collect(), others.map(to).collect())
         }
         Collective::AllGather => {
-            let others = (0..num_nodes).filter(|other| *other != node);
+            let others = on_nodes(0..node).into_iter().chain(on_nodes(node + 1..num_nodes));
             let to_all = |owner| owned(owner, PeerWorkKind::Copy { from: owner, into: all.clone() });
-            (all.clone().map(to_all).collect(), others.map(|other| copy(on_node(other))).collect())
+            (all.clone().map(to_all).collect(), others.map(copy).collect())
         }
     };
     Some(NodeWork { share, before, after })
 }
 
 impl NodePlace<'_> {
-    /// Returns the elements of `len` that the leaders of a node share in `collective`: those of its ranks, if
-    /// parts belong to ranks.
+    /// Returns the number of elements of which leaders have shares in `collective` on `len` elements: those
+    /// of the parts of one node, if parts belong to ranks.
     pub(in crate::comm) fn node_len(&self, collective: Collective, len: usize) -> usize {
         if collective.is_owned() { len / self.num_nodes } else { len }
     }
@@ -186,8 +194,23 @@ mod tests {
         }
     }
 
-    /// Runs the work of all ranks of `num_nodes` nodes on small buffers and returns these.
+    /// Runs the work of all ranks of `num_nodes` nodes on small buffers and returns these. Leaders take turns
+    /// in both orders, for none may depend on another.
     fn run(collective: Collective, len: usize, leaders: &[usize], num_nodes: usize) -> Vec<Vec<u64>> {
+        let ascending: Vec<usize> = (0..leaders.len()).collect();
+        let descending: Vec<usize> = ascending.iter().rev().copied().collect();
+        let buffers = run_in_order(collective, len, leaders, num_nodes, &ascending);
+        assert_eq!(buffers, run_in_order(collective, len, leaders, num_nodes, &descending));
+        buffers
+    }
+
+    fn run_in_order(
+        collective: Collective,
+        len: usize,
+        leaders: &[usize],
+        num_nodes: usize,
+        order: &[usize],
+    ) -> Vec<Vec<u64>> {
         let size = leaders.len();
         let value = |rank: usize, at: usize| 1 << rank | (at as u64) << 20;
         let mut buffers: Vec<Vec<u64>> =
@@ -202,8 +225,7 @@ mod tests {
         }
         let place = |node: usize, rank: usize| NodePlace { leaders, rank, node, num_nodes };
         let node_len = place(0, 0).node_len(collective, len);
-        // every leader goes all the way before the next begins, and none depends on another
-        for rank in 0..size {
+        for &rank in order {
             let works: Vec<Option<NodeWork>> =
                 (0..num_nodes).map(|node| node_work(collective, len, place(node, rank))).collect();
             assert!(works.iter().all(|work| work.is_some() == (leaders[rank] == rank)));

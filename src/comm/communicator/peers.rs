@@ -1,15 +1,17 @@
 //! Operations on device memory that the ranks of a node map.
 
+use std::rc::Rc;
+
 use super::Communicator;
-use crate::comm::algorithm::{Call, Collective, Cut, choose, largest_share, node_work};
+use crate::comm::algorithm::{Algorithm, Call, Collective, Cut, choose, largest_share, node_work};
 use crate::comm::engine::{AcrossNodes, AcrossShare, Task};
 use crate::memory::ElementType;
 
 impl Communicator {
     /// Lets ranks of the same node map each other's device memory
-    /// ([`Algorithm::Ipc`](crate::comm::Algorithm::Ipc)) from now on, in all communicators of the job: rank r
-    /// of the job computes on device `devices[r]`, a number that devices of a node do not share. With an
-    /// empty list they no longer do. Collective over the job, while no operation is under way.
+    /// ([`Algorithm::Ipc`]) from now on, in all communicators of the job: rank r of the job computes on
+    /// device `devices[r]`, a number that devices of a node do not share. With an empty list they no longer
+    /// do. Collective over the job, while no operation is under way.
     pub fn set_devices(&self, devices: Vec<u128>) {
         self.group.routes.set_devices(devices);
     }
@@ -17,6 +19,12 @@ impl Communicator {
     /// Returns true if all ranks map each other's device memory. Not collective.
     pub fn maps_peers(&self) -> bool {
         self.transfers.is_none() && self.group.peers(0).is_some_and(|peers| peers.num_nodes == 1)
+    }
+
+    /// Returns true if the ranks of each node map each other's device memory, on one node or on several. Not
+    /// collective.
+    pub fn has_peers(&self) -> bool {
+        self.transfers.is_none() && self.group.peers(0).is_some()
     }
 
     /// Returns true if `collective` is done in device memory that the ranks of each node map.
@@ -49,7 +57,11 @@ impl Communicator {
         let num_shares = if collective.is_owned() { place.num_nodes } else { 1 };
         // all leaders choose for the largest share, so that all ranks know the number of its chunks
         let largest = largest_share(node_len, place.leaders);
-        let choice = choose(of_nodes, call, largest * num_shares * element.bytes(), place.num_nodes);
+        let mut choice = choose(of_nodes, call, largest * num_shares * element.bytes(), place.num_nodes);
+        if matches!(choice.algorithm, Algorithm::Doubling | Algorithm::Halving) {
+            // the order of their sums is another one
+            choice.algorithm = Algorithm::Pairwise;
+        }
         let plan = self.group.node_plan(of_nodes, choice.algorithm, &peers);
         let chunk = choice.chunk / element.bytes();
         let cut = |share: usize| Cut::new(share * num_shares, plan.parts, chunk, of_nodes.is_owned());
@@ -59,7 +71,7 @@ impl Communicator {
             let gap = if collective.is_owned() { node_len - share_len } else { 0 };
             let cut = cut(share_len).starting_at(start).with_gaps(gap);
             let [send_range, receive_range] = of_nodes.ranges(place.node, place.num_nodes, len);
-            AcrossShare { work, plan: plan.clone(), cut, send_range, receive_range }
+            Rc::new(AcrossShare { work, plan: plan.clone(), cut, send_range, receive_range })
         });
         Task::Peers { collective, peers, across: Some(AcrossNodes { share, num_tags }) }
     }

@@ -197,7 +197,8 @@ impl Communicator {
 
     /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination
     /// of that part over all ranks, in the order of [`Subtrees`](crate::sums::Subtrees), so that the
-    /// bits do not depend on MPI. On the host the other parts keep their values. Collective.
+    /// bits do not depend on MPI. On the host the other parts keep their values; on a device they are
+    /// arbitrary afterwards. Collective.
     ///
     /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in
     /// one round, so it overlaps with computation better than a ring. For 16 MiB on two ranks it

@@ -1,21 +1,17 @@
 //! The messages of a leader in an operation across nodes of ranks that map each other's device memory: a plan
 //! on its share of the elements, with the leaders in its place on the other nodes.
 
-use std::ops::Range;
 use std::rc::Rc;
 
 use super::request::AcrossShare;
 use super::rounds::{Ground, Rounds};
-use crate::comm::algorithm::{Cut, Plan, common};
+use crate::comm::algorithm::common;
 use crate::comm::mpi::Handle;
 use crate::memory::{ElementType, Loan};
 
 /// A leader's messages, which start when its node's values are in the buffer.
 pub(super) struct AcrossUnderway {
-    plan: Rc<Plan>,
-    cut: Cut,
-    send_range: Range<usize>,
-    receive_range: Range<usize>,
+    share: Rc<AcrossShare>,
     first_tag: usize,
     loan: Loan,
     element: ElementType,
@@ -26,22 +22,20 @@ pub(super) struct AcrossUnderway {
 
 impl AcrossUnderway {
     pub(super) fn new(
-        share: &AcrossShare,
+        share: &Rc<AcrossShare>,
         first_tag: usize,
         loan: Loan,
         element: ElementType,
     ) -> AcrossUnderway {
-        let AcrossShare { ref plan, cut, ref send_range, ref receive_range, .. } = *share;
-        let (plan, send_range, receive_range) = (Rc::clone(plan), send_range.clone(), receive_range.clone());
-        let (rounds, is_done) = (None, false);
-        AcrossUnderway { plan, cut, send_range, receive_range, first_tag, loan, element, rounds, is_done }
+        let share = Rc::clone(share);
+        AcrossUnderway { share, first_tag, loan, element, rounds: None, is_done: false }
     }
 
     /// Posts the first messages.
     pub(super) fn start(&mut self, mpi: &Handle) {
-        let (plan, cut, first_tag) = (Rc::clone(&self.plan), self.cut, self.first_tag);
+        let (plan, cut, first_tag) = (Rc::clone(&self.share.plan), self.share.cut, self.first_tag);
         for chunk in 0..cut.chunks() {
-            let mut ranges = cut.all_pieces(chunk).map(|piece| common(&piece, &self.send_range));
+            let mut ranges = cut.all_pieces(chunk).map(|piece| common(&piece, &self.share.send_range));
             self.loan.arena().fetch(chunk, &mut ranges);
         }
         self.rounds = Some(Rounds::start(plan, cut, first_tag, &mut self.ground(mpi)));
@@ -63,7 +57,7 @@ impl AcrossUnderway {
     }
 
     fn ground<'a>(&'a mut self, mpi: &'a Handle) -> Ground<'a> {
-        let receive_range = self.receive_range.clone();
+        let receive_range = self.share.receive_range.clone();
         Ground { mpi, arena: self.loan.arena(), element: self.element, receive_range }
     }
 }

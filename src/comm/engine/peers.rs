@@ -253,9 +253,9 @@ impl PeerOperation {
         let (own, leaders) = (members.own, &members.leaders);
         let mut work = match &self.request.task {
             Task::Peers { across: Some(AcrossNodes { share, .. }), .. } => {
-                let has_messages = self.across.as_ref().is_some_and(AcrossUnderway::is_done);
+                let has_arrived = self.across.as_ref().is_some_and(AcrossUnderway::is_done);
                 let work = share.as_ref().map(|share| &share.work);
-                let work = work.map(|work| if has_messages { &work.after } else { &work.before });
+                let work = work.map(|work| if has_arrived { &work.after } else { &work.before });
                 work.cloned().unwrap_or_default()
             }
             Task::Peers { collective, .. } => peer_work(*collective, self.len, leaders, own),

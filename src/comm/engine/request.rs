@@ -32,7 +32,7 @@ pub(in crate::comm) enum Task {
 /// The part of an operation that goes across nodes.
 pub(in crate::comm) struct AcrossNodes {
     /// The share of this rank, if it leads a device.
-    pub(in crate::comm) share: Option<AcrossShare>,
+    pub(in crate::comm) share: Option<Rc<AcrossShare>>,
     /// The number of tags of the leader with the most elements.
     pub(in crate::comm) num_tags: usize,
 }

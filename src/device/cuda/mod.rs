@@ -44,9 +44,9 @@
 //! * The ranks of a node map each other's GPU memory (CUDA IPC) where a trial at the start shows that they
 //!   can. A collective operation of up to 16 ranks, all on one node, is then one kernel of the first rank on
 //!   each GPU, which reads and writes the buffers of all; if it is short, of the first rank alone. A message
-//!   within a node is one copy by its receiver. If each of several nodes has as many ranks, these first ranks
-//!   alone exchange messages between the nodes: a value travels from one node to another once. Sums are
-//!   formed so in `f32` on nodes of a power of two of ranks.
+//!   within a node is one copy by its receiver. On several nodes, if all have the same number of ranks, 2 to
+//!   16, these first ranks alone exchange messages: a value travels from one node to another once. Of sums,
+//!   only those in `f32` on nodes of 2, 4, 8 or 16 ranks take this way.
 //! * For all other messages, if MPI says that it accepts GPU memory (`MPIX_Query_cuda_support`), they use it
 //!   directly, and a kernel adds them. Otherwise values are staged through pinned host memory in chunks,
 //!   which are copied, sent and added while other chunks are, and while the GPU computes. All ways

@@ -107,7 +107,7 @@ pub(super) fn add_blocks<S: Simd, G: BlockGradients<OUTPUTS>, const OUTPUTS: usi
             3.. => 3,
             _ => 1,
         };
-        let most_vectors = (most_sums / (height * OUTPUTS)).min(4);
+        let most_vectors = (most_sums / (height * OUTPUTS)).clamp(1, 4);
         let mut vector = 0;
         while vector < vectors {
             let width = (vectors - vector).min(most_vectors);

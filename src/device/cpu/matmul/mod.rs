@@ -145,7 +145,8 @@ impl Cpu {
         }
         let first_written = terms.depth_after() - 1;
         let order = SumOrder { steps: &steps, depth: terms.depth_before(), first_written };
-        let rows_per_thread = m.div_ceil(self.threads).next_multiple_of(8).max(8);
+        let tile_rows = self.arch.dispatch(TileRows);
+        let rows_per_thread = m.div_ceil(self.threads).next_multiple_of(tile_rows).max(tile_rows);
         let mut rests: [&mut [f32]; MOST_PENDING] = std::array::from_fn(|_| &mut [] as &mut [f32]);
         rests.iter_mut().zip(targets).for_each(|(rest, target)| *rest = &mut target[..m * n]);
         let parts = (0..m).step_by(rows_per_thread).map(|first| {
@@ -162,6 +163,18 @@ impl Cpu {
                 self.arch.dispatch(ThreadProduct { left, right, order, targets: &mut targets, packed });
             });
         });
+    }
+}
+
+/// Asks for the rows of a tile with long leaves.
+struct TileRows;
+
+impl WithSimd for TileRows {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> usize {
+        if S::REGISTER_COUNT >= 32 { 8 } else { 6 }
     }
 }
 

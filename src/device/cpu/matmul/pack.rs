@@ -152,7 +152,7 @@ pub(super) fn pack_left<const ROWS: usize>(left: Matrix<'_>, strips: &mut [f32])
         }
         return;
     }
-    // strips that share a cache line are written side by side
+    // strips that share cache lines are written side by side
     let several = STRIPS_AT_ONCE * ROWS;
     let strips = strips.as_chunks_mut::<ROWS>().0;
     for (strips, first) in

@@ -337,7 +337,7 @@ pub(super) fn multiply<
         // between two steps, the vector registers are free
         next.pack_some();
     }
-    for target in base..depth {
-        into.store(simd, target, &stack[target]);
+    for (target, tile) in stack.iter().enumerate().take(depth).skip(base) {
+        into.store(simd, target, tile);
     }
 }

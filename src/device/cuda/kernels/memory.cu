@@ -219,8 +219,8 @@ __device__ __forceinline__ void sum_many_peers(
 
 FOR_BOTH(PEER_SUMS)
 
-// Copies values `first` to `first` + `len`, of two bytes each, of peer `from` to the others from `into` to
-// `end`.
+// Copies values `first` to `first` + `len`, of two bytes each, of peer `from` to peers `into` to `end`, but
+// not to itself.
 extern "C" __global__ void copy_to_peers(
     uint64 first, uint64 len, const __grid_constant__ Peers peers, uint32 from, uint32 into, uint32 end) {
     over_values<8>(len, addresses(peers) | 2 * first, [&](uint64 at, auto count) {
