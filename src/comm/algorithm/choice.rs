@@ -102,6 +102,21 @@ pub(in crate::comm) fn choose(collective: Collective, call: Call, bytes: usize, 
     }
 }
 
+/// Returns the choice for a buffer of `bytes` on `size` ranks among the algorithms that sum in the order of
+/// [`Subtrees`](crate::sums::Subtrees), for device memory.
+pub(in crate::comm) fn choose_in_order(
+    collective: Collective,
+    call: Call,
+    bytes: usize,
+    size: usize,
+) -> Choice {
+    let choice = choose(collective, call, bytes, size);
+    match choice.algorithm {
+        Algorithm::Doubling | Algorithm::Halving => Choice { algorithm: Algorithm::Pairwise, ..choice },
+        _ => choice,
+    }
+}
+
 /// The most ranks on which every rank sends to every other in an all-reduce. On more ranks, the
 /// number of messages matters more than the number of times that each value is sent. Estimated, not
 /// measured.
@@ -179,6 +194,10 @@ mod tests {
             for call in [Call::Started, Call::CudaAware, Call::Staged] {
                 assert_eq!(algorithm(call, 4, size), Algorithm::Doubling);
                 assert_eq!(algorithm(call, 25 << 20, size), Algorithm::Halving);
+                for bytes in [4, 25 << 20] {
+                    let in_order = choose_in_order(Collective::AllReduce, call, bytes, size);
+                    assert_eq!(in_order.algorithm, Algorithm::Pairwise);
+                }
             }
         }
     }

@@ -24,8 +24,8 @@ mod ring;
 mod tests;
 mod tree;
 
-pub(super) use choice::choose;
 pub use choice::{Call, Choice};
+pub(super) use choice::{choose, choose_in_order};
 pub(super) use cut::{Cut, common};
 pub(super) use peers::{NodePlace, NodeWork, PeerWorks, has_one_leader, largest_share, node_work, peer_work};
 use plan::Members;

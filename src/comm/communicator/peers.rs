@@ -3,15 +3,15 @@
 use std::rc::Rc;
 
 use super::Communicator;
-use crate::comm::algorithm::{Algorithm, Call, Collective, Cut, choose, largest_share, node_work};
+use crate::comm::algorithm::{Call, Collective, Cut, choose_in_order, largest_share, node_work};
 use crate::comm::engine::{AcrossNodes, AcrossShare, Task};
 use crate::memory::ElementType;
 
 impl Communicator {
     /// Lets ranks of the same node map each other's device memory
-    /// ([`Algorithm::Ipc`]) from now on, in all communicators of the job: rank r of the job computes on
-    /// device `devices[r]`, a number that devices of a node do not share. With an empty list they no longer
-    /// do. Collective over the job, while no operation is under way.
+    /// ([`Algorithm::Ipc`](crate::comm::Algorithm::Ipc)) from now on, in all communicators of the job: rank r
+    /// of the job computes on device `devices[r]`, a number that devices of a node do not share. With an
+    /// empty list they no longer do. Collective over the job, while no operation is under way.
     pub fn set_devices(&self, devices: Vec<u128>) {
         self.group.routes.set_devices(devices);
     }
@@ -57,11 +57,8 @@ impl Communicator {
         let num_shares = if collective.is_owned() { place.num_nodes } else { 1 };
         // all leaders choose for the largest share, so that all ranks know the number of its chunks
         let largest = largest_share(node_len, place.leaders);
-        let mut choice = choose(of_nodes, call, largest * num_shares * element.bytes(), place.num_nodes);
-        if matches!(choice.algorithm, Algorithm::Doubling | Algorithm::Halving) {
-            // the order of their sums is another one
-            choice.algorithm = Algorithm::Pairwise;
-        }
+        let bytes = largest * num_shares * element.bytes();
+        let choice = choose_in_order(of_nodes, call, bytes, place.num_nodes);
         let plan = self.group.node_plan(of_nodes, choice.algorithm, &peers);
         let chunk = choice.chunk / element.bytes();
         let cut = |share: usize| Cut::new(share * num_shares, plan.parts, chunk, of_nodes.is_owned());

@@ -166,6 +166,9 @@ impl Cpu {
     }
 }
 
+/// Rows of a tile with long leaves, where there are 16 vector registers and where there are 32.
+const TILE_ROWS: [usize; 2] = [6, 8];
+
 /// Asks for the rows of a tile with long leaves.
 struct TileRows;
 
@@ -174,7 +177,7 @@ impl WithSimd for TileRows {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> usize {
-        if S::REGISTER_COUNT >= 32 { 8 } else { 6 }
+        TILE_ROWS[usize::from(S::REGISTER_COUNT >= 32)]
     }
 }
 
@@ -199,8 +202,8 @@ impl WithSimd for ThreadProduct<'_, '_> {
             (true, 9..=16) if in_place => self.multiply_in_place::<S, 16>(simd),
             (false, ..=8) if in_place => self.multiply_in_place::<S, 8>(simd),
             (true, _) if self.order.has_short_leaves() => self.multiply::<S, 4, 3, true>(simd),
-            (true, _) => self.multiply::<S, 8, 3, false>(simd),
-            (false, _) => self.multiply::<S, 6, 2, false>(simd),
+            (true, _) => self.multiply::<S, { TILE_ROWS[1] }, 3, false>(simd),
+            (false, _) => self.multiply::<S, { TILE_ROWS[0] }, 2, false>(simd),
         }
     }
 }
