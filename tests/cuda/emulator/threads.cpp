@@ -10,7 +10,6 @@
 // not told apart. A fiber has 256 KiB of stack. The caller holds the emulator's lock: all is global.
 #include "threads.h"
 
-#include <csetjmp>
 #include <cstdlib>
 #include <memory>
 #include <sys/mman.h>
@@ -36,8 +35,17 @@ void register_kernel(const char* name, void (*kernel)(), Invoke invoke,
 namespace {
 constexpr size_t stack_bytes = 256 * 1024;
 
+// Where a function may be continued. The C library's setjmp would look for handlers of the thread at each
+// jump.
+struct Place {
+    void* words[5];
+};
+
+// Not inlined: a jump out of the function that `place` is in must be a call that may come back there.
+__attribute__((noinline, noipa)) void go_to(Place& place) { __builtin_longjmp(place.words, 1); }
+
 struct Fiber {
-    jmp_buf place;
+    Place place;
     ucontext_t entry;
     bool entered = false;
 };
@@ -62,7 +70,7 @@ bool descending = false;
 Thread threads[1024];
 Warp warps[32];
 
-jmp_buf scheduler;
+Place scheduler;
 Fiber* current_fiber = nullptr;
 std::vector<Fiber*> idle_fibers;
 
@@ -89,7 +97,7 @@ void fiber_main() {
             ++exited;
         }
         idle_fibers.push_back(current_fiber);
-        if (_setjmp(current_fiber->place) == 0) _longjmp(scheduler, 1);
+        if (__builtin_setjmp(current_fiber->place.words) == 0) go_to(scheduler);
     }
 }
 
@@ -111,19 +119,19 @@ Fiber* new_fiber() {
 }
 
 // From the scheduler to a fiber; comes back when that fiber has nothing more to run.
-__attribute__((noinline)) void enter(Fiber* fiber) {
+__attribute__((noinline, noipa)) void enter(Fiber* fiber) {
     current_fiber = fiber;
-    if (_setjmp(scheduler) == 0) {
-        if (fiber->entered) _longjmp(fiber->place, 1);
+    if (__builtin_setjmp(scheduler.words) == 0) {
+        if (fiber->entered) go_to(fiber->place);
         fiber->entered = true;
         setcontext(&fiber->entry);
     }
 }
 
 // From a thread that must wait to the scheduler; comes back when the thread may go on.
-__attribute__((noinline)) void wait() {
+__attribute__((noinline, noipa)) void wait() {
     threads[current].fiber = current_fiber;
-    if (_setjmp(current_fiber->place) == 0) _longjmp(scheduler, 1);
+    if (__builtin_setjmp(current_fiber->place.words) == 0) go_to(scheduler);
 }
 
 void resume(int thread) {

@@ -1,6 +1,9 @@
 //! PyTorch's trajectories.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use phalanx::comm::Grid;
 use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
@@ -62,8 +65,15 @@ fn residual_conv() -> Network {
     Network { name: "residual".into(), modules, loss: Loss::CrossEntropy }
 }
 
+thread_local! {
+    /// What has been read, by the names of the trajectory and of the array: many layouts are compared
+    /// with one trajectory.
+    static ARRAYS: RefCell<HashMap<String, Rc<[f64]>>> = RefCell::default();
+}
+
 /// A trajectory that PyTorch computed in `f64`.
 pub struct Oracle {
+    name: String,
     file: hdf5::File,
     network: Network,
     features: Features,
@@ -168,22 +178,32 @@ impl Oracle {
             LearningRateSchedule::constant(rate)
         };
         let clip_norm = name.contains("clip").then_some(1.0);
-        Oracle { file, network, features, targets, optimizer, schedule, clip_norm }
+        Oracle { name: name.into(), file, network, features, targets, optimizer, schedule, clip_norm }
     }
 
-    fn read(&self, name: &str) -> Vec<f64> {
+    fn read(&self, name: &str) -> Rc<[f64]> {
+        let key = format!("{}/{name}", self.name);
+        if let Some(array) = ARRAYS.with_borrow(|arrays| arrays.get(&key).cloned()) {
+            return array;
+        }
         let dataset = self.file.dataset(name).unwrap_or_else(|error| panic!("{name}: {error}"));
-        dataset.read_raw().unwrap_or_else(|error| panic!("{name}: {error}"))
+        let array: Rc<[f64]> = dataset.read_raw().unwrap_or_else(|error| panic!("{name}: {error}")).into();
+        ARRAYS.with_borrow_mut(|arrays| arrays.insert(key, array.clone()));
+        array
     }
 
     /// Reads all tensors under `group`, in the order of `model`.
     fn tensors(&self, model: &Model, group: &str) -> Vec<f64> {
-        model.tensors.iter().flat_map(|tensor| self.read(&format!("{group}/{}", tensor.name))).collect()
+        model
+            .tensors
+            .iter()
+            .flat_map(|tensor| self.read(&format!("{group}/{}", tensor.name)).to_vec())
+            .collect()
     }
 
     /// Reads the inputs of all steps into one array, images converted to channels last.
     fn inputs(&self, num_steps: usize) -> Vec<f32> {
-        let step = |step| self.read(&format!("input/{step}/x"));
+        let step = |step| self.read(&format!("input/{step}/x")).to_vec();
         let mut values: Vec<f32> = (0..num_steps).flat_map(step).map(|value| value as f32).collect();
         if let Features::Image { height, width, channels } = self.features {
             for image in values.chunks_exact_mut(self.features.len()) {
@@ -210,8 +230,9 @@ impl Oracle {
         let inputs = self.inputs(losses.len());
         let batch_size = inputs.len() / self.features.len() / losses.len();
         let has_targets = self.targets != Targets::Nothing;
-        let targets =
-            (0..losses.len()).filter(|_| has_targets).flat_map(|step| self.read(&format!("input/{step}/y")));
+        let targets = (0..losses.len())
+            .filter(|_| has_targets)
+            .flat_map(|step| self.read(&format!("input/{step}/y")).to_vec());
         let target_values = targets.map(|value| value as f32).collect();
         let (features, targets) = (self.features, self.targets);
         let table = Table { source: "an oracle".into(), features, targets, inputs, target_values };
@@ -274,7 +295,7 @@ impl Oracle {
             start = range.end;
             let (mut found, gradients) = (found[range.clone()].to_vec(), &gradients[range]);
             let scale = expected.iter().fold(0.0_f64, |scale, value| scale.max(value.abs()));
-            for ((found, expected), g) in found.iter_mut().zip(&expected).zip(gradients) {
+            for ((found, expected), g) in found.iter_mut().zip(expected.iter()).zip(gradients) {
                 let off = (*found - expected).abs() / scale;
                 let times = match g.abs() / largest {
                     share if (1e-14..6e-7).contains(&share) => 100.0,
