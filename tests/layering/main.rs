@@ -24,6 +24,7 @@ const MAY_USE: &[(&str, &str)] = &[
     ("comm/mpi", "memory"),
     ("device", "memory sums"),
     ("device/cpu", "device device/cpu/matmul memory sums"),
+    ("device/cpu/attention", "device device/cpu memory"),
     ("device/cpu/convolution", "device device/cpu device/cpu/convolution/winograd memory sums"),
     ("device/cpu/convolution/winograd", "device device/cpu device/cpu/convolution device/cpu/matmul"),
     ("device/cpu/matmul", "device/cpu memory sums"),

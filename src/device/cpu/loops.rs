@@ -141,22 +141,6 @@ pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>() + tail
 }
 
-/// Returns the largest of `values`, of which NaN are passed over, or −∞.
-#[inline(always)]
-pub(super) fn largest(values: &[f32]) -> f32 {
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = if value > lane { *value } else { *lane };
-        }
-    }
-    for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane = if value > lane { *value } else { *lane };
-    }
-    fold_lanes(&mut lanes, |one, other| if other > one { other } else { one })
-}
-
 /// Returns the sum of `term` of the elements at each place of `arrays`, which are at least as long as the
 /// first, in a fixed number of lanes and one order of adding these, so that its bits depend on the terms
 /// alone.
@@ -182,17 +166,12 @@ pub(super) fn sum_of<const N: usize>(arrays: [&[f32]; N], term: impl Fn([f32; N]
         values.iter_mut().zip(arrays).for_each(|(value, array)| *value = array[at]);
         *sum += term(values);
     }
-    fold_lanes(&mut lanes, |one, other| one + other)
-}
-
-/// Combines lanes by halves.
-#[inline(always)]
-fn fold_lanes(lanes: &mut [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    // by halves
     let mut width = LANES;
     while width > 1 {
         width /= 2;
         for lane in 0..width {
-            lanes[lane] = combine(lanes[lane], lanes[lane + width]);
+            lanes[lane] += lanes[lane + width];
         }
     }
     lanes[0]

@@ -66,6 +66,8 @@ impl WithSimd for SmallProduct<'_> {
                 row = self.strips::<S, 16>(simd, row);
             }
             row = self.strips::<S, 8>(simd, row);
+        } else {
+            row = self.strips::<S, 6>(simd, row);
         }
         row = self.strips::<S, 4>(simd, row);
         self.strips::<S, 1>(simd, row);

@@ -1,43 +1,48 @@
 //! Attention: sequences are split among the threads.
 //!
 //! The scores of a block of queries with all keys are formed at a time, so memory grows with the length
-//! of a sequence and not with its square. Each element of a product is one chain of fused multiply-adds,
-//! whatever the width of vectors.
+//! of a sequence and not with its square. They lie key by key, `[keys, queries of the block]`: a query has
+//! its lane of the vectors in all steps of the softmax, and the products after it read the queries of a key
+//! side by side. Each element of a product is one chain of fused multiply-adds, whatever the width of
+//! vectors.
+
+mod lanes;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
 use super::activation::drop_out;
-use super::loops::{LANES, largest, sum_of};
+use super::loops::sum_of;
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use super::transpose::transpose;
 use crate::device::{AttentionDropout, AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
+use lanes::{BLOCK, Queries};
 
-/// The queries of a block.
-const BLOCK: usize = 16;
-
-/// Memory of a thread.
+/// Memory of a thread. Each array has a row of [`Queries`] for each element or key.
 struct AttentionScratch {
-    /// Keys, one column for each position.
-    keys: Room,
-    /// Values, one column for each position.
-    values: Room,
-    /// The scores of a block of queries.
+    /// The queries of a block.
+    queries: Room,
+    /// The gradients of their outputs.
+    outputs: Room,
+    /// Their scores.
     scores: Room,
-    /// The gradients of the scores.
+    /// The gradients of their scores.
     gradients: Room,
+    /// The factors by which dropout multiplies their weights.
+    factors: Room,
 }
 
 impl AttentionScratch {
     const fn new() -> AttentionScratch {
         AttentionScratch {
-            keys: Room::new(),
-            values: Room::new(),
+            queries: Room::new(),
+            outputs: Room::new(),
             scores: Room::new(),
             gradients: Room::new(),
+            factors: Room::new(),
         }
     }
 }
@@ -72,19 +77,34 @@ impl AttentionHead {
         AttentionHead { shape, first_weight, query, key, value, output, first: 0 }
     }
 
-    /// Computes the dropout of the weights of the query at `position`, or of their gradients, if there is
-    /// one.
-    #[inline(always)]
-    fn drop_out(&self, position: usize, weights: &mut [f32]) {
-        if let Some(AttentionDropout { mask, .. }) = &self.shape.dropout {
-            let stride = AttentionDropout::query_stride(self.shape.positions);
-            drop_out(mask, self.first_weight + position as u64 * stride, weights);
-        }
-    }
-
     /// Returns the number of keys that the queries before `end` see.
     fn num_keys(&self, end: usize) -> usize {
         if self.shape.causal { end } else { self.shape.positions }
+    }
+
+    /// Writes `value` in place of what queries of `block` have for the keys that they do not see.
+    #[inline(always)]
+    fn hide(&self, block: &Range<usize>, values: &mut [Queries], value: f32) {
+        if self.shape.causal {
+            lanes::hide(&mut values[block.start..], value);
+        }
+    }
+
+    /// Returns the factors by which dropout multiplies the weights of a block, if there is a dropout.
+    #[inline(always)]
+    fn dropout_factors<'a>(&self, block: &Range<usize>, room: &'a mut Room) -> Option<&'a [Queries]> {
+        let dropout = self.shape.dropout.as_ref()?;
+        let num_keys = self.num_keys(block.end);
+        let (factors, row) = room.elements((BLOCK + 1) * num_keys).split_at_mut(BLOCK * num_keys);
+        for (lane, position) in block.clone().enumerate() {
+            let first = position as u64 * AttentionDropout::query_stride(self.shape.positions);
+            row.fill(1.0);
+            drop_out(&dropout.mask, self.first_weight + first, row);
+            for (factors, factor) in factors.as_chunks_mut::<BLOCK>().0.iter_mut().zip(&*row) {
+                factors[lane] = *factor;
+            }
+        }
+        Some(factors.as_chunks().0)
     }
 
     /// Returns the blocks of queries.
@@ -154,9 +174,8 @@ impl AttentionOperations for Cpu {
                             output,
                             gradient,
                         };
-                        let is_first = head == 0;
                         let head = AttentionHead::new(*shape, row, group, head);
-                        self.backward_head(head, is_first, arrays, scratch, input_gradient);
+                        self.backward_head(head, arrays, scratch, input_gradient);
                     }
                 }
             });
@@ -195,71 +214,52 @@ impl Cpu {
         SCRATCH.with_borrow_mut(|scratch| {
             let mut saved = saved.chunks_exact_mut(shape.positions);
             for group in 0..shape.groups {
-                let keys = scratch.keys.elements(shape.width * shape.positions);
-                let key = AttentionHead::new(*shape, row, group, 0).key;
-                self.vectorised(
-                    #[inline(always)]
-                    || columns_of(shape, input, key, keys),
-                );
-                let scores = scratch.scores.elements(BLOCK * row_len(shape.positions));
                 for head in 0..shape.heads {
                     let logarithms = saved.next().unwrap_or_default();
                     let head = AttentionHead { first, ..AttentionHead::new(*shape, row, group, head) };
-                    self.forward_head(head, input, keys, scores, logarithms, output);
+                    self.forward_head(head, input, scratch, logarithms, output);
                 }
             }
         });
     }
 
-    /// Computes the outputs of a head, block by block. `keys` has a column for each position. `logarithms`
-    /// may be empty.
+    /// Computes the outputs of a head, block by block. `logarithms` may be empty.
     fn forward_head(
         &self,
         head: AttentionHead,
         input: &[f32],
-        keys: &[f32],
-        scores: &mut [f32],
+        scratch: &mut AttentionScratch,
         logarithms: &mut [f32],
         output: &mut [f32],
     ) {
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
-        let (positions, width, row_len) = (shape.positions, shape.width, row_len(shape.positions));
         for block in head.blocks() {
             let num_keys = head.num_keys(block.end);
-            let queries = &input[block.start * stride + head.query..];
-            self.multiply_small(SmallProduct {
-                rows: block.len(),
-                columns: num_keys,
-                terms: width,
-                left: Left::Rows(MatrixRows { values: queries, stride }),
-                right: MatrixRows { values: keys, stride: positions },
-                target: MatrixRowsMut { values: scores, stride: row_len },
-                continues: false,
-            });
-            let (mut largest_of_rows, mut sums) = ([0.0_f32; BLOCK], [1.0_f32; BLOCK]);
+            let queries = MatrixRows { values: &input[block.start * stride + head.query..], stride };
+            let keys = MatrixRows { values: &input[head.key..], stride };
+            let scores = scratch.scores.elements(BLOCK * num_keys);
+            self.multiply_block(block.len(), shape.width, queries, keys, &mut scratch.queries, scores);
+            let (mut largest, mut sums) = ([0.0; BLOCK], [0.0; BLOCK]);
             self.vectorised(
                 #[inline(always)]
                 || {
                     let scale = shape.scale();
-                    let rows = largest_of_rows.iter_mut().zip(&mut sums);
-                    for (at, (row_largest, total)) in block.clone().zip(rows) {
-                        let end = head.num_keys(at + 1);
-                        let row = &mut scores[(at - block.start) * row_len..][..row_len];
-                        row[end..].fill(f32::NEG_INFINITY);
-                        let seen = whole_chunks(row, end);
-                        let largest = largest(seen.as_flattened());
-                        for chunk in &mut *seen {
-                            chunk.iter_mut().for_each(|x| *x = math::exp((*x - largest) * scale));
+                    let scores = scores.as_chunks_mut().0;
+                    head.hide(&block, scores, f32::NEG_INFINITY);
+                    largest = lanes::largest(scores);
+                    for scores in &mut *scores {
+                        for (score, largest) in scores.iter_mut().zip(&largest) {
+                            *score = math::exp((*score - largest) * scale);
                         }
-                        row[end..].fill(0.0);
-                        // zeros at the end change no sum
-                        *total = sum_of([&row[..end.next_multiple_of(LANES)]], |[x]| x);
-                        head.drop_out(at, &mut row[..end]);
-                        *row_largest = largest;
+                    }
+                    head.hide(&block, scores, 0.0);
+                    sums = lanes::sums(scores);
+                    if let Some(factors) = head.dropout_factors(&block, &mut scratch.factors) {
+                        lanes::multiply(scores, factors);
                     }
                     let mut block_logarithms = [0.0_f32; BLOCK];
-                    for row in 0..BLOCK {
-                        block_logarithms[row] = largest_of_rows[row] * scale + math::ln(sums[row]);
+                    for (lane, logarithm) in block_logarithms.iter_mut().enumerate() {
+                        *logarithm = largest[lane] * scale + math::ln(sums[lane]);
                     }
                     if let Some(logarithms) = logarithms.get_mut(block.clone()) {
                         logarithms.copy_from_slice(&block_logarithms[..block.len()]);
@@ -269,130 +269,119 @@ impl Cpu {
             let out = &mut output[(block.start - head.first) * out_stride + head.output..];
             self.multiply_small(SmallProduct {
                 rows: block.len(),
-                columns: width,
+                columns: shape.width,
                 terms: num_keys,
-                left: Left::Rows(MatrixRows { values: scores, stride: row_len }),
+                left: Left::Terms(MatrixRows { values: scores, stride: BLOCK }),
                 right: MatrixRows { values: &input[head.value..], stride },
                 target: MatrixRowsMut { values: out, stride: out_stride },
                 continues: false,
             });
             for (row, total) in (0..block.len()).zip(sums) {
-                out[row * out_stride..][..width].iter_mut().for_each(|value| *value /= total);
+                out[row * out_stride..][..shape.width].iter_mut().for_each(|value| *value /= total);
             }
         }
     }
 
-    /// Adds the gradients of a head's queries, keys and values to `input_gradient`, block by block. The
-    /// columns of keys and values are formed for the first head of a group.
+    /// Computes the products of vectors of `width` elements: `products`, `[keys, BLOCK]`, of each of `keys`
+    /// with each of the `len` vectors of a block. `room` is for the transpose of the block.
+    fn multiply_block(
+        &self,
+        len: usize,
+        width: usize,
+        block: MatrixRows<'_>,
+        keys: MatrixRows<'_>,
+        room: &mut Room,
+        products: &mut [f32],
+    ) {
+        let columns = room.elements(BLOCK * width);
+        self.vectorised(
+            #[inline(always)]
+            || {
+                if len < BLOCK {
+                    columns.fill(0.0);
+                }
+                transpose([len, width], block.values, block.stride, columns, BLOCK);
+            },
+        );
+        self.multiply_small(SmallProduct {
+            rows: products.len() / BLOCK,
+            columns: BLOCK,
+            terms: width,
+            left: Left::Rows(keys),
+            right: MatrixRows { values: columns, stride: BLOCK },
+            target: MatrixRowsMut { values: products, stride: BLOCK },
+            continues: false,
+        });
+    }
+
+    /// Adds the gradients of a head's queries, keys and values to `input_gradient`, block by block.
     fn backward_head(
         &self,
         head: AttentionHead,
-        is_first: bool,
         arrays: HeadArrays<'_>,
         scratch: &mut AttentionScratch,
         input_gradient: &mut [f32],
     ) {
         let HeadArrays { input, logarithms, output, gradient } = arrays;
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
-        let (positions, width, row_len) = (shape.positions, shape.width, row_len(shape.positions));
-        let keys = scratch.keys.elements(width * positions);
-        let values = scratch.values.elements(width * positions);
-        if is_first {
-            self.vectorised(
-                #[inline(always)]
-                || {
-                    columns_of(&shape, input, head.key, keys);
-                    columns_of(&shape, input, head.value, values);
-                },
-            );
-        }
-        let scores = scratch.scores.elements(BLOCK * row_len);
-        let gradients = scratch.gradients.elements(BLOCK * row_len);
+        let (width, scale) = (shape.width, shape.scale());
+        let rows = |place: usize| MatrixRows { values: &input[place..], stride };
         for block in head.blocks() {
-            let num_keys = head.num_keys(block.end);
-            let queries = &input[block.start * stride + head.query..];
-            let outputs = &gradient[block.start * out_stride + head.output..];
-            let lefts =
-                [(queries, stride, &*keys, &mut *scores), (outputs, out_stride, &*values, &mut *gradients)];
-            for (left, row_stride, right, target) in lefts {
-                self.multiply_small(SmallProduct {
-                    rows: block.len(),
-                    columns: num_keys,
-                    terms: width,
-                    left: Left::Rows(MatrixRows { values: left, stride: row_stride }),
-                    right: MatrixRows { values: right, stride: positions },
-                    target: MatrixRowsMut { values: target, stride: row_len },
-                    continues: false,
-                });
-            }
+            let (len, num_keys) = (block.len(), head.num_keys(block.end));
+            let query = block.start * stride + head.query;
+            let place = block.start * out_stride + head.output;
+            let outputs = MatrixRows { values: &gradient[place..], stride: out_stride };
+            let scores = scratch.scores.elements(BLOCK * num_keys);
+            self.multiply_block(len, width, rows(query), rows(head.key), &mut scratch.queries, scores);
+            let gradients = scratch.gradients.elements(BLOCK * num_keys);
+            self.multiply_block(len, width, outputs, rows(head.value), &mut scratch.outputs, gradients);
             self.vectorised(
                 #[inline(always)]
                 || {
-                    let scale = shape.scale();
-                    for (row, at) in block.clone().enumerate() {
-                        let (end, place) = (head.num_keys(at + 1), at * out_stride + head.output);
+                    let (scores, gradients) = (scores.as_chunks_mut().0, gradients.as_chunks_mut().0);
+                    let (mut means, mut block_logarithms) = ([0.0; BLOCK], [0.0; BLOCK]);
+                    block_logarithms[..len].copy_from_slice(&logarithms[block.clone()]);
+                    for (lane, mean) in means.iter_mut().enumerate().take(len) {
+                        let place = place + lane * out_stride;
                         let (dy, y) = (&gradient[place..][..width], &output[place..][..width]);
-                        let mean = sum_of([dy, y], |[dy, y]| dy * y);
-                        let scores = &mut scores[row * row_len..][..row_len];
-                        let gradients = &mut gradients[row * row_len..][..row_len];
-                        head.drop_out(at, &mut gradients[..end]);
-                        let chunks = whole_chunks(scores, end).iter_mut();
-                        for (scores, gradients) in chunks.zip(whole_chunks(gradients, end)) {
-                            for (score, gradient) in scores.iter_mut().zip(gradients) {
-                                *score = math::exp(score.mul_add(scale, -logarithms[at]));
-                                *gradient = *score * (*gradient - mean) * scale;
-                            }
+                        *mean = sum_of([dy, y], |[dy, y]| dy * y);
+                    }
+                    let factors = head.dropout_factors(&block, &mut scratch.factors);
+                    if let Some(factors) = factors {
+                        lanes::multiply(gradients, factors);
+                    }
+                    for (scores, gradients) in scores.iter_mut().zip(&mut *gradients) {
+                        for lane in 0..BLOCK {
+                            let weight = math::exp(scores[lane].mul_add(scale, -block_logarithms[lane]));
+                            scores[lane] = weight;
+                            gradients[lane] = weight * (gradients[lane] - means[lane]) * scale;
                         }
-                        head.drop_out(at, &mut scores[..end]);
-                        scores[end..].fill(0.0);
-                        gradients[end..].fill(0.0);
+                    }
+                    head.hide(&block, scores, 0.0);
+                    head.hide(&block, gradients, 0.0);
+                    if let Some(factors) = factors {
+                        lanes::multiply(scores, factors);
                     }
                 },
             );
-            let rows = |values| MatrixRows { values, stride: row_len };
-            let weights = Left::Terms(rows(&*scores));
-            let (straight, transposed) = (Left::Rows(rows(&*gradients)), Left::Terms(rows(&*gradients)));
+            let of_block = |values| MatrixRows { values, stride: BLOCK };
+            let (scores, gradients) = (of_block(scores), of_block(gradients));
             let products = [
-                (
-                    straight,
-                    block.len(),
-                    num_keys,
-                    &input[head.key..],
-                    stride,
-                    block.start * stride + head.query,
-                ),
-                (transposed, num_keys, block.len(), queries, stride, head.key),
-                (weights, num_keys, block.len(), outputs, out_stride, head.value),
+                (Left::Terms(gradients), len, num_keys, rows(head.key), query),
+                (Left::Rows(gradients), num_keys, len, rows(query), head.key),
+                (Left::Rows(scores), num_keys, len, outputs, head.value),
             ];
-            for (left, rows, terms, right, right_stride, place) in products {
+            for (left, rows, terms, right, place) in products {
                 self.multiply_small(SmallProduct {
                     rows,
                     columns: width,
                     terms,
                     left,
-                    right: MatrixRows { values: right, stride: right_stride },
+                    right,
                     target: MatrixRowsMut { values: &mut input_gradient[place..], stride },
                     continues: true,
                 });
             }
         }
     }
-}
-
-/// Returns the length of a row of scores: whole chunks of lanes, so that no loop has a rest.
-fn row_len(positions: usize) -> usize {
-    positions.next_multiple_of(LANES)
-}
-
-/// Returns the chunks of a row that its first `len` elements are in.
-#[inline(always)]
-fn whole_chunks(row: &mut [f32], len: usize) -> &mut [[f32; LANES]] {
-    row[..len.next_multiple_of(LANES)].as_chunks_mut().0
-}
-
-/// Writes the vectors at `place` of each position, as columns.
-#[inline(always)]
-fn columns_of(shape: &AttentionShape, input: &[f32], place: usize, columns: &mut [f32]) {
-    let AttentionShape { positions, width, .. } = *shape;
-    transpose([positions, width], &input[place..], shape.input_width(), columns, positions);
 }
