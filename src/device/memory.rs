@@ -104,13 +104,15 @@ pub trait MemoryOperations {
     /// Runs `work`, or starts its recording where the device has one.
     ///
     /// `work` starts the same operations on the same memory each time, transfers nothing from or to
-    /// the host, and changes no state of the host.
+    /// the host, and changes no state of the host. Only the step of its [draws](super::DropoutMask) differs
+    /// from one time to the next: it is `step`.
     ///
     /// # Errors
     /// `work` or its recording failed.
     fn repeat(
         &self,
         _recording: &mut Option<Self::Recording>,
+        _step: u32,
         work: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
         work()

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::layer::{Layer, LayerInputs, LayerKind};
+use super::layer::{Layer, LayerInputs};
 use super::{Features, Loss, TensorSpec};
 
 /// A network built for one input shape. It is independent of ranks and holds no values.
@@ -30,15 +30,6 @@ impl Model {
     /// Returns the number of parameters.
     pub fn num_parameters(&self) -> usize {
         self.tensors.iter().fold(0, |sum: usize, tensor| sum.saturating_add(tensor.num_elements()))
-    }
-
-    /// Returns true if training passes draw at random: dropout.
-    pub fn draws(&self) -> bool {
-        self.layers.iter().any(|layer| match &layer.kind {
-            LayerKind::Dropout(_) => true,
-            LayerKind::Attention(attention) => attention.dropout > 0.0,
-            _ => false,
-        })
     }
 
     /// Returns the cost of each layer's forward and backward pass, in operations per row. No

@@ -300,6 +300,10 @@ fn count_calls(libraries: &'static str, ranks: usize, options: &str, steps: u64)
     counts
 }
 
+/// A network whose recorded step draws anew each time.
+const SMALL_GPT: &str =
+    "--model gpt --layers 1 --heads 2 --width 8 --context 6 --dropout 0.3 --test-fraction 0.001";
+
 /// At steady state a step allocates nothing, and the host waits for the device only for the result
 /// of the previous step: these waits are the only calls that longer runs have more of.
 #[test]
@@ -309,6 +313,7 @@ fn a_step_allocates_nothing_and_waits_once() {
         "--model lenet",
         "--model mlp --optimizer adamw --clip-norm 1",
         "--model mlp --data synthetic --precision bf16",
+        SMALL_GPT,
     ] {
         let [short, long] = [12, 32].map(|steps| count_calls(libraries, 1, options, steps));
         for (call, times) in &long {
@@ -335,6 +340,7 @@ fn recorded_steps_have_the_bits_of_others() {
         "--model mlp --hidden 40,30,20 --bucket-mb 0.005",
         residual,
         &format!("{residual} --recompute"),
+        &format!("{SMALL_GPT} --batch-size 4"),
     ] {
         let (_directory, path) = directory();
         let run = |more: &str| {

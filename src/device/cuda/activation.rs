@@ -126,7 +126,7 @@ impl ActivationOperations for Cuda {
         let from = from.unwrap_or(values.as_view());
         assert!(from.len == values.len && from.format == values.format);
         let DropoutShape { mask, first, row_len, row_stride } = *dropout;
-        let rows = DropoutRows { draws: DropoutDraws::of(&mask), first, row_len, row_stride };
+        let rows = DropoutRows { draws: DropoutDraws::of(&mask, &self.streams), first, row_len, row_stride };
         let kernel = self.kernels.of::<ActivationKernels>().dropout.of(values.format);
         let (launch, len) = (self.streams.over(values.len, 4), values.len as u64);
         launch!(self.streams, kernel, launch, rows, len, from.pointer, values.pointer);

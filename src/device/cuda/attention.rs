@@ -9,6 +9,7 @@ use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
 use super::runtime::launch::{KernelArgument, Launch, launch};
+use super::runtime::streams::Streams;
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
 
 kernel_table!(AttentionKernels in "attention.cu" {
@@ -62,7 +63,7 @@ struct Sizes {
 impl KernelArgument for Sizes {}
 
 impl Sizes {
-    fn of(shape: &AttentionShape) -> Sizes {
+    fn of(shape: &AttentionShape, streams: &Streams) -> Sizes {
         let AttentionShape { positions, groups, heads, width, causal, .. } = *shape;
         let [positions, groups, heads, width] = [positions, groups, heads, width].map(|size| size as u32);
         let dropout = shape.dropout.as_ref();
@@ -73,7 +74,7 @@ impl Sizes {
             width,
             causal: i32::from(causal),
             scale: shape.scale(),
-            draws: dropout.map_or_else(DropoutDraws::default, |dropout| DropoutDraws::of(&dropout.mask)),
+            draws: dropout.map(|dropout| DropoutDraws::of(&dropout.mask, streams)).unwrap_or_default(),
             first_weight: dropout.map_or(0, |dropout| dropout.first),
             row_stride: dropout.map_or(0, |dropout| dropout.row_stride),
         }
@@ -163,7 +164,7 @@ impl AttentionOperations for Cuda {
         let num_rows = positions - first;
         let (tiles, launch) =
             Tiling::new(num_rows, 1, width, input.format).over(num_rows, rows * shape.num_heads());
-        let (sizes, first) = (Sizes::of(shape), first as u32);
+        let (sizes, first) = (Sizes::of(shape, &self.streams), first as u32);
         let (kernel, input, output) = (&kernels.attention_forward, input.pointer, output.pointer);
         launch!(self.streams, kernel, launch, tiles, first, sizes, input, output);
     }
@@ -186,7 +187,7 @@ impl AttentionOperations for Cuda {
         let Some(sums) = self.partial_sums.reserve(2 * num_queries) else { return };
         let format = input.format;
         let Some(kernels) = self.attention_kernels(width, format) else { return };
-        let (sizes, into) = (Sizes::of(shape), input_gradient.pointer);
+        let (sizes, into) = (Sizes::of(shape, &self.streams), input_gradient.pointer);
         let (input, output, gradient) = (input.pointer, output.pointer, gradient.pointer);
 
         let tiling = Tiling::new(positions, 2, width, format);

@@ -1,5 +1,6 @@
 //! Draws of dropout as arguments of kernels.
 
+use super::runtime::streams::Streams;
 use crate::device::DropoutMask;
 
 /// `struct DropoutMask` of the kernels.
@@ -7,6 +8,8 @@ use crate::device::DropoutMask;
 #[repr(C)]
 pub(super) struct DropoutDraws {
     seed: u64,
+    /// Where a recorded kernel reads the step; 0 for one that is started on its own.
+    recorded_step: u64,
     step: u32,
     module: u32,
     threshold: u32,
@@ -14,9 +17,10 @@ pub(super) struct DropoutDraws {
 }
 
 impl DropoutDraws {
-    /// Returns the draws of `mask`.
-    pub(super) fn of(mask: &DropoutMask) -> DropoutDraws {
+    /// Returns the draws of `mask`, for a kernel that is started or recorded next.
+    pub(super) fn of(mask: &DropoutMask, streams: &Streams) -> DropoutDraws {
         let DropoutMask { seed, step, module, .. } = *mask;
-        DropoutDraws { seed, step, module, threshold: mask.threshold(), scale: mask.scale() }
+        let (threshold, scale) = (mask.threshold(), mask.scale());
+        DropoutDraws { seed, recorded_step: streams.recorded_step.read(), step, module, threshold, scale }
     }
 }

@@ -82,7 +82,12 @@ impl MemoryOperations for Cuda {
         result::mem_get_info().map_or(0, |(free, _)| MAX_SAMPLE_BYTES.min(free / 8))
     }
 
-    fn repeat(&self, recording: &mut Option<Recording>, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        recording.get_or_insert_default().repeat(&self.streams, self.partial_sums.len(), work)
+    fn repeat(
+        &self,
+        recording: &mut Option<Recording>,
+        step: u32,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        recording.get_or_insert_default().repeat(&self.streams, step, self.partial_sums.len(), work)
     }
 }

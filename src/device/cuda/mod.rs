@@ -31,8 +31,8 @@
 //!   parameters, sums) in f32. A run may be resumed in another precision or on another device.
 //! * Kernels are compiled at start for the GPU found, in one or two seconds, and those of convolutions
 //!   and attention at their first use, in about a second for each shape. A step of a single rank with
-//!   one micro-batch and no dropout is recorded as one CUDA graph. Training samples stay on the GPU if
-//!   they fit into an eighth of its free memory and 2 GiB.
+//!   one micro-batch is recorded as one CUDA graph, whose dropouts read the number of the step from the
+//!   GPU's memory. Training samples stay on the GPU if they fit into an eighth of its free memory and 2 GiB.
 //! * With `--tuned-products FILE` the algorithms for the matrix products of a step are measured after the
 //!   first one, and the fastest are used and kept in the file. Otherwise those are used that cuBLASLt
 //!   expects to be the fastest. Runs that start with all of their products in the file have the same bits.

@@ -131,20 +131,19 @@ impl<D: Device> Trainer<'_, D> {
         let replica = self.grid.data.rank();
         let scale = 1.0 / num_samples as f32;
         self.before_audited(step, batches, scale)?;
-        let Trainer { device, model, pipeline, weights, resident, recordings, seed, .. } = self;
+        let Trainer { device, pipeline, weights, resident, recordings, seed, .. } = self;
         let parts = Parts::Step { division: weights.division(), len: num_samples, replica };
         let (resident, seed) = (resident.as_mut(), *seed);
         let mut rows = Rows { batches, resident, seed, step, parts, has_numbers: false };
         weights.begin(device, step + 1, learning_rate)?;
-        // a recorded step would draw the same every time
-        if pipeline.repeats() && weights.repeats() && !model.draws() {
+        if pipeline.repeats() && weights.repeats() {
             pipeline.begin_repeated(&mut rows)?;
             let recording = recordings.entry(num_samples).or_default();
             let mut work = || {
                 pipeline.train(weights, &mut rows, scale)?;
                 weights.finish(device)
             };
-            device.repeat(recording, &mut work)?;
+            device.repeat(recording, step as u32, &mut work)?;
             pipeline.end_repeated();
         } else {
             pipeline.train(weights, &mut rows, scale)?;

@@ -1,9 +1,13 @@
 //! Operations that are the same every time, recorded as a CUDA graph and started with one call.
 
-use cudarc::driver::CudaGraph;
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use std::rc::Rc;
 
+use cudarc::driver::CudaGraph;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode, cuMemsetD32Async};
+
+use super::format::Format;
 use super::machine::explain;
+use super::memory::DeviceMemory;
 use super::streams::Streams;
 use crate::{Error, Result};
 
@@ -11,21 +15,29 @@ use crate::{Error, Result};
 /// memory for partial sums.
 const WARM_UP_RUNS: u32 = 2;
 
+/// A recorded step.
+struct RecordedGraph {
+    graph: CudaGraph,
+    /// The number of the step, if kernels of the graph read it.
+    step: Option<DeviceMemory>,
+    /// The length of the memory for partial sums at the time of the recording: the graph is out of date when
+    /// that has grown.
+    partial_sums_len: usize,
+}
+
 /// The operations of a step, once they have been recorded.
 #[derive(Default)]
 pub struct Recording {
     runs: u32,
-    graph: Option<CudaGraph>,
-    /// The length of the memory for partial sums when the graph was recorded: the graph is out of
-    /// date when that has grown.
-    partial_sums_len: usize,
+    recorded: Option<RecordedGraph>,
 }
 
 impl Recording {
     /// Runs `work`, or records it, or starts its recording.
     pub(crate) fn repeat(
         &mut self,
-        streams: &Streams,
+        streams: &Rc<Streams>,
+        step: u32,
         partial_sums_len: usize,
         work: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
@@ -33,24 +45,46 @@ impl Recording {
             self.runs += 1;
             return work();
         }
-        let failed = |error| Error::failed("recording a step as a CUDA graph", explain(error));
-        if self.graph.is_none() || self.partial_sums_len != partial_sums_len {
-            streams.check()?;
-            self.graph = None;
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-            streams.compute.begin_capture(mode).map_err(failed)?;
-            let outcome = work();
-            let graph = streams.compute.end_capture(CUgraphInstantiate_flags(0));
-            outcome.and(streams.check())?;
-            self.graph = graph.map_err(failed)?;
-            self.partial_sums_len = partial_sums_len;
-        }
+        let recorded = match self.recorded.take() {
+            Some(recorded) if recorded.partial_sums_len == partial_sums_len => recorded,
+            _ => RecordedGraph::record(streams, partial_sums_len, work)?,
+        };
+        let recorded = self.recorded.insert(recorded);
         streams.count(|counters| counters.replays += 1);
-        match &self.graph {
-            Some(graph) => {
-                graph.launch().map_err(|error| Error::failed("starting a recorded step", explain(error)))
-            }
-            None => Err(Error::failed("recording a step as a CUDA graph", "nothing was recorded")),
+        if let Some(memory) = &recorded.step {
+            write_step(streams, memory, step);
         }
+        let outcome = recorded.graph.launch();
+        outcome.map_err(|error| Error::failed("starting a recorded step", explain(error)))
     }
+}
+
+impl RecordedGraph {
+    fn record(
+        streams: &Rc<Streams>,
+        partial_sums_len: usize,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<RecordedGraph> {
+        let doing = "recording a step as a CUDA graph";
+        let failed = |error| Error::failed(doing, explain(error));
+        streams.check()?;
+        let memory = DeviceMemory::new(streams, 1, Format::F32)?;
+        streams.recorded_step.set(memory.pointer());
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        streams.compute.begin_capture(mode).map_err(failed)?;
+        let outcome = work();
+        let graph = streams.compute.end_capture(CUgraphInstantiate_flags(0));
+        let is_read = streams.recorded_step.set(0);
+        outcome.and(streams.check())?;
+        let graph = graph.map_err(failed)?.ok_or_else(|| Error::failed(doing, "nothing was recorded"))?;
+        Ok(RecordedGraph { graph, step: is_read.then_some(memory), partial_sums_len })
+    }
+}
+
+/// Writes the number of a step for the kernels of a graph that is started next.
+#[allow(unsafe_code)]
+fn write_step(streams: &Streams, memory: &DeviceMemory, step: u32) {
+    // SAFETY: the memory has one value of four bytes, and the work before in the stream is done by then.
+    let outcome = unsafe { cuMemsetD32Async(memory.pointer(), step, 1, streams.compute.cu_stream()) };
+    streams.note("writing the number of a step", outcome.result());
 }

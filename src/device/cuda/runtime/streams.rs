@@ -46,6 +46,28 @@ pub struct Counters {
     pub replays: u64,
 }
 
+/// Where the kernels that are being recorded read the number of the step.
+#[derive(Default)]
+pub(crate) struct RecordedStep {
+    pointer: Cell<CUdeviceptr>,
+    is_read: Cell<bool>,
+}
+
+impl RecordedStep {
+    /// Returns the address for a kernel that reads it; 0 while nothing is being recorded.
+    pub(crate) fn read(&self) -> CUdeviceptr {
+        self.is_read.set(true);
+        self.pointer.get()
+    }
+
+    /// Begins a recording, or ends it if `pointer` is 0. Returns true if kernels have read the step since the
+    /// last call.
+    pub(crate) fn set(&self, pointer: CUdeviceptr) -> bool {
+        self.pointer.set(pointer);
+        self.is_read.replace(false)
+    }
+}
+
 /// The streams of one device, with the state that all operations in them share.
 pub(crate) struct Streams {
     pub(crate) context: Arc<CudaContext>,
@@ -68,6 +90,7 @@ pub(crate) struct Streams {
     /// Ends of work in `compute` and in `beside` that the other waits for.
     turns: [CudaEvent; 2],
     has_forked: Cell<bool>,
+    pub(crate) recorded_step: RecordedStep,
     failure: RefCell<Option<Error>>,
     counters: Cell<Counters>,
 }
@@ -103,6 +126,7 @@ impl Streams {
             num_multiprocessors,
             turns,
             has_forked,
+            recorded_step: RecordedStep::default(),
             failure,
             counters,
         })
