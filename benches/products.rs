@@ -1,5 +1,5 @@
-//! Matrix products of the CPU beside the `gemm` crate's: `cargo bench --bench products`, or with a
-//! shape of your own, `cargo bench --bench products -- ROWS INPUTS OUTPUTS`.
+//! Matrix products of the CPU beside the `gemm` crate's: `cargo bench --features gemm --bench products`,
+//! or with a shape of your own, `cargo bench --features gemm --bench products -- ROWS INPUTS OUTPUTS`.
 //!
 //! The CPU's products have a canonical order, in which an element's bits do not depend on the
 //! layout; `gemm` cuts the inner dimension by the caches of the machine. Both take turns on the
