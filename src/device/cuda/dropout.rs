@@ -8,7 +8,7 @@ use crate::device::DropoutMask;
 #[repr(C)]
 pub(super) struct DropoutDraws {
     seed: u64,
-    /// Where a recorded kernel reads the step; 0 for one that is started on its own.
+    /// The address at which a recorded kernel reads the step; 0 for one that is started on its own.
     recorded_step: u64,
     step: u32,
     module: u32,

@@ -46,7 +46,7 @@ pub struct Counters {
     pub replays: u64,
 }
 
-/// Where the kernels that are being recorded read the number of the step.
+/// The place at which the kernels that are being recorded read the number of the step.
 #[derive(Default)]
 pub(crate) struct RecordedStep {
     pointer: Cell<CUdeviceptr>,
