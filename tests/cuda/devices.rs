@@ -340,7 +340,10 @@ fn recorded_steps_have_the_bits_of_others() {
         "--model mlp --hidden 40,30,20 --bucket-mb 0.005",
         residual,
         &format!("{residual} --recompute"),
-        &format!("{SMALL_GPT} --batch-size 4"),
+        &format!("{SMALL_GPT} --batch-size 4 --recompute"),
+        // batches of 21, 21 and 8 samples: recorded steps and others take turns
+        "--model gpt --layers 1 --heads 2 --width 8 --context 6 --dropout 0.3 --batch-size 21 \
+         --data synthetic --synthetic-samples 50 --synthetic-targets classes:13",
     ] {
         let (_directory, path) = directory();
         let run = |more: &str| {

@@ -10,7 +10,7 @@ use crate::sums::ExactSum;
 pub(super) const CHUNK: usize = 4096;
 
 /// The lanes of a sum over a vector: twice the widest vector registers.
-pub(super) const LANES: usize = 32;
+const LANES: usize = 32;
 
 impl Cpu {
     /// Runs a loop compiled for the widest vectors of this processor. `work` must be marked
@@ -166,7 +166,7 @@ pub(super) fn sum_of<const N: usize>(arrays: [&[f32]; N], term: impl Fn([f32; N]
         values.iter_mut().zip(arrays).for_each(|(value, array)| *value = array[at]);
         *sum += term(values);
     }
-    // by halves
+    // adds the lanes by halves
     let mut width = LANES;
     while width > 1 {
         width /= 2;

@@ -67,6 +67,7 @@ impl WithSimd for SmallProduct<'_> {
             }
             row = self.strips::<S, 8>(simd, row);
         } else {
+            // twelve sums, two vectors of the right operand and a factor of the left take 15 of 16 registers
             row = self.strips::<S, 6>(simd, row);
         }
         row = self.strips::<S, 4>(simd, row);

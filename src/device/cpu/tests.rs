@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, AttentionDropout, AttentionShape, BiasShape, DropoutMask, DropoutShape,
-    LinearShape, OptimizerStep, PoolShape, RowSums, WeightLayout, WeightOperands, totals, update,
+    Activation, AdamStep, BiasShape, DropoutMask, DropoutShape, LinearShape, OptimizerStep, PoolShape,
+    RowSums, WeightLayout, WeightOperands, totals, update,
 };
 use crate::memory::Memory;
 
@@ -286,104 +286,4 @@ fn dropout_draws_each_element_by_its_number() {
     let differ = draws(0, 40_000, 8).iter().zip(&all).filter(|(a, b)| a != b).count();
     // the chance of a difference is 2 · 0.25 · 0.75
     assert!(differ.abs_diff(15_000) < 500, "{differ}");
-}
-
-/// One head of a sequence: the places of its queries, keys, values and outputs in a position.
-struct HeadPlaces {
-    row: usize,
-    query: usize,
-    key: usize,
-    value: usize,
-    output: usize,
-}
-
-fn places(shape: &AttentionShape) -> Vec<HeadPlaces> {
-    let AttentionShape { rows, groups, heads, width, .. } = *shape;
-    let head = |row, group, head| {
-        let start = group * (heads + 2) * width;
-        let key = start + heads * width;
-        let output = (group * heads + head) * width;
-        HeadPlaces { row, query: start + head * width, key, value: key + width, output }
-    };
-    let heads = |(row, group)| (0..heads).map(move |number| head(row, group, number));
-    (0..rows).flat_map(|row| (0..groups).map(move |group| (row, group))).flat_map(heads).collect()
-}
-
-/// Computes attention with whole matrices of scores, in `f64`: the output, and the gradient of the input.
-fn plain_attention(shape: &AttentionShape, input: &[f32], gradient: &[f32]) -> [Vec<f64>; 2] {
-    let AttentionShape { positions, width, causal, dropout, .. } = *shape;
-    let (stride, out_stride) = (shape.input_width(), shape.output_width());
-    let mut output = vec![0.0; gradient.len()];
-    let mut input_gradient = vec![0.0; input.len()];
-    for (number, head) in places(shape).into_iter().enumerate() {
-        let input_at = |position, place, i| (head.row * positions + position) * stride + place + i;
-        let output_at = |position, i| (head.row * positions + position) * out_stride + head.output + i;
-        let x = |at: usize| f64::from(input[at]);
-        for query in 0..positions {
-            let keys = if causal { query + 1 } else { positions };
-            let mut factors = vec![1.0; keys];
-            if let Some(AttentionDropout { mask, first, row_stride }) = dropout {
-                let padded = positions.div_ceil(4) * 4;
-                let own = number % shape.num_heads() * positions + query;
-                let first = first + head.row as u64 * row_stride + (own * padded) as u64;
-                let shape = DropoutShape { mask, first, row_len: keys as u64, row_stride: keys as u64 };
-                Cpu::new(1).unwrap().dropout(&shape, None, &mut factors);
-            }
-            let dot = |key| {
-                let terms =
-                    (0..width).map(|i| x(input_at(query, head.query, i)) * x(input_at(key, head.key, i)));
-                terms.sum::<f64>() * f64::from(shape.scale())
-            };
-            let exponentials: Vec<f64> = (0..keys).map(|key| f64::exp(dot(key))).collect();
-            let total: f64 = exponentials.iter().sum();
-            let weights: Vec<f64> = exponentials.iter().map(|x| x / total).collect();
-            let of_key = |key| {
-                let terms = (0..width)
-                    .map(|i| f64::from(gradient[output_at(query, i)]) * x(input_at(key, head.value, i)));
-                terms.sum::<f64>() * f64::from(factors[key])
-            };
-            let weight_gradients: Vec<f64> = (0..keys).map(of_key).collect();
-            let mean: f64 = weights.iter().zip(&weight_gradients).map(|(w, dw)| w * dw).sum();
-            for key in 0..keys {
-                let kept = weights[key] * f64::from(factors[key]);
-                let score = weights[key] * (weight_gradients[key] - mean) * f64::from(shape.scale());
-                for i in 0..width {
-                    let (q, k, v) = (
-                        input_at(query, head.query, i),
-                        input_at(key, head.key, i),
-                        input_at(key, head.value, i),
-                    );
-                    output[output_at(query, i)] += kept * x(v);
-                    input_gradient[v] += kept * f64::from(gradient[output_at(query, i)]);
-                    input_gradient[q] += score * x(k);
-                    input_gradient[k] += score * x(q);
-                }
-            }
-        }
-    }
-    [output, input_gradient]
-}
-
-#[test]
-fn attention_agrees_with_the_formula_with_and_without_dropout() {
-    let mask = DropoutMask { rate: 0.3, seed: 5, step: 9, module: 3 };
-    for (rows, positions, groups, heads, width) in
-        [(1, 1, 1, 1, 1), (2, 7, 2, 1, 6), (3, 21, 1, 2, 5), (2, 70, 2, 2, 16)]
-    {
-        for (causal, drops) in [(true, true), (false, true), (true, false)] {
-            let dropout = drops.then_some(AttentionDropout { mask, first: 12, row_stride: 1 << 20 });
-            let shape = AttentionShape { rows, positions, groups, heads, width, causal, dropout };
-            let input = random(rows * positions * shape.input_width(), 1);
-            let gradient = random(rows * positions * shape.output_width(), 2);
-            let [expected, expected_gradient] = plain_attention(&shape, &input, &gradient);
-            for cpu in cpus() {
-                let mut saved = poison(rows * positions * shape.num_heads());
-                let (mut output, mut input_gradient) = (poison(gradient.len()), poison(input.len()));
-                cpu.attention_forward(&shape, &input, &mut saved, &mut output);
-                assert_close(&output, &expected, 1e-5);
-                cpu.attention_backward(&shape, &input, &saved, &output, &gradient, &mut input_gradient);
-                assert_close(&input_gradient, &expected_gradient, 1e-5);
-            }
-        }
-    }
 }

@@ -9,7 +9,7 @@ use crate::device::DropoutMask;
 pub(super) struct DropoutDraws {
     seed: u64,
     /// The address at which a recorded kernel reads the step; 0 for one that is started on its own.
-    recorded_step: u64,
+    step_address: u64,
     step: u32,
     module: u32,
     threshold: u32,
@@ -21,6 +21,6 @@ impl DropoutDraws {
     pub(super) fn of(mask: &DropoutMask, streams: &Streams) -> DropoutDraws {
         let DropoutMask { seed, step, module, .. } = *mask;
         let (threshold, scale) = (mask.threshold(), mask.scale());
-        DropoutDraws { seed, recorded_step: streams.recorded_step.read(), step, module, threshold, scale }
+        DropoutDraws { seed, step_address: streams.step_address.take(), step, module, threshold, scale }
     }
 }

@@ -7,7 +7,8 @@
 //
 // Limits: the barrier and the shuffles follow the programming guide for capability 7.0 and later
 // (they wait for the threads that have not exited); a barrier reached at two places of the source is
-// not told apart. A fiber has 256 KiB of stack. The caller holds the emulator's lock: all is global.
+// not told apart. A fiber has 256 KiB of stack. The switch between fibers needs GCC. The caller holds the
+// emulator's lock: all is global.
 #include "threads.h"
 
 #include <cstdlib>
@@ -35,14 +36,15 @@ void register_kernel(const char* name, void (*kernel)(), Invoke invoke,
 namespace {
 constexpr size_t stack_bytes = 256 * 1024;
 
-// Where a function may be continued. The C library's setjmp would look for handlers of the thread at each
-// jump.
+// Where a function may be continued. Not a jmp_buf: the C library's longjmp looks through the thread's cleanup
+// handlers each time.
 struct Place {
     void* words[5];
 };
 
-// Not inlined: a jump out of the function that `place` is in must be a call that may come back there.
-__attribute__((noinline, noipa)) void go_to(Place& place) { __builtin_longjmp(place.words, 1); }
+// GCC forbids setjmp and longjmp on one buffer in one function, and must not learn that this call never
+// returns, nor, with `enter` and `wait`, that it leaves variables and registers as they are.
+__attribute__((noipa)) void go_to(Place& place) { __builtin_longjmp(place.words, 1); }
 
 struct Fiber {
     Place place;
@@ -119,7 +121,7 @@ Fiber* new_fiber() {
 }
 
 // From the scheduler to a fiber; comes back when that fiber has nothing more to run.
-__attribute__((noinline, noipa)) void enter(Fiber* fiber) {
+__attribute__((noipa)) void enter(Fiber* fiber) {
     current_fiber = fiber;
     if (__builtin_setjmp(scheduler.words) == 0) {
         if (fiber->entered) go_to(fiber->place);
@@ -129,7 +131,7 @@ __attribute__((noinline, noipa)) void enter(Fiber* fiber) {
 }
 
 // From a thread that must wait to the scheduler; comes back when the thread may go on.
-__attribute__((noinline, noipa)) void wait() {
+__attribute__((noipa)) void wait() {
     threads[current].fiber = current_fiber;
     if (__builtin_setjmp(current_fiber->place.words) == 0) go_to(scheduler);
 }

@@ -4,12 +4,12 @@
 pub(super) const BLOCK: usize = 16;
 
 /// A value for each query of a block.
-pub(super) type Queries = [f32; BLOCK];
+pub(super) type PerQuery = [f32; BLOCK];
 
-/// Writes `value` in place of what queries have for the keys after them. The first row is that of the first
-/// query's own key.
+/// Overwrites with `value` the entries of the queries before each key. Row k is that of the block's own k-th
+/// key.
 #[inline(always)]
-pub(super) fn hide(rows: &mut [Queries], value: f32) {
+pub(super) fn hide(rows: &mut [PerQuery], value: f32) {
     for (key, row) in rows.iter_mut().enumerate() {
         row[..key].fill(value);
     }
@@ -17,7 +17,7 @@ pub(super) fn hide(rows: &mut [Queries], value: f32) {
 
 /// Returns the largest of each query's scores, of which NaN are passed over.
 #[inline(always)]
-pub(super) fn largest(scores: &[Queries]) -> Queries {
+pub(super) fn largest(scores: &[PerQuery]) -> PerQuery {
     let mut all = [f32::NEG_INFINITY; BLOCK];
     for scores in scores {
         for (largest, score) in all.iter_mut().zip(scores) {
@@ -27,9 +27,10 @@ pub(super) fn largest(scores: &[Queries]) -> Queries {
     all
 }
 
-/// Returns the sum of each query's values, of which each fourth one is in a chain.
+/// Returns the sum of each query's values, added in four chains, that of key k in chain k mod 4. Zeros at the
+/// end change nothing.
 #[inline(always)]
-pub(super) fn sums(values: &[Queries]) -> Queries {
+pub(super) fn sums(values: &[PerQuery]) -> PerQuery {
     const CHAINS: usize = 4;
     let mut sums = [[0.0; BLOCK]; CHAINS];
     for values in values.chunks(CHAINS) {
@@ -43,7 +44,7 @@ pub(super) fn sums(values: &[Queries]) -> Queries {
 
 /// Multiplies values by factors.
 #[inline(always)]
-pub(super) fn multiply(values: &mut [Queries], factors: &[Queries]) {
+pub(super) fn multiply(values: &mut [PerQuery], factors: &[PerQuery]) {
     for (value, factor) in values.as_flattened_mut().iter_mut().zip(factors.as_flattened()) {
         *value *= factor;
     }

@@ -4,34 +4,39 @@
 //! of a sequence and not with its square. They lie key by key, `[keys, queries of the block]`: a query has
 //! its lane of the vectors in all steps of the softmax, and the products after it read the queries of a key
 //! side by side. Each element of a product is one chain of fused multiply-adds, whatever the width of
-//! vectors.
+//! vectors. A query's results have the same bits in any block: keys that it does not see add zeros, as long
+//! as all values are finite.
 
+mod head;
 mod lanes;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
-use super::activation::drop_out;
 use super::loops::sum_of;
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use super::transpose::transpose;
-use crate::device::{AttentionDropout, AttentionOperations, AttentionShape, Rotation};
+use crate::device::{AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
-use lanes::{BLOCK, Queries};
+use head::AttentionHead;
+use lanes::BLOCK;
 
-/// Memory of a thread. Each array has a row of [`Queries`] for each element or key.
+/// Memory of a thread, of a value for each query of a block in each row.
 struct AttentionScratch {
-    /// The queries of a block.
+    /// The queries: a row for each element of a vector.
     queries: Room,
-    /// The gradients of their outputs.
-    outputs: Room,
-    /// Their scores.
+    /// The gradients of their outputs: a row for each element of a vector.
+    output_gradients: Room,
+    /// Their scores: a row for each key.
     scores: Room,
-    /// The gradients of their scores.
+    /// The gradients of their scores: a row for each key.
     gradients: Room,
-    /// The factors by which dropout multiplies their weights.
+    /// The factors by which dropout multiplies their weights: a row for each key. Those of one query are
+    /// behind them.
     factors: Room,
 }
 
@@ -39,7 +44,7 @@ impl AttentionScratch {
     const fn new() -> AttentionScratch {
         AttentionScratch {
             queries: Room::new(),
-            outputs: Room::new(),
+            output_gradients: Room::new(),
             scores: Room::new(),
             gradients: Room::new(),
             factors: Room::new(),
@@ -49,69 +54,6 @@ impl AttentionScratch {
 
 thread_local! {
     static SCRATCH: RefCell<AttentionScratch> = const { RefCell::new(AttentionScratch::new()) };
-}
-
-/// One head of a sequence: the places of its arrays in a position.
-#[derive(Clone, Copy)]
-struct AttentionHead {
-    shape: AttentionShape,
-    /// The number of the first weight, for dropout.
-    first_weight: u64,
-    query: usize,
-    key: usize,
-    value: usize,
-    output: usize,
-    /// The first position whose output is computed.
-    first: usize,
-}
-
-impl AttentionHead {
-    /// Returns head `head` of `group` in sequence `row`.
-    fn new(shape: AttentionShape, row: usize, group: usize, head: usize) -> AttentionHead {
-        let (start, width) = (group * shape.group_width(), shape.width);
-        let key = start + shape.heads * width;
-        let number = group * shape.heads + head;
-        let output = number * width;
-        let first_weight = shape.dropout.map_or(0, |dropout| dropout.of_head(row, number, shape.positions));
-        let (query, value) = (start + head * width, key + width);
-        AttentionHead { shape, first_weight, query, key, value, output, first: 0 }
-    }
-
-    /// Returns the number of keys that the queries before `end` see.
-    fn num_keys(&self, end: usize) -> usize {
-        if self.shape.causal { end } else { self.shape.positions }
-    }
-
-    /// Writes `value` in place of what queries of `block` have for the keys that they do not see.
-    #[inline(always)]
-    fn hide(&self, block: &Range<usize>, values: &mut [Queries], value: f32) {
-        if self.shape.causal {
-            lanes::hide(&mut values[block.start..], value);
-        }
-    }
-
-    /// Returns the factors by which dropout multiplies the weights of a block, if there is a dropout.
-    #[inline(always)]
-    fn dropout_factors<'a>(&self, block: &Range<usize>, room: &'a mut Room) -> Option<&'a [Queries]> {
-        let dropout = self.shape.dropout.as_ref()?;
-        let num_keys = self.num_keys(block.end);
-        let (factors, row) = room.elements((BLOCK + 1) * num_keys).split_at_mut(BLOCK * num_keys);
-        for (lane, position) in block.clone().enumerate() {
-            let first = position as u64 * AttentionDropout::query_stride(self.shape.positions);
-            row.fill(1.0);
-            drop_out(&dropout.mask, self.first_weight + first, row);
-            for (factors, factor) in factors.as_chunks_mut::<BLOCK>().0.iter_mut().zip(&*row) {
-                factors[lane] = *factor;
-            }
-        }
-        Some(factors.as_chunks().0)
-    }
-
-    /// Returns the blocks of queries.
-    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let positions = self.shape.positions;
-        (self.first..positions).step_by(BLOCK).map(move |start| start..positions.min(start + BLOCK))
-    }
 }
 
 impl AttentionOperations for Cpu {
@@ -216,7 +158,7 @@ impl Cpu {
             for group in 0..shape.groups {
                 for head in 0..shape.heads {
                     let logarithms = saved.next().unwrap_or_default();
-                    let head = AttentionHead { first, ..AttentionHead::new(*shape, row, group, head) };
+                    let head = AttentionHead::new(*shape, row, group, head).starting_at(first);
                     self.forward_head(head, input, scratch, logarithms, output);
                 }
             }
@@ -237,18 +179,18 @@ impl Cpu {
             let num_keys = head.num_keys(block.end);
             let queries = MatrixRows { values: &input[block.start * stride + head.query..], stride };
             let keys = MatrixRows { values: &input[head.key..], stride };
-            let scores = scratch.scores.elements(BLOCK * num_keys);
+            let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
             self.multiply_block(block.len(), shape.width, queries, keys, &mut scratch.queries, scores);
-            let (mut largest, mut sums) = ([0.0; BLOCK], [0.0; BLOCK]);
+            let mut sums = [0.0; BLOCK];
             self.vectorised(
                 #[inline(always)]
                 || {
                     let scale = shape.scale();
                     let scores = scores.as_chunks_mut().0;
                     head.hide(&block, scores, f32::NEG_INFINITY);
-                    largest = lanes::largest(scores);
-                    for scores in &mut *scores {
-                        for (score, largest) in scores.iter_mut().zip(&largest) {
+                    let largest = lanes::largest(scores);
+                    for row in &mut *scores {
+                        for (score, largest) in row.iter_mut().zip(&largest) {
                             *score = math::exp((*score - largest) * scale);
                         }
                     }
@@ -282,13 +224,14 @@ impl Cpu {
         }
     }
 
-    /// Computes the products of vectors of `width` elements: `products`, `[keys, BLOCK]`, of each of `keys`
-    /// with each of the `len` vectors of a block. `room` is for the transpose of the block.
+    /// Writes `products[key][lane]`, the products of each of `keys` with each of the `len` `vectors` of a
+    /// block, of `width` elements each. Lanes after the last vector may keep what they have. `room` takes the
+    /// transpose of the vectors.
     fn multiply_block(
         &self,
         len: usize,
         width: usize,
-        block: MatrixRows<'_>,
+        vectors: MatrixRows<'_>,
         keys: MatrixRows<'_>,
         room: &mut Room,
         products: &mut [f32],
@@ -300,12 +243,13 @@ impl Cpu {
                 if len < BLOCK {
                     columns.fill(0.0);
                 }
-                transpose([len, width], block.values, block.stride, columns, BLOCK);
+                transpose([len, width], vectors.values, vectors.stride, columns, BLOCK);
             },
         );
         self.multiply_small(SmallProduct {
             rows: products.len() / BLOCK,
-            columns: BLOCK,
+            // a text that grows has one query at a time, for which half of the lanes are enough
+            columns: len.next_multiple_of(BLOCK / 2),
             terms: width,
             left: Left::Rows(keys),
             right: MatrixRows { values: columns, stride: BLOCK },
@@ -325,16 +269,23 @@ impl Cpu {
         let HeadArrays { input, logarithms, output, gradient } = arrays;
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
         let (width, scale) = (shape.width, shape.scale());
-        let rows = |place: usize| MatrixRows { values: &input[place..], stride };
+        let at = |place: usize| MatrixRows { values: &input[place..], stride };
         for block in head.blocks() {
             let (len, num_keys) = (block.len(), head.num_keys(block.end));
             let query = block.start * stride + head.query;
             let place = block.start * out_stride + head.output;
             let outputs = MatrixRows { values: &gradient[place..], stride: out_stride };
-            let scores = scratch.scores.elements(BLOCK * num_keys);
-            self.multiply_block(len, width, rows(query), rows(head.key), &mut scratch.queries, scores);
-            let gradients = scratch.gradients.elements(BLOCK * num_keys);
-            self.multiply_block(len, width, outputs, rows(head.value), &mut scratch.outputs, gradients);
+            let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
+            self.multiply_block(len, width, at(query), at(head.key), &mut scratch.queries, scores);
+            let gradients = &mut scratch.gradients.elements(head.room_len())[..BLOCK * num_keys];
+            self.multiply_block(
+                len,
+                width,
+                outputs,
+                at(head.value),
+                &mut scratch.output_gradients,
+                gradients,
+            );
             self.vectorised(
                 #[inline(always)]
                 || {
@@ -350,10 +301,10 @@ impl Cpu {
                     if let Some(factors) = factors {
                         lanes::multiply(gradients, factors);
                     }
-                    for (scores, gradients) in scores.iter_mut().zip(&mut *gradients) {
+                    for (row, gradients) in scores.iter_mut().zip(&mut *gradients) {
                         for lane in 0..BLOCK {
-                            let weight = math::exp(scores[lane].mul_add(scale, -block_logarithms[lane]));
-                            scores[lane] = weight;
+                            let weight = math::exp(row[lane].mul_add(scale, -block_logarithms[lane]));
+                            row[lane] = weight;
                             gradients[lane] = weight * (gradients[lane] - means[lane]) * scale;
                         }
                     }
@@ -367,8 +318,8 @@ impl Cpu {
             let of_block = |values| MatrixRows { values, stride: BLOCK };
             let (scores, gradients) = (of_block(scores), of_block(gradients));
             let products = [
-                (Left::Terms(gradients), len, num_keys, rows(head.key), query),
-                (Left::Rows(gradients), num_keys, len, rows(query), head.key),
+                (Left::Terms(gradients), len, num_keys, at(head.key), query),
+                (Left::Rows(gradients), num_keys, len, at(query), head.key),
                 (Left::Rows(scores), num_keys, len, outputs, head.value),
             ];
             for (left, rows, terms, right, place) in products {

@@ -4,14 +4,14 @@
 struct DropoutMask {
     uint64 seed;
     // Where a recorded kernel reads the step; null for one that is started on its own.
-    const uint32* recorded_step;
+    const uint32* step_address;
     uint32 step, module, threshold;
     float scale;
 
     // Returns numbers 4 · `block` to 4 · `block` + 3 of the generator Philox4x32-10 (Salmon et al., SC 2011).
     __device__ __forceinline__ Several<uint32, 4> draw(uint64 block) const {
         uint32 a = (uint32)block, b = (uint32)(block >> 32);
-        uint32 c = recorded_step ? *recorded_step : step, d = module;
+        uint32 c = step_address ? __ldg(step_address) : step, d = module;
         uint32 key = (uint32)seed, other_key = (uint32)(seed >> 32);
         for (int round = 0; round < 10; round++) {
             uint64 first = (uint64)0xD2511F53u * a, second = (uint64)0xCD9E8D57u * c;

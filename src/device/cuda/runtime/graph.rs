@@ -1,4 +1,5 @@
-//! Operations that are the same every time, recorded as a CUDA graph and started with one call.
+//! Operations that are the same every time, but for the number of the step, recorded as a CUDA graph and
+//! started with one call.
 
 use std::rc::Rc;
 
@@ -15,7 +16,7 @@ use crate::{Error, Result};
 /// memory for partial sums.
 const WARM_UP_RUNS: u32 = 2;
 
-/// A recorded step.
+/// A recorded step. The graph is dropped before the memory that it reads.
 struct RecordedGraph {
     graph: CudaGraph,
     /// The number of the step, if kernels of the graph read it.
@@ -45,14 +46,15 @@ impl Recording {
             self.runs += 1;
             return work();
         }
-        let recorded = match self.recorded.take() {
-            Some(recorded) if recorded.partial_sums_len == partial_sums_len => recorded,
-            _ => RecordedGraph::record(streams, partial_sums_len, work)?,
+        let current = self.recorded.take().filter(|recorded| recorded.partial_sums_len == partial_sums_len);
+        let recorded = match current {
+            Some(recorded) => recorded,
+            None => RecordedGraph::record(streams, partial_sums_len, work)?,
         };
         let recorded = self.recorded.insert(recorded);
         streams.count(|counters| counters.replays += 1);
         if let Some(memory) = &recorded.step {
-            write_step(streams, memory, step);
+            write_step(streams, memory, step)?;
         }
         let outcome = recorded.graph.launch();
         outcome.map_err(|error| Error::failed("starting a recorded step", explain(error)))
@@ -69,12 +71,12 @@ impl RecordedGraph {
         let failed = |error| Error::failed(doing, explain(error));
         streams.check()?;
         let memory = DeviceMemory::new(streams, 1, Format::F32)?;
-        streams.recorded_step.set(memory.pointer());
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         streams.compute.begin_capture(mode).map_err(failed)?;
+        streams.step_address.begin(memory.pointer());
         let outcome = work();
         let graph = streams.compute.end_capture(CUgraphInstantiate_flags(0));
-        let is_read = streams.recorded_step.set(0);
+        let is_read = streams.step_address.end();
         outcome.and(streams.check())?;
         let graph = graph.map_err(failed)?.ok_or_else(|| Error::failed(doing, "nothing was recorded"))?;
         Ok(RecordedGraph { graph, step: is_read.then_some(memory), partial_sums_len })
@@ -82,9 +84,8 @@ impl RecordedGraph {
 }
 
 /// Writes the number of a step for the kernels of a graph that is started next.
-#[allow(unsafe_code)]
-fn write_step(streams: &Streams, memory: &DeviceMemory, step: u32) {
+fn write_step(streams: &Streams, memory: &DeviceMemory, step: u32) -> Result<()> {
     // SAFETY: the memory has one value of four bytes, and the work before in the stream is done by then.
     let outcome = unsafe { cuMemsetD32Async(memory.pointer(), step, 1, streams.compute.cu_stream()) };
-    streams.note("writing the number of a step", outcome.result());
+    outcome.result().map_err(|error| Error::failed("writing the number of a recorded step", explain(error)))
 }

@@ -46,25 +46,30 @@ pub struct Counters {
     pub replays: u64,
 }
 
-/// The place at which the kernels that are being recorded read the number of the step.
+/// The address at which the kernels that are being recorded read the number of the step.
 #[derive(Default)]
-pub(crate) struct RecordedStep {
+pub(crate) struct StepAddress {
     pointer: Cell<CUdeviceptr>,
-    is_read: Cell<bool>,
+    is_taken: Cell<bool>,
 }
 
-impl RecordedStep {
-    /// Returns the address for a kernel that reads it; 0 while nothing is being recorded.
-    pub(crate) fn read(&self) -> CUdeviceptr {
-        self.is_read.set(true);
-        self.pointer.get()
+impl StepAddress {
+    /// Begins a recording.
+    pub(crate) fn begin(&self, pointer: CUdeviceptr) {
+        self.pointer.set(pointer);
+        self.is_taken.set(false);
     }
 
-    /// Begins a recording, or ends it if `pointer` is 0. Returns true if kernels have read the step since the
-    /// last call.
-    pub(crate) fn set(&self, pointer: CUdeviceptr) -> bool {
-        self.pointer.set(pointer);
-        self.is_read.replace(false)
+    /// Ends the recording. Returns true if one of its kernels takes the address.
+    pub(crate) fn end(&self) -> bool {
+        self.pointer.set(0);
+        self.is_taken.get()
+    }
+
+    /// Returns the address for a kernel that is started or recorded next; 0 while nothing is being recorded.
+    pub(crate) fn take(&self) -> CUdeviceptr {
+        self.is_taken.set(true);
+        self.pointer.get()
     }
 }
 
@@ -90,7 +95,7 @@ pub(crate) struct Streams {
     /// Ends of work in `compute` and in `beside` that the other waits for.
     turns: [CudaEvent; 2],
     has_forked: Cell<bool>,
-    pub(crate) recorded_step: RecordedStep,
+    pub(crate) step_address: StepAddress,
     failure: RefCell<Option<Error>>,
     counters: Cell<Counters>,
 }
@@ -126,7 +131,7 @@ impl Streams {
             num_multiprocessors,
             turns,
             has_forked,
-            recorded_step: RecordedStep::default(),
+            step_address: StepAddress::default(),
             failure,
             counters,
         })

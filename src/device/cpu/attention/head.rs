@@ -1,0 +1,87 @@
+//! The places of a head's arrays, its blocks of queries and their dropout.
+
+use std::ops::Range;
+
+use super::lanes::{self, BLOCK, PerQuery};
+use crate::device::cpu::activation::drop_out;
+use crate::device::{AttentionDropout, AttentionShape};
+use crate::memory::scratch::Room;
+
+/// One head of a sequence: the places of its arrays in a position.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionHead {
+    pub(super) shape: AttentionShape,
+    /// The number of the first weight, for dropout.
+    first_weight: u64,
+    pub(super) query: usize,
+    pub(super) key: usize,
+    pub(super) value: usize,
+    pub(super) output: usize,
+    /// The first position whose output is computed.
+    pub(super) first: usize,
+}
+
+impl AttentionHead {
+    /// Returns head `head` of `group` in sequence `row`.
+    pub(super) fn new(shape: AttentionShape, row: usize, group: usize, head: usize) -> AttentionHead {
+        let (start, width) = (group * shape.group_width(), shape.width);
+        let key = start + shape.heads * width;
+        let number = group * shape.heads + head;
+        let output = number * width;
+        let first_weight = shape.dropout.map_or(0, |dropout| dropout.of_head(row, number, shape.positions));
+        let (query, value) = (start + head * width, key + width);
+        AttentionHead { shape, first_weight, query, key, value, output, first: 0 }
+    }
+
+    /// Returns this head with the outputs from position `first` on alone.
+    pub(super) fn starting_at(self, first: usize) -> AttentionHead {
+        AttentionHead { first, ..self }
+    }
+
+    /// Returns the number of keys that the queries before `end` see.
+    pub(super) fn num_keys(&self, end: usize) -> usize {
+        if self.shape.causal { end } else { self.shape.positions }
+    }
+
+    /// Overwrites with `value` the entries of keys that come after their query.
+    #[inline(always)]
+    pub(super) fn hide(&self, block: &Range<usize>, values: &mut [PerQuery], value: f32) {
+        if self.shape.causal {
+            lanes::hide(&mut values[block.start..], value);
+        }
+    }
+
+    /// Returns the number of values of all keys, rounded up, so that memory lasts while a text grows.
+    pub(super) fn room_len(&self) -> usize {
+        BLOCK * self.shape.positions.next_multiple_of(4 * BLOCK)
+    }
+
+    /// Returns the factors by which dropout multiplies the weights of a block, if there is a dropout. The
+    /// lanes after the last query have any factors.
+    #[inline(always)]
+    pub(super) fn dropout_factors<'a>(
+        &self,
+        block: &Range<usize>,
+        room: &'a mut Room,
+    ) -> Option<&'a [PerQuery]> {
+        let dropout = self.shape.dropout.as_ref()?;
+        let num_keys = self.num_keys(block.end);
+        let (factors, row) = room.elements(self.room_len() + num_keys).split_at_mut(self.room_len());
+        let factors = &mut factors[..BLOCK * num_keys];
+        for (lane, position) in block.clone().enumerate() {
+            let before = position as u64 * AttentionDropout::query_stride(self.shape.positions);
+            row.fill(1.0);
+            drop_out(&dropout.mask, self.first_weight + before, row);
+            for (factors, factor) in factors.as_chunks_mut::<BLOCK>().0.iter_mut().zip(&*row) {
+                factors[lane] = *factor;
+            }
+        }
+        Some(factors.as_chunks().0)
+    }
+
+    /// Returns the blocks of queries.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let positions = self.shape.positions;
+        (self.first..positions).step_by(BLOCK).map(move |start| start..positions.min(start + BLOCK))
+    }
+}
