@@ -66,8 +66,8 @@ fn residual_conv() -> Network {
 }
 
 thread_local! {
-    /// What has been read, by the names of the trajectory and of the array: many layouts are compared
-    /// with one trajectory.
+    /// The arrays that have been read, by the names of the trajectory and of the array: many layouts are
+    /// compared with one trajectory.
     static ARRAYS: RefCell<HashMap<String, Rc<[f64]>>> = RefCell::default();
 }
 
@@ -192,19 +192,20 @@ impl Oracle {
         array
     }
 
+    /// Reads arrays one after the other into one.
+    fn read_all(&self, names: impl Iterator<Item = String>) -> Vec<f64> {
+        names.map(|name| self.read(&name)).collect::<Vec<_>>().concat()
+    }
+
     /// Reads all tensors under `group`, in the order of `model`.
     fn tensors(&self, model: &Model, group: &str) -> Vec<f64> {
-        model
-            .tensors
-            .iter()
-            .flat_map(|tensor| self.read(&format!("{group}/{}", tensor.name)).to_vec())
-            .collect()
+        self.read_all(model.tensors.iter().map(|tensor| format!("{group}/{}", tensor.name)))
     }
 
     /// Reads the inputs of all steps into one array, images converted to channels last.
     fn inputs(&self, num_steps: usize) -> Vec<f32> {
-        let step = |step| self.read(&format!("input/{step}/x")).to_vec();
-        let mut values: Vec<f32> = (0..num_steps).flat_map(step).map(|value| value as f32).collect();
+        let values = self.read_all((0..num_steps).map(|step| format!("input/{step}/x")));
+        let mut values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
         if let Features::Image { height, width, channels } = self.features {
             for image in values.chunks_exact_mut(self.features.len()) {
                 let planes = image.to_vec();
@@ -230,10 +231,9 @@ impl Oracle {
         let inputs = self.inputs(losses.len());
         let batch_size = inputs.len() / self.features.len() / losses.len();
         let has_targets = self.targets != Targets::Nothing;
-        let targets = (0..losses.len())
-            .filter(|_| has_targets)
-            .flat_map(|step| self.read(&format!("input/{step}/y")).to_vec());
-        let target_values = targets.map(|value| value as f32).collect();
+        let steps = (0..losses.len()).filter(|_| has_targets);
+        let targets = self.read_all(steps.map(|step| format!("input/{step}/y")));
+        let target_values = targets.into_iter().map(|value| value as f32).collect();
         let (features, targets) = (self.features, self.targets);
         let table = Table { source: "an oracle".into(), features, targets, inputs, target_values };
         let sampler = Sampler::new(batch_size * losses.len(), batch_size, Order::Sequential, 0);
