@@ -7,10 +7,13 @@ use crate::device::cpu::activation::drop_out;
 use crate::device::{AttentionDropout, AttentionShape};
 use crate::memory::scratch::Room;
 
-/// One head of a sequence: the places of its arrays in a position.
+/// One head of a sequence: the places of its arrays in a position. Or several of a group, of which the last
+/// position alone is computed: they share keys, so their queries make up a block.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionHead {
     pub(super) shape: AttentionShape,
+    /// The number of heads, of which this is the first.
+    heads: usize,
     /// The number of the first weight, for dropout.
     first_weight: u64,
     pub(super) query: usize,
@@ -30,12 +33,36 @@ impl AttentionHead {
         let output = number * width;
         let first_weight = shape.dropout.map_or(0, |dropout| dropout.of_head(row, number, shape.positions));
         let (query, value) = (start + head * width, key + width);
-        AttentionHead { shape, first_weight, query, key, value, output, first: 0 }
+        AttentionHead { shape, heads: 1, first_weight, query, key, value, output, first: 0 }
     }
 
     /// Returns this head with the outputs from position `first` on alone.
     pub(super) fn starting_at(self, first: usize) -> AttentionHead {
         AttentionHead { first, ..self }
+    }
+
+    /// Returns this head with those after it, `heads` in all, whose last position alone is computed.
+    pub(super) fn with_neighbours(self, heads: usize) -> AttentionHead {
+        assert!(
+            heads <= BLOCK && self.first + 1 == self.shape.positions,
+            "{heads} heads from {}",
+            self.first
+        );
+        AttentionHead { heads, ..self }
+    }
+
+    /// Returns the number of queries of a block.
+    pub(super) fn num_queries(&self, block: &Range<usize>) -> usize {
+        block.len() * self.heads
+    }
+
+    /// Returns the distance between the queries of a block in the input and between their outputs.
+    pub(super) fn strides(&self) -> [usize; 2] {
+        if self.heads > 1 {
+            [self.shape.width; 2]
+        } else {
+            [self.shape.input_width(), self.shape.output_width()]
+        }
     }
 
     /// Returns the number of keys that the queries before `end` see.

@@ -154,11 +154,16 @@ impl Cpu {
         output: &mut [f32],
     ) {
         SCRATCH.with_borrow_mut(|scratch| {
+            // one query a head, as of a text that grows, would fill one lane
+            let together = if first + 1 == shape.positions && saved.is_empty() { BLOCK } else { 1 };
             let mut saved = saved.chunks_exact_mut(shape.positions);
             for group in 0..shape.groups {
-                for head in 0..shape.heads {
+                for start in (0..shape.heads).step_by(together) {
                     let logarithms = saved.next().unwrap_or_default();
-                    let head = AttentionHead::new(*shape, row, group, head).starting_at(first);
+                    let mut head = AttentionHead::new(*shape, row, group, start).starting_at(first);
+                    if together > 1 {
+                        head = head.with_neighbours(together.min(shape.heads - start));
+                    }
                     self.forward_head(head, input, scratch, logarithms, output);
                 }
             }
@@ -175,12 +180,14 @@ impl Cpu {
         output: &mut [f32],
     ) {
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
+        let [query_stride, target_stride] = head.strides();
         for block in head.blocks() {
-            let num_keys = head.num_keys(block.end);
-            let queries = MatrixRows { values: &input[block.start * stride + head.query..], stride };
+            let (len, num_keys) = (head.num_queries(&block), head.num_keys(block.end));
+            let queries = &input[block.start * stride + head.query..];
+            let queries = MatrixRows { values: queries, stride: query_stride };
             let keys = MatrixRows { values: &input[head.key..], stride };
             let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
-            self.multiply_block(block.len(), shape.width, queries, keys, &mut scratch.queries, scores);
+            self.multiply_block(len, shape.width, queries, keys, &mut scratch.queries, scores);
             let mut sums = [0.0; BLOCK];
             self.vectorised(
                 #[inline(always)]
@@ -210,16 +217,16 @@ impl Cpu {
             );
             let out = &mut output[(block.start - head.first) * out_stride + head.output..];
             self.multiply_small(SmallProduct {
-                rows: block.len(),
+                rows: len,
                 columns: shape.width,
                 terms: num_keys,
                 left: Left::Terms(MatrixRows { values: scores, stride: BLOCK }),
                 right: MatrixRows { values: &input[head.value..], stride },
-                target: MatrixRowsMut { values: out, stride: out_stride },
+                target: MatrixRowsMut { values: out, stride: target_stride },
                 continues: false,
             });
-            for (row, total) in (0..block.len()).zip(sums) {
-                out[row * out_stride..][..shape.width].iter_mut().for_each(|value| *value /= total);
+            for (row, total) in (0..len).zip(sums) {
+                out[row * target_stride..][..shape.width].iter_mut().for_each(|value| *value /= total);
             }
         }
     }

@@ -142,9 +142,9 @@ fn attention_has_the_same_bits_with_any_threads_and_vectors() {
 #[test]
 fn later_outputs_have_the_bits_of_all() {
     let (positions, cpu) = (37, Cpu::new(1).unwrap());
-    for causal in [true, false] {
-        let shape =
-            AttentionShape { rows: 1, positions, groups: 2, heads: 3, width: 8, causal, dropout: None };
+    // with more heads in a group than a block has queries, too
+    for (causal, groups, heads) in [(true, 2, 3), (false, 2, 3), (true, 3, 1), (true, 1, 19)] {
+        let shape = AttentionShape { rows: 1, positions, groups, heads, width: 8, causal, dropout: None };
         let input = random(positions * shape.input_width(), 5);
         let mut all = poison(positions * shape.output_width());
         cpu.attention_forward(&shape, &input, &mut poison(positions * shape.num_heads()), &mut all);
@@ -152,7 +152,7 @@ fn later_outputs_have_the_bits_of_all() {
             let expected = &all[first * shape.output_width()..];
             let mut output = poison(expected.len());
             cpu.attention_next(&shape, first, &input, &mut output);
-            assert_eq!(bits(&output), bits(expected), "from position {first} on");
+            assert_eq!(bits(&output), bits(expected), "{heads} heads a group, from position {first} on");
         }
     }
 }
