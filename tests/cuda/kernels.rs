@@ -7,14 +7,21 @@ use phalanx::device::cuda::{
     attention_variants, compile, convolution_variants, known_capabilities,
 };
 
-/// The capabilities that are tested: those of the GPUs that most clusters have, with the oldest and the
-/// newest that the compiler knows.
+/// Returns true for the test of everything, which takes minutes.
+fn is_soak() -> bool {
+    std::env::var_os("PHALANX_SOAK").is_some()
+}
+
+/// The capabilities that are tested: the oldest and the newest that the compiler knows and that of most
+/// clusters' GPUs; in the long test all.
 fn tested_capabilities() -> Vec<i32> {
     let mut known = known_capabilities().unwrap();
     known.retain(|capability| *capability >= OLDEST_CAPABILITY);
     known.sort_unstable();
-    let ends = [known[0], known[known.len() - 1]];
-    known.retain(|capability| ends.contains(capability) || [80, 90].contains(capability));
+    if !is_soak() {
+        let usual = [known[0], 90, known[known.len() - 1]];
+        known.retain(|capability| usual.contains(capability));
+    }
     known
 }
 
@@ -22,8 +29,8 @@ fn tested_capabilities() -> Vec<i32> {
 fn compile_all(capability: i32) -> String {
     let mut all: Vec<_> = SOURCES.into_iter().map(|source| (source, Constants::default())).collect();
     let mut variants = attention_variants();
-    // one width of heads in both formats, and in the usual test all widths only for one generation
-    if capability != 90 && std::env::var_os("PHALANX_SOAK").is_none() {
+    // one width of heads in both formats, in the long test all
+    if !is_soak() {
         variants.retain(|constants| constants.suffix.starts_with("_64"));
     }
     all.extend(variants.into_iter().map(|constants| (ATTENTION_SOURCE, constants)));

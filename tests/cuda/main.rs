@@ -78,12 +78,12 @@ static CASES: &[Case] = &[
     Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },
     Case { name: "odd_widths", ranks: &[3], run: layouts::odd_widths::<Cuda> },
-    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 80> },
+    Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 120> },
     Case { name: "messages", ranks: &[1, 2, 3, 5, 8], run: messages::every_operation },
     Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 9], run: messages::every_operation_by_ipc },
     Case {
         name: "operations_over_nodes_by_ipc",
-        ranks: &[4, 6, 8],
+        ranks: &[6, 8],
         run: messages::operations_over_nodes_by_ipc,
     },
     Case {
