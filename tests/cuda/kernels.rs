@@ -1,16 +1,16 @@
 //! Every CUDA kernel compiles with NVRTC for the generations of GPUs that this NVRTC knows. This needs NVRTC
 //! (SKIPPED without it) but no GPU. It prints the registers, the spills and the shared memory of each kernel.
 
+#[path = "../support/mod.rs"]
+mod support;
+
 use phalanx::device::ConvolutionShape;
 use phalanx::device::cuda::{
     ATTENTION_SOURCE, CONVOLUTION_SOURCE, Compiled, Constants, OLDEST_CAPABILITY, SOURCES,
     attention_variants, compile, convolution_variants, known_capabilities,
 };
 
-/// Returns true for the test of everything, which takes minutes.
-fn is_soak() -> bool {
-    std::env::var_os("PHALANX_SOAK").is_some()
-}
+use support::{say_skipped, soak};
 
 /// The capabilities that are tested: the oldest and the newest that the compiler knows and that of most
 /// clusters' GPUs; in the long test all.
@@ -18,7 +18,7 @@ fn tested_capabilities() -> Vec<i32> {
     let mut known = known_capabilities().unwrap();
     known.retain(|capability| *capability >= OLDEST_CAPABILITY);
     known.sort_unstable();
-    if !is_soak() {
+    if soak().is_none() {
         let usual = [known[0], 90, known[known.len() - 1]];
         known.retain(|capability| usual.contains(capability));
     }
@@ -30,7 +30,7 @@ fn compile_all(capability: i32) -> String {
     let mut all: Vec<_> = SOURCES.into_iter().map(|source| (source, Constants::default())).collect();
     let mut variants = attention_variants();
     // one width of heads in both formats, in the long test all
-    if !is_soak() {
+    if soak().is_none() {
         variants.retain(|constants| constants.suffix.starts_with("_64"));
     }
     all.extend(variants.into_iter().map(|constants| (ATTENTION_SOURCE, constants)));
@@ -91,7 +91,7 @@ fn print_kernels(capability: i32, log: &str) {
 fn every_kernel_compiles_for_every_generation() {
     // SAFETY: loading a library runs its initialisers; NVRTC's are made to be run in any process.
     if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        eprintln!("SKIPPED: libnvrtc.so cannot be loaded; LD_LIBRARY_PATH may say where it is");
+        say_skipped("libnvrtc.so cannot be loaded; LD_LIBRARY_PATH may say where it is");
         return;
     }
     let capabilities = tested_capabilities();

@@ -182,10 +182,9 @@ fn layouts(case: &Case) -> Vec<Layout> {
 
 #[test]
 fn every_layout_ends_with_the_same_bits() {
-    let is_soak = std::env::var_os("PHALANX_SOAK").is_some();
     let all: Vec<(&Case, Layout)> =
         CASES.iter().flat_map(|case| layouts(case).into_iter().map(move |layout| (case, layout))).collect();
-    let every = if is_soak { 1 } else { (all.len() / SAMPLE).max(1) };
+    let every = if support::soak().is_some() { 1 } else { (all.len() / SAMPLE).max(1) };
     let mut num_tried = 0;
     for (case, Layout { program, ranks, arguments }) in all.iter().step_by(every) {
         let words = format!("{} {arguments} --quiet --eval-every 0", case.arguments);

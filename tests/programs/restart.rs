@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::support::{self, Done, Job, kill, mpiexec, rank_processes};
+use crate::support::{self, Done, Job, kill, mpiexec, rank_processes, soak};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -21,10 +21,6 @@ fn job(program: &str, ranks: usize, arguments: &str) -> Job {
 
 fn digest(done: Done) -> String {
     done.expect(0).digest()
-}
-
-fn soak() -> Option<usize> {
-    std::env::var("PHALANX_SOAK").ok()?.parse().ok()
 }
 
 /// Returns the last step in a metrics file, 0 if there is none.

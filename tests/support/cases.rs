@@ -8,7 +8,7 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx::comm::World;
 
-use super::mpiexec;
+use super::{mpiexec, soak};
 
 /// A case and the numbers of ranks that it runs on.
 pub struct Case {
@@ -87,7 +87,7 @@ fn run(
 
 fn launch(name: &str, ranks: usize, libraries: Option<&'static str>) -> Result<(), Failed> {
     let program = std::env::current_exe()?;
-    let seconds = if std::env::var_os("PHALANX_SOAK").is_some() { 3000 } else { 300 };
+    let seconds = if soak().is_some() { 3000 } else { 300 };
     let job = mpiexec(ranks, program).args([RANK_SIDE, name]).limit(Duration::from_secs(seconds));
     let done = job.libraries(libraries).run();
     let completed = |rank| done.stdout.contains(&format!("completed {name} on rank {rank} of {ranks}\n"));

@@ -20,6 +20,12 @@ pub fn say_skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
+/// Returns the number of repetitions that `$PHALANX_SOAK` asks for; `None` in an ordinary run, which tests
+/// a sample.
+pub fn soak() -> Option<usize> {
+    std::env::var("PHALANX_SOAK").ok()?.parse().ok()
+}
+
 /// Returns the processes that process `parent` has started.
 pub fn children(parent: u32) -> Vec<u32> {
     let parent = format!("PPid:\t{parent}");
@@ -158,6 +164,16 @@ pub struct Done {
     command: String,
 }
 
+/// Runs the command `$0 "$@"` without the files that the test has open. HDF5 lets a new process inherit
+/// them, and with them their locks, for as long as that process runs: a job that one test starts while
+/// another writes a file would keep that file locked.
+const WITHOUT_FILES: &str = r#"
+for file in /proc/self/fd/*; do
+  number=${file##*/}
+  (( number > 2 )) && eval "exec $number>&-"
+done
+exec "$0" "$@""#;
+
 /// Returns a job of `ranks` ranks of `program` under `mpiexec`; `$MPIEXEC` names another launcher.
 pub fn mpiexec(ranks: usize, program: impl Into<PathBuf>) -> Job {
     let parts = vec![(ranks, program.into(), Vec::new())];
@@ -211,7 +227,8 @@ impl Job {
 
     fn command(&self) -> Command {
         let launcher = std::env::var_os("MPIEXEC").unwrap_or_else(|| "mpiexec".into());
-        let mut command = Command::new(launcher);
+        let mut command = Command::new("bash");
+        command.args(["-c", WITHOUT_FILES]).arg(launcher);
         for (at, (ranks, program, arguments)) in self.parts.iter().enumerate() {
             if at > 0 {
                 command.arg(":");
@@ -242,7 +259,8 @@ impl Job {
 
     fn start(self, _turn: Turn, meanwhile: impl FnOnce(u32)) -> Done {
         let mut command = self.command();
-        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        // after `-c` and its text
+        let words = command.get_args().skip(2);
         let text = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let start = Instant::now();
         let child = command.spawn().unwrap_or_else(|error| panic!("starting {text}: {error}"));

@@ -15,6 +15,7 @@ use phalanx::parallel::zero::{Accumulation, ZeroStage};
 use phalanx::train::{Trainer, TrainerSettings};
 
 use crate::support::equivalence::{Rig, replicas, settings, take_step};
+use crate::support::soak;
 
 const KINDS: [FaultKind; 5] =
     [FaultKind::Product, FaultKind::Weight, FaultKind::Gradient, FaultKind::Update, FaultKind::Message];
@@ -191,14 +192,13 @@ fn audited(
 /// Flips bits of every kind, one after the other, and requires the next audit to name the rank and the
 /// tensor of at least 99 of 100.
 pub fn finds_faults(world: &World) {
-    let is_soak = std::env::var_os("PHALANX_SOAK").is_some();
     let (mut num_faults, mut num_found) = (0, 0);
     in_each_layout(world, |layout, grid, rig, plan| {
         audited(rig, grid, &plan, |trainer| {
             let start = rig.parameters(grid, trainer);
             let mut batches = rig.synthetic();
             let mut step = 0;
-            for number in 0..if is_soak { SOAK_FAULTS } else { FAULTS } {
+            for number in 0..if soak().is_some() { SOAK_FAULTS } else { FAULTS } {
                 for kind in KINDS {
                     // a weight of which there is one copy cannot be compared
                     let has_copies = layout.shape.data > 1 && layout.zero < ZeroStage::Parameters;
@@ -280,10 +280,9 @@ fn check_memory(layout: &Layout, grid: &Grid, rig: &Rig<'_>, plan: &ParallelPlan
 
 /// Audits sound steps, which must find nothing and change no bit.
 pub fn finds_nothing_else(world: &World) {
-    let is_soak = std::env::var_os("PHALANX_SOAK").is_some();
     let num_layouts = all_layouts(world.size()).len() as u64;
     let soak_steps = 2 * SOAK_LEAVES / num_layouts / world.size() as u64;
-    let num_steps = if is_soak { soak_steps } else { SOUND_STEPS };
+    let num_steps = if soak().is_some() { soak_steps } else { SOUND_STEPS };
     let mut digests = [Vec::new(), Vec::new(), Vec::new()];
     in_each_layout(world, |layout, grid, rig, plan| {
         let mut batches = rig.synthetic();

@@ -113,7 +113,7 @@ struct Sample {
 
 impl Sample {
     fn new(world: &World, every: usize) -> Sample {
-        let every = if std::env::var_os("PHALANX_SOAK").is_some() { 1 } else { every };
+        let every = if super::soak().is_some() { 1 } else { every };
         Sample { every, number: world.size() }
     }
 

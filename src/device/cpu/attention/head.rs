@@ -36,19 +36,19 @@ impl AttentionHead {
         AttentionHead { shape, heads: 1, first_weight, query, key, value, output, first: 0 }
     }
 
-    /// Returns this head with the outputs from position `first` on alone.
-    pub(super) fn starting_at(self, first: usize) -> AttentionHead {
-        AttentionHead { first, ..self }
-    }
-
-    /// Returns this head with those after it, `heads` in all, whose last position alone is computed.
-    pub(super) fn with_neighbours(self, heads: usize) -> AttentionHead {
-        assert!(
-            heads <= BLOCK && self.first + 1 == self.shape.positions,
-            "{heads} heads from {}",
-            self.first
-        );
-        AttentionHead { heads, ..self }
+    /// Returns the heads of `group` in sequence `row` for the outputs from position `first` on. If this is
+    /// the last of several positions, one query a head would fill one lane: heads come together then.
+    pub(super) fn of_group(
+        shape: AttentionShape,
+        row: usize,
+        group: usize,
+        first: usize,
+    ) -> impl Iterator<Item = AttentionHead> {
+        let together = if first > 0 && first + 1 == shape.positions { BLOCK } else { 1 };
+        (0..shape.heads).step_by(together).map(move |head| {
+            let heads = together.min(shape.heads - head);
+            AttentionHead { heads, first, ..AttentionHead::new(shape, row, group, head) }
+        })
     }
 
     /// Returns the number of queries of a block.

@@ -154,18 +154,11 @@ impl Cpu {
         output: &mut [f32],
     ) {
         SCRATCH.with_borrow_mut(|scratch| {
-            // one query a head, as of a text that grows, would fill one lane
-            let together = if first + 1 == shape.positions && saved.is_empty() { BLOCK } else { 1 };
             let mut saved = saved.chunks_exact_mut(shape.positions);
-            for group in 0..shape.groups {
-                for start in (0..shape.heads).step_by(together) {
-                    let logarithms = saved.next().unwrap_or_default();
-                    let mut head = AttentionHead::new(*shape, row, group, start).starting_at(first);
-                    if together > 1 {
-                        head = head.with_neighbours(together.min(shape.heads - start));
-                    }
-                    self.forward_head(head, input, scratch, logarithms, output);
-                }
+            for head in (0..shape.groups).flat_map(|group| AttentionHead::of_group(*shape, row, group, first))
+            {
+                let logarithms = saved.next().unwrap_or_default();
+                self.forward_head(head, input, scratch, logarithms, output);
             }
         });
     }
