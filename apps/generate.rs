@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! sync_sgd --model gpt --steps 2000 --export gpt.h5           trains one on Shakespeare
-//! generate gpt.h5                                             continues a line end, streamed to stdout
+//! generate gpt.h5                                             continues a line break, streamed to stdout
 //! mpiexec -n 4 generate gpt.h5 --prompt 'ROMEO:' --samples 8  two texts on each rank, printed in order
 //! ```
 //!
@@ -29,7 +29,7 @@ struct Arguments {
     /// A checkpoint, or a file of --export
     network: PathBuf,
 
-    /// Beginning of each text [default: the end of a line]
+    /// Beginning of each text [default: a line break]
     #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
     prompt: String,
 

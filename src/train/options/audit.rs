@@ -20,9 +20,9 @@ pub struct AuditOptions {
     #[arg(long, value_enum, default_value = "stop")]
     pub audit_action: AuditAction,
 
-    /// Flip a bit to try --audit out: KIND:RANK:STEP, where KIND is product, weight, gradient, update or
-    /// message; STEP is from 1 and must be audited; :stuck behind it repeats the fault, and a number
-    /// chooses another bit [default: none]
+    /// Flip a bit, to test --audit: KIND:RANK:STEP[:stuck][:NUMBER]. KIND is product, weight, gradient,
+    /// update or message; STEP counts from 1 and must be audited, unless :stuck is given, which
+    /// repeats the fault in all later steps; NUMBER chooses the bit [default: none]
     #[arg(long, value_name = "FAULT")]
     pub inject_fault: Option<Fault>,
 }

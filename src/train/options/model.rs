@@ -20,7 +20,8 @@ use crate::{Error, Result};
 pub enum ModelName {
     /// Linear layers of the --hidden sizes, with --activation between them
     Mlp,
-    /// --layers times gelu(x · W) of --width features, no bias; the loss is the mean of squares
+    /// --layers times gelu(x · W) of --width features, no bias, for measurements: the loss is the mean of
+    /// the squares of the outputs and reads no targets
     DeepMlp,
     /// Two convolutions and two linear layers, for grey images of 28 × 28
     Lenet,
