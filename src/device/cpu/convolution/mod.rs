@@ -65,7 +65,7 @@ impl Cpu {
         let argmax = places(shape, argmax, gradient);
         // each thread has some of the outputs and all images, whose order no thread changes
         let is_winograd = winograd::applies(shape);
-        let unit = if is_winograd { winograd::CHANNELS } else { 1 };
+        let unit = if is_winograd { winograd::CHANNEL_MULTIPLE } else { 1 };
         let part = self.rows_per_thread(shape.outputs).next_multiple_of(unit);
         let weights_of_output = shape.weight_len() / shape.outputs;
         let (rows, mut rests) = (weight_gradient.rows, weight_gradient.arrays(shape.weight_len()));

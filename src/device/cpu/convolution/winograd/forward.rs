@@ -10,14 +10,15 @@ use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _, VectorSi
 use super::{COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
 use crate::device::cpu::transpose::transpose;
 
-/// Tiles that are transformed and multiplied together: their coefficients stay in the first caches.
-const BLOCK: usize = 16;
+/// Tiles of a group, which are transformed and multiplied together, so that their coefficients stay in the
+/// first caches.
+const TILES_TOGETHER: usize = 16;
 
 /// Vectors of outputs whose products are formed together, so that a coefficient of the inputs is read once.
-const PAIR: usize = 2;
+const VECTORS_TOGETHER: usize = 2;
 
-/// The vectors of a tile whose columns are transformed.
-const HALF: usize = SIDE * TILE;
+/// The vectors of a tile whose columns are transformed, and whose rows are not yet.
+const TRANSFORMED: usize = SIDE * TILE;
 
 /// A forward pass.
 pub(in super::super) struct WinogradForward<'a>(pub(in super::super) Forward<'a>);
@@ -30,62 +31,69 @@ impl WithSimd for WinogradForward<'_> {
         let WinogradForward(pass) = self;
         let shape = pass.shape;
         let (channels, outputs) = (shape.channels, shape.outputs);
-        let (blocks, output_blocks) = (channels / S::F32_LANES, outputs / S::F32_LANES);
+        let (input_vectors, output_vectors) = (channels / S::F32_LANES, outputs / S::F32_LANES);
         let ConvolutionScratch { packed, coefficients, .. } = pass.scratch;
         let taps = packed.elements(shape.weight_len());
         pack(pass.weight, outputs, pass.is_transposed, taps);
-        let [weights_len, inputs_len] = [outputs, BLOCK].map(|len| COEFFICIENTS * channels * len);
-        let room = coefficients.elements(weights_len + inputs_len + PAIR * HALF * S::F32_LANES * BLOCK);
+        let [weights_len, inputs_len] = [outputs, TILES_TOGETHER].map(|len| COEFFICIENTS * channels * len);
+        let room = coefficients.elements(
+            weights_len + inputs_len + VECTORS_TOGETHER * TRANSFORMED * S::F32_LANES * TILES_TOGETHER,
+        );
         let (weights, room) = room.split_at_mut(weights_len);
-        let (inputs, half) = room.split_at_mut(inputs_len);
+        let (inputs, transformed) = room.split_at_mut(inputs_len);
         transform_weights(simd, S::as_simd_f32s(taps).0, channels, pass.is_transposed, weights);
 
         let tiles = Tiles::of(shape);
         let [height, width] = [shape.output_height(), shape.output_width()];
         let images = Images::inputs(shape, pass.input);
         let num_tiles = pass.input.len() / shape.image_len() * tiles.of_image();
-        for first in (0..num_tiles).step_by(BLOCK) {
-            let block = first..num_tiles.min(first + BLOCK);
-            for (at, tile) in block.clone().enumerate() {
-                if tile + BLOCK < num_tiles {
-                    images.fetch(tile + BLOCK);
+        for first in (0..num_tiles).step_by(TILES_TOGETHER) {
+            let group = first..num_tiles.min(first + TILES_TOGETHER);
+            for (at, tile) in group.clone().enumerate() {
+                if tile + TILES_TOGETHER < num_tiles {
+                    images.fetch(tile + TILES_TOGETHER);
                 }
                 Images::outputs(shape, pass.output).fetch(tile);
                 let square = images.square::<S>(tile, shape.padding);
-                for vector in 0..blocks {
-                    let into = &mut squares::<S>(inputs)[vector * BLOCK + at];
+                for vector in 0..input_vectors {
+                    let into = &mut squares::<S>(inputs)[vector * TILES_TOGETHER + at];
                     square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));
                 }
             }
-            let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<TILE>().0.as_chunks_mut::<SIDE>().0;
-            for vector in 0..output_blocks {
-                let at = vector % PAIR;
+            let transformed =
+                S::as_mut_simd_f32s(transformed).0.as_chunks_mut::<TILE>().0.as_chunks_mut::<SIDE>().0;
+            for vector in 0..output_vectors {
+                let at = vector % VECTORS_TOGETHER;
                 if at == 0 {
                     let weights = &weights[vector * COEFFICIENTS * channels * S::F32_LANES..];
-                    let product = BlockProduct { channels, weights, inputs };
-                    match (S::REGISTER_COUNT >= 32, vector + 1 < output_blocks) {
-                        (true, true) => product.columns::<S, 2, PAIR>(simd, half, block.len()),
-                        (true, false) => product.columns::<S, 4, 1>(simd, half, block.len()),
+                    let product = GroupProduct { channels, weights, inputs };
+                    match (S::REGISTER_COUNT >= 32, vector + 1 < output_vectors) {
+                        (true, true) => {
+                            product.columns::<S, 2, VECTORS_TOGETHER>(simd, transformed, group.len())
+                        }
+                        (true, false) => product.columns::<S, 4, 1>(simd, transformed, group.len()),
                         // 16 outputs are a whole number of pairs of shorter vectors
-                        (false, _) => product.columns::<S, 1, PAIR>(simd, half, block.len()),
+                        (false, _) => {
+                            product.columns::<S, 1, VECTORS_TOGETHER>(simd, transformed, group.len())
+                        }
                     }
                 }
                 let zero = simd.splat_f32s(0.0);
                 let bias = pass.bias.map_or(zero, |bias| S::as_simd_f32s(bias).0[vector]);
-                for (tile, half) in block.clone().zip(&half[at * BLOCK..]) {
+                for (tile, transformed) in group.clone().zip(&transformed[at * TILES_TOGETHER..]) {
                     let (image, [row, column]) = tiles.place(tile);
                     let mut into = OutputTile {
                         simd,
                         values: S::as_mut_simd_f32s(pass.output).0,
-                        start: ((image * height + row) * width + column) * output_blocks + vector,
-                        row_stride: width * output_blocks,
-                        column_stride: output_blocks,
+                        start: ((image * height + row) * width + column) * output_vectors + vector,
+                        row_stride: width * output_vectors,
+                        column_stride: output_vectors,
                         rows: height - row,
                         columns: width - column,
                         bias,
                     };
                     for row in 0..TILE {
-                        IntoOutputs::row(simd, row, half, &mut into);
+                        IntoOutputs::row(simd, row, transformed, &mut into);
                     }
                 }
             }
@@ -93,8 +101,8 @@ impl WithSimd for WinogradForward<'_> {
     }
 }
 
-/// The products of the coefficients of a block of tiles with the weights of some vectors of outputs.
-struct BlockProduct<'a> {
+/// The products of the coefficients of a group of tiles with the weights of some vectors of outputs.
+struct GroupProduct<'a> {
     channels: usize,
     /// `[vector of outputs, column, channel, row, output]`.
     weights: &'a [f32],
@@ -102,28 +110,28 @@ struct BlockProduct<'a> {
     inputs: &'a [f32],
 }
 
-impl BlockProduct<'_> {
+impl GroupProduct<'_> {
     /// Forms the products of the first `VECTORS` vectors of outputs, and transforms their columns into
-    /// `half`, `[vector, tile]`. `TILES` tiles go together.
+    /// `transformed`, `[vector, tile]`. `TILES` tiles go together.
     #[inline(always)]
     fn columns<S: Simd, const TILES: usize, const VECTORS: usize>(
         &self,
         simd: S,
-        half: &mut [[[S::f32s; TILE]; SIDE]],
+        transformed: &mut [[[S::f32s; TILE]; SIDE]],
         num_tiles: usize,
     ) {
-        let tiles_of_channels = self.inputs.chunks_exact(BLOCK * COEFFICIENTS * S::F32_LANES);
+        let tiles_of_channels = self.inputs.chunks_exact(TILES_TOGETHER * COEFFICIENTS * S::F32_LANES);
         let strides = [S::F32_LANES, COEFFICIENTS * S::F32_LANES];
         let columns_of_channels = columns::<S>(self.weights);
         for column in 0..SIDE {
-            for group in (0..num_tiles).step_by(TILES) {
-                let first = (group * COEFFICIENTS + column * SIDE) * S::F32_LANES;
+            for tile in (0..num_tiles).step_by(TILES) {
+                let first = (tile * COEFFICIENTS + column * SIDE) * S::F32_LANES;
                 let mut sums = [[[simd.splat_f32s(0.0); SIDE]; TILES]; VECTORS];
-                for (block, inputs) in tiles_of_channels.clone().enumerate() {
+                for (channel_vector, inputs) in tiles_of_channels.clone().enumerate() {
                     let inputs = &inputs[first..][..(TILES - 1) * strides[1] + SIDE * strides[0]];
                     let mut weights: [&[TileColumn<S>]; VECTORS] = [&[]; VECTORS];
                     for (vector, weights) in weights.iter_mut().enumerate() {
-                        let first = (vector * SIDE + column) * self.channels + block * S::F32_LANES;
+                        let first = (vector * SIDE + column) * self.channels + channel_vector * S::F32_LANES;
                         *weights = &columns_of_channels[first..][..S::F32_LANES];
                     }
                     for channel in 0..S::F32_LANES {
@@ -132,9 +140,9 @@ impl BlockProduct<'_> {
                     }
                 }
                 for (vector, sums) in sums.into_iter().enumerate() {
-                    let half = &mut half[vector * BLOCK + group..][..TILES];
-                    for (half, sums) in half.iter_mut().zip(sums) {
-                        half[column] = IntoOutputs::line(simd, sums);
+                    let transformed = &mut transformed[vector * TILES_TOGETHER + tile..][..TILES];
+                    for (transformed, sums) in transformed.iter_mut().zip(sums) {
+                        transformed[column] = IntoOutputs::line(simd, sums);
                     }
                 }
             }

@@ -38,11 +38,11 @@ const SIDE: usize = TILE + KERNEL - 1;
 const COEFFICIENTS: usize = SIDE * SIDE;
 
 /// Numbers of channels have to be multiples of this: the most lanes of a vector, on every machine.
-pub(super) const CHANNELS: usize = 16;
+pub(super) const CHANNEL_MULTIPLE: usize = 16;
 
 /// Returns true for a convolution to which this is applied: its transforms then cost less than they save.
 pub(super) fn applies(shape: &ConvolutionShape) -> bool {
-    let is_whole = |channels: usize| channels.is_multiple_of(CHANNELS);
+    let is_whole = |channels: usize| channels.is_multiple_of(CHANNEL_MULTIPLE);
     let num_outputs = shape.output_height() * shape.output_width();
     shape.kernel == KERNEL
         && shape.stride == 1

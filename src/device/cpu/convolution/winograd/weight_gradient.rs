@@ -36,13 +36,14 @@ impl WithSimd for WinogradWeightGradient<'_> {
         let half_len = SIDE * KERNEL * S::F32_LANES * S::F32_LANES;
         let room = coefficients.elements(len * (channels + num_outputs) + half_len);
         let (inputs, room) = room.split_at_mut(len * channels);
-        let (gradients, half) = room.split_at_mut(len * num_outputs);
+        let (gradients, transformed) = room.split_at_mut(len * num_outputs);
         // `[channel, place of the kernel, output]`
         let sums_of_output = channels * KERNEL * KERNEL;
         let packed = packed.elements(sums_of_output * num_outputs);
         transpose([num_outputs, sums_of_output], sums, sums_of_output, packed, num_outputs);
         let (images, results) = (Images::inputs(shape, input), Images::outputs(shape, gradient));
-        let half = S::as_mut_simd_f32s(half).0.as_chunks_mut::<KERNEL>().0.as_chunks_mut::<SIDE>().0;
+        let transformed =
+            S::as_mut_simd_f32s(transformed).0.as_chunks_mut::<KERNEL>().0.as_chunks_mut::<SIDE>().0;
         // of a vector of channels or outputs
         let (vector_len, space) = (len * S::F32_LANES, num_outputs / S::F32_LANES);
         let num_images = input.len() / shape.image_len();
@@ -66,21 +67,21 @@ impl WithSimd for WinogradWeightGradient<'_> {
                 }
             }
             let packed = S::as_mut_simd_f32s(packed).0;
-            for (block, inputs) in inputs.chunks_exact(vector_len).enumerate() {
+            for (channel_vector, inputs) in inputs.chunks_exact(vector_len).enumerate() {
                 for (vector, gradients) in gradients.chunks_exact(vector_len).enumerate() {
                     if S::REGISTER_COUNT >= 32 {
-                        transform_products::<S, 4>(simd, inputs, gradients, half);
+                        transform_products::<S, 4>(simd, inputs, gradients, transformed);
                     } else if S::F32_LANES > 1 {
-                        transform_products::<S, 2>(simd, inputs, gradients, half);
+                        transform_products::<S, 2>(simd, inputs, gradients, transformed);
                     } else {
-                        transform_products::<S, 1>(simd, inputs, gradients, half);
+                        transform_products::<S, 1>(simd, inputs, gradients, transformed);
                     }
-                    for (lane, half) in half.iter().enumerate() {
-                        let channel = block * S::F32_LANES + lane;
+                    for (lane, transformed) in transformed.iter().enumerate() {
+                        let channel = channel_vector * S::F32_LANES + lane;
                         let values = &mut packed[channel * KERNEL * KERNEL * space + vector..];
                         let mut into = AddedKernel { simd, values, space };
                         for row in 0..KERNEL {
-                            IntoKernel::row(simd, row, half, &mut into);
+                            IntoKernel::row(simd, row, transformed, &mut into);
                         }
                     }
                 }
@@ -91,26 +92,26 @@ impl WithSimd for WinogradWeightGradient<'_> {
 }
 
 /// Forms the products of the coefficients of a vector of channels and a vector of outputs, both
-/// `[tile, column, row]`, over the tiles, and transforms their columns into the `half` of each channel.
-/// `CHANNELS` channels go together.
+/// `[tile, column, row]`, over the tiles, and transforms their columns into the square of each
+/// channel in `transformed`. `TOGETHER` channels go together.
 #[inline(always)]
-fn transform_products<S: Simd, const CHANNELS: usize>(
+fn transform_products<S: Simd, const TOGETHER: usize>(
     simd: S,
     inputs: &[f32],
     gradients: &[f32],
-    half: &mut [[[S::f32s; KERNEL]; SIDE]],
+    transformed: &mut [[[S::f32s; KERNEL]; SIDE]],
 ) {
     for column in 0..SIDE {
-        for (group, half) in half.chunks_exact_mut(CHANNELS).enumerate() {
-            let mut sums = [[[simd.splat_f32s(0.0); SIDE]; CHANNELS]];
+        for (group, transformed) in transformed.chunks_exact_mut(TOGETHER).enumerate() {
+            let mut sums = [[[simd.splat_f32s(0.0); SIDE]; TOGETHER]];
             let inputs = inputs.chunks_exact(COEFFICIENTS * S::F32_LANES);
             for (inputs, gradients) in inputs.zip(columns::<S>(gradients).chunks_exact(SIDE)) {
-                let inputs = &inputs[column * SIDE * S::F32_LANES + group * CHANNELS..];
-                let inputs = &inputs[..(SIDE - 1) * S::F32_LANES + CHANNELS];
+                let inputs = &inputs[column * SIDE * S::F32_LANES + group * TOGETHER..];
+                let inputs = &inputs[..(SIDE - 1) * S::F32_LANES + TOGETHER];
                 add_products(simd, &mut sums, inputs, 0, [S::F32_LANES, 1], [&gradients[column]]);
             }
-            for (half, sums) in half.iter_mut().zip(sums[0]) {
-                half[column] = IntoKernel::line(simd, sums);
+            for (transformed, sums) in transformed.iter_mut().zip(sums[0]) {
+                transformed[column] = IntoKernel::line(simd, sums);
             }
         }
     }
