@@ -48,7 +48,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     }
     let grid = grid.grid(world)?;
     let plan = pipeline.planner(world, &grid, &train)?;
-    train::run(world, &grid, STRATEGY, &train, |model| Ok(tensor.divide(plan(model)?)))
+    train::run(world, &grid, STRATEGY, &train, |model, share| Ok(tensor.divide(plan(model, share)?)))
 }
 
 impl Program for Arguments {

@@ -1,5 +1,5 @@
-//! Tensor-parallel training of multilayer perceptrons: every rank holds a shard of every layer, and
-//! all ranks see the whole batch.
+//! Tensor-parallel training: every rank holds a shard of every layer that can be divided, and all ranks
+//! see the whole batch.
 //!
 //! ```text
 //! mpiexec -n 4 tensor_mlp                             an mlp on the embedded digits
@@ -19,7 +19,8 @@ use phalanx::comm::{Grid, GridShape, World};
 use phalanx::parallel::layout::ParallelPlan;
 use phalanx::train::{self, ModelName, Strategy, TensorOptions, TrainOptions};
 
-/// Train a multilayer perceptron with every layer divided among all ranks.
+/// Train a network with its linear layers, attention and embeddings divided among all ranks; by default an
+/// mlp.
 #[derive(Parser)]
 #[command(name = "tensor_mlp", version, args_override_self = true)]
 struct Arguments {
@@ -35,9 +36,10 @@ const STRATEGY: Strategy = Strategy { program: "tensor_mlp", has_replicas: false
 fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() })?;
     let options = arguments.train.clone().with_model(ModelName::Mlp);
-    train::run(world, &grid, STRATEGY, &options, |model| {
+    train::run(world, &grid, STRATEGY, &options, |model, share| {
         let TensorOptions { split, .. } = arguments.tensor;
-        Ok(arguments.tensor.divide(ParallelPlan::single_stage(model, options.micro_batches(), split)?))
+        let num_micro_batches = options.micro_batches(model, share);
+        Ok(arguments.tensor.divide(ParallelPlan::single_stage(model, num_micro_batches, split)?))
     })
 }
 

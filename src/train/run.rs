@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use super::job::Run;
-use super::options::{AnyDevice, TrainOptions};
+use super::options::{AnyDevice, TrainOptions, check_micro_batches};
 use super::samples;
 use super::stop::StopRequest;
 use crate::Result;
@@ -23,9 +23,10 @@ pub struct Strategy {
     pub has_replicas: bool,
 }
 
-/// Trains as `options` say on `grid`, over which `plan` spreads the model, and prints the result
-/// line of the program. If it is asked to stop, it writes a checkpoint and ends with the exit code
-/// [`STOPPED`](crate::app::STOPPED). Collective.
+/// Trains as `options` say on `grid`, and prints the result line of the program. `plan` spreads a model over
+/// the grid; it is called with the model and the number of a replica's samples of a batch. If the run is
+/// asked to stop, it writes a checkpoint and ends with the exit code [`STOPPED`](crate::app::STOPPED).
+/// Collective.
 ///
 /// # Errors
 /// The options or the data are bad (the same error on every rank), this rank fails, or the loss is
@@ -35,7 +36,7 @@ pub fn run(
     grid: &Grid,
     strategy: Strategy,
     options: &TrainOptions,
-    plan: impl Fn(&Model) -> Result<ParallelPlan>,
+    plan: impl Fn(&Model, usize) -> Result<ParallelPlan>,
 ) -> Result<Finished> {
     let (all, began) = (world.communicator(), Instant::now());
     all.agree(
@@ -64,10 +65,11 @@ pub fn run(
         dataset.source(),
         dataset.num_samples()
     );
-    let plan = all.agree(plan(&model).and_then(|plan| {
+    let batch = options.batch_size.min(dataset.num_samples());
+    let share = (batch / grid.shape.data).max(1);
+    let plan = all.agree(plan(&model, share).and_then(|plan| {
         let plan = ParallelPlan { recompute: options.recompute, ..plan };
-        let (num_micro_batches, num_samples) = (plan.schedule.num_micro_batches, dataset.num_samples());
-        let remark = options.check_micro_batches(num_micro_batches, grid.shape.data, num_samples)?;
+        let remark = check_micro_batches(plan.schedule.num_micro_batches, batch, share)?;
         if let (Some(remark), true) = (remark, world.is_root()) {
             log::warn!("{remark}");
         }

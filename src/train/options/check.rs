@@ -17,7 +17,7 @@ impl TrainOptions {
     pub fn check(&self, num_ranks: usize, num_replicas: usize) -> Result<()> {
         let batch = self.batch_size;
         positive("--batch-size", batch as f64)?;
-        positive("--micro-batches", self.micro_batches() as f64)?;
+        positive("--micro-batches", self.micro_batches.unwrap_or(1) as f64)?;
         positive("--bucket-mb", self.bucket_mb.unwrap_or(1.0))?;
         self.optimizer.check()?;
         self.model.check()?;
@@ -34,35 +34,6 @@ impl TrainOptions {
             return Err(Error::input("--batch-size", why));
         }
         Ok(())
-    }
-
-    /// Checks that a batch, of at most `num_samples` samples, can be cut into `num_micro_batches`,
-    /// and returns a remark if some micro-batches of one of `num_replicas` are empty. The check
-    /// itself does not depend on the number of ranks. Not collective.
-    ///
-    /// # Errors
-    /// There are fewer samples than micro-batches.
-    pub fn check_micro_batches(
-        &self,
-        num_micro_batches: usize,
-        num_replicas: usize,
-        num_samples: usize,
-    ) -> Result<Option<String>> {
-        let batch = self.batch_size.min(num_samples);
-        if num_micro_batches > batch {
-            let why = format!(
-                "{num_micro_batches} micro-batches are more than the {batch} samples of a batch; \
-                 {batch} or fewer would do"
-            );
-            return Err(Error::input("cutting batches into micro-batches", why));
-        }
-        let share = (batch / num_replicas).max(1);
-        Ok((share < num_micro_batches).then(|| {
-            format!(
-                "of {num_micro_batches} micro-batches some are empty, because a replica has {share} of the \
-                 {batch} samples of a batch; --micro-batches {share} would do"
-            )
-        }))
     }
 
     /// Refuses options that have no effect in this run. `has_replicas` is true if the strategy puts

@@ -8,6 +8,7 @@ mod device;
 mod evaluation;
 mod given;
 mod grid;
+mod micro_batches;
 mod model;
 mod names;
 mod optimizer;
@@ -35,6 +36,7 @@ pub use device::{AnyDevice, DeviceChoice, DeviceOptions};
 pub use evaluation::EvaluationInterval;
 pub use given::Given;
 pub use grid::GridOptions;
+pub(super) use micro_batches::check_micro_batches;
 pub use model::{ModelName, ModelOptions, SizeList};
 pub use names::{OrAuto, name_of};
 pub use optimizer::OptimizerOptions;
@@ -82,8 +84,9 @@ pub struct TrainOptions {
     pub batch_size: usize,
 
     /// Number of parts in which a replica processes its share of a batch; gradients are exchanged
-    /// after the last, unless --accumulate says otherwise [default: 1, with several stages two to
-    /// four for each]
+    /// after the last, unless --accumulate says otherwise [default: with several stages two to four
+    /// for each; with one, on a processor, as many as keep large activations of a network with few
+    /// parameters in its cache; else 1]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 
@@ -119,11 +122,13 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "on", help_heading = "Machine")]
     pub overlap: Switch,
 
-    /// Stage of ZeRO: the arrays of which every replica keeps its part only
+    /// Stage of ZeRO: what is divided among the replicas instead of kept whole by each
     #[arg(
         long,
         value_name = "STAGE",
-        value_parser = or_auto::<ZeroStage>("The fastest that is not slower than 0"),
+        value_parser = or_auto::<ZeroStage>(
+            "1; 0 with a single replica or fewer than 65,536 parameters for each; never 2 or 3"
+        ),
         default_value = "auto",
         help_heading = "Machine"
     )]
@@ -133,8 +138,9 @@ pub struct TrainOptions {
     #[arg(long, value_enum, default_value = "whole", help_heading = "Machine")]
     pub accumulate: Accumulation,
 
-    /// Leaves of the sums that ranks share; with the same number, all layouts end with the same bits
-    /// [default: 8, or more if an axis has more ranks; a GPU has none]
+    /// Number of parts (leaves) into which sums over the batch and over divided features are cut; layouts
+    /// with the same number end with the same bits [default: 8, or more if an axis has more ranks; a GPU has
+    /// none]
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub leaves: Option<usize>,
 
@@ -192,11 +198,6 @@ impl TrainOptions {
     pub fn source(&self) -> &str {
         let default = if self.model.name() == Some(ModelName::Gpt) { "shakespeare" } else { "digits" };
         self.data.source.data.as_deref().unwrap_or(default)
-    }
-
-    /// Returns the number of parts in which a replica's share of a batch is worked on.
-    pub fn micro_batches(&self) -> usize {
-        self.micro_batches.unwrap_or(1)
     }
 
     /// Returns the settings for the sum of gradients over the replicas.

@@ -113,46 +113,40 @@ impl PipelineOptions {
         }
     }
 
-    /// Returns the schedule for `num_ranks` ranks and the report of its check. It has as many
-    /// micro-batches as the file or `train` says, else two to four for each rank if that divides
-    /// the batch, or fewer. `file` is the text of the file of --schedule, if there is one. Not
+    /// Returns the schedule for `num_ranks` ranks and the report of its check. It has `num_micro_batches`,
+    /// or as many as the file says. `file` is the text of the file of --schedule, if there is one. Not
     /// collective.
     fn schedule(
         &self,
         num_ranks: usize,
+        num_micro_batches: usize,
         train: &TrainOptions,
         file: Option<&str>,
     ) -> Result<(Schedule, Report)> {
         self.check_used()?;
-        self.make_schedule(num_ranks, train, file).map_err(|error| match (&self.schedule, error) {
-            // an unsound schedule from a file is an error of the file
-            (ScheduleChoice::File(path), Error::Input(why)) if !why.contains(&self.name()) => {
-                Error::input(format!("reading the schedule {}", path.display()), why)
+        self.make_schedule(num_ranks, num_micro_batches, train, file).map_err(|error| {
+            match (&self.schedule, error) {
+                // an unsound schedule from a file is an error of the file
+                (ScheduleChoice::File(path), Error::Input(why)) if !why.contains(&self.name()) => {
+                    Error::input(format!("reading the schedule {}", path.display()), why)
+                }
+                (_, error) => error,
             }
-            (_, error) => error,
         })
     }
 
     fn make_schedule(
         &self,
         num_ranks: usize,
+        num_micro_batches: usize,
         train: &TrainOptions,
         file: Option<&str>,
     ) -> Result<(Schedule, Report)> {
         let schedule = match (&self.schedule, file) {
             (ScheduleChoice::Named(kind), _) => {
-                let usual = || {
-                    let fits = |m: &usize| train.batch_size.is_multiple_of(*m);
-                    if num_ranks == 1 {
-                        return 1;
-                    }
-                    let two = num_ranks.saturating_mul(2).max(1);
-                    let more = (two..=two.saturating_mul(2).min(train.batch_size)).find(fits);
-                    more.or_else(|| (1..two.min(train.batch_size)).rev().find(fits)).unwrap_or(1)
-                };
                 let is_interleaved = *kind == PipelineScheduleKind::Interleaved;
                 let stages_per_rank = if is_interleaved { self.stages_per_rank } else { 1 };
-                kind.generate(num_ranks, stages_per_rank, train.micro_batches.unwrap_or_else(usual))?
+                kind.generate(num_ranks, stages_per_rank, num_micro_batches)?
             }
             (ScheduleChoice::File(_), text) => {
                 let schedule = Schedule::from_csv(text.unwrap_or_default(), &self.name())?;
@@ -178,7 +172,8 @@ impl PipelineOptions {
     }
 
     /// Returns a function that plans how a model is spread over the stage axis of `grid`: see
-    /// [`ParallelPlan::pipeline`]. The function logs the schedule. Collective.
+    /// [`ParallelPlan::pipeline`]. It is called with the model and the number of a replica's samples of a
+    /// batch. The function logs the schedule. Collective.
     ///
     /// # Errors
     /// The file of the schedule cannot be read: the same error on every rank. The function fails if
@@ -188,19 +183,26 @@ impl PipelineOptions {
         world: &World,
         grid: &Grid,
         train: &TrainOptions,
-    ) -> Result<impl Fn(&Model) -> Result<ParallelPlan>> {
+    ) -> Result<impl Fn(&Model, usize) -> Result<ParallelPlan>> {
         let (file, num_ranks) = (self.read_file(world.communicator())?, grid.shape.stage);
-        Ok(move |model: &Model| self.plan(model, num_ranks, train, file.as_deref()))
+        Ok(move |model: &Model, share| {
+            let num_micro_batches = match num_ranks {
+                1 => train.micro_batches(model, share),
+                _ => train.pipeline_micro_batches(num_ranks),
+            };
+            self.plan(model, num_ranks, num_micro_batches, train, file.as_deref())
+        })
     }
 
     fn plan(
         &self,
         model: &Model,
         num_ranks: usize,
+        num_micro_batches: usize,
         train: &TrainOptions,
         file: Option<&str>,
     ) -> Result<ParallelPlan> {
-        let (schedule, report) = self.schedule(num_ranks, train, file)?;
+        let (schedule, report) = self.schedule(num_ranks, num_micro_batches, train, file)?;
         if schedule.ranks.len() != num_ranks {
             let (name, found) = (self.name(), schedule.ranks.len());
             let why = format!("{name} is for {found} ranks, but {num_ranks} share the layers");
@@ -233,7 +235,8 @@ impl PipelineOptions {
         let text = self.read_file(world.communicator())?;
         let draw = || {
             let num_ranks = self.show_ranks.unwrap_or(num_ranks);
-            let (schedule, report) = self.schedule(num_ranks, train, text.as_deref())?;
+            let num_micro_batches = train.pipeline_micro_batches(num_ranks);
+            let (schedule, report) = self.schedule(num_ranks, num_micro_batches, train, text.as_deref())?;
             let path = Path::new(file);
             match path.extension().and_then(|extension| extension.to_str()) {
                 _ if file == "-" => app::print_line(schedule.table(&self.name(), &report)?.trim_end()),
