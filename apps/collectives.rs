@@ -91,6 +91,17 @@ fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
 }
 
 impl Arguments {
+    fn check(&self) -> Result<()> {
+        if self.seconds <= 0.0 {
+            return Err(Error::input("--seconds", "it must be above 0"));
+        }
+        if self.from > self.to {
+            let why = format!("{} bytes are more than the {} of --to", self.from, self.to);
+            return Err(Error::input("--from", why));
+        }
+        Ok(())
+    }
+
     fn settings(&self) -> BenchSettings {
         let choice = |algorithm| Choice { algorithm, chunk: self.chunk.unwrap_or(usize::MAX) };
         BenchSettings { seconds: self.seconds, choice: self.algorithm.map(choice), compare: self.compare }
@@ -111,9 +122,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     if arguments.demo {
         return demonstrate(all, &print_line);
     }
-    let sound =
-        if arguments.seconds > 0.0 { Ok(()) } else { Err(Error::input("--seconds", "it must be above 0")) };
-    all.agree(sound)?;
+    all.agree(arguments.check())?;
     log::info!("{} ranks on {} nodes; {}", world.size(), world.num_nodes(), library_version());
     if world.is_crowded() {
         log::warn!(

@@ -148,7 +148,9 @@ fn compare(path: &Path, other: &Path, tolerance: Option<f64>) -> Result<ExitCode
         let off = differing().map(|(a, b)| f64::from((a - b).abs()));
         // a difference that is NaN is beyond any tolerance
         let off = off.fold(0.0, |most, off| if off.is_nan() { f64::INFINITY } else { f64::max(most, off) });
-        let largest = a.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max);
+        // an infinity would make any other difference a share of 0
+        let finite = a.iter().map(|value| f64::from(value.abs())).filter(|value| value.is_finite());
+        let largest = finite.fold(0.0, f64::max);
         let share = if off == 0.0 { 0.0 } else { off / largest };
         worst = worst.max(share);
         app::print_line(&format!("{:<width$} {off:>14.4e} {share:>14.4e}", name_of(tensor)))?;

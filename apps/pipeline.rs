@@ -7,9 +7,8 @@
 //! pipeline --show-schedule --show-ranks 4 --schedule zero-bubble --micro-batches 8
 //! ```
 //!
-//! The final parameters are bit for bit those of one rank, for any micro-batches and threads. The
-//! strategy itself is in `src/parallel/pipeline/`, the schedules in
-//! `src/parallel/schedule/generate.rs`.
+//! On the CPU, the final parameters are bit for bit those of one rank, for any micro-batches and threads.
+//! The strategy itself is in `src/parallel/pipeline/`, the schedules in `src/parallel/schedule/generate.rs`.
 
 use std::process::ExitCode;
 

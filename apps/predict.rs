@@ -7,7 +7,8 @@
 //! mpiexec -n 4 predict lenet.h5 --data new.h5 --output out.h5   outputs and classes of 4 ranks' samples
 //! ```
 //!
-//! The inputs are standardised as in training. The file and the score are the same on any number of ranks.
+//! The inputs are standardised as in training. On the CPU, the file and the score are the same on any number
+//! of ranks.
 //! For a text, classes and losses are those of each position's next token.
 
 use std::path::PathBuf;

@@ -33,7 +33,7 @@ struct Arguments {
     launcher: String,
 
     /// Print the placement of a job's ranks instead of probing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json", "quick"])]
     topology: bool,
 
     /// Skip buffers above 2 GiB

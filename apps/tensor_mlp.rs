@@ -7,7 +7,7 @@
 //! mpiexec -n 4 tensor_mlp --model gpt --sequence-parallel
 //! ```
 //!
-//! N ranks take the step of one rank with the whole model, with the same bits. The strategy
+//! N ranks take the step of one rank with the whole model, on the CPU with the same bits. The strategy
 //! itself is in `src/parallel/tensor/`.
 
 use std::process::ExitCode;

@@ -108,7 +108,7 @@ pub use contents::{Contents, StateSource, group_name};
 pub use description::{Description, Difference, Settings};
 pub use directory::{Found, file_name, list, newest_acceptable, newest_sound, remove_temporaries, step_of};
 pub use read::{Checkpoint, Tensor};
-pub use write::{Boundary, create_beside, write};
+pub use write::{Boundary, create_beside, publish, write};
 pub use writer::{Writer, Written, write_and_prune};
 
 /// Returns the version of the HDF5 library, which checkpoints record.

@@ -185,8 +185,12 @@ fn finish(
     Ok(())
 }
 
-/// Makes `file` durable under the name `path`.
-fn publish(file: NamedTempFile, path: &Path, report: &mut dyn FnMut(Boundary)) -> io::Result<()> {
+/// Makes `file` durable under the name `path`, on the disk before it returns, and calls `report` after each
+/// step of that. Not collective.
+///
+/// # Errors
+/// The system reports an error.
+pub fn publish(file: NamedTempFile, path: &Path, report: &mut dyn FnMut(Boundary)) -> io::Result<()> {
     file.as_file().sync_all()?;
     report(Boundary::Synced);
     file.persist(path).map_err(|error| error.error)?;

@@ -202,6 +202,10 @@ impl Dataset for TokenText {
         let mut hash = Xxh3::new();
         hash.update(self.tokeniser.to_text().as_bytes());
         self.tokens[self.range.clone()].iter().for_each(|token| hash.update(&token.to_le_bytes()));
+        // the usual stride is left out, as in files of earlier versions
+        if self.stride != self.context {
+            hash.update(&(self.stride as u64).to_le_bytes());
+        }
         Ok(hash.digest128())
     }
 

@@ -7,7 +7,7 @@
 
 use rand_chacha::rand_core::Rng as _;
 
-use super::{Decoder, Predictor, TrainedNetwork};
+use super::{Decoder, TrainedNetwork};
 use crate::device::Device;
 use crate::nn::{Features, generator};
 use crate::{Error, Result};
@@ -47,64 +47,34 @@ impl Sampling {
 
 /// A network that continues texts.
 pub struct TextGenerator<'a, D: Device> {
-    network: SequenceNetwork<'a, D>,
+    decoder: Decoder<'a, D>,
     context: usize,
     vocabulary: usize,
     sampling: Sampling,
-}
-
-/// A network with what it needs to predict the token after a sequence.
-enum SequenceNetwork<'a, D: Device> {
-    /// Keeps what it has computed.
-    Growing(Decoder<'a, D>),
-    /// Computes all positions each time, for a network that cannot continue a sequence.
-    Whole(Predictor<'a, D>),
-}
-
-impl<D: Device> SequenceNetwork<'_, D> {
-    /// Runs the network over `tokens`, and calls `look` with the outputs of the last.
-    fn run(&mut self, tokens: &[f32], look: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        match self {
-            SequenceNetwork::Growing(decoder) => decoder.run(tokens, look),
-            SequenceNetwork::Whole(predictor) => {
-                let width = predictor.output().last_dimension();
-                let last = (tokens.len() - 1) * width;
-                predictor.run(
-                    1,
-                    &mut |input| {
-                        // what comes after the last token is not seen by it
-                        input.fill(0.0);
-                        input[..tokens.len()].copy_from_slice(tokens);
-                        Ok(())
-                    },
-                    &mut |outputs| look(&outputs[last..last + width]),
-                )
-            }
-        }
-    }
 }
 
 impl<'a, D: Device> TextGenerator<'a, D> {
     /// Makes a generator of the network in `trained`. Not collective.
     ///
     /// # Errors
-    /// The network does not predict a token for each position, its weights cannot be read, or the device
-    /// does not have enough memory.
+    /// The network does not predict a token for each position from those before it, its weights cannot be
+    /// read, or the device does not have enough memory.
     pub fn new(device: &'a D, trained: &TrainedNetwork, sampling: Sampling) -> Result<TextGenerator<'a, D>> {
         let model = trained.build()?;
+        let refused = |why: &str| Error::input("continuing a text with this network", why);
         match (model.input, model.output) {
             (Features::Tokens { len, vocabulary }, Features::Sequence { width, .. })
                 if width >= vocabulary =>
             {
-                let network = match Decoder::new(device, trained, &model)? {
-                    Some(decoder) => SequenceNetwork::Growing(decoder),
-                    None => SequenceNetwork::Whole(Predictor::new(device, trained, &model, 1)?),
-                };
-                Ok(TextGenerator { network, context: len, vocabulary, sampling })
+                let decoder = Decoder::new(device, trained, &model)?.ok_or_else(|| {
+                    let why = "its attention is not causal, so in training a position saw the token that it \
+                               was to predict; train with causal=#true";
+                    refused(why)
+                })?;
+                Ok(TextGenerator { decoder, context: len, vocabulary, sampling })
             }
             (input, output) => {
-                let why = format!("it maps {input} to {output}; a text needs an output for each token");
-                Err(Error::input("continuing a text with this network", why))
+                Err(refused(&format!("it maps {input} to {output}; a text needs an output for each token")))
             }
         }
     }
@@ -131,7 +101,7 @@ impl<'a, D: Device> TextGenerator<'a, D> {
             let seen = &tokens[tokens.len().saturating_sub(self.context)..];
             let draw = f64::from(random.next_u32()) / f64::from(u32::MAX) * (1.0 - f64::EPSILON);
             let (mut chosen, sampling, vocabulary) = (0, self.sampling, self.vocabulary);
-            self.network.run(seen, &mut |outputs| {
+            self.decoder.run(seen, &mut |outputs| {
                 chosen = sampling.choose(&outputs[..vocabulary], draw);
                 Ok(())
             })?;

@@ -1,8 +1,8 @@
 //! The use of trained networks: forward passes alone, each on one rank.
 //!
 //! A file's network is built anew and its tensors are read by name, so any checkpoint serves, whatever the
-//! layout that wrote it. Rows do not depend on each other, so a row's outputs have the same bits in any
-//! batch and on any rank.
+//! layout that wrote it. Rows do not depend on each other, so on the CPU a row's outputs have the same bits
+//! in any batch and on any rank.
 
 mod decoder;
 mod generate;

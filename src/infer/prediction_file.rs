@@ -24,7 +24,7 @@ use hdf5::types::VarLenUnicode;
 use tempfile::NamedTempFile;
 
 use super::prediction::{PredictionShape, Predictions};
-use crate::checkpoint::create_beside;
+use crate::checkpoint::{create_beside, publish};
 use crate::{Error, Result};
 
 /// A file that is being written.
@@ -89,10 +89,7 @@ impl PredictionFile {
     /// # Errors
     /// The system reports an error.
     pub(super) fn finish(self) -> Result<()> {
-        let finished = self.file.as_file().sync_all();
-        let finished =
-            finished.and_then(|()| self.file.persist(&self.path).map(drop).map_err(|error| error.error));
-        finished.map_err(|error| Error::failed(doing(&self.path), error))
+        publish(self.file, &self.path, &mut |_| ()).map_err(|error| Error::failed(doing(&self.path), error))
     }
 }
 

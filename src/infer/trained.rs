@@ -26,7 +26,9 @@ impl TrainedNetwork {
         let text = file.description.written_by.get("network").and_then(|text| text.as_str());
         let input = file.description.config.get("inputs").and_then(|shape| shape.as_str());
         let (Some(text), Some(input)) = (text, input) else {
-            return Err(fail("it has no network in it; files that Phalanx writes do"));
+            return Err(fail(
+                "it has no network in it: another program wrote it, or the text of the network was too long",
+            ));
         };
         let input = input.parse().map_err(|why: String| fail(&why))?;
         let network = Network::from_text(text, &source, &file.description.model, Loss::CrossEntropy)?;

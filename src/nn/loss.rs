@@ -39,7 +39,8 @@ impl Loss {
     }
 
     /// Computes the gradient with respect to `outputs` and adds the rows' losses to `sums` (see
-    /// [`crate::device::totals`]).
+    /// [`crate::device::totals`]). `outputs` and `gradient` are `[rows, columns]` of `shape`, `targets`
+    /// `[rows, num_targets]`; the gradient is multiplied by the shape's scale.
     pub fn evaluate<D: Device>(
         self,
         device: &D,

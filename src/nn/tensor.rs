@@ -18,8 +18,13 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// Returns the number of elements.
     pub fn num_elements(&self) -> usize {
-        self.shape.iter().product()
+        product(&self.shape)
     }
+}
+
+/// Returns the product of `sizes`, or the largest number if it is above.
+pub(super) fn product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size))
 }
 
 /// The shard of a tensor that one rank holds: a block of the tensor seen as a matrix of its first

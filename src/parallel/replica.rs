@@ -6,11 +6,12 @@ use crate::{Error, Result};
 
 /// Compares `digest`, a hash of this rank's state at step `step`, over the replicas `data`. If they
 /// differ, compares the `num_arrays` arrays of the state one after the other: `fold` returns the checksum
-/// of one, `name` its name; `ranks` gives the number in the job of each of `data`. Collective.
+/// of one, `name` its name; `ranks` gives the number in the job of each of `data`. Collective
+/// over `data`.
 ///
 /// # Errors
-/// The state of a rank differs from that of most: the same error on every rank, which names the rank,
-/// the first array that differs and the number of bits.
+/// The state of a rank differs from that of most: the same error on every rank of `data`, which names
+/// the rank, the first array that differs and the number of bits.
 pub fn check(
     data: &Communicator,
     digest: u128,

@@ -125,7 +125,7 @@ impl Identity {
     }
 
     fn class_model(&mut self, options: &ModelOptions, model: &Model) {
-        // the width is that of the inputs
+        // the shapes of tensors show the width
         let ModelOptions {
             model: _,
             network: _,

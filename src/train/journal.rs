@@ -23,7 +23,7 @@ pub(super) struct RunLength {
 }
 
 impl RunLength {
-    /// Returns the number of complete epochs after `done` steps, with their fraction.
+    /// Returns the number of epochs after `done` steps; 1.5 is halfway through the second.
     pub(super) fn epoch(&self, done: u64) -> f64 {
         done as f64 / self.steps_per_epoch as f64
     }

@@ -93,8 +93,9 @@ impl MemoryPlan {
         let in_parts = sync.zero == Some(ZeroStage::Parameters) && shape.data > 1;
         let has_passes = in_parts && plan.schedule.num_micro_batches > 1 && job.differ(0, 1);
         let gathering = if has_passes && job.misfit(1).is_none() { Gathering::Step } else { Gathering::Pass };
-        job.log(plans[usize::from(gathering == Gathering::Step)], more, &grid.all)?;
-        let Some(misfit) = job.misfit(usize::from(gathering == Gathering::Step)) else {
+        let chosen = usize::from(gathering == Gathering::Step);
+        job.log(chosen, plans[chosen], more, &grid.all)?;
+        let Some(misfit) = job.misfit(chosen) else {
             if has_passes {
                 let often = if gathering == Gathering::Step { "step" } else { "micro-batch and pass" };
                 log::info!("every bucket of parameters is gathered once a {often}");
@@ -203,9 +204,16 @@ impl Job {
         self.ranks.iter().any(|rank| rank.needs[first] != rank.needs[second])
     }
 
-    /// Logs the memory of the fullest rank, whose footprint its own rank sends to all. Collective.
-    fn log(&self, own: Footprint, [copy, audits]: [usize; 2], all: &Communicator) -> Result<()> {
-        let need = |rank: &usize| self.ranks[*rank].needs[0];
+    /// Logs the memory of the rank whose need number `number` is the largest, which sends its footprint to
+    /// all. Collective.
+    fn log(
+        &self,
+        number: usize,
+        own: Footprint,
+        [copy, audits]: [usize; 2],
+        all: &Communicator,
+    ) -> Result<()> {
+        let need = |rank: &usize| self.ranks[*rank].needs[number];
         let fullest = (0..self.ranks.len()).max_by_key(|rank| (need(rank), std::cmp::Reverse(*rank)));
         let Footprint { parameters, gradients, slots, activations, micro_batch, messages, joined } = own;
         let mut terms =

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub struct MetricsRow {
     /// The step, from 1.
     pub step: u64,
-    /// The number of complete epochs after the step, with their fraction.
+    /// The number of epochs after the step; 1.5 is halfway through the second.
     pub epoch: f64,
     /// The mean loss over the global batch.
     pub loss: f64,
@@ -50,7 +50,7 @@ pub struct ResultLine {
     pub steps: u64,
     /// The step after which this start resumed the run, if it did.
     pub resumed_after: Option<u64>,
-    /// The number of epochs done, with their fraction.
+    /// The number of epochs done; 1.5 is halfway through the second.
     pub epochs: f64,
     /// The mean loss over the global batch of the last step, if there was one.
     pub loss: Option<f64>,

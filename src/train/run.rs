@@ -10,7 +10,7 @@ use super::stop::StopRequest;
 use crate::Result;
 use crate::app::{self, Finished};
 use crate::comm::{Grid, GridShape, World, library_version};
-use crate::nn::Model;
+use crate::nn::{LONGEST_TEXT, Model};
 use crate::parallel::layout::ParallelPlan;
 
 /// The strategy of a program that trains.
@@ -55,6 +55,13 @@ pub fn run(
         let table: Vec<String> = model.table().lines().map(|line| format!("// {line}")).collect();
         all.agree_with_root(|| app::print_line(&format!("{}\n{}", model.text, table.join("\n"))))?;
         return Ok(ExitCode::SUCCESS.into());
+    }
+    if options.checkpoints.writes_networks() && model.text.len() > LONGEST_TEXT && world.is_root() {
+        log::warn!(
+            "the network as text has {} bytes, and a checkpoint has room for {LONGEST_TEXT}: predict and \
+             generate cannot use the files of this run",
+            model.text.len()
+        );
     }
     let num_test = samples.test.as_ref().map_or(0, |test| test.dataset().num_samples());
     log::info!(

@@ -257,7 +257,8 @@ impl<'a, D: Device> Training<'a, D> {
         if self.trainer.runs_ahead() && !is_wanted && requests == RunRequests::default() {
             return Ok(requests);
         }
-        let Some(outcome) = self.trainer.flush(self.checkpoints.requests())? else {
+        let flushed = self.trainer.flush(self.checkpoints.requests());
+        let Some(outcome) = flushed.map_err(|error| self.checkpoints.with_last_good(error))? else {
             return Ok(requests);
         };
         drop(span);

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::checkpoint::create_beside;
+use crate::checkpoint::{create_beside, publish};
 use crate::comm::Communicator;
 use crate::device::{Device, ProductTable, TunedProduct};
 use crate::trace::{self, Name};
@@ -101,8 +101,7 @@ impl<'a> Tuning<'a> {
         let mut file = create_beside(&place).map_err(failed)?;
         let text = serde_json::to_string_pretty(&all).map_err(|error| failed(error.into()))?;
         writeln!(file, "{text}").map_err(failed)?;
-        file.persist(place).map_err(|error| failed(error.error))?;
-        Ok(())
+        publish(file, &place, &mut |_| ()).map_err(failed)
     }
 
     /// Logs what was found for `num` products.

@@ -184,4 +184,6 @@ fn collectives_show_and_measure_right_values() {
         .run()
         .expect(2)
         .says_once("[possible values: mpi, direct, ");
+    let backwards = mpiexec(2, program).args(["--from", "32MiB"]).run().expect(2);
+    backwards.says_once("--from: 33554432 bytes are more than the 16777216 of --to");
 }

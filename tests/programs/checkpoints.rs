@@ -357,6 +357,18 @@ fn inspect_shows_verifies_and_compares() {
         code == Some(1) && said.contains("/optimizer/momentum_buffer/fc1.bias") && said.contains("differ"),
         "{said}"
     );
+    // an infinity in one of the files is beyond any tolerance, in whatever order
+    let [finite, infinite] = [0.5, f64::INFINITY].map(|value| {
+        let file = format!("{path}/{value}.h5");
+        let written = hdf5::File::create(&file).expect("it can be made");
+        let model = written.create_group("model").expect("a group can be made");
+        model.new_dataset_builder().with_data(&[value, 1.0]).create("w").expect("a dataset can be written");
+        file
+    });
+    for files in [[&finite, &infinite], [&infinite, &finite]] {
+        let (code, said) = inspect(&[files[0], files[1], "--tolerance", "1"]);
+        assert_eq!(code, Some(1), "{said}");
+    }
     let (code, said) = inspect(&[&path]);
     assert!(code == Some(0) && said.lines().count() == 2 && said.contains(digest), "{said}");
     let mut bytes = fs::read(&six).expect("it can be read");

@@ -299,6 +299,7 @@ fn options_of_no_use_are_refused() {
         ("sync_sgd", "--optimizer adam --decay matrices", "--weight-decay is 0"),
         ("sync_sgd", "--decay-factor 0.5", "it is for --learning-rate-schedule step, and cosine is chosen"),
         ("sync_sgd", "--device-transfers staged", "it is about the memory of GPUs, and --device is cpu"),
+        ("sync_sgd", "--resume auto", "it has no effect in this run: auto looks in --checkpoint-dir"),
         ("tensor_mlp", "--overlap off", "it is about replicas, and this program has one"),
         ("pipeline", "--check-replicas 5 --model mlp", "it is about replicas, and this program has one"),
         ("pipeline", "--model mlp --stages-per-rank 3", "--stages-per-rank: it has no effect in this run"),

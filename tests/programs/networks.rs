@@ -77,6 +77,11 @@ fn bad_networks_are_refused_once() {
             "flatten\nlinear 9",
             "bad gives 9 features, and the targets are 10 classes: cross-entropy needs classes or tokens",
         ),
+        ("flatten", "building bad: no module has parameters, so there is nothing to train"),
+        (
+            "convolution 1024 kernel=134217728 padding=67108864\nflatten\nlinear 10",
+            "it would have 18446744073709551615 parameters, and",
+        ),
         ("flatten\nresidual { linear 9 }", "the body ends with 9 features, the shortcut with 784 features"),
     ] {
         fs::write(&file, text).unwrap();

@@ -300,7 +300,7 @@ fn options_out_of_range_are_refused() {
     );
     refused(&["--metrics", "/no/such/folder/metrics.csv"], "creating --metrics /no/such/folder/metrics.csv");
     let done = sync_sgd(3, "--batch-size 2").run().expect(2);
-    done.says_once("a global batch of 2 cannot be shared by 3 ranks");
+    done.says_once("a global batch of 2 cannot be shared by 3 replicas");
 }
 
 #[test]

@@ -57,6 +57,12 @@ fn what_cannot_be_continued_is_refused() {
     train(&tokens, "--steps 1 --data synthetic --synthetic-shape tokens:8 --synthetic-samples 64");
     let digits_run = ["--threads", "1", "--quiet", "--steps", "1", "--export", &digits];
     mpiexec(1, env!("CARGO_BIN_EXE_sync_sgd")).args(digits_run).run().expect(0);
+    let both_ways = format!("{folder}/both-ways.h5");
+    let network = format!("{folder}/both-ways.kdl");
+    std::fs::write(&network, "embedding 8\nattention 2\nlinear 65\n").unwrap();
+    let words = "--threads 1 --quiet --data shakespeare --context 8 --steps 1 --network".split(' ');
+    let job = mpiexec(1, env!("CARGO_BIN_EXE_sync_sgd")).args(words).args([&network]);
+    job.args(["--export", &both_ways]).run().expect(0);
     for ranks in [1, 3] {
         let refused = |arguments: &[&str], why: &str| {
             generate(ranks, arguments).expect(2).says_once(why);
@@ -66,6 +72,7 @@ fn what_cannot_be_continued_is_refused() {
         refused(&[&text, "--prompt", ""], "the prompt has no token");
         refused(&[&text, "--temperature", "-1"], "--temperature: it is -1, but must be from 0 to 1000");
         refused(&[&text, "--top-k", "0"], "--top-k: it is 0, but must be at least 1");
+        refused(&[&both_ways], "its attention is not causal");
         for network in [&tokens, &digits] {
             refused(&[network], "the network was not trained with a text");
         }

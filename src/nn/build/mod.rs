@@ -191,10 +191,10 @@ impl Builder {
         if features.len() > LARGEST_SIZE {
             return Err(format!("its outputs would be {features}, and no size may be above {LARGEST_SIZE}"));
         }
-        let names = |tensors: &[TensorSpec]| tensors.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
         let (before, own) = self.tensors.split_at(first_tensor);
-        if let Some(twice) = names(own).into_iter().find(|name| names(before).contains(name)) {
-            return Err(format!("there is another tensor named {twice}"));
+        let is_there = |name: &str| before.iter().any(|other| other.name == name);
+        if let Some(twice) = own.iter().find(|tensor| is_there(&tensor.name)) {
+            return Err(format!("there is another tensor named {}", twice.name));
         }
         self.inputs.push(LayerInputs { first: self.value, added });
         self.layers.push(layer);

@@ -39,6 +39,7 @@ pub use rotary::RotaryLayer;
 pub use scale::ScaleLayer;
 
 use super::parameters::FlatBuffer;
+use super::tensor::product;
 use super::{Features, Initial, TensorSpec};
 use crate::device::{Activation, Device, Role};
 use crate::sums::Section;
@@ -220,6 +221,7 @@ impl Layer {
     }
 
     /// Runs the forward pass for `rows ≥ 1` rows; without `draws` it is an evaluation.
+    /// `input` is `[rows, input_len]`, `saved` `[rows, saved_len]`, `output` `[rows, output_len]`.
     #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     pub fn forward<D: Device>(
         &self,
@@ -304,7 +306,8 @@ impl Layer {
     }
 
     /// Runs the third part of the backward pass, which is independent of the second: computes the
-    /// gradient of the input. Must not be called on [elementwise](Layer::is_elementwise) layers.
+    /// gradient of the input. Must not be called on [elementwise](Layer::is_elementwise) layers. `gradient`
+    /// is `[rows, output_len]`, `input_gradient` `[rows, input_len]`.
     pub fn backward_input<D: Device>(
         &self,
         device: &D,
@@ -347,7 +350,7 @@ impl Layer {
 /// Returns the tensors of a convolution or linear layer called `name`, with PyTorch's default
 /// initial values.
 pub(super) fn torch_tensors(name: &str, shape: Vec<usize>, bias: bool) -> Vec<TensorSpec> {
-    let initial = Initial::torch_default(shape[1..].iter().product());
+    let initial = Initial::torch_default(product(&shape[1..]));
     let outputs = shape[0];
     let mut tensors = vec![TensorSpec { name: format!("{name}.weight"), shape, initial }];
     if bias {

@@ -65,6 +65,7 @@ pub trait LayerPasses {
     }
 
     /// Runs the forward pass for `rows ≥ 1` rows.
+    /// `input` is `[rows, input_len]`, `saved` `[rows, saved_len]`, `output` `[rows, output().len()]`.
     fn forward<D: Device>(
         &self,
         device: &D,
@@ -161,8 +162,9 @@ pub trait LayerPasses {
         unreachable!("the layer has no parameters that positions share")
     }
 
-    /// Computes the gradient of the input. Never called where that is computed in place, or where the input
-    /// has no gradient.
+    /// Computes the gradient of the input, `[rows, input_len]`, from that of the output,
+    /// `[rows, output().len()]`. Never called where that is computed in place, or where the input has no
+    /// gradient.
     fn backward_input<D: Device>(
         &self,
         _device: &D,
@@ -245,11 +247,11 @@ pub struct NextPositions<'a, D: Device> {
     pub positions: Range<usize>,
     /// The layer's inputs at all positions up to these, `[positions.end, input_len]`.
     pub all_inputs: D::View<'a>,
-    /// The layer's inputs at these positions.
+    /// The layer's inputs at these positions, `[positions.len(), input_len]`.
     pub inputs: D::View<'a>,
-    /// The values that the forward pass saves at these positions.
+    /// The values that the forward pass saves at these positions, `[positions.len(), saved_len]`.
     pub saved: D::ViewMut<'a>,
-    /// The layer's outputs at these positions.
+    /// The layer's outputs at these positions, `[positions.len(), output().len()]`.
     pub outputs: D::ViewMut<'a>,
 }
 

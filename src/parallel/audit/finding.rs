@@ -73,8 +73,8 @@ impl Finding {
             Some((third, None)) => format!("rank {third} agrees with neither"),
         };
         let since = match last_clean {
-            None => "no earlier audit of this run found none".to_owned(),
-            Some(step) => format!("the last audit that found none was that of step {step}"),
+            None => "no earlier audit of this run was clean".to_owned(),
+            Some(step) => format!("the last clean audit was that of step {step}"),
         };
         format!(
             "auditing step {step}: {how} in {bits}; {verdict}; this is a fault of the hardware or of this \

@@ -99,7 +99,8 @@ impl Fault {
     }
 }
 
-/// Flips a bit in the first `len` of the `rows` of a sum in `array`, by the number `choice`.
+/// Flips a bit in the first `len` of the `rows` of a sum in `array`, by the number `choice`. Not
+/// collective.
 ///
 /// # Errors
 /// A transfer from or to the device failed.
@@ -114,7 +115,8 @@ pub fn flip_row<D: Device>(
     flip(device, array.buffer, start, len * array.width, choice)
 }
 
-/// Flips a bit of one of the `len` elements of `buffer` from `first` on, by the number `choice`.
+/// Flips a bit of one of the `len` elements of `buffer` from `first` on, by the number `choice`. Not
+/// collective.
 ///
 /// # Errors
 /// A transfer from or to the device failed.

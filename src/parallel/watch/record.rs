@@ -61,7 +61,7 @@ impl FoldRecord {
     }
 }
 
-/// Returns the fold of the first `len` of the `rows` of every sum in `array`.
+/// Returns the fold of the first `len` of the `rows` of every sum in `array`. Not collective.
 ///
 /// # Errors
 /// The transfer from the device failed.

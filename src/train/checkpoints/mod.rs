@@ -164,8 +164,8 @@ impl<'a> Checkpoints<'a> {
         trainer.check_replicas(done).map_err(|error| self.with_last_good(error))
     }
 
-    /// Adds the name of the newest sound file to `error`, which reports damaged state. Rank 0 only.
-    /// Not collective.
+    /// Adds the name of the newest sound file to `error`, which reports damaged state or divergence. Rank 0
+    /// only. Not collective.
     pub(super) fn with_last_good(&mut self, error: Error) -> Error {
         let (Some(directory), true) = (&self.settings.options.checkpoint_dir, self.grid.all.is_root()) else {
             return error;

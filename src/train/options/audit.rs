@@ -48,7 +48,7 @@ impl AuditOptions {
         }
         if step == 0 || !is_stuck && !step.is_multiple_of(self.audit) {
             return fail(format!(
-                "step {step} is not audited; with --audit {0} those are that {0} divides",
+                "step {step} is not audited; with --audit {0}, the multiples of {0} are",
                 self.audit
             ));
         }

@@ -1,7 +1,7 @@
 //! Checks of all options of a training program that clap cannot make.
 
 use super::range::{at_least_one, at_most, positive};
-use super::{DeviceChoice, TrainOptions};
+use super::{DeviceChoice, Resume, TrainOptions};
 use crate::app::FileOption;
 use crate::checkpoint;
 use crate::dataset::LARGEST_SIZE;
@@ -28,8 +28,8 @@ impl TrainOptions {
         self.audit.check(num_ranks)?;
         if batch < num_replicas {
             let why = format!(
-                "a global batch of {batch} cannot be shared by {num_replicas} ranks; \
-                 give at least one sample a rank"
+                "a global batch of {batch} cannot be shared by {num_replicas} replicas; \
+                 give at least one sample a replica"
             );
             return Err(Error::input("--batch-size", why));
         }
@@ -47,6 +47,10 @@ impl TrainOptions {
         self.data.check_used(given, self.source(), self.model.reads_targets())?;
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
+        let has_directory = self.checkpoints.checkpoint_dir.is_some();
+        let nowhere = (self.checkpoints.resume == Resume::Auto && !has_directory)
+            .then_some("auto looks in --checkpoint-dir, which is not given");
+        given.refuse("resume", nowhere)?;
         self.machine.check_used(given)?;
         let on_gpu = (self.machine.device == DeviceChoice::Cuda)
             .then_some("a GPU sums in orders of its own, and --device is cuda");

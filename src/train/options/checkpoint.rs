@@ -105,6 +105,11 @@ impl CheckpointOptions {
         self.checkpoint_dir.is_some() || matches!(self.resume, Resume::From(_))
     }
 
+    /// Returns true if the run may write files of the network.
+    pub fn writes_networks(&self) -> bool {
+        self.checkpoint_dir.is_some() || self.export.is_some()
+    }
+
     /// Returns the files and directories that must exist, each with the option that names it.
     pub fn inputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let resume = match &self.resume {

@@ -120,8 +120,8 @@ impl DataOptions {
         self.source.check()
     }
 
-    /// Refuses the options in `given` that are for other sources or for other networks than
-    /// `model`. Not collective.
+    /// Refuses the options in `given` that are for other sources than `source`, or for networks that read
+    /// targets. Not collective.
     ///
     /// # Errors
     /// An option has no effect.

@@ -44,6 +44,19 @@ impl GridOptions {
         (self, train)
     }
 
+    /// Returns the length of the stage axis: --stage, or what the other axes leave of `num_ranks`. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// As [`GridOptions::shape`], unless --stage is given.
+    pub fn num_stage_ranks(&self, num_ranks: usize) -> Result<usize> {
+        match (self.stage, self.replicas.or(self.from_data).or(self.tensor)) {
+            (Some(stage), _) => Ok(stage),
+            (None, Some(_)) => self.shape(num_ranks).map(|shape| shape.stage),
+            (None, None) => Ok(num_ranks),
+        }
+    }
+
     /// Returns the shape of a grid of `num_ranks`: the first of the axes data, stage and tensor that
     /// is not given takes the ranks that the others leave. Not collective.
     ///

@@ -76,7 +76,8 @@ fn cached(model: &Model, share: usize) -> usize {
     }
     let bytes = share.saturating_mul(largest).saturating_mul(size_of::<f32>());
     let wanted = bytes.div_ceil(CACHED_BYTES).next_power_of_two();
-    let most = share.saturating_mul(kept) / ACTIVATIONS_PER_PARAMETER.saturating_mul(model.num_parameters());
+    let most =
+        share.saturating_mul(kept) / ACTIVATIONS_PER_PARAMETER.saturating_mul(model.num_parameters().max(1));
     let most = most.min(share).max(1);
     // the largest power of two that is not above
     wanted.min(1 << most.ilog2())

@@ -279,6 +279,10 @@ impl ModelOptions {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let network = Network::from_text(text, &path.display().to_string(), &name, loss)?;
         let model = network.build(features)?;
+        if model.num_parameters() == 0 {
+            let why = "no module has parameters, so there is nothing to train";
+            return Err(Error::input(format!("building {}", model.name), why));
+        }
         let fits = match (model.loss, targets, model.output) {
             (Loss::CrossEntropy, Targets::Classes(classes), Features::Flat(outputs)) => outputs >= classes,
             (

@@ -208,11 +208,13 @@ impl PipelineOptions {
             let why = format!("{name} is for {found} ranks, but {num_ranks} share the layers");
             return Err(Error::input("--schedule", why));
         }
-        let (num_stages, num_layers) = (schedule.num_stages, model.layers.len());
+        let (num_stages, num_layers) = (schedule.num_stages, model.runs().len());
         if num_stages > num_layers {
             let name = &model.name;
-            let why =
-                format!("it takes a layer for each of {num_stages} stages, and {name} has {num_layers}");
+            let why = format!(
+                "it takes a layer for each of {num_stages} stages, and {name} has {num_layers} (a residual \
+                 counts as one)"
+            );
             return Err(Error::input("spreading the layers", why));
         }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());

@@ -60,11 +60,11 @@ pub struct SourceOptions {
 /// The samples of a source that a program looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SamplePart {
-    /// Those to train with, and then those to test with
+    /// The training samples, then the test samples
     All,
-    /// Those to train with
+    /// The training samples
     Train,
-    /// Those to test with
+    /// The test samples
     Test,
 }
 

@@ -19,7 +19,7 @@ pub enum TargetsNeed {
     Required,
     /// Samples may have none.
     Welcome,
-    /// They are not read.
+    /// Targets are not read.
     Unread,
 }
 
