@@ -92,7 +92,7 @@ fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
 
 impl Arguments {
     fn check(&self) -> Result<()> {
-        if self.seconds <= 0.0 {
+        if self.seconds.is_nan() || self.seconds <= 0.0 {
             return Err(Error::input("--seconds", "it must be above 0"));
         }
         if self.from > self.to {
