@@ -43,11 +43,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let Arguments { pipeline, grid, tensor, train } = arguments;
     let (grid, train) = grid.with_data(train);
     if let Some(file) = &pipeline.show_schedule {
-        let num_ranks = match pipeline.show_ranks {
-            Some(number) => number,
-            None => world.communicator().agree(grid.num_stage_ranks(world.size()))?,
-        };
-        pipeline.show(world, file, num_ranks, &train)?;
+        pipeline.show(world, file, || grid.num_stage_ranks(world.size()), &train)?;
         return Ok(ExitCode::SUCCESS.into());
     }
     let grid = grid.grid(world)?;

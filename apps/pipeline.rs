@@ -34,7 +34,7 @@ const STRATEGY: Strategy = Strategy { program: "pipeline", has_replicas: false }
 fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let Arguments { pipeline, train } = arguments;
     if let Some(file) = &pipeline.show_schedule {
-        pipeline.show(world, file, world.size(), train)?;
+        pipeline.show(world, file, || Ok(world.size()), train)?;
         return Ok(ExitCode::SUCCESS.into());
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;

@@ -42,7 +42,7 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::nn::{Features, hash_values};
+use crate::nn::{Features, Loss, hash_values};
 use crate::{Error, Result};
 
 pub use crate::nn::LARGEST_SIZE;
@@ -79,6 +79,21 @@ impl Targets {
     /// Returns true if samples have no target.
     pub fn is_empty(self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns true if `loss` can compare a network's outputs, of shape `output`, with these targets.
+    pub fn suit(self, loss: Loss, output: Features) -> bool {
+        match (loss, self, output) {
+            (Loss::CrossEntropy, Targets::Classes(classes), Features::Flat(outputs)) => outputs >= classes,
+            (
+                Loss::CrossEntropy,
+                Targets::Tokens { len, vocabulary },
+                Features::Sequence { len: own, width },
+            ) => own == len && width >= vocabulary,
+            (Loss::MeanSquaredError, Targets::Values(values), output) => output.len() == values,
+            (Loss::MeanOfSquares, Targets::Nothing, _) => true,
+            _ => false,
+        }
     }
 }
 

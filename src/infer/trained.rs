@@ -120,18 +120,9 @@ impl TrainedNetwork {
             return Err(Error::input(doing(), why));
         }
         let model = self.build()?;
-        let fits = match (model.loss, targets, model.output) {
-            (_, Targets::Nothing, _) | (Loss::MeanOfSquares, ..) => true,
-            (Loss::CrossEntropy, Targets::Classes(_), Features::Flat(_)) => true,
-            (
-                Loss::CrossEntropy,
-                Targets::Tokens { len, vocabulary },
-                Features::Sequence { len: own, width },
-            ) => own == len && width >= vocabulary,
-            (Loss::MeanSquaredError, Targets::Values(values), output) => output.len() == values,
-            _ => false,
-        };
-        if fits {
+        // targets that the loss does not read are passed over
+        let are_read = targets != Targets::Nothing && model.loss != Loss::MeanOfSquares;
+        if !are_read || targets.suit(model.loss, model.output) {
             return Ok(model);
         }
         let predicts = match (model.loss, model.output) {

@@ -26,7 +26,7 @@ pub use arena::{Arena, Terms};
 pub use buffer::{Buffer, Front, HostBuffer, Loan, Needs};
 pub use element::{Element, ElementType, Operation};
 pub use host_arena::{HostArena, Places};
-pub use node::{check_room, free_bytes, kibibytes, limit_bytes, total_bytes};
+pub use node::{check_room, free_bytes, kibibytes, limit_bytes, megabytes, total_bytes};
 pub use peers::{MOST_PEERS, MemoryHandle, PeerBuffer, PeerWork, PeerWorkKind};
 
 /// The size of a huge page on the machines that have them.

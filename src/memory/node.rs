@@ -28,6 +28,11 @@ pub fn free_bytes() -> Option<usize> {
     groups.chain(kibibytes(&text, "MemAvailable:")).min()
 }
 
+/// Returns a number of bytes in megabytes, for messages.
+pub fn megabytes(bytes: usize) -> f64 {
+    bytes as f64 / 1e6
+}
+
 /// Refuses a size above the total memory of this machine. Linux would grant it, and later kill the
 /// process that uses it.
 ///

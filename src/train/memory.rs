@@ -6,7 +6,7 @@
 use super::checkpoints;
 use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
-use crate::memory::{kibibytes, limit_bytes};
+use crate::memory::{kibibytes, limit_bytes, megabytes};
 use crate::nn::Model;
 use crate::parallel::audit;
 use crate::parallel::data::{StateParts, SyncSettings};
@@ -36,11 +36,6 @@ struct Candidate {
     option: String,
     sync: SyncSettings,
     recompute: bool,
-}
-
-/// Returns megabytes for messages.
-fn megabytes(bytes: usize) -> f64 {
-    bytes as f64 / 1e6
 }
 
 impl MemoryPlan {

@@ -65,14 +65,19 @@ impl Start {
             [MODEL, OPTIMIZER].iter().all(|name| before.get(*name) == identity.config.get(*name))
         };
         let accept = |file: &Checkpoint| if is_of_this_run(file) { check_slots(file, slots) } else { Ok(()) };
-        let newest_in = |directory: &Path| newest_in(directory, &accept);
         let directory = options.checkpoint_dir.as_deref();
         let checkpoint = match &options.resume {
             Resume::Never => None,
-            Resume::Auto => directory.map(newest_in).transpose()?.flatten(),
-            Resume::From(path) if path.is_dir() => Some(newest_in(path)?.ok_or_else(|| {
-                Error::input(format!("--resume {}", path.display()), "the directory holds no checkpoint")
-            })?),
+            Resume::Auto => {
+                let anew = "to begin anew, give another --checkpoint-dir";
+                directory.map(|path| newest_in(path, &accept, anew)).transpose()?.flatten()
+            }
+            Resume::From(path) if path.is_dir() => {
+                let other = "--resume takes another directory or a file";
+                Some(newest_in(path, &accept, other)?.ok_or_else(|| {
+                    Error::input(format!("--resume {}", path.display()), "the directory holds no checkpoint")
+                })?)
+            }
             Resume::From(path) => Some(Checkpoint::open(path)?),
         };
         if let Some(directory) = directory.filter(|_| options.resume != Resume::Auto) {
@@ -186,10 +191,7 @@ pub(super) fn restore<D: Device>(
                 None => vec![0.0; spec.num_elements()],
             };
             all.broadcast(&mut values, 0)?;
-            match index.checked_sub(1) {
-                None => trainer.set_tensor(number, &values)?,
-                Some(slot) => trainer.set_slot(slot, number, &values)?,
-            }
+            trainer.write_part(index.checked_sub(1), number, &values)?;
         }
     }
     let loss = (head[3] == 1).then(|| f64::from_bits(head[4] as u64));
@@ -198,17 +200,18 @@ pub(super) fn restore<D: Device>(
 }
 
 /// Returns the newest sound checkpoint of `directory` that `accept` does not refuse, and logs a
-/// warning for each newer one.
-fn newest_in(directory: &Path, accept: &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Option<Checkpoint>> {
+/// warning for each newer one. The error where all are damaged ends with `way_out`.
+fn newest_in(
+    directory: &Path,
+    accept: &dyn Fn(&Checkpoint) -> Result<()>,
+    way_out: &str,
+) -> Result<Option<Checkpoint>> {
     let found = checkpoint::newest_acceptable(directory, accept)?;
     for error in &found.damaged {
         log::warn!("{error}");
     }
     if found.checkpoint.is_none() && !found.damaged.is_empty() {
-        let why = format!(
-            "none of its {} checkpoints is sound; to begin anew, give another --checkpoint-dir",
-            found.damaged.len()
-        );
+        let why = format!("none of its {} checkpoints is sound; {way_out}", found.damaged.len());
         return Err(Error::input(format!("resuming from {}", directory.display()), why));
     }
     Ok(found.checkpoint)

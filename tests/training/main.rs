@@ -98,11 +98,11 @@ fn replica_check(world: &World) {
     let rig = Rig::<Cpu>::new(&network, Features::Flat(50), 1, settings(16, replicas::ways()[0].0));
     rig.with_trainer(&grid, |trainer| {
         let mut weights = vec![0.5_f32; 19 * 10];
-        trainer.set_tensor(2, &weights).unwrap();
+        trainer.write_part(None, 2, &weights).unwrap();
         trainer.check_replicas(3).unwrap();
         if world.rank() == 1 {
             weights[5] = f32::from_bits(weights[5].to_bits() ^ 1);
-            trainer.set_tensor(2, &weights).unwrap();
+            trainer.write_part(None, 2, &weights).unwrap();
         }
         let error = trainer.check_replicas(4).unwrap_err();
         let who =

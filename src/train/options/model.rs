@@ -283,18 +283,7 @@ impl ModelOptions {
             let why = "no module has parameters, so there is nothing to train";
             return Err(Error::input(format!("building {}", model.name), why));
         }
-        let fits = match (model.loss, targets, model.output) {
-            (Loss::CrossEntropy, Targets::Classes(classes), Features::Flat(outputs)) => outputs >= classes,
-            (
-                Loss::CrossEntropy,
-                Targets::Tokens { len, vocabulary },
-                Features::Sequence { len: own, width },
-            ) => own == len && width >= vocabulary,
-            (Loss::MeanSquaredError, Targets::Values(values), output) => output.len() == values,
-            (Loss::MeanOfSquares, Targets::Nothing, _) => true,
-            _ => false,
-        };
-        if fits {
+        if targets.suit(model.loss, model.output) {
             return Ok(model);
         }
         let outputs = model.output;

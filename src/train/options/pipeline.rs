@@ -228,15 +228,21 @@ impl PipelineOptions {
         Ok(plan)
     }
 
-    /// Draws the schedule as --show-schedule asks, for `num_ranks` unless --show-ranks says how many,
-    /// on rank 0. Collective.
+    /// Draws the schedule as --show-schedule asks, for as many ranks as `of_job` returns unless
+    /// --show-ranks says how many, on rank 0. Collective.
     ///
     /// # Errors
-    /// The schedule is not sound, or the file cannot be written.
-    pub fn show(&self, world: &World, file: &str, num_ranks: usize, train: &TrainOptions) -> Result<()> {
+    /// `of_job` failed, the schedule is not sound, or the file cannot be written.
+    pub fn show(
+        &self,
+        world: &World,
+        file: &str,
+        of_job: impl Fn() -> Result<usize>,
+        train: &TrainOptions,
+    ) -> Result<()> {
         let text = self.read_file(world.communicator())?;
         let draw = || {
-            let num_ranks = self.show_ranks.unwrap_or(num_ranks);
+            let num_ranks = self.show_ranks.map_or_else(of_job, Ok)?;
             let num_micro_batches = train.pipeline_micro_batches(num_ranks);
             let (schedule, report) = self.schedule(num_ranks, num_micro_batches, train, text.as_deref())?;
             let path = Path::new(file);

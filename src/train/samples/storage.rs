@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::source::{FileRange, Files};
 use crate::comm::{Grid, Operation, World, shared_room};
 use crate::dataset::{BlockOrder, Data, Dataset, Order};
-use crate::memory::free_bytes;
+use crate::memory::{free_bytes, megabytes};
 use crate::store::{StoreRanks, StoredSet, WindowSet, window_bytes};
 use crate::trace::{self, Name};
 use crate::train::options::{DataStore, Shuffle, TrainOptions};
@@ -145,10 +145,6 @@ impl Storage {
 /// Returns a number of bytes that an `f64` can hold.
 fn clamp(bytes: usize) -> usize {
     bytes.min(1 << 52)
-}
-
-fn megabytes(bytes: usize) -> f64 {
-    bytes as f64 / 1e6
 }
 
 /// Reads samples into memory, and says how far it is. Collective.

@@ -15,17 +15,20 @@ use crate::parallel::watch::BitFold;
 use crate::parallel::zero::ZeroStage;
 
 impl<D: Device> Trainer<'_, D> {
-    /// Overwrites tensor `number` of the model with `values`, on the ranks that hold a part of it.
-    /// Not collective.
+    /// Overwrites tensor `number` of the model (`slot` is `None`) or of a slot of the optimizer with
+    /// `values`, on the ranks that hold a part of it. Not collective.
     ///
     /// # Errors
     /// The transfer to the device failed.
-    pub fn set_tensor(&mut self, number: usize, values: &[f32]) -> Result<()> {
+    pub fn write_part(&mut self, slot: Option<usize>, number: usize, values: &[f32]) -> Result<()> {
         for (local, (other, shard)) in self.layout.tensors.iter().enumerate() {
             if *other == number {
                 let mut block = vec![0.0; shard.num_elements()];
                 shard.extract(values, &mut block);
-                self.weights.write_parameter(self.device, local, &block)?;
+                match slot {
+                    None => self.weights.write_parameter(self.device, local, &block)?,
+                    Some(slot) => self.weights.write_slot(self.device, slot, local, &block)?,
+                }
             }
         }
         Ok(())
@@ -34,22 +37,6 @@ impl<D: Device> Trainer<'_, D> {
     /// Returns the names of the values that the optimizer keeps for each parameter.
     pub fn slot_names(&self) -> &'static [&'static str] {
         self.weights.slot_names()
-    }
-
-    /// Overwrites tensor `number` of slot `slot` of the optimizer with `values`, on the ranks that
-    /// hold a part of it. Not collective.
-    ///
-    /// # Errors
-    /// The transfer to the device failed.
-    pub fn set_slot(&mut self, slot: usize, number: usize, values: &[f32]) -> Result<()> {
-        for (local, (other, shard)) in self.layout.tensors.iter().enumerate() {
-            if *other == number {
-                let mut block = vec![0.0; shard.num_elements()];
-                shard.extract(values, &mut block);
-                self.weights.write_slot(self.device, slot, local, &block)?;
-            }
-        }
-        Ok(())
     }
 
     /// Calls `show` with the part of tensor `number` of the model (`slot` is `None`) or of a slot of

@@ -262,7 +262,7 @@ impl<'a, D: TestDevice> Rig<'a, D> {
         set_parameters(trainer, &self.model, parameters);
         for slot in 0..trainer.slot_names().len() {
             for (number, tensor) in self.model.tensors.iter().enumerate() {
-                trainer.set_slot(slot, number, &vec![0.0; tensor.num_elements()]).unwrap();
+                trainer.write_part(Some(slot), number, &vec![0.0; tensor.num_elements()]).unwrap();
             }
         }
     }
@@ -364,7 +364,7 @@ pub fn take_step<D: Device>(
 fn set_parameters<D: TestDevice>(trainer: &mut Trainer<'_, D>, model: &Model, mut values: &[f32]) {
     for (number, tensor) in model.tensors.iter().enumerate() {
         let (own, rest) = values.split_at(tensor.num_elements());
-        trainer.set_tensor(number, own).unwrap();
+        trainer.write_part(None, number, own).unwrap();
         values = rest;
     }
 }
