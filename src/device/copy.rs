@@ -38,6 +38,10 @@ pub trait CopyOperations: MemoryOperations {
     /// [`Role::Exact`](super::Role::Exact) or [`Role::Activations`](super::Role::Activations).
     fn add(&self, from: Self::View<'_>, into: Self::ViewMut<'_>);
 
+    /// Computes `output = first + second`, and then ReLU if `relu`; all are of one length and of one role, as
+    /// with [`CopyOperations::add`].
+    fn sum(&self, first: Self::View<'_>, second: Self::View<'_>, relu: bool, output: Self::ViewMut<'_>);
+
     /// Copies a block from one row-major matrix into another; the views begin where the block does.
     fn copy_block(&self, shape: &BlockShape, from: Self::View<'_>, into: Self::ViewMut<'_>);
 

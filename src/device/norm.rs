@@ -128,15 +128,18 @@ pub trait NormOperations: MemoryOperations {
         input_gradient: Self::ViewMut<'_>,
     );
 
-    /// Computes `output = x̂ · weight + bias`, where x are the values of a group of channels at all
+    /// Computes `output = x̂ · weight + bias + added`, where x are the values of a group of channels at all
     /// positions of an image, and `weight` and `bias` have an element for each channel; then ReLU, if the
-    /// shape has one. `saved` receives [`GroupNormShape::saved_len`] values of each image.
+    /// shape has one. `added`, if there is any, has the shape of the output. `saved` receives
+    /// [`GroupNormShape::saved_len`] values of each image.
+    #[allow(clippy::too_many_arguments)] // one argument for each array of the formula
     fn group_norm_forward(
         &self,
         shape: &GroupNormShape,
         input: Self::View<'_>,
         weight: Self::View<'_>,
         bias: Self::View<'_>,
+        added: Option<Self::View<'_>>,
         saved: Self::ViewMut<'_>,
         output: Self::ViewMut<'_>,
     );

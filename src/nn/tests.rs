@@ -26,6 +26,28 @@ fn lenet_fuses_to_five_layers_with_pytorchs_names() {
 }
 
 #[test]
+fn a_group_norm_adds_the_other_branch_before_the_relu() {
+    let image = Features::Image { height: 6, width: 6, channels: 4 };
+    let words = |modules: &str| {
+        let network = Network::from_text(modules, "test", "test", Loss::CrossEntropy).unwrap();
+        let model = network.build(image).unwrap();
+        model.layers.iter().map(Layer::words).collect::<Vec<_>>().join("; ")
+    };
+    let body = "convolution 4 kernel=3 padding=1\ngroup-norm 2";
+    assert_eq!(words(&format!("residual {{\n{body}\n}}\nrelu\n")), "convolution; group-norm, add, relu");
+    assert_eq!(words(&format!("residual {{\n{body}\n}}\n")), "convolution; group-norm, add");
+    let shortcut = format!("residual {{\n{body}\nshortcut {{\n{body}\nrelu\n}}\n}}\nrelu\n");
+    let four = "convolution; group-norm; convolution; group-norm, relu; add, relu";
+    assert_eq!(words(&shortcut), four);
+    // a value that is added to its own norm, and a sum that has one already
+    assert_eq!(words("residual {\ngroup-norm 2\n}\n"), "group-norm; add");
+    let nested = format!("residual {{\nresidual {{\n{body}\n}}\n}}\n");
+    assert_eq!(words(&nested), "convolution; group-norm, add; add");
+    let in_scope = format!("scope \"a\" {{\nresidual {{\n{body}\n}}\n}}\nrelu\nrelu\n");
+    assert_eq!(words(&in_scope), "convolution; group-norm, add, relu; activation, relu");
+}
+
+#[test]
 fn what_does_not_fit_is_refused_with_the_sizes() {
     let error = |network: Network, input| network.build(input).unwrap_err().to_string();
     let text = error(Network::lenet(10), Features::Image { height: 4, width: 28, channels: 1 });

@@ -144,7 +144,7 @@ fn group_norms(cuda: &Cuda, tolerance: f32) {
     for (rows, positions, channels, groups) in
         [(1, 4, 1, 1), (3, 9, 8, 4), (2, 36, 6, 6), (5, 25, 33, 3), (70, 7, 16, 2)]
     {
-        for relu in [false, true] {
+        for (relu, adds) in [(false, false), (true, false), (false, true), (true, true)] {
             let shape = GroupNormShape { rows, positions, channels, groups, epsilon: 1e-5, relu };
             let len = rows * shape.image_len();
             let arrays = [
@@ -156,8 +156,9 @@ fn group_norms(cuda: &Cuda, tolerance: f32) {
                 output(len),
                 exact(vec![f32::NAN; rows * shape.position_sums_len()]),
             ];
-            let operation = GroupNorm { num_read: 4, shape };
-            compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &operation);
+            // what is added to the outputs is the gradient, an array like any other
+            let operation = GroupNorm { num_read: 4, shape, adds };
+            compare(&format!("{shape:?}, adds {adds}"), cuda, tolerance, &arrays, &operation);
         }
     }
 }

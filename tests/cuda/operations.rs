@@ -189,12 +189,12 @@ operation!(Rotate { shape: AttentionShape, rotation: Rotation }, |this, device, 
     device.rotate(&this.shape, this.rotation, Some(views[0]), outs[0].take().unwrap());
     device.rotate(&this.shape, this.rotation, None, outs[1].take().unwrap());
 });
-operation!(GroupNorm { shape: GroupNormShape }, |this, device, views, outs| {
+operation!(GroupNorm { shape: GroupNormShape, adds: bool }, |this, device, views, outs| {
     let (shape, [input, weight, bias, gradient]) = (&this.shape, [0, 1, 2, 3].map(|at| views[at]));
     let len = shape.rows * shape.saved_len();
     let mut saved = device.allocate(len, Role::Activations).unwrap();
     let (values, output) = (device.view_mut(&mut saved, 0..len), outs[0].take().unwrap());
-    device.group_norm_forward(shape, input, weight, bias, values, output);
+    device.group_norm_forward(shape, input, weight, bias, this.adds.then_some(gradient), values, output);
     let (saved, input_gradient) = (device.view(&saved, 0..len), outs[1].take().unwrap());
     device.group_norm_backward_input(shape, input, weight, saved, gradient, input_gradient);
     device.group_norm_position_sums(shape, input, saved, gradient, outs[2].take().unwrap());
@@ -264,6 +264,9 @@ operation!(Attention { shape: AttentionShape }, |this, device, views, outs| {
     device.attention_next(shape, shape.positions / 2, views[0], outs[2].take().unwrap());
 });
 operation!(Add {}, |_this, device, views, outs| device.add(views[0], outs[0].take().unwrap()));
+operation!(Sum { relu: bool }, |this, device, views, outs| {
+    device.sum(views[0], views[1], this.relu, outs[0].take().unwrap());
+});
 operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, outs| {
     device.transpose_each(this.rows, this.columns, views[0], outs[0].take().unwrap())
 });

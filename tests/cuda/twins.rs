@@ -301,6 +301,10 @@ fn moves(cuda: &Cuda, tolerance: f32) {
         for role in [Role::Activations, Role::Exact] {
             let arrays = [Array(random(len, 3), role), Array(random(len, 4), role)];
             compare("an addition", cuda, tolerance, &arrays, &Add { num_read: 1 });
+            let arrays = [&arrays[..], &[Array(vec![f32::NAN; len], role)]].concat();
+            for relu in [false, true] {
+                compare("a sum of two", cuda, tolerance, &arrays, &Sum { num_read: 2, relu });
+            }
         }
         let numbers: Vec<f32> =
             (0..rows).map(|row| f32::from_bits((7 * row as u32 + 2) % (3 * rows as u32))).collect();

@@ -236,7 +236,7 @@ impl Cpu {
 
 /// Returns x or 0, whichever is greater, or NaN.
 #[inline(always)]
-fn relu(x: f32) -> f32 {
+pub(super) fn relu(x: f32) -> f32 {
     if x > 0.0 || x.is_nan() { x } else { 0.0 }
 }
 

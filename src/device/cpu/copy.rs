@@ -1,6 +1,7 @@
 //! Fills, copies and sums in host memory.
 
 use super::Cpu;
+use super::activation::relu;
 use super::transpose::transpose;
 use crate::device::{BlockShape, CopyOperations, GatheredRows};
 
@@ -15,10 +16,26 @@ impl CopyOperations for Cpu {
 
     fn add(&self, from: &[f32], into: &mut [f32]) {
         assert_eq!(from.len(), into.len(), "arrays that are added have one length");
-        self.vectorised(
-            #[inline(always)]
-            || into.iter_mut().zip(from).for_each(|(sum, value)| *sum += value),
-        );
+        self.zip(into, from, |sum, value| sum + value);
+    }
+
+    fn sum(&self, first: &[f32], second: &[f32], has_relu: bool, output: &mut [f32]) {
+        let len = output.len();
+        assert!(first.len() == len && second.len() == len, "arrays that are added have one length");
+        let part = self.part_len(len);
+        let parts = output.chunks_mut(part).zip(first.chunks(part)).zip(second.chunks(part));
+        self.for_each(parts, |((output, first), second)| {
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    let values = output.iter_mut().zip(first).zip(second);
+                    match has_relu {
+                        true => values.for_each(|((sum, first), second)| *sum = relu(first + second)),
+                        false => values.for_each(|((sum, first), second)| *sum = first + second),
+                    }
+                },
+            );
+        });
     }
 
     fn copy_block(&self, shape: &BlockShape, from: &[f32], into: &mut [f32]) {

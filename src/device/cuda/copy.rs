@@ -11,6 +11,7 @@ use crate::device::{BlockShape, CopyOperations, GatheredRows};
 kernel_table!(CopyKernels in "copy.cu" {
     fill: KernelPair,
     add: KernelPair,
+    sum: KernelPair,
     copy_block: KernelPair,
     transpose_each: KernelPair,
     gather_rows: KernelPair,
@@ -58,6 +59,18 @@ impl CopyOperations for Cuda {
             let (launch, len) = (self.streams.over(from.len, 8), from.len as u64);
             let kernel = self.kernels.of::<CopyKernels>().add.of(from.format);
             launch!(self.streams, kernel, launch, len, from.pointer, into.pointer);
+        }
+    }
+
+    fn sum(&self, first: CudaView<'_>, second: CudaView<'_>, relu: bool, output: CudaViewMut<'_>) {
+        assert!(first.len == output.len && second.len == output.len, "arrays that are added have one length");
+        let is_alike = first.format == output.format && second.format == output.format && output.copy == 0;
+        assert!(is_alike, "arrays that are added have one role");
+        if output.len > 0 {
+            let (launch, len) = (self.streams.over(output.len, 8), output.len as u64);
+            let kernel = self.kernels.of::<CopyKernels>().sum.of(output.format);
+            let (first, second, relu) = (first.pointer, second.pointer, i32::from(relu));
+            launch!(self.streams, kernel, launch, len, first, second, relu, output.pointer);
         }
     }
 

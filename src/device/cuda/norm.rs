@@ -170,16 +170,19 @@ impl NormOperations for Cuda {
         input: CudaView<'_>,
         weight: CudaView<'_>,
         bias: CudaView<'_>,
+        added: Option<CudaView<'_>>,
         _saved: CudaViewMut<'_>,
         output: CudaViewMut<'_>,
     ) {
         assert!(input.len == shape.rows * shape.image_len() && output.len == input.len);
         assert!(weight.len == shape.channels && bias.len == shape.channels);
         assert_eq!(output.format, input.format);
+        assert!(added.is_none_or(|added| added.len == input.len && added.format == input.format));
         let kernel = self.kernels.of::<NormKernels>().group_norm_forward.of(input.format);
         let (sizes, launch) = (GroupNormSizes::new(shape), over_groups(shape));
+        let added = added.map_or(0, |added| added.pointer);
         let [weight, bias, output] = [weight.pointer, bias.pointer, output.pointer];
-        launch!(self.streams, kernel, launch, sizes, input.pointer, weight, bias, output);
+        launch!(self.streams, kernel, launch, sizes, input.pointer, weight, bias, added, output);
     }
 
     fn group_norm_position_sums(

@@ -15,22 +15,22 @@ use crate::nn::{Features, Initial, Module, TensorSpec};
 const NORM_EPSILON: f32 = 1e-5;
 
 impl Builder {
-    /// Adds the layer of the first of `modules`, fused with as many of those that follow as it can perform,
-    /// and returns their number.
-    pub(super) fn add_layer(&mut self, modules: &[Module]) -> Result<usize, String> {
+    /// Adds the layer of `module`, fused with as many of those `following` it as it can perform, and returns
+    /// their number, that of the module included.
+    pub(super) fn add_layer(&mut self, module: &Module, following: &[Module]) -> Result<usize, String> {
         let first_tensor = self.tensors.len();
-        let (kind, taken) = match modules[0] {
+        let (kind, taken) = match *module {
             Module::Linear { outputs, bias, deviation } => {
-                self.linear(outputs, bias, deviation, &modules[1..])?
+                self.linear(outputs, bias, deviation, following)?
             }
-            Module::Product { outputs } => self.product(outputs, &modules[1..])?,
-            Module::Convolution(convolution) => self.convolution(convolution, &modules[1..])?,
+            Module::Product { outputs } => self.product(outputs, following)?,
+            Module::Convolution(convolution) => self.convolution(convolution, following)?,
             Module::MaxPool(windows) => (self.pool(Pooling::Max, windows)?, 1),
             Module::AveragePool(windows) => (self.pool(Pooling::Average, windows)?, 1),
             Module::GlobalAverage => (self.global_average()?, 1),
             Module::LayerNorm { bias } => (self.layer_norm(true, bias), 1),
             Module::RmsNorm => (self.layer_norm(false, false), 1),
-            Module::GroupNorm { groups } => self.group_norm(groups, &modules[1..])?,
+            Module::GroupNorm { groups } => self.group_norm(groups, following)?,
             Module::LayerScale { initial } => (self.layer_scale(initial)?, 1),
             Module::GatedLinearUnit { gate } => (self.gated(gate)?, 1),
             Module::Dropout { rate } => (self.dropout(rate)?, 1),
@@ -150,7 +150,7 @@ impl Builder {
         };
         let columns = self.features.last_dimension();
         let shape = NormShape { rows: 0, columns, epsilon, is_centred, positions };
-        LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Layer(shape), bias })
+        LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Layer(shape), bias, adds: false })
     }
 
     fn group_norm(&mut self, groups: usize, next: &[Module]) -> Built {
@@ -162,7 +162,7 @@ impl Builder {
         let (positions, epsilon) = (height * width, NORM_EPSILON);
         let relu = next.first() == Some(&Module::Activation(Activation::Relu));
         let shape = GroupNormShape { rows: 0, positions, channels, groups, epsilon, relu };
-        let layer = NormLayer { features: self.features, norm: Norm::Group(shape), bias: true };
+        let layer = NormLayer { features: self.features, norm: Norm::Group(shape), bias: true, adds: false };
         Ok((LayerKind::Norm(layer), 1 + usize::from(relu)))
     }
 

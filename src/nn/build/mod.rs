@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use super::layer::{AddLayer, Layer, LayerInputs, LayerKind};
 use super::text::head;
 use super::{Features, LARGEST_SIZE, Model, Module, Network, TensorSpec};
+use crate::device::Activation;
 use crate::sums::{Leaves, Section};
 use crate::{Error, Result};
 
@@ -36,7 +37,7 @@ impl Network {
         }
         let mut builder = Builder::new(input);
         builder
-            .add_all(&self.modules)
+            .add_all(&self.modules, &[])
             .map_err(|ModuleError { at, why }| fail(&format!("module {at}"), why))?;
         let Builder { features, tensors, layers, inputs, .. } = builder;
         let model = Model {
@@ -118,51 +119,64 @@ impl Builder {
         }
     }
 
-    fn add_all(&mut self, modules: &[Module]) -> std::result::Result<(), ModuleError> {
+    /// Adds `modules`, the last fused with as many of those `following` them as one layer can perform, and
+    /// returns the number of these.
+    fn add_all(
+        &mut self,
+        modules: &[Module],
+        following: &[Module],
+    ) -> std::result::Result<usize, ModuleError> {
         let mut at = 0;
         while at < modules.len() {
-            at += self.add(&modules[at..]).map_err(|error| error.within(at, &modules[at]))?;
+            let module = &modules[at];
+            let next = if at + 1 < modules.len() { &modules[at + 1..] } else { following };
+            at += self.add(module, next).map_err(|error| error.within(at, module))?;
         }
-        Ok(())
+        Ok(at - modules.len())
     }
 
-    /// Adds the first of `modules`, fused with as many of those that follow as one layer can
-    /// perform, and returns their number.
-    fn add(&mut self, modules: &[Module]) -> std::result::Result<usize, ModuleError> {
-        match &modules[0] {
-            Module::Residual { body, shortcut } => self.residual(body, shortcut)?,
+    /// Adds `module`, fused with as many of those `following` it as one layer can perform, and returns
+    /// their number, that of the module included.
+    fn add(&mut self, module: &Module, following: &[Module]) -> std::result::Result<usize, ModuleError> {
+        match module {
+            Module::Residual { body, shortcut } => self.residual(body, shortcut, following),
             Module::Scope { prefix, modules } => {
                 let longer = format!("{}{prefix}.", self.prefix);
                 let outer = std::mem::replace(&mut self.prefix, longer);
-                self.add_all(modules).map_err(|error| error.in_branch("its"))?;
+                let taken = self.add_all(modules, following).map_err(|error| error.in_branch("its"))?;
                 self.prefix = outer;
+                Ok(1 + taken)
             }
             Module::Named { name, module } => {
                 self.name = Some(name.clone());
                 let num_tensors = self.tensors.len();
-                let with_next: Vec<Module> =
-                    std::iter::once(module.as_ref()).chain(&modules[1..]).cloned().collect();
-                let taken = self.add(&with_next)?;
+                let taken = self.add(module, following)?;
                 self.name = None;
                 if self.tensors.len() == num_tensors {
                     return Err(ModuleError::here(format!("it is named {name}, but has no tensors")));
                 }
-                return Ok(taken);
+                Ok(taken)
             }
-            _ => return self.add_layer(modules).map_err(ModuleError::here),
+            _ => self.add_layer(module, following).map_err(ModuleError::here),
         }
-        Ok(1)
     }
 
-    fn residual(&mut self, body: &[Module], shortcut: &[Module]) -> std::result::Result<(), ModuleError> {
+    /// Adds the branches of a residual, and their sum with a ReLU that follows. The sum is part of a group
+    /// norm that ends the last branch, or a layer of its own.
+    fn residual(
+        &mut self,
+        body: &[Module],
+        shortcut: &[Module],
+        following: &[Module],
+    ) -> std::result::Result<usize, ModuleError> {
         let (start, features) = (self.value, self.features);
-        self.add_all(body).map_err(|error| error.in_branch("body"))?;
+        self.add_all(body, &[]).map_err(|error| error.in_branch("body"))?;
         let (body_end, body_features) = (self.value, self.features);
         if body_end == start {
             return Err(ModuleError::here("the body of a residual needs a layer".into()));
         }
         (self.value, self.features) = (start, features);
-        self.add_all(shortcut).map_err(|error| error.in_branch("shortcut"))?;
+        self.add_all(shortcut, &[]).map_err(|error| error.in_branch("shortcut"))?;
         if self.features != body_features {
             return Err(ModuleError::here(format!(
                 "the branches of a residual must end alike, but the body ends with {body_features}, the \
@@ -172,8 +186,20 @@ impl Builder {
         }
         let added = if self.value == start { start } else { body_end };
         self.value = self.layers.len();
-        let kind = LayerKind::Add(AddLayer { features: body_features });
-        self.push(kind, self.tensors.len(), Some(added)).map_err(ModuleError::here)
+        let relu = following.first() == Some(&Module::Activation(Activation::Relu));
+        let taken = 1 + usize::from(relu);
+        let last = self.layers.last_mut().zip(self.inputs.last_mut());
+        if let Some((Layer { kind: LayerKind::Norm(norm), .. }, inputs)) = last
+            && inputs.first != added
+            && norm.takes_addition()
+        {
+            norm.add_before_relu(relu);
+            inputs.added = Some(added);
+            return Ok(taken);
+        }
+        let kind = LayerKind::Add(AddLayer { features: body_features, relu });
+        self.push(kind, self.tensors.len(), Some(added)).map_err(ModuleError::here)?;
+        Ok(taken)
     }
 
     /// Adds a layer that reads the current value, and to whose output the value `added` is added.

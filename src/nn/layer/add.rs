@@ -1,16 +1,17 @@
 //! The sum of two values.
 
-use super::passes::{LayerPasses, LayerTensors, PositionRule};
-use crate::device::Device;
+use super::passes::{LayerPasses, LayerSums, LayerTensors, PositionRule, Tape};
+use crate::device::{Activation, BiasShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
 
-/// Returns its input; [`LayerInputs::added`](super::LayerInputs) is added to it, as to the output of any
-/// layer. Gradients pass unchanged.
+/// Adds [`LayerInputs::added`](super::LayerInputs) to its input.
 #[derive(Debug, Clone)]
 pub struct AddLayer {
     /// The shape of a row.
     pub features: Features,
+    /// True if a ReLU follows.
+    pub relu: bool,
 }
 
 impl LayerPasses for AddLayer {
@@ -30,6 +31,10 @@ impl LayerPasses for AddLayer {
         true
     }
 
+    fn activation(&self) -> Activation {
+        if self.relu { Activation::Relu } else { Activation::Identity }
+    }
+
     fn continues(&self) -> bool {
         true
     }
@@ -39,18 +44,44 @@ impl LayerPasses for AddLayer {
     }
 
     fn of_positions(&self, own: Section) -> AddLayer {
-        AddLayer { features: self.features.with_positions(own.len()) }
+        AddLayer { features: self.features.with_positions(own.len()), ..self.clone() }
     }
 
     fn forward<D: Device>(
         &self,
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        _input: D::View<'_>,
+        _saved: D::ViewMut<'_>,
+        _output: D::ViewMut<'_>,
+    ) {
+        unreachable!("an addition has two inputs")
+    }
+
+    fn forward_added<D: Device>(
+        &self,
         device: &D,
         _parameters: LayerTensors<'_, D>,
         _rows: usize,
-        input: D::View<'_>,
+        [first, second]: [D::View<'_>; 2],
         _saved: D::ViewMut<'_>,
         output: D::ViewMut<'_>,
     ) {
-        device.copy(input, output);
+        device.sum(first, second, self.relu, output);
+    }
+
+    fn backward_activation<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        _sums: Option<(LayerSums<'_, D>, Section)>,
+        is_backpropagated: bool,
+    ) {
+        if self.relu && !is_backpropagated {
+            let shape = BiasShape { columns: self.features.len(), positions: 1 };
+            device.activation_backward(Activation::Relu, shape, tape.output, gradient, None);
+        }
     }
 }

@@ -92,7 +92,7 @@ pub enum LayerKind {
 pub struct LayerInputs {
     /// The layer's input.
     pub first: usize,
-    /// The value that is added to the layer's output.
+    /// The value that is added to the layer's output, before its activation.
     pub added: Option<usize>,
 }
 
@@ -235,6 +235,21 @@ impl Layer {
     ) {
         let tensors = LayerTensors { draws, flat: parameters, own: &self.tensors };
         each_kind!(self, kind => kind.forward(device, tensors, rows, input, saved, output));
+    }
+
+    /// Runs the forward pass of a layer to whose output another value is added: see
+    /// [`LayerPasses::forward_added`].
+    pub fn forward_added<D: Device>(
+        &self,
+        device: &D,
+        parameters: &FlatBuffer<D>,
+        rows: usize,
+        inputs: [D::View<'_>; 2],
+        saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        let tensors = LayerTensors { draws: None, flat: parameters, own: &self.tensors };
+        each_kind!(self, kind => kind.forward_added(device, tensors, rows, inputs, saved, output));
     }
 
     /// Returns true if a sequence can be continued by [`Layer::forward_next`].

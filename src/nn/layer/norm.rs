@@ -24,6 +24,8 @@ pub struct NormLayer {
     pub norm: Norm,
     /// True for a layer with a bias, as every group norm is.
     pub bias: bool,
+    /// True for a group norm to whose output [`LayerInputs::added`](super::LayerInputs) is added.
+    pub adds: bool,
 }
 
 /// The numbers of the tensors.
@@ -31,6 +33,18 @@ const WEIGHT: usize = 0;
 const BIAS: usize = 1;
 
 impl NormLayer {
+    /// Returns true if another value can be added to the output: for a group norm without a ReLU.
+    pub fn takes_addition(&self) -> bool {
+        !self.adds && matches!(self.norm, Norm::Group(GroupNormShape { relu: false, .. }))
+    }
+
+    /// Adds another value to the output of a group norm, and a ReLU after that if there is to be one.
+    pub fn add_before_relu(&mut self, relu: bool) {
+        if let Norm::Group(shape) = &mut self.norm {
+            (self.adds, shape.relu) = (true, relu);
+        }
+    }
+
     /// Returns the number of vectors of a row: positions.
     fn positions(&self) -> usize {
         self.features.len() / self.features.last_dimension()
@@ -55,6 +69,7 @@ impl LayerPasses for NormLayer {
         match self.norm {
             Norm::Layer(NormShape { is_centred: true, .. }) => "layer-norm",
             Norm::Layer(_) => "rms-norm",
+            Norm::Group(_) if self.adds => "group-norm, add",
             Norm::Group(_) => "group-norm",
         }
     }
@@ -75,7 +90,7 @@ impl LayerPasses for NormLayer {
     }
 
     fn operations(&self) -> usize {
-        8 * self.features.len()
+        (8 + usize::from(self.adds)) * self.features.len()
     }
 
     fn activation(&self) -> Activation {
@@ -121,9 +136,25 @@ impl LayerPasses for NormLayer {
             }
             Norm::Group(shape) => {
                 let bias = parameters.get(device, BIAS);
-                device.group_norm_forward(&shape, input, weight, bias, saved, output);
+                device.group_norm_forward(&shape, input, weight, bias, None, saved, output);
             }
         }
+    }
+
+    fn forward_added<D: Device>(
+        &self,
+        device: &D,
+        parameters: LayerTensors<'_, D>,
+        rows: usize,
+        [input, added]: [D::View<'_>; 2],
+        saved: D::ViewMut<'_>,
+        output: D::ViewMut<'_>,
+    ) {
+        let Norm::Group(shape) = self.of_rows(rows) else {
+            unreachable!("nothing is added to the output of a layer norm")
+        };
+        let [weight, bias] = [WEIGHT, BIAS].map(|number| parameters.get(device, number));
+        device.group_norm_forward(&shape, input, weight, bias, Some(added), saved, output);
     }
 
     fn backward_activation<D: Device>(
@@ -202,6 +233,8 @@ impl LayerPasses for NormLayer {
         let Norm::Group(shape) = self.of_rows(section.len()) else {
             unreachable!("a layer norm has a backward pass in parts")
         };
+        // the gradient has passed through the ReLU already, for the value that is added
+        let shape = GroupNormShape { relu: shape.relu && !self.adds, ..shape };
         let weight = parameters.get(device, WEIGHT);
         let memory = position_sums.expect("a group norm has room for its sums over positions");
         let of_rows = device.view_mut(memory, 0..section.len() * shape.position_sums_len());

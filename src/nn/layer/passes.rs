@@ -76,6 +76,20 @@ pub trait LayerPasses {
         output: D::ViewMut<'_>,
     );
 
+    /// Runs the forward pass of a layer to whose output, before its activation, another value is added: the
+    /// second of `inputs`, `[rows, output().len()]`. It depends on no draws.
+    fn forward_added<D: Device>(
+        &self,
+        _device: &D,
+        _parameters: LayerTensors<'_, D>,
+        _rows: usize,
+        _inputs: [D::View<'_>; 2],
+        _saved: D::ViewMut<'_>,
+        _output: D::ViewMut<'_>,
+    ) {
+        unreachable!("nothing is added to the output of the {} layer", self.name())
+    }
+
     /// Returns true if the output at a position depends on no later position, and
     /// [`LayerPasses::forward_next`] computes it. A kind in which a position has a meaning, or reads
     /// others, has to implement that.

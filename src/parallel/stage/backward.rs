@@ -62,7 +62,6 @@ impl Stage {
             }
             _ if is_empty => Ok(()),
             Piece::Layer(layer) => {
-                self.branch(context, at, gradients);
                 if pass == Pass::Whole
                     && self.is_whole_backward(at)
                     && layer.fuses_backward(context.exchanger.device, context.section.len())
@@ -82,16 +81,12 @@ impl Stage {
         }
     }
 
-    /// Copies the gradient of the output of piece `at` for the value that is added to it.
-    fn branch<D: Device>(
-        &self,
-        context: &BackwardContext<'_, '_, D>,
-        at: usize,
-        gradients: &mut Gradients<D>,
-    ) {
+    /// Copies the gradient of the output of piece `at`, before its activation, for the value that is added
+    /// to it.
+    fn branch<D: Device>(&self, device: &D, at: usize, rows: usize, gradients: &mut Gradients<D>) {
         let Some(into) = self.pieces[at].added.and_then(|added| added.gradient) else { return };
-        let (device, after) = (context.exchanger.device, &self.positions[at + 1]);
-        let len = context.section.len() * after.width;
+        let after = &self.positions[at + 1];
+        let len = rows * after.width;
         if len == 0 {
             return;
         }
@@ -166,12 +161,15 @@ impl Stage {
         let (device, section) = (context.exchanger.device, context.section);
         let StagePiece { input, input_gradient: into, .. } = self.pieces[at];
         let (before, after, rows) = (&self.positions[input], &self.positions[at + 1], section.len());
+        let (tape, own_len) = (self.tape(device, at, 0..rows, activations), rows * after.width);
+        if self.pieces[at].added.is_some() {
+            let gradient = device.view_mut(here_mut(&mut gradients.values[after.gradient]), 0..own_len);
+            layer.backward_activation(device, &tape, gradient, None, false);
+            self.branch(device, at, rows, gradients);
+        }
         let (mut own, mut memory) = (gradients.values[into].take(), gradients.position_sums.take());
-        let taped = TapedRows {
-            tape: self.tape(device, at, 0..rows, activations),
-            gradient: device.view(here(&gradients.values[after.gradient]), 0..rows * after.width),
-            section,
-        };
+        let gradient = device.view(here(&gradients.values[after.gradient]), 0..own_len);
+        let taped = TapedRows { tape, gradient, section };
         let len = rows * before.width * before.num_gradient_sums;
         let input_gradient = device.view_mut(here_mut(&mut own), 0..len);
         let (parameters, sums) = (context.parameters, &mut *context.gradients);
@@ -206,6 +204,7 @@ impl Stage {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
             let sums = (pass == Pass::Whole).then_some((&mut *context.gradients, section));
             layer.backward_activation(device, &tape, gradient, sums, false);
+            self.branch(device, at, rows, gradients);
         }
         if let Some(exchange) = position_sums.filter(|_| pass == Pass::Whole) {
             let tape = self.tape(device, at, 0..rows, activations);

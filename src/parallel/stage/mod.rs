@@ -24,6 +24,8 @@ mod positions;
 mod weights;
 
 #[cfg(test)]
+mod networks;
+#[cfg(test)]
 mod tests;
 
 use std::ops::Range;
@@ -34,7 +36,7 @@ pub use groups::RowWidths;
 pub use observe::ObservedArray;
 pub use weights::WeightRows;
 
-use self::positions::{Position, StageBuilder, StagePiece};
+use self::positions::{AddedValue, Position, StageBuilder, StagePiece};
 use super::tensor::cross_entropy::{ClassShare, LossArrays};
 use super::tensor::division::FeatureDivision;
 use super::tensor::exchange::{Exchanger, MessageLengths, here, here_mut};
@@ -203,14 +205,15 @@ impl Stage {
                 let saved = device.view_mut(here_mut(&mut saved[at]), 0..rows * layer.saved_len());
                 let len = rows * after.width * after.num_value_sums;
                 let read = device.view(here(&input), 0..rows * before.width);
-                if !layer.is_idle() {
-                    let into = device.view_mut(here_mut(&mut output), 0..len);
-                    layer.forward(device, parameters, *draws, rows, read, saved, into);
-                }
-                if let Some(added) = added.filter(|_| len > 0) {
-                    let value = self.positions[added.position].value;
-                    let value = device.view(here(&values[value]), 0..len);
-                    device.add(value, device.view_mut(here_mut(&mut output), 0..len));
+                let into = device.view_mut(here_mut(&mut output), 0..len);
+                match added {
+                    _ if layer.is_idle() => {}
+                    None => layer.forward(device, parameters, *draws, rows, read, saved, into),
+                    Some(AddedValue { position, .. }) => {
+                        let added = here(&values[self.positions[*position].value]);
+                        let inputs = [read, device.view(added, 0..len)];
+                        layer.forward_added(device, parameters, rows, inputs, saved, into);
+                    }
                 }
                 settle(device);
             }

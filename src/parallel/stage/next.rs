@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::positions::AddedValue;
 use super::{Activations, Stage};
 use crate::device::Device;
 use crate::nn::{FlatBuffer, NextPositions};
@@ -34,18 +35,21 @@ impl Stage {
             let (before, after) = (&self.positions[piece.input], &self.positions[at + 1]);
             let mut output = values[after.value].take();
             let input = here(&values[before.value]);
-            let next = NextPositions {
-                positions: positions.clone(),
-                all_inputs: device.view(input, 0..positions.end * before.width),
-                inputs: device.view(input, rows(before.width)),
-                saved: device.view_mut(here_mut(&mut saved[at]), rows(layer.saved_len())),
-                outputs: device.view_mut(here_mut(&mut output), rows(after.width)),
-            };
-            layer.forward_next(device, parameters, next);
-            if let Some(added) = &piece.added {
-                let value = here(&values[self.positions[added.position].value]);
-                let value = device.view(value, rows(after.width));
-                device.add(value, device.view_mut(here_mut(&mut output), rows(after.width)));
+            let inputs = device.view(input, rows(before.width));
+            let saved = device.view_mut(here_mut(&mut saved[at]), rows(layer.saved_len()));
+            let outputs = device.view_mut(here_mut(&mut output), rows(after.width));
+            match &piece.added {
+                None => {
+                    let all_inputs = device.view(input, 0..positions.end * before.width);
+                    let positions = positions.clone();
+                    let next = NextPositions { positions, all_inputs, inputs, saved, outputs };
+                    layer.forward_next(device, parameters, next);
+                }
+                Some(AddedValue { position, .. }) => {
+                    let added = here(&values[self.positions[*position].value]);
+                    let inputs = [inputs, device.view(added, rows(after.width))];
+                    layer.forward_added(device, parameters, positions.len(), inputs, saved, outputs);
+                }
             }
             values[after.value] = output;
         }

@@ -184,7 +184,7 @@ impl StageBuilder {
             self.positions[input].num_own_sums[0] = exchange.num_value_sums().min(own);
             after.num_own_sums[1] = if is_in_place { 1 } else { exchange.num_gradient_sums().min(own) };
         }
-        let added = added.map(|position| self.add_value(position, &piece, input, gradient));
+        let added = added.map(|position| self.add_value(position, input, gradient));
         self.pieces.push(StagePiece { piece, layer, input, input_gradient, added, position_sums: None });
         self.positions.push(after);
     }
@@ -194,22 +194,22 @@ impl StageBuilder {
         self.num_gradients - 1
     }
 
-    /// Adds the value at `position` to the output of a `piece` that reads `input`, whose gradient is in
+    /// Adds the value at `position` to the output of a piece that reads `input`, whose gradient is in
     /// array `gradient`.
-    fn add_value(&mut self, position: usize, piece: &Piece, input: usize, gradient: usize) -> AddedValue {
+    fn add_value(&mut self, position: usize, input: usize, gradient: usize) -> AddedValue {
         let has_reader = self.pieces.iter().any(|piece| piece.input == position);
         if !has_reader {
             // the end of a branch, whose pieces may change the gradient
             return AddedValue { position, gradient: Some(self.positions[position].gradient) };
         }
-        let copy = self.may_change(piece, input, gradient).then(|| self.new_gradient());
+        let copy = self.may_change(input, gradient).then(|| self.new_gradient());
         self.positions[position].other_gradients.push(copy.unwrap_or(gradient));
         AddedValue { position, gradient: copy }
     }
 
-    /// Returns true if the backward pass of a `piece` that reads `input`, or of those before it, changes
-    /// array `gradient` in place, where the gradient of the piece's output is.
-    fn may_change(&self, piece: &Piece, input: usize, gradient: usize) -> bool {
+    /// Returns true if the backward pass of those before a piece that reads `input` changes array `gradient`
+    /// in place, where the gradient of the piece's output is.
+    fn may_change(&self, input: usize, gradient: usize) -> bool {
         let changes = |piece: &Piece| match piece {
             Piece::Layer(layer) => layer.activation() != Activation::Identity,
             Piece::Exchange(exchange) => exchange.kind == ExchangeKind::SumGradient,
@@ -220,7 +220,7 @@ impl StageBuilder {
             Some(before).filter(produced)
         });
         let producers = earlier.filter_map(|position| self.pieces.get(position.checked_sub(1)?));
-        changes(piece) || producers.into_iter().any(|producer| changes(&producer.piece))
+        producers.into_iter().any(|producer| changes(&producer.piece))
     }
 }
 

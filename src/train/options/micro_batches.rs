@@ -93,7 +93,7 @@ mod tests {
         let image = Features::Image { height: 32, width: 32, channels: 3 };
         let resnet = Network::resnet(3, 16, 10).build(image).unwrap();
         // 16 channels of 32 × 32 are 64 KiB
-        assert_eq!([1, 16, 17, 64, 128, 100].map(|share| cached(&resnet, share)), [1, 1, 2, 4, 8, 8]);
+        assert_eq!([1, 16, 24, 64, 128, 100].map(|share| cached(&resnet, share)), [1, 1, 2, 4, 8, 8]);
         let sizes = GptSizes { layers: 6, heads: 6, width: 384, bias: false, dropout: 0.0 };
         let gpt = Network::gpt(sizes).build(Features::Tokens { len: 256, vocabulary: 65 }).unwrap();
         assert_eq!(cached(&gpt, 8), 1);

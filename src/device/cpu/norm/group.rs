@@ -61,12 +61,20 @@ impl<'a> GroupSums<'a> {
     }
 }
 
+/// The arrays that make the outputs of normalised values.
+#[derive(Clone, Copy)]
+pub(super) struct GroupAffine<'a> {
+    pub(super) weight: &'a [f32],
+    pub(super) bias: &'a [f32],
+    /// The images that are added, before the ReLU.
+    pub(super) added: Option<&'a [f32]>,
+}
+
 /// Normalises images.
 pub(super) struct GroupForward<'a> {
     pub(super) shape: &'a GroupNormShape,
     pub(super) input: &'a [f32],
-    pub(super) weight: &'a [f32],
-    pub(super) bias: &'a [f32],
+    pub(super) affine: GroupAffine<'a>,
     pub(super) saved: &'a mut [f32],
     pub(super) output: &'a mut [f32],
     /// Memory for two values of each channel.
@@ -78,11 +86,11 @@ impl WithSimd for GroupForward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let GroupForward { shape, input, weight, bias, saved, output, channels } = self;
+        let GroupForward { shape, input, affine, saved, output, channels } = self;
         let (num, len) = (shape.channels, (shape.positions * shape.group_len()) as f32);
         let (means, sums) = channels.split_at_mut(num);
         let images = input.chunks_exact(shape.image_len()).zip(output.chunks_exact_mut(shape.image_len()));
-        for ((x, y), saved) in images.zip(saved.chunks_exact_mut(shape.saved_len())) {
+        for (image, ((x, y), saved)) in images.zip(saved.chunks_exact_mut(shape.saved_len())).enumerate() {
             for block in Block::all(simd, num) {
                 block.sum(
                     [x],
@@ -114,21 +122,46 @@ impl WithSimd for GroupForward<'_> {
             }
             let scales = &mut *sums;
             spread(shape, saved, SCALE, scales);
-            // no value is below −∞
-            let least = simd.splat_f32s(if shape.relu { 0.0 } else { f32::NEG_INFINITY });
-            for block in Block::all(simd, num) {
-                let [mean, scale, weight, bias] = block.load([means, scales, weight, bias], 0);
-                block.map(
-                    [x],
-                    y,
-                    #[inline(always)]
-                    |[x]| {
-                        let value = simd.add_f32s(normalise(simd, x, [mean, scale, weight]), bias);
-                        // NaN stays
-                        simd.select_f32s(simd.less_than_or_equal_f32s(value, least), least, value)
-                    },
-                );
+            let statistics = [&*means, scales];
+            match affine.added {
+                None => affine.apply(simd, shape, statistics, [x], y),
+                Some(added) => {
+                    let [added] = image_of([added], image, shape);
+                    affine.apply(simd, shape, statistics, [x, added], y);
+                }
             }
+        }
+    }
+}
+
+impl GroupAffine<'_> {
+    /// Computes an image of outputs from x and, if there is one, the image that is added.
+    #[inline(always)]
+    fn apply<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        shape: &GroupNormShape,
+        [means, scales]: [&[f32]; 2],
+        images: [&[f32]; N],
+        output: &mut [f32],
+    ) {
+        // no value is below −∞
+        let least = simd.splat_f32s(if shape.relu { 0.0 } else { f32::NEG_INFINITY });
+        for block in Block::all(simd, shape.channels) {
+            let [mean, scale, weight, bias] = block.load([means, scales, self.weight, self.bias], 0);
+            block.map(
+                images,
+                output,
+                #[inline(always)]
+                |values| {
+                    let mut value = simd.add_f32s(normalise(simd, values[0], [mean, scale, weight]), bias);
+                    if let Some(added) = values.get(1) {
+                        value = simd.add_f32s(value, *added);
+                    }
+                    // NaN stays
+                    simd.select_f32s(simd.less_than_or_equal_f32s(value, least), least, value)
+                },
+            );
         }
     }
 }

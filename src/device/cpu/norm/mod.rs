@@ -10,7 +10,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use self::group::{BackwardArrays, GroupBackward, GroupForward, GroupPositionSums, GroupSums, NormInput};
+use self::group::{
+    BackwardArrays, GroupAffine, GroupBackward, GroupForward, GroupPositionSums, GroupSums, NormInput,
+};
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use super::loops::sum_of;
@@ -171,15 +173,19 @@ impl NormOperations for Cpu {
         input: &[f32],
         weight: &[f32],
         bias: &[f32],
+        added: Option<&[f32]>,
         saved: &mut [f32],
         output: &mut [f32],
     ) {
         let part = self.rows_per_thread(shape.rows);
-        let images = input.chunks(part * shape.image_len()).zip(output.chunks_mut(part * shape.image_len()));
+        let len = part * shape.image_len();
+        let images = input.chunks(len).zip(output.chunks_mut(len)).enumerate();
         let saved = saved.chunks_mut(part * shape.saved_len());
-        self.for_each(images.zip(saved), |((input, output), saved)| {
+        self.for_each(images.zip(saved), |((number, (input, output)), saved)| {
+            let added = added.map(|added| &added[number * len..][..input.len()]);
+            let affine = GroupAffine { weight, bias, added };
             with_channels(2 * shape.channels, |channels| {
-                self.arch.dispatch(GroupForward { shape, input, weight, bias, saved, output, channels });
+                self.arch.dispatch(GroupForward { shape, input, affine, saved, output, channels });
             });
         });
     }

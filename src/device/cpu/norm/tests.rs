@@ -23,6 +23,7 @@ struct GroupCase {
     input: Vec<f32>,
     weight: Vec<f32>,
     bias: Vec<f32>,
+    added: Option<Vec<f32>>,
     gradient: Vec<f32>,
 }
 
@@ -30,25 +31,28 @@ struct GroupCase {
 type GroupResults = [Vec<f32>; 3];
 
 impl GroupCase {
-    fn new(positions: usize, channels: usize, groups: usize, relu: bool) -> GroupCase {
+    fn new([positions, channels, groups]: [usize; 3], relu: bool, adds: bool) -> GroupCase {
         let shape = GroupNormShape { rows: 5, positions, channels, groups, epsilon: 1e-5, relu };
         let len = shape.rows * shape.image_len();
         let (weight, bias) = (random(channels, 2), random(channels, 3));
-        GroupCase { shape, input: random(len, 1), weight, bias, gradient: random(len, 4) }
+        let added = adds.then(|| random(len, 5));
+        GroupCase { shape, input: random(len, 1), weight, bias, added, gradient: random(len, 4) }
     }
 
     /// Runs all passes, with a cut before image `cut`, and the backward pass fused or in parts.
     fn run(&self, cpu: &Cpu, cut: usize, is_fused: bool) -> GroupResults {
-        let GroupCase { shape, input, weight, bias, gradient } = self;
+        let GroupCase { shape, input, weight, bias, added, gradient } = self;
         let [mut output, mut input_gradient] = [input.len(); 2].map(poison);
         let mut terms = [vec![], vec![]];
         for images in [0..cut, cut..shape.rows] {
             let shape = &GroupNormShape { rows: images.len(), ..*shape };
             let of = images.start * shape.image_len()..images.end * shape.image_len();
             let (x, y, dy) = (&input[of.clone()], &mut output[of.clone()], &gradient[of.clone()]);
+            let added = added.as_ref().map(|added| &added[of.clone()]);
             let (mut saved, dx) = (poison(shape.rows * shape.saved_len()), &mut input_gradient[of]);
             let mut sums = poison(shape.rows * shape.position_sums_len());
-            cpu.group_norm_forward(shape, x, weight, bias, &mut saved, y);
+
+            cpu.group_norm_forward(shape, x, weight, bias, added, &mut saved, y);
             if is_fused {
                 cpu.group_norm_backward(shape, x, weight, &saved, y, dy, &mut sums, dx);
             } else {
@@ -68,7 +72,7 @@ impl GroupCase {
 
     /// Returns the results of the formula.
     fn expected(&self) -> [Vec<f64>; 3] {
-        let GroupCase { shape, input, weight, bias, gradient } = self;
+        let GroupCase { shape, input, weight, bias, added, gradient } = self;
         let len = shape.positions * shape.group_len();
         let [mut output, mut dx] = [vec![0.0; input.len()], vec![0.0; input.len()]];
         let len_of_terms = shape.rows * shape.channels;
@@ -89,7 +93,10 @@ impl GroupCase {
             let variance = mean_of(&|at, _| (f64::from(input[at]) - mean).powi(2));
             let scale = 1.0 / (variance + f64::from(shape.epsilon)).sqrt();
             let x = |at: usize| (f64::from(input[at]) - mean) * scale;
-            let y = |at: usize, channel: usize| x(at) * f64::from(weight[channel]) + f64::from(bias[channel]);
+            let y = |at: usize, channel: usize| {
+                let added = added.as_ref().map_or(0.0, |added| f64::from(added[at]));
+                x(at) * f64::from(weight[channel]) + f64::from(bias[channel]) + added
+            };
             let is_kept = |at: usize, channel: usize| !shape.relu || y(at, channel) > 0.0;
             let dy = |at, channel| if is_kept(at, channel) { f64::from(gradient[at]) } else { 0.0 };
             let g = |at: usize, channel: usize| dy(at, channel) * f64::from(weight[channel]);
@@ -109,9 +116,10 @@ impl GroupCase {
 #[test]
 fn group_norms_agree_with_the_formula_and_have_the_same_bits_everywhere() {
     let bits = |results: GroupResults| results.map(|values| values.into_iter().map(f32::to_bits).collect());
-    let shapes = [(7, 16, 2), (25, 33, 3), (9, 20, 5), (4, 64, 8), (3, 1, 1)];
-    for ((positions, channels, groups), relu) in shapes.into_iter().flat_map(|s| [(s, false), (s, true)]) {
-        let case = GroupCase::new(positions, channels, groups, relu);
+    let shapes = [[7, 16, 2], [25, 33, 3], [9, 20, 5], [4, 64, 8], [3, 1, 1]];
+    let kinds = [(false, false), (true, false), (false, true), (true, true)];
+    for (shape, (relu, adds)) in shapes.into_iter().flat_map(|shape| kinds.map(|kind| (shape, kind))) {
+        let case = GroupCase::new(shape, relu, adds);
         let found = case.run(&Cpu::new(1).unwrap(), 0, true);
         found.iter().zip(case.expected()).for_each(|(found, expected)| assert_close(found, &expected, 1e-5));
         let expected: [Vec<u32>; 3] = bits(found);
@@ -120,7 +128,7 @@ fn group_norms_agree_with_the_formula_and_have_the_same_bits_everywhere() {
             for cpu in vectors.iter().filter_map(|vectors| Cpu::new(threads).unwrap().with_vectors(*vectors))
             {
                 for (cut, is_fused) in [(0, false), (2, true), (3, false), (5, true)] {
-                    assert_eq!(bits(case.run(&cpu, cut, is_fused)), expected, "{positions} {channels}");
+                    assert_eq!(bits(case.run(&cpu, cut, is_fused)), expected, "{:?} {adds}", case.shape);
                 }
             }
         }
@@ -132,6 +140,6 @@ fn a_group_norm_with_a_relu_keeps_nan() {
     let shape = GroupNormShape { rows: 1, positions: 2, channels: 2, groups: 2, epsilon: 1e-5, relu: true };
     let (mut saved, mut output) = (poison(shape.saved_len()), vec![0.0; 4]);
     let (input, cpu) = ([f32::NAN, 1.0, 2.0, 3.0], Cpu::new(1).unwrap());
-    cpu.group_norm_forward(&shape, &input, &[1.0; 2], &[0.0; 2], &mut saved, &mut output);
+    cpu.group_norm_forward(&shape, &input, &[1.0; 2], &[0.0; 2], None, &mut saved, &mut output);
     assert!(output[0].is_nan() && output[1] == 0.0 && output[2].is_nan() && output[3] > 0.9, "{output:?}");
 }

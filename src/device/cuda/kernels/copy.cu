@@ -82,12 +82,30 @@ __device__ __forceinline__ void add_values(uint64 len, const T* __restrict__ fro
     });
 }
 
+// output = first + second; then ReLU, if there is to be one.
+template <class T>
+__device__ __forceinline__ void sum_values(
+    uint64 len, const T* __restrict__ first, const T* __restrict__ second, int relu, T* __restrict__ output) {
+    over_values<8>(len, (uint64)first | (uint64)second | (uint64)output, [&](uint64 at, auto count) {
+        Several<T, count.value> sums = load<count.value>(first + at), terms = load<count.value>(second + at);
+        for (uint32 i = 0; i < count.value; i++) {
+            float sum = to_float(sums.at[i]) + to_float(terms.at[i]);
+            sums.at[i] = from_float<T>(relu && sum < 0 ? 0 : sum);
+        }
+        store(output + at, sums);
+    });
+}
+
 #define COPIES(T, name)                                                                                      \
     extern "C" __global__ void fill_##name(uint64 len, float value, T* into) {                               \
         fill_values<T>(len, value, into);                                                                    \
     }                                                                                                        \
     extern "C" __global__ void add_##name(uint64 len, const T* from, T* into) {                              \
         add_values<T>(len, from, into);                                                                      \
+    }                                                                                                        \
+    extern "C" __global__ void sum_##name(                                                                   \
+        uint64 len, const T* first, const T* second, int relu, T* output) {                                  \
+        sum_values<T>(len, first, second, relu, output);                                                     \
     }                                                                                                        \
     extern "C" __global__ void copy_block_##name(                                                            \
         uint32 rows, uint32 columns, uint32 from_stride, uint32 into_stride, const T* from, T* into) {       \

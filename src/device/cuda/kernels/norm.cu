@@ -165,10 +165,12 @@ __device__ __forceinline__ void group_statistics(
     *scale = 1.0f / sqrtf(sum_for_all(squares) / len + shape.epsilon);
 }
 
-// Normalises group `blockIdx.y` of image `blockIdx.x`; then ReLU, if the shape has one.
+// Normalises group `blockIdx.y` of image `blockIdx.x` and adds `added`, which may be null; then ReLU, if the
+// shape has one.
 template <class T>
 __device__ __forceinline__ void group_norm_forward(
-    GroupNormShape shape, const T* input, const float* weight, const float* bias, T* output) {
+    GroupNormShape shape, const T* input, const float* weight, const float* bias, const T* added,
+    T* output) {
     uint64 start = (uint64)blockIdx.x * shape.positions * shape.channels;
     uint32 len = shape.positions * (shape.channels / shape.groups);
     float mean, scale;
@@ -177,6 +179,7 @@ __device__ __forceinline__ void group_norm_forward(
         uint32 index = group_index(shape, blockIdx.y, at), channel = index % shape.channels;
         float normalised = (to_float(input[start + index]) - mean) * scale;
         float value = normalised * weight[channel] + bias[channel];
+        value += added ? to_float(added[start + index]) : 0;
         output[start + index] = from_float<T>(shape.relu && value < 0 ? 0 : value);
     }
 }
@@ -252,8 +255,9 @@ __device__ __forceinline__ void group_norm_position_sums(
             rows, columns, width, epsilon, is_centred, input, gradient, sums, accumulate);                   \
     }                                                                                                        \
     extern "C" __global__ void group_norm_forward_##name(                                                    \
-        GroupNormShape shape, const T* input, const float* weight, const float* bias, T* output) {           \
-        group_norm_forward<T>(shape, input, weight, bias, output);                                           \
+        GroupNormShape shape, const T* input, const float* weight, const float* bias, const T* added,        \
+        T* output) {                                                                                         \
+        group_norm_forward<T>(shape, input, weight, bias, added, output);                                    \
     }                                                                                                        \
     extern "C" __global__ void group_norm_backward_input_##name(                                             \
         GroupNormShape shape, const T* input, const float* weight, const T* gradient, T* input_gradient) {   \
