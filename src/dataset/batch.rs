@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Dataset, Sampler};
+use super::{Dataset, ReplicaRows, Sampler};
 use crate::Result;
 
 /// Standardisation, `(value − mean) / deviation`, with one pair for each channel or feature, or one
@@ -97,13 +97,13 @@ impl Batches {
         &*self.dataset
     }
 
-    /// Prepares for the samples of step `step`, and begins to prepare for step `next`, if there is
-    /// one. Collective.
+    /// Prepares for the samples of step `step`, of which replicas read those in `rows`, and begins to
+    /// prepare for step `next`, if there is one. Collective.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone).
-    pub fn begin_step(&mut self, step: u64, next: Option<u64>) -> Result<()> {
-        self.dataset.begin_step(&self.sampler, step, next)
+    pub fn begin_step(&mut self, rows: &ReplicaRows<'_>, step: u64, next: Option<u64>) -> Result<()> {
+        self.dataset.begin_step(&self.sampler, rows, step, next)
     }
 
     /// Ends what [`Batches::begin_step`] has begun. Collective.

@@ -37,6 +37,7 @@ pub use tokeniser::Tokeniser;
 
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -110,6 +111,9 @@ impl fmt::Display for Targets {
         }
     }
 }
+
+/// Returns the rows of a batch of the first number of samples that the replica of the second number reads.
+pub type ReplicaRows<'a> = dyn Fn(usize, usize) -> Vec<Range<usize>> + 'a;
 
 /// The number of samples in the fingerprint of a dataset that is not in memory: each may cost a
 /// packed chunk.
@@ -185,13 +189,19 @@ pub trait Dataset {
         SampleBlocks::every((BLOCK_VALUES / len.max(1)).clamp(1, BLOCK_SAMPLES), self.num_samples())
     }
 
-    /// Prepares for [`Dataset::read`] of the samples that `sampler` has for step `step`, and begins
-    /// to prepare for step `next`, if there is one. Collective over the ranks that share a data
-    /// store, which are all; other datasets do nothing.
+    /// Prepares for [`Dataset::read`] of the samples that `sampler` has for step `step`, of which replicas
+    /// read those in `rows`, and begins to prepare for step `next`, if there is one. Collective over the
+    /// ranks that share a data store, which are all; other datasets do nothing.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone).
-    fn begin_step(&mut self, _sampler: &Sampler, _step: u64, _next: Option<u64>) -> Result<()> {
+    fn begin_step(
+        &mut self,
+        _sampler: &Sampler,
+        _rows: &ReplicaRows<'_>,
+        _step: u64,
+        _next: Option<u64>,
+    ) -> Result<()> {
         Ok(())
     }
 

@@ -138,6 +138,12 @@ impl BatchDivision {
         if self.reduces_each { section } else { section.micro_batch(micro_batch, self.num_micro_batches) }
     }
 
+    /// Returns the rows of `replica` in a batch of `len` rows: those of each micro-batch.
+    pub fn rows(self, len: usize, replica: usize) -> Vec<Range<usize>> {
+        let sections = (0..self.num_micro_batches).map(|number| self.section(len, replica, number));
+        sections.map(|section| section.terms()).collect()
+    }
+
     /// Returns the most rows of a micro-batch in batches of up to `len` rows.
     pub fn most_rows(self, len: usize) -> usize {
         let of_len = |len: usize| {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::StoreRanks;
 use crate::Result;
-use crate::comm::{Pending, shard};
-use crate::dataset::Sampler;
+use crate::comm::Pending;
+use crate::dataset::{ReplicaRows, Sampler};
 use crate::trace::{self, Name};
 
 /// The homes of the samples of each step.
@@ -54,11 +54,13 @@ impl SampleExchange {
         self.waited
     }
 
-    /// Waits for the samples of `step` and starts the messages of step `next`. Collective.
+    /// Waits for the samples of `step` and starts the messages of step `next`: those that replicas have in
+    /// `rows`. Collective.
     pub(super) fn begin_step(
         &mut self,
         homes: &mut dyn Home,
         sampler: &Sampler,
+        rows: &ReplicaRows<'_>,
         step: u64,
         next: Option<u64>,
     ) -> Result<()> {
@@ -67,7 +69,7 @@ impl SampleExchange {
             Some(messages) if messages.step == step => messages,
             other => {
                 other.into_iter().for_each(|messages| drop(messages.wait()));
-                self.start(homes, sampler, step)?
+                self.start(homes, sampler, rows, step)?
             }
         };
         self.places.clear();
@@ -82,7 +84,7 @@ impl SampleExchange {
             self.arrived.extend(words.into_iter().map(|word| word as u64));
         }
         if let Some(next) = next {
-            self.under_way = Some(self.start(homes, sampler, next)?);
+            self.under_way = Some(self.start(homes, sampler, rows, next)?);
         }
         drop(span);
         Ok(())
@@ -104,8 +106,14 @@ impl SampleExchange {
 
     /// Starts the messages with the samples of `step` whose homes are on other nodes than the ranks
     /// that need them.
-    fn start(&mut self, homes: &mut dyn Home, sampler: &Sampler, step: u64) -> Result<Messages> {
-        let StoreRanks { all, nodes, replicas, num_replicas, .. } = &self.ranks;
+    fn start(
+        &mut self,
+        homes: &mut dyn Home,
+        sampler: &Sampler,
+        rows: &ReplicaRows<'_>,
+        step: u64,
+    ) -> Result<Messages> {
+        let StoreRanks { all, nodes, replicas, .. } = &self.ranks;
         let mut batch = Vec::new();
         sampler.samples(step, 0..sampler.batch_len(step), &mut batch);
         let home_of: Vec<usize> = batch.iter().map(|sample| homes.rank(step, *sample)).collect();
@@ -113,7 +121,7 @@ impl SampleExchange {
         let mut messages = Messages { step, sends: Vec::new(), receives: Vec::new() };
         // receives first, so that no message arrives unexpected
         let mut wanted: HashMap<usize, Vec<usize>> = HashMap::new();
-        for position in shard(batch.len(), replicas[own], *num_replicas) {
+        for position in rows(batch.len(), replicas[own]).into_iter().flatten() {
             if nodes[home_of[position]] != nodes[own] {
                 wanted.entry(home_of[position]).or_default().push(batch[position]);
             }
@@ -123,7 +131,7 @@ impl SampleExchange {
             messages.receives.push((samples, all.start_receive(words, from, TAG)?));
         }
         for to in (0..all.size()).filter(|to| nodes[*to] != nodes[own]) {
-            let share = shard(batch.len(), replicas[to], *num_replicas);
+            let share = rows(batch.len(), replicas[to]).into_iter().flatten();
             let mut words = Vec::new();
             for position in share.filter(|position| home_of[*position] == own) {
                 let start = words.len();

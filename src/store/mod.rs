@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use crate::Result;
-use crate::comm::{Communicator, Grid, World};
+use crate::comm::Communicator;
 use crate::dataset::{Dataset, Hdf5Set, RowBuffer, RowFormat};
 
 /// The ranks of a job as the data store sees them.
@@ -43,25 +43,15 @@ pub struct StoreRanks {
     pub nodes: Vec<usize>,
     /// The replica that every rank belongs to.
     pub replicas: Vec<usize>,
-    /// The number of replicas, which divide a batch among them.
-    pub num_replicas: usize,
 }
 
 impl StoreRanks {
-    /// Makes a communicator for samples, and gathers the places of all ranks. Collective.
-    ///
-    /// # Errors
-    /// None but those of a gather.
-    pub fn new(world: &World, grid: &Grid) -> Result<StoreRanks> {
-        StoreRanks::of(world.communicator().duplicate(), world.node_communicator().clone(), &grid.data)
-    }
-
     /// Gathers the places of the ranks of `all`, of which those of `node` share memory, and those of
     /// `data` are this rank's replicas. Collective.
     ///
     /// # Errors
     /// None but those of a gather.
-    pub fn of(all: Communicator, node: Communicator, data: &Communicator) -> Result<StoreRanks> {
+    pub fn new(all: Communicator, node: Communicator, data: &Communicator) -> Result<StoreRanks> {
         let mut leader = [all.rank() as i64];
         node.broadcast(&mut leader, 0)?;
         let own = [leader[0], data.rank() as i64];
@@ -69,7 +59,7 @@ impl StoreRanks {
         all.all_gather(&own, &mut places)?;
         let nodes = places.chunks_exact(2).map(|place| place[0] as usize).collect();
         let replicas = places.chunks_exact(2).map(|place| place[1] as usize).collect();
-        Ok(StoreRanks { all, node, nodes, replicas, num_replicas: data.size() })
+        Ok(StoreRanks { all, node, nodes, replicas })
     }
 
     /// Returns the node of this rank.

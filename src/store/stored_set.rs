@@ -7,7 +7,7 @@ use super::exchange::{Home, SampleExchange};
 use super::{SharedFiles, Source, StoreRanks, read_block, row_words};
 use crate::Result;
 use crate::comm::{SharedMemory, shard};
-use crate::dataset::{Dataset, Hdf5Set, RowBuffer, SampleBlocks, Sampler, Targets};
+use crate::dataset::{Dataset, Hdf5Set, ReplicaRows, RowBuffer, SampleBlocks, Sampler, Targets};
 use crate::nn::Features;
 
 /// A set whose samples are all in the job's memory. Every rank reads its share of the blocks, and
@@ -152,9 +152,15 @@ impl Dataset for StoredSet {
         self.blocks.clone()
     }
 
-    fn begin_step(&mut self, sampler: &Sampler, step: u64, next: Option<u64>) -> Result<()> {
+    fn begin_step(
+        &mut self,
+        sampler: &Sampler,
+        rows: &ReplicaRows<'_>,
+        step: u64,
+        next: Option<u64>,
+    ) -> Result<()> {
         match &mut self.exchange {
-            Some(exchange) => exchange.begin_step(&mut self.shelves, sampler, step, next),
+            Some(exchange) => exchange.begin_step(&mut self.shelves, sampler, rows, step, next),
             None => Ok(()),
         }
     }

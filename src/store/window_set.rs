@@ -10,7 +10,7 @@ use super::shelf::Shelf;
 use super::{SharedFiles, Source, StoreRanks, row_words};
 use crate::Result;
 use crate::comm::{self, Communicator};
-use crate::dataset::{BlockOrder, Dataset, EpochOrder, Hdf5Set, SampleBlocks, Sampler, Targets};
+use crate::dataset::{BlockOrder, Dataset, EpochOrder, Hdf5Set, ReplicaRows, SampleBlocks, Sampler, Targets};
 use crate::nn::Features;
 use crate::trace::{self, Name};
 
@@ -216,7 +216,13 @@ impl Dataset for WindowSet {
         self.window.tickets.order.blocks().clone()
     }
 
-    fn begin_step(&mut self, sampler: &Sampler, step: u64, next: Option<u64>) -> Result<()> {
+    fn begin_step(
+        &mut self,
+        sampler: &Sampler,
+        rows: &ReplicaRows<'_>,
+        step: u64,
+        next: Option<u64>,
+    ) -> Result<()> {
         let WindowSet { source, window, exchange, is_cached, .. } = self;
         window.order(next.unwrap_or(step));
         let ticket = window.release(sampler, step);
@@ -234,7 +240,10 @@ impl Dataset for WindowSet {
         }
         self.step = Some(step);
         match exchange {
-            Some(exchange) => exchange.begin_step(&mut WindowHomes { window, source }, sampler, step, next),
+            Some(exchange) => {
+                let homes = &mut WindowHomes { window, source };
+                exchange.begin_step(homes, sampler, rows, step, next)
+            }
             None => Ok(()),
         }
     }

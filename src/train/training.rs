@@ -240,7 +240,9 @@ impl<'a, D: Device> Training<'a, D> {
         let is_tuning_due = self.tuning.as_ref().is_some_and(|tuning| tuning.is_due(len));
         let train = &mut self.samples.train;
         let waited_before = train.dataset().waited();
-        train.begin_step(step, (done < self.length.num_steps).then_some(done))?;
+        let division = self.trainer.division();
+        let rows = |len: usize, replica: usize| division.rows(len, replica);
+        train.begin_step(&rows, step, (done < self.length.num_steps).then_some(done))?;
         let previous = self.trainer.step(step, train, || self.checkpoints.requests());
         let previous = previous.map_err(|error| self.checkpoints.with_last_good(error))?;
         self.waited += train.dataset().waited().saturating_sub(waited_before);
@@ -334,8 +336,8 @@ impl<'a, D: Device> Training<'a, D> {
         let digest = trainer.digest()?;
         let JournalSummary { last_loss, num_samples, median_step_ms } = journal.close();
         // the result is printed even if these fail
-        let written = checkpoints.finish();
-        let exported = checkpoints.export(&trainer, done);
+        let written = unless_alone(checkpoints.finish())?;
+        let exported = unless_alone(checkpoints.export(&trainer, done))?;
         memory::log_reached(run.world)?;
         let result = ResultLine {
             program: run.program.to_owned(),
@@ -367,4 +369,13 @@ impl<'a, D: Device> Training<'a, D> {
 
 fn due(done: u64, every: u64) -> bool {
     every > 0 && done.is_multiple_of(every)
+}
+
+/// Returns the outcome of a collective operation, or its error at once if the other ranks do not have it:
+/// they are in the operation and wait.
+fn unless_alone(outcome: Result<()>) -> Result<Result<()>> {
+    match outcome {
+        Err(error) if !matches!(error, Error::Agreed { .. }) => Err(error),
+        outcome => Ok(outcome),
+    }
 }

@@ -47,7 +47,7 @@ impl Storage {
         files: &Files,
     ) -> Result<Storage> {
         let samples = grid.channels.samples.clone();
-        let ranks = StoreRanks::of(samples, world.node_communicator().clone(), &grid.data)?;
+        let ranks = StoreRanks::new(samples, world.node_communicator().clone(), &grid.data)?;
         let bytes_of = |part: &FileRange| StoredSet::bytes(&ranks, &part.files.borrow(), &part.leaves());
         let bytes: usize = files.ranges().map(bytes_of).sum();
         // the ranks of a node may see different values, so that the smallest counts
@@ -57,11 +57,12 @@ impl Storage {
         world.communicator().all_reduce(&mut extremes, Operation::Max)?;
         let [room, bytes_of_node, free] =
             [-extremes[0], extremes[1], -extremes[2]].map(|bytes| bytes as usize);
+        let memory = if room < free { "shared memory (/dev/shm)" } else { "memory" };
         let is_stored = match options.data.data_store {
             DataStore::Off => false,
             DataStore::On if bytes_of_node > room => {
                 let why = format!(
-                    "the samples take {:.1} MB of a node's memory, and {:.1} MB are free; more nodes, or \
+                    "the samples take {:.1} MB of a node's {memory}, and {:.1} MB are free; more nodes, or \
                      --data-store off, need less",
                     megabytes(bytes_of_node),
                     megabytes(room)
@@ -118,9 +119,12 @@ impl Storage {
         let batch_size = options.batch_size.min(range.len());
         let bytes = window_bytes(&block_order, &train.borrow(), batch_size, world.num_nodes());
         if bytes > room {
+            let way_out = match bytes_of_node <= room {
+                true => "--data-store on keeps all samples there, which fit",
+                false => "fewer blocks are mixed less, but fit",
+            };
             let why = format!(
-                "{window} blocks take {:.1} MB of a node's memory, and {:.1} MB are free; fewer blocks are \
-                 mixed less, but fit",
+                "{window} blocks take {:.1} MB of a node's {memory}, and {:.1} MB are free; {way_out}",
                 megabytes(bytes),
                 megabytes(room)
             );

@@ -12,6 +12,7 @@ use crate::comm::Operation;
 use crate::dataset::Batches;
 use crate::device::{Device, totals};
 use crate::nn::Model;
+use crate::parallel::batch::BatchDivision;
 use crate::parallel::shard;
 use crate::train::feed::{Parts, Resident, Rows};
 
@@ -108,6 +109,11 @@ impl<D: Device> Trainer<'_, D> {
     /// works asynchronously.
     pub fn runs_ahead(&self) -> bool {
         self.device.is_asynchronous()
+    }
+
+    /// Returns the division of batches among the replicas.
+    pub fn division(&self) -> BatchDivision {
+        self.weights.division()
     }
 
     /// Keeps the samples of `batches` on the device if there is room for them, and returns their
