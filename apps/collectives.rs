@@ -30,7 +30,9 @@ use phalanx::{Error, Result};
 #[command(name = "collectives", version, args_override_self = true)]
 struct Arguments {
     /// Print the values of every rank before and after each operation instead of measuring
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = [
+        "operation", "from", "to", "factor", "seconds", "compare", "algorithm", "chunk", "json"
+    ])]
     demo: bool,
 
     /// Operations to measure; all if none is named
@@ -92,8 +94,8 @@ fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
 
 impl Arguments {
     fn check(&self) -> Result<()> {
-        if self.seconds.is_nan() || self.seconds <= 0.0 {
-            return Err(Error::input("--seconds", "it must be above 0"));
+        if !self.seconds.is_finite() || self.seconds <= 0.0 {
+            return Err(Error::input("--seconds", "it must be a number above 0"));
         }
         if self.from > self.to {
             let why = format!("{} bytes are more than the {} of --to", self.from, self.to);

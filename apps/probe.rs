@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use phalanx::app::{CommonOptions, FileOption, Program, check_files, print_line};
+use phalanx::app::{CommonOptions, FileOption, Program, check_files, parse_time, print_line};
 use phalanx::comm::World;
 use phalanx::probe::{
     Findings, Trial, TrialOutcome, attempt, describe_job, request_description, start, topology,
@@ -41,7 +41,7 @@ struct Arguments {
     quick: bool,
 
     /// Kill a job after this time
-    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_time)]
     limit: Duration,
 
     /// Also write the results to this file, as JSON

@@ -2,7 +2,7 @@
 //!
 //! | operations of a [`Communicator`] | MPI | called by |
 //! |---|---|---|
-//! | messages (`send`, `receive`, …) | `MPI_Send`; `MPI_Mprobe` and `MPI_Mrecv`; … | the two ranks |
+//! | messages (`send`, `receive`, …) | `MPI_Send`; `MPI_Mprobe` and `MPI_Imrecv`; … | the two ranks |
 //! | collective operations (`broadcast`, …) | the call of the same name, or a plan | all ranks |
 //! | reductions (`all_reduce`, …) | the call of the same name, or a plan | all ranks |
 //! | `agree`, `compare` | `MPI_Allreduce`, and more only after an error | all ranks |

@@ -7,6 +7,7 @@ use rustix::fs::statvfs;
 
 use super::Communicator;
 use super::world::host_name;
+use crate::memory::megabytes;
 use crate::{Error, Result};
 
 /// The file system in which MPIs on Linux keep shared memory.
@@ -37,7 +38,11 @@ impl SharedMemory {
             // writing to a full file system of this kind ends the process
             Some(room) if bytes > room => Err(Error::failed(
                 format!("sharing memory on {}", host_name()),
-                format!("{} MB are wanted, and {FILE_SYSTEM} has {} MB left", bytes >> 20, room >> 20),
+                format!(
+                    "{:.1} MB are wanted, and {FILE_SYSTEM} has {:.1} MB left",
+                    megabytes(bytes),
+                    megabytes(room)
+                ),
             )),
             _ => Ok(()),
         })?;

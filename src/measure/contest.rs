@@ -55,7 +55,8 @@ pub(super) fn contest(
     });
     let bandwidth = bytes as f64 / median / 1e9;
     let (call, place) = form.words();
-    let chunk_bytes = contenders[0].choice.map(|choice| choice.chunk).filter(|chunk| *chunk < usize::MAX);
+    let followed = contenders[0].choice.filter(|choice| choice.algorithm == algorithms[0]);
+    let chunk_bytes = followed.map(|choice| choice.chunk).filter(|chunk| *chunk < usize::MAX);
     Ok(Some(Row {
         operation: operation.name,
         ranks: all.size(),

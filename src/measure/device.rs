@@ -92,7 +92,9 @@ impl Subject for DeviceSubject<'_> {
         let (values, received) = (values.wait(), received.map(Pending::wait));
         self.buffers = Some(DeviceBuffers { values, received });
         let algorithm = |collective| all.choice(collective, call, self.geometry.len, element).algorithm;
-        Ok(planned.map_or(Algorithm::Mpi, algorithm))
+        // a message is a copy where the ranks map each other's memory
+        let of_messages = if all.maps_peers() { Algorithm::Ipc } else { Algorithm::Mpi };
+        Ok(planned.map_or(of_messages, algorithm))
     }
 
     fn wrong(&mut self) -> Result<u64> {

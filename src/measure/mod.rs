@@ -82,10 +82,11 @@ pub trait Subject {
     fn wrong(&mut self) -> Result<u64>;
 }
 
-/// Returns element `at` of the values of rank `rank`: small whole numbers, whose sums are exact in
-/// every format.
+/// Returns element `at` of the values of rank `rank`: small whole numbers, which cancel over seven ranks, so
+/// that the sums over any number of them are exact in every format. From element 7 on, no two of 49
+/// consecutive ranks have the same values.
 fn value(rank: usize, at: usize) -> f32 {
-    ((rank * 3 + at) % 7 + 1) as f32
+    ((rank * 3 + at + rank / 7 * (at / 7)) % 7) as f32 - 3.0
 }
 
 /// Parses a number of bytes, such as `64`, `4KiB`, `16MiB` or `1GiB`.
@@ -102,7 +103,21 @@ pub fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_bytes;
+    use super::{parse_bytes, value};
+
+    #[test]
+    fn sums_of_values_fit_every_format() {
+        // bf16 holds all whole numbers up to 256
+        for at in [0, 5, 7, 8, 100, 1001] {
+            let mut sum = 0.0;
+            for rank in 0..5000 {
+                sum += value(rank, at);
+                assert!(sum.abs() <= 12.0, "{sum} over {rank} ranks");
+            }
+        }
+        let values = |rank: usize| (0..50).map(|at| value(rank, at)).collect::<Vec<_>>();
+        assert!((1..49).all(|rank| values(rank) != values(0) && values(rank + 5) != values(5)));
+    }
 
     #[test]
     fn sizes_in_words() {

@@ -25,14 +25,15 @@ pub struct Row {
     pub place: &'static str,
     /// The name of the algorithm.
     pub algorithm: String,
-    /// The largest chunk in bytes, if it was given.
+    /// The largest chunk in bytes, if it was given, and the operation has the algorithm it was given for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk_bytes: Option<usize>,
-    /// Median time in microseconds.
+    /// Median of the samples in microseconds.
     pub median_us: f64,
-    /// Shortest time in microseconds.
+    /// Shortest sample in microseconds. A sample is the mean of as many runs as take 60 µs, up to 1000,
+    /// or one longer run, on the slowest rank.
     pub min_us: f64,
-    /// 99th percentile of the times, in microseconds.
+    /// 99th percentile of the samples, in microseconds.
     pub p99_us: f64,
     /// Bytes of the buffer over the median, in GB/s.
     pub algorithm_gbs: f64,
@@ -81,10 +82,10 @@ pub fn header() -> String {
 }
 
 impl Row {
-    /// Returns a line of JSON.
+    /// Returns a line of JSON, with `null` for what is NaN or infinite.
     ///
     /// # Errors
-    /// A value is NaN or infinite.
+    /// None that a row can cause.
     pub fn json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::failed("writing a measurement as JSON", error))
     }

@@ -51,7 +51,7 @@ pub fn time(all: &Communicator, seconds: f64, contenders: &mut [Contender<'_>]) 
     }
     // equal for all, so that the caches are equally warm for all
     let batch = (SHORTEST_SAMPLE / fastest).ceil().clamp(1.0, 1000.0);
-    let num_samples = (seconds / (slowest * batch)).clamp(5.0, 2000.0) as usize;
+    let num_samples = (seconds / (slowest * batch)).clamp(5.0, 1e6) as usize;
     let mut samples = vec![Vec::with_capacity(num_samples); contenders.len()];
     for turn in 0..num_samples {
         for position in 0..contenders.len() {

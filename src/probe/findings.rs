@@ -28,7 +28,7 @@ pub struct TrialReport {
     pub operation: String,
     /// `host` or `device`.
     pub memory: String,
-    /// `blocking` or `started`.
+    /// `blocking` or `non-blocking`.
     pub call: String,
     /// `small` (1 MiB) or `large` (above 2 GiB).
     pub size: String,
@@ -65,7 +65,7 @@ impl Findings {
         let mut text = String::new();
         for line in 0..3 {
             text += &format!("{:<16}", if line == 2 { "operation" } else { "" });
-            columns.iter().for_each(|column| text += &format!("{:<10}", column[line]));
+            columns.iter().for_each(|column| text += &format!("{:<13}", column[line]));
             text = text.trim_end().to_owned() + "\n";
         }
         for operation in OPERATIONS {
@@ -82,7 +82,7 @@ impl Findings {
                     Some(TrialOutcome::Hung) => "HANGS",
                     Some(TrialOutcome::LeftOut) => "left out",
                 };
-                text += &format!("{word:<10}");
+                text += &format!("{word:<13}");
             }
             text = text.trim_end().to_owned() + "\n";
         }

@@ -79,7 +79,7 @@ impl Trial {
     pub fn column(self) -> [&'static str; 3] {
         [
             if self.memory == MemoryKind::Host { "host" } else { "device" },
-            if self.is_blocking { "blocking" } else { "started" },
+            if self.is_blocking { "blocking" } else { "non-blocking" },
             if self.is_large { "large" } else { "small" },
         ]
     }

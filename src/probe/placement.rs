@@ -62,7 +62,7 @@ pub fn describe_job(world: &World) -> Result<JobDescription> {
         node: world.node(),
         host: world.host_name(),
         local_rank: world.local_rank(),
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        cores: world.num_cores(),
         device,
     };
     Ok(JobDescription {

@@ -53,9 +53,9 @@ fn what_dies_and_what_hangs_is_told_from_what_works() {
     let script = folder.path().join("launcher");
     let text_of_script = format!(
         "#!/bin/sh\ncase \"$*\" in\n\
-         *broadcast:host:started*) kill -SEGV $$ ;;\n\
+         *broadcast:host:non-blocking*) kill -SEGV $$ ;;\n\
          *gather:host:blocking*) exec sleep 1000 ;;\n\
-         *reduce:host:started*)\n\
+         *reduce:host:non-blocking*)\n\
          echo 'error: comparing the values: 3 elements are wrong' >&2; exit 1 ;;\n\
          esac\nexec {} \"$@\"\n",
         launcher(2)
@@ -72,9 +72,9 @@ fn what_dies_and_what_hangs_is_told_from_what_works() {
     for trial in trials {
         let name = |key: &str| trial[key].as_str().unwrap();
         let expected = match (name("operation"), name("call")) {
-            ("broadcast", "started") => "died",
+            ("broadcast", "non-blocking") => "died",
             ("gather" | "all-gather", "blocking") => "hung",
-            ("reduce" | "all-reduce", "started") => "wrong",
+            ("reduce" | "all-reduce", "non-blocking") => "wrong",
             _ => "works",
         };
         assert_eq!(name("outcome"), expected, "{trial}");

@@ -33,7 +33,7 @@ impl Communicator {
     }
 
     /// Blocks until a message from rank `from` has arrived and returns its number of elements,
-    /// which may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Mrecv`, MPI-4.1 §3.8). Not
+    /// which may be fewer than `values` holds (`MPI_Mprobe` and `MPI_Imrecv`, MPI-4.1 §3.8). Not
     /// collective.
     ///
     /// # Errors

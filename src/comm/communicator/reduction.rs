@@ -64,9 +64,9 @@ impl Communicator {
         if self.rank() == root { self.check_equal("reducing", send, receive) } else { Ok(()) }
     }
 
-    /// Replaces `values` by their combination over all ranks, the same bits on each: short ones by
-    /// `MPI_Allreduce`, long ones chunk by chunk ([`Algorithm::Pairwise`]), which is faster.
-    /// Collective.
+    /// Replaces `values` by their combination over all ranks, the same bits on each: short ones, and those
+    /// of more ranks than were measured, by `MPI_Allreduce`, others chunk by chunk
+    /// ([`Algorithm::Pairwise`]), which is faster. Collective.
     ///
     /// # Errors
     /// There is no memory for values that arrive.
@@ -173,7 +173,7 @@ impl Communicator {
                 let (send, receive) = (Values::of(send), Values::of_mut(receive));
                 // SAFETY: both slices stay borrowed until the call returns, and the lengths were
                 // checked.
-                unsafe { self.group.mpi.reduce_scatter(Mode::Blocking, send, receive, operation) };
+                self.block_on(|mpi, mode| unsafe { mpi.reduce_scatter(mode, send, receive, operation) });
                 Ok(())
             }
             Algorithm::Pairwise => {
