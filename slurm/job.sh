@@ -69,9 +69,9 @@ train() {
     case " $* " in
         *" --checkpoint-dir"[\ =]*) echo "the directory for checkpoints is CHECKPOINTS in slurm/env.sh" >&2; exit 2 ;;
         # these options do not train
-        *" --help "* | *" --version "* | *" --show-schedule"*) launch "$program" "$@"; exit $? ;;
+        *" --help "* | *" -h "* | *" --version "* | *" -V "* | *" --show-schedule"* | *" --show-network "*) launch "$program" "$@"; exit $? ;;
     esac
-    echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $program on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks, $(date -Is)"
+    echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $program on $SLURM_JOB_NODELIST, ${ranks:-$SLURM_NTASKS} ranks, $(date -Is)"
     before=$(newest)
     # a requeued job resumes from its own checkpoints, whatever its first start began with
     [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || [ -z "$before" ] || set -- "$@" --resume auto

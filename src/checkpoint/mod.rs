@@ -1,16 +1,6 @@
 //! Checkpoints: the state from which a run continues. One file per checkpoint, whole tensors by
 //! name, independent of the layout that wrote it.
 //!
-//! ```text
-//! step-00000050.h5        HDF5 behind a user block of 512 bytes (the seal)
-//!   /                     attributes: step, epoch, step_in_epoch, loss, seed, model, config,
-//!                         options, written_by, parameters_digest
-//!   /model/NAME           f32, PyTorch's name and shape; attribute xxh3_128: checksum of the
-//!                         values, little-endian
-//!   /optimizer/SLOT/NAME  likewise, for each value that the optimizer keeps per parameter
-//!   /standardise          f32, [channels or features, 3]: the standardisation of the inputs
-//! ```
-//!
 //! # Format
 //!
 //! `step-00000500.h5` is an HDF5 file. Its first 512 bytes, HDF5's user block, are a text with the

@@ -96,7 +96,8 @@ pub fn create_beside(path: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(directory_of(path))
 }
 
-fn directory_of(path: &Path) -> &Path {
+/// Returns the directory in which `path` lies.
+pub(super) fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -152,7 +152,7 @@ pub fn write_and_prune(
     report: &mut dyn FnMut(Boundary),
 ) -> Result<Written> {
     let start = Instant::now();
-    let directory = path.parent().unwrap_or(Path::new("."));
+    let directory = write::directory_of(path);
     let step = contents.description.step;
     // an error here shows again when the file is written
     let _ = fs::create_dir_all(directory);

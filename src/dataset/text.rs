@@ -153,7 +153,11 @@ fn split(
         Some(columns) => (columns, columns - 1, [columns; 2]),
     };
     let (len, num_units, tokens) = (tokens.len(), tokens.len() / unit, Rc::new(tokens));
-    let num_train = (num_units as f64 * (1.0 - test_fraction)) as usize * unit;
+    let num_train = match columns {
+        None => (len as f64 * (1.0 - test_fraction)) as usize,
+        // as of the samples of other files
+        Some(columns) => (num_units - (num_units as f64 * test_fraction).round() as usize) * columns,
+    };
     let part = |range: Range<usize>, stride: usize, what: &str| {
         if range.len() <= context {
             let why = match columns {
@@ -243,6 +247,17 @@ mod tests {
     }
 
     #[test]
+    fn samples_at_other_strides_are_other_data() {
+        let of_stride = |stride| {
+            let mut data = of_text("a test", b"abcdefghijklmnopqrst", settings(4, stride)).unwrap();
+            data.train.fingerprint().unwrap()
+        };
+        // the stride that is as long as the context is not part of the fingerprint
+        let [two, three, four] = [2, 3, 4].map(of_stride);
+        assert!(two != three && three != four && four != two);
+    }
+
+    #[test]
     fn tokens_in_hdf5_files_are_one_sequence_or_rows() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.h5");
@@ -266,6 +281,12 @@ mod tests {
         assert_eq!((data.train.num_samples(), test.num_samples()), (3, 2));
         test.read(&[1], &mut inputs, &mut targets).unwrap();
         assert_eq!((inputs, targets), ([16.0, 17.0, 18.0], [17.0, 18.0, 19.0]));
+        // as many rows to test with as of another file
+        write(&[10, 2], "tokens");
+        for (test_fraction, rows) in [(0.9, 1), (0.8, 2), (0.55, 4)] {
+            let data = open_text(&path, TextSettings { test_fraction, ..settings(1, 1) }).unwrap().unwrap();
+            assert_eq!(data.train.num_samples(), rows);
+        }
         for (shape, why) in [(&[20, 1][..], "a row has 1 tokens"), (&[5, 2, 2], "the shape [5, 2, 2]")] {
             write(shape, "tokens");
             let error = open_text(&path, settings(4, 1)).err().unwrap().to_string();

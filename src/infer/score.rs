@@ -103,7 +103,8 @@ impl Score {
     pub(super) fn add(&mut self, predictions: &Predictions) {
         let Predictions { outputs, classes, losses, targets } = predictions;
         self.num_losses += losses.len() as u64;
-        self.loss += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>();
+        // one chain over all samples: partial sums of pieces would depend on the number of ranks
+        self.loss = losses.iter().fold(self.loss, |sum, loss| sum + f64::from(*loss));
         if !self.classes.is_empty() {
             for (class, target) in classes.iter().zip(targets) {
                 let count = &mut self.classes[*target as usize];

@@ -1,9 +1,11 @@
-//! The outputs of a growing sequence beside those of whole ones.
+//! The outputs of a growing sequence beside those of whole ones, and scores of any pieces.
 
 use std::path::Path;
 
-use super::{Decoder, Predictor, TrainedNetwork};
+use super::prediction::Predictions;
+use super::{Decoder, PredictionShape, Predictor, Score, TrainedNetwork};
 use crate::checkpoint::{Contents, Description, StateSource, write};
+use crate::dataset::{Table, Targets};
 use crate::device::Cpu;
 use crate::nn::{Features, GptSizes, Initial, Loss, Model, Network};
 
@@ -94,4 +96,23 @@ fn a_network_that_sees_later_tokens_is_not_continued() {
     let (file, model) = trained(&network, input, &folder.path().join("a.h5"));
     let device = Cpu::new(1).unwrap();
     assert!(Decoder::new(&device, &file, &model).unwrap().is_none());
+}
+
+#[test]
+fn a_score_has_the_same_bits_however_samples_are_cut() {
+    let model = Network::deep_mlp(3, 1).build(Features::Flat(3)).unwrap();
+    let mut samples = vec![0.0; 4001];
+    Initial::Normal { deviation: 5.0 }.fill(1, "losses", 0, &mut samples);
+    let losses: Vec<f32> = samples.iter().map(|exponent| exponent.exp()).collect();
+    let (features, targets) = (Features::Flat(3), Targets::Nothing);
+    let data = Table { source: "test".into(), features, targets, inputs: vec![], target_values: vec![] };
+    let mean = |len: usize| {
+        let mut score = Score::new(PredictionShape::new(&model, &data));
+        for losses in losses.chunks(len) {
+            score.add(&Predictions { losses: losses.to_vec(), ..Predictions::default() });
+        }
+        score.summary().loss.unwrap().to_bits()
+    };
+    let whole = mean(losses.len());
+    assert!([1, 7, 500, 2000].into_iter().all(|len| mean(len) == whole));
 }

@@ -32,6 +32,8 @@ pub(super) const MOMENTUM: &str = "--momentum";
 pub(super) const LEARNING_RATE_SCHEDULE: &str = "--learning-rate-schedule";
 /// The name of the setting with the number of leaves of canonical sums.
 pub(super) const LEAVES: &str = "--leaves";
+/// The name of the setting with the order of the samples.
+pub(super) const SHUFFLE: &str = "--shuffle";
 /// The name of the setting with the number of steps of the whole run.
 pub(super) const STEPS_IN_ALL: &str = "steps in all";
 
@@ -164,10 +166,10 @@ impl Identity {
     /// it was chosen because the samples do not fit into memory.
     fn class_order(&mut self, order: &Order) {
         if *order == Order::Sequential {
-            self.must_stay("--shuffle", name_of(&Shuffle::Off));
+            self.must_stay(SHUFFLE, name_of(&Shuffle::Off));
         }
         if let Order::Blocks(order) = order {
-            self.must_stay("--shuffle", name_of(&Shuffle::Blocks));
+            self.must_stay(SHUFFLE, name_of(&Shuffle::Blocks));
             self.must_stay("--shuffle-window", order.window());
             self.must_stay("blocks of samples", order.blocks().num_blocks());
         }

@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use super::identity::{Identity, LEARNING_RATE_SCHEDULE, LEAVES, MODEL, MOMENTUM, OPTIMIZER, STEPS_IN_ALL};
+use super::identity::{
+    Identity, LEARNING_RATE_SCHEDULE, LEAVES, MODEL, MOMENTUM, OPTIMIZER, SHUFFLE, STEPS_IN_ALL,
+};
 use super::options::{CheckpointOptions, Resume, name_of};
 use super::trainer::Trainer;
 use crate::checkpoint::{self, Checkpoint, Description, Difference};
@@ -105,8 +107,13 @@ impl Start {
         differences.retain(|difference| difference.name != LEAVES);
         if !differences.is_empty() {
             let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
+            let by_memory = match differences.iter().any(|difference| difference.name == SHUFFLE) {
+                true => " (the order of the samples depends on the free memory, unless --shuffle names one)",
+                false => "",
+            };
             let why = format!(
-                "it belongs to another run: {}; restore these settings, or give another --checkpoint-dir",
+                "it belongs to another run: {}{by_memory}; restore these settings, or give another \
+                 --checkpoint-dir",
                 words.join("; ")
             );
             return Err(Error::input(format!("resuming from {path}"), why));
