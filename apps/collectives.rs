@@ -22,16 +22,19 @@ use phalanx::measure::{
     Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, demonstrate, header,
     operation_named, parse_bytes,
 };
-use phalanx::train::{AnyDevice, DeviceOptions};
+use phalanx::train::{AnyDevice, DeviceOptions, Given};
 use phalanx::{Error, Result};
 
 /// Show what collective operations do, or measure how fast they are.
 #[derive(Parser)]
 #[command(name = "collectives", version, args_override_self = true)]
 struct Arguments {
+    #[command(flatten)]
+    given: Given,
+
     /// Print the values of every rank before and after each operation instead of measuring
     #[arg(long, conflicts_with_all = [
-        "operation", "from", "to", "factor", "seconds", "compare", "algorithm", "chunk", "json"
+        "operation", "from", "to", "factor", "seconds", "compare", "algorithm", "chunk", "json", "device"
     ])]
     demo: bool,
 
@@ -101,7 +104,7 @@ impl Arguments {
             let why = format!("{} bytes are more than the {} of --to", self.from, self.to);
             return Err(Error::input("--from", why));
         }
-        Ok(())
+        self.device.check_used(&self.given)
     }
 
     fn settings(&self) -> BenchSettings {

@@ -85,6 +85,7 @@
 mod contents;
 mod description;
 mod directory;
+mod file_layout;
 mod read;
 mod seal;
 mod skeleton;
@@ -97,6 +98,7 @@ mod tests;
 pub use contents::{Contents, StateSource, group_name};
 pub use description::{Description, Difference, Settings};
 pub use directory::{Found, file_name, list, newest_acceptable, newest_sound, remove_temporaries, step_of};
+pub use file_layout::{FileLayout, LayoutBuilder, add_text};
 pub use read::{Checkpoint, Tensor};
 pub use write::{Boundary, create_beside, publish, write};
 pub use writer::{Writer, Written, write_and_prune};

@@ -1,16 +1,9 @@
-//! The HDF5 file without its values, laid out by the HDF5 library in memory, so that the library
-//! never encounters a full disk.
+//! The layout of a checkpoint: an HDF5 file without its values.
 
-use std::fs::File;
-use std::io;
-
-use hdf5::file::LibraryVersion;
-use hdf5::plist::dataset_create::{AllocTime, FillTime};
-use hdf5::types::VarLenUnicode;
-use hdf5::{Group, Location};
-use tempfile::NamedTempFile;
+use hdf5::Group;
 
 use super::contents::{Contents, TensorEntry};
+use super::file_layout::{FileLayout, LayoutBuilder, add_text};
 use super::seal;
 use crate::{Error, Result};
 
@@ -26,63 +19,31 @@ pub(super) struct Checksums {
     pub(super) parameters: u128,
 }
 
-/// A file in memory whose HDF5 datasets are not filled in.
-pub(super) struct Skeleton {
-    pub(super) file: File,
-    /// For each tensor of the contents, the offset of its values in the file.
-    pub(super) offsets: Vec<u64>,
-    /// The length of the whole file.
-    pub(super) len: u64,
-}
-
 /// Lays out the file for `contents`, whose tensors and parameters have these `checksums`, which do
-/// not change the layout. Not collective.
+/// not change the places of values: those of the tensors, in order. Not collective.
 ///
 /// # Errors
 /// The HDF5 library failed.
-pub(super) fn skeleton(contents: &Contents, checksums: &Checksums) -> Result<Skeleton> {
+pub(super) fn skeleton(contents: &Contents, checksums: &Checksums) -> Result<FileLayout> {
     build(contents, checksums)
         .map_err(|error| Error::failed("laying out a checkpoint", format!("HDF5: {error}")))
 }
 
-fn build(contents: &Contents, checksums: &Checksums) -> hdf5::Result<Skeleton> {
-    let system = |error: io::Error| hdf5::Error::Internal(error.to_string());
-    // HDF5 opens files by name only; the name is removed as soon as the file is open
-    let in_memory = NamedTempFile::new_in("/dev/shm").or_else(|_| NamedTempFile::new()).map_err(system)?;
-    let options = hdf5::FileBuilder::new()
-        .with_fcpl(|create| create.userblock(seal::LEN as u64).obj_track_times(false))
-        .with_fapl(|access| access.libver_bounds(LibraryVersion::Earliest, LibraryVersion::V110))
-        .clone();
-    let file = options.create(in_memory.path())?;
-    let (in_memory, path) = in_memory.into_parts();
-    path.close().map_err(system)?;
-    describe(&file, contents, checksums.parameters)?;
-    let mut offsets = Vec::new();
+fn build(contents: &Contents, checksums: &Checksums) -> hdf5::Result<FileLayout> {
+    let mut layout = LayoutBuilder::new(seal::LEN)?;
+    describe(layout.root(), contents, checksums.parameters)?;
     let mut group: Option<(&str, Group)> = None;
     for (entry, checksum) in contents.entries().iter().zip(&checksums.tensors) {
         let TensorEntry { group: path, name, shape } = entry;
         if group.as_ref().is_none_or(|(open, _)| open != path) {
-            group = Some((path, create_group(&file, path)?));
+            group = Some((path, create_group(layout.root(), path)?));
         }
         let Some((_, group)) = &group else { continue };
-        let dataset = group
-            .new_dataset::<f32>()
-            .with_dcpl(|create| {
-                create.alloc_time(Some(AllocTime::Early)).fill_time(FillTime::Never).obj_track_times(false)
-            })
-            .shape(shape.as_slice())
-            .create(name.as_str())?;
-        text(&dataset, "xxh3_128", &format!("{checksum:032x}"))?;
-        let offset = dataset.offset();
-        offsets.push(
-            offset
-                .ok_or_else(|| hdf5::Error::Internal(format!("{path}/{name} has no offset in the file")))?,
-        );
+        let dataset = layout.place::<f32>(group, name, shape)?;
+        add_text(&dataset, "xxh3_128", &format!("{checksum:032x}"))?;
     }
     drop(group);
-    file.close()?;
-    let len = in_memory.metadata().map_err(system)?.len();
-    Ok(Skeleton { file: in_memory, offsets, len })
+    layout.finish()
 }
 
 fn describe(file: &hdf5::File, contents: &Contents, digest: u128) -> hdf5::Result<()> {
@@ -107,8 +68,8 @@ fn describe(file: &hdf5::File, contents: &Contents, digest: u128) -> hdf5::Resul
             .create(STANDARDISE)?;
         dataset.write_raw(numbers.as_flattened())?;
     }
-    text(file, "model", &description.model)?;
-    text(file, "parameters_digest", &format!("{digest:032x}"))?;
+    add_text(file, "model", &description.model)?;
+    add_text(file, "parameters_digest", &format!("{digest:032x}"))?;
     let json = [
         ("config", &description.config),
         ("options", &description.options),
@@ -117,7 +78,7 @@ fn describe(file: &hdf5::File, contents: &Contents, digest: u128) -> hdf5::Resul
     for (name, settings) in json {
         let json =
             serde_json::to_string(settings).map_err(|error| hdf5::Error::Internal(error.to_string()))?;
-        text(file, name, &json)?;
+        add_text(file, name, &json)?;
     }
     Ok(())
 }
@@ -132,10 +93,4 @@ fn create_group(file: &hdf5::File, path: &str) -> hdf5::Result<Group> {
         };
     }
     Ok(group)
-}
-
-fn text(location: &Location, name: &str, value: &str) -> hdf5::Result<()> {
-    let value: VarLenUnicode =
-        value.parse().map_err(|_| hdf5::Error::Internal(format!("{name} holds a zero byte")))?;
-    location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&value)
 }

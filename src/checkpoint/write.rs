@@ -9,8 +9,9 @@ use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::contents::{Contents, StateSource, group_name};
+use super::file_layout::FileLayout;
 use super::seal;
-use super::skeleton::{Checksums, Skeleton, skeleton};
+use super::skeleton::{Checksums, skeleton};
 use crate::nn::hash_values;
 use crate::{Error, Result};
 
@@ -76,8 +77,8 @@ pub(super) fn attempt(
     report(Boundary::Created);
     let checksums = write_values(file.as_file_mut(), contents, &layout, state, report).map_err(system)?;
     let complete = skeleton(contents, &checksums).map_err(otherwise)?;
-    assert_eq!((&complete.offsets, complete.len), (&layout.offsets, layout.len), "one layout of a file");
-    finish(file.as_file_mut(), complete, contents, report).map_err(system)?;
+    assert_eq!((&complete.values, complete.len), (&layout.values, layout.len), "one layout of a file");
+    finish(file.as_file_mut(), complete, report).map_err(system)?;
     publish(file, path, report).map_err(system)?;
     Ok(layout.len)
 }
@@ -105,14 +106,14 @@ pub(super) fn directory_of(path: &Path) -> &Path {
 fn write_values(
     file: &mut File,
     contents: &Contents,
-    layout: &Skeleton,
+    layout: &FileLayout,
     state: &mut dyn StateSource,
     report: &mut dyn FnMut(Boundary),
 ) -> io::Result<Checksums> {
     let (mut tensors, mut digest) = (Vec::new(), Xxh3::new());
-    let mut pending = contents.entries().iter().zip(&layout.offsets);
+    let mut pending = contents.entries().iter().zip(&layout.values);
     state.draw(&mut |values| {
-        let Some((entry, offset)) = pending.next() else {
+        let Some((entry, place)) = pending.next() else {
             return Err(io::Error::other("there are more tensors than in the file"));
         };
         let len: usize = entry.shape.iter().product();
@@ -127,7 +128,7 @@ fn write_values(
             return Err(io::Error::other(why));
         }
         let mut hash = Xxh3::new();
-        file.seek(SeekFrom::Start(*offset))?;
+        file.seek(SeekFrom::Start(place.start))?;
         for block in values.chunks(BLOCK / size_of::<f32>()) {
             hash_values(&mut hash, block);
             if is_parameter {
@@ -145,30 +146,10 @@ fn write_values(
     Ok(Checksums { tensors, parameters: digest.digest128() })
 }
 
-/// Writes everything that is not a value, from the skeleton, then the seal, for which all of the
+/// Writes everything that is not a value, from the layout, then the seal, for which all of the
 /// file is read.
-fn finish(
-    file: &mut File,
-    mut skeleton: Skeleton,
-    contents: &Contents,
-    report: &mut dyn FnMut(Boundary),
-) -> io::Result<()> {
-    let bytes_of = |shape: &[usize]| (shape.iter().product::<usize>() * size_of::<f32>()) as u64;
-    let ends = contents.entries().iter().zip(&skeleton.offsets);
-    let mut values: Vec<(u64, u64)> =
-        ends.map(|(entry, start)| (*start, start + bytes_of(&entry.shape))).collect();
-    values.sort_unstable();
-    values.push((skeleton.len, skeleton.len));
-    let mut at = seal::LEN as u64;
-    let mut between = Vec::new();
-    for (start, end) in values {
-        between.resize((start - at) as usize, 0);
-        skeleton.file.seek(SeekFrom::Start(at))?;
-        skeleton.file.read_exact(&mut between)?;
-        file.seek(SeekFrom::Start(at))?;
-        file.write_all(&between)?;
-        at = end;
-    }
+fn finish(file: &mut File, mut layout: FileLayout, report: &mut dyn FnMut(Boundary)) -> io::Result<()> {
+    layout.copy_to(file, seal::LEN as u64)?;
     report(Boundary::Wrote);
     file.seek(SeekFrom::Start(seal::LEN as u64))?;
     let (mut hash, mut block) = (Xxh3::new(), vec![0; BLOCK]);
@@ -181,7 +162,7 @@ fn finish(
         report(Boundary::Wrote);
     }
     file.seek(SeekFrom::Start(0))?;
-    file.write_all(&seal::make(skeleton.len, hash.digest128()))?;
+    file.write_all(&seal::make(layout.len, hash.digest128()))?;
     report(Boundary::Wrote);
     Ok(())
 }

@@ -18,7 +18,7 @@ use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings};
 use super::tuning::Tuning;
 use crate::app;
 use crate::checkpoint::Description;
-use crate::comm;
+use crate::comm::{self, Operation};
 use crate::device::Device;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::zero::ZeroStage;
@@ -36,6 +36,8 @@ struct Training<'a, D: Device> {
     checkpoints: Checkpoints<'a>,
     journal: Journal,
     length: RunLength,
+    /// True if some rank reads samples in every step.
+    reads_samples: bool,
     /// The number of steps done.
     done: u64,
     /// The number of steps done in earlier starts, if the run was resumed.
@@ -180,6 +182,9 @@ impl<'a, D: Device> Training<'a, D> {
         if kept > 0 {
             log::info!("{kept} samples stay on the device");
         }
+        // an audit reads them on the host
+        let mut reads_samples = [u8::from(trainer.reads_samples() || options.audit.audit > 0)];
+        all.all_reduce(&mut reads_samples, Operation::Max)?;
         let journal = Journal::new(run.world, options, length, loss)?;
         Ok(Training {
             run,
@@ -190,6 +195,7 @@ impl<'a, D: Device> Training<'a, D> {
             checkpoints,
             journal,
             length,
+            reads_samples: reads_samples == [1],
             done: first,
             resumed_after: resumed.map(|resumed| resumed.position.step),
             tested: None,
@@ -240,9 +246,11 @@ impl<'a, D: Device> Training<'a, D> {
         let is_tuning_due = self.tuning.as_ref().is_some_and(|tuning| tuning.is_due(len));
         let train = &mut self.samples.train;
         let waited_before = train.dataset().waited();
-        let division = self.trainer.division();
-        let rows = |len: usize, replica: usize| division.rows(len, replica);
-        train.begin_step(&rows, step, (done < self.length.num_steps).then_some(done))?;
+        if self.reads_samples {
+            let division = self.trainer.division();
+            let rows = |len: usize, replica: usize| division.rows(len, replica);
+            train.begin_step(&rows, step, (done < self.length.num_steps).then_some(done))?;
+        }
         let previous = self.trainer.step(step, train, || self.checkpoints.requests());
         let previous = previous.map_err(|error| self.checkpoints.with_last_good(error))?;
         self.waited += train.dataset().waited().saturating_sub(waited_before);

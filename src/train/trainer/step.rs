@@ -122,13 +122,23 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// A sample cannot be read.
     pub fn keep_samples(&mut self, batches: &mut Batches) -> Result<usize> {
-        let stages = &self.layout.stages;
-        let needs_inputs = stages.iter().any(|stage| stage.index == 0);
-        let needs_targets = stages.iter().any(|stage| stage.head.is_some());
+        let [inputs, targets] = self.needs();
         // recorded steps gather from the samples kept before
         self.recordings.clear();
-        self.resident = Resident::new(self.device, batches, self.capacity, needs_inputs, needs_targets)?;
+        self.resident = Resident::new(self.device, batches, self.capacity, inputs, targets)?;
         Ok(self.resident.as_ref().map_or(0, Resident::num_samples))
+    }
+
+    /// Returns whether this rank's stages take inputs, and whether they take targets.
+    fn needs(&self) -> [bool; 2] {
+        let stages = &self.layout.stages;
+        [stages.iter().any(|stage| stage.index == 0), stages.iter().any(|stage| stage.head.is_some())]
+    }
+
+    /// Returns true if this rank reads samples in every step, because they do not stay on the device. Not
+    /// collective.
+    pub fn reads_samples(&self) -> bool {
+        self.resident.is_none() && self.needs().contains(&true)
     }
 
     fn start(&mut self, step: u64, batches: &mut Batches) -> Result<OpenStep<D>> {
