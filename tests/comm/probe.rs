@@ -184,6 +184,10 @@ fn collectives_show_and_measure_right_values() {
         .run()
         .expect(2)
         .says_once("[possible values: mpi, direct, ");
+    let endless = mpiexec(2, program).args(["--seconds", "NaN"]).run().expect(2);
+    endless.says_once("--seconds: it must be a number above 0");
+    let unused = mpiexec(2, program).args(["--device-transfers", "staged"]).run().expect(2);
+    unused.says_once("--device-transfers: it has no effect in this run");
     let backwards = mpiexec(2, program).args(["--from", "32MiB"]).run().expect(2);
     backwards.says_once("--from: 33554432 bytes are more than the 16777216 of --to");
 }

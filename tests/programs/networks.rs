@@ -99,11 +99,11 @@ fn bad_networks_are_refused_once() {
 #[test]
 fn a_network_of_more_text_than_a_checkpoint_holds_is_trained_with_a_warning() {
     let (_directory, path) = directory();
-    let gpt = "--model gpt --layers 150 --heads 1 --width 4 --context 4 --batch-size 1 --steps 1 \
+    let gpt = "--model gpt --layers 80 --heads 1 --width 4 --context 4 --batch-size 2 --steps 1 \
                --test-fraction 0.0001";
     let done = train("sync_sgd", 2, &format!("{gpt} --checkpoint-dir {path}")).run().expect(0);
     done.says_once("predict and generate cannot use the files of this run");
     let arguments = [format!("{path}/step-00000001.h5"), "--length".into(), "1".into()];
-    let generated = mpiexec(1, support::program("generate")).args(arguments).run();
+    let generated = mpiexec(1, env!("CARGO_BIN_EXE_generate")).args(arguments).run();
     generated.expect(2).says_once("the text of the network was too long");
 }

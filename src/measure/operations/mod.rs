@@ -52,15 +52,15 @@ mod tests {
             let expected = |at| (operation.expected)(&geometry, at);
             (operation.received)(&geometry).map(expected).collect::<Vec<f32>>()
         };
-        // rank 0 has 1 2 3 4, rank 1 has 4 5 6 7
-        assert_eq!(of("send-receive", 1), [1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(of("scatter", 1), [3.0, 4.0]);
-        assert_eq!(of("gather", 0), [1.0, 2.0, 6.0, 7.0]);
-        assert_eq!(of("all-to-all", 1), [3.0, 4.0, 6.0, 7.0]);
-        assert_eq!(of("all-reduce", 0), [5.0, 7.0, 9.0, 11.0]);
-        assert_eq!(of("reduce-scatter", 1), [9.0, 11.0]);
-        assert_eq!(of("scan", 0), [1.0, 2.0, 3.0, 4.0]);
-        assert_eq!(of("scan", 1), [5.0, 7.0, 9.0, 11.0]);
+        // rank 0 has −3 −2 −1 0, rank 1 has 0 1 2 3
+        assert_eq!(of("send-receive", 1), [-3.0, -2.0, -1.0, 0.0]);
+        assert_eq!(of("scatter", 1), [-1.0, 0.0]);
+        assert_eq!(of("gather", 0), [-3.0, -2.0, 2.0, 3.0]);
+        assert_eq!(of("all-to-all", 1), [-1.0, 0.0, 2.0, 3.0]);
+        assert_eq!(of("all-reduce", 0), [-3.0, -1.0, 1.0, 3.0]);
+        assert_eq!(of("reduce-scatter", 1), [1.0, 3.0]);
+        assert_eq!(of("scan", 0), [-3.0, -2.0, -1.0, 0.0]);
+        assert_eq!(of("scan", 1), [-3.0, -1.0, 1.0, 3.0]);
         assert!(of("reduce", 1).is_empty());
     }
 }
