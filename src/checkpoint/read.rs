@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use hdf5::types::VarLenUnicode;
-use hdf5::{Group, Location};
+use hdf5::{Group, Location, LocationType};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::seal::{self, Origin};
@@ -122,10 +122,12 @@ fn read(path: &Path, is_sealed: bool) -> Result<Checkpoint> {
         return Err(Error::input(format!("reading {}", path.display()), why));
     }
     for (group, path) in groups(&root).map_err(fail)? {
-        for dataset in group.datasets().map_err(fail)? {
-            let name = dataset.name();
-            let name = name.rsplit('/').next().unwrap_or_default().to_owned();
-            tensors.push(Tensor { group: path.clone(), name, shape: dataset.shape() });
+        // by name: the library searches the whole file for the name of a dataset that was opened otherwise
+        for name in group.member_names().map_err(fail)? {
+            if group.loc_type_by_name(&name).map_err(fail)? == LocationType::Dataset {
+                let shape = group.dataset(&name).map_err(fail)?.shape();
+                tensors.push(Tensor { group: path.clone(), name, shape });
+            }
         }
     }
     let (mut description, mut parameters_digest) = (Description::default(), String::new());

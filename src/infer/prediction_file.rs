@@ -8,9 +8,9 @@
 //!   /losses               f32, [samples] or [samples, positions], if there are targets
 //! ```
 //!
-//! The HDF5 library lays the file out in memory ([`LayoutBuilder`]). The values are written to their places block by block, under a temporary name in the same
-//! directory; a file under its final name is whole. It contains no time, so equal predictions are equal
-//! bytes.
+//! The HDF5 library lays the file out in memory ([`LayoutBuilder`]). The values are written to their places
+//! block by block, under a temporary name in the same directory; a file under its final name is whole. It
+//! contains no time, so equal predictions are equal bytes.
 
 use std::io;
 use std::os::unix::fs::FileExt;
