@@ -38,6 +38,7 @@ fn main() {
             padding: 1,
             pool: false,
             relu: false,
+            flattens: false,
         };
         let [input, weight] = [rows * shape.image_len(), shape.weight_len()].map(filled);
         let [mut input_gradient, mut weight_gradient] = [input.len(), weight.len()].map(filled);

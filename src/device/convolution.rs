@@ -28,6 +28,9 @@ pub struct ConvolutionShape {
     pub pool: bool,
     /// True for ReLU of the (pooled) outputs.
     pub relu: bool,
+    /// True if the outputs of an image are features in PyTorch's order, channels first; only with ReLU. They
+    /// are an image, channels last, otherwise.
+    pub flattens: bool,
 }
 
 impl ConvolutionShape {
@@ -94,11 +97,11 @@ impl ConvolutionShape {
 
 /// Convolution (cross-correlation, as PyTorch's `Conv2d`), forward and backward.
 pub trait ConvolutionOperations: MemoryOperations {
-    /// Computes the convolution, with `bias` if there is one, then, as `shape` says, 2 × 2 max-pooling
-    /// and ReLU.
+    /// Computes the convolution, with `bias` if there is one, then, as `shape` says, 2 × 2 max-pooling,
+    /// ReLU and the conversion to features.
     ///
-    /// With pooling, `argmax`, of the shape of `output`, receives the place of the maximum in each
-    /// window, in the device's form; it is empty without.
+    /// With pooling, `argmax`, as long as `output`, receives the place of the maximum in each window, in
+    /// the device's form; it is empty without.
     fn convolution_forward(
         &self,
         shape: &ConvolutionShape,
@@ -110,9 +113,9 @@ pub trait ConvolutionOperations: MemoryOperations {
     );
 
     /// Turns `gradient`, that of `output`, into what the other passes read, the gradient of the outputs
-    /// before ReLU; only for shapes with ReLU, of which `rows` is not read. A device whose `argmax` says
-    /// which outputs ReLU set to 0 may leave their gradients as they are: its other passes then take them
-    /// for 0.
+    /// before ReLU, in the order that the device prefers; only for shapes with ReLU, of which `rows` is not
+    /// read. A device whose `argmax` says which outputs ReLU set to 0 may leave their gradients as they are:
+    /// its other passes then take them for 0.
     fn convolution_backward_relu(
         &self,
         shape: &ConvolutionShape,

@@ -37,7 +37,15 @@ fn convolutions(cuda: &Cuda, tolerance: f32) {
         (2, 2, 16, 15, 3, 8, 1, 1),
     ];
     for (rows, channels, height, width, outputs, kernel, stride, padding) in shapes {
-        for (pool, relu) in [(true, true), (true, false), (false, true), (false, false)] {
+        let kinds = [
+            (true, true, true),
+            (true, true, false),
+            (true, false, false),
+            (false, true, true),
+            (false, true, false),
+            (false, false, false),
+        ];
+        for (pool, relu, flattens) in kinds {
             let shape = ConvolutionShape {
                 rows,
                 channels,
@@ -49,6 +57,7 @@ fn convolutions(cuda: &Cuda, tolerance: f32) {
                 padding,
                 pool,
                 relu,
+                flattens,
             };
             if pool && (stride > 1 || height < kernel + 1 || width < kernel + 1) {
                 continue;

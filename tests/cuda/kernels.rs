@@ -48,6 +48,7 @@ fn compile_all(capability: i32) -> String {
             padding,
             pool,
             relu: pool,
+            flattens: pool,
         };
         all.extend(convolution_variants(&shape).map(|constants| (CONVOLUTION_SOURCE, constants)));
     }

@@ -1,5 +1,7 @@
 //! Fills, copies and sums in host memory.
 
+use std::cell::RefCell;
+
 use super::Cpu;
 use super::activation::relu;
 use super::transpose::transpose;
@@ -65,7 +67,23 @@ impl CopyOperations for Cpu {
     }
 }
 
+thread_local! {
+    /// A copy of a matrix that is transposed in place.
+    static MATRIX: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Cpu {
+    /// Transposes each of the `rows × columns` matrices that `values` consists of, on this thread.
+    pub(super) fn transpose_in_place(&self, rows: usize, columns: usize, values: &mut [f32]) {
+        MATRIX.with_borrow_mut(|copy| {
+            copy.resize(rows * columns, 0.0);
+            for matrix in values.chunks_exact_mut(rows * columns) {
+                copy.copy_from_slice(matrix);
+                self.transpose_matrix(rows, columns, copy, matrix);
+            }
+        });
+    }
+
     /// Computes `output = inputᵀ`, `input` being `[rows, columns]`.
     pub(super) fn transpose_matrix(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
         self.vectorised(

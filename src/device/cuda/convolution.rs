@@ -49,6 +49,7 @@ struct ConvolutionSizes {
     stride: u32,
     padding: u32,
     window: u32,
+    flattens: u32,
     relu: u32,
 }
 
@@ -67,15 +68,26 @@ impl ConvolutionSizes {
             stride: size(shape.stride),
             padding: size(shape.padding),
             window: size(shape.window()),
+            flattens: u32::from(shape.flattens),
             relu: u32::from(shape.relu),
         }
     }
 
     /// Returns the numbers that kernels are compiled for: `SHAPE` of the kernels.
-    fn constant(&self) -> [u32; 8] {
-        let ConvolutionSizes { channels, height, width, outputs, kernel, stride, padding, window, .. } =
-            *self;
-        [channels, height, width, outputs, kernel, stride, padding, window]
+    fn constant(&self) -> [u32; 9] {
+        let ConvolutionSizes {
+            channels,
+            height,
+            width,
+            outputs,
+            kernel,
+            stride,
+            padding,
+            window,
+            flattens,
+            ..
+        } = *self;
+        [channels, height, width, outputs, kernel, stride, padding, window, flattens]
     }
 }
 
@@ -101,8 +113,8 @@ impl Cuda {
         shape: &ConvolutionShape,
         format: Format,
     ) -> Option<Rc<ConvolutionKernels>> {
-        let [a, b, c, d, e, f, g, h] = ConvolutionSizes::new(shape).constant();
-        let key = [a, b, c, d, e, f, g, h, format.bytes() as u32];
+        let [a, b, c, d, e, f, g, h, i] = ConvolutionSizes::new(shape).constant();
+        let key = [a, b, c, d, e, f, g, h, i, format.bytes() as u32];
         self.specialised.of(&self.streams, &key, || constants(shape, format))
     }
 }

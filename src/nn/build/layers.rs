@@ -96,6 +96,8 @@ impl Builder {
             [] => (false, false),
         };
         let taken = 1 + usize::from(pool) + usize::from(relu);
+        // with one channel, the order of an image is that of features
+        let flattens = relu && outputs > 1 && next.get(taken - 1) == Some(&Module::Flatten);
         let shape = ConvolutionShape {
             rows: 0,
             channels,
@@ -107,8 +109,9 @@ impl Builder {
             padding,
             pool,
             relu,
+            flattens,
         };
-        Ok((LayerKind::Convolution(ConvolutionLayer { shape, bias }), taken))
+        Ok((LayerKind::Convolution(ConvolutionLayer { shape, bias }), taken + usize::from(flattens)))
     }
 
     fn pool(&self, pooling: Pooling, windows: PoolWindows) -> Result<LayerKind, String> {

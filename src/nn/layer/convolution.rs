@@ -5,7 +5,7 @@ use crate::device::{Activation, ConvolutionShape, Device};
 use crate::nn::Features;
 use crate::sums::Section;
 
-/// A convolution and the pooling and ReLU that follow it.
+/// A convolution and the pooling, ReLU and conversion to features that follow it.
 #[derive(Debug, Clone)]
 pub struct ConvolutionLayer {
     /// The sizes of the convolution; `rows` is 0 here.
@@ -26,7 +26,7 @@ impl ConvolutionLayer {
 
 impl LayerPasses for ConvolutionLayer {
     fn name(&self) -> &'static str {
-        "convolution"
+        if self.shape.flattens { "convolution, flatten" } else { "convolution" }
     }
 
     fn input_len(&self) -> usize {
@@ -34,10 +34,11 @@ impl LayerPasses for ConvolutionLayer {
     }
 
     fn output(&self) -> Features {
-        Features::Image {
-            height: self.shape.output_height(),
-            width: self.shape.output_width(),
-            channels: self.shape.outputs,
+        let ConvolutionShape { outputs: channels, flattens, .. } = self.shape;
+        let (height, width) = (self.shape.output_height(), self.shape.output_width());
+        match flattens {
+            true => Features::Flat(self.shape.output_len()),
+            false => Features::Image { height, width, channels },
         }
     }
 

@@ -58,7 +58,7 @@ pub struct Layer {
 pub enum LayerKind {
     /// A linear layer and the activation that follows it.
     Linear(LinearLayer),
-    /// A convolution and the pooling and ReLU that follow it.
+    /// A convolution and the pooling, ReLU and conversion to features that follow it.
     Convolution(ConvolutionLayer),
     /// Pooling on its own.
     Pool(PoolLayer),

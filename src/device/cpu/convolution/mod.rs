@@ -20,7 +20,8 @@ use smallvec::SmallVec;
 use super::Cpu;
 use super::leaf_sums::{LeafSums, add_up};
 use crate::device::{
-    Activation, ActivationOperations, ConvolutionOperations, ConvolutionShape, ParameterSums, RowSums,
+    Activation, ActivationOperations, BiasShape, ConvolutionOperations, ConvolutionShape, ParameterSums,
+    RowSums,
 };
 use crate::sums::MOST_PENDING;
 use backward::{InputGradient, WeightGradient, is_dense};
@@ -119,14 +120,25 @@ impl ConvolutionOperations for Cpu {
         });
         self.for_each(parts, |(input, argmax, output)| {
             with_scratch(|scratch| {
-                let is_transposed = false;
+                let (is_transposed, output) = (false, &mut *output);
                 self.pass(Forward { shape, input, weight, bias, argmax, output, scratch, is_transposed });
             });
+            if shape.flattens {
+                let BiasShape { columns, positions } = shape.output_rows();
+                self.transpose_in_place(positions, columns, output);
+            }
         });
     }
 
     fn convolution_backward_relu(&self, shape: &ConvolutionShape, output: &[f32], gradient: &mut [f32]) {
-        self.activation_backward(Activation::Relu, shape.output_rows(), output, gradient, None);
+        let rows = shape.output_rows();
+        self.activation_backward(Activation::Relu, rows, output, gradient, None);
+        if shape.flattens {
+            let part = self.rows_per_thread(gradient.len() / shape.output_len()) * shape.output_len();
+            self.for_each(gradient.chunks_mut(part), |gradient| {
+                self.transpose_in_place(rows.columns, rows.positions, gradient);
+            });
+        }
     }
 
     fn convolution_backward_weight(

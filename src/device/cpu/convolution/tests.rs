@@ -93,13 +93,23 @@ fn check_convolution(shape: ConvolutionShape) {
     let full = plain_convolution(&shape, &input, &weight, &bias);
     let (expected, places) = plain_pool(&shape, &full);
     let output_gradient = random(expected.len(), 4);
-    let with_outputs = output_gradient.iter().zip(&expected);
-    let gradient = with_outputs.map(|(g, e)| if shape.relu && *e <= 0.0 { 0.0 } else { *g });
+    // the place among all outputs of the one that has number `at`, channels last
+    let place_of = |at: usize| {
+        let (image, at) = (at / shape.output_len() * shape.output_len(), at % shape.output_len());
+        let num_places = shape.output_len() / shape.outputs;
+        image + if shape.flattens { at % shape.outputs * num_places + at / shape.outputs } else { at }
+    };
+    let gradient: Vec<f32> = (0..expected.len())
+        .map(|at| if shape.relu && expected[at] <= 0.0 { 0.0 } else { output_gradient[place_of(at)] })
+        .collect();
+    let mut in_place = vec![0.0; expected.len()];
+    expected.iter().enumerate().for_each(|(at, value)| in_place[place_of(at)] = *value);
+    let expected = in_place;
 
     let mut weight_expected = vec![0.0_f64; weight.len()];
     let mut bias_expected = vec![0.0_f64; bias.len()];
     let mut input_expected = vec![0.0_f64; input.len()];
-    for (i, (g, &place)) in gradient.zip(&places).enumerate() {
+    for (i, (g, &place)) in gradient.into_iter().zip(&places).enumerate() {
         bias_expected[i % shape.outputs] += f64::from(g);
         for_each_tap(&shape, i / shape.output_len(), place, i % shape.outputs, |at, w| {
             weight_expected[w] += f64::from(g) * f64::from(input[at]);
@@ -140,11 +150,13 @@ proptest! {
     fn convolution_agrees_with_the_formula(
         rows in 1..4_usize, channels in 1..13_usize, outputs in 1..40_usize, kernel in 1..7_usize,
         extra in (1..16_usize, 1..16_usize), steps in (1..4_usize, 0..3_usize), pool: bool, relu: bool,
+        flattens: bool,
     ) {
         let (height, width) = (kernel + extra.0, kernel + extra.1);
         let (stride, padding) = (if pool { 1 } else { steps.0 }, steps.1.min(kernel - 1));
         check_convolution(ConvolutionShape {
             rows, channels, height, width, outputs, kernel, stride, padding, pool, relu,
+            flattens: relu && flattens,
         });
     }
 
@@ -171,6 +183,7 @@ fn convolution_agrees_at_the_sizes_of_lenet_and_cifar() {
         padding: 0,
         pool: true,
         relu: true,
+        flattens: channels > 3,
     };
     for shape in [pooled(1, 28, 10), pooled(10, 12, 20), pooled(3, 32, 6), pooled(6, 14, 16)] {
         check_convolution(shape);
@@ -185,8 +198,19 @@ fn wide(
     outputs: usize,
     padding: usize,
 ) -> ConvolutionShape {
-    let (stride, pool, relu) = (1, false, false);
-    ConvolutionShape { rows, channels, height, width, outputs, kernel: 3, stride, padding, pool, relu }
+    ConvolutionShape {
+        rows,
+        channels,
+        height,
+        width,
+        outputs,
+        kernel: 3,
+        stride: 1,
+        padding,
+        pool: false,
+        relu: false,
+        flattens: false,
+    }
 }
 
 /// The bits of all passes depend neither on the width of vectors, the number of threads nor on how the

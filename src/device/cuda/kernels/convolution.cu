@@ -3,8 +3,8 @@
 // Indices into an image count the zeros around it. A block works on one image at a time. If an image
 // with its zeros and the weights fit into shared memory (`STAGED`), they are copied there once, as
 // floats; otherwise they are read from global memory.
-// The constants `FORMAT` and `SHAPE`, the numbers from `channels` to `window`, choose the kernels: loops of a
-// known length are unrolled, and indices take no divisions. Without them the kernels are for any shape.
+// The constants `FORMAT` and `SHAPE`, the numbers from `channels` to `flattens`, choose the kernels: loops of
+// a known length are unrolled, and indices take no divisions. Without them the kernels are for any shape.
 // `argmax` holds the place of the maximum in its window, 0 to 3 in reading order: the gradient of a
 // pooled output belongs to that one of four outputs of the convolution. It is NO_PLACE if ReLU set the output
 // to 0.
@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_largest(
         }
     }
     best += bias ? bias[at % shape.outputs] : 0;
-    output[at] = from_float<T>(shape.relu && best < 0 ? 0 : best);
+    output[output_place(shape, at)] = from_float<T>(shape.relu && best < 0 ? 0 : best);
     if (shape.window > 1) {
         // as in derive, NaN passes no gradient
         put_number(&argmax[at], shape.relu && !(best > 0) ? NO_PLACE : chosen);

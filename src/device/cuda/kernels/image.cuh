@@ -1,7 +1,7 @@
 // The shape of a convolution with pooling, with images and weights in shared memory.
 
 struct ConvolutionShape {
-    uint32 rows, channels, height, width, outputs, kernel, stride, padding, window, relu;
+    uint32 rows, channels, height, width, outputs, kernel, stride, padding, window, flattens, relu;
 };
 
 __device__ __forceinline__ uint32 output_height(const ConvolutionShape& shape) {
@@ -81,12 +81,18 @@ __device__ __forceinline__ uint32 weight_index(
 // Stands in `argmax` for the place of an output that ReLU set to 0, which takes no gradient.
 const uint32 NO_PLACE = 4;
 
+// Returns the place of pooled output `at` in its image, or among features, channels first.
+__device__ __forceinline__ uint32 output_place(const ConvolutionShape& shape, uint32 at) {
+    uint32 num_places = output_height(shape) * output_width(shape);
+    return shape.flattens ? at % shape.outputs * num_places + at / shape.outputs : at;
+}
+
 // Returns the gradient of pooled output `at` before ReLU.
 template <class T>
 __device__ __forceinline__ float taken_gradient(
     const ConvolutionShape& shape, const T* argmax, const T* gradient, uint32 at) {
     bool is_taken = shape.window == 1 || get_number(argmax[at]) != NO_PLACE;
-    return is_taken ? to_float(gradient[at]) : 0;
+    return is_taken ? to_float(gradient[output_place(shape, at)]) : 0;
 }
 
 // Returns the row, and the column, of the image with its zeros where the kernel begins for the output of
