@@ -83,7 +83,8 @@ impl LayoutBuilder {
 }
 
 impl FileLayout {
-    /// Copies everything from byte `start` on, but for the values, to its place in `file`. Not collective.
+    /// Copies everything from byte `start` on, but for the values, to its place in `file`, which gets the
+    /// length of the layout. Not collective.
     ///
     /// # Errors
     /// The system reports an error, such as a full disk.

@@ -112,7 +112,8 @@ impl fmt::Display for Targets {
     }
 }
 
-/// Returns the rows of a batch of the first number of samples that the replica of the second number reads.
+/// A function of the length of a batch and the number of a replica, which returns the rows of the batch that
+/// the replica reads.
 pub type ReplicaRows<'a> = dyn Fn(usize, usize) -> Vec<Range<usize>> + 'a;
 
 /// The number of samples in the fingerprint of a dataset that is not in memory: each may cost a

@@ -1,11 +1,11 @@
-//! Contract of convolution layers, with pooling and ReLU in the same pass.
+//! Contract of convolution layers, with pooling, ReLU and conversion to features in the same pass.
 
 use super::activation::BiasShape;
 use super::memory::MemoryOperations;
 use super::row_sums::ParameterSums;
 
-/// A convolution with a square kernel, `[outputs, channels, kernel, kernel]`, with optional pooling
-/// and ReLU.
+/// A convolution with a square kernel, `[outputs, channels, kernel, kernel]`, with optional pooling,
+/// ReLU and conversion to features.
 #[derive(Debug, Clone, Copy)]
 pub struct ConvolutionShape {
     /// Images.
@@ -115,7 +115,7 @@ pub trait ConvolutionOperations: MemoryOperations {
     /// Turns `gradient`, that of `output`, into what the other passes read, the gradient of the outputs
     /// before ReLU, in the order that the device prefers; only for shapes with ReLU, of which `rows` is not
     /// read. A device whose `argmax` says which outputs ReLU set to 0 may leave their gradients as they are:
-    /// its other passes then take them for 0.
+    /// its other passes then take them for 0. Called once for a gradient.
     fn convolution_backward_relu(
         &self,
         shape: &ConvolutionShape,

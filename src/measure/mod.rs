@@ -82,11 +82,12 @@ pub trait Subject {
     fn wrong(&mut self) -> Result<u64>;
 }
 
-/// Returns element `at` of the values of rank `rank`: small whole numbers, which cancel over seven ranks, so
-/// that the sums over any number of them are exact in every format. From element 7 on, no two of 49
-/// consecutive ranks have the same values.
+/// Returns element `at` of the values of rank `rank`: whole numbers that differ between ranks. The sum over
+/// consecutive ranks is the difference of two numbers below 13, so that sums over any number of ranks are
+/// exact in every format.
 fn value(rank: usize, at: usize) -> f32 {
-    ((rank * 3 + at + rank / 7 * (at / 7)) % 7) as f32 - 3.0
+    let up_to = |rank: usize| (2 * rank * rank + 5 * rank + at * (rank + 1) + rank / 13 * (at / 13 + 1)) % 13;
+    up_to(rank + 1) as f32 - up_to(rank) as f32
 }
 
 /// Parses a number of bytes, such as `64`, `4KiB`, `16MiB` or `1GiB`.
@@ -106,17 +107,18 @@ mod tests {
     use super::{parse_bytes, value};
 
     #[test]
-    fn sums_of_values_fit_every_format() {
+    fn sums_of_values_fit_every_format_and_tell_ranks_apart() {
+        let sums = |num_ranks: usize| {
+            (0..50).map(|at| (0..num_ranks).map(|rank| value(rank, at)).sum::<f32>()).collect::<Vec<_>>()
+        };
         // bf16 holds all whole numbers up to 256
-        for at in [0, 5, 7, 8, 100, 1001] {
-            let mut sum = 0.0;
-            for rank in 0..5000 {
-                sum += value(rank, at);
-                assert!(sum.abs() <= 12.0, "{sum} over {rank} ranks");
-            }
+        for num_ranks in (1..200).chain([500, 1024, 4096]) {
+            assert!(sums(num_ranks).iter().all(|sum| sum.abs() < 13.0));
+            let num_zeros = sums(num_ranks).iter().filter(|sum| **sum == 0.0).count();
+            assert!(num_zeros <= 25 || num_ranks % 169 == 0, "{num_zeros} zeros with {num_ranks} ranks");
         }
         let values = |rank: usize| (0..50).map(|at| value(rank, at)).collect::<Vec<_>>();
-        assert!((1..49).all(|rank| values(rank) != values(0) && values(rank + 5) != values(5)));
+        assert!((1..50).all(|rank| values(rank) != values(0) && values(rank + 5) != values(5)));
     }
 
     #[test]

@@ -22,11 +22,14 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
     world.wait_inside_mpi();
     let needed = 4 * trial.bytes() * world.num_local_ranks();
     let is_short = trial.is_large && free_bytes().is_some_and(|free| needed > free);
-    // the most that a node lacks
-    let mut lacking = [if is_short { needed as i64 } else { 0 }];
-    all.all_reduce(&mut lacking, Operation::Max)?;
-    if lacking != [0] {
-        return Ok(format!("{LEFT_OUT}it needs {} GiB of free memory on a node", lacking[0] >> 30));
+    // the largest need of a node that has too little
+    let mut needed_where_short = [if is_short { needed as i64 } else { 0 }];
+    all.all_reduce(&mut needed_where_short, Operation::Max)?;
+    if needed_where_short != [0] {
+        return Ok(format!(
+            "{LEFT_OUT}it needs {} GiB of free memory on a node",
+            needed_where_short[0] >> 30
+        ));
     }
     let len = trial.operation.round_up(trial.bytes() / size_of::<f32>(), all.size());
     let forms = CallForm::ALL.into_iter().filter(|form| form.is_blocking == trial.is_blocking);

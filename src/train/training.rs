@@ -182,8 +182,7 @@ impl<'a, D: Device> Training<'a, D> {
         if kept > 0 {
             log::info!("{kept} samples stay on the device");
         }
-        // an audit reads them on the host
-        let mut reads_samples = [u8::from(trainer.reads_samples() || options.audit.audit > 0)];
+        let mut reads_samples = [u8::from(trainer.reads_samples())];
         all.all_reduce(&mut reads_samples, Operation::Max)?;
         let journal = Journal::new(run.world, options, length, loss)?;
         Ok(Training {

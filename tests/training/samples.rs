@@ -116,7 +116,7 @@ pub fn kept_samples(world: &World) {
             let epoch = USED.len().div_ceil(batch) as u64;
             let mut stored = StoredSet::load(&ranks, &files, USED, blocks.clone(), &mut |_| ()).unwrap();
             let block_order = BlockOrder::new(blocks.clone(), 3, 5);
-            // a sample that is not in memory would come from the other files
+            // a sample that is not in memory would come from the other files; a window may lack some
             std::mem::swap(&mut *files.borrow_mut(), &mut others);
             for order in [Order::Shuffled, Order::Blocks(block_order)] {
                 take_steps(all, division, replica, &mut stored, &sampler(order), epoch / 2..2 * epoch + 2);

@@ -52,15 +52,15 @@ mod tests {
             let expected = |at| (operation.expected)(&geometry, at);
             (operation.received)(&geometry).map(expected).collect::<Vec<f32>>()
         };
-        // rank 0 has −3 −2 −1 0, rank 1 has 0 1 2 3
-        assert_eq!(of("send-receive", 1), [-3.0, -2.0, -1.0, 0.0]);
-        assert_eq!(of("scatter", 1), [-1.0, 0.0]);
-        assert_eq!(of("gather", 0), [-3.0, -2.0, 2.0, 3.0]);
-        assert_eq!(of("all-to-all", 1), [-1.0, 0.0, 2.0, 3.0]);
-        assert_eq!(of("all-reduce", 0), [-3.0, -1.0, 1.0, 3.0]);
-        assert_eq!(of("reduce-scatter", 1), [1.0, 3.0]);
-        assert_eq!(of("scan", 0), [-3.0, -2.0, -1.0, 0.0]);
-        assert_eq!(of("scan", 1), [-3.0, -1.0, 1.0, 3.0]);
+        // rank 0 has 7 8 9 −3, rank 1 has −2 −1 0 1
+        assert_eq!(of("send-receive", 1), [7.0, 8.0, 9.0, -3.0]);
+        assert_eq!(of("scatter", 1), [9.0, -3.0]);
+        assert_eq!(of("gather", 0), [7.0, 8.0, 0.0, 1.0]);
+        assert_eq!(of("all-to-all", 1), [9.0, -3.0, 0.0, 1.0]);
+        assert_eq!(of("all-reduce", 0), [5.0, 7.0, 9.0, -2.0]);
+        assert_eq!(of("reduce-scatter", 1), [9.0, -2.0]);
+        assert_eq!(of("scan", 0), [7.0, 8.0, 9.0, -3.0]);
+        assert_eq!(of("scan", 1), [5.0, 7.0, 9.0, -2.0]);
         assert!(of("reduce", 1).is_empty());
     }
 }

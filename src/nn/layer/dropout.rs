@@ -52,6 +52,10 @@ impl LayerPasses for DropoutLayer {
         true
     }
 
+    fn changes_gradient(&self) -> bool {
+        true
+    }
+
     fn continues(&self) -> bool {
         true
     }
@@ -86,9 +90,9 @@ impl LayerPasses for DropoutLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
-        _is_backpropagated: bool,
+        is_backpropagated: bool,
     ) {
-        if let Some(draws) = tape.draws {
+        if let Some(draws) = tape.draws.filter(|_| !is_backpropagated) {
             device.dropout(&self.shape(draws), None, gradient);
         }
     }

@@ -179,10 +179,9 @@ impl Layer {
         each_kind!(self, kind => kind.is_elementwise())
     }
 
-    /// Returns the activation that ends the layer, through which [`Layer::backward_activation`] turns
-    /// gradients in place.
-    pub fn activation(&self) -> Activation {
-        each_kind!(self, kind => kind.activation())
+    /// Returns true if [`Layer::backward_activation`] changes the gradient.
+    pub fn changes_gradient(&self) -> bool {
+        each_kind!(self, kind => kind.changes_gradient())
     }
 
     /// Returns the way in which ranks share the layer.

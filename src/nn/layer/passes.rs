@@ -45,6 +45,11 @@ pub trait LayerPasses {
         Activation::Identity
     }
 
+    /// Returns true if [`LayerPasses::backward_activation`] changes the gradient.
+    fn changes_gradient(&self) -> bool {
+        self.activation() != Activation::Identity
+    }
+
     /// Returns the way in which ranks share the layer.
     fn split_rule(&self) -> SplitRule {
         SplitRule::Replicated

@@ -41,7 +41,7 @@ pub(super) fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
     let residual = |body: Vec<Module>, shortcut: Vec<Module>| {
         vec![linear(5), Module::Residual { body, shortcut }, linear(4)]
     };
-    let gelu = activation(Activation::Gelu);
+    let (gelu, dropout) = (activation(Activation::Gelu), Module::Dropout { rate: 0.3 });
     let residuals = [
         ("norm", vec![linear(5), norm.clone(), linear(4)]),
         ("norm without bias", vec![linear(5), Module::LayerNorm { bias: false }, linear(4)]),
@@ -49,6 +49,8 @@ pub(super) fn networks() -> Vec<(&'static str, Vec<Module>, Features)> {
         ("activation at the end of a body", residual(vec![linear(5), gelu.clone()], vec![])),
         ("activation alone at the end of a body", residual(vec![norm.clone(), gelu.clone()], vec![])),
         ("activation at the start of a body", residual(vec![gelu.clone(), linear(5)], vec![])),
+        ("dropout at the end of a body", residual(vec![norm.clone(), linear(5), dropout.clone()], vec![])),
+        ("dropouts in both branches", residual(vec![linear(5), dropout.clone()], vec![dropout])),
         ("shortcut", residual(vec![linear(6), gelu.clone(), linear(3)], vec![linear(3)])),
         (
             "activations at the ends of both branches",

@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 
-use crate::device::Activation;
 use crate::parallel::tensor::exchange::{Exchange, ExchangeKind};
 use crate::parallel::tensor::{LayerPart, Piece};
 
@@ -30,8 +29,8 @@ const TRANSIENT: usize = usize::MAX;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AddedValue {
     pub(super) position: usize,
-    /// The array to which the backward pass copies the gradient of the output, unless that is read where
-    /// it is.
+    /// The array to which the backward pass copies the gradient of the output, before its activation, unless
+    /// that is read where it is.
     pub(super) gradient: Option<usize>,
 }
 
@@ -211,7 +210,7 @@ impl StageBuilder {
     /// in place, where the gradient of the piece's output is.
     fn may_change(&self, input: usize, gradient: usize) -> bool {
         let changes = |piece: &Piece| match piece {
-            Piece::Layer(layer) => layer.activation() != Activation::Identity,
+            Piece::Layer(layer) => layer.changes_gradient(),
             Piece::Exchange(exchange) => exchange.kind == ExchangeKind::SumGradient,
         };
         let produced = |position: &usize| self.positions[*position].gradient == gradient;

@@ -63,7 +63,8 @@ pub struct PipelineOptions {
     #[arg(long, value_name = "NAME|FILE", default_value = "1f1b")]
     pub schedule: ScheduleChoice,
 
-    /// Number of layers of each stage, such as 3,2,3 [default: equal costs of the stages]
+    /// Number of layers of each stage, such as 3,2,3: of those that --show-network lists, where a
+    /// residual counts as one [default: equal costs of the stages]
     #[arg(long, value_name = "SIZES", value_parser = parse_stages)]
     pub stages: Option<SizeList>,
 
