@@ -52,8 +52,8 @@ mod tests {
     fn small_messages_of_device_memory_decide() {
         let trial = |memory: &str, size: &str, outcome: &str| {
             format!(
-                r#"{{"operation": "send-receive", "memory": "{memory}", "call": "non-blocking", "size": "{size}",
-                "outcome": "{outcome}", "note": "", "seconds": 0.1}}"#
+                r#"{{"operation": "send-receive", "memory": "{memory}", "call": "non-blocking",
+                "size": "{size}", "outcome": "{outcome}", "note": "", "seconds": 0.1}}"#
             )
         };
         let found = |trials: &[String]| {

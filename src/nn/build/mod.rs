@@ -1,8 +1,8 @@
 //! The translation of a network's modules into layers and tensors.
 //!
 //! Layers stand in the order in which they run: those of a residual body, then those of its shortcut,
-//! then the addition, unless a group norm that ends the last branch performs it. Value 0 is the input, value i + 1 the output of layer i; [`LayerInputs`] says which
-//! values a layer reads.
+//! then the addition, unless a group norm that ends the last branch performs it. Value 0 is the input,
+//! value i + 1 the output of layer i; [`LayerInputs`] says which values a layer reads.
 
 mod attention;
 mod layers;
