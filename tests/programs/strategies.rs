@@ -33,8 +33,7 @@ fn tensor_mlp_learns_the_digits_whoever_has_which_part() {
 
 #[test]
 fn a_pipeline_ends_with_the_bits_of_one_rank() {
-    for model in ["--model lenet --epochs 2", "--model mlp --hidden 40,30,20 --epochs 2 --optimizer adamw"]
-    {
+    for model in ["--model lenet --epochs 2", "--model mlp --hidden 40,30,20 --epochs 2 --optimizer adamw"] {
         let arguments = format!("{model} --micro-batches 4 --clip-norm 1");
         let serial = train("sync_sgd", 1, &arguments);
         for (ranks, more) in [
