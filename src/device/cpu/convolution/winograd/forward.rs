@@ -5,20 +5,28 @@ use pulp::{Simd, WithSimd};
 use super::super::forward::Forward;
 use super::super::padding::ConvolutionScratch;
 use super::image::{Images, OutputTile};
-use super::products::{Coefficients, TileColumn, add_products, columns, squares};
-use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _, VectorSink, VectorSource};
-use super::{COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
+use super::products::{CoefficientSquare, Coefficients, Formed, add_products, squares};
+use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _, VectorSource};
+use super::{COEFFICIENTS, KERNEL, SIDE, Tiles};
 use crate::device::cpu::transpose::transpose;
 
-/// Tiles of a group, which are transformed and multiplied together, so that their coefficients stay in the
-/// first caches.
-const TILES_TOGETHER: usize = 16;
+/// Tiles of a group, which are transformed and multiplied together, so that the coefficients of the weights
+/// are read once for all of them. A multiple of the tiles of every block of sums.
+const TILES_TOGETHER: usize = 12;
 
-/// Vectors of outputs whose products are formed together, so that a coefficient of the inputs is read once.
-const VECTORS_TOGETHER: usize = 2;
+/// Vectors of outputs whose products are formed together, at most.
+const VECTORS_TOGETHER: usize = 4;
 
-/// The vectors of a tile whose columns are transformed, and whose rows are not yet.
-const TRANSFORMED: usize = SIDE * TILE;
+/// Returns how many of `left` vectors of outputs are formed together.
+#[inline(always)]
+fn vectors_together<S: Simd>(left: usize) -> usize {
+    match (S::REGISTER_COUNT >= 32, left) {
+        (true, 4..) => VECTORS_TOGETHER,
+        // 16 outputs are a whole number of pairs of shorter vectors
+        (true, 2..) | (false, _) => 2,
+        (true, _) => 1,
+    }
+}
 
 /// A forward pass.
 pub(in super::super) struct WinogradForward<'a>(pub(in super::super) Forward<'a>);
@@ -35,12 +43,12 @@ impl WithSimd for WinogradForward<'_> {
         let ConvolutionScratch { packed, coefficients, .. } = pass.scratch;
         let taps = packed.elements(shape.weight_len());
         pack(pass.weight, outputs, pass.is_transposed, taps);
-        let [weights_len, inputs_len] = [outputs, TILES_TOGETHER].map(|len| COEFFICIENTS * channels * len);
-        let room = coefficients.elements(
-            weights_len + inputs_len + VECTORS_TOGETHER * TRANSFORMED * S::F32_LANES * TILES_TOGETHER,
-        );
+        let weights_len = output_vectors * weights_of_vector(channels) * S::F32_LANES;
+        let [inputs_len, results_len] =
+            [channels, VECTORS_TOGETHER * S::F32_LANES].map(|len| COEFFICIENTS * TILES_TOGETHER * len);
+        let room = coefficients.elements(weights_len + inputs_len + results_len);
         let (weights, room) = room.split_at_mut(weights_len);
-        let (inputs, transformed) = room.split_at_mut(inputs_len);
+        let (inputs, results) = room.split_at_mut(inputs_len);
         transform_weights(simd, S::as_simd_f32s(taps).0, channels, pass.is_transposed, weights);
 
         let tiles = Tiles::of(shape);
@@ -56,93 +64,86 @@ impl WithSimd for WinogradForward<'_> {
                 Images::outputs(shape, pass.output).fetch(tile);
                 let square = images.square::<S>(tile, shape.padding);
                 for vector in 0..input_vectors {
-                    let into = &mut squares::<S>(inputs)[vector * TILES_TOGETHER + at];
-                    square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));
+                    let values = &mut squares::<S>(inputs)[vector * TILES_TOGETHER + at];
+                    square.transform::<OfInputs, SIDE, SIDE>(
+                        simd,
+                        vector,
+                        &mut Coefficients { values, stride: 1 },
+                    );
                 }
             }
-            let transformed =
-                S::as_mut_simd_f32s(transformed).0.as_chunks_mut::<TILE>().0.as_chunks_mut::<SIDE>().0;
-            for vector in 0..output_vectors {
-                let at = vector % VECTORS_TOGETHER;
-                if at == 0 {
-                    let weights = &weights[vector * COEFFICIENTS * channels * S::F32_LANES..];
-                    let product = GroupProduct { channels, weights, inputs };
-                    match (S::REGISTER_COUNT >= 32, vector + 1 < output_vectors) {
-                        (true, true) => {
-                            product.columns::<S, 2, VECTORS_TOGETHER>(simd, transformed, group.len())
-                        }
-                        (true, false) => product.columns::<S, 4, 1>(simd, transformed, group.len()),
-                        // 16 outputs are a whole number of pairs of shorter vectors
-                        (false, _) => {
-                            product.columns::<S, 1, VECTORS_TOGETHER>(simd, transformed, group.len())
-                        }
+            let results = squares::<S>(results);
+            let mut vector = 0;
+            while vector < output_vectors {
+                let size = vectors_together::<S>(output_vectors - vector);
+                let first_weight = vector * weights_of_vector(channels);
+                let weights = &S::as_simd_f32s(weights).0[first_weight..];
+                let product = GroupProduct::<S> { channels, weights, inputs };
+                match (S::REGISTER_COUNT >= 32, size) {
+                    (true, 4) => product.form::<6, 4>(simd, results, group.len()),
+                    (true, 2) => product.form::<12, 2>(simd, results, group.len()),
+                    (true, _) => product.form::<12, 1>(simd, results, group.len()),
+                    (false, _) => product.form::<6, 2>(simd, results, group.len()),
+                }
+                for (vector, results) in (vector..vector + size).zip(results.chunks_exact(TILES_TOGETHER)) {
+                    let zero = simd.splat_f32s(0.0);
+                    let bias = pass.bias.map_or(zero, |bias| S::as_simd_f32s(bias).0[vector]);
+                    for (tile, result) in group.clone().zip(results) {
+                        let (image, [row, column]) = tiles.place(tile);
+                        let mut into = OutputTile {
+                            simd,
+                            values: S::as_mut_simd_f32s(pass.output).0,
+                            start: ((image * height + row) * width + column) * output_vectors + vector,
+                            row_stride: width * output_vectors,
+                            column_stride: output_vectors,
+                            rows: height - row,
+                            columns: width - column,
+                            bias,
+                        };
+                        IntoOutputs::square(simd, &Formed(result), &mut into);
                     }
                 }
-                let zero = simd.splat_f32s(0.0);
-                let bias = pass.bias.map_or(zero, |bias| S::as_simd_f32s(bias).0[vector]);
-                for (tile, transformed) in group.clone().zip(&transformed[at * TILES_TOGETHER..]) {
-                    let (image, [row, column]) = tiles.place(tile);
-                    let mut into = OutputTile {
-                        simd,
-                        values: S::as_mut_simd_f32s(pass.output).0,
-                        start: ((image * height + row) * width + column) * output_vectors + vector,
-                        row_stride: width * output_vectors,
-                        column_stride: output_vectors,
-                        rows: height - row,
-                        columns: width - column,
-                        bias,
-                    };
-                    for row in 0..TILE {
-                        IntoOutputs::row(simd, row, transformed, &mut into);
-                    }
-                }
+                vector += size;
             }
         }
     }
 }
 
 /// The products of the coefficients of a group of tiles with the weights of some vectors of outputs.
-struct GroupProduct<'a> {
+struct GroupProduct<'a, S: Simd> {
     channels: usize,
-    /// `[vector of outputs, column, channel, row, output]`.
-    weights: &'a [f32],
-    /// `[vector of channels, tile, column, row, channel]`.
+    /// `[coefficient, channel, vector of outputs, output]`.
+    weights: &'a [S::f32s],
+    /// `[vector of channels, tile, coefficient, channel]`.
     inputs: &'a [f32],
 }
 
-impl GroupProduct<'_> {
-    /// Forms the products of the first `VECTORS` vectors of outputs, and transforms their columns into
-    /// `transformed`, `[vector, tile]`. `TILES` tiles go together.
+impl<S: Simd> GroupProduct<'_, S> {
+    /// Forms the products of `VECTORS` vectors of outputs into `results`, `[vector, tile]`. `TILES` tiles go
+    /// together; those after `num_tiles` get arbitrary values.
     #[inline(always)]
-    fn columns<S: Simd, const TILES: usize, const VECTORS: usize>(
+    fn form<const TILES: usize, const VECTORS: usize>(
         &self,
         simd: S,
-        transformed: &mut [[[S::f32s; TILE]; SIDE]],
+        results: &mut [CoefficientSquare<S>],
         num_tiles: usize,
     ) {
         let tiles_of_channels = self.inputs.chunks_exact(TILES_TOGETHER * COEFFICIENTS * S::F32_LANES);
-        let strides = [S::F32_LANES, COEFFICIENTS * S::F32_LANES];
-        let columns_of_channels = columns::<S>(self.weights);
-        for column in 0..SIDE {
+        let stride = COEFFICIENTS * S::F32_LANES;
+        let of_coefficients = self.weights.chunks_exact(weights_stride(self.channels, VECTORS));
+        for (coefficient, weights) in of_coefficients.take(COEFFICIENTS).enumerate() {
+            let weights = &weights.as_chunks::<VECTORS>().0[..self.channels];
             for tile in (0..num_tiles).step_by(TILES) {
-                let first = (tile * COEFFICIENTS + column * SIDE) * S::F32_LANES;
-                let mut sums = [[[simd.splat_f32s(0.0); SIDE]; TILES]; VECTORS];
-                for (channel_vector, inputs) in tiles_of_channels.clone().enumerate() {
-                    let inputs = &inputs[first..][..(TILES - 1) * strides[1] + SIDE * strides[0]];
-                    let mut weights: [&[TileColumn<S>]; VECTORS] = [&[]; VECTORS];
-                    for (vector, weights) in weights.iter_mut().enumerate() {
-                        let first = (vector * SIDE + column) * self.channels + channel_vector * S::F32_LANES;
-                        *weights = &columns_of_channels[first..][..S::F32_LANES];
-                    }
-                    for channel in 0..S::F32_LANES {
-                        let weights = weights.map(|weights| &weights[channel]);
-                        add_products(simd, &mut sums, inputs, channel, strides, weights);
-                    }
+                let first = tile * stride + coefficient * S::F32_LANES;
+                let mut sums = [[simd.splat_f32s(0.0); VECTORS]; TILES];
+                let weights = weights.chunks_exact(S::F32_LANES);
+                for (inputs, weights) in tiles_of_channels.clone().zip(weights) {
+                    let inputs = &inputs[first..][..(TILES - 1) * stride + S::F32_LANES];
+                    add_products(simd, &mut sums, inputs, [1, stride], weights);
                 }
-                for (vector, sums) in sums.into_iter().enumerate() {
-                    let transformed = &mut transformed[vector * TILES_TOGETHER + tile..][..TILES];
-                    for (transformed, sums) in transformed.iter_mut().zip(sums) {
-                        transformed[column] = IntoOutputs::line(simd, sums);
+                for (tile, sums) in sums.into_iter().enumerate().map(|(at, sums)| (tile + at, sums)) {
+                    for (vector, sum) in sums.into_iter().enumerate() {
+                        results[vector * TILES_TOGETHER + tile][coefficient] = sum;
                     }
                 }
             }
@@ -161,6 +162,17 @@ fn pack(weight: &[f32], outputs: usize, is_transposed: bool, taps: &mut [f32]) {
     }
 }
 
+/// Returns the vectors from a coefficient of `vectors` vectors of weights to the next: one more than there
+/// are, so that the coefficients of a channel are in several sets of the cache.
+fn weights_stride(channels: usize, vectors: usize) -> usize {
+    channels * vectors + 1
+}
+
+/// Returns the vectors that a vector of outputs takes at most.
+fn weights_of_vector(channels: usize) -> usize {
+    COEFFICIENTS * weights_stride(channels, 1)
+}
+
 /// Transforms the vectors of `taps`, `[channel, place of the kernel, output]`, with the kernels turned by
 /// half a turn if they are transposed.
 #[inline(always)]
@@ -172,13 +184,21 @@ fn transform_weights<S: Simd>(
     weights: &mut [f32],
 ) {
     let space = taps.len() / (channels * KERNEL * KERNEL);
-    let of_vectors = weights.chunks_exact_mut(COEFFICIENTS * channels * S::F32_LANES);
-    for (vector, weights) in of_vectors.enumerate() {
+    let weights = S::as_mut_simd_f32s(weights).0;
+    let mut first = 0;
+    while first < space {
+        let size = vectors_together::<S>(space - first);
+        let stride = weights_stride(channels, size);
         for (channel, taps) in taps.chunks_exact(KERNEL * KERNEL * space).enumerate() {
-            let kernel = TurnableKernel { taps: &taps[vector..], space, is_turned: is_transposed };
-            let values = S::as_mut_simd_f32s(weights).0.as_chunks_mut().0;
-            OfKernel::square(simd, &kernel, &mut WeightCoefficients::<S> { values, channels, channel });
+            for vector in 0..size {
+                let kernel =
+                    TurnableKernel { taps: &taps[first + vector..], space, is_turned: is_transposed };
+                let start = first * weights_of_vector(channels) + channel * size + vector;
+                let values = &mut weights[start..];
+                OfKernel::square(simd, &kernel, &mut Coefficients { values, stride });
+            }
         }
+        first += size;
     }
 }
 
@@ -195,20 +215,5 @@ impl<S: Simd> VectorSource<S> for TurnableKernel<'_, S> {
     fn get(&self, row: usize, column: usize) -> S::f32s {
         let place = row * KERNEL + column;
         self.taps[self.space * if self.is_turned { KERNEL * KERNEL - 1 - place } else { place }]
-    }
-}
-
-/// The coefficients of a channel's kernels for a vector of outputs.
-struct WeightCoefficients<'a, S: Simd> {
-    /// `[column, channel]`.
-    values: &'a mut [TileColumn<S>],
-    channels: usize,
-    channel: usize,
-}
-
-impl<S: Simd> VectorSink<S> for WeightCoefficients<'_, S> {
-    #[inline(always)]
-    fn put(&mut self, row: usize, column: usize, vector: S::f32s) {
-        self.values[column * self.channels + self.channel][row] = vector;
     }
 }

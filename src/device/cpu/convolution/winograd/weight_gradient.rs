@@ -6,9 +6,9 @@ use pulp::{Simd, WithSimd};
 
 use super::super::padding::ConvolutionScratch;
 use super::image::Images;
-use super::products::{Coefficients, add_products, columns, squares};
+use super::products::{CoefficientSquare, Coefficients, Formed, add_products, squares};
 use super::transform::{IntoKernel, OfInputs, OfOutputs, Transform as _, VectorSink};
-use super::{COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
+use super::{CHANNEL_MULTIPLE, COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
 use crate::device::ConvolutionShape;
 use crate::device::cpu::transpose::transpose;
 
@@ -32,57 +32,67 @@ impl WithSimd for WinogradWeightGradient<'_> {
         let (channels, num_outputs) = (shape.channels, outputs.len());
         let tiles = Tiles::of(shape);
         let ConvolutionScratch { packed, coefficients, .. } = scratch;
-        let len = tiles.of_image() * COEFFICIENTS;
-        let half_len = SIDE * KERNEL * S::F32_LANES * S::F32_LANES;
-        let room = coefficients.elements(len * (channels + num_outputs) + half_len);
+        // one tile more than there are, so that the coefficients of a tile are in several sets of the cache
+        let stride = tiles.of_image() + 1;
+        let len = stride * COEFFICIENTS;
+        let results_len = COEFFICIENTS * S::F32_LANES * VECTORS_TOGETHER * S::F32_LANES;
+        let room = coefficients.elements(len * (channels + num_outputs) + results_len);
         let (inputs, room) = room.split_at_mut(len * channels);
-        let (gradients, transformed) = room.split_at_mut(len * num_outputs);
+        let (gradients, results) = room.split_at_mut(len * num_outputs);
         // `[channel, place of the kernel, output]`
         let sums_of_output = channels * KERNEL * KERNEL;
         let packed = packed.elements(sums_of_output * num_outputs);
         transpose([num_outputs, sums_of_output], sums, sums_of_output, packed, num_outputs);
-        let (images, results) = (Images::inputs(shape, input), Images::outputs(shape, gradient));
-        let transformed =
-            S::as_mut_simd_f32s(transformed).0.as_chunks_mut::<KERNEL>().0.as_chunks_mut::<SIDE>().0;
-        // of a vector of channels or outputs
-        let (vector_len, space) = (len * S::F32_LANES, num_outputs / S::F32_LANES);
+        let (images, gradient_images) = (Images::inputs(shape, input), Images::outputs(shape, gradient));
+        let results = squares::<S>(results);
+        let space = num_outputs / S::F32_LANES;
         let num_images = input.len() / shape.image_len();
         for image in 0..num_images {
             for at in 0..tiles.of_image() {
                 let tile = image * tiles.of_image() + at;
                 if image + 1 < num_images {
                     images.fetch(tile + tiles.of_image());
-                    results.fetch(tile + tiles.of_image());
+                    gradient_images.fetch(tile + tiles.of_image());
                 }
                 let square = images.square::<S>(tile, shape.padding);
+                let inputs = S::as_mut_simd_f32s(inputs).0;
                 for vector in 0..channels / S::F32_LANES {
-                    let into = &mut squares::<S>(inputs)[vector * tiles.of_image() + at];
-                    square.transform::<OfInputs, SIDE, SIDE>(simd, vector, &mut Coefficients(into));
+                    let values = &mut inputs[vector * len + at..];
+                    square.transform::<OfInputs, SIDE, SIDE>(
+                        simd,
+                        vector,
+                        &mut Coefficients { values, stride },
+                    );
                 }
-                let square = results.square::<S>(tile, 0);
+                let square = gradient_images.square::<S>(tile, 0);
+                let gradients = S::as_mut_simd_f32s(gradients).0;
                 for vector in 0..space {
-                    let into = &mut squares::<S>(gradients)[vector * tiles.of_image() + at];
+                    // the vectors that go together alternate
+                    let size = vectors_together::<S>(space, vector);
+                    let first = vector / VECTORS_TOGETHER * VECTORS_TOGETHER;
+                    let values = &mut gradients[first * len + at * size + vector - first..];
+                    let into = &mut Coefficients { values, stride: stride * size };
                     let vector = outputs.start / S::F32_LANES + vector;
-                    square.transform::<OfOutputs, TILE, SIDE>(simd, vector, &mut Coefficients(into));
+                    square.transform::<OfOutputs, TILE, SIDE>(simd, vector, into);
                 }
             }
             let packed = S::as_mut_simd_f32s(packed).0;
-            for (channel_vector, inputs) in inputs.chunks_exact(vector_len).enumerate() {
-                for (vector, gradients) in gradients.chunks_exact(vector_len).enumerate() {
-                    if S::REGISTER_COUNT >= 32 {
-                        transform_products::<S, 4>(simd, inputs, gradients, transformed);
-                    } else if S::F32_LANES > 1 {
-                        transform_products::<S, 2>(simd, inputs, gradients, transformed);
-                    } else {
-                        transform_products::<S, 1>(simd, inputs, gradients, transformed);
+            let gradients = S::as_simd_f32s(gradients).0;
+            for (channel_vector, inputs) in inputs.chunks_exact(len * S::F32_LANES).enumerate() {
+                for vector in (0..space).step_by(VECTORS_TOGETHER) {
+                    let size = vectors_together::<S>(space, vector);
+                    let product = ImageProduct::<S> { inputs, gradients: &gradients[vector * len..], stride };
+                    match (S::F32_LANES, size) {
+                        (16.., 2) => product.form::<8, 2>(simd, results),
+                        (16.., _) => product.form::<16, 1>(simd, results),
+                        (4.., _) => product.form::<4, 2>(simd, results),
+                        _ => product.form::<1, 2>(simd, results),
                     }
-                    for (lane, transformed) in transformed.iter().enumerate() {
-                        let channel = channel_vector * S::F32_LANES + lane;
-                        let values = &mut packed[channel * KERNEL * KERNEL * space + vector..];
-                        let mut into = AddedKernel { simd, values, space };
-                        for row in 0..KERNEL {
-                            IntoKernel::row(simd, row, transformed, &mut into);
-                        }
+                    for (at, result) in results[..S::F32_LANES * size].iter().enumerate() {
+                        let channel = channel_vector * S::F32_LANES + at / size;
+                        let first = channel * KERNEL * KERNEL * space + vector + at % size;
+                        let values = &mut packed[first..];
+                        IntoKernel::square(simd, &Formed(result), &mut AddedKernel { simd, values, space });
                     }
                 }
             }
@@ -91,27 +101,49 @@ impl WithSimd for WinogradWeightGradient<'_> {
     }
 }
 
-/// Forms the products of the coefficients of a vector of channels and a vector of outputs, both
-/// `[tile, column, row]`, over the tiles, and transforms their columns into the square of each
-/// channel in `transformed`. `TOGETHER` channels go together.
+/// Vectors of outputs whose products are formed together, but for the last if they are an odd number.
+const VECTORS_TOGETHER: usize = 2;
+
+/// Returns how many of `space` vectors of outputs are formed together with `vector`. Vectors of fewer than 16
+/// lanes always are an even number.
 #[inline(always)]
-fn transform_products<S: Simd, const TOGETHER: usize>(
-    simd: S,
-    inputs: &[f32],
-    gradients: &[f32],
-    transformed: &mut [[[S::f32s; KERNEL]; SIDE]],
-) {
-    for column in 0..SIDE {
-        for (group, transformed) in transformed.chunks_exact_mut(TOGETHER).enumerate() {
-            let mut sums = [[[simd.splat_f32s(0.0); SIDE]; TOGETHER]];
-            let inputs = inputs.chunks_exact(COEFFICIENTS * S::F32_LANES);
-            for (inputs, gradients) in inputs.zip(columns::<S>(gradients).chunks_exact(SIDE)) {
-                let inputs = &inputs[column * SIDE * S::F32_LANES + group * TOGETHER..];
-                let inputs = &inputs[..(SIDE - 1) * S::F32_LANES + TOGETHER];
-                add_products(simd, &mut sums, inputs, 0, [S::F32_LANES, 1], [&gradients[column]]);
-            }
-            for (transformed, sums) in transformed.iter_mut().zip(sums[0]) {
-                transformed[column] = IntoKernel::line(simd, sums);
+fn vectors_together<S: Simd>(space: usize, vector: usize) -> usize {
+    if S::F32_LANES < CHANNEL_MULTIPLE || (vector ^ 1) < space { VECTORS_TOGETHER } else { 1 }
+}
+
+/// The products of the coefficients of a vector of channels and of some vectors of outputs, over the tiles
+/// of an image.
+struct ImageProduct<'a, S: Simd> {
+    /// `[coefficient, tile, channel]`.
+    inputs: &'a [f32],
+    /// `[coefficient, tile, vector of outputs, output]`.
+    gradients: &'a [S::f32s],
+    /// Tiles from a coefficient to the next.
+    stride: usize,
+}
+
+impl<S: Simd> ImageProduct<'_, S> {
+    /// Forms the products of `VECTORS` vectors of outputs into `results`, `[channel, vector]`. `CHANNELS`
+    /// channels go together.
+    #[inline(always)]
+    fn form<const CHANNELS: usize, const VECTORS: usize>(
+        &self,
+        simd: S,
+        results: &mut [CoefficientSquare<S>],
+    ) {
+        let of_coefficients = self.inputs.chunks_exact(self.stride * S::F32_LANES);
+        let gradients = self.gradients.as_chunks::<VECTORS>().0.chunks_exact(self.stride);
+        for (coefficient, (inputs, gradients)) in of_coefficients.zip(gradients).enumerate() {
+            let gradients = &gradients[..self.stride - 1];
+            for (group, results) in
+                results.chunks_exact_mut(CHANNELS * VECTORS).take(S::F32_LANES / CHANNELS).enumerate()
+            {
+                let mut sums = [[simd.splat_f32s(0.0); VECTORS]; CHANNELS];
+                add_products(simd, &mut sums, &inputs[group * CHANNELS..], [S::F32_LANES, 1], gradients);
+                results
+                    .iter_mut()
+                    .zip(sums.as_flattened())
+                    .for_each(|(result, sum)| result[coefficient] = *sum);
             }
         }
     }
