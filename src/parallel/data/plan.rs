@@ -6,7 +6,7 @@ use super::settings::SyncSettings;
 use crate::nn::{Segmentation, TensorShard};
 use crate::parallel::batch::BatchDivision;
 use crate::parallel::bucket::buckets;
-use crate::parallel::layout::Layout;
+use crate::parallel::layout::{Layout, TieEnd};
 use crate::parallel::zero::{GradientUse, ZeroStage};
 
 /// Below this many parameters per rank the latency of a message outweighs its bytes, and one
@@ -36,7 +36,9 @@ impl StatePlan {
         let shards = layout.shards();
         let num_elements = shards.iter().map(TensorShard::num_elements).fold(0, usize::saturating_add);
         let is_small = num_elements / num_replicas < SMALL_PART;
-        let fastest = if is_small { ZeroStage::None } else { ZeroStage::Slots };
+        // two ranks that share a tensor exchange its gradient, so both keep the same part of it
+        let shares_tensor = layout.ties.iter().any(|tie| matches!(tie.other, TieEnd::Peer(_)));
+        let fastest = if is_small && !shares_tensor { ZeroStage::None } else { ZeroStage::Slots };
         let stage = if num_replicas == 1 { ZeroStage::None } else { sync.zero.unwrap_or(fastest) };
         let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
         let segmentation = Segmentation { segments, multiple: num_replicas * SHARD_MULTIPLE };

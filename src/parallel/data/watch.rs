@@ -51,6 +51,10 @@ impl<D: Device> Weights<D> {
         let own = self.reductions.rank();
         let Some(watch) = self.watch.as_mut().filter(|watch| watch.segment == segment) else { return Ok(()) };
         let block = watch.blocks[own].clone();
+        // a rank whose tensors are all tied has no block
+        if block.is_empty() {
+            return Ok(());
+        }
         device.read(self.gradients.view(device, segment, block), &mut |values| {
             watch.sums.extend_from_slice(values);
             Ok(())

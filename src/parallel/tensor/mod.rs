@@ -90,7 +90,7 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
                 let is_summed_before = at > 0 && roles[at - 1] == Some(LinearRole::Chained);
                 let before = match input {
                     Some(shape) => Before::Gather(shape),
-                    None if at > first && !is_summed_before => Before::SumGradient,
+                    None if inputs.first > first && !is_summed_before => Before::SumGradient,
                     None => Before::Nothing,
                 };
                 match role {
@@ -141,7 +141,9 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     // true if the output of layer `at` goes to the next layer alone, which is linear too
     let feeds_next = |at: usize| {
         let readers = |inputs: &&LayerInputs| inputs.first == at + 1 || inputs.added == Some(at + 1);
+        // a tied output is divided as the embedding is, by outputs
         is_linear(at + 1)
+            && !model.layers[at + 1].is_tied()
             && model.inputs[at + 1] == LayerInputs { first: at + 1, added: None }
             && model.inputs[at].added.is_none()
             && model.inputs.iter().filter(readers).count() == 1
