@@ -29,7 +29,7 @@ struct Arguments {
     /// A checkpoint, or a file of --export
     network: PathBuf,
 
-    /// Beginning of each text [default: a line break]
+    /// Beginning of each text; the numbers of tokens where these stand for no text [default: a line break]
     #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
     prompt: String,
 

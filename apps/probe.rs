@@ -10,6 +10,7 @@
 //!
 //! `probe` is started as a single process, without a launcher, because it starts its own jobs.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -122,6 +123,6 @@ impl Program for Inside {
 }
 
 fn main() -> ExitCode {
-    let is_inside = |argument: String| argument == "--describe" || argument == "--attempt";
-    if std::env::args().any(is_inside) { phalanx::app::main(inside) } else { phalanx::app::tool(run) }
+    let is_inside = |argument: OsString| argument == "--describe" || argument == "--attempt";
+    if std::env::args_os().any(is_inside) { phalanx::app::main(inside) } else { phalanx::app::tool(run) }
 }

@@ -91,6 +91,8 @@ impl Targets {
                 Targets::Tokens { len, vocabulary },
                 Features::Sequence { len: own, width },
             ) => own == len && width >= vocabulary,
+            // files have the values of a target in the order of channels first, outputs are channels last
+            (Loss::MeanSquaredError, Targets::Values(_), Features::Image { channels: 2.., .. }) => false,
             (Loss::MeanSquaredError, Targets::Values(values), output) => output.len() == values,
             (Loss::MeanOfSquares, Targets::Nothing, _) => true,
             _ => false,

@@ -161,6 +161,9 @@ fn split(
     let part = |range: Range<usize>, stride: usize, what: &str| {
         if range.len() <= context {
             let why = match columns {
+                None if matches!(settings.tokens, TextTokens::Of(_)) => format!(
+                    "it has {len} tokens, but a sample takes {context} and the one after; take a longer text"
+                ),
                 None => format!(
                     "{} of its {len} tokens are to {what} with, but a sample takes {context} and the one \
                      after; try a smaller --context or another --test-fraction",

@@ -46,7 +46,7 @@ impl Tokeniser {
                 };
                 text.chars().map(number).collect()
             }
-            Tokeniser::Numbers(_) => Err("tokens that are numbers stand for no text".into()),
+            Tokeniser::Numbers(num) => numbers(text, *num),
         }
     }
 
@@ -58,7 +58,7 @@ impl Tokeniser {
                 let character = characters.get(token).copied().unwrap_or(char::REPLACEMENT_CHARACTER);
                 text.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
             }
-            Tokeniser::Numbers(_) => text.extend_from_slice(format!("{token} ").as_bytes()),
+            Tokeniser::Numbers(_) => text.extend_from_slice(format!(" {token}").as_bytes()),
         }
     }
 
@@ -84,6 +84,22 @@ impl Tokeniser {
     }
 }
 
+/// Reads tokens below `num`, written as numbers with spaces between them.
+fn numbers(text: &[u8], num: usize) -> Result<Vec<u16>, String> {
+    let text = String::from_utf8_lossy(text);
+    let read = |word: &str| {
+        let token = word.parse().ok().filter(|token| usize::from(*token) < num);
+        token.ok_or_else(|| {
+            format!("{word:?} is no token: they are numbers from 0 to {}", num.saturating_sub(1))
+        })
+    };
+    let tokens: Vec<u16> = text.split_whitespace().map(read).collect::<Result<_, _>>()?;
+    if tokens.is_empty() {
+        return Err("the tokens are numbers: write some with spaces between them, such as \"17 4\"".into());
+    }
+    Ok(tokens)
+}
+
 #[cfg(test)]
 mod tests {
     use super::Tokeniser;
@@ -102,5 +118,17 @@ mod tests {
         let tokeniser = Tokeniser::of_characters("ab");
         assert!(tokeniser.encode(b"ac").unwrap_err().contains("'c'"));
         assert!(tokeniser.encode(b"a\xff").unwrap_err().contains("byte 1 is no UTF-8"));
+        let numbers = Tokeniser::Numbers(300);
+        assert_eq!(numbers.encode(b"7 299\n0").unwrap(), [7, 299, 0]);
+        let mut decoded = b"7".to_vec();
+        numbers.decode(299, &mut decoded);
+        assert_eq!(decoded, b"7 299");
+        assert!(
+            numbers
+                .encode(b"7 300")
+                .unwrap_err()
+                .contains("\"300\" is no token: they are numbers from 0 to 299")
+        );
+        assert!(numbers.encode(b"\n").unwrap_err().contains("such as \"17 4\""));
     }
 }

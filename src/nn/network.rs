@@ -1,7 +1,12 @@
 //! Networks as trees of modules.
 
+use std::ops::RangeInclusive;
+
 use super::Loss;
 use crate::device::{Activation, Gate};
+
+/// The rates that dropout may have.
+pub const DROPOUT_RATES: RangeInclusive<f32> = 0.0..=0.999;
 
 /// The attention of a position of a sequence to others, with the linear layers before and after it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -28,8 +28,8 @@ impl Builder {
             Module::MaxPool(windows) => (self.pool(Pooling::Max, windows)?, 1),
             Module::AveragePool(windows) => (self.pool(Pooling::Average, windows)?, 1),
             Module::GlobalAverage => (self.global_average()?, 1),
-            Module::LayerNorm { bias } => (self.layer_norm(true, bias), 1),
-            Module::RmsNorm => (self.layer_norm(false, false), 1),
+            Module::LayerNorm { bias } => (self.layer_norm(true, bias)?, 1),
+            Module::RmsNorm => (self.layer_norm(false, false)?, 1),
             Module::GroupNorm { groups } => self.group_norm(groups, following)?,
             Module::LayerScale { initial } => (self.layer_scale(initial)?, 1),
             Module::GatedLinearUnit { gate } => (self.gated(gate)?, 1),
@@ -39,7 +39,8 @@ impl Builder {
             Module::Attention(attention) => return self.attention(attention),
             Module::TiedOutput => return self.tied_output(),
             Module::Activation(activation) => {
-                (LayerKind::Activation(ActivationLayer { activation, features: self.features }), 1)
+                let features = self.no_tokens("an activation")?;
+                (LayerKind::Activation(ActivationLayer { activation, features }), 1)
             }
             Module::Flatten => match self.flatten()? {
                 Some(kind) => (kind, 1),
@@ -144,16 +145,25 @@ impl Builder {
     }
 
     /// Returns a normalisation over the innermost dimension, or a root mean square norm.
-    fn layer_norm(&mut self, is_centred: bool, bias: bool) -> LayerKind {
+    /// Returns the features, which `what` needs; says so if they are tokens.
+    fn no_tokens(&self, what: &str) -> Result<Features, String> {
+        match self.features {
+            tokens @ Features::Tokens { .. } => Err(format!("{what} needs features, not {tokens}")),
+            features => Ok(features),
+        }
+    }
+
+    fn layer_norm(&mut self, is_centred: bool, bias: bool) -> Result<LayerKind, String> {
+        let features = self.no_tokens("a norm")?;
         self.norm_tensors(bias);
         let epsilon = if is_centred { NORM_EPSILON } else { f32::EPSILON };
-        let positions = match self.features {
+        let positions = match features {
             Features::Sequence { len, .. } => Some(one_leaf(len)),
             _ => None,
         };
-        let columns = self.features.last_dimension();
+        let columns = features.last_dimension();
         let shape = NormShape { rows: 0, columns, epsilon, is_centred, positions };
-        LayerKind::Norm(NormLayer { features: self.features, norm: Norm::Layer(shape), bias, adds: false })
+        Ok(LayerKind::Norm(NormLayer { features, norm: Norm::Layer(shape), bias, adds: false }))
     }
 
     fn group_norm(&mut self, groups: usize, next: &[Module]) -> Built {
@@ -170,10 +180,7 @@ impl Builder {
     }
 
     fn layer_scale(&mut self, initial: f32) -> Result<LayerKind, String> {
-        let features = self.features;
-        if matches!(features, Features::Tokens { .. }) {
-            return Err(format!("a layer scale needs features, not {features}"));
-        }
+        let features = self.no_tokens("a layer scale")?;
         let name = format!("{}.weight", self.tensor_name("scale", 1));
         let initial = Initial::Constant { value: initial };
         self.tensors.push(TensorSpec { name, shape: vec![features.last_dimension()], initial });

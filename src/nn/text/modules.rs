@@ -11,7 +11,7 @@ use std::mem::discriminant;
 use std::ops::RangeInclusive;
 
 use crate::device::{Activation, Gate};
-use crate::nn::{Attention, Convolution, Module, PoolWindows};
+use crate::nn::{Attention, Convolution, DROPOUT_RATES, Module, PoolWindows};
 
 /// The module of each line without braces, by the line's name. A line that is read replaces the values.
 static MODULES: &[(&str, Module)] = &[
@@ -59,9 +59,6 @@ const ATTENTION: Attention = Attention {
 /// The names of gates.
 const GATES: [(&str, Gate); 3] = [("sigmoid", Gate::Sigmoid), ("silu", Gate::Silu), ("gelu", Gate::Gelu)];
 
-/// The rates that dropout may have.
-const RATES: RangeInclusive<f32> = 0.0..=0.999;
-
 /// The standard deviations that initial weights may have.
 const DEVIATIONS: RangeInclusive<f32> = 0.0..=1e6;
 
@@ -91,7 +88,7 @@ pub(super) fn each_value<L: Line>(module: &mut Module, line: &mut L) -> Result<(
             line.optional_number("padding", 0, 0, padding)
         }
         Module::GatedLinearUnit { gate } => line.choice("gate", &GATES, Gate::Sigmoid, gate),
-        Module::Dropout { rate } => line.real(None, "the probability of 0", RATES, None, rate),
+        Module::Dropout { rate } => line.real(None, "the probability of 0", DROPOUT_RATES, None, rate),
         Module::LayerNorm { bias } => line.switch("bias", true, bias),
         Module::GroupNorm { groups } => line.number(None, "the number of groups", groups),
         Module::LayerScale { initial } => {
@@ -119,7 +116,7 @@ pub(super) fn each_value<L: Line>(module: &mut Module, line: &mut L) -> Result<(
             line.optional_number("key-value-heads", 1, *heads, key_value_heads)?;
             line.switch("causal", false, causal)?;
             line.optional_real("rotary", 1.0..=1e9, rotary)?;
-            line.real(Some("dropout"), "dropout", RATES, Some(0.0), dropout)?;
+            line.real(Some("dropout"), "dropout", DROPOUT_RATES, Some(0.0), dropout)?;
             line.switch("bias", true, bias)?;
             line.optional_real("deviation", DEVIATIONS, deviation)?;
             line.optional_real("output-deviation", DEVIATIONS, output_deviation)

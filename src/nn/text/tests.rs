@@ -99,6 +99,7 @@ fn malformed_texts_are_refused_with_the_reason() {
         ("linear 12 bias=\"no\"", "must be #true or #false"),
         ("linear 12 name=7", "name is 7, but must be a text"),
         ("linear 12 name=\"a/b\"", "without a /"),
+        ("product 12 name=\".\"", "without a /"),
         ("linear 12 name=\"\"", "must be a text"),
         ("linear 12 { relu }", "linear: it has no modules, so there can be no braces"),
         ("relu 3", "relu: it does not take 3"),
@@ -199,6 +200,9 @@ fn malformed_texts_are_refused_with_the_reason() {
         (tokens, "linear 4", "an embedding makes some"),
         (tokens, "flatten", "tokens have no features"),
         (tokens, "layer-scale", "a layer scale needs features"),
+        (tokens, "layer-norm\nembedding 8", "a norm needs features, not"),
+        (tokens, "rms-norm\nembedding 8", "a norm needs features, not"),
+        (tokens, "tanh\nembedding 8", "an activation needs features, not"),
         (tokens, "dropout 0.5", "a dropout needs features"),
         (tokens, "embedding 8\nattention 3", "3 heads do not divide 8 features"),
         (

@@ -129,6 +129,7 @@ impl DataOptions {
         self.source.check_used(given, source, reads_targets)?;
         let kind = SourceKind::of(source);
         let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
+        let for_characters = for_text.or(kind.for_characters.as_deref());
         given.refuse("data-store", for_file)?;
         let by_blocks = (self.shuffle == Shuffle::Blocks).then_some(()).and(for_file);
         given.refuse("shuffle", by_blocks)?;
@@ -136,7 +137,7 @@ impl DataOptions {
             matches!(self.shuffle, Shuffle::Full | Shuffle::Off).then_some("it is for --shuffle blocks");
         given.refuse("shuffle-window", for_file.or(full))?;
         given.refuse("context", kind.for_synthetic.as_deref().and(for_text))?;
-        given.refuse("tokens", for_text)?;
+        given.refuse("tokens", for_characters)?;
         given.refuse("stride", for_text)
     }
 }

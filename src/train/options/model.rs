@@ -12,7 +12,7 @@ use super::text::read_text;
 use crate::comm::Communicator;
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::device::Activation;
-use crate::nn::{Features, GptSizes, Loss, Model, Network};
+use crate::nn::{DROPOUT_RATES, Features, GptSizes, Loss, Model, Network};
 use crate::{Error, Result};
 
 /// The networks that programs know.
@@ -166,8 +166,9 @@ impl ModelOptions {
         at_most("--width", self.width.unwrap_or(1), LARGEST_SIZE)?;
         at_least_one("--width", self.width)?;
         at_least_one("--heads", Some(self.heads))?;
-        if !(0.0..1.0).contains(&self.dropout) {
-            let why = format!("it is {}, but must be from 0 to below 1", self.dropout);
+        if !DROPOUT_RATES.contains(&self.dropout) {
+            let (least, most) = DROPOUT_RATES.into_inner();
+            let why = format!("it is {}, but must be from {least} to {most}", self.dropout);
             return Err(Error::input("--dropout", why));
         }
         Ok(())
@@ -289,6 +290,9 @@ impl ModelOptions {
         let outputs = model.output;
         let wanted = match model.loss {
             Loss::CrossEntropy => "cross-entropy needs classes or tokens, and an output for each",
+            Loss::MeanSquaredError if matches!(outputs, Features::Image { .. }) => {
+                "mean-squared-error needs a real value for each output, in one order: end with flatten"
+            }
             Loss::MeanSquaredError => "mean-squared-error needs a real value for each output",
             Loss::MeanOfSquares => "mean-of-squares reads no targets",
         };

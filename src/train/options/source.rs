@@ -81,8 +81,10 @@ const MOST_SAMPLES: usize = 1 << 40;
 pub(super) struct SourceKind {
     /// Against options of HDF5 files.
     pub(super) for_file: Option<String>,
-    /// Against options of texts.
+    /// Against options of texts and tokens.
     pub(super) for_text: Option<String>,
+    /// Against options of texts that are not tokens already.
+    pub(super) for_characters: Option<String>,
     /// Against options of synthetic samples.
     pub(super) for_synthetic: Option<String>,
 }
@@ -90,7 +92,8 @@ pub(super) struct SourceKind {
 impl SourceKind {
     /// Returns the kind of `source`.
     pub(super) fn of(source: &str) -> SourceKind {
-        let is_text = source == "shakespeare" || dataset::is_text(source);
+        let has_characters = source == "shakespeare" || source.ends_with(".txt");
+        let is_text = has_characters || dataset::is_text(source);
         let is_synthetic = source == "synthetic";
         let is_file = source != "digits" && !is_synthetic && !is_text && !Path::new(source).is_dir();
         let unless = |is_right: bool, what: &str| {
@@ -99,6 +102,7 @@ impl SourceKind {
         SourceKind {
             for_file: unless(is_file, "HDF5 files"),
             for_text: unless(is_text, "texts"),
+            for_characters: unless(has_characters, "texts of characters"),
             for_synthetic: unless(is_synthetic, "--data synthetic"),
         }
     }
