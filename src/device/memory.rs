@@ -104,8 +104,8 @@ pub trait MemoryOperations {
     /// Runs `work`, or starts its recording where the device has one.
     ///
     /// `work` starts the same operations on the same memory each time, transfers nothing from or to
-    /// the host, and changes no state of the host. The operations differ in nothing but the step of their
-    /// [draws](super::DropoutMask), which is `step`.
+    /// the host, and changes no state of the host that a later call needs. The operations differ in nothing
+    /// but the step of their [draws](super::DropoutMask), which is `step`.
     ///
     /// # Errors
     /// `work` or its recording failed.

@@ -177,7 +177,7 @@ impl Cuda {
         let RowsToSum { activation, rows, columns, format, saved, gradient } = *rows;
         let blocks = columns.div_ceil(SUM_COLUMNS as usize);
         let launch =
-            Launch { blocks: (blocks as u32, num_sums as u32), threads: (BLOCK, 1), shared_bytes: 0 };
+            Launch { blocks: (num_sums as u32, blocks as u32), threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = self.kernels.of::<ActivationKernels>().activation_backward_bias.of(format);
         let (rows, columns, adds) = (rows as u32, columns as u32, i32::from(adds));
         let counters = self.partial_sums.column_counters();

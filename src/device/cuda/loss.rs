@@ -147,6 +147,7 @@ impl LossOperations for Cuda {
         sums: CudaViewMut<'_>,
     ) {
         assert!(output.len == gradient.len && output.format == gradient.format);
+        assert!(targets.as_ref().is_none_or(|targets| targets.len >= output.len));
         assert_eq!(sums.len, totals::LEN);
         launch!(
             self.streams,

@@ -1,10 +1,14 @@
 //! Pooling on its own.
 
 use super::runtime::buffer::{CudaView, CudaViewMut};
+use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{KernelArgument, launch};
 use crate::device::{PoolOperations, PoolShape};
+
+/// The most elements of a window whose places fit the 16 bits of bfloat16 memory.
+const MOST_BF16_PLACES: usize = 1 << 16;
 
 kernel_table!(PoolKernels in "pool.cu" {
     max_pool_forward: KernelPair,
@@ -56,6 +60,12 @@ impl PoolOperations for Cuda {
         output: CudaViewMut<'_>,
     ) {
         assert!(argmax.len == output.len && input.format == output.format);
+        assert!(input.len == shape.rows * shape.image_len() && output.len == shape.rows * shape.output_len());
+        if input.format == Format::Bf16 && shape.window_len() > MOST_BF16_PLACES {
+            let why =
+                format!("a window has {} places, and {MOST_BF16_PLACES} fit 16 bits", shape.window_len());
+            return self.streams.fail("max-pooling in bf16", why);
+        }
         let kernel = self.kernels.of::<PoolKernels>().max_pool_forward.of(input.format);
         let (launch, sizes) = (self.streams.over(output.len, 4), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, argmax.pointer, output.pointer);
@@ -69,6 +79,8 @@ impl PoolOperations for Cuda {
         input_gradient: CudaViewMut<'_>,
     ) {
         assert!(argmax.len == gradient.len && gradient.format == input_gradient.format);
+        assert_eq!(gradient.len, shape.rows * shape.output_len());
+        assert_eq!(input_gradient.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().max_pool_backward.of(gradient.format);
         let (launch, sizes) = (self.streams.over(input_gradient.len, 4), PoolSizes::new(shape));
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
@@ -77,6 +89,7 @@ impl PoolOperations for Cuda {
 
     fn average_pool_forward(&self, shape: &PoolShape, input: CudaView<'_>, output: CudaViewMut<'_>) {
         assert!(output.len == shape.rows * shape.output_len() && input.format == output.format);
+        assert_eq!(input.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().average_pool_forward.of(input.format);
         let (launch, sizes) = (self.streams.over(output.len, 4), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, output.pointer);
@@ -89,6 +102,7 @@ impl PoolOperations for Cuda {
         input_gradient: CudaViewMut<'_>,
     ) {
         assert!(gradient.len == shape.rows * shape.output_len() && gradient.format == input_gradient.format);
+        assert_eq!(input_gradient.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().average_pool_backward.of(gradient.format);
         let (launch, sizes) = (self.streams.over(input_gradient.len, 4), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, gradient.pointer, input_gradient.pointer);

@@ -160,6 +160,8 @@ impl<D: Device> Trainer<'_, D> {
                 weights.finish(device)
             };
             device.repeat(recording, step as u32, &mut work)?;
+            // `work` does so itself, but not where it is replayed
+            device.join_steps();
             pipeline.end_repeated();
         } else {
             pipeline.train(weights, &mut rows, scale)?;

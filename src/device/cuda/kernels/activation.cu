@@ -11,11 +11,11 @@ enum { SIGMOID_GATE = 0, SILU_GATE = 1, GELU_GATE = 2 };
 template <class T>
 __device__ __forceinline__ void bias_activation_forward(
     int activation, uint64 len, uint32 columns, const T* input, const float* bias, T* saved, T* output) {
-    uint64 fours = len / 4;
-    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
-        Four<T> x = ((const Four<T>*)input)[four], values;
-        uint32 column = bias ? (uint32)(four * 4 % columns) : 0;
-        for (int i = 0; i < 4; i++) {
+    uint64 alignment = (uint64)input | (uint64)output | (saves(activation) ? (uint64)saved : 0);
+    over_values<4>(len, alignment, [&](uint64 at, auto count) {
+        Several<T, count.value> x = load<count.value>(input + at), values;
+        uint32 column = bias ? (uint32)(at % columns) : 0;
+        for (uint32 i = 0; i < count.value; i++) {
             float sum = to_float(x.at[i]);
             if (bias) {
                 sum += bias[column];
@@ -24,57 +24,47 @@ __device__ __forceinline__ void bias_activation_forward(
             x.at[i] = from_float<T>(activate(activation, sum, &values.at[i]));
         }
         if (saves(activation)) {
-            ((Four<T>*)saved)[four] = values;
+            store(saved + at, values);
         }
-        ((Four<T>*)output)[four] = x;
-    }
-    uint64 at = fours * 4 + thread_index();
-    if (at < len) {
-        float sum = to_float(input[at]) + (bias ? bias[at % columns] : 0);
-        output[at] = from_float<T>(activate(activation, sum, &saved[at]));
-    }
+        store(output + at, x);
+    });
 }
 
 // gradient = activation'(saved) · gradient, in place.
 template <class T>
 __device__ __forceinline__ void activation_backward(int activation, uint64 len, const T* saved, T* gradient) {
-    uint64 fours = len / 4;
-    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
-        Four<T> g = ((Four<T>*)gradient)[four], s = ((const Four<T>*)saved)[four];
-        for (int i = 0; i < 4; i++) {
+    over_values<4>(len, (uint64)saved | (uint64)gradient, [&](uint64 at, auto count) {
+        Several<T, count.value> g = load<count.value>(gradient + at), s = load<count.value>(saved + at);
+        for (uint32 i = 0; i < count.value; i++) {
             g.at[i] = from_float<T>(derive(activation, to_float(g.at[i]), s.at[i]));
         }
-        ((Four<T>*)gradient)[four] = g;
-    }
-    uint64 at = fours * 4 + thread_index();
-    if (at < len) {
-        gradient[at] = from_float<T>(derive(activation, to_float(gradient[at]), saved[at]));
-    }
+        store(gradient + at, g);
+    });
 }
 
-// Computes activation_backward and sums over rows: row `blockIdx.y` of `sums` becomes the sum of
-// the rows that the blocks with that `blockIdx.y` have, added to what is there if `accumulate`. A
+// Computes activation_backward and sums over rows: row `blockIdx.x` of `sums` becomes the sum of
+// the rows that the blocks with that `blockIdx.x` have, added to what is there if `accumulate`. A
 // block of 256 threads has 32 columns, or all if there are fewer, and as many rows at a time as
 // fit. If there is a `total`, the last block of the same columns adds up the rows of `sums` there instead;
-// `blocks_done` has a counter for each `blockIdx.x`, 0 before and after.
+// `blocks_done` has a counter for each `blockIdx.y`, 0 before and after.
 template <class T>
 __device__ __forceinline__ void activation_backward_bias(
     int activation, uint32 rows, uint32 columns, const T* saved, T* gradient, float* sums, int accumulate,
     float* total, uint32* blocks_done) {
-    uint32 first = blockIdx.x * 32, width = min(32u, columns - first), height = 256 / width;
+    uint32 first = blockIdx.y * 32, width = min(32u, columns - first), height = 256 / width;
     uint32 column = threadIdx.x % width, start = threadIdx.x / width;
-    uint32 block_rows = (rows + gridDim.y - 1) / gridDim.y;
-    uint32 end = min(rows, (blockIdx.y + 1) * block_rows);
+    uint32 block_rows = (rows + gridDim.x - 1) / gridDim.x;
+    uint32 end = min(rows, (blockIdx.x + 1) * block_rows);
     float sum = 0;
     if (start < height) {
-        uint32 begin = blockIdx.y * block_rows + start;
+        uint32 begin = blockIdx.x * block_rows + start;
         sum = sum_column<T, true>(
             activation, begin, end, height, columns, first + column, saved, gradient);
     }
-    sum_tile(width, sum, &sums[(uint64)blockIdx.y * columns + first], accumulate && !total);
-    if (total && is_last_block(&blocks_done[blockIdx.x], gridDim.y)) {
+    sum_tile(width, sum, &sums[(uint64)blockIdx.x * columns + first], accumulate && !total);
+    if (total && is_last_block(&blocks_done[blockIdx.y], gridDim.x)) {
         sum = 0;
-        for (uint32 row = start; row < gridDim.y && start < height; row += height) {
+        for (uint32 row = start; row < gridDim.x && start < height; row += height) {
             sum += *(volatile float*)&sums[(uint64)row * columns + first + column];
         }
         sum_tile(width, sum, &total[first], accumulate);
