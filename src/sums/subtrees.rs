@@ -15,17 +15,12 @@ pub struct Subtrees {
     num_ranks: usize,
     /// The first rank that has a leaf.
     first_rank: usize,
-    most: usize,
 }
 
 impl Subtrees {
     /// Divides `num_leaves` leaves among `num_ranks` ranks.
     pub fn new(num_leaves: usize, num_ranks: usize) -> Subtrees {
-        let mut subtrees = Subtrees { num_leaves, num_ranks, first_rank: 0, most: 1 };
-        if !(num_leaves.is_power_of_two() && num_ranks.is_power_of_two()) && num_ranks < num_leaves {
-            subtrees.most = (0..num_ranks).map(|rank| subtrees.of_rank(rank)).max().unwrap_or(1);
-        }
-        subtrees
+        Subtrees { num_leaves, num_ranks, first_rank: 0 }
     }
 
     /// Returns the division of a sum to which each of `num_ranks` ranks has one term.
@@ -67,7 +62,11 @@ impl Subtrees {
 
     /// Returns the largest number of subtrees of a rank.
     pub fn most(self) -> usize {
-        self.most
+        let Subtrees { num_leaves, num_ranks, .. } = self;
+        if num_ranks >= num_leaves || num_leaves.is_power_of_two() && num_ranks.is_power_of_two() {
+            return 1;
+        }
+        (0..num_ranks).map(|rank| self.of_rank(rank)).max().unwrap_or(1)
     }
 
     /// Returns, for each subtree of all ranks in order, the number of sums before it that it is added

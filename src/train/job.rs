@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::tensor::positions::SharedValues;
-use crate::parallel::zero::ZeroStage;
+use crate::parallel::zero::{Accumulation, ZeroStage};
 use crate::trace::{self, Name};
 
 /// The parts of a run that do not depend on the device.
@@ -50,6 +50,7 @@ impl Run<'_> {
         let sampler = samples.train.sampler();
         log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
         self.announce_positions();
+        self.announce_accumulation();
         if resumed.is_some() {
             let (epoch, within) = sampler.locate(first);
             log::info!("resuming after step {first}, which is step {within} of epoch {}", epoch + 1);
@@ -94,6 +95,17 @@ impl Run<'_> {
                 format!("; --zero {} has no effect with one replica", name_of(&stage))
             }
             _ => format!("; ZeRO stage {}", name_of(&trainer.zero_stage())),
+        }
+    }
+
+    /// Says so if gradients cannot be reduced after each of several micro-batches, as was asked.
+    fn announce_accumulation(&self) {
+        let num_micro_batches = self.plan.schedule.num_micro_batches;
+        let wants_parts = self.options.accumulate == Accumulation::Parts;
+        if wants_parts && num_micro_batches == 1 && self.world.is_root() {
+            log::warn!(
+                "--accumulate parts has no effect: there is one micro-batch; --micro-batches 4 makes 4"
+            );
         }
     }
 

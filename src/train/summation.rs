@@ -69,6 +69,12 @@ impl Run<'_> {
                 "{num_idle} of {num_replicas} replicas have no rows, because a batch has {num_leaves} \
                  leaves{advice}"
             );
+        } else if division.reduces_each() && num_shares > num_leaves {
+            log::info!(
+                "{num_replicas} replicas with {num_micro_batches} micro-batches each share the {num_leaves} \
+                 leaves of a batch, so some micro-batches of a replica have no rows, and --accumulate parts \
+                 saves less memory{advice}"
+            );
         } else if num_rows.iter().any(|num| *num != num_rows[0]) {
             log::info!(
                 "{num_replicas} replicas share the {num_leaves} leaves of a batch, so some have more rows \

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Job, data, directory, mpiexec, say_skipped, until};
+use crate::support::{Job, Mounted, data, directory, mpiexec, say_skipped, until};
 use phalanx::checkpoint::{self, Boundary, Contents, Description, StateSource, write_and_prune};
 use phalanx::nn::{Initial, TensorSpec};
 
@@ -171,11 +171,7 @@ fn weights_alone_go_out_and_come_in() {
 #[test]
 fn a_full_disk_fails_the_checkpoint_and_not_the_training() {
     let (directory, path) = directory();
-    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=448k", "tmpfs", &path]).output();
-    if !mount.is_ok_and(|output| output.status.success()) {
-        return say_skipped("mounting a small tmpfs takes root");
-    }
-    let mounted = Mounted(path.clone());
+    let Some(mounted) = Mounted::new(&path, 448) else { return };
     let filler = directory.path().join("filler");
     fs::write(&filler, vec![0; 300 << 10]).expect("there is room for it");
     let metrics = tempfile::NamedTempFile::new().expect("a file can be made");
@@ -215,15 +211,6 @@ fn the_last_checkpoint_is_tried_twice() {
     done.says_once("; training continues, and the next checkpoint will be tried");
     done.says_once("; trying once more, because this is the last checkpoint");
     assert_eq!(done.result()["steps"], 1500, "{}", done.describe());
-}
-
-/// A mounted file system, unmounted when dropped.
-struct Mounted(String);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").args(["-l", &self.0]).status();
-    }
 }
 
 /// A state of one tensor and one slot, all of the same value.

@@ -4,9 +4,8 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::process::Command;
 
-use crate::support::{Job, data, directory, mpiexec, program, rank_processes, say_skipped, until};
+use crate::support::{Job, Mounted, data, directory, mpiexec, program, rank_processes, until};
 use phalanx::checkpoint::{self, Checkpoint};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
@@ -162,32 +161,12 @@ fn no_output_overwrites_an_input_or_another_output() {
     done.says_once("it holds weights alone").says_once("resuming after step 2,");
 }
 
-/// A mounted file system of a few MiB, unmounted when dropped.
-struct Mounted(String);
-
-impl Mounted {
-    fn new(path: &str, mebibytes: usize) -> Option<Mounted> {
-        fs::create_dir(path).expect("a directory can be made");
-        let size = format!("size={mebibytes}m");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs", path]).output();
-        if mounted.is_ok_and(|output| output.status.success()) {
-            return Some(Mounted(path.to_owned()));
-        }
-        say_skipped("no file system can be mounted here, so no disk is full");
-        None
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").args(["-l", &self.0]).status();
-    }
-}
-
 #[test]
 fn a_disk_with_room_for_two_checkpoints_keeps_two() {
     let (_directory, path) = directory();
-    let Some(mounted) = Mounted::new(&format!("{path}/small"), 5) else { return };
+    let small = format!("{path}/small");
+    fs::create_dir(&small).expect("a directory can be made");
+    let Some(mounted) = Mounted::new(&small, 5 << 10) else { return };
     // of 2.1 MiB each
     let run = format!(
         "--model mlp --hidden 256,256 --steps 200 --checkpoint-every 20 --keep 3 --checkpoint-dir {}",

@@ -59,6 +59,28 @@ pub fn directory() -> (tempfile::TempDir, String) {
     (directory, path)
 }
 
+/// A small file system that is mounted, until it is dropped.
+pub struct Mounted(String);
+
+impl Mounted {
+    /// Mounts one of `kibibytes` at `path`, a directory; says that the test is skipped where that is refused.
+    pub fn new(path: &str, kibibytes: usize) -> Option<Mounted> {
+        let size = format!("size={kibibytes}k");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs", path]).output();
+        if mounted.is_ok_and(|output| output.status.success()) {
+            return Some(Mounted(path.to_owned()));
+        }
+        say_skipped("no file system can be mounted here, which takes root, so no disk is full");
+        None
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l", &self.0]).status();
+    }
+}
+
 /// Returns the path of a program.
 pub fn program(name: &str) -> &'static str {
     match name {
