@@ -332,10 +332,10 @@ fn a_step_allocates_nothing_and_waits_once() {
 fn recorded_steps_have_the_bits_of_others() {
     let Some(libraries) = emulator() else { return };
     let residual =
-        concat!("--batch-size 8 --network ", env!("CARGO_MANIFEST_DIR"), "/docs/networks/residual.kdl");
+        concat!("--batch-size 3 --network ", env!("CARGO_MANIFEST_DIR"), "/docs/networks/residual.kdl");
     for model in [
-        "--model lenet --batch-size 24",
-        "--model cifar --batch-size 5",
+        "--model lenet --batch-size 8",
+        "--model cifar --batch-size 3",
         "--model mlp --hidden 40,30,20 --recompute",
         "--model mlp --hidden 40,30,20 --bucket-mb 0.005",
         residual,

@@ -166,23 +166,22 @@ fn a_disk_with_room_for_two_checkpoints_keeps_two() {
     let (_directory, path) = directory();
     let small = format!("{path}/small");
     fs::create_dir(&small).expect("a directory can be made");
-    let Some(mounted) = Mounted::new(&small, 5 << 10) else { return };
+    let Some(_mounted) = Mounted::new(&small, 5 << 10) else { return };
     // of 2.1 MiB each
     let run = format!(
-        "--model mlp --hidden 256,256 --steps 200 --checkpoint-every 20 --keep 3 --checkpoint-dir {}",
-        mounted.0
+        "--model mlp --hidden 256,256 --steps 200 --checkpoint-every 20 --keep 3 --checkpoint-dir {small}",
     );
     let done = sync_sgd(2, &run).run().expect(0);
-    assert_eq!(steps_in(Path::new(&mounted.0)), [180, 200], "{}", done.describe());
+    assert_eq!(steps_in(Path::new(&small)), [180, 200], "{}", done.describe());
     // eight had no room, of which the first, second, fourth and eighth are logged
     let count = done.stderr.matches("to make room for it: the disk has no room for --keep 3").count();
     assert!((2..=4).contains(&count), "{count}\n{}", done.describe());
     // the sound one stays in every case
-    fs::remove_file(format!("{}/step-00000180.h5", mounted.0)).expect("it can be removed");
-    fs::write(format!("{}/filler", mounted.0), vec![0; 1_500_000]).expect("there is some room");
+    fs::remove_file(format!("{small}/step-00000180.h5")).expect("it can be removed");
+    fs::write(format!("{small}/filler"), vec![0; 1_500_000]).expect("there is some room");
     let done = sync_sgd(2, &run.replace("--steps 200", "--steps 240")).run().expect(1);
     done.says_once("resuming after step 200");
-    assert!(steps_in(Path::new(&mounted.0)).contains(&200), "{}", done.describe());
+    assert!(steps_in(Path::new(&small)).contains(&200), "{}", done.describe());
 }
 
 #[test]
