@@ -40,8 +40,8 @@ impl<S: Simd> VectorSink<S> for Coefficients<'_, S> {
 }
 
 /// Adds to the sum of each row r and vector v the products of the terms k,
-/// `elements[k · step + r · stride]` times `vectors[k][v]`. `ROWS · VECTORS` sums have to fit the registers, beside an element and the vectors
-/// of a term.
+/// `elements[k · step + r · stride]` times `vectors[k][v]`. `ROWS · VECTORS` sums have to fit the registers,
+/// beside an element and the vectors of a term.
 #[inline(always)]
 pub(super) fn add_products<S: Simd, const ROWS: usize, const VECTORS: usize>(
     simd: S,
