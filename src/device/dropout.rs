@@ -11,7 +11,7 @@ pub struct DropoutMask {
     pub seed: u64,
     /// The number of the step.
     pub step: u32,
-    /// The number of the module.
+    /// The number of the module among those that draw.
     pub module: u32,
 }
 

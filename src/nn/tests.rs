@@ -70,3 +70,18 @@ fn layers_cost_what_their_products_do() {
         assert_eq!(cost, passes * 2 * products, "layer {index}");
     }
 }
+
+/// So that a fusion of other modules changes no draws.
+#[test]
+fn modules_that_draw_are_numbered_among_themselves() {
+    let branch = "residual { attention 2 dropout=0.1; dropout 0.1 }";
+    let text = &format!("embedding 8\n{branch}\nlinear 8\nrelu\ndropout 0.2\nlinear 9");
+    let network = Network::from_text(text, "test", "test", Loss::CrossEntropy).unwrap();
+    let model = network.build(Features::Tokens { len: 4, vocabulary: 9 }).unwrap();
+    let number = |layer: &Layer| match &layer.kind {
+        LayerKind::Attention(attention) => Some(attention.number),
+        LayerKind::Dropout(dropout) => Some(dropout.number),
+        _ => None,
+    };
+    assert_eq!(model.layers.iter().filter_map(number).collect::<Vec<_>>(), [0, 1, 2]);
+}

@@ -53,7 +53,7 @@ impl Builder {
             }
             self.push(LayerKind::Rotary(RotaryLayer { shape, base }), self.tensors.len(), None)?;
         }
-        let layer = AttentionLayer::whole(shape, dropout, self.layers.len());
+        let layer = AttentionLayer::whole(shape, dropout, self.next_draw());
         self.push(LayerKind::Attention(layer), self.tensors.len(), None)?;
 
         let first = self.tensors.len();

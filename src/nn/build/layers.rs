@@ -144,7 +144,6 @@ impl Builder {
         Ok(LayerKind::Pool(PoolLayer { pooling: Pooling::GlobalAverage, shape }))
     }
 
-    /// Returns a normalisation over the innermost dimension, or a root mean square norm.
     /// Returns the features, which `what` needs; says so if they are tokens.
     fn no_tokens(&self, what: &str) -> Result<Features, String> {
         match self.features {
@@ -153,6 +152,7 @@ impl Builder {
         }
     }
 
+    /// Returns a normalisation over the innermost dimension, or a root mean square norm.
     fn layer_norm(&mut self, is_centred: bool, bias: bool) -> Result<LayerKind, String> {
         let features = self.no_tokens("a norm")?;
         self.norm_tensors(bias);
@@ -195,14 +195,20 @@ impl Builder {
         Ok(LayerKind::Gated(GatedLayer { gate, features }))
     }
 
-    fn dropout(&self, rate: f32) -> Result<LayerKind, String> {
+    /// Returns the number of the next module that draws, which the fusion of others does not change.
+    pub(super) fn next_draw(&mut self) -> usize {
+        self.num_draws += 1;
+        self.num_draws - 1
+    }
+
+    fn dropout(&mut self, rate: f32) -> Result<LayerKind, String> {
         let features = self.features;
         if matches!(features, Features::Tokens { .. }) || !(0.0..1.0).contains(&rate) {
             return Err(format!(
                 "a dropout needs features and a rate from 0 to below 1, not {features} and {rate}"
             ));
         }
-        Ok(LayerKind::Dropout(DropoutLayer::whole(rate, self.layers.len(), features)))
+        Ok(LayerKind::Dropout(DropoutLayer::whole(rate, self.next_draw(), features)))
     }
 
     /// Adds the tensors of a normalisation.

@@ -91,6 +91,8 @@ struct Builder {
     counts: HashMap<String, usize>,
     /// The first embedding.
     embedding: Option<Embedding>,
+    /// The number of modules so far that draw.
+    num_draws: usize,
 }
 
 /// An embedding, whose weight a tied output uses.
@@ -116,6 +118,7 @@ impl Builder {
             name: None,
             counts: HashMap::new(),
             embedding: None,
+            num_draws: 0,
         }
     }
 

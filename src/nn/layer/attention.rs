@@ -12,7 +12,7 @@ pub struct AttentionLayer {
     pub shape: AttentionShape,
     /// The probability that dropout sets a weight to 0.
     pub dropout: f32,
-    /// The number of the layer in the model.
+    /// The number of the module among those that draw.
     pub number: usize,
     /// The number of the shard's first head among those of the whole layer.
     pub first_head: usize,

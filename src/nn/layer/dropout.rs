@@ -12,7 +12,7 @@ use crate::sums::Section;
 pub struct DropoutLayer {
     /// The probability of 0.
     pub rate: f32,
-    /// The number of the layer in the model.
+    /// The number of the module among those that draw.
     pub number: usize,
     /// The shape of a row.
     pub features: Features,
