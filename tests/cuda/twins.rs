@@ -14,6 +14,7 @@ use super::comparison::{
 };
 use super::divided_losses::divided_losses;
 use super::operations::*;
+use super::support::soak;
 
 const ACTIVATIONS: [Activation; 6] = [
     Activation::Identity,
@@ -33,6 +34,7 @@ pub fn all(_: &World, precision: Precision, tolerance: f32) {
     super::image_twins::all(&cuda, tolerance);
     if precision == Precision::F32 {
         linear_in_one_kernel(&cuda, tolerance);
+        wide_sums(&cuda, tolerance);
     }
     embeddings(&cuda, tolerance);
     attention(&cuda, tolerance);
@@ -44,10 +46,10 @@ pub fn all(_: &World, precision: Precision, tolerance: f32) {
     assert!(differences.is_empty(), "{} arrays differ:\n{}", differences.len(), differences.join("\n"));
 }
 
-/// Returns whether a product of so many `operations` is formed with a bias: both, or in turns if that takes
-/// an emulated GPU long.
+/// Returns with which of a bias and none the product `number` is tried, which takes so many `operations`:
+/// with both, or with one by turns if an emulated GPU would take long.
 fn biases(number: usize, operations: usize) -> impl Iterator<Item = bool> {
-    let is_long = operations > 1 << 20;
+    let is_long = operations > 1 << 20 && soak().is_none();
     [true, false].into_iter().filter(move |bias| !is_long || *bias == number.is_multiple_of(2))
 }
 
@@ -145,6 +147,15 @@ fn activations(cuda: &Cuda, tolerance: f32) {
             }
         }
     }
+}
+
+/// Compares the sums of more columns than tiles fit the second dimension of a grid.
+fn wide_sums(cuda: &Cuda, tolerance: f32) {
+    let columns = (1 << 21) + 1;
+    let (activation, len) = (Activation::Identity, columns);
+    let operation = ActivationBothWays { num_read: 1, activation, columns, len, accumulate: false };
+    let arrays = [given(random(len, 7)), given(random(len, 10)), output(len), exact(vec![f32::NAN; columns])];
+    compare("sums of many columns", cuda, tolerance, &arrays, &operation);
 }
 
 fn gates_and_dropout(cuda: &Cuda, tolerance: f32) {

@@ -176,8 +176,8 @@ impl Cuda {
     pub(super) fn sum_rows(&self, rows: &RowsToSum, num_sums: usize, sums: u64, adds: bool, total: u64) {
         let RowsToSum { activation, rows, columns, format, saved, gradient } = *rows;
         let blocks = columns.div_ceil(SUM_COLUMNS as usize);
-        let launch =
-            Launch { blocks: (num_sums as u32, blocks as u32), threads: (BLOCK, 1), shared_bytes: 0 };
+        // in one dimension, because the second has at most 65,535 blocks
+        let launch = Launch { blocks: ((num_sums * blocks) as u32, 1), threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = self.kernels.of::<ActivationKernels>().activation_backward_bias.of(format);
         let (rows, columns, adds) = (rows as u32, columns as u32, i32::from(adds));
         let counters = self.partial_sums.column_counters();

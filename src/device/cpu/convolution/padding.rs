@@ -14,7 +14,7 @@ pub(super) struct ConvolutionScratch {
     pub(super) image: Room,
     pub(super) nonzero: Vec<SparseGradient>,
     pub(super) lengths: Vec<usize>,
-    /// The coefficients of kernels and tiles, and columns that are transformed.
+    /// The coefficients of kernels and tiles, and their products.
     pub(super) coefficients: Room,
 }
 

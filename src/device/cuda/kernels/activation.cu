@@ -42,29 +42,31 @@ __device__ __forceinline__ void activation_backward(int activation, uint64 len, 
     });
 }
 
-// Computes activation_backward and sums over rows: row `blockIdx.x` of `sums` becomes the sum of
-// the rows that the blocks with that `blockIdx.x` have, added to what is there if `accumulate`. A
-// block of 256 threads has 32 columns, or all if there are fewer, and as many rows at a time as
-// fit. If there is a `total`, the last block of the same columns adds up the rows of `sums` there instead;
-// `blocks_done` has a counter for each `blockIdx.y`, 0 before and after.
+// Computes activation_backward and sums over rows. A block of 256 threads has a tile of 32 columns, or all
+// if there are fewer, of some rows, and as many rows at a time as fit; tiles of the same rows are neighbours.
+// Row r of `sums` becomes the sum of the rows that the r-th blocks of all tiles have, added to what is there
+// if `accumulate`. If there is a `total`, the last block of a tile adds up the rows of `sums` there instead;
+// `blocks_done` has a counter for each tile, 0 before and after.
 template <class T>
 __device__ __forceinline__ void activation_backward_bias(
     int activation, uint32 rows, uint32 columns, const T* saved, T* gradient, float* sums, int accumulate,
     float* total, uint32* blocks_done) {
-    uint32 first = blockIdx.y * 32, width = min(32u, columns - first), height = 256 / width;
+    uint32 num_tiles = (columns + 31) / 32, num_parts = gridDim.x / num_tiles;
+    uint32 tile = blockIdx.x % num_tiles, part = blockIdx.x / num_tiles;
+    uint32 first = tile * 32, width = min(32u, columns - first), height = 256 / width;
     uint32 column = threadIdx.x % width, start = threadIdx.x / width;
-    uint32 block_rows = (rows + gridDim.x - 1) / gridDim.x;
-    uint32 end = min(rows, (blockIdx.x + 1) * block_rows);
+    uint32 block_rows = (rows + num_parts - 1) / num_parts;
+    uint32 end = min(rows, (part + 1) * block_rows);
     float sum = 0;
     if (start < height) {
-        uint32 begin = blockIdx.x * block_rows + start;
+        uint32 begin = part * block_rows + start;
         sum = sum_column<T, true>(
             activation, begin, end, height, columns, first + column, saved, gradient);
     }
-    sum_tile(width, sum, &sums[(uint64)blockIdx.x * columns + first], accumulate && !total);
-    if (total && is_last_block(&blocks_done[blockIdx.y], gridDim.x)) {
+    sum_tile(width, sum, &sums[(uint64)part * columns + first], accumulate && !total);
+    if (total && is_last_block(&blocks_done[tile], num_parts)) {
         sum = 0;
-        for (uint32 row = start; row < gridDim.x && start < height; row += height) {
+        for (uint32 row = start; row < num_parts && start < height; row += height) {
             sum += *(volatile float*)&sums[(uint64)row * columns + first + column];
         }
         sum_tile(width, sum, &total[first], accumulate);

@@ -11,7 +11,7 @@ use super::{COEFFICIENTS, KERNEL, SIDE, Tiles};
 use crate::device::cpu::transpose::transpose;
 
 /// Tiles of a group, which are transformed and multiplied together, so that the coefficients of the weights
-/// are read once for all of them. A multiple of the tiles of every block of sums.
+/// are read from memory once for all of them. A multiple of the tiles of every block of sums.
 const TILES_TOGETHER: usize = 12;
 
 /// Vectors of outputs whose products are formed together, at most.
