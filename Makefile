@@ -81,7 +81,7 @@ build-mpich: setup
 soak: setup
 	PHALANX_SOAK=200 cargo test --release --test files -- restart:: --nocapture
 	PHALANX_SOAK=1 cargo test --release --test training -- grids_
-	for tests in pipeline_oracles tensor_oracles shared_ zero_same_bits the_same_twice; do \
+	for tests in pipeline_oracles tensor_oracles odd_widths shared_ zero_same_bits the_same_twice; do \
 	  PHALANX_SOAK=1 cargo test --release --test cuda -- $$tests || exit 1; done
 	PHALANX_SOAK=1 cargo test --release --test training -- audits_
 	PHALANX_SOAK=1 cargo test --release --test programs -- one_hash --nocapture

@@ -91,9 +91,14 @@ impl Targets {
                 Targets::Tokens { len, vocabulary },
                 Features::Sequence { len: own, width },
             ) => own == len && width >= vocabulary,
-            // files have the values of a target in the order of channels first, outputs are channels last
-            (Loss::MeanSquaredError, Targets::Values(_), Features::Image { channels: 2.., .. }) => false,
-            (Loss::MeanSquaredError, Targets::Values(values), output) => output.len() == values,
+            (Loss::MeanSquaredError, Targets::Values(values), output) => {
+                // files have the values of a target in the order of channels first, outputs are channels last
+                let has_one_order = match output {
+                    Features::Image { height, width, channels } => channels == 1 || height * width == 1,
+                    _ => true,
+                };
+                output.len() == values && has_one_order
+            }
             (Loss::MeanOfSquares, Targets::Nothing, _) => true,
             _ => false,
         }

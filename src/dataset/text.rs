@@ -161,7 +161,7 @@ fn split(
     let part = |range: Range<usize>, stride: usize, what: &str| {
         if range.len() <= context {
             let why = match columns {
-                None if matches!(settings.tokens, TextTokens::Of(_)) => format!(
+                None if range.len() == len => format!(
                     "it has {len} tokens, but a sample takes {context} and the one after; take a longer text"
                 ),
                 None => format!(

@@ -128,6 +128,7 @@ impl TrainedNetwork {
         let predicts = match (model.loss, model.output) {
             (Loss::CrossEntropy, Features::Sequence { len, width }) => format!("{len} tokens of {width}"),
             (Loss::CrossEntropy, output) => format!("one of {} classes", output.len()),
+            (_, output @ Features::Image { channels: 2.., .. }) => format!("{output}"),
             (_, output) => format!("{} real values", output.len()),
         };
         let why = format!(

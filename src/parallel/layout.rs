@@ -139,8 +139,22 @@ impl Layout {
     /// # Errors
     /// The schedule is not sound, the numbers do not fit each other, or a layer cannot be divided.
     pub fn new(model: &Model, shape: GridShape, rank: usize, plan: &ParallelPlan) -> Result<Layout> {
+        plan.schedule.check()?;
+        Layout::of_sound_plan(model, shape, rank, plan)
+    }
+
+    /// As [`Layout::new`], without the proof that the schedule is sound, which takes as long as the schedule
+    /// and is the same for every rank.
+    ///
+    /// # Errors
+    /// The numbers do not fit each other, or a layer cannot be divided.
+    pub fn of_sound_plan(
+        model: &Model,
+        shape: GridShape,
+        rank: usize,
+        plan: &ParallelPlan,
+    ) -> Result<Layout> {
         let ParallelPlan { schedule, layers, split: how, .. } = plan;
-        schedule.check()?;
         let fail = |why: String| Err(Error::input("laying out the model", why));
         if schedule.ranks.len() != shape.stage {
             let (found, wanted) = (schedule.ranks.len(), shape.stage);

@@ -73,7 +73,7 @@ static CASES: &[Case] = &[
         ranks: &[3],
         run: positions::shared_positions_same_bits::<Cuda>,
     },
-    Case { name: "pipeline_oracles", ranks: &[3], run: layouts::pipeline_oracles::<Cuda, 18> },
+    Case { name: "pipeline_oracles", ranks: &[3], run: layouts::pipeline_oracles::<Cuda, 17> },
     Case { name: "pipeline_images", ranks: &[2], run: layouts::pipeline_images::<Cuda> },
     Case { name: "pipeline_same_bits", ranks: &[3], run: layouts::pipeline_same_bits::<Cuda> },
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cuda> },

@@ -133,6 +133,11 @@ fn bad_networks_are_refused_once() {
         let done = train("hybrid", 2, &format!("{network} --replicas 2")).without_grace().run().expect(2);
         done.says_once(said);
     }
+    // the targets of a file are channels first, and outputs channels last
+    fs::write(&file, "convolution 2 kernel=3 padding=1").unwrap();
+    let image = "--data synthetic --synthetic-shape 1x4x4 --synthetic-targets values:32";
+    let done = train("sync_sgd", 2, &format!("{network} {image}")).without_grace().run().expect(2);
+    done.says_once("a real value for each output, in one order: end with flatten");
     let missing = format!("--network {path}/none.kdl");
     train("sync_sgd", 2, &missing).run().expect(2).says_once("none.kdl");
     let both = format!("{network} --model mlp");

@@ -108,4 +108,28 @@ fn a_text_is_predicted_token_by_token() {
     assert!(classes.iter().any(|class| class["class"] == 1 && class["num"].as_u64() > Some(4)), "{scored}");
     std::fs::write(&other, "zebras, and much ado about nothing at all: 100 %").unwrap();
     predict(3, &["--data", &other]).expect(2).says_once("there is no token for '1'");
+    std::fs::write(&other, "zebras").unwrap();
+    predict(1, &["--data", &other])
+        .expect(2)
+        .says_once("it has 6 tokens, but a sample takes 16 and the one after");
+}
+
+#[test]
+fn tokens_that_are_numbers_are_continued_as_numbers() {
+    let (_directory, folder) = directory();
+    let [network, tokens] = ["numbers.h5", "tokens.bin"].map(|name| format!("{folder}/{name}"));
+    let numbers: Vec<u8> = (0..400_u16).flat_map(|number| (number % 12).to_le_bytes()).collect();
+    std::fs::write(&tokens, numbers).unwrap();
+    train(&network, &format!("--context 8 --data {tokens}"));
+    let said = generate(3, &[&network, "--prompt", "3 4 5", "--length", "6"]).expect(0).stdout;
+    let words: Vec<u16> = said.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    assert!(words.len() == 9 && words[..3] == [3, 4, 5] && words.iter().all(|word| *word < 12), "{said}");
+    let refused = |prompt: &[&str], what: &str| {
+        generate(2, &[&[network.as_str()], prompt].concat()).expect(2).says_once(what);
+    };
+    refused(&["--prompt", "3 12"], "--prompt: \"12\" is no token: they are numbers from 0 to 11");
+    refused(&[], "--prompt: the tokens are numbers: write some with spaces between them");
+    let words = format!("--model gpt --context 8 --data {tokens} --tokens bytes");
+    let job = mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(words.split_whitespace()).without_grace();
+    job.run().expect(2).says_once("--tokens: it has no effect in this run: it is for texts of characters");
 }

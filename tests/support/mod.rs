@@ -70,7 +70,7 @@ impl Mounted {
         if mounted.is_ok_and(|output| output.status.success()) {
             return Some(Mounted(path.to_owned()));
         }
-        say_skipped("no file system can be mounted here, which takes root, so no disk is full");
+        say_skipped("no disk can be full: only root can mount a small file system here");
         None
     }
 }

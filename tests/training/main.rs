@@ -81,7 +81,7 @@ static CASES: &[Case] = &[
     Case { name: "stages_that_share_a_rank", ranks: &[2], run: layouts::stages_that_share_a_rank::<Cpu> },
     Case { name: "activations_on_their_own", ranks: &[2], run: layouts::activations_on_their_own::<Cpu> },
     Case { name: "odd_widths", ranks: &[2, 3, 4, 5], run: layouts::odd_widths::<Cpu> },
-    Case { name: "grids", ranks: &[1, 2, 3, 4, 6, 8], run: layouts::grids::<Cpu, 8> },
+    Case { name: "grids", ranks: &[1, 2, 3, 4, 6, 8], run: layouts::grids::<Cpu, 7> },
     Case { name: "kept_samples", ranks: &[1, 2, 3, 4, 5], run: samples::kept_samples },
     Case { name: "grids_clipped", ranks: &[8], run: layouts::grids_clipped::<Cpu> },
     Case { name: "initial_weights", ranks: ALL, run: layouts::initial_weights::<Cpu> },

@@ -138,8 +138,9 @@ pub fn needed_bytes(
     sync: SyncSettings,
     batch_size: usize,
 ) -> Result<usize> {
+    plan.schedule.check()?;
     let of_rank = |rank| {
-        let layout = Layout::new(model, shape, rank, plan)?;
+        let layout = Layout::of_sound_plan(model, shape, rank, plan)?;
         Ok(bytes_of_part(&layout, plan, shape, sync, batch_size))
     };
     (0..shape.stage * shape.tensor).map(of_rank).try_fold(0, |most, bytes| Ok(bytes?.max(most)))

@@ -60,9 +60,10 @@ impl StateParts {
         plan: &ParallelPlan,
         sync: SyncSettings,
     ) -> Result<StateParts> {
+        plan.schedule.check()?;
         let mut holders = vec![Vec::new(); model.tensors.len()];
         for rank in 0..shape.stage * shape.tensor {
-            let layout = Layout::new(model, shape, rank, plan)?;
+            let layout = Layout::of_sound_plan(model, shape, rank, plan)?;
             let shards = layout.shards();
             let StatePlan { segmentation, lengths, .. } =
                 StatePlan::new(&layout, sync, sync.division(plan, shape.data));

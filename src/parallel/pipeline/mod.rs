@@ -309,11 +309,9 @@ impl<'a, D: Device> Pipeline<'a, D> {
     ) -> Result<()> {
         let device = self.exchanger.device;
         for at in self.stages[instruction.local].groups[group].pieces.clone().rev() {
-            let LocalStage { stage, slots, sets, groups, .. } = &mut self.stages[instruction.local];
+            let LocalStage { stage, slots, sets, .. } = &mut self.stages[instruction.local];
             let own = stage.tensors_of(at);
-            // the group before may be recomputed first, which needs its first tensors
-            let ahead = stage.tensors_of_group(&groups[group]);
-            weights.prepare(device, &own, &ahead, Direction::Backward)?;
+            weights.prepare(device, &own, &stage.tensors, Direction::Backward)?;
             if !weights.division().has_rows(instruction.action.micro_batch) {
                 continue;
             }

@@ -290,7 +290,7 @@ impl ModelOptions {
         let outputs = model.output;
         let wanted = match model.loss {
             Loss::CrossEntropy => "cross-entropy needs classes or tokens, and an output for each",
-            Loss::MeanSquaredError if matches!(outputs, Features::Image { .. }) => {
+            Loss::MeanSquaredError if matches!(outputs, Features::Image { channels: 2.., .. }) => {
                 "mean-squared-error needs a real value for each output, in one order: end with flatten"
             }
             Loss::MeanSquaredError => "mean-squared-error needs a real value for each output",
