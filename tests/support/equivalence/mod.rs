@@ -188,7 +188,7 @@ pub struct Run {
     pub gradients: Vec<f64>,
     /// The digest of the parameters.
     pub digest: u128,
-    /// The loss over all samples with the final parameters.
+    /// The loss over all samples with the final parameters; NaN if none were evaluated.
     pub tested: f64,
 }
 
