@@ -14,7 +14,7 @@
 use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
-use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
+use phalanx::device::{Activation, Cpu, LossShape, MemoryOperations as _, Role, StepTotals, totals};
 use phalanx::nn::{FlatBuffer, Loss, Network, Segmentation, Tape, TapedRows, TensorShard};
 use phalanx::sums::Section;
 
@@ -77,9 +77,11 @@ fn train(world: &World) -> Result<()> {
 
         let updates = parameters.segment_mut(0).iter_mut().zip(gradients.segment(0).iter());
         updates.for_each(|(parameter, gradient)| *parameter -= LEARNING_RATE * gradient);
-        all.all_reduce(&mut sums, Operation::Sum)?;
+        let mut of_all_ranks = device.take_totals(&mut sums)?.into_message();
+        all.all_reduce(&mut of_all_ranks, Operation::Sum)?;
         if world.is_root() {
-            println!("step {} loss {}", step + 1, sums[totals::LOSS] / BATCH as f32);
+            let loss = StepTotals::from_message(&of_all_ranks).loss.value();
+            println!("step {} loss {}", step + 1, loss / BATCH as f64);
         }
     }
     Ok(())

@@ -12,7 +12,7 @@
 use phalanx::Result;
 use phalanx::comm::{World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
-use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
+use phalanx::device::{Activation, Cpu, LossShape, MemoryOperations as _, Role, totals};
 use phalanx::nn::{FlatBuffer, Loss, Network, Segmentation, Tape, TapedRows, TensorShard};
 use phalanx::sums::Section;
 
@@ -33,6 +33,7 @@ fn train(world: &World) -> Result<()> {
     let sampler = Sampler::new(digits.num_samples(), BATCH, Order::Shuffled, SEED);
     let mut batches = Batches::new(digits, sampler, None);
     let (rank, last) = (all.rank(), all.size() - 1);
+    assert!(all.size() <= model.layers.len(), "every rank needs one of the {} layers", model.layers.len());
     let own = shard(model.layers.len(), rank, all.size());
     let tensors: Vec<_> = model.tensors[2 * own.start..2 * own.end].iter().map(TensorShard::whole).collect();
     let numbered = model.layers[own].iter().zip((0..).step_by(2)); // a layer has a weight and a bias
@@ -88,7 +89,8 @@ fn train(world: &World) -> Result<()> {
         let updates = parameters.segment_mut(0).iter_mut().zip(gradients.segment(0).iter());
         updates.for_each(|(parameter, gradient)| *parameter -= 0.2 * gradient);
         if rank == last {
-            println!("step {} loss {}", step + 1, sums[totals::LOSS] / BATCH as f32);
+            let loss = device.take_totals(&mut sums)?.loss.value();
+            println!("step {} loss {}", step + 1, loss / BATCH as f64);
         }
     }
     Ok(())

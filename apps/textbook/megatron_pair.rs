@@ -14,7 +14,7 @@
 use phalanx::Result;
 use phalanx::comm::{Operation, World, shard};
 use phalanx::dataset::{Batches, Order, Sampler, open_digits};
-use phalanx::device::{Activation, Cpu, LossShape, Role, totals};
+use phalanx::device::{Activation, Cpu, LossShape, MemoryOperations as _, Role, totals};
 use phalanx::nn::{
     FlatBuffer, LayerKind, LinearLayer, Loss, Network, Segmentation, Tape, TapedRows, TensorShard,
 };
@@ -89,7 +89,8 @@ fn train(world: &World) -> Result<()> {
         let updates = parameters.segment_mut(0).iter_mut().zip(gradients.segment(0).iter());
         updates.for_each(|(parameter, gradient)| *parameter -= 0.2 * gradient);
         if world.is_root() {
-            println!("step {} loss {}", step + 1, sums[totals::LOSS] / BATCH as f32);
+            let loss = device.take_totals(&mut sums)?.loss.value();
+            println!("step {} loss {}", step + 1, loss / BATCH as f64);
         }
     }
     Ok(())

@@ -1,20 +1,82 @@
 //! Contract of a device's memory: allocation, views, transfers, a step's totals and recorded steps.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 
 use crate::Result;
 use crate::memory::Buffer;
+use crate::sums::ExactSum;
 
 /// Indices into the totals of a step, which losses and optimizers add to.
 pub mod totals {
-    /// Sum over rows of the loss.
+    use std::ops::Range;
+
+    use crate::sums::ExactSum;
+
+    /// Sum over rows of the loss, on a device that rounds it; 0 on others.
     pub const LOSS: usize = 0;
     /// Number of rows whose largest output is their label's.
     pub const CORRECT: usize = 1;
     /// Sum of the squares of all gradient elements that the optimizer read.
     pub const GRADIENT_SQUARES: usize = 2;
-    /// Number of totals.
-    pub const LEN: usize = 3;
+    /// Number of these.
+    pub const NUM_VALUES: usize = 3;
+    /// The words of an [`ExactSum`] over rows of the loss, on a device that does not round it.
+    pub const EXACT_LOSS: Range<usize> = NUM_VALUES..NUM_VALUES + size_of::<ExactSum>() / size_of::<f32>();
+    /// Number of elements of a step's totals.
+    pub const LEN: usize = EXACT_LOSS.end;
+}
+
+/// A step's totals on the host.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StepTotals {
+    /// Sum over rows of the loss.
+    pub loss: ExactSum,
+    /// Number of rows whose largest output is their label's.
+    pub correct: f64,
+    /// Sum of the squares of all gradient elements that the optimizer read.
+    pub gradient_squares: f64,
+}
+
+impl StepTotals {
+    /// The number of values of a message.
+    pub const MESSAGE_LEN: usize = ExactSum::NUM_WORDS + 2;
+
+    /// Returns the totals of a device that rounds them.
+    pub fn rounded(values: [f32; totals::NUM_VALUES]) -> StepTotals {
+        let values = values.map(f64::from);
+        let mut loss = ExactSum::default();
+        loss.add(values[totals::LOSS]);
+        let [correct, gradient_squares] = [totals::CORRECT, totals::GRADIENT_SQUARES].map(|at| values[at]);
+        StepTotals { loss, correct, gradient_squares }
+    }
+
+    /// Returns the totals as a message. The sum of the messages of several ranks is that of their totals.
+    pub fn into_message(mut self) -> [f64; StepTotals::MESSAGE_LEN] {
+        // the words are whole numbers of little more than 32 bits then, which are exact in `f64`
+        self.loss.carry();
+        let mut message = [0.0; StepTotals::MESSAGE_LEN];
+        let (words, values) = message.split_at_mut(ExactSum::NUM_WORDS);
+        words.iter_mut().zip(self.loss.words_mut()).for_each(|(value, word)| *value = *word as f64);
+        values.copy_from_slice(&[self.correct, self.gradient_squares]);
+        message
+    }
+
+    /// Returns the totals of a message, or of a sum of messages.
+    pub fn from_message(message: &[f64; StepTotals::MESSAGE_LEN]) -> StepTotals {
+        let mut totals = StepTotals::default();
+        let (words, values) = message.split_at(ExactSum::NUM_WORDS);
+        totals.loss.words_mut().iter_mut().zip(words).for_each(|(word, value)| *word = *value as i64);
+        (totals.correct, totals.gradient_squares) = (values[0], values[1]);
+        totals
+    }
+}
+
+impl AddAssign for StepTotals {
+    fn add_assign(&mut self, other: StepTotals) {
+        self.loss += other.loss;
+        self.correct += other.correct;
+        self.gradient_squares += other.gradient_squares;
+    }
 }
 
 /// The use of a buffer, from which a device chooses the format of its values.
@@ -79,7 +141,7 @@ pub trait MemoryOperations {
     ///
     /// # Errors
     /// The transfer or an earlier operation failed.
-    fn finish_totals(&self, reading: Self::Totals) -> Result<[f32; totals::LEN]>;
+    fn finish_totals(&self, reading: Self::Totals) -> Result<StepTotals>;
 
     /// Blocks until all operations started so far are complete.
     fn wait(&self) {}

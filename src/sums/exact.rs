@@ -55,9 +55,18 @@ impl AddAssign for ExactSum {
 }
 
 impl ExactSum {
+    /// The number of words.
+    pub const NUM_WORDS: usize = NUM_DIGITS + 2;
+
     /// Returns the words, which may be added to those of other sums, for instance by an all-reduce.
     pub fn words_mut(&mut self) -> &mut [i64] {
         bytemuck::cast_slice_mut(std::slice::from_mut(self))
+    }
+
+    /// Carries what digits have above their 32 bits to the next ones, so that the words of many sums can be
+    /// added up, even as `f64`.
+    pub fn carry(&mut self) {
+        carry(&mut self.digits);
     }
 
     /// Adds a multiple of 2⁻³²⁰ below 2²⁸⁸, or infinity or NaN. At most 2³¹ terms may be added.
@@ -81,6 +90,9 @@ impl ExactSum {
             let (digit, shift) = (place as u32 / DIGIT_BITS, place as u32 % DIGIT_BITS);
             let mut rest = u128::from(mantissa) << shift;
             for word in &mut self.digits[digit as usize..] {
+                if rest == 0 {
+                    break;
+                }
                 let low = (rest & ((1 << DIGIT_BITS) - 1)) as i64;
                 *word += if term < 0.0 { -low } else { low };
                 rest >>= DIGIT_BITS;

@@ -16,9 +16,10 @@
 //!   equally many terms. A leaf may be empty: its value is +0.
 //! * A leaf is one chain of fused multiply-adds in the order of its terms, from +0:
 //!   `sum = fma(left, right, sum)`. The first leaf of an output with a bias begins with the bias. A
-//!   gradient of a bias, or of a convolution, is a chain of additions, or of the products with
-//!   gradients that are not zero, image after image. The exponentials of a cross-entropy are a chain of
-//!   additions over classes.
+//!   gradient of a bias is a chain of additions, and so are the exponentials of a cross-entropy over
+//!   classes. The gradient of a convolution's weight goes from image to image: one chain of products,
+//!   without those of gradients that pooling or a ReLU has set to 0, or, for kernels of 3 × 3 on many
+//!   channels, a sum of each image.
 //! * The leaves are added by one binary tree: neighbours first, then pairs of neighbours, cut off at
 //!   the last leaf. With 6 leaves: ((0 + 1) + (2 + 3)) + (4 + 5).
 //!
@@ -36,11 +37,14 @@
 //! one in any other order. Three ranks that share 8 leaves have two nodes each, and send twice as
 //! much; with `--leaves 12` they have one.
 //!
+//! The losses of rows, and the squares in the norm of the gradient to clip it, are added exactly
+//! ([`ExactSum`]), so their sums need no order.
+//!
 //! A micro-batch is some of the rank's leaves, and leaves the stack to the next one; or, where
 //! micro-batches are more than leaves, a part of a leaf, whose chain the next one continues:
 //! `fma` from where it stopped has the bits of one long chain. [`Section`] is both.
 //!
-//! Parameters are then a function of the network, the data, the options and L: tests hold one
+//! Parameters and losses are then a function of the network, the data, the options and L: tests hold one
 //! `parameters_digest` over programs, ranks, schedules, stages of ZeRO, micro-batches, threads,
 //! vector instructions and MPIs (`tests/programs/one_hash.rs`).
 //!

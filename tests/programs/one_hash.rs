@@ -1,7 +1,8 @@
-//! The bits of the parameters are the same in every layout, for any number of threads, with any
-//! vector instructions and any MPI. `make soak` trains in every layout of [`layouts`] (with
+//! The bits of the parameters and of the losses are the same in every layout, for any number of threads, with
+//! any vector instructions and any MPI. `make soak` trains in every layout of [`layouts`] (with
 //! `$PHALANX_SOAK`), `make test` in a sample of 40.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::support::{self, mpiexec};
@@ -185,12 +186,18 @@ fn every_layout_ends_with_the_same_bits() {
     let all: Vec<(&Case, Layout)> =
         CASES.iter().flat_map(|case| layouts(case).into_iter().map(move |layout| (case, layout))).collect();
     let every = if support::soak().is_some() { 1 } else { (all.len() / SAMPLE).max(1) };
-    let mut num_tried = 0;
+    let (mut num_tried, mut losses) = (0, HashMap::new());
     for (case, Layout { program, ranks, arguments }) in all.iter().step_by(every) {
         let words = format!("{} {arguments} --quiet --eval-every 0", case.arguments);
         let job = mpiexec(*ranks, support::program(program)).args(words.split_whitespace());
-        let found = job.limit(Duration::from_secs(120)).run().expect(0).digest();
-        assert_eq!(found, case.digest, "{program} on {ranks} ranks: {words}");
+        let done = job.limit(Duration::from_secs(120)).run().expect(0);
+        assert_eq!(done.digest(), case.digest, "{program} on {ranks} ranks: {words}");
+        let found = ["loss", "test_loss"].map(|loss| done.result()[loss].as_f64());
+        let first = *losses.entry(case.digest).or_insert(found);
+        assert!(
+            found == first && found[0].is_some(),
+            "{found:?}, not {first:?}: {program}, {ranks} ranks: {words}"
+        );
         num_tried += 1;
     }
     println!("{num_tried} of {} layouts have the same bits", all.len());

@@ -1,5 +1,6 @@
 //! Loops over arrays: split among the threads, compiled for the widest vectors of the processor.
 
+use std::iter::once;
 use std::ops::AddAssign;
 
 use super::Cpu;
@@ -37,13 +38,18 @@ impl Cpu {
         rows.div_ceil(self.threads).max(1)
     }
 
-    /// Runs `work` on every item, on the threads if there are several.
-    pub(super) fn for_each<I: Send>(&self, items: impl Iterator<Item = I>, work: impl Fn(I) + Sync) {
+    /// Runs `work` on every item: the first on this thread, the others on the pool's, if there is one.
+    pub(super) fn for_each<I: Send>(&self, mut items: impl Iterator<Item = I>, work: impl Fn(I) + Sync) {
         if self.threads == 1 {
             return items.for_each(work);
         }
+        let (Some(first), second) = (items.next(), items.next()) else { return };
         let work = &work;
-        rayon::in_place_scope(|scope| items.for_each(|item| scope.spawn(move |_| work(item))));
+        let Some(second) = second else { return work(first) };
+        rayon::in_place_scope(|scope| {
+            once(second).chain(items).for_each(|item| scope.spawn(move |_| work(item)));
+            work(first);
+        });
     }
 
     /// Returns the length of the parts that an array of `len` is split into: one for each thread,
@@ -95,23 +101,7 @@ impl Cpu {
         total
     }
 
-    /// Returns the sum of the squares of `values`, in an order that depends on the threads.
-    pub(super) fn squares(&self, values: &[f32]) -> f64 {
-        self.sum_over(values.chunks(self.part_len(values.len())), |values| {
-            let mut sum = 0.0;
-            self.vectorised(
-                #[inline(always)]
-                || {
-                    for values in values.chunks(CHUNK) {
-                        sum += sum_of_squares(values);
-                    }
-                },
-            );
-            sum
-        })
-    }
-
-    /// Returns the sum of the squares of `values`, whose value is the same for any number of threads.
+    /// Returns the sum of the squares of `values`, which has no order.
     pub(super) fn sum_squares_exactly(&self, values: &[f32]) -> ExactSum {
         self.sum_over(values.chunks(self.part_len(values.len())), |values| {
             let mut sum = ExactSum::default();

@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
+use super::loops::{CHUNK, sum_of_squares};
 use super::softmax::{ClassSteps, RowOfLogits, add_up, exponentials, finish_row, first_largest};
 use crate::device::logit_statistics::{BEST, LARGEST, LEN, OF_LABEL};
 use crate::device::{CrossEntropyOperands, LossOperations, LossShape, totals};
-use crate::sums::MOST_PENDING;
+use crate::sums::{ExactSum, MOST_PENDING};
 
 thread_local! {
     /// The losses of rows, and 1 for each correct prediction.
@@ -134,13 +135,39 @@ impl LossOperations for Cpu {
         gradient: &mut [f32],
         sums: &mut [f32],
     ) {
-        let factor = 2.0 * shape.scale / shape.columns as f32;
-        match targets {
-            Some(targets) => gradient.iter_mut().zip(output).zip(targets).for_each(|((g, o), t)| *g = o - t),
-            None => gradient.copy_from_slice(output),
-        }
-        sums[totals::LOSS] += (self.squares(gradient) / shape.columns as f64) as f32;
-        self.map(gradient, |difference| difference * factor);
+        let LossShape { rows, columns, scale, .. } = *shape;
+        let factor = 2.0 * scale / columns as f32;
+        PREDICTIONS.with_borrow_mut(|losses| {
+            losses.resize(rows, 0.0);
+            self.split_rows(
+                rows,
+                columns,
+                gradient,
+                [losses],
+                #[inline(always)]
+                |range, gradient, [losses]| {
+                    for (at, row) in range.enumerate() {
+                        let gradient = &mut gradient[at * columns..][..columns];
+                        let output = &output[row * columns..][..columns];
+                        match targets.map(|targets| &targets[row * columns..][..columns]) {
+                            Some(targets) => {
+                                let values = gradient.iter_mut().zip(output).zip(targets);
+                                values.for_each(|((gradient, output), target)| *gradient = output - target);
+                            }
+                            None => gradient.copy_from_slice(output),
+                        }
+                        let squares: f64 = match columns {
+                            // without lanes
+                            1 => f64::from(gradient[0]) * f64::from(gradient[0]),
+                            _ => gradient.chunks(CHUNK).map(sum_of_squares).sum(),
+                        };
+                        losses[at] = (squares / columns as f64) as f32;
+                        gradient.iter_mut().for_each(|difference| *difference *= factor);
+                    }
+                },
+            );
+            add_losses(losses, sums);
+        });
     }
 }
 
@@ -204,10 +231,19 @@ impl Cpu {
                 },
             );
             let (losses, correct) = found.split_at(rows);
-            sums[totals::LOSS] += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() as f32;
+            add_losses(losses, sums);
             sums[totals::CORRECT] += correct.iter().sum::<f32>();
         });
     }
+}
+
+/// Adds the losses of rows to the exact sum in a step's totals, so that the loss of a batch does not depend
+/// on the layout.
+fn add_losses(losses: &[f32], sums: &mut [f32]) {
+    let words = bytemuck::cast_slice_mut(&mut sums[totals::EXACT_LOSS]);
+    let mut sum: ExactSum = bytemuck::pod_read_unaligned(words);
+    losses.iter().for_each(|loss| sum.add(f64::from(*loss)));
+    words.copy_from_slice(bytemuck::bytes_of(&sum));
 }
 
 #[cfg(test)]
@@ -252,7 +288,7 @@ mod tests {
         for (section, mut gradient) in sections.iter().zip(gradients) {
             let (logits, statistics, exponentials) = (&own(*section)[..], &statistics[..], &stack[0][..]);
             let operands = CrossEntropyOperands { logits, labels, statistics, exponentials };
-            let mut sums = vec![0.5; totals::LEN];
+            let mut sums = vec![0.0; totals::LEN];
             cpu.finish_cross_entropy(&shape(*section), &operands, &mut gradient, &mut sums);
             for row in 0..rows {
                 let own = section.terms();
@@ -278,7 +314,7 @@ mod tests {
                 let leaves = Leaves { len, num };
                 let shape =
                     LossShape { classes: Section::whole(leaves), ..LossShape::whole(rows, len, 0.25) };
-                let (mut gradient, mut sums) = (vec![f32::NAN; rows * len], vec![0.5; totals::LEN]);
+                let (mut gradient, mut sums) = (vec![f32::NAN; rows * len], vec![0.0; totals::LEN]);
                 let cpu = Cpu::new(1 + num % 4).unwrap();
                 cpu.cross_entropy(&shape, &logits, &labels, &mut gradient, &mut sums);
                 let whole = [bits(gradient), bits(sums)];

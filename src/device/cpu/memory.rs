@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::Cpu;
 use crate::Result;
-use crate::device::{MemoryOperations, Role, totals};
+use crate::device::{MemoryOperations, Role, StepTotals, totals};
 use crate::memory::Memory;
 
 impl MemoryOperations for Cpu {
     type Buffer = Memory<f32>;
     type View<'a> = &'a [f32];
     type ViewMut<'a> = &'a mut [f32];
-    type Totals = [f32; totals::LEN];
+    type Totals = StepTotals;
     type Recording = ();
 
     fn allocate(&self, len: usize, _: Role) -> Result<Memory<f32>> {
@@ -34,11 +34,14 @@ impl MemoryOperations for Cpu {
         inspect(from)
     }
 
-    fn take_totals(&self, sums: &mut [f32]) -> Result<[f32; totals::LEN]> {
-        Ok(std::array::from_fn(|total| std::mem::take(&mut sums[total])))
+    fn take_totals(&self, sums: &mut [f32]) -> Result<StepTotals> {
+        let mut reading = StepTotals::rounded(std::array::from_fn(|total| sums[total]));
+        reading.loss += bytemuck::pod_read_unaligned(bytemuck::cast_slice(&sums[totals::EXACT_LOSS]));
+        sums.fill(0.0);
+        Ok(reading)
     }
 
-    fn finish_totals(&self, reading: [f32; totals::LEN]) -> Result<[f32; totals::LEN]> {
+    fn finish_totals(&self, reading: StepTotals) -> Result<StepTotals> {
         Ok(reading)
     }
 }

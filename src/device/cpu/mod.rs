@@ -1,9 +1,8 @@
 //! The CPU: one thread or several, the widest vectors that the processor has, `f32`.
 //!
 //! Everything on which parameters depend has the same bits for any number of threads, for any vector
-//! instructions, and for any division of the batch into calls: see [`crate::sums`]. The loss, on which
-//! no parameter depends, is summed in an order that is fixed for a given number of threads. Subnormal
-//! numbers are flushed to zero inside [`flush_subnormals`].
+//! instructions, and for any division of the batch into calls, and so has the loss: see [`crate::sums`].
+//! Subnormal numbers are flushed to zero inside [`flush_subnormals`].
 
 mod activation;
 mod attention;
@@ -77,8 +76,8 @@ impl Vectors {
 }
 
 impl Cpu {
-    /// Opens the CPU with `threads` threads for this process; the first call in a process fixes the
-    /// number.
+    /// Opens the CPU with `threads` threads, the calling one among them. The first call with several starts
+    /// the others, once for the process, with subnormal numbers treated as on the calling thread.
     ///
     /// # Errors
     /// `threads` is 0, or the threads cannot be started.
@@ -89,7 +88,7 @@ impl Cpu {
         }
         if threads > 1 {
             static POOL: OnceLock<std::result::Result<(), String>> = OnceLock::new();
-            let start = || rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+            let start = || rayon::ThreadPoolBuilder::new().num_threads(threads - 1).build_global();
             let outcome = POOL.get_or_init(|| start().map_err(|error| error.to_string()));
             outcome.clone().map_err(|error| Error::failed(doing, format!("{threads} threads: {error}")))?;
         }

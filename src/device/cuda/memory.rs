@@ -13,7 +13,7 @@ use super::runtime::memory::DeviceMemory;
 use super::runtime::message_memory::MessageMemory;
 use super::runtime::readings::TotalsReading;
 use crate::Result;
-use crate::device::{CopyOperations, MemoryOperations, Role, totals};
+use crate::device::{CopyOperations, MemoryOperations, Role, StepTotals};
 
 /// Samples stay on the device only if they occupy at most this many bytes: every rank reads them
 /// all before the first step.
@@ -64,7 +64,7 @@ impl MemoryOperations for Cuda {
         self.readings.take_totals(&self.streams, sums)
     }
 
-    fn finish_totals(&self, reading: TotalsReading) -> Result<[f32; totals::LEN]> {
+    fn finish_totals(&self, reading: TotalsReading) -> Result<StepTotals> {
         self.readings.finish_totals(&self.streams, reading)
     }
 

@@ -157,7 +157,9 @@ impl<'a, D: Device> Replay<'a, D> {
         load: &mut LoadRows<'_, D>,
         AuditedBatch { scale, draws, .. }: AuditedBatch,
     ) -> Result<FoldRecord> {
-        let mut record = FoldRecord::default();
+        let (mut record, device) = (FoldRecord::default(), self.exchanger.device);
+        // nobody reads these
+        device.fill(device.view_mut(&mut self.totals, 0..totals::LEN), 0.0);
         let mut source = LeafSource { sections, draws, load };
         for local in 0..self.stages.len() {
             self.forward(local, &mut parameters, &mut source, &mut record)?;

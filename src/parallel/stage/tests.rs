@@ -68,7 +68,8 @@ impl Probe {
         let (activations, gradients) = (&self.activations, &mut self.gradients);
         self.stage.loss(&mut exchanger, self.rows, scale, activations, gradients, &mut sums).unwrap();
         let predictions = self.stage.head.as_ref().unwrap().predictions;
-        f64::from(sums[totals::LOSS]) / (self.rows * predictions) as f64
+        let totals = self.device.take_totals(&mut sums).unwrap();
+        totals.loss.value() / (self.rows * predictions) as f64
     }
 
     /// The gradients of all parameters by the backward pass, whole or in halves, twice if it is to

@@ -10,7 +10,7 @@ use super::{OpenStep, Trainer, diverged};
 use crate::Result;
 use crate::comm::Operation;
 use crate::dataset::Batches;
-use crate::device::{Device, totals};
+use crate::device::{Device, StepTotals, totals};
 use crate::nn::Model;
 use crate::parallel::batch::BatchDivision;
 use crate::parallel::shard;
@@ -175,7 +175,7 @@ impl<D: Device> Trainer<'_, D> {
     fn finish(&mut self, open: OpenStep<D>, requests: RunRequests) -> Result<StepOutcome> {
         let OpenStep { step, learning_rate, num_samples, totals } = open;
         let step = step + 1;
-        let sums = self.device.finish_totals(totals)?.map(f64::from);
+        let sums = self.device.finish_totals(totals)?;
         let Means { loss, accuracy, gradient_norm, requests } = self.collect(sums, num_samples, requests)?;
         if !loss.is_finite() {
             return Err(diverged(step, &format!("the loss is {loss}")));
@@ -196,7 +196,7 @@ impl<D: Device> Trainer<'_, D> {
     pub fn evaluate(&mut self, batches: &mut Batches) -> Result<Evaluation> {
         let num_samples = batches.dataset().num_samples();
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
-        let mut sums = [0.0; totals::LEN];
+        let mut sums = StepTotals::default();
         let round = self.capacity * self.pipeline.num_micro_batches();
         // as many rounds on every replica, for all of them take part in gathers of parameters
         for round_start in (0..num_samples.div_ceil(self.grid.data.size())).step_by(round) {
@@ -209,42 +209,35 @@ impl<D: Device> Trainer<'_, D> {
             let sums_of_round = self.device.view_mut(self.weights.sums_mut(), 0..totals::LEN);
             let round = self.device.take_totals(sums_of_round)?;
             // an `f32` sum over many rounds would lose counts
-            let round = self.device.finish_totals(round)?;
-            sums.iter_mut().zip(round).for_each(|(sum, value)| *sum += f64::from(value));
+            sums += self.device.finish_totals(round)?;
         }
         let Means { loss, accuracy, .. } = self.collect(sums, num_samples, RunRequests::default())?;
         Ok(Evaluation { loss, accuracy })
     }
 
     /// Adds the ranks' sums, everything counted once, and returns them as means. Collective.
-    fn collect(
-        &self,
-        mut sums: [f64; totals::LEN],
-        num_samples: usize,
-        requests: RunRequests,
-    ) -> Result<Means> {
+    fn collect(&self, mut sums: StepTotals, num_samples: usize, requests: RunRequests) -> Result<Means> {
+        const LEN: usize = StepTotals::MESSAGE_LEN;
         if !self.weights.counts_squares() {
-            sums[totals::GRADIENT_SQUARES] = 0.0;
+            sums.gradient_squares = 0.0;
         }
         if !self.grid.tensor.is_root() {
             // every rank of the tensor axis has evaluated the same loss
-            (sums[totals::LOSS], sums[totals::CORRECT]) = (0.0, 0.0);
+            sums = StepTotals { gradient_squares: sums.gradient_squares, ..StepTotals::default() };
         }
-        let RunRequests { stop, checkpoint } = requests;
-        let mut all = [0.0; totals::LEN + 2];
-        all[..totals::LEN].copy_from_slice(&sums);
-        all[totals::LEN..].copy_from_slice(&[stop as f64, checkpoint as f64]);
-        self.grid.all.all_reduce(&mut all, Operation::Sum)?;
-        let requests =
-            RunRequests { stop: all[totals::LEN] as usize, checkpoint: all[totals::LEN + 1] as usize };
-        sums.copy_from_slice(&all[..totals::LEN]);
-        let Model { loss, output, .. } = *self.model;
-        let num_predictions = (num_samples * loss.num_predictions(output)) as f64;
-        let accuracy = sums[totals::CORRECT] / num_predictions;
+        let mut message = [0.0; LEN + 2];
+        message[..LEN].copy_from_slice(&sums.into_message());
+        message[LEN..].copy_from_slice(&[requests.stop as f64, requests.checkpoint as f64]);
+        self.grid.all.all_reduce(&mut message, Operation::Sum)?;
+        let [sums @ .., stop, checkpoint] = &message;
+        let StepTotals { loss, correct, gradient_squares } = StepTotals::from_message(sums);
+        let requests = RunRequests { stop: *stop as usize, checkpoint: *checkpoint as usize };
+        let Model { loss: kind, output, .. } = *self.model;
+        let num_predictions = (num_samples * kind.num_predictions(output)) as f64;
         Ok(Means {
-            loss: sums[totals::LOSS] / num_predictions,
-            accuracy: loss.has_accuracy().then_some(accuracy),
-            gradient_norm: sums[totals::GRADIENT_SQUARES].sqrt(),
+            loss: loss.value() / num_predictions,
+            accuracy: kind.has_accuracy().then_some(correct / num_predictions),
+            gradient_norm: gradient_squares.sqrt(),
             requests,
         })
     }

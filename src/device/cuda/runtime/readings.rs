@@ -11,7 +11,7 @@ use super::launch::{Launch, launch};
 use super::machine::explain;
 use super::memory::Pinned;
 use super::streams::Streams;
-use crate::device::totals;
+use crate::device::{StepTotals, totals};
 use crate::{Error, Result};
 
 /// The most values that are read through the pinned memory kept for readings.
@@ -42,7 +42,7 @@ pub struct TotalsReading {
 impl Readings {
     pub(crate) fn new(streams: &Rc<Streams>) -> Result<Readings> {
         let pending = |_| {
-            let pinned = Pinned::new(streams, totals::LEN)?;
+            let pinned = Pinned::new(streams, totals::NUM_VALUES)?;
             Ok(RefCell::new(PendingTotals { pinned, copied: streams.new_event()? }))
         };
         Ok(Readings {
@@ -92,21 +92,17 @@ impl Readings {
         // a kernel, whose start costs less than that of a copy; nothing reads the host's memory before the
         // event is complete
         let launch = Launch { blocks: (1, 1), threads: (32, 1), shared_bytes: 0 };
-        let (len, into) = (totals::LEN as u32, pinned.pointer() as u64);
+        let (len, into) = (totals::NUM_VALUES as u32, pinned.pointer() as u64);
         launch!(streams, &streams.kernels.take_few, launch, len, sums.pointer, into);
         streams.note("copying from the device", copied.record(&streams.compute));
         streams.check()?;
         Ok(TotalsReading { index })
     }
 
-    pub(crate) fn finish_totals(
-        &self,
-        streams: &Streams,
-        reading: TotalsReading,
-    ) -> Result<[f32; totals::LEN]> {
+    pub(crate) fn finish_totals(&self, streams: &Streams, reading: TotalsReading) -> Result<StepTotals> {
         let PendingTotals { pinned, copied } = &*self.totals[reading.index].borrow();
         streams.wait_for(copied);
         streams.check()?;
-        Ok(std::array::from_fn(|total| pinned.as_ref()[total]))
+        Ok(StepTotals::rounded(std::array::from_fn(|total| pinned.as_ref()[total])))
     }
 }
