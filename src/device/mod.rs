@@ -7,11 +7,11 @@
 //! | family | trait | operations |
 //! |---|---|---|
 //! | `memory` | [`MemoryOperations`] | allocation, transfers, a step's totals, recorded steps |
-//! | `copy` | [`CopyOperations`] | fills, copies, transposition, gathered rows |
+//! | `copy` | [`CopyOperations`] | fills, copies, sums, transposition, gathered rows |
 //! | `activation` | [`ActivationOperations`] | elementwise functions and their derivatives |
 //! | `linear` | [`LinearOperations`] | matrix products with bias and activation |
 //! | `convolution` | [`ConvolutionOperations`] | convolution with pooling and ReLU |
-//! | `pool` | [`PoolOperations`] | max-pooling on its own |
+//! | `pool` | [`PoolOperations`] | maxima and means over windows |
 //! | `norm` | [`NormOperations`] | normalisations |
 //! | `attention` | [`AttentionOperations`] | attention by heads |
 //! | `embedding` | [`EmbeddingOperations`] | tables of tokens and of positions |

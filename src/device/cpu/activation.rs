@@ -1,15 +1,14 @@
 //! Activations with bias and bias gradient, in loops that the compiler vectorises.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
-use super::leaf_sums::{LeafSums, add_up};
+use super::leaf_sums::add_up;
 use super::philox::{NUM_LANES, philox};
 use super::{Cpu, math};
 use crate::device::{Activation, ActivationOperations, BiasShape, DropoutMask, DropoutShape, Gate, RowSums};
 
 thread_local! {
-    /// The sums of leaves that are not added to others yet.
-    static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
     /// The sum of a sample, and partial sums of several rows.
     static WIDE_ROW: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
@@ -76,14 +75,12 @@ impl ActivationOperations for Cpu {
     }
 
     fn dropout(&self, dropout: &DropoutShape, from: Option<&[f32]>, values: &mut [f32]) {
-        if let Some(from) = from {
-            values.copy_from_slice(from);
-        }
         let DropoutShape { mask, first, row_len, row_stride } = *dropout;
         if row_len != row_stride {
             let part = self.rows_per_thread(values.len().div_ceil(row_len as usize));
             let parts = values.chunks_mut(part * row_len as usize).enumerate();
             return self.for_each(parts, |(number, values)| {
+                copy_part(from, number * part * row_len as usize, values);
                 self.vectorised(
                     #[inline(always)]
                     || {
@@ -98,6 +95,7 @@ impl ActivationOperations for Cpu {
         let part = self.part_len(values.len());
         let parts = values.chunks_mut(part).enumerate();
         self.for_each(parts, |(number, values)| {
+            copy_part(from, number * part, values);
             self.vectorised(
                 #[inline(always)]
                 || drop_out(&mask, first + (number * part) as u64, values),
@@ -112,11 +110,35 @@ impl Cpu {
         let BiasShape { columns, positions } = shape;
         let len = columns * positions;
         let (rows, mut arrays) = (sums.rows, sums.arrays(columns));
-        LEAF_SUMS.with_borrow_mut(|stack| {
-            add_up(rows, stack, &mut arrays, |samples, sums| {
-                self.add_samples(shape, &values[samples.start * len..samples.end * len], sums);
+        if positions == 1 {
+            return self.by_columns(columns, rows.len() * columns, arrays, |own, mut arrays| {
+                add_up(rows, &mut arrays, |rows, sums| {
+                    self.add_vectors(columns, values, rows, own.start, sums)
+                });
             });
+        }
+        add_up(rows, &mut arrays, |samples, sums| {
+            self.add_samples(shape, &values[samples.start * len..samples.end * len], sums);
         });
+    }
+
+    /// Adds columns of the vectors `rows`, from `first` on, to `sums`.
+    pub(super) fn add_vectors(
+        &self,
+        columns: usize,
+        values: &[f32],
+        rows: Range<usize>,
+        first: usize,
+        sums: &mut [f32],
+    ) {
+        self.vectorised(
+            #[inline(always)]
+            || {
+                for row in values[rows.start * columns..rows.end * columns].chunks_exact(columns) {
+                    add_row(&row[first..], sums);
+                }
+            },
+        );
     }
 
     /// Computes `output = a · function(b).0` of the halves a and b of rows.
@@ -209,12 +231,6 @@ impl Cpu {
     /// on its shape alone.
     fn add_samples(&self, shape: BiasShape, samples: &[f32], sums: &mut [f32]) {
         let BiasShape { columns, positions } = shape;
-        if positions == 1 {
-            return self.vectorised(
-                #[inline(always)]
-                || samples.chunks_exact(columns).for_each(|row| add_row(row, sums)),
-            );
-        }
         WIDE_ROW.with_borrow_mut(|memory| {
             memory.resize(columns * (256 / columns).max(1) + columns, 0.0);
             let (sum, wide) = memory.split_at_mut(columns);
@@ -231,6 +247,13 @@ impl Cpu {
                 },
             );
         });
+    }
+}
+
+/// Copies the elements of `from`, if there are any, from number `first` on.
+fn copy_part(from: Option<&[f32]>, first: usize, into: &mut [f32]) {
+    if let Some(from) = from {
+        into.copy_from_slice(&from[first..][..into.len()]);
     }
 }
 

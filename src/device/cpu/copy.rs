@@ -48,8 +48,12 @@ impl CopyOperations for Cpu {
     }
 
     fn transpose_each(&self, rows: usize, columns: usize, input: &[f32], output: &mut [f32]) {
-        let matrices = input.chunks_exact(rows * columns).zip(output.chunks_exact_mut(rows * columns));
-        matrices.for_each(|(input, output)| self.transpose_matrix(rows, columns, input, output));
+        let len = rows * columns;
+        let part = self.part_len(input.len()).next_multiple_of(len);
+        self.for_each(input.chunks(part).zip(output.chunks_mut(part)), |(input, output)| {
+            let matrices = input.chunks_exact(len).zip(output.chunks_exact_mut(len));
+            matrices.for_each(|(input, output)| self.transpose_matrix(rows, columns, input, output));
+        });
     }
 
     fn gather_rows(
@@ -60,9 +64,12 @@ impl CopyOperations for Cpu {
     ) {
         let tables = [first, second].into_iter().filter(|table| table.columns > 0);
         for GatheredRows { columns, table, into } in tables {
-            for (row, number) in into.chunks_exact_mut(columns).zip(numbers) {
-                row.copy_from_slice(&table[number.to_bits() as usize * columns..][..columns]);
-            }
+            let part = self.part_len(into.len()).div_ceil(columns);
+            self.for_each(into.chunks_mut(part * columns).zip(numbers.chunks(part)), |(into, numbers)| {
+                for (row, number) in into.chunks_exact_mut(columns).zip(numbers) {
+                    row.copy_from_slice(&table[number.to_bits() as usize * columns..][..columns]);
+                }
+            });
         }
     }
 }

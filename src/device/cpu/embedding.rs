@@ -2,17 +2,14 @@
 
 use std::cell::RefCell;
 
-use smallvec::SmallVec;
-
 use super::Cpu;
-use super::leaf_sums::{LeafSums, add_up};
+use super::leaf_sums::{add_up, split_off};
+use super::loops::CHUNK;
 use crate::device::{EmbeddingOperations, EmbeddingShape, RowSums};
-use crate::sums::MOST_PENDING;
 
-/// Memory of a thread.
+/// The places of tokens by the rows of a table.
 #[derive(Default)]
-struct EmbeddingScratch {
-    sums: LeafSums,
+struct TokenPlaces {
     /// The places of each row's tokens, one row after the other.
     places: Vec<u32>,
     /// The end of the places of each row.
@@ -20,7 +17,7 @@ struct EmbeddingScratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<EmbeddingScratch> = RefCell::default();
+    static PLACES: RefCell<TokenPlaces> = RefCell::default();
 }
 
 impl EmbeddingShape {
@@ -30,10 +27,10 @@ impl EmbeddingShape {
     }
 }
 
-impl EmbeddingScratch {
+impl TokenPlaces {
     /// Sorts the places of tokens by their rows.
     fn sort(&mut self, shape: &EmbeddingShape, tokens: &[f32]) {
-        let EmbeddingScratch { places, ends, .. } = self;
+        let TokenPlaces { places, ends } = self;
         ends.clear();
         ends.resize(shape.rows + 1, 0);
         let rows = || tokens.iter().map(|token| shape.row(*token));
@@ -53,15 +50,18 @@ impl EmbeddingScratch {
 impl EmbeddingOperations for Cpu {
     fn embed(&self, shape: &EmbeddingShape, tokens: &[f32], table: &[f32], output: &mut [f32]) {
         assert_eq!(output.len(), shape.tokens * shape.columns, "a row for each token");
-        for (output, token) in output.chunks_exact_mut(shape.columns).zip(tokens) {
-            match shape.row(*token) {
-                Some(row) => {
-                    let row = &table[row * shape.columns..][..shape.columns];
-                    output.iter_mut().zip(row).for_each(|(output, value)| *output = 0.0 + value);
+        let (columns, part) = (shape.columns, self.part_len(output.len()).div_ceil(shape.columns));
+        self.for_each(output.chunks_mut(part * columns).zip(tokens.chunks(part)), |(output, tokens)| {
+            for (output, token) in output.chunks_exact_mut(columns).zip(tokens) {
+                match shape.row(*token) {
+                    Some(row) => {
+                        let row = &table[row * columns..][..columns];
+                        output.iter_mut().zip(row).for_each(|(output, value)| *output = 0.0 + value);
+                    }
+                    None => output.fill(0.0),
                 }
-                None => output.fill(0.0),
             }
-        }
+        });
     }
 
     fn embed_backward(
@@ -74,41 +74,55 @@ impl EmbeddingOperations for Cpu {
         let columns = shape.columns;
         let section = table_gradient.rows;
         let mut arrays = table_gradient.arrays(shape.rows * columns);
-        SCRATCH.with_borrow_mut(|scratch| {
-            scratch.sort(shape, &tokens[..section.len()]);
-            let EmbeddingScratch { sums, places, ends } = scratch;
-            let mut start = 0;
-            for (row, end) in ends[..shape.rows].iter().enumerate() {
-                let mut places = places[std::mem::replace(&mut start, *end as usize)..*end as usize].iter();
-                let mut own: SmallVec<[&mut [f32]; MOST_PENDING]> =
-                    arrays.iter_mut().map(|array| &mut array[row * columns..][..columns]).collect();
-                add_up(section, sums, &mut own, |rows, sums| {
-                    while let Some(place) = places.as_slice().first().map(|place| *place as usize) {
-                        if place >= rows.end {
-                            break;
-                        }
-                        places.next();
-                        let gradient = &gradient[place * columns..][..columns];
-                        self.vectorised(
-                            #[inline(always)]
-                            || sums.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value),
-                        );
+        // most rows of a large table have no token, and a sum that begins here is 0 then
+        let begins = section.depth_before() == 0;
+        let depth = section.depth_after();
+        PLACES.with_borrow_mut(|tokens_by_row| {
+            tokens_by_row.sort(shape, &tokens[..section.len()]);
+            let TokenPlaces { places, ends } = &*tokens_by_row;
+            let is_short = section.len().max(shape.rows) * columns < 2 * CHUNK;
+            let part = if is_short { shape.rows.max(1) } else { self.rows_per_thread(shape.rows) };
+            let parts = (0..shape.rows).step_by(part).map(|first| {
+                let rows = first..shape.rows.min(first + part);
+                let arrays = split_off(&mut arrays, rows.len() * columns);
+                (rows, arrays)
+            });
+            self.for_each(parts, |(rows, mut arrays)| {
+                let mut start = rows.start.checked_sub(1).map_or(0, |before| ends[before] as usize);
+                for row in rows {
+                    let end = ends[row] as usize;
+                    let mut places = places[std::mem::replace(&mut start, end)..end].iter();
+                    let mut own = split_off(&mut arrays, columns);
+                    if begins && places.len() == 0 {
+                        own[..depth].iter_mut().for_each(|sum| sum.fill(0.0));
+                        continue;
                     }
-                });
-            }
+                    add_up(section, &mut own, |rows, sums| {
+                        while let Some(place) = places.as_slice().first().map(|place| *place as usize) {
+                            if place >= rows.end {
+                                break;
+                            }
+                            places.next();
+                            self.add_vectors(columns, gradient, place..place + 1, 0, sums);
+                        }
+                    });
+                }
+            });
         });
     }
 
     fn add_table(&self, input: &[f32], table: &[f32], output: &mut [f32]) {
-        for (input, output) in input.chunks_exact(table.len()).zip(output.chunks_exact_mut(table.len())) {
+        let part = self.part_len(output.len()).next_multiple_of(table.len());
+        self.for_each(input.chunks(part).zip(output.chunks_mut(part)), |(input, output)| {
             self.vectorised(
                 #[inline(always)]
                 || {
-                    for ((output, value), row) in output.iter_mut().zip(input).zip(table) {
-                        *output = value + row;
+                    for (input, output) in input.chunks(table.len()).zip(output.chunks_mut(table.len())) {
+                        let values = output.iter_mut().zip(input).zip(table);
+                        values.for_each(|((output, value), row)| *output = value + row);
                     }
                 },
             );
-        }
+        });
     }
 }

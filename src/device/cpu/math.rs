@@ -1,8 +1,8 @@
 //! Functions that the compiler turns into vector code, unlike those of the C library. Each is
 //! inlined into the loop of an operation, which runs with the widest vectors of the processor.
 
-/// Returns erf(x) with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 3.92, beyond
-/// which erf is ±1 to 3·10⁻⁸.
+/// Returns erf(x), within ±1, with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 3.92,
+/// beyond which erf is ±1 to 3·10⁻⁸.
 #[inline(always)]
 pub(super) fn erf(x: f32) -> f32 {
     const P: [f32; 7] = [
@@ -15,17 +15,18 @@ pub(super) fn erf(x: f32) -> f32 {
         1.992_612_6e-8,
     ];
     const Q: [f32; 5] = [1.0, 0.510_446_3, 0.114_968_44, 1.434_695_3e-2, 9.552_895e-4];
-    odd_rational(x.clamp(-3.92, 3.92), &P, &Q)
+    // the fit is above 1 by the last bit in places, and the GELU of −∞ would be that of +∞
+    odd_rational(x.clamp(-3.92, 3.92), &P, &Q).clamp(-1.0, 1.0)
 }
 
-/// Returns tanh(x) with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 9, beyond
-/// which tanh is ±1 to 3·10⁻⁸.
+/// Returns tanh(x), within ±1, with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 9,
+/// beyond which tanh is ±1 to 3·10⁻⁸.
 #[inline(always)]
 pub(super) fn tanh(x: f32) -> f32 {
     const P: [f32; 6] =
         [0.999_999_94, 0.129_193_29, 2.920_867e-3, 9.268_314e-6, -1.278_285_1e-8, 1.826_067_3e-11];
     const Q: [f32; 4] = [1.0, 0.462_526_13, 2.376_360_8e-2, 2.281_143e-4];
-    odd_rational(x.clamp(-9.0, 9.0), &P, &Q)
+    odd_rational(x.clamp(-9.0, 9.0), &P, &Q).clamp(-1.0, 1.0)
 }
 
 /// Returns exp(x) with a relative error below 2·10⁻⁷; x is clamped to −87 ≤ x ≤ 88.
@@ -146,6 +147,19 @@ mod tests {
                 "gelu'({x}) = {derivative}"
             );
         }
+    }
+
+    #[test]
+    fn no_function_exceeds_its_limits() {
+        for i in 0..=1_000_000 {
+            let x = i as f32 / 100_000.0;
+            assert!(erf(x) <= 1.0 && tanh(x) <= 1.0 && erf(-x) >= -1.0 && tanh(-x) >= -1.0, "{x}");
+        }
+        for x in [-5.6, -10.0, -1e6] {
+            assert_eq!(gelu(x).0, 0.0, "{x}");
+            assert!(gelu(x).1 <= 0.0 && gelu(x).1 > -4e-7, "{x}");
+        }
+        assert_eq!(gelu(1e6), (1e6, 1.0));
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl RowOfLogits {
 /// The lanes in which the largest logit is searched for: the widest vector registers.
 const LANES: usize = 16;
 
-/// Returns the place of the first of the largest logits, of which there is one.
+/// Returns the place of the largest of one logit or more, the first if several are the largest.
 #[inline(always)]
 pub(super) fn first_largest(logits: &[f32]) -> usize {
     let larger = |one: f32, other: f32| if other > one { other } else { one };

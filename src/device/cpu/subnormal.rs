@@ -9,7 +9,7 @@ pub fn flush_subnormals<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: the mode bits are restored when `work` ends, also by a panic. Until then the
     // compiler's model of arithmetic is wrong in one point: results below 10⁻³⁸ become 0. A value
     // may therefore differ from a constant that was folded, but no length, index or address is
-    // computed from floating-point numbers of that size.
+    // computed from floating-point numbers of that size: those kept as the bits of `f32` are only moved.
     unsafe {
         no_denormals::no_denormals(|| result = Some(work()));
     }

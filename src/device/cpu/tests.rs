@@ -6,10 +6,11 @@ use proptest::prelude::*;
 use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
-    Activation, AdamStep, BiasShape, DropoutMask, DropoutShape, LinearShape, OptimizerStep, PoolShape,
-    RowSums, WeightLayout, WeightOperands, totals, update,
+    Activation, AdamStep, BiasShape, DropoutMask, DropoutShape, EmbeddingShape, LinearShape, NormShape,
+    OptimizerStep, PoolShape, RowSums, WeightLayout, WeightOperands, totals, update,
 };
 use crate::memory::Memory;
+use crate::sums::{Leaves, Section};
 
 /// Returns reproducible numbers in −1..1.
 pub(super) fn random(len: usize, seed: u64) -> Vec<f32> {
@@ -203,10 +204,56 @@ fn threads_share_long_arrays_without_a_trace() {
         let mut squares = vec![0.0; cpu.squares_len()];
         cpu.sum_squares(&gradients, &mut squares);
         let exact = cpu.exact_squares(&squares).value();
-        assert!((exact - cpu.squares(&gradients)).abs() < 1e-6 * exact, "{exact}");
+        let expected: f64 = gradients.iter().map(|value| f64::from(*value).powi(2)).sum();
+        assert!((exact - expected).abs() < 1e-12 * exact, "{exact}");
         (parameters, moments.map(|moment| moment.to_vec()), exact, sums)
     });
     assert_eq!(results[0], results[1]);
+}
+
+#[test]
+fn threads_share_columns_of_sums_and_rows_of_tables_without_a_trace() {
+    let (rows, columns, num_tokens) = (260, 70, 40);
+    let [input, gradient] = [1, 2].map(|seed| random(rows * columns, seed));
+    let tokens: Vec<f32> = (0..rows).map(|row| (row * row % 37) as f32).collect();
+    let leaves = Leaves { len: rows, num: 6 };
+    let results: Vec<Vec<u32>> = [1, 2, 3, 5]
+        .into_iter()
+        .map(|threads| {
+            let cpu = Cpu::new(threads).unwrap();
+            let mut all = Vec::new();
+            let mut keep = |values: &[f32]| all.extend(values.iter().map(|value| value.to_bits()));
+            let mut sum = poison(columns);
+            let whole = Section::whole(leaves);
+            let mut values = gradient.clone();
+            let shape = BiasShape { columns, positions: 1 };
+            let of_rows = RowSums { stack: &mut sum[..], stride: columns, rows: whole };
+            cpu.activation_backward(Activation::Identity, shape, &[], &mut values, Some(of_rows));
+            keep(&sum);
+            for positions in [None, Some(Section::whole(Leaves { len: 10, num: 2 }))] {
+                let num = positions.map_or(rows, |positions| rows / positions.len());
+                let shape = NormShape { rows, columns, epsilon: 1e-5, is_centred: true, positions };
+                let (mut saved, mut output) = (poison(NormShape::SAVED * rows), poison(rows * columns));
+                cpu.layer_norm_forward(&shape, &input, &input[..columns], None, &mut saved, &mut output);
+                keep(&output);
+                let samples = Section::whole(Leaves { len: num, num: 6 });
+                let of_rows = RowSums { stack: &mut sum[..], stride: columns, rows: samples };
+                cpu.layer_norm_backward_weight(&shape, &input, &saved, &gradient, of_rows);
+                keep(&sum);
+            }
+            let shape = EmbeddingShape { tokens: rows, columns, rows: num_tokens, first: 0 };
+            let mut output = poison(rows * columns);
+            cpu.embed(&shape, &tokens, &input, &mut output);
+            keep(&output);
+            let mut table = poison(num_tokens * columns);
+            let of_rows = RowSums { stack: &mut table[..], stride: num_tokens * columns, rows: whole };
+            cpu.embed_backward(&shape, &tokens, &gradient, of_rows);
+            assert!(table[38 * columns..].iter().all(|value| *value == 0.0), "no token has these rows");
+            keep(&table);
+            all
+        })
+        .collect();
+    assert!(results.iter().all(|each| *each == results[0]));
 }
 
 #[test]

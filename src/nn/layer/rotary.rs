@@ -57,6 +57,10 @@ impl LayerPasses for RotaryLayer {
         }
     }
 
+    fn changes_gradient(&self) -> bool {
+        true
+    }
+
     fn continues(&self) -> bool {
         true
     }

@@ -15,15 +15,12 @@ mod winograd;
 
 use std::cell::RefCell;
 
-use smallvec::SmallVec;
-
 use super::Cpu;
-use super::leaf_sums::{LeafSums, add_up};
+use super::leaf_sums::{add_up, split_off};
 use crate::device::{
     Activation, ActivationOperations, BiasShape, ConvolutionOperations, ConvolutionShape, ParameterSums,
     RowSums,
 };
-use crate::sums::MOST_PENDING;
 use backward::{InputGradient, WeightGradient, is_dense};
 use forward::Forward;
 use padding::ConvolutionScratch;
@@ -31,7 +28,6 @@ use winograd::{WinogradForward, WinogradWeightGradient};
 
 thread_local! {
     static SCRATCH: RefCell<ConvolutionScratch> = RefCell::default();
-    static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
 }
 
 /// Runs `work` with memory that the operations of this thread reuse.
@@ -72,28 +68,23 @@ impl Cpu {
         let (rows, mut rests) = (weight_gradient.rows, weight_gradient.arrays(shape.weight_len()));
         let parts = (0..shape.outputs).step_by(part).map(|first| {
             let outputs = first..shape.outputs.min(first + part);
-            let len = outputs.len() * weights_of_output;
-            let own = rests.iter_mut().filter_map(|rest| rest.split_off_mut(..len));
-            (outputs, own.collect::<SmallVec<[_; MOST_PENDING]>>())
+            let own = split_off(&mut rests, outputs.len() * weights_of_output);
+            (outputs, own)
         });
         self.for_each(parts, |(outputs, mut sums)| {
-            LEAF_SUMS.with_borrow_mut(|leaves| {
-                add_up(rows, leaves, &mut sums, |images, sums| {
-                    let of = |values: usize| images.start * values..images.end * values;
-                    let (input, of_outputs) = (&input[of(shape.image_len())], of(shape.output_len()));
-                    let (gradient, argmax) = (&gradient[of_outputs.clone()], &argmax[of_outputs]);
-                    let outputs = outputs.clone();
-                    with_scratch(|scratch| {
-                        if is_winograd {
-                            let work =
-                                WinogradWeightGradient { shape, input, gradient, outputs, sums, scratch };
-                            self.arch.dispatch(work);
-                        } else {
-                            let work =
-                                WeightGradient { shape, input, argmax, gradient, outputs, sums, scratch };
-                            self.arch.dispatch(work);
-                        }
-                    });
+            add_up(rows, &mut sums, |images, sums| {
+                let of = |values: usize| images.start * values..images.end * values;
+                let (input, of_outputs) = (&input[of(shape.image_len())], of(shape.output_len()));
+                let (gradient, argmax) = (&gradient[of_outputs.clone()], &argmax[of_outputs]);
+                let outputs = outputs.clone();
+                with_scratch(|scratch| {
+                    if is_winograd {
+                        let work = WinogradWeightGradient { shape, input, gradient, outputs, sums, scratch };
+                        self.arch.dispatch(work);
+                    } else {
+                        let work = WeightGradient { shape, input, argmax, gradient, outputs, sums, scratch };
+                        self.arch.dispatch(work);
+                    }
                 });
             });
         });

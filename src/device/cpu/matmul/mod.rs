@@ -26,6 +26,8 @@ use pulp::{Simd, WithSimd};
 use smallvec::SmallVec;
 
 use super::Cpu;
+use super::leaf_sums::SumArrays;
+use super::transpose::transpose;
 use crate::memory::scratch::Room;
 use crate::sums::{MOST_LEAVES, MOST_PENDING, Section, Step};
 pub(super) use fetch::fetch;
@@ -60,6 +62,10 @@ const MAX_FEW_ROWS: usize = 128;
 
 /// A transposed operand has to have this many terms for that, besides being large.
 const MANY_TERMS: usize = 256;
+
+/// The most bytes of a packed left operand, and of a transposed product: larger ones are formed in parts, so
+/// that a thread's memory does not grow with the rows of a batch or with a vocabulary.
+const MOST_SCRATCH_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
 
 /// Memory of a thread for packed operands.
 struct Packed {
@@ -102,23 +108,51 @@ impl Cpu {
         let has_less_rows_than_threads = self.threads > 1 && m < 8 * self.threads && n > m;
         if left.transposed || !right.transposed || !(has_few_rows || has_less_rows_than_threads) {
             if let Some(bias) = bias {
-                products[..m * n].chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
+                let part = self.part_len(m * n).next_multiple_of(n);
+                self.for_each(products[..m * n].chunks_mut(part), |rows| {
+                    rows.chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
+                });
             }
-            let mut products: SmallVec<[&mut [f32]; MOST_PENDING]> =
-                products.chunks_exact_mut(m * n).collect();
+            let mut products: SumArrays<'_> = products.chunks_exact_mut(m * n).collect();
             return self.multiply_section(left, right, terms, &mut products);
         }
+        self.multiply_transposed(left, right, terms, bias, products);
+    }
+
+    /// Computes a product as the transpose of that of the transposes, some columns at a time.
+    fn multiply_transposed(
+        &self,
+        left: Matrix<'_>,
+        right: Matrix<'_>,
+        terms: Section,
+        bias: Option<&[f32]>,
+        products: &mut [f32],
+    ) {
+        let (m, n) = (left.rows, right.columns);
+        let num_arrays = products.len() / (m * n);
+        let most = (MOST_SCRATCH_BYTES / (num_arrays * m * size_of::<f32>()).max(1)).clamp(1, n);
         TRANSPOSED_PRODUCT.with_borrow_mut(|room| {
-            let transposed = room.elements(products.len());
-            if let Some(bias) = bias {
-                let rows = transposed[..m * n].chunks_exact_mut(m);
-                rows.zip(bias).for_each(|(row, bias)| row.fill(*bias));
-            }
-            let mut arrays: SmallVec<[&mut [f32]; MOST_PENDING]> =
-                transposed.chunks_exact_mut(m * n).collect();
-            self.multiply_section(right.transpose(), left.transpose(), terms, &mut arrays);
-            for (transposed, product) in arrays.iter().zip(products.chunks_exact_mut(m * n)) {
-                self.transpose_matrix(n, m, transposed, product);
+            for first in (0..n).step_by(most) {
+                let columns = first..n.min(first + most);
+                let len = columns.len() * m;
+                let transposed = room.elements(num_arrays * len);
+                if let Some(bias) = bias {
+                    let rows = transposed[..len].chunks_exact_mut(m).zip(&bias[columns.clone()]);
+                    rows.for_each(|(row, bias)| row.fill(*bias));
+                }
+                let mut arrays: SumArrays<'_> = transposed.chunks_exact_mut(len).collect();
+                let rows = right.transpose().rows(columns.clone());
+                self.multiply_section(rows, left.transpose(), terms, &mut arrays);
+                for (transposed, product) in arrays.iter().zip(products.chunks_exact_mut(m * n)) {
+                    let part = self.rows_per_thread(m);
+                    self.for_each(product.chunks_mut(part * n).enumerate(), |(number, product)| {
+                        let (size, from) = ([columns.len(), product.len() / n], &transposed[number * part..]);
+                        self.vectorised(
+                            #[inline(always)]
+                            || transpose(size, from, m, &mut product[first..], n),
+                        );
+                    });
+                }
             }
         });
     }
@@ -143,14 +177,15 @@ impl Cpu {
         if steps.is_empty() {
             return;
         }
-        let first_written = terms.depth_after() - 1;
-        let order = SumOrder { steps: &steps, depth: terms.depth_before(), first_written };
+        let order = SumOrder::new(&steps, terms);
         let tile_rows = self.arch.dispatch(TileRows);
         let rows_per_thread = m.div_ceil(self.threads).next_multiple_of(tile_rows).max(tile_rows);
+        let most_packed = (MOST_SCRATCH_BYTES / (size_of::<f32>() * k.max(1)) / tile_rows).max(1) * tile_rows;
+        let rows_per_part = if left.transposed { rows_per_thread.min(most_packed) } else { rows_per_thread };
         let mut rests: [&mut [f32]; MOST_PENDING] = std::array::from_fn(|_| &mut [] as &mut [f32]);
         rests.iter_mut().zip(targets).for_each(|(rest, target)| *rest = &mut target[..m * n]);
-        let parts = (0..m).step_by(rows_per_thread).map(|first| {
-            let rows = first..m.min(first + rows_per_thread);
+        let parts = (0..m).step_by(rows_per_part).map(|first| {
+            let rows = first..m.min(first + rows_per_part);
             let part = rests.each_mut().map(|rest| {
                 let len = rest.len().min(rows.len() * n);
                 rest.split_off_mut(..len).expect("the length is at most all")

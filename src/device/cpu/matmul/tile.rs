@@ -13,7 +13,7 @@ use pulp::Simd;
 use super::fetch::fetch_near;
 use super::operand::{LeftStrip, RightStrip};
 use super::pack::Packing;
-use crate::sums::{MOST_PENDING, Step};
+use crate::sums::{MOST_PENDING, Section, Step};
 
 /// A tile of `ROWS` rows of `WIDTH` vectors.
 type Sums<S, const ROWS: usize, const WIDTH: usize> = [[<S as Simd>::f32s; WIDTH]; ROWS];
@@ -29,11 +29,21 @@ pub(super) struct SumOrder<'a> {
     pub(super) steps: &'a [Step],
     /// The values on the stack before the first step, which are in the targets.
     pub(super) depth: usize,
-    /// The first of the targets that are written.
-    pub(super) first_written: usize,
+    /// The first of the targets that are read or written, and the one after the last.
+    pub(super) used: [usize; 2],
 }
 
-impl SumOrder<'_> {
+impl<'a> SumOrder<'a> {
+    /// Returns the order of `terms`, whose steps are `steps`.
+    pub(super) fn new(steps: &'a [Step], terms: Section) -> SumOrder<'a> {
+        let (before, after) = (terms.depth_before(), terms.depth_after());
+        let depths = steps.iter().scan(before, |depth, step| {
+            *depth = *depth + usize::from(!step.continues) - step.num_merges;
+            Some(*depth - 1)
+        });
+        SumOrder { steps, depth: before, used: [depths.min().unwrap_or_default(), before.max(after)] }
+    }
+
     /// Returns true if leaves can be formed two at a time, which pays for short ones.
     pub(super) fn has_short_leaves(self) -> bool {
         let has_partner = |pair: &[Step]| matches!(pair, [first, second] if are_partners(first, second));
@@ -61,8 +71,8 @@ impl Target<'_, '_> {
     /// Asks for the lines of the targets that `order` reads and writes.
     #[inline(always)]
     pub(super) fn fetch(&self, order: SumOrder<'_>) {
-        let end = order.depth.max(order.first_written + 1);
-        for target in &self.targets[order.first_written..end] {
+        let [first, end] = order.used;
+        for target in &self.targets[first..end] {
             for row in 0..self.height {
                 fetch_near(&target[self.at + row * self.stride..][..self.width]);
             }

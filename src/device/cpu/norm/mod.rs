@@ -8,21 +8,16 @@ mod tests;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use smallvec::SmallVec;
-
 use self::group::{
     BackwardArrays, GroupAffine, GroupBackward, GroupForward, GroupPositionSums, GroupSums, NormInput,
 };
 use super::Cpu;
-use super::leaf_sums::{LeafSums, add_up};
+use super::leaf_sums::{SumArrays, add_up};
 use super::loops::sum_of;
 use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
-use crate::sums::{MOST_PENDING, Section};
+use crate::sums::Section;
 
 thread_local! {
-    static LEAF_SUMS: RefCell<LeafSums> = RefCell::default();
-    /// Those of a sample.
-    static SAMPLE_SUMS: RefCell<LeafSums> = RefCell::default();
     /// Values of each channel.
     static CHANNELS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
@@ -79,8 +74,8 @@ impl NormOperations for Cpu {
         weight_gradient: RowSums<&mut [f32]>,
     ) {
         let terms = NormTerms { columns: shape.columns, input, saved: Some(saved), gradient };
-        self.add_vectors(shape.positions, shape.columns, weight_gradient, |rows, sums| {
-            self.add_weight_terms(terms, rows, sums);
+        self.add_up_vectors(shape.positions, shape.columns, weight_gradient, |rows, first, sums| {
+            self.add_weight_terms(terms, rows, first, sums);
         });
     }
 
@@ -90,8 +85,8 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         bias_gradient: RowSums<&mut [f32]>,
     ) {
-        self.add_vectors(shape.positions, shape.columns, bias_gradient, |rows, sums| {
-            self.add_bias_terms(gradient, rows, sums);
+        self.add_up_vectors(shape.positions, shape.columns, bias_gradient, |rows, first, sums| {
+            self.add_vectors(shape.columns, gradient, rows, first, sums);
         });
     }
 
@@ -117,15 +112,15 @@ impl NormOperations for Cpu {
         {
             let (first, start) = (sample * positions.len(), tensor * len + sample * columns);
             let arrays = sums.chunks_exact_mut(num_tensors * len);
-            let mut arrays: SmallVec<[&mut [f32]; MOST_PENDING]> =
-                arrays.map(|array| &mut array[start..start + columns]).collect();
-            add_positions(positions, &mut arrays, |own, sums| {
-                let rows = first + own.start..first + own.end;
-                if tensor == 0 {
-                    self.add_weight_terms(terms, rows, sums);
-                } else {
-                    self.add_bias_terms(gradient, rows, sums);
-                }
+            let arrays: SumArrays<'_> = arrays.map(|array| &mut array[start..start + columns]).collect();
+            self.by_columns(columns, positions.len() * columns, arrays, |columns_here, mut arrays| {
+                add_up(positions, &mut arrays, |own, sums| {
+                    let (rows, from) = (first + own.start..first + own.end, columns_here.start);
+                    match tensor {
+                        0 => self.add_weight_terms(terms, rows, from, sums),
+                        _ => self.add_vectors(columns, gradient, rows, from, sums),
+                    }
+                });
             });
         }
     }
@@ -279,8 +274,8 @@ impl NormOperations for Cpu {
         weight_gradient: RowSums<&mut [f32]>,
     ) {
         let terms = NormTerms { columns, input, saved: None, gradient };
-        self.add_vectors(None, columns, weight_gradient, |rows, sums| {
-            self.add_weight_terms(terms, rows, sums);
+        self.add_up_vectors(None, columns, weight_gradient, |rows, first, sums| {
+            self.add_weight_terms(terms, rows, first, sums);
         });
     }
 }
@@ -296,14 +291,15 @@ struct NormTerms<'a> {
 }
 
 impl Cpu {
-    /// Adds the vectors `rows` to the gradient of a weight.
-    fn add_weight_terms(&self, terms: NormTerms<'_>, rows: Range<usize>, sums: &mut [f32]) {
+    /// Adds columns of the vectors `rows`, from `first` on, to the gradient of a weight.
+    fn add_weight_terms(&self, terms: NormTerms<'_>, rows: Range<usize>, first: usize, sums: &mut [f32]) {
         let NormTerms { columns, input, saved, gradient } = terms;
         self.vectorised(
             #[inline(always)]
             || {
                 for row in rows.clone() {
-                    let (x, g) = (&input[row * columns..][..columns], &gradient[row * columns..]);
+                    let own = row * columns + first..(row + 1) * columns;
+                    let (x, g) = (&input[own.clone()], &gradient[own]);
                     let statistics = saved.map(|saved| &saved[row * NormShape::SAVED..][..NormShape::SAVED]);
                     let (mean, scale) = statistics.map_or((0.0, 1.0), |saved| (saved[0], saved[1]));
                     for ((sum, x), g) in sums.iter_mut().zip(x).zip(g) {
@@ -314,47 +310,29 @@ impl Cpu {
         );
     }
 
-    /// Adds the vectors `rows` of a gradient to that of a bias.
-    fn add_bias_terms(&self, gradient: &[f32], rows: Range<usize>, sums: &mut [f32]) {
-        let columns = sums.len();
-        self.vectorised(
-            #[inline(always)]
-            || {
-                for row in gradient[rows.start * columns..rows.end * columns].chunks_exact(columns) {
-                    sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-                }
-            },
-        );
-    }
-
     /// Adds up vectors: without `positions` one after the other, else those of a sample first. `add` adds
-    /// some of them to sums of `columns`.
-    fn add_vectors(
+    /// columns of some of them, from a first one on, to sums.
+    fn add_up_vectors(
         &self,
         positions: Option<Section>,
         columns: usize,
         sums: RowSums<&mut [f32]>,
-        add: impl Fn(Range<usize>, &mut [f32]),
+        add: impl Fn(Range<usize>, usize, &mut [f32]) + Sync,
     ) {
-        let (section, mut arrays) = (sums.rows, sums.arrays(columns));
-        LEAF_SUMS.with_borrow_mut(|stack| match positions {
-            None => add_up(section, stack, &mut arrays, add),
-            Some(positions) => with_channels(columns, |of_sample| {
-                let len = positions.len();
-                add_up(section, stack, &mut arrays, |samples, sums| {
+        let (section, arrays) = (sums.rows, sums.arrays(columns));
+        let len = positions.map_or(1, |positions| positions.len());
+        self.by_columns(columns, section.len() * len * columns, arrays, |own, mut arrays| match positions {
+            None => add_up(section, &mut arrays, |rows, sums| add(rows, own.start, sums)),
+            Some(positions) => with_channels(own.len(), |of_sample| {
+                add_up(section, &mut arrays, |samples, sums| {
                     for first in samples.map(|sample| sample * len) {
-                        add_positions(positions, &mut [&mut *of_sample], |own, sums| {
-                            add(first + own.start..first + own.end, sums);
+                        add_up(positions, &mut [&mut *of_sample], |rows, sums| {
+                            add(first + rows.start..first + rows.end, own.start, sums);
                         });
-                        self.add_bias_terms(of_sample, 0..1, sums);
+                        sums.iter_mut().zip(&*of_sample).for_each(|(sum, value)| *sum += value);
                     }
                 });
             }),
         });
     }
-}
-
-/// Adds up the `positions` of a sample into the arrays of their subtrees; `add` adds some to sums.
-fn add_positions(positions: Section, arrays: &mut [&mut [f32]], add: impl FnMut(Range<usize>, &mut [f32])) {
-    SAMPLE_SUMS.with_borrow_mut(|stack| add_up(positions, stack, arrays, add));
 }
