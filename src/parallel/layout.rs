@@ -113,6 +113,8 @@ pub struct Layout {
     pub features: FeatureDivision,
     /// The tensors here that another layer uses too.
     pub ties: Vec<TensorTie>,
+    /// The parameters of the model divided by the ranks that share a replica, the same number on every rank.
+    pub mean_parameters: usize,
 }
 
 /// A tensor of this rank that another layer uses too.
@@ -186,7 +188,13 @@ impl Layout {
         let (_, stage_rank, tensor_rank) = shape.coordinates(rank);
         let features =
             FeatureDivision::new(plan.summation, shape.tensor).with_positions(plan.sequence_parallel);
-        let mut layout = Layout { stages: Vec::new(), tensors: Vec::new(), features, ties: Vec::new() };
+        let mut layout = Layout {
+            stages: Vec::new(),
+            tensors: Vec::new(),
+            features,
+            ties: Vec::new(),
+            mean_parameters: model.num_parameters() / (shape.stage * shape.tensor),
+        };
         let parts = split(model, *how, tensor_rank, features);
         for (index, run) in layers.iter().enumerate() {
             if schedule.rank_of(index) == Some(stage_rank) {

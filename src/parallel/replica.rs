@@ -11,7 +11,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// The state of a rank differs from that of most: the same error on every rank of `data`, which names
-/// the rank, the first array that differs and the number of bits.
+/// the rank, the first array that differs and the number of bits; or `fold` failed (this rank alone).
 pub fn check(
     data: &Communicator,
     digest: u128,

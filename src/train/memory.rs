@@ -210,7 +210,9 @@ impl Job {
     ) -> Result<()> {
         let need = |rank: &usize| self.ranks[*rank].needs[number];
         let fullest = (0..self.ranks.len()).max_by_key(|rank| (need(rank), std::cmp::Reverse(*rank)));
-        let Footprint { parameters, gradients, slots, activations, micro_batch, messages, joined } = own;
+        let Footprint { parameters, gradients, slots, activations, micro_batch, messages, shared, joined } =
+            own;
+        let messages = messages.saturating_add(shared);
         let mut terms =
             [parameters, gradients, slots, activations, micro_batch, messages, joined, copy, audits]
                 .map(|bytes| bytes as i64);

@@ -73,7 +73,7 @@ impl Finding {
             Some((third, None)) => format!("rank {third} agrees with neither"),
         };
         let since = match last_clean {
-            None => "no earlier audit of this run was clean".to_owned(),
+            None => "this was the first audit of the run".to_owned(),
             Some(step) => format!("the last clean audit was that of step {step}"),
         };
         format!(

@@ -111,9 +111,9 @@ impl<D: Device> Weights<D> {
         let WeightSettings { sync, optimizer, division, gathering, seed } = settings;
         let Channels { reductions, gathers, norms, tied, .. } = channels.clone();
         let shards = layout.shards();
-        let StatePlan { stage, segmentation, lengths, usage } = StatePlan::new(layout, sync, division);
+        let StatePlan { stage, segmentation, lengths, updated, usage, .. } =
+            StatePlan::new(layout, sync, division);
         let partition = Partition::new(&lengths, reductions.rank(), reductions.size());
-        let updated = if stage == ZeroStage::None { lengths } else { partition.lengths() };
         let runs = UpdateRuns::new(&shards, &segmentation, &optimizer);
         let positions = segmentation.positions(&shards);
         let segment_of = |tensor: usize| positions[tensor].segment;

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::settings::SyncSettings;
-use crate::nn::{Segmentation, TensorShard};
+use crate::nn::Segmentation;
 use crate::parallel::batch::BatchDivision;
 use crate::parallel::bucket::buckets;
 use crate::parallel::layout::{Layout, TieEnd};
 use crate::parallel::zero::{GradientUse, ZeroStage};
 
-/// Below this many parameters per rank the latency of a message outweighs its bytes, and one
+/// Below this many parameters per rank, on average, the latency of a message outweighs its bytes, and one
 /// operation is faster than two with the update in between.
 const SMALL_PART: usize = 1 << 16;
 
@@ -25,6 +25,10 @@ pub struct StatePlan {
     pub segmentation: Segmentation,
     /// The padded length of each segment.
     pub lengths: Vec<usize>,
+    /// The number of elements of each segment that this rank updates.
+    pub updated: Vec<usize>,
+    /// The number of elements whose gradients this rank exchanges with others that use the same tensors.
+    pub num_shared: usize,
     /// The memory that gradients need.
     pub usage: GradientUse,
 }
@@ -34,18 +38,20 @@ impl StatePlan {
     pub fn new(layout: &Layout, sync: SyncSettings, division: BatchDivision) -> StatePlan {
         let num_replicas = division.num_replicas();
         let shards = layout.shards();
-        let num_elements = shards.iter().map(TensorShard::num_elements).fold(0, usize::saturating_add);
-        let is_small = num_elements / num_replicas < SMALL_PART;
-        // two ranks that share a tensor exchange its gradient, so both keep the same part of it
-        let shares_tensor = layout.ties.iter().any(|tie| matches!(tie.other, TieEnd::Peer(_)));
-        let fastest = if is_small && !shares_tensor { ZeroStage::None } else { ZeroStage::Slots };
+        let is_small = layout.mean_parameters / num_replicas < SMALL_PART;
+        let fastest = if is_small { ZeroStage::None } else { ZeroStage::Slots };
         let stage = if num_replicas == 1 { ZeroStage::None } else { sync.zero.unwrap_or(fastest) };
         let segments = segments(layout, sync.bucket_bytes / size_of::<f32>());
         let segmentation = Segmentation { segments, multiple: num_replicas * SHARD_MULTIPLE };
         let lengths = segmentation.segment_lengths(&shards);
+        let owned = |len: &usize| if stage == ZeroStage::None { *len } else { len / num_replicas };
+        let updated: Vec<usize> = lengths.iter().map(owned).collect();
+        let positions = segmentation.positions(&shards);
+        let shared = layout.ties.iter().filter(|tie| matches!(tie.other, TieEnd::Peer(_)));
+        let num_shared = shared.map(|tie| updated[positions[tie.tensor].segment]).sum();
         let usage =
             GradientUse { stage, division, waits: sync.clip_norm.is_some() || !layout.ties.is_empty() };
-        StatePlan { stage, segmentation, lengths, usage }
+        StatePlan { stage, segmentation, lengths, updated, num_shared, usage }
     }
 }
 
@@ -69,4 +75,40 @@ fn segments(layout: &Layout, most: usize) -> Vec<Range<usize>> {
     let num_tensors: usize = segments.iter().map(ExactSizeIterator::len).sum();
     assert_eq!(num_tensors, layout.tensors.len(), "every tensor belongs to a layer");
     segments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::GridShape;
+    use crate::nn::{Features, GptSizes, Network};
+    use crate::parallel::layout::ParallelPlan;
+    use crate::parallel::schedule::PipelineScheduleKind;
+    use crate::parallel::zero::Accumulation;
+
+    #[test]
+    fn all_ranks_choose_one_stage_of_zero() {
+        let network = Network::gpt(GptSizes { layers: 6, heads: 1, width: 16, bias: true, dropout: 0.0 });
+        let shape = GridShape { data: 2, stage: 3, tensor: 1 };
+        let sync = SyncSettings {
+            bucket_bytes: 1 << 20,
+            zero: None,
+            accumulation: Accumulation::Whole,
+            overlap: true,
+            clip_norm: None,
+        };
+        // the first and the last stage have the table of tokens, that between them has little
+        let chosen = [100, 10_000, 100_000].map(|vocabulary| {
+            let model = network.build(Features::Tokens { len: 4, vocabulary }).unwrap();
+            let schedule = PipelineScheduleKind::GPipe.generate(3, 3, 2).unwrap();
+            let plan = ParallelPlan::pipeline(&model, schedule, None).unwrap();
+            let stages = [0, 1, 2].map(|rank| {
+                let layout = Layout::new(&model, shape, rank, &plan).unwrap();
+                StatePlan::new(&layout, sync, sync.division(&plan, shape.data)).stage
+            });
+            assert_eq!([stages[0]; 3], stages, "{vocabulary} tokens");
+            stages[0]
+        });
+        assert_eq!(chosen, [ZeroStage::None, ZeroStage::None, ZeroStage::Slots]);
+    }
 }

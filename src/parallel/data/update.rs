@@ -1,5 +1,7 @@
 //! The update of a bucket's parameters, the gradients of tied tensors, and the norm of all gradients.
 
+use std::ops::Range;
+
 use super::ties::OtherUse;
 use super::{UpdateRun, Weights};
 use crate::Result;
@@ -14,13 +16,18 @@ use crate::trace::{self, Name};
 const TIE_TAG: i32 = 0;
 
 impl<D: Device> Weights<D> {
+    /// Returns the elements of a bucket that this rank updates.
+    pub(super) fn updated(&self, segment: usize) -> Range<usize> {
+        match self.stage {
+            ZeroStage::None => 0..self.gradients.flat().segment_len(segment),
+            _ => self.partition.owned(segment),
+        }
+    }
+
     /// Updates this rank's elements of a bucket, and starts to distribute them.
     pub(super) fn update_bucket(&mut self, device: &D, segment: usize) -> Result<()> {
         self.watch_gradient(device, segment)?;
-        let range = match self.stage {
-            ZeroStage::None => 0..self.gradients.flat().segment_len(segment),
-            _ => self.partition.owned(segment),
-        };
+        let range = self.updated(segment);
         if segment == 0 {
             // no pass is left that the first layers' update could run beside
             device.join_steps();
@@ -118,10 +125,7 @@ impl<D: Device> Weights<D> {
     pub(super) fn add_tied_gradients(&mut self, device: &D) -> Result<()> {
         for number in 0..self.ties.len() {
             let segment = self.ties[number].segment;
-            let range = match self.stage {
-                ZeroStage::None => 0..self.gradients.flat().segment_len(segment),
-                _ => self.partition.owned(segment),
-            };
+            let range = self.updated(segment);
             let len = range.len();
             match &mut self.ties[number].other {
                 OtherUse::Here(other) => self.gradients.add_both(device, [segment, *other], range),

@@ -7,7 +7,18 @@ use crate::Result;
 use crate::device::{Device, Role, totals};
 use crate::nn::{Segmentation, TensorShard};
 use crate::parallel::watch::{BlockWatch, FaultKind, flip};
-use crate::parallel::zero::ZeroStage;
+
+/// Returns the watch of `segment`, if it is watched, and the block of rank `own` in it. A rank whose tensors
+/// are all tied has an empty block, of which nothing is watched.
+fn watched(
+    watch: &mut Option<BlockWatch>,
+    segment: usize,
+    own: usize,
+) -> Option<(&mut BlockWatch, Range<usize>)> {
+    let watch = watch.as_mut().filter(|watch| watch.segment == segment)?;
+    let block = watch.blocks[own].clone();
+    (!block.is_empty()).then_some((watch, block))
+}
 
 impl<D: Device> Weights<D> {
     /// Watches blocks in the next step.
@@ -49,12 +60,7 @@ impl<D: Device> Weights<D> {
     /// Copies the gradient of this rank's block before the update.
     pub(super) fn watch_gradient(&mut self, device: &D, segment: usize) -> Result<()> {
         let own = self.reductions.rank();
-        let Some(watch) = self.watch.as_mut().filter(|watch| watch.segment == segment) else { return Ok(()) };
-        let block = watch.blocks[own].clone();
-        // a rank whose tensors are all tied has no block
-        if block.is_empty() {
-            return Ok(());
-        }
+        let Some((watch, block)) = watched(&mut self.watch, segment, own) else { return Ok(()) };
         device.read(self.gradients.view(device, segment, block), &mut |values| {
             watch.sums.extend_from_slice(values);
             Ok(())
@@ -70,8 +76,7 @@ impl<D: Device> Weights<D> {
         buffer: Option<&mut D::Buffer>,
     ) -> Result<()> {
         let own = self.reductions.rank();
-        let Some(watch) = self.watch.as_mut().filter(|watch| watch.segment == segment) else { return Ok(()) };
-        let block = watch.blocks[own].clone();
+        let Some((watch, block)) = watched(&mut self.watch, segment, own) else { return Ok(()) };
         let is_in_sum = |fault: &mut (FaultKind, u64)| fault.0 != FaultKind::Update;
         let buffer = match buffer {
             None => self.gradients.flat().segment(segment),
@@ -91,10 +96,9 @@ impl<D: Device> Weights<D> {
     /// Flips a bit of the watched block after its update, if such a fault is to happen.
     pub(super) fn watch_update(&mut self, device: &D, segment: usize) -> Result<()> {
         let own = self.reductions.rank();
-        let Some(watch) = self.watch.as_mut().filter(|watch| watch.segment == segment) else { return Ok(()) };
+        let Some((watch, block)) = watched(&mut self.watch, segment, own) else { return Ok(()) };
         let is_update = |fault: &mut (FaultKind, u64)| fault.0 == FaultKind::Update;
         let Some((_, choice)) = watch.fault.take_if(is_update) else { return Ok(()) };
-        let block = watch.blocks[own].clone();
         self.parameters.flip(device, segment, block, choice)
     }
 
@@ -108,10 +112,7 @@ impl<D: Device> Weights<D> {
             return Ok(Vec::new());
         }
         let mut values = self.parameters.block(device, segment, block)?;
-        let start = match self.stage {
-            ZeroStage::None => 0,
-            _ => self.partition.owned(segment).start,
-        };
+        let start = self.updated(segment).start;
         for slot in 0..self.slot_names().len() {
             let own = block.start - start..block.end - start;
             device.read(self.optimizer.slot(device, segment, slot, own), &mut |slot| {

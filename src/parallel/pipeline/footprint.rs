@@ -23,8 +23,10 @@ pub struct Footprint {
     pub activations: usize,
     /// Of these, the activations of one micro-batch.
     pub micro_batch: usize,
-    /// The values on their way from other ranks.
+    /// The values on their way from other ranks, but for the gradients of `shared`.
     pub messages: usize,
+    /// The gradients of tensors that another rank uses too, on their way to it and from it.
+    pub shared: usize,
     /// The inputs and gradients of micro-batches side by side, whose gradients of weights are one product.
     pub joined: usize,
 }
@@ -55,7 +57,8 @@ impl Footprint {
     pub fn new(layout: &Layout, plan: &ParallelPlan, settings: &FootprintSettings) -> Footprint {
         let FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering } = *settings;
         let division = sync.division(plan, shape.data);
-        let StatePlan { stage, lengths, usage, .. } = StatePlan::new(layout, sync, division);
+        let StatePlan { stage, lengths, updated, num_shared, usage, .. } =
+            StatePlan::new(layout, sync, division);
         let sum = |lengths: &[usize]| lengths.iter().copied().fold(0, usize::saturating_add);
         let (total, longest) = (sum(&lengths), lengths.iter().copied().max().unwrap_or(0));
         let part = total / shape.data;
@@ -70,7 +73,7 @@ impl Footprint {
         } else {
             total.saturating_mul(division.num_arrays())
         };
-        let slots = num_slots.saturating_mul(if stage == ZeroStage::None { total } else { part });
+        let slots = num_slots.saturating_mul(sum(&updated));
         let rows = division.most_rows(batch_size);
         let (activations, micro_batch) = activations(layout, plan, stage_rank, rows);
         let num_joined = RankProgram::new(&plan.schedule, stage_rank).most_joined();
@@ -91,13 +94,15 @@ impl Footprint {
             activations: bytes(activations),
             micro_batch: bytes(micro_batch),
             messages: bytes(exchange.saturating_add(reduction)),
+            shared: bytes(num_shared.saturating_mul(2)),
             joined: bytes(joined),
         }
     }
 
     /// Returns the sum.
     pub fn total(&self) -> usize {
-        [self.parameters, self.gradients, self.slots, self.activations, self.messages, self.joined]
+        let Footprint { parameters, gradients, slots, activations, messages, shared, joined, .. } = *self;
+        [parameters, gradients, slots, activations, messages, shared, joined]
             .into_iter()
             .fold(0, usize::saturating_add)
     }

@@ -4,17 +4,16 @@
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::dataset::Targets;
 use phalanx::device::{Activation, Cpu, Gate};
-use phalanx::memory;
 use phalanx::nn::{Attention, Features, GptSizes, Loss, Module, Network};
 use phalanx::parallel::batch::Summation;
 use phalanx::parallel::data::SyncSettings;
-use phalanx::parallel::layout::{Layout, ParallelPlan};
-use phalanx::parallel::pipeline::footprint::{Footprint, FootprintSettings};
+use phalanx::parallel::layout::ParallelPlan;
 use phalanx::parallel::schedule::PipelineScheduleKind;
 use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::ZeroStage;
 
 use super::layouts::{SYNC, adamw, pipeline_plan, shapes};
+use super::replicas::footprint;
 use super::{Oracle, Rig, Sample, TestDevice, assert_close, serial_grid, settings};
 
 const SCHEDULES: [(PipelineScheduleKind, usize); 4] = [
@@ -228,23 +227,10 @@ pub fn shared_positions_memory(world: &World) {
             let settings = settings(16, SYNC);
             let plan = ParallelPlan::single_stage(&model, 2, Split::Pairs).unwrap();
             let plan = Cpu::summed(&ParallelPlan { sequence_parallel, recompute, ..plan });
-            let layout = Layout::new(&model, shape, world.rank(), &plan).unwrap();
-            let footprint = FootprintSettings {
-                shape,
-                stage_rank: 0,
-                batch_size: 16,
-                sync: SYNC,
-                num_slots: settings.optimizer.num_slots(),
-                gathering: settings.gathering,
-            };
-            let expected = Footprint::new(&layout, &plan, &footprint);
             let mut rig = Rig::<Cpu>::new(&network, features, 2, settings);
             rig = rig.with_targets(Targets::Tokens { len, vocabulary });
             rig.plan = plan;
-            let lasting = || memory::num_mapped_bytes() - memory::scratch::num_bytes();
-            let before = lasting();
-            rig.train(&grid, 2, 1e-3);
-            let found = lasting() - before;
+            let (expected, found) = footprint(&rig, &grid);
             let least = expected.total() - expected.messages;
             let most = expected.total() + least / 50 + 4096;
             assert!((least..=most).contains(&found), "{found} {expected:?} {sequence_parallel}");

@@ -2,11 +2,13 @@
 
 use clap::ValueEnum as _;
 use phalanx::comm::{Grid, GridShape, World};
+use phalanx::dataset::Targets;
 use phalanx::device::Activation;
 use phalanx::device::Cpu;
 use phalanx::memory;
-use phalanx::nn::{Features, Loss, Network};
+use phalanx::nn::{Features, GptSizes, Loss, Network};
 use phalanx::optim::{OptimizerSettings, Rule};
+use phalanx::parallel::batch::Summation;
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::{Layout, ParallelPlan};
 use phalanx::parallel::pipeline::footprint::{Footprint, FootprintSettings};
@@ -16,7 +18,7 @@ use phalanx::parallel::zero::{Accumulation, Gathering, ZeroStage};
 use phalanx::train::TrainerSettings;
 
 use super::layouts::{pipeline_plan, shapes};
-use super::{Oracle, Rig, Sample, TestDevice, assert_close, serial_grid, settings, small_table};
+use super::{Oracle, Rig, Run, Sample, TestDevice, assert_close, serial_grid, settings, small_table};
 
 /// Returns ways to reduce gradients that must not change the result, each with a number of
 /// micro-batches: every stage of ZeRO, large, layer-sized and odd buckets, with and without overlap.
@@ -85,10 +87,21 @@ pub fn shared_batches<D: TestDevice>(world: &World) {
         let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
         for (sync, num_micro_batches) in [ways()[0], ways()[1], ways()[4]] {
             let shared = run(&grid, sync, num_micro_batches);
-            assert_close("parameters", &shared.parameters, &serial.parameters, 1e-5);
-            assert_close("losses", &shared.losses, &serial.losses, 1e-5);
-            assert_close("norms", &shared.norms, &serial.norms, 1e-4);
+            assert_same::<D>(&shared, &serial, 1e-4);
         }
+    }
+}
+
+/// Compares a run with a serial one: to 10⁻⁵, with `of_norms` for the norms, and on a device whose sums have
+/// one order by the bits of parameters and losses.
+pub fn assert_same<D: TestDevice>(found: &Run, serial: &Run, of_norms: f64) {
+    assert_close("losses", &found.losses, &serial.losses, 1e-5);
+    assert_close("norms", &found.norms, &serial.norms, of_norms);
+    assert_close("parameters", &found.parameters, &serial.parameters, 1e-5);
+    if D::SUMMATION != Summation::ByLayout {
+        assert_eq!(found.digest, serial.digest, "the bits of one rank");
+        assert_eq!(found.losses, serial.losses, "the losses of one rank");
+        assert_eq!(found.tested.to_bits(), serial.tested.to_bits(), "the test loss of one rank");
     }
 }
 
@@ -107,8 +120,7 @@ pub fn clipping<D: TestDevice>(world: &World) {
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     for (sync, _) in ways() {
         let shared = run(&grid, sync, Some(0.2));
-        assert_close("parameters", &shared.parameters, &serial.parameters, 1e-5);
-        assert_close("norms", &shared.norms, &serial.norms, 1e-5);
+        assert_same::<D>(&shared, &serial, 1e-5);
     }
 }
 
@@ -126,8 +138,7 @@ pub fn ranks_without_samples<D: TestDevice>(world: &World) {
     for (sync, _) in ways() {
         for num_micro_batches in [1, 3, 16] {
             let shared = run(&grid, sync, num_micro_batches);
-            assert_close("losses", &shared.losses, &serial.losses, 1e-5);
-            assert_close("parameters", &shared.parameters, &serial.parameters, 1e-5);
+            assert_same::<D>(&shared, &serial, 1e-5);
         }
     }
 }
@@ -204,31 +215,50 @@ pub fn footprints(world: &World) {
             let gathering = if optimizer == Rule::Sgd { Gathering::Step } else { Gathering::Pass };
             let optimizer = OptimizerSettings::new(optimizer);
             let settings = TrainerSettings { optimizer, gathering, ..settings(64, sync) };
-            let layout = Layout::new(&model, shape, grid.all.rank(), &plan).unwrap();
-            let expected = Footprint::new(
-                &layout,
-                &plan,
-                &FootprintSettings {
-                    shape,
-                    stage_rank: grid.stage.rank(),
-                    batch_size: 64,
-                    sync,
-                    num_slots: optimizer.num_slots(),
-                    gathering: settings.gathering,
-                },
-            );
             let mut rig = Rig::<Cpu>::new(&network, Features::Flat(300), 1, settings);
             rig.plan = plan;
-            // the memory of messages depends on how many are under way at a time
-            let lasting = || memory::num_mapped_bytes() - memory::scratch::num_bytes();
-            let before = lasting();
-            rig.train(&grid, 2, 1e-3);
-            let found = lasting() - before;
+            let (expected, found) = footprint(&rig, &grid);
             let exchange = if shape.tensor > 1 { expected.messages } else { 0 };
             let least = expected.total() - expected.messages - expected.joined;
             let most = least + exchange + least / 50 + 4096;
             assert!((least..=most).contains(&found), "{found} {expected:?} {shape:?} {kind:?} {sync:?}");
         }
+    }
+    if size.is_multiple_of(2) {
+        shared_tensors_memory(world);
+    }
+}
+
+/// Trains for two steps. Returns the memory that the plan says and the bytes that were allocated and lasted:
+/// the memory of messages depends on how many are under way at a time.
+pub fn footprint(rig: &Rig<'_, Cpu>, grid: &Grid) -> (Footprint, usize) {
+    let TrainerSettings { batch_size, sync, optimizer, gathering, .. } = rig.settings;
+    let (shape, stage_rank, num_slots) = (grid.shape, grid.stage.rank(), optimizer.num_slots());
+    let layout = Layout::new(&rig.model, shape, grid.all.rank(), &rig.plan).unwrap();
+    let settings = FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering };
+    let expected = Footprint::new(&layout, &rig.plan, &settings);
+    let lasting = || memory::num_mapped_bytes() - memory::scratch::num_bytes();
+    let before = lasting();
+    rig.train(grid, 2, 1e-3);
+    (expected, lasting() - before)
+}
+
+/// Holds the memory of a tensor that the first and the last stage use to the memory that a run allocates.
+fn shared_tensors_memory(world: &World) {
+    let network = Network::gpt(GptSizes { layers: 2, heads: 2, width: 64, bias: true, dropout: 0.0 });
+    let (len, vocabulary) = (8, 2000);
+    let shape = GridShape { data: world.size() / 2, stage: 2, tensor: 1 };
+    let grid = Grid::new(world, shape).unwrap();
+    for (sync, num_micro_batches) in ways() {
+        let settings = settings(16, sync);
+        let mut rig = Rig::<Cpu>::new(&network, Features::Tokens { len, vocabulary }, 1, settings)
+            .with_targets(Targets::Tokens { len, vocabulary });
+        let kind = PipelineScheduleKind::OneForwardOneBackward;
+        rig.plan = Cpu::summed(&pipeline_plan(&rig.model, kind, 2, num_micro_batches));
+        let (expected, found) = footprint(&rig, &grid);
+        assert!(expected.shared >= 2 * 64 * vocabulary / shape.data, "{expected:?}");
+        let least = expected.total() - expected.messages - expected.joined;
+        assert!((least..=least + least / 50 + 4096).contains(&found), "{found} {expected:?} {sync:?}");
     }
 }
 
