@@ -70,8 +70,18 @@ impl<'a> FileOption<'a> {
         self.path
     }
 
-    /// Returns the path by which this file is, or would be, the same file as `output`, if it is.
+    /// Returns the path by which this file is, or would be, the same file as `output`, if it is: an input may
+    /// be a pattern.
     fn same_as(&self, output: &Path) -> Option<PathBuf> {
+        let pattern = self.path.to_string_lossy();
+        if !self.is_output() && !self.path.exists() && pattern.contains(['*', '?', '[']) {
+            let mut found = glob::glob(&pattern).into_iter().flatten().flatten();
+            let is_matched =
+                || glob::Pattern::new(&pattern).is_ok_and(|pattern| pattern.matches_path(output));
+            return found
+                .find(|path| is_same(path, output))
+                .or_else(|| is_matched().then(|| output.to_owned()));
+        }
         let Purpose::InputOrDirectory(is_read) = self.purpose else {
             return is_same(self.path, output).then(|| self.path.to_owned());
         };
@@ -212,9 +222,16 @@ mod tests {
             ];
             check(&files).is_err_and(|error| error.exit_code() == 2)
         };
-        for (input, output) in
-            [("a", "a"), ("a", "hard"), ("a", "soft"), ("a", "directory/../a"), ("directory", "a")]
-        {
+        for (input, output) in [
+            ("a", "a"),
+            ("a", "hard"),
+            ("a", "soft"),
+            ("a", "directory/../a"),
+            ("directory", "a"),
+            ("[ac]", "a"),
+            ("dir*/t*", "a"),
+            ("n*", "new"),
+        ] {
             assert!(refused(input, output), "{input} {output}");
         }
         fs::write(at("directory/other"), "a").unwrap();
@@ -225,6 +242,8 @@ mod tests {
             ("missing", "new"),
             ("directory", "b"),
             ("loop", "b"),
+            ("b*", "a"),
+            ("[", "a"),
         ] {
             assert!(!refused(input, output), "{input} {output}");
         }

@@ -12,8 +12,13 @@ mod trace_file;
 mod watchdog;
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
+use signal_hook::consts::SIGTERM;
 
 use crate::comm::{World, abort};
 use crate::device::flush_subnormals;
@@ -33,6 +38,13 @@ pub use trace_file::{Summary, Trace};
 /// The exit code of a job that stopped before its end with a checkpoint to continue from:
 /// `EX_TEMPFAIL` of sysexits.h, which batch scripts take as "start me again".
 pub const STOPPED: u8 = 75;
+
+/// The time that a rank with an error of its own leaves to the one before it, which may have the same one: it
+/// then speaks, and ends the job.
+const FIRST_WORD: Duration = Duration::from_millis(500);
+
+/// The ranks that wait for each other so; later ones wait as long as the last of them.
+const MOST_TURNS: usize = 4;
 
 /// The end of a program's run. A program without a pipeline returns an exit code or nothing, which
 /// converts to it.
@@ -63,8 +75,9 @@ impl From<()> for Finished {
 ///
 /// A wrong command line, on whichever ranks, is explained once, with exit code 2 on all. An error
 /// that all ranks agree on ([`Error::Agreed`]) is printed once and ends the job in good order. Any
-/// other error belongs to one rank, which prints it and aborts the whole job at once, because the
-/// others may be waiting for it. Subnormal numbers are flushed to zero while `run` runs.
+/// other error belongs to one rank, which prints it and aborts the whole job, because the others may be
+/// waiting for it. The lowest such rank goes first, for others may have the same error. Subnormal numbers
+/// are flushed to zero while `run` runs.
 pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Result<T>) -> ExitCode {
     let line = CommandLine::<A>::read();
     // --help and --version need no MPI, which does not start on the login nodes of some clusters,
@@ -109,10 +122,25 @@ pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Resul
         }
         Err(error) if world.size() == 1 => fail(&error),
         Err(error) => {
-            say(&format!("rank {}: error: {error}", world.rank()));
+            if has_the_word(world.rank()) {
+                say(&format!("rank {}: error: {error}", world.rank()));
+            }
             abort(error.exit_code())
         }
     }
+}
+
+/// Waits for the turn of `rank` to speak of an error. Returns false if another rank has ended the job
+/// meanwhile: launchers send SIGTERM then, which may be caught.
+fn has_the_word(rank: usize) -> bool {
+    let is_over = Arc::new(AtomicBool::new(false));
+    // without the signal this rank speaks too
+    let _ = signal_hook::flag::register(SIGTERM, Arc::clone(&is_over));
+    let end = Instant::now() + FIRST_WORD * rank.min(MOST_TURNS) as u32;
+    while Instant::now() < end && !is_over.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(5));
+    }
+    !is_over.load(Ordering::Relaxed)
 }
 
 /// Runs a program that uses no MPI and is a single process, and returns the exit code of the

@@ -18,7 +18,7 @@ pub struct CommonOptions {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub trace: Option<PathBuf>,
 
-    /// End the job with exit code 1 if a rank makes no progress for this long (300s) at any time
+    /// End the job with exit code 1 if a rank makes no progress for this long, such as 300s, at any time
     /// from the start of MPI; every rank first reports where it is. Choose a time longer than any
     /// wait in a good run, such as that for a checkpoint or for a slower rank's first pass over the
     /// data
@@ -64,6 +64,6 @@ pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
     const MONTH: Duration = Duration::from_secs(28 * 86_400);
     match humantime::parse_duration(text) {
         Ok(time) if !time.is_zero() && time < MONTH => Ok(time),
-        _ => Err("expected a time such as 300s, 55m or 2h, above 0".into()),
+        _ => Err("expected a time such as 300s, 55m or 2h, above 0 and below 28 days".into()),
     }
 }

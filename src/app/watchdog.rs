@@ -26,7 +26,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(60);
 pub(super) fn watch(limit: Duration) {
     trace::watch();
     thread::spawn(move || {
-        let pause = (limit / CHECKS).min(Duration::from_secs(1));
+        let pause = (limit / CHECKS).clamp(Duration::from_millis(1), Duration::from_secs(1));
         let mut progress = trace::current_spans().progress;
         let (mut still, mut since) = (Duration::ZERO, SystemTime::now());
         loop {

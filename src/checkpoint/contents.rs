@@ -55,4 +55,7 @@ pub trait StateSource {
     /// # Errors
     /// `write` failed, or the values cannot be had.
     fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()>;
+
+    /// Accepts that a [`Writer`](super::Writer) has ended with a checkpoint, whole or not, and draws no more.
+    fn end(&mut self) {}
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 /// Named settings of a run, in alphabetic order.
 pub type Settings = BTreeMap<String, Value>;
 
-/// The position and the settings of a run. Attributes of the file's root.
+/// The position and the settings of a run. Attributes of the file's root, and two datasets.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Description {
     /// Steps done.
@@ -29,6 +29,8 @@ pub struct Description {
     pub options: Settings,
     /// Program, ranks and versions that wrote the file.
     pub written_by: Settings,
+    /// The network as text, if that is not too long.
+    pub network: Option<String>,
     /// The standardisation of the inputs, three numbers for each channel or feature, none if they are
     /// used as they are: see [`Standardise::numbers`](crate::dataset::Standardise::numbers). Unknown in
     /// files of earlier versions.
@@ -66,7 +68,8 @@ impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let words = |value: &Option<Value>| match value {
             None => "unset".to_owned(),
-            Some(Value::String(text)) => text.clone(),
+            // line breaks and the like would tear the message apart
+            Some(Value::String(text)) => text.escape_debug().to_string(),
             Some(other) => other.to_string(),
         };
         write!(f, "{} was {}, is {}", self.name, words(&self.before), words(&self.now))

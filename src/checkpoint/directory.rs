@@ -1,6 +1,6 @@
 //! The checkpoints of a run: `step-NNNNNNNN.h5` in one directory.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,6 +18,22 @@ pub fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?.strip_suffix(".h5")?;
     let step = digits.parse().ok()?;
     (file_name(step) == name).then_some(step)
+}
+
+/// Creates `directory` and its missing parents, and synchronises them, so that they survive a loss
+/// of power as the files in them do. Not collective.
+///
+/// # Errors
+/// The system refuses to create one.
+pub fn create_durably(directory: &Path) -> io::Result<()> {
+    let above = directory.parent().filter(|above| !above.as_os_str().is_empty());
+    if let (false, Some(above)) = (directory.exists(), above) {
+        create_durably(above)?;
+    }
+    fs::create_dir_all(directory)?;
+    // some file systems cannot synchronise directories, and need not
+    let _ = File::open(above.unwrap_or(Path::new("."))).and_then(|above| above.sync_all());
+    Ok(())
 }
 
 /// Lists step and path of the checkpoints in `directory`, oldest first; none if the directory does

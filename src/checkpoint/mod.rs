@@ -13,6 +13,7 @@
 //!   such as `momentum_buffer` (SGD) or `exp_avg` and `exp_avg_sq` (Adam).
 //! * `/standardise`: three numbers for each channel or feature of the inputs, which were standardised
 //!   as `((x − mean) − rest) · factor`; without rows if they were not.
+//! * `/network`: the network as text (UTF-8 as bytes), of at most 256 KiB, for `predict` and `generate`.
 //! * The attribute `xxh3_128` of each tensor: XXH3 (128 bits) of its values as little-endian bytes.
 //! * Attributes of `/`:
 //!   * `step`, `epoch`, `step_in_epoch`: steps and whole epochs done, steps done of the next epoch;
@@ -97,7 +98,9 @@ mod tests;
 
 pub use contents::{Contents, StateSource, group_name};
 pub use description::{Description, Difference, Settings};
-pub use directory::{Found, file_name, list, newest_acceptable, newest_sound, remove_temporaries, step_of};
+pub use directory::{
+    Found, create_durably, file_name, list, newest_acceptable, newest_sound, remove_temporaries, step_of,
+};
 pub use file_layout::{FileLayout, LayoutBuilder, add_text};
 pub use read::{Checkpoint, Tensor};
 pub use write::{Boundary, create_beside, publish, write};

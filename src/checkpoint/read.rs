@@ -7,7 +7,7 @@ use hdf5::{Group, Location, LocationType};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::seal::{self, Origin};
-use super::skeleton::STANDARDISE;
+use super::skeleton::{NETWORK, STANDARDISE};
 use super::{Description, Settings, group_name};
 use crate::error::hdf5_hint;
 use crate::nn::hash_values;
@@ -166,8 +166,14 @@ fn describe(file: &hdf5::File) -> hdf5::Result<Description> {
         config: settings("config")?,
         options: settings("options")?,
         written_by: settings("written_by")?,
+        network: if file.link_exists(NETWORK) { Some(network(file)?) } else { None },
         standardise: if file.link_exists(STANDARDISE) { Some(standardise(file)?) } else { None },
     })
+}
+
+fn network(file: &hdf5::File) -> hdf5::Result<String> {
+    let text = String::from_utf8(file.dataset(NETWORK)?.read_raw::<u8>()?);
+    text.map_err(|error| hdf5::Error::Internal(format!("{NETWORK}: {error}")))
 }
 
 fn standardise(file: &hdf5::File) -> hdf5::Result<Vec<[f32; 3]>> {

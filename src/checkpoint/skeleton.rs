@@ -1,6 +1,6 @@
 //! The layout of a checkpoint: an HDF5 file without its values.
 
-use hdf5::Group;
+use hdf5::{Group, H5Type};
 
 use super::contents::{Contents, TensorEntry};
 use super::file_layout::{FileLayout, LayoutBuilder, add_text};
@@ -9,6 +9,9 @@ use crate::{Error, Result};
 
 /// The name of the dataset with the standardisation of the inputs.
 pub(super) const STANDARDISE: &str = "standardise";
+
+/// The name of the dataset with the text of the network, which may be too long for an attribute.
+pub(super) const NETWORK: &str = "network";
 
 /// The checksums in a file: XXH3 with 128 bits of values as little-endian bytes.
 #[derive(Debug, Clone)]
@@ -61,12 +64,10 @@ fn describe(file: &hdf5::File, contents: &Contents, digest: u128) -> hdf5::Resul
         file.new_attr::<f64>().create("loss")?.write_scalar(&loss)?;
     }
     if let Some(numbers) = &description.standardise {
-        let dataset = file
-            .new_dataset::<f32>()
-            .with_dcpl(|create| create.obj_track_times(false))
-            .shape([numbers.len(), 3])
-            .create(STANDARDISE)?;
-        dataset.write_raw(numbers.as_flattened())?;
+        put(file, STANDARDISE, &[numbers.len(), 3], numbers.as_flattened())?;
+    }
+    if let Some(text) = &description.network {
+        put(file, NETWORK, &[text.len()], text.as_bytes())?;
     }
     add_text(file, "model", &description.model)?;
     add_text(file, "parameters_digest", &format!("{digest:032x}"))?;
@@ -81,6 +82,12 @@ fn describe(file: &hdf5::File, contents: &Contents, digest: u128) -> hdf5::Resul
         add_text(file, name, &json)?;
     }
     Ok(())
+}
+
+/// Creates a short dataset of the root.
+fn put<T: H5Type>(file: &hdf5::File, name: &str, shape: &[usize], values: &[T]) -> hdf5::Result<()> {
+    let dataset = file.new_dataset::<T>().with_dcpl(|create| create.obj_track_times(false)).shape(shape);
+    dataset.create(name)?.write_raw(values)
 }
 
 /// Opens the group `a/b`, creating groups that are missing.

@@ -64,6 +64,7 @@ fn state(step: u64) -> WholeState {
         config: settings("ä"),
         options: settings("b"),
         written_by: settings("c"),
+        network: Some("linear 10\n".repeat(9000)),
         standardise: Some(vec![[1.0, 1e-9, 0.5], [0.0, 0.0, 2.0]]),
     };
     WholeState { contents: Contents::new(&tensors(), &SLOTS, description), values }

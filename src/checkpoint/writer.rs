@@ -1,6 +1,5 @@
 //! The thread that writes checkpoints while training continues.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,6 +79,7 @@ impl<S: StateSource + Send + 'static> Writer<S> {
             };
             let WriteJob { path, contents, state } = &mut job;
             let outcome = write_and_prune(path, keep, contents, state, &mut report);
+            state.end();
             (job, outcome)
         };
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(work);
@@ -154,8 +154,10 @@ pub fn write_and_prune(
     let start = Instant::now();
     let directory = write::directory_of(path);
     let step = contents.description.step;
-    // an error here shows again when the file is written
-    let _ = fs::create_dir_all(directory);
+    if !directory.exists() {
+        // an error here shows again when the file is written
+        let _ = directory::create_durably(directory);
+    }
     let mut removed = Vec::new();
     let num_bytes = loop {
         match write::attempt(path, contents, state, report) {

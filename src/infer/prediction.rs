@@ -87,7 +87,7 @@ impl Predictions {
     /// network and the targets.
     ///
     /// # Errors
-    /// A target is no class of the network.
+    /// An output is NaN or infinite, or a target is no class of the network.
     pub(super) fn push(
         &mut self,
         shape: PredictionShape,
@@ -96,6 +96,15 @@ impl Predictions {
         first: usize,
     ) -> Result<()> {
         let Head { loss, predictions, outputs: width, .. } = shape.head;
+        if let Some(at) = outputs.iter().position(|output| !output.is_finite()) {
+            let why = format!(
+                "output {} of sample {} is {}; inspect shows the range of the network's weights",
+                at % width,
+                first + at / (width * predictions),
+                outputs[at]
+            );
+            return Err(Error::failed("predicting samples", why));
+        }
         let targets_width = loss.num_targets(width);
         if shape.num_outputs() > 0 {
             self.outputs.extend_from_slice(outputs);

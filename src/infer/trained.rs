@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::checkpoint::{Checkpoint, group_name};
+use crate::checkpoint::{Checkpoint, Description, group_name};
 use crate::dataset::{Dataset, Standardise, Targets, Tokeniser};
-use crate::nn::{Features, Loss, Model, Network, TensorSpec};
+use crate::nn::{Features, LONGEST_TEXT, Loss, Model, Network, TensorSpec};
 use crate::{Error, Result};
 
 /// A network in a checkpoint, with its weights.
@@ -23,12 +23,16 @@ impl TrainedNetwork {
         let file = Checkpoint::open_weights(path)?;
         let source = path.display().to_string();
         let fail = |why: &str| Error::input(format!("reading {source}"), why);
-        let text = file.description.written_by.get("network").and_then(|text| text.as_str());
+        let Description { network, written_by, .. } = &file.description;
+        // earlier versions kept it among the settings
+        let earlier = || written_by.get("network").and_then(|text| text.as_str());
+        let text = network.as_deref().or_else(earlier);
         let input = file.description.config.get("inputs").and_then(|shape| shape.as_str());
         let (Some(text), Some(input)) = (text, input) else {
-            return Err(fail(
-                "it has no network in it: another program wrote it, or the text of the network was too long",
-            ));
+            return Err(fail(&format!(
+                "it does not contain the network: another program wrote it, or the text of the network was \
+                 longer than {LONGEST_TEXT} bytes; --init and --resume of a training program take it"
+            )));
         };
         let input = input.parse().map_err(|why: String| fail(&why))?;
         let network = Network::from_text(text, &source, &file.description.model, Loss::CrossEntropy)?;
@@ -113,8 +117,8 @@ impl TrainedNetwork {
         let (features, targets) = (samples.features(), samples.targets());
         if features != self.input {
             let why = format!(
-                "the network was trained with {}, and a sample is {features}; --data or --inputs names \
-                 others",
+                "the network was trained with {}, but the samples are {features}; choose others with --data \
+                 or --inputs",
                 self.input
             );
             return Err(Error::input(doing(), why));

@@ -140,7 +140,8 @@ impl Window {
     /// Returns the error if the block of a ticket cannot be read.
     fn check(&self, ticket: u64) -> Result<()> {
         while self.shelf.failure(ticket)? {
-            // another rank ends the job
+            // another rank ends the job, perhaps after a checkpoint for which it needs this one
+            comm::advance();
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())

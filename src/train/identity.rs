@@ -16,7 +16,7 @@ use crate::app::{self, CommonOptions};
 use crate::checkpoint::{self, Settings};
 use crate::comm::{Grid, World, library_version};
 use crate::dataset::{Order, Standardise};
-use crate::nn::{LONGEST_TEXT, Model};
+use crate::nn::Model;
 use crate::optim::Rule;
 use crate::parallel::batch::Summation;
 
@@ -263,15 +263,14 @@ impl Identity {
     }
 }
 
-/// Returns the program, the ranks and the versions that write a checkpoint, the relation of its
-/// `replicas`, and the network as text. Not collective.
+/// Returns the program, the ranks and the versions that write a checkpoint, and the relation of its
+/// `replicas`. Not collective.
 pub(super) fn written_by(
     program: &str,
     world: &World,
     grid: &Grid,
     threads: usize,
     replicas: &str,
-    model: &Model,
 ) -> Settings {
     [
         ("program", program.into()),
@@ -282,8 +281,6 @@ pub(super) fn written_by(
         ("tensor", grid.shape.tensor.into()),
         ("threads", threads.into()),
         ("replicas", replicas.into()),
-        // an attribute has no room for more
-        ("network", Some(model.text.as_str()).filter(|text| text.len() <= LONGEST_TEXT).into()),
         ("mpi", library_version().into()),
         ("hdf5", checkpoint::hdf5_version().into()),
     ]

@@ -20,6 +20,7 @@ use crate::app;
 use crate::checkpoint::Description;
 use crate::comm::{self, Operation};
 use crate::device::Device;
+use crate::nn::LONGEST_TEXT;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::zero::ZeroStage;
 use crate::trace::{self, Name};
@@ -100,8 +101,8 @@ impl Run<'_> {
             _ if compares_replicas => "the same bits",
             _ => "not compared",
         };
-        let written_by =
-            identity::written_by(self.program, self.world, self.grid, self.threads, replicas, self.model);
+        let written_by = identity::written_by(self.program, self.world, self.grid, self.threads, replicas);
+        let network = Some(&self.model.text).filter(|text| text.len() <= LONGEST_TEXT).cloned();
         let settings = CheckpointSettings {
             options,
             model: self.model,
@@ -113,6 +114,7 @@ impl Run<'_> {
                 config: identity.config,
                 options: identity.changeable,
                 written_by,
+                network,
                 standardise: Some(identity.standardise),
                 ..Description::default()
             },

@@ -146,7 +146,7 @@ fn weights_alone_go_out_and_come_in() {
     let started = sync_sgd(3, &format!("--steps 0 --init {path}/w.h5")).run().expect(0);
     assert_eq!(started.digest(), exported.digest());
     let file = hdf5::File::open(directory.path().join("w.h5")).expect("it is an HDF5 file");
-    assert_eq!(file.member_names().expect("it has members"), ["model", "standardise"]);
+    assert_eq!(file.member_names().expect("it has members"), ["model", "network", "standardise"]);
     drop(file);
     let done = sync_sgd(2, &format!("--model deep-mlp --init {path}/w.h5")).run().expect(2);
     done.says_once("it has no tensor /model/w.0").says_once("w.h5");

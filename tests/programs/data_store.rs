@@ -190,13 +190,24 @@ fn a_damaged_chunk_is_named_before_training() {
 
 #[test]
 fn a_file_that_is_damaged_or_changes_during_training_ends_the_job() {
-    for (ranks, in_place) in [(1, true), (2, true), (3, false)] {
+    for (ranks, in_place, order) in [
+        (1, true, "--shuffle-window 1"),
+        (2, true, "--shuffle-window 1"),
+        (3, false, "--shuffle-window 1"),
+        // every rank reads for itself, and finds the same
+        (3, false, "--shuffle full"),
+    ] {
         let folder = folder();
         let path = packed(&folder, 1500);
         let chunks: Vec<(u64, u64)> = (0..46).map(|chunk| middle_of_chunk(&path, chunk)).collect();
-        let metrics = folder.path().join("metrics.csv");
-        let arguments =
-            format!("--data-store off --shuffle-window 1 --pace 5ms --metrics {}", metrics.display());
+        let [metrics, checkpoints] = ["metrics.csv", "checkpoints"].map(|name| folder.path().join(name));
+        // a checkpoint is nearly always under way
+        let arguments = format!(
+            "--data-store off {order} --pace 5ms --metrics {} --hidden 256,256 --checkpoint-every 1 \
+             --checkpoint-dir {}",
+            metrics.display(),
+            checkpoints.display()
+        );
         let job = job(ranks, &path, &arguments).limit(Duration::from_secs(30));
         let done = job.run_with(|_| {
             until(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() > 4));
@@ -209,7 +220,10 @@ fn a_file_that_is_damaged_or_changes_during_training_ends_the_job() {
         });
         let done = done.expect(2);
         let why = if in_place { "/x, rows " } else { "another file has taken its place" };
-        done.says_once(why);
+        done.says_once(why).says_once("error: ");
+        let names = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name());
+        let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with('.')).collect();
+        assert!(left.is_empty(), "the checkpoint under way is not whole: {left:?}");
     }
 }
 

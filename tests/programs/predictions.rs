@@ -54,7 +54,7 @@ impl Torch {
         let description = Description {
             model: self.model.name.clone(),
             config: std::iter::once(inputs).chain(tokens.map(|tokens| setting("tokens", tokens))).collect(),
-            written_by: [setting("network", &self.model.text)].into(),
+            network: Some(self.model.text.clone()),
             standardise: Some(Vec::new()),
             ..Description::default()
         };
@@ -314,7 +314,8 @@ fn samples_need_no_targets() {
         &format!("--data {bare} --targets /values"),
         "the network predicts one of 3 classes a sample, and the targets are one real value a sample",
     );
-    let misfit = "the network was trained with 6 features, and a sample is images of 28 × 28 with 1 channel";
+    let misfit =
+        "the network was trained with 6 features, but the samples are images of 28 × 28 with 1 channel";
     refused("", misfit);
     refused(&format!("--data {table} --part test"), "has no samples to test with; --test-fraction or");
     refused(&format!("--data {table} --output {folder}/no/out.h5"), "give --output a file in a directory");

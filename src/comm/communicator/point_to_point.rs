@@ -37,8 +37,8 @@ impl Communicator {
     /// collective.
     ///
     /// # Errors
-    /// `from` or `tag` is out of range, or the message is longer than `values`, in which case it is
-    /// lost.
+    /// `from` or `tag` is out of range, or the message is longer than `values` or has no whole number of
+    /// elements, in which case it is lost.
     pub fn receive<T: Element>(&self, values: &mut [T], from: usize, tag: i32) -> Result<usize> {
         self.check_peer("receiving", from, tag)?;
         let _span = self.message_span(Name::Receive, size_of_val(values), from, tag);
@@ -57,14 +57,18 @@ impl Communicator {
         }
         // a matched message must be received: one that does not fit is discarded, because its
         // sender would otherwise wait for ever
-        let len = message.len.unwrap_or(message.bytes.div_ceil(size_of::<T>()));
-        match (message.len, message.bytes) {
-            (Some(len), _) => self.take_message(&mut message, &mut vec![T::default(); len]),
-            (None, bytes) => self.take_message(&mut message, &mut vec![0_u8; bytes]),
-        }
-        let (doing, room) = (format!("receiving from rank {from} with tag {tag}"), values.len());
-        let why = format!("the message has {len} elements, but the buffer has room for {room}");
-        Err(Error::failed(doing, why))
+        let why = match (message.len, message.bytes) {
+            (Some(len), _) => {
+                self.take_message(&mut message, &mut vec![T::default(); len]);
+                format!("the message has {len} elements, but the buffer has room for {}", values.len())
+            }
+            (None, bytes) => {
+                self.take_message(&mut message, &mut vec![0_u8; bytes]);
+                let each = size_of::<T>();
+                format!("the message has {bytes} bytes, but an element of the buffer has {each}")
+            }
+        };
+        Err(Error::failed(format!("receiving from rank {from} with tag {tag}"), why))
     }
 
     /// Receives a matched message, which is as long as `values`.

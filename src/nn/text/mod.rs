@@ -37,8 +37,8 @@ pub(super) use print::head;
 
 use super::Loss;
 
-/// The most bytes of a text, so that it fits into a checkpoint's attribute.
-pub const LONGEST_TEXT: usize = 32 << 10;
+/// The most bytes of a text, which takes its time to be read.
+pub const LONGEST_TEXT: usize = 256 << 10;
 
 /// The names of losses.
 const LOSSES: [(&str, Loss); 3] = [

@@ -55,7 +55,16 @@ fn read(text: &str, name: &str, loss: Loss) -> Parsed<Network> {
         let first = error.diagnostics.first();
         LineError {
             offset: first.map_or(0, |first| first.span.offset()),
-            why: first.map_or_else(|| error.to_string(), |first| first.to_string().replace('\n', " ")),
+            why: first.map_or_else(
+                || error.to_string(),
+                |first| {
+                    let said = first.to_string().replace('\n', " ");
+                    let rest = text.get(first.span.offset()..).unwrap_or_default();
+                    let end = rest.find(|next: char| !next.is_alphanumeric()).unwrap_or(rest.len());
+                    let word = ["true", "false"].into_iter().find(|word| *word == &rest[..end]);
+                    word.map_or(said, |word| format!("KDL writes #{word}, not {word}"))
+                },
+            ),
         }
     })?;
     let mut network = Network { name: name.to_owned(), modules: Vec::new(), loss };

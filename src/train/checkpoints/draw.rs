@@ -27,12 +27,20 @@ use crate::parallel::data::StateParts;
 /// The number of batches that are on their way to the thread.
 pub(in crate::train) const AHEAD: usize = 2;
 
+/// A wish of the thread.
+enum Want {
+    /// The values of a batch.
+    Batch(usize),
+    /// Nothing more: it has ended with the checkpoint.
+    Nothing,
+}
+
 /// The whole state, as the thread that writes it sees it.
 pub(super) struct DrawnState {
     parts: Arc<StateParts>,
     /// The copy of rank 0's own parts.
     pub(super) copy: StateCopy,
-    wanted: Sender<usize>,
+    wanted: Sender<Want>,
     arrived: Receiver<Vec<f32>>,
     used: Sender<Vec<f32>>,
     /// The number of messages that were asked for and have not been received.
@@ -44,7 +52,7 @@ pub(super) struct DrawnState {
 pub(super) struct Drawing {
     channel: Communicator,
     parts: Arc<StateParts>,
-    wanted: Receiver<usize>,
+    wanted: Receiver<Want>,
     arrived: Sender<Vec<f32>>,
     used: Receiver<Vec<f32>>,
     requests: Vec<Pending<Vec<i64>>>,
@@ -106,7 +114,7 @@ impl DrawnState {
             let providers = self.parts.providers(batch % self.parts.batches().len());
             self.num_expected += providers.keys().filter(|rank| **rank != 0).count();
             // if rank 0 has given up, the next message does not arrive, which is the error
-            let _ = self.wanted.send(batch);
+            let _ = self.wanted.send(Want::Batch(batch));
         }
     }
 
@@ -169,6 +177,11 @@ impl StateSource for DrawnState {
         }
         Ok(())
     }
+
+    fn end(&mut self) {
+        // nobody waits for it if rank 0 has given up
+        let _ = self.wanted.send(Want::Nothing);
+    }
 }
 
 impl Drawing {
@@ -177,7 +190,7 @@ impl Drawing {
         self.state = DrawingState::Open;
     }
 
-    /// Accepts that the thread has ended.
+    /// Accepts that the thread has ended, or could not be started.
     pub(super) fn end(&mut self) {
         self.state = DrawingState::Ending;
     }
@@ -210,7 +223,11 @@ impl Drawing {
 impl Background for Drawing {
     fn advance(&mut self) -> bool {
         self.free.extend(self.used.try_iter());
-        while let Ok(batch) = self.wanted.try_recv() {
+        while let Ok(want) = self.wanted.try_recv() {
+            let Want::Batch(batch) = want else {
+                self.end();
+                continue;
+            };
             let providers = self.parts.providers(batch % self.parts.batches().len());
             for (rank, len) in providers.into_iter().filter(|(rank, _)| *rank != 0) {
                 self.request(batch as i64, rank);

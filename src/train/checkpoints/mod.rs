@@ -293,7 +293,7 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
     if let Some(directory) = &options.checkpoint_dir {
         let doing = || format!("preparing --checkpoint-dir {}", directory.display());
         let prepare = || {
-            create_durably(directory)?;
+            checkpoint::create_durably(directory)?;
             checkpoint::remove_temporaries(directory)?;
             check_writable(directory)
         };
@@ -305,25 +305,23 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
             return Err(Error::input(doing(), "it is a directory or a device; give the name of a file"));
         }
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        check_writable(directory.unwrap_or(Path::new("."))).map_err(|error| Error::input(doing(), error))?;
+        let directory = directory.unwrap_or(Path::new("."));
+        if !directory.is_dir() {
+            let why = format!("there is no directory {}; create it", directory.display());
+            return Err(Error::input(doing(), why));
+        }
+        check_writable(directory).map_err(|error| Error::input(doing(), error))?;
     }
-    Ok(())
-}
-
-/// Creates `directory` and its missing parents, and synchronises them, so that they survive a loss
-/// of power as the files in them do.
-fn create_durably(directory: &Path) -> std::io::Result<()> {
-    let above = directory.parent().filter(|above| !above.as_os_str().is_empty());
-    if let (false, Some(above)) = (directory.exists(), above) {
-        create_durably(above)?;
-    }
-    std::fs::create_dir_all(directory)?;
-    // some file systems cannot synchronise directories, and need not
-    let _ = std::fs::File::open(above.unwrap_or(Path::new("."))).and_then(|above| above.sync_all());
     Ok(())
 }
 
 /// Creates a file as the writer will, and removes it.
 fn check_writable(directory: &Path) -> std::io::Result<()> {
-    tempfile::NamedTempFile::new_in(directory)?.close()
+    // without the file's name, which means nothing to the user
+    let without_name = |error: std::io::Error| {
+        let reason = error.raw_os_error().map(std::io::Error::from_raw_os_error).unwrap_or(error);
+        std::io::Error::new(reason.kind(), format!("no file can be written there: {reason}"))
+    };
+    let file = tempfile::NamedTempFile::new_in(directory).map_err(without_name)?;
+    file.close()
 }

@@ -123,9 +123,7 @@ impl StateWriter {
     /// Returns the outcome of the last file, once, on rank 0, when it is written. Not collective.
     pub(super) fn poll(&mut self) -> Option<Result<Written>> {
         let WriterRole::Root(root) = &mut self.role else { return None };
-        let outcome = root.writer.poll()?;
-        root.drawing.borrow_mut().end();
-        Some(outcome)
+        root.writer.poll()
     }
 
     /// Waits for the file that is being written, if there is one, and returns its outcome on rank 0

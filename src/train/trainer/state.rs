@@ -5,7 +5,6 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Trainer, diverged};
-use crate::Result;
 use crate::comm::Operation;
 use crate::device::Device;
 use crate::nn::hash_values;
@@ -13,6 +12,7 @@ use crate::parallel::data::{Show, StateParts};
 use crate::parallel::replica;
 use crate::parallel::watch::BitFold;
 use crate::parallel::zero::ZeroStage;
+use crate::{Error, Result};
 
 impl<D: Device> Trainer<'_, D> {
     /// Overwrites tensor `number` of the model (`slot` is `None`) or of a slot of the optimizer with
@@ -143,7 +143,11 @@ impl<D: Device> Trainer<'_, D> {
         };
         let num_arrays = num_tensors * (1 + slots.len());
         let compared = replica::check(&self.grid.data, digest, step, &ranks, num_arrays, &fold, &name);
-        self.grid.all.agree(compared)
+        match compared {
+            // the others do not know of it
+            Err(error) if !matches!(error, Error::Agreed { .. }) => Err(error),
+            compared => self.grid.all.agree(compared),
+        }
     }
 
     /// Checks that all parameters are finite after the last step, number `step`. (For all earlier
