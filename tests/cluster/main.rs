@@ -80,12 +80,22 @@ fn every_template_runs(cluster: &Cluster) {
     let mut ping = cluster.submit("ping", "mpiexec", "ping", "", "--largest 4096 --repeats 5");
     let mut measured =
         cluster.submit("collectives", "srun", "collectives", "", "--to 64 --seconds 0.01 --json");
-    let mut probed = cluster.submit("probe", "srun", "probe", "", "--quick");
+    let findings = cluster.path("findings", "json");
+    let mut probed =
+        cluster.submit("probe", "srun", "probe", "", &format!("--quick --json {}", findings.display()));
     assert!(measured.end().contains("\"ranks\":4,"), "{}", measured.said());
     let said = probed.end();
+    let found = fs::read_to_string(&findings).expect("probe writes its findings");
+    let found: serde_json::Value = serde_json::from_str(&found).expect("they are JSON");
+    let trials = found["trials"].as_array().expect("they have trials");
     // a trial is a start too, and may be lost
-    let dead = said.lines().filter(|line| line.contains("DIES") && !line.contains("signal")).count();
-    assert!(said.contains("2 ranks on ") && dead == 0, "{said}");
+    let is_lost = |trial: &&serde_json::Value| {
+        let note = trial["note"].as_str().unwrap_or_default();
+        trial["outcome"] == "died" && ["ignal", "egmentation"].iter().any(|word| note.contains(word))
+    };
+    let failed = trials.iter().filter(|trial| trial["outcome"] != "works" && trial["outcome"] != "left_out");
+    let (lost, failed): (Vec<_>, Vec<_>) = failed.partition(is_lost);
+    assert!(said.contains("2 ranks on ") && lost.len() < 3 && failed.is_empty(), "{said}");
     assert!(pi.end().contains("on 4 ranks"), "{}", pi.said());
     assert!(ping.end().contains("the token came back"), "{}", ping.said());
     let scaling = cluster.submit("scaling-%a", "srun", "scaling", "", &format!("--batch-per-rank 8 {short}"));

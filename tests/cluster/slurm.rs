@@ -46,8 +46,9 @@ impl Cluster {
             say_skipped(&format!("no Slurm cluster in mode {mode} on this machine: {said}"));
             return None;
         }
-        let text =
-            fs::read_to_string("/tmp/slurm-ci/env.sh").expect("the script writes how to reach the cluster");
+        let folder = std::env::var("SLURM_CI_DIR").unwrap_or_else(|_| "/tmp/slurm-ci".into());
+        let text = fs::read_to_string(format!("{folder}/env.sh"));
+        let text = text.expect("the script writes how to reach the cluster");
         let exports = text.lines().filter_map(|line| line.strip_prefix("export ")?.split_once('='));
         let variables = exports.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         Some(Cluster { script, variables, folder: tempfile::tempdir().expect("a directory can be made") })
@@ -178,7 +179,9 @@ impl Job<'_> {
 
     pub fn has_failed(&self) -> bool {
         let state = self.state();
-        ["FAILED", "TIMEOUT", "CANCELLED"].iter().any(|over| state.contains(&format!("JobState={over}")))
+        // a job on a node that was lost starts again
+        let ends = ["FAILED", "TIMEOUT", "CANCELLED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"];
+        ends.iter().any(|over| state.contains(&format!("JobState={over}")))
     }
 
     pub fn is_done(&self) -> bool {

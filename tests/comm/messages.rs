@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use phalanx::comm::{Background, Communicator, Operation, Pending, World, advance, attach};
+use phalanx::memory::free_bytes;
 
 pub fn point_to_point(world: &World) {
     let c = world.communicator();
@@ -12,6 +13,7 @@ pub fn point_to_point(world: &World) {
             c.send(&[43523], 1, 7).unwrap();
             c.start_send(vec![43523, 1], 1, 8).unwrap().wait();
             c.send(&[1_u8; 9], 1, 9).unwrap();
+            c.send(&[1_u8; 9], 1, 10).unwrap();
         }
         1 => {
             let mut number = [0; 4];
@@ -20,6 +22,8 @@ pub fn point_to_point(world: &World) {
             assert_eq!(c.start_receive(vec![0; 3], 0, 8).unwrap().wait(), [43523, 1, 0]);
             let error = c.receive(&mut [0_u8; 8], 0, 9).unwrap_err().to_string();
             assert!(error.contains("the message has 9 elements, but the buffer has room for 8"), "{error}");
+            let error = c.receive(&mut [0_i32; 4], 0, 10).unwrap_err().to_string();
+            assert!(error.contains("9 bytes, but an element of the buffer has 4"), "{error}");
         }
         _ => {}
     }
@@ -30,33 +34,34 @@ pub fn point_to_point(world: &World) {
 pub fn more_than_a_c_int_counts(world: &World) {
     let len = (1_usize << 31) + 9;
     let needed = 2 * world.size() * len;
-    let available = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = available.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kibibytes =
-        available.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<usize>().ok()).unwrap_or(0);
-    let mut enough = [i32::from(kibibytes * 1024 > needed)];
+    let mut enough = [i32::from(free_bytes().is_some_and(|free| free > needed))];
     world.communicator().all_reduce(&mut enough, Operation::Min).unwrap();
     if enough[0] == 0 {
         println!("SKIPPED: messages above 2^31 bytes need {needed} bytes of free memory here");
         return;
     }
+    let places = [0, 1, len / 2, (1 << 31) - 1, 1 << 31, len - 2, len - 1];
+    let marked = |place: usize| (place % 251 + 1) as u8;
+    let check = |values: &[u8], expected: &dyn Fn(usize) -> u8| {
+        let found: Vec<usize> = (0..len).filter(|&place| values[place] != 0).collect();
+        assert_eq!(found, places);
+        assert!(found.iter().all(|&place| values[place] == expected(place)));
+    };
     let mut values = vec![0_u8; len];
     if world.is_root() {
-        for i in [0, 1, len / 2, len - 2, len - 1] {
-            values[i] = (i % 251 + 1) as u8;
-        }
+        places.iter().for_each(|&place| values[place] = marked(place));
         world.communicator().send(&values, 1, 0).unwrap();
+        values.fill(0);
     } else {
         assert_eq!(world.communicator().receive(&mut values, 0, 0).unwrap(), len);
-        let found: Vec<usize> = (0..len).filter(|&i| values[i] != 0).collect();
-        assert_eq!(found, [0, 1, len / 2, len - 2, len - 1]);
-        assert!(found.iter().all(|&i| values[i] == (i % 251 + 1) as u8));
+        check(&values, &marked);
     }
-    // a broadcast as one message, a reduction in chunks
     world.communicator().broadcast(&mut values, 1).unwrap();
-    assert_eq!((values[1], values[len - 1]), (2, ((len - 1) % 251 + 1) as u8));
-    world.communicator().all_reduce(&mut values, Operation::Max).unwrap();
-    assert_eq!((values[1], values[len - 2]), (2, ((len - 2) % 251 + 1) as u8));
+    check(&values, &marked);
+    let rank = world.rank() as u8;
+    places.iter().for_each(|&place| values[place] = rank + 1);
+    world.communicator().all_reduce(&mut values, Operation::Sum).unwrap();
+    check(&values, &|_| 3);
 }
 
 const ROUNDS: usize = 5;

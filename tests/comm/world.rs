@@ -1,7 +1,7 @@
 //! The ranks of a job: its grid, its nodes, and how they agree on an error or end the job.
 
 use phalanx::Error;
-use phalanx::comm::{Grid, GridShape, Operation, World};
+use phalanx::comm::{Communicator, Grid, GridShape, World};
 
 pub fn agree(world: &World) {
     let c = world.communicator();
@@ -36,11 +36,17 @@ pub fn grid(world: &World) {
             (grid.data.rank(), grid.stage.rank(), grid.tensor.rank()),
             shape.coordinates(world.rank())
         );
-        // the sum of the world's ranks along an axis
-        let mut along = [world.rank() as i64];
-        grid.tensor.all_reduce(&mut along, Operation::Sum).unwrap();
-        let first = world.rank() / tensor * tensor;
-        assert_eq!(along[0], (first..first + tensor).sum::<usize>() as i64);
+        let (replica, stage_rank, tensor_rank) = shape.coordinates(world.rank());
+        let axes: [(&Communicator, &dyn Fn(usize) -> usize); 3] = [
+            (&grid.data, &|at| (at * stage + stage_rank) * tensor + tensor_rank),
+            (&grid.stage, &|at| (replica * stage + at) * tensor + tensor_rank),
+            (&grid.tensor, &|at| (replica * stage + stage_rank) * tensor + at),
+        ];
+        for (axis, rank_at) in axes {
+            let mut ranks = vec![0; axis.size()];
+            axis.all_gather(&[world.rank() as i64], &mut ranks).unwrap();
+            assert!(ranks.iter().enumerate().all(|(at, rank)| *rank == rank_at(at) as i64), "{ranks:?}");
+        }
     }
     let shape = GridShape { data: size, stage: 2, tensor: 1 };
     assert_eq!(Grid::new(world, shape).map(drop).unwrap_err().exit_code(), 2);

@@ -26,7 +26,7 @@ static CASES: &[Case] = &[
     Case { name: "operations_bf16", ranks: &[1], run: |world| twins::all(world, Precision::Bf16, 1e-2) },
     Case {
         name: "oracle_classifier_relu_sgd",
-        ranks: &[1, 2, 3],
+        ranks: &[1, 3],
         run: |world| replicas::oracle::<Cuda>(world, "classifier_relu_sgd"),
     },
     Case {
@@ -51,10 +51,10 @@ static CASES: &[Case] = &[
     },
     Case {
         name: "oracle_cifar_net_adam",
-        ranks: &[1, 2],
+        ranks: &[2],
         run: |world| replicas::oracle::<Cuda>(world, "cifar_net_adam"),
     },
-    Case { name: "clipping_counts_every_parameter_once", ranks: &[1, 3], run: replicas::clipping::<Cuda> },
+    Case { name: "clipping_counts_every_parameter_once", ranks: &[3], run: replicas::clipping::<Cuda> },
     Case { name: "ranks_without_samples", ranks: &[3], run: replicas::ranks_without_samples::<Cuda> },
     Case { name: "worked_example_gradient_descent", ranks: &[2], run: replicas::gradient_descent::<Cuda> },
     Case { name: "shared_batches_equal_whole_ones", ranks: &[2], run: replicas::shared_batches::<Cuda> },
@@ -62,12 +62,8 @@ static CASES: &[Case] = &[
     Case { name: "the_same_twice", ranks: &[2], run: replicas::the_same_twice::<Cuda> },
     Case { name: "stages_that_share_a_rank", ranks: &[2], run: layouts::stages_that_share_a_rank::<Cuda> },
     Case { name: "grids_clipped", ranks: &[8], run: layouts::grids_clipped::<Cuda> },
-    Case { name: "tensor_oracles", ranks: &[2, 3], run: layouts::tensor_oracles::<Cuda> },
-    Case {
-        name: "shared_positions_oracles",
-        ranks: &[2, 3],
-        run: positions::shared_positions_oracles::<Cuda>,
-    },
+    Case { name: "tensor_oracles", ranks: &[3], run: layouts::tensor_oracles::<Cuda> },
+    Case { name: "shared_positions_oracles", ranks: &[3], run: positions::shared_positions_oracles::<Cuda> },
     Case {
         name: "shared_positions_same_numbers",
         ranks: &[3],
@@ -80,7 +76,7 @@ static CASES: &[Case] = &[
     Case { name: "odd_widths", ranks: &[3], run: layouts::odd_widths::<Cuda> },
     Case { name: "grids", ranks: &[4, 8], run: layouts::grids::<Cuda, 120> },
     Case { name: "messages", ranks: &[1, 2, 3, 5, 8], run: messages::every_operation },
-    Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 4, 9], run: messages::every_operation_by_ipc },
+    Case { name: "operations_by_ipc", ranks: &[1, 2, 3, 9], run: messages::every_operation_by_ipc },
     Case {
         name: "operations_over_nodes_by_ipc",
         ranks: &[6, 8],
@@ -110,11 +106,6 @@ static CASES: &[Case] = &[
         name: "grids_straight_from_memory",
         ranks: &[4],
         run: |world| messages::aware(world, layouts::grids::<Cuda, 160>),
-    },
-    Case {
-        name: "odd_widths_straight_from_memory",
-        ranks: &[3],
-        run: |world| messages::aware(world, layouts::odd_widths::<Cuda>),
     },
     Case {
         name: "pipelines_straight_from_memory",

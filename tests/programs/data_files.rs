@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Done, Job, data, mpiexec, say_skipped};
+use crate::support::data::{self, hdf5_file, put};
+use crate::support::{Done, Job, mpiexec, say_skipped};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use ndarray::{Array1, Array2, Array4};
@@ -52,21 +53,11 @@ fn folder() -> TempDir {
 
 // --- HDF5
 
-fn hdf5_file(folder: &TempDir, write: impl FnOnce(&hdf5::File)) -> std::path::PathBuf {
-    let path = folder.path().join("data.h5");
-    write(&hdf5::File::create(&path).unwrap());
-    path
-}
-
-fn put<T: hdf5::H5Type, D: ndarray::Dimension>(file: &hdf5::File, name: &str, values: &ndarray::Array<T, D>) {
-    file.new_dataset_builder().with_data(values).create(name).unwrap();
-}
-
 #[test]
 fn hdf5_tables_images_classes_and_values() {
     let folder = folder();
     let (x, y) = data::rows(40);
-    let path = hdf5_file(&folder, |file| {
+    let path = hdf5_file(folder.path(), |file| {
         put(file, "x", &x);
         put(file, "y", &y);
         put(file, "whole", &x.mapv(|value| (value * 5.0) as i32));
@@ -109,7 +100,7 @@ fn hdf5_gives_what_the_same_numbers_in_memory_give() {
     let images: Vec<u8> = digits.dataset("train/images").unwrap().read_raw().unwrap();
     let labels: Vec<u8> = digits.dataset("train/labels").unwrap().read_raw().unwrap();
     let images = ndarray::Array3::from_shape_vec((9000, 28, 28), images).unwrap();
-    let path = hdf5_file(&folder, |file| {
+    let path = hdf5_file(folder.path(), |file| {
         put(file, "x", &images);
         put(file, "y", &Array1::from(labels));
     });
@@ -125,7 +116,7 @@ fn hdf5_gives_what_the_same_numbers_in_memory_give() {
 fn hdf5_that_does_not_fit_is_refused() {
     let dir = folder();
     let (x, y) = data::rows(40);
-    let path = hdf5_file(&dir, |file| {
+    let path = hdf5_file(dir.path(), |file| {
         put(file, "x", &x);
         put(file, "y", &y);
         put(file, "few", &Array1::from(vec![0_i64; 39]));
@@ -232,7 +223,7 @@ fn damaged_idx_files_are_refused() {
     damage(
         "t10k-images-idx3-ubyte",
         &idx(&[10, 14, 14], &[0; 10 * 196]),
-        "but images of 14 × 14 with 1 channel to test with",
+        "they are images of 14 × 14 with 1 channel, but those to train with are",
     );
     damage("train-images-idx3-ubyte.gz", b"\x1f\x8b\x08 cut short", "the file is damaged or cut short");
     let folder = idx_folder();

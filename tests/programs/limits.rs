@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::{Done, Job, data, directory, mpiexec, program, rank_processes};
+use crate::support::data::{self, put};
+use crate::support::{Done, Job, directory, mpiexec, program, rank_processes};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use half::f16;
-use ndarray::{Array, Array1, Array2};
+use ndarray::{Array1, Array2};
 use tempfile::TempDir;
 
 fn job(name: &str, ranks: usize, arguments: &str) -> Job {
@@ -31,13 +32,8 @@ fn refused(name: &str, arguments: &str, why: &str) {
 
 fn hdf5_file(write: impl FnOnce(&hdf5::File)) -> (TempDir, PathBuf) {
     let (directory, _) = directory();
-    let path = directory.path().join("data.h5");
-    write(&hdf5::File::create(&path).expect("a file can be made"));
+    let path = data::hdf5_file(directory.path(), write);
     (directory, path)
-}
-
-fn put<T: hdf5::H5Type, D: ndarray::Dimension>(file: &hdf5::File, name: &str, values: &Array<T, D>) {
-    file.new_dataset_builder().with_data(values).create(name).expect("a dataset can be written");
 }
 
 #[test]
@@ -105,7 +101,11 @@ fn sizes_that_cannot_be() {
         assert!(code.map(Some).contains(&done.code), "{}", done.describe());
         assert!(!done.stderr.contains("panicked") && done.stderr.contains("error: "), "{}", done.describe());
     }
-    refused("sync_sgd", "--learning-rate inf", "--learning-rate: it is inf, but must be above 0 and finite");
+    refused(
+        "sync_sgd",
+        "--learning-rate inf",
+        "--learning-rate: it is inf, but must be from 1.1754944e-38 to 3.4028235e38",
+    );
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn options_of_no_use_are_refused() {
     refused(
         "sync_sgd",
         &deep,
-        "--targets: it has no effect in this run: the loss of deep-mlp reads no targets",
+        "--targets: it has no effect in this run: the loss of the network, mean-of-squares, reads no targets",
     );
     refused("pipeline", "--model mlp --stages 0", "a stage of 0 layers has nothing to do");
     run("sync_sgd", 2, "--threads 200 --steps 1").expect(0).says_once("--threads 200 is more than the ");

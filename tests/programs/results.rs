@@ -88,14 +88,12 @@ fn lenet_learns_the_digits_on_any_number_of_ranks() {
 }
 
 #[test]
-fn lenet_learns_mnist_on_any_number_of_ranks() {
+fn lenet_learns_mnist() {
     let Some(directory) = mnist() else { return };
-    // two ranks end with the same bits, see one_hash.rs, and would take a third of the time
-    for ranks in [1, 3] {
-        let job = sync_sgd(ranks, "--quiet --epochs 10 --eval-every 0").limit(Duration::from_secs(300));
-        let result = job.args([Path::new("--data"), &directory]).run().expect(0).result();
-        assert!(result["accuracy"].as_f64().unwrap() >= 0.989, "{result}");
-    }
+    // other numbers of ranks end with the same bits, see one_hash.rs
+    let job = sync_sgd(2, "--quiet --epochs 10 --eval-every 0").limit(Duration::from_secs(300));
+    let result = job.args([Path::new("--data"), &directory]).run().expect(0).result();
+    assert!(result["accuracy"].as_f64().unwrap() >= 0.989, "{result}");
 }
 
 #[test]

@@ -68,10 +68,17 @@ fn what_cannot_be_continued_is_refused() {
             generate(ranks, arguments).expect(2).says_once(why);
         };
         refused(&[&format!("{folder}/none.h5")], "No such file or directory");
-        refused(&[&text, "--prompt", "caffè"], "--prompt: there is no token for 'è'");
-        refused(&[&text, "--prompt", ""], "the prompt has no token");
+        refused(
+            &[&text, "--prompt", "caffè"],
+            "--prompt: 'è' is not in the text with which the network was trained",
+        );
+        refused(&[&text, "--prompt", ""], "--prompt: it is empty, and a text continues at least one token");
         refused(&[&text, "--temperature", "-1"], "--temperature: it is -1, but must be from 0 to 1000");
         refused(&[&text, "--top-k", "0"], "--top-k: it is 0, but must be at least 1");
+        refused(
+            &[&text, "--top-k", "3", "--temperature", "0"],
+            "--top-k: it has no effect with --temperature 0",
+        );
         refused(&[&both_ways], "its attention is not causal");
         for network in [&tokens, &digits] {
             refused(&[network], "the network was not trained with a text");
@@ -107,11 +114,13 @@ fn a_text_is_predicted_token_by_token() {
     assert!(classes.iter().all(|class| class["class"].as_u64().unwrap() < 65), "{scored}");
     assert!(classes.iter().any(|class| class["class"] == 1 && class["num"].as_u64() > Some(4)), "{scored}");
     std::fs::write(&other, "zebras, and much ado about nothing at all: 100 %").unwrap();
-    predict(3, &["--data", &other]).expect(2).says_once("there is no token for '1'");
+    predict(3, &["--data", &other])
+        .expect(2)
+        .says_once("'1' is not in the text with which the network was trained");
     std::fs::write(&other, "zebras").unwrap();
     predict(1, &["--data", &other])
         .expect(2)
-        .says_once("it has 6 tokens, but a sample takes 16 and the one after");
+        .says_once("it has 6 tokens, but a sample needs 17 (--context 16 and the one after)");
 }
 
 #[test]
@@ -127,7 +136,7 @@ fn tokens_that_are_numbers_are_continued_as_numbers() {
     let refused = |prompt: &[&str], what: &str| {
         generate(2, &[&[network.as_str()], prompt].concat()).expect(2).says_once(what);
     };
-    refused(&["--prompt", "3 12"], "--prompt: \"12\" is no token: they are numbers from 0 to 11");
+    refused(&["--prompt", "3 12"], "--prompt: \"12\" is not a token; tokens are numbers from 0 to 11");
     refused(&[], "--prompt: the tokens are numbers: write some with spaces between them");
     let words = format!("--model gpt --context 8 --data {tokens} --tokens bytes");
     let job = mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(words.split_whitespace()).without_grace();

@@ -9,6 +9,7 @@ pub mod equivalence;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -285,27 +286,22 @@ impl Job {
         let words = command.get_args().skip(2);
         let text = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         let start = Instant::now();
-        let child = command.spawn().unwrap_or_else(|error| panic!("starting {text}: {error}"));
-        let mut child = Group(child);
-        let streams = [collect(child.0.stdout.take()), collect(child.0.stderr.take())];
-        meanwhile(child.0.id());
-        let code = wait(&mut child.0, start, self.limit);
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("starting {text}: {error}"));
+        let streams = [collect(child.stdout.take()), collect(child.stderr.take())];
+        let id = child.id();
+        let met = panic::catch_unwind(AssertUnwindSafe(|| meanwhile(id)));
+        let code = match &met {
+            Ok(()) => wait(&mut child, start, self.limit),
+            Err(_) => end(&mut child),
+        };
         let [stdout, stderr] = streams.map(|stream| stream.join().expect("reading a pipe does not panic"));
         let done = Done { code: code.flatten(), stdout, stderr, elapsed: start.elapsed(), command: text };
+        if let Err(panic) = met {
+            eprintln!("{}", done.describe());
+            panic::resume_unwind(panic);
+        }
         assert!(code.is_some(), "the job ran past its limit of {:?}\n{}", self.limit, done.describe());
         done
-    }
-}
-
-/// A launcher in a process group of its own, which is killed if the test panics.
-struct Group(Child);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            kill("KILL", &format!("-{}", self.0.id()));
-            let _ = self.0.wait();
-        }
     }
 }
 
@@ -326,13 +322,22 @@ fn wait(child: &mut Child, start: Instant, limit: Duration) -> Option<Option<i32
             return Some(status.code());
         }
         if start.elapsed() > limit {
-            let group = format!("-{}", child.id());
-            kill("KILL", &group);
-            let _ = child.wait();
-            return None;
+            return end(child);
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Kills a launcher, which may still clean up first, with its group and its ranks, which may be in groups of
+/// their own.
+fn end(child: &mut Child) -> Option<Option<i32>> {
+    let (group, ranks) = (format!("-{}", child.id()), rank_processes(child.id()));
+    kill("TERM", &group);
+    thread::sleep(Duration::from_millis(500));
+    kill("KILL", &group);
+    ranks.iter().for_each(|rank| kill("KILL", &rank.to_string()));
+    let _ = child.wait();
+    None
 }
 
 impl Done {
