@@ -54,7 +54,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
 
-    /// Time to measure each operation, in seconds
+    /// Approximate time to measure a row of the table, and each way with --compare, in seconds
     #[arg(long, default_value_t = 0.1)]
     seconds: f64,
 

@@ -69,12 +69,18 @@ fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(TextGenerator<'a,
     if *top_k == Some(0) {
         return Err(Error::input("--top-k", "it is 0, but must be at least 1"));
     }
+    if top_k.is_some() && *temperature == 0.0 {
+        return Err(Error::input("--top-k", "it has no effect with --temperature 0, the likeliest token"));
+    }
     let trained = TrainedNetwork::open(network)?;
     let Some(tokeniser) = trained.tokeniser() else {
         let why = "the network was not trained with a text, so its outputs stand for no characters";
         return Err(Error::input(format!("reading {}", network.display()), why));
     };
     let tokens = tokeniser.encode(prompt.as_bytes()).map_err(|why| Error::input("--prompt", why))?;
+    if tokens.is_empty() {
+        return Err(Error::input("--prompt", "it is empty, and a text continues at least one token"));
+    }
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
     Ok((TextGenerator::new(device, &trained, sampling)?, tokeniser, tokens))
 }

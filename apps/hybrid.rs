@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! mpiexec -n 8 hybrid --data 2 --stage 2 --tensor 2 --zero 3      two replicas of four ranks each
-//! mpiexec -n 4 hybrid --tensor 2 --model deep-mlp --data synthetic --zero 2 --accumulate parts
+//! mpiexec -n 4 hybrid --tensor 2 --model deep-mlp --data synthetic --zero 2 --accumulate parts \
+//!     --micro-batches 4
 //! mpiexec -n 4 hybrid --data 2 --tensor 2 --sequence-parallel --model gpt
 //! mpiexec -n 6 hybrid --replicas 3 --data file.h5 --model mlp --hidden 64,64 --schedule zero-bubble
 //! ```
@@ -48,7 +49,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     }
     let grid = grid.grid(world)?;
     let plan = pipeline.planner(world, &grid, &train)?;
-    train::run(world, &grid, STRATEGY, &train, |model, share| Ok(tensor.divide(plan(model, share)?)))
+    train::run(world, &grid, STRATEGY, &train, |model, batch| Ok(tensor.divide(plan(model, batch)?)))
 }
 
 impl Program for Arguments {

@@ -34,6 +34,12 @@ struct Arguments {
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Arguments { path, other, tolerance } = arguments;
+    if let Some(tolerance) = tolerance.filter(|tolerance| !(0.0..=f64::MAX).contains(tolerance)) {
+        return Err(Error::input(
+            "--tolerance",
+            format!("it is {tolerance}, but must be at least 0 and finite"),
+        ));
+    }
     match other {
         Some(other) => compare(path, other, *tolerance),
         None if path.is_dir() => list(path),

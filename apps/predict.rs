@@ -44,7 +44,8 @@ struct Arguments {
     /// A checkpoint, or a file of --export
     network: PathBuf,
 
-    /// HDF5 file to write to: /outputs, /classes and /losses, a row a sample, as far as there are such
+    /// HDF5 file to write to: /outputs, /classes and /losses, one row per sample; what the network and the
+    /// data do not have is left out
     /// [default: none]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,

@@ -33,8 +33,8 @@ const STRATEGY: Strategy = Strategy { program: "sync_sgd", has_replicas: true };
 fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let grid = Grid::new(world, GridShape::data(world.size()))?;
     let options = &arguments.train;
-    train::run(world, &grid, STRATEGY, options, |model, share| {
-        ParallelPlan::single_stage(model, options.micro_batches(model, share), Split::Pairs)
+    train::run(world, &grid, STRATEGY, options, |model, batch| {
+        ParallelPlan::single_stage(model, options.micro_batches(model, batch, world.size()), Split::Pairs)
     })
 }
 

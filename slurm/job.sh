@@ -67,7 +67,7 @@ train() {
     local program=$1 code=0 mark before now last count
     shift
     case " $* " in
-        *" --checkpoint-dir"[\ =]*) echo "the directory for checkpoints is CHECKPOINTS in slurm/env.sh" >&2; exit 2 ;;
+        *" --checkpoint-dir"[\ =]*) echo "--checkpoint-dir: the template sets it; give CHECKPOINTS=DIR before sbatch, or set it in slurm/env.sh" >&2; exit 2 ;;
         # these options do not train
         *" --help "* | *" -h "* | *" --version "* | *" -V "* | *" --show-schedule"* | *" --show-network "*) launch "$program" "$@"; exit $? ;;
     esac

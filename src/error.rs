@@ -46,13 +46,14 @@ impl Error {
     }
 
     /// Creates the error of the system at a path that the user has named: the input's fault if the
-    /// path does not exist, is not of the expected kind, is a circle of links, or is too long.
+    /// path does not exist, is not of the expected kind, is a circle of links, is too long, or is not the
+    /// user's to read or write.
     pub(crate) fn at_path(doing: impl Display, why: &io::Error) -> Error {
         /// The value in `errno.h` of Linux.
         const ELOOP: i32 = 40;
-        use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
+        use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound, PermissionDenied};
         match why.kind() {
-            NotFound | NotADirectory | InvalidFilename => Error::input(doing, why),
+            NotFound | NotADirectory | InvalidFilename | PermissionDenied => Error::input(doing, why),
             _ if why.raw_os_error() == Some(ELOOP) => Error::input(doing, why),
             _ => Error::failed(doing, why),
         }

@@ -117,8 +117,8 @@
 //! # Deliberately absent
 //!
 //! `nn` has no rank, `comm` has no layer, no strategy has a loop of its own, there is no mock of
-//! MPI (a program started without a launcher is a job of one rank), and there are no cargo
-//! features.
+//! MPI (a program started without a launcher is a job of one rank), and no cargo feature changes the
+//! library: `gemm` builds a benchmark.
 #![warn(clippy::unwrap_used)]
 
 mod error;

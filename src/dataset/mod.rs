@@ -32,7 +32,7 @@ pub use sampler::{Order, Sampler};
 pub use statistics::{MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 pub use stored::{ColumnFormat, RowFormat, StoredType};
 pub use synthetic::Synthetic;
-pub use text::{TextSettings, TextTokens, TokenText, is_text, open_shakespeare, open_text};
+pub use text::{TextSettings, TextTokens, TokenText, has_characters, is_text, open_shakespeare, open_text};
 pub use tokeniser::Tokeniser;
 
 use std::fmt;

@@ -53,6 +53,11 @@ pub struct TokenText {
     stride: usize,
 }
 
+/// Returns true for a source of characters: the embedded text and `.txt` files. Not collective.
+pub fn has_characters(source: &str) -> bool {
+    source == "shakespeare" || has_extension(Path::new(source), &["txt"])
+}
+
 /// Returns true for files with text or with tokens: `.txt`, `.bin`, and HDF5 files with a dataset
 /// `tokens`. Not collective.
 pub fn is_text(name: &str) -> bool {
@@ -162,12 +167,15 @@ fn split(
         if range.len() <= context {
             let why = match columns {
                 None if range.len() == len => format!(
-                    "it has {len} tokens, but a sample takes {context} and the one after; take a longer text"
+                    "it has {len} tokens, but a sample needs {} (--context {context} and the one after); \
+                     use a longer text or a smaller --context",
+                    context + 1
                 ),
                 None => format!(
-                    "{} of its {len} tokens are to {what} with, but a sample takes {context} and the one \
-                     after; try a smaller --context or another --test-fraction",
-                    range.len()
+                    "only {} of its {len} tokens are to {what} with, but a sample needs {} (--context \
+                     {context} and the one after); try a smaller --context or another --test-fraction",
+                    range.len(),
+                    context + 1
                 ),
                 Some(_) => {
                     format!("none of its {num_units} rows is to {what} with; try another --test-fraction")
@@ -307,7 +315,7 @@ mod tests {
         data.train.read(&[0], &mut inputs, &mut []).unwrap();
         assert_eq!(inputs, [19.0, 18.0]);
         let error = of_text("a test", b"abz", settings).err().unwrap().to_string();
-        assert!(error.contains("there is no token for 'z'"), "{error}");
+        assert!(error.contains("'z' is not in the text"), "{error}");
     }
 
     #[test]

@@ -38,11 +38,19 @@ impl Tokeniser {
             Tokeniser::Bytes => Ok(text.iter().map(|byte| u16::from(*byte)).collect()),
             Tokeniser::Characters(characters) => {
                 let text = std::str::from_utf8(text).map_err(|error| {
-                    format!("byte {} is no UTF-8: --tokens bytes takes any text", error.valid_up_to())
+                    format!(
+                        "byte {} is not valid UTF-8; convert the file, or train with --tokens bytes",
+                        error.valid_up_to()
+                    )
                 })?;
                 let number = |character: char| {
                     let found = characters.binary_search(&character);
-                    found.map(|at| at as u16).map_err(|_| format!("there is no token for {character:?}"))
+                    found.map(|at| at as u16).map_err(|_| {
+                        format!(
+                            "{character:?} is not in the text with which the network was trained; leave it \
+                             out, or train with --tokens bytes"
+                        )
+                    })
                 };
                 text.chars().map(number).collect()
             }
@@ -90,7 +98,7 @@ fn numbers(text: &[u8], num: usize) -> Result<Vec<u16>, String> {
     let read = |word: &str| {
         let token = word.parse().ok().filter(|token| usize::from(*token) < num);
         token.ok_or_else(|| {
-            format!("{word:?} is no token: they are numbers from 0 to {}", num.saturating_sub(1))
+            format!("{word:?} is not a token; tokens are numbers from 0 to {}", num.saturating_sub(1))
         })
     };
     let tokens: Vec<u16> = text.split_whitespace().map(read).collect::<Result<_, _>>()?;
@@ -117,7 +125,7 @@ mod tests {
         }
         let tokeniser = Tokeniser::of_characters("ab");
         assert!(tokeniser.encode(b"ac").unwrap_err().contains("'c'"));
-        assert!(tokeniser.encode(b"a\xff").unwrap_err().contains("byte 1 is no UTF-8"));
+        assert!(tokeniser.encode(b"a\xff").unwrap_err().contains("byte 1 is not valid UTF-8"));
         let numbers = Tokeniser::Numbers(300);
         assert_eq!(numbers.encode(b"7 299\n0").unwrap(), [7, 299, 0]);
         let mut decoded = b"7".to_vec();
@@ -127,7 +135,7 @@ mod tests {
             numbers
                 .encode(b"7 300")
                 .unwrap_err()
-                .contains("\"300\" is no token: they are numbers from 0 to 299")
+                .contains("\"300\" is not a token; tokens are numbers from 0 to 299")
         );
         assert!(numbers.encode(b"\n").unwrap_err().contains("such as \"17 4\""));
     }

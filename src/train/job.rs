@@ -45,6 +45,10 @@ impl Run<'_> {
         if num_steps < first && self.world.is_root() {
             log::warn!("the checkpoint has {first} steps already, more than the {num_steps} of this run");
         }
+        let warmup = self.options.optimizer.warmup_steps;
+        if warmup >= num_steps && num_steps > 0 && self.world.is_root() {
+            log::warn!("--warmup-steps {warmup} is not less than the {num_steps} steps of this run");
+        }
         log::debug!("buckets of {:?} parameters", trainer.bucket_lengths());
         log::trace!("{:?}", self.options);
         let sampler = samples.train.sampler();
@@ -92,7 +96,10 @@ impl Run<'_> {
         match (self.grid.shape.data, wanted) {
             (1, None) => String::new(),
             (1, Some(stage)) => {
-                format!("; --zero {} has no effect with one replica", name_of(&stage))
+                if self.world.is_root() {
+                    log::warn!("--zero {} has no effect with one replica", name_of(&stage));
+                }
+                String::new()
             }
             _ => format!("; ZeRO stage {}", name_of(&trainer.zero_stage())),
         }

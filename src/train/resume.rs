@@ -111,9 +111,12 @@ impl Start {
                 true => " (the order of the samples depends on the free memory, unless --shuffle names one)",
                 false => "",
             };
+            let way_out = match options.resume {
+                Resume::From(_) => "begin a new run without --resume; --init takes the weights alone",
+                _ => "give another --checkpoint-dir",
+            };
             let why = format!(
-                "it belongs to another run: {}{by_memory}; restore these settings, or give another \
-                 --checkpoint-dir",
+                "it belongs to another run: {}{by_memory}; restore these settings, or {way_out}",
                 words.join("; ")
             );
             return Err(Error::input(format!("resuming from {path}"), why));

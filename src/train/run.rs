@@ -24,7 +24,7 @@ pub struct Strategy {
 }
 
 /// Trains as `options` say on `grid`, and prints the result line of the program. `plan` spreads a model over
-/// the grid; it is called with the model and the number of a replica's samples of a batch. If the run is
+/// the grid; it is called with the model and the number of samples of a batch. If the run is
 /// asked to stop, it writes a checkpoint and ends with the exit code [`STOPPED`](crate::app::STOPPED).
 /// Collective.
 ///
@@ -39,17 +39,18 @@ pub fn run(
     plan: impl Fn(&Model, usize) -> Result<ParallelPlan>,
 ) -> Result<Finished> {
     let (all, began) = (world.communicator(), Instant::now());
-    all.agree(
-        options.check(all.size(), grid.data.size()).and_then(|()| options.check_used(strategy.has_replicas)),
-    )?;
+    all.agree(options.check(all.size(), grid.data.size()))?;
+    let text = options.model.read_network(all)?;
+    all.agree(options.check_used(strategy.has_replicas, text.as_deref()))?;
     // a signal that arrives while samples are read takes effect after the first step
     let listen = || options.checkpoints.checkpoint_dir.as_ref().map(|_| StopRequest::listen()).transpose();
     let stop = all.agree(listen())?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     announce_job(world, grid, strategy.program, threads);
-    let samples = samples::open(world, grid, options)?;
+    // a file need not have targets that the loss does not read
+    let reads_targets = options.model.reads_targets(text.as_deref());
+    let samples = samples::open(world, grid, options, reads_targets)?;
     let dataset = samples.train.dataset();
-    let text = options.model.read_network(all)?;
     let model = all.agree(options.model.build(dataset.features(), dataset.targets(), text.as_deref()))?;
     if options.model.show_network {
         let table: Vec<String> = model.table().lines().map(|line| format!("// {line}")).collect();
@@ -73,8 +74,11 @@ pub fn run(
         dataset.num_samples()
     );
     let batch = options.batch_size.min(dataset.num_samples());
+    if options.given.has("batch-size") && batch < options.batch_size && world.is_root() {
+        log::warn!("--batch-size {} is more than the {batch} samples to train with", options.batch_size);
+    }
     let share = (batch / grid.shape.data).max(1);
-    let plan = all.agree(plan(&model, share).and_then(|plan| {
+    let plan = all.agree(plan(&model, batch).and_then(|plan| {
         let plan = ParallelPlan { recompute: options.recompute, ..plan };
         let remark = check_micro_batches(plan.schedule.num_micro_batches, batch, share)?;
         if let (Some(remark), true) = (remark, world.is_root()) {

@@ -103,8 +103,9 @@ impl Hdf5File {
             let why = format!("{} has {num_samples} rows of {features}: nothing to learn from", inputs.name);
             return Err(fail(why));
         }
-        // a header can announce any number of rows; a block takes a word
-        check_room(num_samples.saturating_mul(inputs.format.bytes()) / BLOCK_BYTES).map_err(fail)?;
+        // a header can announce any number of rows; a block takes a word, in two lists
+        let num_blocks = num_samples.saturating_mul(inputs.format.bytes()) / BLOCK_BYTES;
+        check_room(num_blocks.saturating_mul(2 * size_of::<usize>())).map_err(fail)?;
         Ok(Hdf5File { path: path.to_owned(), version, inputs, targets, features, kind, num_samples })
     }
 
@@ -191,7 +192,7 @@ pub(super) fn open_hdf5(path: &Path) -> std::result::Result<(hdf5::File, FileVer
         } else if path.to_string_lossy().contains("-ubyte") {
             "; for MNIST, give the directory of the files"
         } else {
-            ""
+            "; the name of a text ends in .txt, that of a file with tokens of 16 bits in .bin"
         };
         format!("it is not an HDF5 file, or is damaged: {error}{hint}")
     })?;

@@ -4,7 +4,7 @@ use super::Builder;
 use super::linear::linear_layer;
 use crate::device::{AttentionShape, WeightLayout};
 use crate::nn::layer::{AttentionLayer, Heads, LayerKind, RotaryLayer};
-use crate::nn::network::Attention;
+use crate::nn::network::{Attention, DROPOUT_RATES};
 
 /// The most features of a head, which a warp of a GPU holds.
 const WIDEST_HEAD: usize = 256;
@@ -22,8 +22,11 @@ impl Builder {
         if groups == 0 || !heads.is_multiple_of(groups) {
             return Err(format!("{groups} heads with keys and values do not divide {heads} heads"));
         }
-        if !(0.0..1.0).contains(&dropout) {
-            return Err(format!("the dropout of its weights is {dropout}, but must be from 0 to below 1"));
+        if !DROPOUT_RATES.contains(&dropout) {
+            let (least, most) = DROPOUT_RATES.into_inner();
+            return Err(format!(
+                "the dropout of its weights is {dropout}, but must be from {least} to {most}"
+            ));
         }
         let width = inputs / heads;
         if width > WIDEST_HEAD {

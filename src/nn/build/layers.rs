@@ -9,7 +9,7 @@ use crate::nn::layer::{
     Norm, NormLayer, PoolLayer, Pooling, PositionsLayer, ScaleLayer, torch_tensors,
 };
 use crate::nn::network::{Convolution, PoolWindows};
-use crate::nn::{Features, Initial, Module, TensorSpec};
+use crate::nn::{DROPOUT_RATES, Features, Initial, Module, TensorSpec};
 
 /// PyTorch's default ε of `LayerNorm`.
 const NORM_EPSILON: f32 = 1e-5;
@@ -203,9 +203,10 @@ impl Builder {
 
     fn dropout(&mut self, rate: f32) -> Result<LayerKind, String> {
         let features = self.features;
-        if matches!(features, Features::Tokens { .. }) || !(0.0..1.0).contains(&rate) {
+        if matches!(features, Features::Tokens { .. }) || !DROPOUT_RATES.contains(&rate) {
+            let (least, most) = DROPOUT_RATES.into_inner();
             return Err(format!(
-                "a dropout needs features and a rate from 0 to below 1, not {features} and {rate}"
+                "a dropout needs features and a rate from {least} to {most}, not {features} and {rate}"
             ));
         }
         Ok(LayerKind::Dropout(DropoutLayer::whole(rate, self.next_draw(), features)))

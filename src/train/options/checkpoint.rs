@@ -85,15 +85,15 @@ pub struct CheckpointOptions {
     #[arg(long, value_name = "FILE")]
     pub export: Option<PathBuf>,
 
-    /// Stop this long (55m) after the start, as after a signal
+    /// Stop this long after the start, such as 55m, as after a signal
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir")]
     pub time_limit: Option<Duration>,
 
-    /// Stop this long (2m) before Slurm ends the job, as after a signal
+    /// Stop this long before Slurm ends the job, such as 2m, as after a signal
     #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "checkpoint_dir")]
     pub stop_before: Option<Duration>,
 
-    /// Shortest time of a step (20ms), so that tests of signals and limits take equally long on
+    /// Shortest time of a step, such as 20ms, so that tests of signals and limits take equally long on
     /// every machine
     #[arg(long, value_name = "TIME", value_parser = parse_time, help_heading = "Machine")]
     pub pace: Option<Duration>,

@@ -136,7 +136,10 @@ impl DataOptions {
         let full =
             matches!(self.shuffle, Shuffle::Full | Shuffle::Off).then_some("it is for --shuffle blocks");
         given.refuse("shuffle-window", for_file.or(full))?;
-        given.refuse("context", kind.for_synthetic.as_deref().and(for_text))?;
+        let for_either = kind.for_synthetic.as_deref().and(for_text);
+        let for_either =
+            for_either.map(|_| format!("it is for texts and synthetic tokens, and --data is {source}"));
+        given.refuse("context", for_either.as_deref())?;
         given.refuse("tokens", for_characters)?;
         given.refuse("stride", for_text)
     }

@@ -14,10 +14,11 @@ const CACHED_BYTES: usize = 1 << 20;
 const ACTIVATIONS_PER_PARAMETER: usize = 16;
 
 impl TrainOptions {
-    /// Returns the number of micro-batches in which one stage processes `share` samples, a replica's share of
-    /// a batch: that of --micro-batches, or on a processor as many, a power of two, as keep the largest
-    /// activations in its cache. Gradients have the same bits for any number. Not collective.
-    pub fn micro_batches(&self, model: &Model, share: usize) -> usize {
+    /// Returns the number of micro-batches in which one stage processes the share of each of `num_replicas`
+    /// of `batch` samples: that of --micro-batches, or on a processor as many, a power of two, as keep the
+    /// largest activations in its cache. Gradients have the same bits for any number. Not collective.
+    pub fn micro_batches(&self, model: &Model, batch: usize, num_replicas: usize) -> usize {
+        let share = (batch / num_replicas).max(1);
         let on_processor = self.machine.device == DeviceChoice::Cpu;
         // with --zero 2 and 3, gradients of one micro-batch need less memory and fewer messages
         let reduces_once = self.zero.0.is_none_or(|stage| stage < ZeroStage::Gradients);
@@ -25,17 +26,18 @@ impl TrainOptions {
         self.micro_batches.unwrap_or(usual)
     }
 
-    /// Returns the number of micro-batches for a pipeline of `num_ranks`: that of --micro-batches, or two to
-    /// four for each of several ranks if that divides the batch, or fewer. Not collective.
-    pub(super) fn pipeline_micro_batches(&self, num_ranks: usize) -> usize {
-        let fits = |number: &usize| self.batch_size.is_multiple_of(*number);
+    /// Returns the number of micro-batches of `batch` samples for a pipeline of `num_ranks`: that of
+    /// --micro-batches, or two to four for each of several ranks if that divides the batch, or fewer. Not
+    /// collective.
+    pub(super) fn pipeline_micro_batches(&self, batch: usize, num_ranks: usize) -> usize {
+        let fits = |number: &usize| batch.is_multiple_of(*number);
         let two = num_ranks.saturating_mul(2).max(1);
         let usual = || {
             if num_ranks == 1 {
                 return 1;
             }
-            let more = (two..=two.saturating_mul(2).min(self.batch_size)).find(fits);
-            more.or_else(|| (1..two.min(self.batch_size)).rev().find(fits)).unwrap_or(1)
+            let more = (two..=two.saturating_mul(2).min(batch)).find(fits);
+            more.or_else(|| (1..two.min(batch)).rev().find(fits)).unwrap_or(1)
         };
         self.micro_batches.unwrap_or_else(usual)
     }

@@ -7,6 +7,7 @@ use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
 use super::given::Given;
+use super::names::name_of;
 use super::range::{at_least_one, at_most};
 use super::text::read_text;
 use crate::comm::Communicator;
@@ -143,9 +144,19 @@ impl ModelOptions {
         }
     }
 
-    /// Returns false if the network is known to have a loss that reads no targets.
-    pub fn reads_targets(&self) -> bool {
+    /// Returns false if the network is known to have a loss that reads no targets. That of a file is known if
+    /// its `text` is.
+    pub fn reads_targets(&self, text: Option<&str>) -> bool {
+        let network = text.and_then(|text| self.network_of(text, Loss::CrossEntropy).ok());
         self.name() != Some(ModelName::DeepMlp)
+            && network.is_none_or(|network| network.loss != Loss::MeanOfSquares)
+    }
+
+    /// Reads the network of a file, whose loss is `loss` unless the text says otherwise.
+    fn network_of(&self, text: &str, loss: Loss) -> Result<Network> {
+        let path = self.network.as_deref().unwrap_or(Path::new(""));
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        Network::from_text(text, &path.display().to_string(), &name, loss)
     }
 
     /// Returns the text of the network's file, if there is one. Rank 0 reads it for all ranks.
@@ -206,10 +217,14 @@ impl ModelOptions {
         let fail = |why: String| Err(Error::input("fitting the model to the data", why));
         let classes = || match targets {
             Targets::Classes(classes) => Ok(classes),
-            other => Err(Error::input(
-                "fitting the model to the data",
-                format!("this model needs classes, but the targets are {other}"),
-            )),
+            other => {
+                let hint = match other {
+                    Targets::Tokens { .. } => "for sequences there is --model gpt",
+                    _ => "class numbers are whole numbers, and --model mlp fits values",
+                };
+                let why = format!("{} predicts classes, but the targets are {other}; {hint}", name_of(&name));
+                Err(Error::input("fitting the model to the data", why))
+            }
         };
         let network = match name {
             ModelName::Mlp => {
@@ -241,7 +256,10 @@ impl ModelOptions {
             ModelName::Resnet => Network::resnet(self.layers, self.width.unwrap_or(RESNET_WIDTH), classes()?),
             ModelName::Gpt => {
                 let (Features::Tokens { .. }, Targets::Tokens { .. }) = (features, targets) else {
-                    return fail(format!("gpt needs sequences of tokens, but a sample is {features}"));
+                    return fail(format!(
+                        "gpt needs sequences of tokens, but the samples are {features}; choose a text: \
+                         --data FILE.txt, or shakespeare"
+                    ));
                 };
                 Network::gpt(GptSizes {
                     layers: self.layers,
@@ -271,30 +289,26 @@ impl ModelOptions {
 impl ModelOptions {
     /// Builds the network of a file.
     fn build_file(&self, features: Features, targets: Targets, text: &str) -> Result<Model> {
-        let path = self.network.as_deref().unwrap_or(Path::new(""));
         let loss = match targets {
             Targets::Classes(_) | Targets::Tokens { .. } => Loss::CrossEntropy,
             Targets::Values(_) => Loss::MeanSquaredError,
             Targets::Nothing => Loss::MeanOfSquares,
         };
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        let network = Network::from_text(text, &path.display().to_string(), &name, loss)?;
-        let model = network.build(features)?;
+        let model = self.network_of(text, loss)?.build(features)?;
         if model.num_parameters() == 0 {
             let why = "no module has parameters, so there is nothing to train";
             return Err(Error::input(format!("building {}", model.name), why));
         }
-        if targets.suit(model.loss, model.output) {
+        if model.loss == Loss::MeanOfSquares || targets.suit(model.loss, model.output) {
             return Ok(model);
         }
         let outputs = model.output;
         let wanted = match model.loss {
             Loss::CrossEntropy => "cross-entropy needs classes or tokens, and an output for each",
-            Loss::MeanSquaredError if matches!(outputs, Features::Image { channels: 2.., .. }) => {
+            _ if matches!(outputs, Features::Image { channels: 2.., .. }) => {
                 "mean-squared-error needs a real value for each output, in one order: end with flatten"
             }
-            Loss::MeanSquaredError => "mean-squared-error needs a real value for each output",
-            Loss::MeanOfSquares => "mean-of-squares reads no targets",
+            _ => "mean-squared-error needs a real value for each output",
         };
         let why = format!("{} gives {outputs}, and the targets are {targets}: {wanted}", model.name);
         Err(Error::input("fitting the model to the data", why))

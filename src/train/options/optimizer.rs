@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::given::Given;
 use super::names::name_of;
-use super::range::{not_negative, positive};
+use super::range::{not_negative, positive, positive_in_steps};
 use crate::optim::{DecayScope, LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
 use crate::{Error, Result};
 
@@ -120,13 +120,13 @@ impl OptimizerOptions {
     /// # Errors
     /// An option is out of its range.
     pub(super) fn check(&self) -> Result<()> {
-        positive("--learning-rate", self.schedule(1).base)?;
+        positive_in_steps("--learning-rate", self.schedule(1).base)?;
         positive("--clip-norm", self.clip_norm.unwrap_or(1.0))?;
         positive("--decay-interval", self.decay_interval as f64)?;
         not_negative("--weight-decay", self.weight_decay.unwrap_or_default())?;
         not_negative("--final-learning-rate", self.final_learning_rate)?;
         not_negative("--decay-factor", self.decay_factor)?;
-        positive("--epsilon", self.epsilon)?;
+        positive_in_steps("--epsilon", self.epsilon)?;
         let [beta1, beta2] = self.settings().betas;
         for (option, rate) in [("--momentum", self.momentum), ("--beta1", beta1), ("--beta2", beta2)] {
             if !(0.0..1.0).contains(&rate) {

@@ -173,8 +173,8 @@ impl PipelineOptions {
     }
 
     /// Returns a function that plans how a model is spread over the stage axis of `grid`: see
-    /// [`ParallelPlan::pipeline`]. It is called with the model and the number of a replica's samples of a
-    /// batch. The function logs the schedule. Collective.
+    /// [`ParallelPlan::pipeline`]. It is called with the model and the number of samples of a batch. The
+    /// function logs the schedule. Collective.
     ///
     /// # Errors
     /// The file of the schedule cannot be read: the same error on every rank. The function fails if
@@ -186,10 +186,11 @@ impl PipelineOptions {
         train: &TrainOptions,
     ) -> Result<impl Fn(&Model, usize) -> Result<ParallelPlan>> {
         let (file, num_ranks) = (self.read_file(world.communicator())?, grid.shape.stage);
-        Ok(move |model: &Model, share| {
+        let num_replicas = grid.shape.data;
+        Ok(move |model: &Model, batch| {
             let num_micro_batches = match num_ranks {
-                1 => train.micro_batches(model, share),
-                _ => train.pipeline_micro_batches(num_ranks),
+                1 => train.micro_batches(model, batch, num_replicas),
+                _ => train.pipeline_micro_batches(batch, num_ranks),
             };
             self.plan(model, num_ranks, num_micro_batches, train, file.as_deref())
         })
@@ -219,10 +220,11 @@ impl PipelineOptions {
             return Err(Error::input("spreading the layers", why));
         }
         let sizes = self.stages.as_ref().map(|sizes| sizes.0.as_slice());
-        let plan = ParallelPlan {
-            expected_bubble: Some(report.bubble),
-            ..ParallelPlan::pipeline(model, schedule, sizes)?
-        };
+        let plan = ParallelPlan::pipeline(model, schedule, sizes)?;
+        if num_stages == 1 && file.is_none() {
+            return Ok(plan);
+        }
+        let plan = ParallelPlan { expected_bubble: Some(report.bubble), ..plan };
         log::info!("{}", plan.schedule.headline(&self.name(), &report));
         let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
         log::info!("layers of the stages: {}", sizes.join(", "));
@@ -244,7 +246,7 @@ impl PipelineOptions {
         let text = self.read_file(world.communicator())?;
         let draw = || {
             let num_ranks = self.show_ranks.map_or_else(of_job, Ok)?;
-            let num_micro_batches = train.pipeline_micro_batches(num_ranks);
+            let num_micro_batches = train.pipeline_micro_batches(train.batch_size, num_ranks);
             let (schedule, report) = self.schedule(num_ranks, num_micro_batches, train, text.as_deref())?;
             let path = Path::new(file);
             match path.extension().and_then(|extension| extension.to_str()) {

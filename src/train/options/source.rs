@@ -92,7 +92,7 @@ pub(super) struct SourceKind {
 impl SourceKind {
     /// Returns the kind of `source`.
     pub(super) fn of(source: &str) -> SourceKind {
-        let has_characters = source == "shakespeare" || source.ends_with(".txt");
+        let has_characters = dataset::has_characters(source);
         let is_text = has_characters || dataset::is_text(source);
         let is_synthetic = source == "synthetic";
         let is_file = source != "digits" && !is_synthetic && !is_text && !Path::new(source).is_dir();
@@ -145,10 +145,13 @@ impl SourceOptions {
         let kind = SourceKind::of(source);
         let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
         let for_synthetic = kind.for_synthetic.as_deref();
-        let no_targets = (!reads_targets).then_some("the loss of deep-mlp reads no targets");
+        let no_targets =
+            (!reads_targets).then_some("the loss of the network, mean-of-squares, reads no targets");
         given.refuse("inputs", for_file)?;
         given.refuse("targets", for_file.or(no_targets))?;
-        given.refuse("test-fraction", for_file.and(for_text))?;
+        let for_either =
+            for_file.and(for_text).map(|_| format!("it is for HDF5 files and texts, and --data is {source}"));
+        given.refuse("test-fraction", for_either.as_deref())?;
         given.refuse("test-data", for_file)?;
         given.refuse("synthetic-samples", for_synthetic)?;
         given.refuse("synthetic-shape", for_synthetic)?;

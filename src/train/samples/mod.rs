@@ -48,11 +48,13 @@ pub struct Samples {
 ///
 /// # Errors
 /// The data is missing, damaged, or does not match the options: the same error on every rank.
-pub fn open(world: &World, grid: &Grid, options: &TrainOptions) -> Result<Samples> {
+pub fn open(world: &World, grid: &Grid, options: &TrainOptions, reads_targets: bool) -> Result<Samples> {
     let all = world.communicator();
     let opening = trace::work(Name::Read);
-    let mut opened =
-        all.agree(source::open(&request(options)).and_then(|opened| check_standardisation(options, opened)))?;
+    let mut opened = all.agree(
+        source::open(&request(options, reads_targets))
+            .and_then(|opened| check_standardisation(options, opened)),
+    )?;
     let fingerprint = opened.fingerprint();
     drop(opening);
     let fingerprint = all.agree(fingerprint)?;
@@ -110,7 +112,7 @@ pub fn open(world: &World, grid: &Grid, options: &TrainOptions) -> Result<Sample
 }
 
 /// Returns the samples that training with `options` needs.
-fn request(options: &TrainOptions) -> SampleRequest<'_> {
+fn request(options: &TrainOptions, reads_targets: bool) -> SampleRequest<'_> {
     let image = |size, channels| ShapeText::Values(Features::Image { height: size, width: size, channels });
     let synthetic = match options.model.name() {
         None | Some(ModelName::Mlp) => ShapeText::Values(Features::Flat(784)),
@@ -119,8 +121,6 @@ fn request(options: &TrainOptions) -> SampleRequest<'_> {
         Some(ModelName::Cifar | ModelName::Resnet) => image(32, 3),
         Some(ModelName::Gpt) => ShapeText::Tokens(options.data.context),
     };
-    // the loss of deep-mlp reads no targets, so a file need not have any
-    let reads_targets = options.model.reads_targets();
     SampleRequest {
         options: &options.data.source,
         source: options.source(),

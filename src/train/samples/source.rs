@@ -110,13 +110,18 @@ pub(super) fn open(request: &SampleRequest<'_>) -> Result<Opened> {
     };
     let train = &opened.data.train;
     if let Some(test) = &opened.data.test {
-        let fail = |why| Err(Error::input(format!("opening --data {source}"), why));
+        let doing = || format!("opening the samples to test {source} with");
         if test.features() != train.features() {
-            return fail(format!("{} to train with, but {} to test with", train.features(), test.features()));
+            let [test, train] = [test.features(), train.features()];
+            return Err(Error::input(
+                doing(),
+                format!("they are {test}, but those to train with are {train}"),
+            ));
         }
         if test.targets() != train.targets() {
-            let [train, test] = [train.targets(), test.targets()];
-            return fail(format!("{train} to train with, but {test} to test with"));
+            let [test, train] = [test.targets(), train.targets()];
+            let why = format!("their targets are {test}, but those to train with are {train}");
+            return Err(Error::input(doing(), why));
         }
     }
     Ok(opened)
@@ -181,6 +186,10 @@ fn hdf5(paths: &[PathBuf], request: &SampleRequest<'_>) -> Result<Opened> {
     let num_train = num_samples - num_test;
     if num_train == 0 {
         let why = format!("{test_fraction} of {num_samples} samples leaves none to train with");
+        return Err(Error::input("--test-fraction", why));
+    }
+    if num_test == 0 && test_fraction > 0.0 {
+        let why = format!("{test_fraction} of {num_samples} samples is none to test with");
         return Err(Error::input("--test-fraction", why));
     }
     let test = match test_data {
