@@ -104,7 +104,7 @@ fn sizes_that_cannot_be() {
     refused(
         "sync_sgd",
         "--learning-rate inf",
-        "--learning-rate: it is inf, but must be from 1.1754944e-38 to 3.4028235e38",
+        "--learning-rate: it is inf, but must be above 0 and finite in 32 bits",
     );
 }
 

@@ -279,6 +279,7 @@ fn options_out_of_range_are_refused() {
     refused(&["--no-such-option"], "unexpected argument '--no-such-option'");
     refused(&["--model", "vgg"], "invalid value 'vgg'");
     refused(&["--learning-rate", "-1"], "--learning-rate: it is -1, but must be above 0");
+    refused(&["--learning-rate", "1e-46"], "--learning-rate: it is 0.0000");
     refused(&["--momentum", "1"], "--momentum: it is 1, but must be from 0 to below 1");
     refused(&["--optimizer", "adam", "--beta1", "1"], "--beta1: it is 1, but must be from 0 to below 1");
     refused(&["--micro-batches", "0"], "--micro-batches: it is 0");

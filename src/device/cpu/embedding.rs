@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::Cpu;
 use super::leaf_sums::{add_up, split_off};
-use super::loops::CHUNK;
+use super::loops::LONG_PASS;
 use crate::device::{EmbeddingOperations, EmbeddingShape, RowSums};
 
 /// The places of tokens by the rows of a table.
@@ -80,7 +80,7 @@ impl EmbeddingOperations for Cpu {
         PLACES.with_borrow_mut(|tokens_by_row| {
             tokens_by_row.sort(shape, &tokens[..section.len()]);
             let TokenPlaces { places, ends } = &*tokens_by_row;
-            let is_short = section.len().max(shape.rows) * columns < 2 * CHUNK;
+            let is_short = section.len().max(shape.rows) * columns < LONG_PASS;
             let part = if is_short { shape.rows.max(1) } else { self.rows_per_thread(shape.rows) };
             let parts = (0..shape.rows).step_by(part).map(|first| {
                 let rows = first..shape.rows.min(first + part);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::Cpu;
-use super::loops::CHUNK;
+use super::loops::LONG_PASS;
 use crate::sums::{MOST_PENDING, Section};
 
 /// The values on the stack of a section, an array each.
@@ -72,7 +72,7 @@ impl Cpu {
         mut arrays: SumArrays<'_>,
         work: impl Fn(Range<usize>, SumArrays<'_>) + Sync,
     ) {
-        let is_short = num_terms < 2 * CHUNK;
+        let is_short = num_terms < LONG_PASS;
         let part = if is_short { columns } else { self.rows_per_thread(columns) };
         let part = part.max(1).next_multiple_of(COLUMN_MULTIPLE);
         let parts = (0..columns).step_by(part).map(|first| {

@@ -10,6 +10,10 @@ use crate::sums::ExactSum;
 /// whole chunks.
 pub(super) const CHUNK: usize = 4096;
 
+/// The fewest elements of a light pass, such as a sum over rows, that threads share: on two cores, starting
+/// them took longer than they saved in a step of a small GPT.
+pub(super) const LONG_PASS: usize = if cfg!(test) { 1 << 13 } else { 1 << 18 };
+
 /// The lanes of a sum over a vector: twice the widest vector registers.
 const LANES: usize = 32;
 
@@ -38,18 +42,17 @@ impl Cpu {
         rows.div_ceil(self.threads).max(1)
     }
 
-    /// Runs `work` on every item: the first on this thread, the others on the pool's, if there is one.
+    /// Runs `work` on every item: a single one on this thread, several on the pool's, if there is one.
     pub(super) fn for_each<I: Send>(&self, mut items: impl Iterator<Item = I>, work: impl Fn(I) + Sync) {
         if self.threads == 1 {
             return items.for_each(work);
         }
         let (Some(first), second) = (items.next(), items.next()) else { return };
-        let work = &work;
-        let Some(second) = second else { return work(first) };
-        rayon::in_place_scope(|scope| {
-            once(second).chain(items).for_each(|item| scope.spawn(move |_| work(item)));
-            work(first);
-        });
+        if second.is_none() {
+            return work(first);
+        }
+        let (items, work) = (once(first).chain(second).chain(items), &work);
+        rayon::in_place_scope(|scope| items.for_each(|item| scope.spawn(move |_| work(item))));
     }
 
     /// Returns the length of the parts that an array of `len` is split into: one for each thread,

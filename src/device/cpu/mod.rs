@@ -76,8 +76,8 @@ impl Vectors {
 }
 
 impl Cpu {
-    /// Opens the CPU with `threads` threads, the calling one among them. The first call with several starts
-    /// the others, once for the process, with subnormal numbers treated as on the calling thread.
+    /// Opens the CPU with `threads` threads. The first call with several starts them, once for the process,
+    /// with subnormal numbers treated as on the calling thread.
     ///
     /// # Errors
     /// `threads` is 0, or the threads cannot be started.
@@ -88,7 +88,7 @@ impl Cpu {
         }
         if threads > 1 {
             static POOL: OnceLock<std::result::Result<(), String>> = OnceLock::new();
-            let start = || rayon::ThreadPoolBuilder::new().num_threads(threads - 1).build_global();
+            let start = || rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
             let outcome = POOL.get_or_init(|| start().map_err(|error| error.to_string()));
             outcome.clone().map_err(|error| Error::failed(doing, format!("{threads} threads: {error}")))?;
         }

@@ -11,9 +11,8 @@ pub(super) fn positive(option: &str, value: f64) -> Result<()> {
 
 /// Refuses a `value` of `option` that is not above 0 and finite as an `f32`, in which a training step has it.
 pub(super) fn positive_in_steps(option: &str, value: f64) -> Result<()> {
-    let (least, most) = (f32::MIN_POSITIVE, f32::MAX);
-    let is_right = (least..=most).contains(&(value as f32));
-    check(is_right, option, value, format!("must be from {least:e} to {most:e}"))
+    let is_right = (f32::MIN_POSITIVE..=f32::MAX).contains(&(value as f32));
+    check(is_right, option, value, "must be above 0 and finite in 32 bits")
 }
 
 /// Refuses a `value` of `option` that is negative or not finite.

@@ -27,6 +27,7 @@ use smallvec::SmallVec;
 
 use super::Cpu;
 use super::leaf_sums::SumArrays;
+use super::loops::LONG_PASS;
 use super::transpose::transpose;
 use crate::memory::scratch::Room;
 use crate::sums::{MOST_LEAVES, MOST_PENDING, Section, Step};
@@ -108,7 +109,7 @@ impl Cpu {
         let has_less_rows_than_threads = self.threads > 1 && m < 8 * self.threads && n > m;
         if left.transposed || !right.transposed || !(has_few_rows || has_less_rows_than_threads) {
             if let Some(bias) = bias {
-                let part = self.part_len(m * n).next_multiple_of(n);
+                let part = if m * n < LONG_PASS { m } else { self.rows_per_thread(m) } * n;
                 self.for_each(products[..m * n].chunks_mut(part), |rows| {
                     rows.chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
                 });
