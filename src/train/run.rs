@@ -41,14 +41,14 @@ pub fn run(
     let (all, began) = (world.communicator(), Instant::now());
     all.agree(options.check(all.size(), grid.data.size()))?;
     let text = options.model.read_network(all)?;
-    all.agree(options.check_used(strategy.has_replicas, text.as_deref()))?;
+    // a file need not have targets that the loss does not read
+    let reads_targets = options.model.reads_targets(text.as_deref());
+    all.agree(options.check_used(strategy.has_replicas, reads_targets))?;
     // a signal that arrives while samples are read takes effect after the first step
     let listen = || options.checkpoints.checkpoint_dir.as_ref().map(|_| StopRequest::listen()).transpose();
     let stop = all.agree(listen())?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     announce_job(world, grid, strategy.program, threads);
-    // a file need not have targets that the loss does not read
-    let reads_targets = options.model.reads_targets(text.as_deref());
     let samples = samples::open(world, grid, options, reads_targets)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.model.build(dataset.features(), dataset.targets(), text.as_deref()))?;

@@ -37,14 +37,14 @@ impl TrainOptions {
     }
 
     /// Refuses options that have no effect in this run. `has_replicas` is true if the strategy puts
-    /// ranks on the data axis; `network` is the text of the network, if that is of a file. Not collective.
+    /// ranks on the data axis; `reads_targets` if the network's loss reads them. Not collective.
     ///
     /// # Errors
     /// An option has no effect; the message says when it would have one.
-    pub(in crate::train) fn check_used(&self, has_replicas: bool, network: Option<&str>) -> Result<()> {
+    pub(in crate::train) fn check_used(&self, has_replicas: bool, reads_targets: bool) -> Result<()> {
         let given = &self.given;
         self.model.check_used(given)?;
-        self.data.check_used(given, self.source(), self.model.reads_targets(network))?;
+        self.data.check_used(given, self.source(), reads_targets)?;
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         let has_directory = self.checkpoints.checkpoint_dir.is_some();
