@@ -15,11 +15,10 @@ use std::time::Instant;
 
 use clap::Parser;
 use phalanx::app::{self, CommonOptions, FileOption, Program};
-use phalanx::comm::World;
+use phalanx::comm::{World, shard};
 use phalanx::dataset::Tokeniser;
 use phalanx::device::Cpu;
 use phalanx::infer::{Sampling, TextGenerator, TrainedNetwork};
-use phalanx::parallel::shard;
 use phalanx::{Error, Result};
 
 /// Continue texts with a trained network; the ranks share the texts.

@@ -49,7 +49,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     }
     let grid = grid.grid(world)?;
     let plan = pipeline.planner(world, &grid, &train)?;
-    train::run(world, &grid, STRATEGY, &train, |model, batch| Ok(tensor.divide(plan(model, batch)?)))
+    train::run(world, &grid, STRATEGY, &train, &|model, batch| Ok(tensor.divide(plan(model, batch)?)))
 }
 
 impl Program for Arguments {

@@ -15,8 +15,7 @@ use std::str::FromStr;
 
 use clap::Parser;
 use phalanx::app::{CommonOptions, Program, print_line};
-use phalanx::comm::{Operation, World};
-use phalanx::parallel::shard;
+use phalanx::comm::{Operation, World, shard};
 use phalanx::{Error, Result};
 
 /// Compute π: spread the terms of a series over the ranks and add their sums with MPI_Reduce.

@@ -39,7 +39,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     }
     let grid = Grid::new(world, GridShape { data: 1, stage: world.size(), tensor: 1 })?;
     let plan = pipeline.planner(world, &grid, train)?;
-    train::run(world, &grid, STRATEGY, train, plan)
+    train::run(world, &grid, STRATEGY, train, &plan)
 }
 
 impl Program for Arguments {

@@ -17,7 +17,6 @@ use phalanx::Result;
 use phalanx::app::{CommonOptions, Finished, Program};
 use phalanx::comm::{Grid, GridShape, World};
 use phalanx::parallel::layout::ParallelPlan;
-use phalanx::parallel::tensor::Split;
 use phalanx::train::{self, Strategy, TrainOptions};
 
 /// Train a network with a replica on every rank, summing gradients over all ranks in each step.
@@ -33,8 +32,8 @@ const STRATEGY: Strategy = Strategy { program: "sync_sgd", has_replicas: true };
 fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let grid = Grid::new(world, GridShape::data(world.size()))?;
     let options = &arguments.train;
-    train::run(world, &grid, STRATEGY, options, |model, batch| {
-        ParallelPlan::single_stage(model, options.micro_batches(model, batch, world.size()), Split::Pairs)
+    train::run(world, &grid, STRATEGY, options, &|model, batch| {
+        ParallelPlan::single_stage(model, options.micro_batches(model, batch, world.size()))
     })
 }
 

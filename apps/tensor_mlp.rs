@@ -36,10 +36,9 @@ const STRATEGY: Strategy = Strategy { program: "tensor_mlp", has_replicas: false
 fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let grid = Grid::new(world, GridShape { data: 1, stage: 1, tensor: world.size() })?;
     let options = arguments.train.clone().with_model(ModelName::Mlp);
-    train::run(world, &grid, STRATEGY, &options, |model, batch| {
-        let TensorOptions { split, .. } = arguments.tensor;
+    train::run(world, &grid, STRATEGY, &options, &|model, batch| {
         let num_micro_batches = options.micro_batches(model, batch, 1);
-        Ok(arguments.tensor.divide(ParallelPlan::single_stage(model, num_micro_batches, split)?))
+        Ok(arguments.tensor.divide(ParallelPlan::single_stage(model, num_micro_batches)?))
     })
 }
 

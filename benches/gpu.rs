@@ -20,7 +20,6 @@ use phalanx::nn::{Features, Initial, Model, Network};
 use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
-use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::{Accumulation, Gathering};
 use phalanx::train::{RunRequests, Trainer, TrainerSettings};
 
@@ -175,7 +174,7 @@ fn measure(world: &World, case: &Case) -> Result<(f64, [f64; 3]), Box<dyn Error>
     let device = Cuda::open(0, case.precision)?;
     let grid = Grid::new(world, GridShape::data(1))?;
     let (model, targets) = case.model()?;
-    let plan = ParallelPlan::single_stage(&model, 1, Split::Pairs)?;
+    let plan = ParallelPlan::single_stage(&model, 1)?;
     let rule = if targets == Targets::Nothing { Rule::AdamW } else { Rule::Sgd };
     let sync = SyncSettings {
         bucket_bytes: 25_000_000,

@@ -21,8 +21,8 @@ pub enum Error {
     /// The run itself failed: exit code 1.
     #[error("{0}")]
     Failed(String),
-    /// Every rank of the job holds this same error, so one of them prints it and all exit in good
-    /// order.
+    /// Every rank of the job holds this same error, so rank 0 prints it, perhaps with more advice, and
+    /// all exit in good order.
     #[error("{message}")]
     Agreed {
         /// The line to print.
@@ -62,6 +62,28 @@ impl Error {
     /// Creates the error of a failure that every rank detects from identical numbers at one step.
     pub fn on_every_rank(doing: impl Display, why: impl Display) -> Error {
         Error::Agreed { message: format!("{doing}: {why}"), exit_code: 1 }
+    }
+
+    /// Creates the error of bad arguments or input that every rank detects from identical numbers.
+    pub fn input_on_every_rank(doing: impl Display, why: impl Display) -> Error {
+        Error::Agreed { message: format!("{doing}: {why}"), exit_code: 2 }
+    }
+
+    /// Returns true if every rank holds this same error.
+    pub fn is_agreed(&self) -> bool {
+        matches!(self, Error::Agreed { .. })
+    }
+
+    /// Returns the outcome of a collective operation.
+    ///
+    /// # Errors
+    /// The operation failed on this rank alone: the others are in it and wait, so this rank must end the
+    /// job.
+    pub(crate) fn unless_alone<T>(outcome: Result<T>) -> Result<Result<T>> {
+        match outcome {
+            Err(error) if !error.is_agreed() => Err(error),
+            outcome => Ok(outcome),
+        }
     }
 
     /// Returns the exit code that this error gives the job: 2 for bad arguments or input, else 1.

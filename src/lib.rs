@@ -83,18 +83,23 @@
 //!
 //! * *Shard*: the section of something divided among ranks that one rank holds: of a tensor, of the
 //!   rows of a batch, of a list.
-//! * *Replica*: one of several ranks, or groups of ranks, that hold equal parameters, or a *part*
-//!   each of the same ones. *Bucket*: a segment of gradients, which is reduced in one message.
-//! * *ZeRO*: the division of a model's state among its replicas, in stages 0 to 3. *Owned*: said of
+//! * *Replica*: one of several ranks, or groups of ranks, that hold equal parameters (PyTorch's DDP), or
+//!   a *part* each of the same ones. *Bucket*: a segment of gradients, which is reduced in one message.
+//! * *ZeRO*: the division of a model's state among its replicas, in stages 0 to 3, of which the last is
+//!   PyTorch's FSDP. *Owned*: said of
 //!   the part that a replica updates. *Gathered*: said of parameters that a replica holds whole for
 //!   as long as layers read them. *Open*: said of a segment of gradients that layers write to.
-//! * *Footprint*: the memory that a rank needs.
+//! * *Column-parallel*, *row-parallel*: said of a linear layer of which ranks have some of the outputs,
+//!   or some of the inputs (Megatron-LM).
+//! * *Footprint*: the memory that a rank needs. *Recomputation*: the repetition of a forward pass in the
+//!   backward pass, whose values are not kept; others call it activation checkpointing.
 //! * *Audit*: the comparison of a rank's work with its repetition by another rank, its *auditor*, which
 //!   plays its *part*. *Site*: an array in the computation of a step. *Fold*: a checksum by which arrays are
 //!   compared.
 //! * *Stage*: consecutive layers that one rank runs. *Micro-batch*: the rows of a batch that pass
-//!   through a stage at once. *Schedule*: the *actions* (passes and messages) of every stage in one
-//!   step, in order. *Bubble*: the time in a step in which stages are idle.
+//!   through a stage at once; several in a step are *gradient accumulation*. *Schedule*: the *actions*
+//!   (passes and messages) of every stage in one step, in order. *Bubble*: the time in a step in which
+//!   stages are idle.
 //! * *Batch*: the samples of one step, over all ranks. *Step*: one update of the parameters.
 //!   *Epoch*: one pass over all samples.
 //!

@@ -29,6 +29,24 @@ impl Communicator {
         self.agree_and_name(self.is_root().then(work).transpose(), false)
     }
 
+    /// Returns true if `holds` is true on every rank. Collective.
+    ///
+    /// # Errors
+    /// None but those of an all-reduce.
+    pub fn all_ranks(&self, holds: bool) -> Result<bool> {
+        let mut holds = [u8::from(holds)];
+        self.all_reduce(&mut holds, Operation::Min)?;
+        Ok(holds == [1])
+    }
+
+    /// Returns true if `holds` is true on a rank at least. Collective.
+    ///
+    /// # Errors
+    /// None but those of an all-reduce.
+    pub fn any_rank(&self, holds: bool) -> Result<bool> {
+        Ok(!self.all_ranks(!holds)?)
+    }
+
     /// Compares `settings`, pairs of a name and a value, between the ranks. Collective; costs one
     /// `MPI_Allreduce` of 32 bytes if they are equal.
     ///

@@ -29,8 +29,7 @@ fn trained(network: &Network, input: Features, path: &Path) -> (TrainedNetwork, 
     let description = Description {
         model: model.name.clone(),
         config: [setting("inputs", input.to_string())].into(),
-        // as in files of earlier versions
-        written_by: [setting("network", model.text.clone())].into(),
+        network: Some(model.text.clone()),
         ..Description::default()
     };
     write(path, &Contents::new(&model.tensors, &[], description), &mut Drawn(&model), &mut |_| ()).unwrap();

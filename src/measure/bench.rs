@@ -100,8 +100,16 @@ impl Bench for DeviceBench<'_> {
         let BenchSettings { seconds, choice, compare } = self.settings;
         let subject = |communicator| DeviceSubject::new(self.device, communicator, operation, form, len);
         let mut contenders = Vec::new();
-        contenders.extend(Contender::new(self.all, "ours", choice, subject(&self.best))?);
         let transfers = self.best.transfers();
+        // MPI's started sums of device memory may crash, its blocking ones do not
+        let is_inside = |algorithm| algorithm == Algorithm::Mpi && transfers == Transfers::Aware;
+        let subject_for = |algorithm| {
+            let mut own = subject(&self.best)?;
+            own.iter_mut().filter(|_| is_inside(algorithm)).for_each(DeviceSubject::run_inside_mpi);
+            Ok(own)
+        };
+        let own = choice.map_or_else(|| subject(&self.best), |choice| subject_for(choice.algorithm));
+        contenders.extend(Contender::new(self.all, "ours", choice, own)?);
         // MPI has no sums of bfloat16
         let has_mpi = self.value_bytes == size_of::<f32>()
             && operation.on_device.as_ref().is_some_and(|on_device| (on_device.compares_with_mpi)(transfers));
@@ -109,12 +117,7 @@ impl Bench for DeviceBench<'_> {
             contenders.extend(Contender::new(self.all, "staged", None, subject(&self.staged))?);
         }
         if compare && has_mpi {
-            let own = subject(&self.best).map(|mut own| {
-                if transfers == Transfers::Aware {
-                    own.iter_mut().for_each(DeviceSubject::run_inside_mpi);
-                }
-                own
-            });
+            let own = subject_for(Algorithm::Mpi);
             contenders.extend(Contender::new(self.all, "mpi", Some(Choice::whole(Algorithm::Mpi)), own)?);
         }
         let bytes = len * self.value_bytes;

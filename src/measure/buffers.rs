@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Meanwhile, value};
+use super::{Meanwhile, sum_of_values};
 use crate::Result;
 use crate::comm::{Communicator, Pending};
 use crate::device::CudaBuffer;
@@ -57,7 +57,7 @@ impl Geometry {
 
     /// Returns the sum over all ranks of element `at`.
     pub fn sum(&self, at: usize) -> f32 {
-        (0..self.size).map(|rank| value(rank, at)).sum()
+        sum_of_values(self.size, at)
     }
 }
 

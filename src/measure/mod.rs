@@ -60,7 +60,7 @@ impl CallForm {
 /// advances it.
 pub type Meanwhile<'a> = &'a mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>;
 
-/// An operation with its buffers. All methods are collective.
+/// An operation with its buffers. [`Subject::run`] is collective.
 pub trait Subject {
     /// Writes fresh values to the buffers.
     ///
@@ -86,8 +86,17 @@ pub trait Subject {
 /// consecutive ranks is the difference of two numbers below 13, so that sums over any number of ranks are
 /// exact in every format.
 fn value(rank: usize, at: usize) -> f32 {
-    let up_to = |rank: usize| (2 * rank * rank + 5 * rank + at * (rank + 1) + rank / 13 * (at / 13 + 1)) % 13;
-    up_to(rank + 1) as f32 - up_to(rank) as f32
+    up_to(rank + 1, at) - up_to(rank, at)
+}
+
+/// Returns the sum of element `at` of the values of ranks 0 to `num_ranks` - 1.
+fn sum_of_values(num_ranks: usize, at: usize) -> f32 {
+    up_to(num_ranks, at) - up_to(0, at)
+}
+
+/// Returns a whole number below 13 whose differences between neighbouring ranks are the values.
+fn up_to(rank: usize, at: usize) -> f32 {
+    ((2 * rank * rank + 5 * rank + at * (rank + 1) + rank / 13 * (at / 13 + 1)) % 13) as f32
 }
 
 /// Parses a number of bytes, such as `64`, `4KiB`, `16MiB` or `1GiB`.
@@ -104,7 +113,7 @@ pub fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_bytes, value};
+    use super::{parse_bytes, sum_of_values, value};
 
     #[test]
     fn sums_of_values_fit_every_format_and_tell_ranks_apart() {
@@ -114,6 +123,7 @@ mod tests {
         // bf16 holds all whole numbers up to 256
         for num_ranks in (1..200).chain([500, 1024, 4096]) {
             assert!(sums(num_ranks).iter().all(|sum| sum.abs() < 13.0));
+            assert_eq!(sums(num_ranks), (0..50).map(|at| sum_of_values(num_ranks, at)).collect::<Vec<_>>());
             let num_zeros = sums(num_ranks).iter().filter(|sum| **sum == 0.0).count();
             assert!(num_zeros <= 25 || num_ranks % 169 == 0, "{num_zeros} zeros with {num_ranks} ranks");
         }

@@ -35,21 +35,21 @@ pub struct ParallelPlan {
 }
 
 impl ParallelPlan {
-    /// Plans all layers of `model` in one stage, whole or divided as `split` says, with sums by layout.
+    /// Plans all layers of `model` in one stage, with sums by layout.
     ///
     /// # Errors
     /// `num_micro_batches` is 0.
-    pub fn single_stage(model: &Model, num_micro_batches: usize, split: Split) -> Result<ParallelPlan> {
+    pub fn single_stage(model: &Model, num_micro_batches: usize) -> Result<ParallelPlan> {
         let schedule = PipelineScheduleKind::Sequential.generate(1, 1, num_micro_batches)?;
-        Ok(ParallelPlan::of(schedule, vec![0..model.layers.len(); 1], split))
+        Ok(ParallelPlan::of(schedule, vec![0..model.layers.len(); 1]))
     }
 
-    fn of(schedule: Schedule, layers: Vec<Range<usize>>, split: Split) -> ParallelPlan {
+    fn of(schedule: Schedule, layers: Vec<Range<usize>>) -> ParallelPlan {
         let summation = Summation::ByLayout;
         ParallelPlan {
             schedule,
             layers,
-            split,
+            split: Split::Pairs,
             sequence_parallel: false,
             summation,
             recompute: false,
@@ -98,7 +98,7 @@ impl ParallelPlan {
         // from runs to layers
         let start = |run: usize| runs.get(run).map_or(model.layers.len(), |run| run.start);
         let layers = stages.into_iter().map(|stage| start(stage.start)..start(stage.end)).collect();
-        Ok(ParallelPlan::of(schedule, layers, Split::Pairs))
+        Ok(ParallelPlan::of(schedule, layers))
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
         let layout = |vocabulary, rank| {
             let gpt = Network::gpt(GptSizes { layers: 2, heads: 2, width: 16, bias: true, dropout: 0.0 });
             let model = gpt.build(Features::Tokens { len, vocabulary }).unwrap();
-            let plan = ParallelPlan::single_stage(&model, 1, Split::Pairs).unwrap();
+            let plan = ParallelPlan::single_stage(&model, 1).unwrap();
             let plan = ParallelPlan { summation: Summation::Canonical { num_leaves: 8 }, ..plan };
             Layout::new(&model, GridShape { data: 1, stage: 1, tensor: num_ranks }, rank, &plan).unwrap()
         };

@@ -1,6 +1,6 @@
 //! The strategies, which spread networks over ranks.
 //!
-//! [`shard()`], [`bucket`], [`balance`], [`batch`] and [`schedule`] are pure logic; [`data`] is data
+//! [`bucket`], [`balance`], [`batch`] and [`schedule`] are pure logic; [`data`] is data
 //! parallelism, [`zero`] the division of its state, [`tensor`] tensor parallelism, [`pipeline`]
 //! pipeline parallelism. A [`ParallelPlan`](layout::ParallelPlan) spreads a model over a grid, and a
 //! [`Layout`](layout::Layout) lists the [stages](stage::Stage) and tensors that a rank holds.
@@ -20,8 +20,6 @@ pub mod stage;
 pub mod tensor;
 pub mod watch;
 pub mod zero;
-
-pub use crate::comm::shard;
 
 use crate::device::Device;
 use crate::trace;

@@ -101,3 +101,23 @@ impl TrialReport {
         TrialReport { operation: trial.operation.name.to_owned(), memory, call, size, outcome, note, seconds }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Findings, JobDescription, Trial, TrialOutcome, TrialReport};
+    use crate::comm::Capabilities;
+
+    #[test]
+    fn programs_read_what_probe_writes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (outcome, expected) in [(TrialOutcome::Works, true), (TrialOutcome::Died, false)] {
+            let report = |trial| TrialReport::new(trial, outcome.clone(), String::new(), 0.1);
+            let trials = Trial::all(true, true).into_iter().map(report).collect();
+            let description = JobDescription { mpi: "an MPI".into(), ..JobDescription::default() };
+            let findings = Findings { description, trials };
+            std::fs::write(file.path(), serde_json::to_vec(&findings).unwrap()).unwrap();
+            let found = Capabilities::read(file.path()).unwrap();
+            assert_eq!((found.mpi.as_str(), found.takes_device_memory()), ("an MPI", Some(expected)));
+        }
+    }
+}

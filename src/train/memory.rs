@@ -85,7 +85,7 @@ impl MemoryPlan {
             .map(|plan| more.iter().fold(plan.total(), |sum, more| sum.saturating_add(*more)));
         let needs: Vec<usize> = needs.collect();
         let job = Job::exchange(world, &needs, shared_bytes, on_host)?;
-        let in_parts = sync.zero == Some(ZeroStage::Parameters) && shape.data > 1;
+        let in_parts = sync.zero.is_some_and(ZeroStage::divides_parameters) && shape.data > 1;
         let has_passes = in_parts && plan.schedule.num_micro_batches > 1 && job.differ(0, 1);
         let gathering = if has_passes && job.misfit(1).is_none() { Gathering::Step } else { Gathering::Pass };
         let chosen = usize::from(gathering == Gathering::Step);
@@ -104,7 +104,7 @@ impl MemoryPlan {
             Some(number) => format!("{} would fit", candidates[number].option),
             None => "more nodes, a smaller --batch-size or a smaller model would need less".to_owned(),
         };
-        Err(Error::Agreed { message: format!("planning the memory: {why}; {way_out}"), exit_code: 2 })
+        Err(Error::input_on_every_rank("planning the memory", format!("{why}; {way_out}")))
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Start {
     /// True if the run starts anew with the weights of the file.
     weights_only: bool,
     /// True if the file has the name and the directory that this run would have given it.
-    is_at_home: bool,
+    is_in_checkpoint_dir: bool,
 }
 
 /// The number of steps that have been done, and the loss of the last of them, if it is known.
@@ -39,7 +39,7 @@ pub(super) struct Resumed {
     /// The position of the run in the checkpoint.
     pub(super) position: RunPosition,
     /// True if the checkpoint has the name and the directory that this run would have given it.
-    pub(super) is_at_home: bool,
+    pub(super) is_in_checkpoint_dir: bool,
 }
 
 impl Start {
@@ -134,8 +134,9 @@ impl Start {
         if options.init.is_some() {
             log::info!("--init has no effect, because this run resumes from {path}");
         }
-        let is_at_home = options.checkpoint_dir.as_deref().is_some_and(|path| lies_in(&checkpoint, path));
-        Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_at_home })
+        let is_in_checkpoint_dir =
+            options.checkpoint_dir.as_deref().is_some_and(|path| lies_in(&checkpoint, path));
+        Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_in_checkpoint_dir })
     }
 
     fn with_weights(init: Option<&Path>, model: &Model) -> Result<Start> {
@@ -149,7 +150,7 @@ impl Start {
                 false => log::warn!("starting with the weights of {path}, which has no checksums"),
             }
         }
-        Ok(Start { checkpoint: weights, weights_only: true, is_at_home: false })
+        Ok(Start { checkpoint: weights, weights_only: true, is_in_checkpoint_dir: false })
     }
 
     /// Returns the number of leaves of the sums of the run that is resumed, if there is one and its
@@ -162,7 +163,10 @@ impl Start {
     fn resumed(&self) -> Option<Resumed> {
         let checkpoint = self.checkpoint.as_ref().filter(|_| !self.weights_only)?;
         let Description { step, loss, .. } = checkpoint.description;
-        Some(Resumed { position: RunPosition { step, loss }, is_at_home: self.is_at_home })
+        Some(Resumed {
+            position: RunPosition { step, loss },
+            is_in_checkpoint_dir: self.is_in_checkpoint_dir,
+        })
     }
 }
 
@@ -184,10 +188,16 @@ pub(super) fn restore<D: Device>(
     // [is resumed, step, is at home, has a loss, bits of the loss], then whether the file has each
     // group
     let mut head = vec![0_i64; 5 + groups.len()];
-    if let Some(Resumed { position, is_at_home }) = start.as_ref().and_then(Start::resumed) {
+    if let Some(Resumed { position, is_in_checkpoint_dir }) = start.as_ref().and_then(Start::resumed) {
         let RunPosition { step, loss } = position;
         let bits = loss.unwrap_or_default().to_bits() as i64;
-        head[..5].copy_from_slice(&[1, step as i64, i64::from(is_at_home), i64::from(loss.is_some()), bits]);
+        head[..5].copy_from_slice(&[
+            1,
+            step as i64,
+            i64::from(is_in_checkpoint_dir),
+            i64::from(loss.is_some()),
+            bits,
+        ]);
     }
     for (index, group) in groups.iter().enumerate() {
         head[5 + index] =
@@ -206,7 +216,7 @@ pub(super) fn restore<D: Device>(
     }
     let loss = (head[3] == 1).then(|| f64::from_bits(head[4] as u64));
     let position = RunPosition { step: head[1] as u64, loss };
-    Ok((head[0] == 1).then_some(Resumed { position, is_at_home: head[2] == 1 }))
+    Ok((head[0] == 1).then_some(Resumed { position, is_in_checkpoint_dir: head[2] == 1 }))
 }
 
 /// Returns the newest sound checkpoint of `directory` that `accept` does not refuse, and logs a

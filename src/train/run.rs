@@ -36,7 +36,8 @@ pub fn run(
     grid: &Grid,
     strategy: Strategy,
     options: &TrainOptions,
-    plan: impl Fn(&Model, usize) -> Result<ParallelPlan>,
+    // not generic, so that the library, and not each program, compiles what is below it
+    plan: &dyn Fn(&Model, usize) -> Result<ParallelPlan>,
 ) -> Result<Finished> {
     let (all, began) = (world.communicator(), Instant::now());
     all.agree(options.check(all.size(), grid.data.size()))?;

@@ -18,11 +18,10 @@ use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings};
 use super::tuning::Tuning;
 use crate::app;
 use crate::checkpoint::Description;
-use crate::comm::{self, Operation};
+use crate::comm;
 use crate::device::Device;
 use crate::nn::LONGEST_TEXT;
 use crate::parallel::layout::ParallelPlan;
-use crate::parallel::zero::ZeroStage;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
 
@@ -68,7 +67,7 @@ impl Run<'_> {
     ) -> Result<ExitCode> {
         let mut training = Training::set_up(self, device, samples, stop)?;
         let outcome = training.train_loop();
-        if matches!(outcome, Err(Error::Agreed { .. })) {
+        if outcome.as_ref().is_err_and(Error::is_agreed) {
             // the ranks end in good order, so that messages with samples must end too
             training.samples.train.finish();
         }
@@ -93,7 +92,7 @@ impl Run<'_> {
         let span = trace::work(Name::Checkpoint);
         let resumed = resume::restore(all, self.model, start, trainer)?;
         drop(span);
-        let in_parts = trainer.zero_stage() == ZeroStage::Parameters;
+        let in_parts = trainer.zero_stage().divides_parameters();
         let compares_replicas = self.grid.shape.data > 1 && self.options.check_replicas > 0 && !in_parts;
         let replicas = match self.grid.shape.data {
             1 => "one",
@@ -184,8 +183,7 @@ impl<'a, D: Device> Training<'a, D> {
         if kept > 0 {
             log::info!("{kept} samples stay on the device");
         }
-        let mut reads_samples = [u8::from(trainer.reads_samples())];
-        all.all_reduce(&mut reads_samples, Operation::Max)?;
+        let reads_samples = all.any_rank(trainer.reads_samples())?;
         let journal = Journal::new(run.world, options, length, loss)?;
         Ok(Training {
             run,
@@ -196,7 +194,7 @@ impl<'a, D: Device> Training<'a, D> {
             checkpoints,
             journal,
             length,
-            reads_samples: reads_samples == [1],
+            reads_samples,
             done: first,
             resumed_after: resumed.map(|resumed| resumed.position.step),
             tested: None,
@@ -345,8 +343,8 @@ impl<'a, D: Device> Training<'a, D> {
         let digest = trainer.digest()?;
         let JournalSummary { last_loss, num_samples, median_step_ms } = journal.close();
         // the result is printed even if these fail
-        let written = unless_alone(checkpoints.finish())?;
-        let exported = unless_alone(checkpoints.export(&trainer, done))?;
+        let written = Error::unless_alone(checkpoints.finish())?;
+        let exported = Error::unless_alone(checkpoints.export(&trainer, done))?;
         memory::log_reached(run.world)?;
         let result = ResultLine {
             program: run.program.to_owned(),
@@ -378,13 +376,4 @@ impl<'a, D: Device> Training<'a, D> {
 
 fn due(done: u64, every: u64) -> bool {
     every > 0 && done.is_multiple_of(every)
-}
-
-/// Returns the outcome of a collective operation, or its error at once if the other ranks do not have it:
-/// they are in the operation and wait.
-fn unless_alone(outcome: Result<()>) -> Result<Result<()>> {
-    match outcome {
-        Err(error) if !matches!(error, Error::Agreed { .. }) => Err(error),
-        outcome => Ok(outcome),
-    }
 }

@@ -73,7 +73,7 @@ const MAY_USE: &[(&str, &str)] = &[
         "app checkpoint comm dataset device memory nn optim parallel \
          store sums trace train/checkpoints train/options train/samples train/trainer",
     ),
-    ("train/samples", "comm dataset memory nn store trace train/options"),
+    ("train/samples", "checkpoint comm dataset memory nn store trace train/options"),
     (
         "train/checkpoints",
         "checkpoint comm device memory nn parallel trace train train/options train/trainer",

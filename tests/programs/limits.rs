@@ -49,13 +49,11 @@ fn groups_in_a_circle_and_links_to_nothing() {
         file.link_soft("/around", "around").expect("a link can be made");
     });
     let train = |more: &str| format!("--data {} --model mlp --steps 1 {more}", path.display());
-    let start = Instant::now();
     refused(
         "sync_sgd",
         &train("--inputs /nothing"),
         "it has no dataset /nothing; its datasets: /x, /y, /a/b/deep",
     );
-    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
     refused("sync_sgd", &train("--inputs /a/b/dangling"), "/a/b/dangling exists, but cannot be opened");
     refused("sync_sgd", &train("--inputs /around"), "/around exists, but cannot be opened");
     refused("sync_sgd", &train("--inputs /a/b"), "/a/b is a group; its datasets: /x, /y, /a/b/deep");
@@ -206,7 +204,6 @@ fn names_that_lead_nowhere() {
             refused("sync_sgd", &format!("--steps 1 {name} {path}/{option}"), why);
         }
     }
-    let start = Instant::now();
     let output = Command::new(env!("CARGO_BIN_EXE_probe")).args(["--json", "/nowhere/at/all.json"]).output();
     let output = output.expect("probe can be started");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -214,7 +211,6 @@ fn names_that_lead_nowhere() {
         String::from_utf8_lossy(&output.stderr).contains("creating --json /nowhere/at/all.json"),
         "{output:?}"
     );
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 /// A file of a few hundred KB that unpacks to 4 GB is refused without holding it in memory.
@@ -252,7 +248,7 @@ fn a_bomb_is_not_held() {
         }
     });
     done.expect(2).says_once("its header announces 2 × 28 × 28 bytes, but more follow");
-    assert!(peak < 300_000, "{peak} kB");
+    assert!(peak > 0 && peak < 300_000, "{peak} kB");
 }
 
 #[test]

@@ -17,8 +17,14 @@ use phalanx::train::{Trainer, TrainerSettings};
 use crate::support::equivalence::{Rig, replicas, settings, take_step};
 use crate::support::soak;
 
-const KINDS: [FaultKind; 5] =
-    [FaultKind::Product, FaultKind::Weight, FaultKind::Gradient, FaultKind::Update, FaultKind::Message];
+const KINDS: [FaultKind; 6] = [
+    FaultKind::Product,
+    FaultKind::Weight,
+    FaultKind::Gradient,
+    FaultKind::Update,
+    FaultKind::Message,
+    FaultKind::Received,
+];
 
 /// Faults of each kind in each layout.
 const FAULTS: u64 = 2;
@@ -202,11 +208,8 @@ pub fn finds_faults(world: &World) {
                 for kind in KINDS {
                     // a weight of which there is one copy cannot be compared
                     let has_copies = layout.shape.data > 1 && layout.zero < ZeroStage::Parameters;
-                    if kind == FaultKind::Weight && !has_copies {
-                        continue;
-                    }
-                    // no place where ranks receive nothing
-                    if kind == FaultKind::Message && layout.split == Split::Gather && layout.shape.data == 1 {
+                    let is_in_copy = matches!(kind, FaultKind::Weight | FaultKind::Received);
+                    if is_in_copy && !has_copies {
                         continue;
                     }
                     let rank = (number as usize + 1) % world.size();
@@ -236,10 +239,10 @@ pub fn finds_faults(world: &World) {
                     let words = error.to_string();
                     assert!(words.contains(&format!("auditing step {step}: ")), "{words}");
                     let names_rank = words.contains(&format!("on rank {rank} differs"))
-                        || kind == FaultKind::Weight && words.contains(&format!("rank {rank} "));
+                        || is_in_copy && words.contains(&format!("rank {rank} "));
                     assert!(names_rank, "{kind:?} on rank {rank}: {words}");
                     let names_tensor = rig.tensor_names().any(|name| words.contains(name));
-                    let has_no_tensor = words.contains("a message from stage")
+                    let has_no_tensor = words.contains(" has sent,")
                         || network_of(layout) > 0 && words.contains(" of layer ");
                     assert!(names_tensor || has_no_tensor, "{words}");
                     assert!(!words.contains(&format!("confirms rank {rank};")), "{words}");

@@ -79,7 +79,7 @@ impl Communicator {
         });
     }
 
-    /// Sends `values` to rank `to` and meanwhile receives as many from rank `from` (`MPI_Sendrecv`,
+    /// Sends `send` to rank `to` and meanwhile receives into `receive` from rank `from` (`MPI_Sendrecv`,
     /// MPI-4.1 §3.10), so that ranks in a ring need not take turns. Not collective.
     ///
     /// # Errors

@@ -9,8 +9,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use cudarc::driver::DriverError;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
-use cudarc::driver::{DriverError, result};
 
 use super::Cuda;
 use super::message::sums_only;
@@ -153,16 +153,24 @@ impl Cuda {
         buffer.memory.handle().map_err(failed)
     }
 
-    /// Maps the buffer of another process and returns its first value, an `f32`.
+    /// Maps the buffer of another process, and copies value `at` of `buffer`, an `f32`, to its place there as
+    /// the operations of peers do: a kernel writes it. Returns when the copy is complete.
     ///
     /// # Errors
-    /// The memory cannot be mapped or read.
-    pub fn first_value_at(&self, handle: &MemoryHandle) -> Result<f32> {
+    /// The memory cannot be mapped or written.
+    pub fn copy_value_to(&self, handle: &MemoryHandle, buffer: &CudaBuffer, at: usize) -> Result<()> {
         let failed = |error| Error::failed("mapping the device memory of another process", explain(error));
-        let pointer = address(self.streams.ordinal, handle).map_err(failed)?;
-        let mut value = [0_f32];
-        // SAFETY: the memory holds a value at least, and the call returns when the copy is complete.
-        unsafe { result::memcpy_dtoh_sync(&mut value, pointer) }.map_err(failed)?;
-        Ok(value[0])
+        self.streams.synchronise();
+        let handle = address(self.streams.ordinal, handle).map_err(failed)?;
+        let mut peers = Peers { at: [0; MOST_PEERS], num: 2 };
+        peers.at[..2].copy_from_slice(&[buffer.memory.pointer(), handle]);
+        let (streams, units) = (&self.streams, size_of::<f32>() / 2);
+        let launch = streams.over(units, 8);
+        let (first, len) = ((at * units) as u64, units as u64);
+        let (from, into, end) = (0_u32, 1_u32, 2_u32);
+        let kernel = &streams.kernels.copy_to_peers;
+        launch_in!(streams, streams.compute, kernel, launch, first, len, peers, from, into, end);
+        streams.synchronise();
+        streams.check()
     }
 }

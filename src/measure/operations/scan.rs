@@ -3,7 +3,7 @@
 use crate::comm::Operation;
 use crate::measure::buffers::{Geometry, HostBuffers, during};
 use crate::measure::operation::MeasuredOperation;
-use crate::measure::value;
+use crate::measure::sum_of_values;
 
 pub static SCAN: MeasuredOperation = MeasuredOperation {
     name: "scan",
@@ -12,7 +12,7 @@ pub static SCAN: MeasuredOperation = MeasuredOperation {
     has_parts: false,
     sent: Geometry::whole,
     received: Geometry::whole,
-    expected: |geometry, at| (0..=geometry.rank).map(|rank| value(rank, at)).sum(),
+    expected: |geometry, at| sum_of_values(geometry.rank + 1, at),
     exists: |form| form.is_blocking == form.is_in_place,
     planned: |_| None,
     run: |all, _, buffers| {

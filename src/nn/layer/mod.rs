@@ -106,21 +106,20 @@ impl LayerInputs {
 /// Evaluates `$work` with `$kind` bound to the layer of whichever kind `$layer` is.
 macro_rules! each_kind {
     ($layer:expr, $kind:ident => $work:expr) => {
+        each_kind!($layer, _make($kind) => $work)
+    };
+    ($layer:expr, $make:ident($kind:ident) => $work:expr) => {
+        each_kind!(
+            $layer, $make, $kind, $work, Linear, Convolution, Pool, Activation, Flatten, Norm, Scale, Gated,
+            Dropout, Add, Embedding, Positions, Rotary, Attention
+        )
+    };
+    ($layer:expr, $make:ident, $kind:ident, $work:expr, $($variant:ident),*) => {
         match &$layer.kind {
-            LayerKind::Linear($kind) => $work,
-            LayerKind::Convolution($kind) => $work,
-            LayerKind::Pool($kind) => $work,
-            LayerKind::Activation($kind) => $work,
-            LayerKind::Flatten($kind) => $work,
-            LayerKind::Norm($kind) => $work,
-            LayerKind::Scale($kind) => $work,
-            LayerKind::Gated($kind) => $work,
-            LayerKind::Dropout($kind) => $work,
-            LayerKind::Add($kind) => $work,
-            LayerKind::Embedding($kind) => $work,
-            LayerKind::Positions($kind) => $work,
-            LayerKind::Rotary($kind) => $work,
-            LayerKind::Attention($kind) => $work,
+            $(LayerKind::$variant($kind) => {
+                let $make = LayerKind::$variant;
+                $work
+            })*
         }
     };
 }
@@ -196,15 +195,7 @@ impl Layer {
 
     /// Returns the layer for the positions `own` of a sequence: see [`LayerPasses::of_positions`].
     pub fn of_positions(&self, own: Section) -> Layer {
-        let kind = match &self.kind {
-            LayerKind::Activation(kind) => LayerKind::Activation(kind.of_positions(own)),
-            LayerKind::Norm(kind) => LayerKind::Norm(kind.of_positions(own)),
-            LayerKind::Gated(kind) => LayerKind::Gated(kind.of_positions(own)),
-            LayerKind::Dropout(kind) => LayerKind::Dropout(kind.of_positions(own)),
-            LayerKind::Add(kind) => LayerKind::Add(kind.of_positions(own)),
-            LayerKind::Positions(kind) => LayerKind::Positions(kind.of_positions(own)),
-            other => other.clone(),
-        };
+        let kind = each_kind!(self, make(kind) => make(kind.of_positions(own)));
         Layer { kind, tensors: self.tensors.clone() }
     }
 

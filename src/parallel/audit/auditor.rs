@@ -14,6 +14,7 @@ use crate::parallel::batch::Summation;
 use crate::parallel::data::SyncSettings;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::watch::{Fault, FoldRecord};
+use crate::sums::MOST_LEAVES;
 use crate::{Error, Result};
 
 /// The state of an audited step.
@@ -25,6 +26,8 @@ pub(super) struct OpenAudit {
     /// The block of the part before the update.
     pub(super) before: Vec<f32>,
     pub(super) batch: AuditedBatch,
+    /// The number that chooses the bit to flip in what this rank receives of the update.
+    pub(super) received_fault: Option<u64>,
 }
 
 /// The communicators of the audits.
@@ -32,6 +35,8 @@ pub(super) struct AuditChannels {
     pub(super) all: Communicator,
     pub(super) stages: Communicator,
     pub(super) tensors: Communicator,
+    /// The parts that ranks play besides their first, and the ranks that share layers there.
+    pub(super) others: Option<(Roles, Communicator)>,
 }
 
 /// The audits of a rank.
@@ -73,16 +78,23 @@ impl<'a, D: Device> Auditor<'a, D> {
         let (shape, rank) = (grid.shape, grid.all.rank());
         let division = sync.division(plan, shape.data);
         let roles = Roles::new(shape, |rank| grid.all.node_of(rank));
+        let tensors = grid.tensor.duplicate();
+        let others = roles.another().map(|others| Ok((others, others.tensors(grid, &tensors)?)));
         let channels = AuditChannels {
             all: grid.all.duplicate(),
             stages: grid.stage.duplicate(),
-            tensors: grid.tensor.duplicate(),
+            tensors,
+            others: others.transpose()?,
         };
         let job = AuditedJob { device, grid, model, plan: plan.clone(), sync, division, batch_size };
         let tensors = roles.tensors(grid, &channels.tensors)?;
         let allocate = || {
             if plan.summation == Summation::ByLayout {
-                return Err(Error::input("--audit", "bits that depend on the layout cannot be compared"));
+                let why = format!(
+                    "the ranks' sums have no common order, so their bits cannot be compared; audits need \
+                     --device cpu, and --leaves {MOST_LEAVES} where an axis has more ranks than that"
+                );
+                return Err(Error::input("--audit", why));
             }
             let (own, played) = (job.part(rank)?, job.part(roles.role_of(rank))?);
             let replay = job.replay(roles, &played, channels.stages.clone(), &tensors)?;

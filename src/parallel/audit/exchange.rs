@@ -1,5 +1,7 @@
 //! The messages of an audit.
 
+use std::ops::Range;
+
 use super::auditor::Auditor;
 use super::roles::Roles;
 use crate::Result;
@@ -19,6 +21,9 @@ pub(super) const AFTER: i32 = 5;
 pub(super) const WITNESS: i32 = 6;
 pub(super) const MICRO_BATCHES: i32 = 7;
 
+/// The most elements of parameters in one message, 16 MiB.
+const MESSAGE_LEN: usize = 1 << 22;
+
 /// For every replica, by reduction, its arrays of a block.
 pub(super) type ReplicaTerms = Vec<Vec<Vec<f32>>>;
 
@@ -26,11 +31,11 @@ impl<D: Device> Auditor<'_, D> {
     /// Sends `values` to the rank that plays this rank's part, and receives `len` from the rank whose
     /// part this one plays.
     pub(super) fn exchange<T: Element>(&self, values: Vec<T>, len: usize, tag: i32) -> Result<Vec<T>> {
-        self.send_receive(values, self.roles.auditor_of(self.rank()), len, self.role(), tag)
+        self.swap(values, self.roles.auditor_of(self.rank()), len, self.role(), tag)
     }
 
     /// Sends `values` to rank `to` and receives `len` from rank `from`.
-    fn send_receive<T: Element>(
+    fn swap<T: Element>(
         &self,
         values: Vec<T>,
         to: usize,
@@ -66,8 +71,8 @@ impl<D: Device> Auditor<'_, D> {
         self.copy_parameters(copy, to, self.roles.auditor_of(role), into)
     }
 
-    /// Sends the parameters in `own` to rank `to`, and receives those in `into` from rank `from`, segment
-    /// by segment.
+    /// Sends the parameters in `own` to rank `to`, and receives those in `into` from rank `from`, in messages
+    /// of at most [`MESSAGE_LEN`] elements of a segment.
     fn copy_parameters(
         &self,
         own: &FlatBuffer<D>,
@@ -76,25 +81,24 @@ impl<D: Device> Auditor<'_, D> {
         into: &mut FlatBuffer<D>,
     ) -> Result<()> {
         let device = self.job.device;
-        for segment in 0..own.num_segments().max(into.num_segments()) {
-            let receive = (segment < into.num_segments()).then(|| {
-                let values = vec![0.0_f32; into.segment_len(segment)];
+        let (sent, received) = (messages(own), messages(into));
+        for number in 0..sent.len().max(received.len()) {
+            let receive = received.get(number).map(|(_, elements)| {
+                let values = vec![0.0_f32; elements.len()];
                 self.channels.all.start_receive(values, from, PARAMETERS)
             });
             let receive = receive.transpose()?;
-            if segment < own.num_segments() {
-                let mut values = Vec::with_capacity(own.segment_len(segment));
-                let all = device.view(own.segment(segment), 0..own.segment_len(segment));
-                device.read(all, &mut |from| {
+            if let Some((segment, elements)) = sent.get(number) {
+                let mut values = Vec::with_capacity(elements.len());
+                device.read(device.view(own.segment(*segment), elements.clone()), &mut |from| {
                     values.extend_from_slice(from);
                     Ok(())
                 })?;
                 self.channels.all.start_send::<Vec<f32>>(values, to, PARAMETERS)?.wait();
             }
-            if let Some(receive) = receive {
+            if let Some((receive, (segment, elements))) = receive.zip(received.get(number)) {
                 let values = receive.wait();
-                let all = device.view_mut(into.segment_mut(segment), 0..values.len());
-                device.write(all, &mut |into| {
+                device.write(device.view_mut(into.segment_mut(*segment), elements.clone()), &mut |into| {
                     into.copy_from_slice(&values);
                     Ok(())
                 })?;
@@ -150,4 +154,14 @@ impl<D: Device> Auditor<'_, D> {
         };
         micro_batches.iter().map(part).collect()
     }
+}
+
+/// Returns the messages in which the values of `flat` are sent: segments, and elements of them.
+fn messages<D: Device>(flat: &FlatBuffer<D>) -> Vec<(usize, Range<usize>)> {
+    let of_segment = |segment: usize| {
+        let len = flat.segment_len(segment);
+        let elements = move |start: usize| (segment, start..len.min(start + MESSAGE_LEN));
+        (0..len).step_by(MESSAGE_LEN).map(elements)
+    };
+    (0..flat.num_segments()).flat_map(of_segment).collect()
 }

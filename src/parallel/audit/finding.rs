@@ -59,8 +59,9 @@ impl Finding {
         let Finding { site, audited, auditor, bits } = self;
         let what = describe_site(site, layout, model);
         let how = match site {
-            Site::Parameter { .. } => format!("{what} differs between rank {audited} and rank {auditor}"),
-            Site::Received { .. } => format!("{what} differs between rank {audited} and rank {auditor}"),
+            Site::Parameter { .. } | Site::Received { .. } => {
+                format!("{what} differs between rank {audited} and rank {auditor}")
+            }
             _ => format!("{what} on rank {audited} differs from its repetition on rank {auditor}"),
         };
         let bits = num_bits(bits);
@@ -73,7 +74,7 @@ impl Finding {
             Some((third, None)) => format!("rank {third} agrees with neither"),
         };
         let since = match last_clean {
-            None => "this was the first audit of the run".to_owned(),
+            None => "no audit since the start of this job was clean".to_owned(),
             Some(step) => format!("the last clean audit was that of step {step}"),
         };
         format!(
@@ -95,7 +96,7 @@ fn describe_site(site: Site, layout: &Layout, model: &Model) -> String {
         Site::Parameter { tensor } => format!("{} before the step", name(tensor)),
         Site::Value { stage: 0, position: 0, .. } => "the input of the first stage".to_owned(),
         Site::Value { stage, position: 0, .. } => {
-            format!("the input of stage {stage}, a message from stage {},", stage - 1)
+            format!("the input of stage {stage}, which stage {} has sent,", stage - 1)
         }
         Site::Value { stage, position, .. } => match of_stage(stage) {
             Some(own) if own.is_layer(position - 1) => {
@@ -109,7 +110,7 @@ fn describe_site(site: Site, layout: &Layout, model: &Model) -> String {
                 "the gradient of the loss".to_owned()
             }
             Some(own) if position == own.num_pieces() => {
-                format!("the gradient of the output of stage {stage}, a message from stage {},", stage + 1)
+                format!("the gradient of the output of stage {stage}, which stage {} has sent,", stage + 1)
             }
             Some(own) if own.is_layer(position) => format!("the backward pass of {}", layer(own, position)),
             Some(own) => format!("the exchange at {} in the backward pass", layer(own, position)),

@@ -11,7 +11,6 @@ use crate::parallel::data::{StatePlan, SyncSettings, UpdateRuns, Weights};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::tensor::exchange::Exchanger;
 use crate::parallel::watch::parts_of_leaf;
-use crate::parallel::zero::ZeroStage;
 use crate::sums::Section;
 
 /// The job that is audited.
@@ -169,7 +168,7 @@ fn bytes_of_part(
     let is_copied = match shape.data {
         1 => shape.stage * shape.tensor > 1,
         2 => false,
-        _ => stage != ZeroStage::Parameters,
+        _ => !stage.divides_parameters(),
     };
     let copy = if is_copied { lengths.iter().fold(0, |sum: usize, len| sum.saturating_add(*len)) } else { 0 };
     let values = num_parts.saturating_mul(rows).saturating_mul(width);

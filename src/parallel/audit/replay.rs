@@ -17,7 +17,7 @@ use crate::sums::Section;
 
 /// The parameters of the part that a rank plays.
 pub enum PartParameters<'w, D: Device> {
-    /// Those of this rank, which is a replica.
+    /// The parameters of this rank: it is a replica, or plays its own part.
     Own(&'w mut Weights<D>),
     /// A copy.
     Copy(&'w FlatBuffer<D>),

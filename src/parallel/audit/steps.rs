@@ -12,7 +12,7 @@ use crate::nn::FlatBuffer;
 use crate::parallel::data::Weights;
 use crate::parallel::layout::Layout;
 use crate::parallel::pipeline::Pipeline;
-use crate::parallel::watch::{BitFold, BlockWatch, Fault, FaultKind, FoldRecord, Recorder, Site};
+use crate::parallel::watch::{BitFold, BlockWatch, FaultKind, FoldRecord, Recorder, Site};
 
 impl<D: Device> Auditor<'_, D> {
     /// Prepares a step, from 1, with the samples of `batch` for its audit: see [`super`]. `load` loads rows
@@ -33,9 +33,11 @@ impl<D: Device> Auditor<'_, D> {
         if !self.roles.are_replicas() && !self.roles.are_own() {
             self.exchange_parameters(weights)?;
         }
-        if let Some(Fault { choice, .. }) = fault.filter(|fault| fault.kind == FaultKind::Weight) {
-            weights.flip_parameter(device, choice)?;
-        }
+        let of_kind = |kind| fault.filter(|fault| fault.kind == kind).map(|fault| fault.choice);
+        let is_in_weight = match of_kind(FaultKind::Weight) {
+            Some(choice) => weights.flip_parameter(device, choice)?,
+            None => false,
+        };
         let (segment, own_block) = self.block(step, &self.own, self.replica_of(rank));
         let (_, block) = self.block(step, &self.played, self.replica_of(role));
         let num_arrays = 1 + weights.slot_names().len();
@@ -68,6 +70,10 @@ impl<D: Device> Auditor<'_, D> {
                     && (site.is_none() || fault.choice.is_multiple_of(2))
         });
         let in_leaf = site.filter(|_| !is_in_block).zip(fault.map(|fault| fault.choice));
+        let received_fault = of_kind(FaultKind::Received);
+        if fault.is_some() && !is_in_weight && !is_in_block && in_leaf.is_none() && received_fault.is_none() {
+            warn_of_no_fault(rank, step);
+        }
         let division = self.job.division;
         let own_sections = (0..division.num_micro_batches())
             .map(|micro_batch| division.section(batch.len, self.replica_of(rank), micro_batch));
@@ -78,7 +84,7 @@ impl<D: Device> Auditor<'_, D> {
             (0..self.job.grid.shape.data).map(|replica| self.block(step, &self.own, replica).1).collect();
         let in_block = fault.filter(|_| is_in_block).map(|fault| (fault.kind, fault.choice));
         weights.watch(BlockWatch { segment, blocks, fault: in_block, ..BlockWatch::default() });
-        self.open = Some(OpenAudit { expected, parameters, before, batch });
+        self.open = Some(OpenAudit { expected, parameters, before, batch, received_fault });
         Ok(())
     }
 
@@ -94,15 +100,13 @@ impl<D: Device> Auditor<'_, D> {
         pipeline: &mut Pipeline<'_, D>,
         load: &mut LoadRows<'_, D>,
     ) -> Result<Option<String>> {
-        let Some(open) = self.open.take() else { return Ok(None) };
+        let Some(mut open) = self.open.take() else { return Ok(None) };
         let (rank, role, device) = (self.rank(), self.role(), self.job.device);
         let (segment, own_block) = self.block(step, &self.own, self.replica_of(rank));
         let (played_segment, block) = self.block(step, &self.played, self.replica_of(role));
         let recorder = pipeline.stop_recording();
         let mut watch = weights.unwatch();
-        if recorder.as_ref().is_some_and(Recorder::has_fault) || watch.fault.is_some() {
-            log::warn!("--inject-fault has not happened: rank {rank} has no such array in step {step}");
-        }
+        let has_fault = recorder.as_ref().is_some_and(Recorder::has_fault) || watch.fault.is_some();
         let own_record = recorder.map(|recorder| recorder.record).unwrap_or_default();
         let message = own_record.to_message();
         let num_words = self.exchange(vec![message.len() as i64], 1, LENGTH)?[0] as usize;
@@ -110,17 +114,26 @@ impl<D: Device> Auditor<'_, D> {
         let mut own = std::mem::take(&mut watch.sums);
         own.extend(weights.block(device, segment, &own_block)?);
         let (micro_batches, terms) = self.exchange_terms(watch, block.len())?;
+        let before = open.before.clone();
         let blocks =
-            AuditedBlock::new(played_segment, block.clone(), micro_batches, terms, open.before.clone());
+            AuditedBlock { segment: played_segment, elements: block.clone(), micro_batches, terms, before };
         let repeated = self.repeat(weights, &self.played, &blocks)?;
         let done = self.exchange(own, repeated.len(), AFTER)?;
         let is_whole = self.roles.are_replicas() && !weights.has_parameters_in_parts();
         let sums_len = repeated.len() - open.before.len();
         let updated = sums_len..sums_len + block.len();
         let received = match is_whole && !block.is_empty() {
-            true => weights.parameter_block(device, played_segment, &block)?,
+            true => {
+                if let Some(choice) = open.received_fault.take() {
+                    weights.flip_received(device, played_segment, block.clone(), choice)?;
+                }
+                weights.parameter_block(device, played_segment, &block)?
+            }
             false => repeated[updated.clone()].to_vec(),
         };
+        if has_fault || open.received_fault.is_some() {
+            warn_of_no_fault(rank, step);
+        }
         let in_leaf = found.first_difference(&open.expected).map(|site| {
             let folds = [&found, &open.expected].map(|record| record.get(site).unwrap_or_default());
             (site, folds[0].num_different_bits(&folds[1]))
@@ -152,6 +165,10 @@ impl<D: Device> Auditor<'_, D> {
         let layout = Layout::new(self.job.model, self.job.grid.shape, finding.audited, &self.job.plan)?;
         Ok(Some(finding.describe(step, self.last_clean, &layout, self.job.model, witness)))
     }
+}
+
+fn warn_of_no_fault(rank: usize, step: u64) {
+    log::warn!("--inject-fault has not happened: rank {rank} has no such array in step {step}");
 }
 
 /// Returns the checksums of the tensors of `part`, which lie in `parameters`.

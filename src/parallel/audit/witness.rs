@@ -7,7 +7,6 @@ use super::exchange::{ReplicaTerms, WITNESS};
 use super::finding::Finding;
 use super::job::Part;
 use super::replay::{LoadRows, PartParameters};
-use super::roles::Roles;
 use super::update;
 use crate::Result;
 use crate::device::Device;
@@ -20,26 +19,14 @@ pub(super) type Verdict = Option<(usize, Option<usize>)>;
 
 /// The audited block of an update, as it was before.
 pub(super) struct AuditedBlock {
-    segment: usize,
+    pub(super) segment: usize,
     /// The elements of the segment.
-    elements: Range<usize>,
+    pub(super) elements: Range<usize>,
     /// The micro-batches after which the gradients of the segment were reduced.
-    micro_batches: Vec<usize>,
-    terms: ReplicaTerms,
+    pub(super) micro_batches: Vec<usize>,
+    pub(super) terms: ReplicaTerms,
     /// The parameters and the slots.
-    before: Vec<f32>,
-}
-
-impl AuditedBlock {
-    pub(super) fn new(
-        segment: usize,
-        elements: Range<usize>,
-        micro_batches: Vec<usize>,
-        terms: ReplicaTerms,
-        before: Vec<f32>,
-    ) -> AuditedBlock {
-        AuditedBlock { segment, elements, micro_batches, terms, before }
-    }
+    pub(super) before: Vec<f32>,
 }
 
 impl<D: Device> Auditor<'_, D> {
@@ -66,17 +53,14 @@ impl<D: Device> Auditor<'_, D> {
         load: &mut LoadRows<'_, D>,
     ) -> Result<Verdict> {
         let Finding { site, audited, auditor, .. } = finding;
-        let (third, another) = (self.roles.third(audited), self.roles.another());
-        if third.is_none() && another.is_none() {
-            return Ok(None); // the copy stays
-        }
-        let Some(copy) = self.copy.take() else { return Ok(None) };
-        let (third, record) = match (third, another) {
-            (Some(third), _) => (third, self.repeat_as_replica(third, audited, &copy, open, load)?),
-            (None, Some(others)) => {
-                (others.auditor_of(audited), self.repeat_in_another_part(others, &copy, open, load)?)
-            }
-            (None, None) => return Ok(None),
+        let (replica, others) = (self.roles.third(audited), self.roles.another());
+        let third = replica.or_else(|| Some(others?.auditor_of(audited)));
+        let Some((third, copy)) = third.and_then(|third| Some((third, self.copy.take()?))) else {
+            return Ok(None);
+        };
+        let record = match replica {
+            Some(_) => self.repeat_as_replica(third, audited, &copy, open, load)?,
+            None => self.repeat_in_another_part(&copy, open, load)?,
         };
         self.copy = Some(copy);
         let mut folds = Vec::new();
@@ -109,21 +93,20 @@ impl<D: Device> Auditor<'_, D> {
         Ok(record)
     }
 
-    /// Repeats the leaf once more, where every rank plays its part of `others`; `copy` are the parameters
-    /// of the part that it has played. Collective.
+    /// Repeats the leaf once more, where every rank plays a part besides its first, if there are such
+    /// parts; `copy` are the parameters of the part that it has played. Collective.
     fn repeat_in_another_part(
         &mut self,
-        others: Roles,
         copy: &FlatBuffer<D>,
         open: &OpenAudit,
         load: &mut LoadRows<'_, D>,
     ) -> Result<FoldRecord> {
         let (job, channels) = (&self.job, &self.channels);
-        let role = others.role_of(self.rank());
-        let tensors = others.tensors(job.grid, &channels.tensors)?;
+        let Some((others, tensors)) = &channels.others else { return Ok(FoldRecord::default()) };
+        let (others, role) = (*others, others.role_of(self.rank()));
         let allocate = || {
             let part = job.part(role)?;
-            let replay = job.replay(others, &part, channels.stages.clone(), &tensors)?;
+            let replay = job.replay(others, &part, channels.stages.clone(), tensors)?;
             Ok((replay, part.parameters(job.device)?))
         };
         let (mut replay, mut parameters) = job.grid.all.agree(allocate())?;
@@ -172,7 +155,7 @@ impl<D: Device> Auditor<'_, D> {
             let of_replica = |terms: &[f32]| self.cut_terms(terms, &micro_batches, elements.len());
             let each = terms_len / self.job.division.num_replicas();
             let terms = all_terms.chunks_exact(each.max(1)).map(of_replica).collect();
-            let block = AuditedBlock::new(segment, elements, micro_batches.clone(), terms, before.to_vec());
+            let block = AuditedBlock { segment, elements, micro_batches, terms, before: before.to_vec() };
             let own = self.repeat(weights, &part, &block)?;
             let sums_len = outcome_len - before_len;
             let is_sum = matches!(site, Site::GradientSum { .. });

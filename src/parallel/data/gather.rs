@@ -4,14 +4,14 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::parts::StateParts;
 use crate::Result;
-use crate::comm::Grid;
+use crate::comm::{Grid, LARGEST_TAG};
 use crate::nn::hash_values;
 
-/// A function that looks at values of a tensor.
-pub type Show<'a> = dyn FnMut(&[f32]) -> Result<()> + 'a;
+/// A function that is called with values of a tensor.
+pub type Visit<'a> = dyn FnMut(&[f32]) -> Result<()> + 'a;
 
 /// A function that shows this rank's part of a tensor of the model to another function.
-pub type ReadPart<'a> = dyn Fn(usize, &mut Show<'_>) -> Result<()> + 'a;
+pub type ReadPart<'a> = dyn Fn(usize, &mut Visit<'_>) -> Result<()> + 'a;
 
 impl StateParts {
     /// Gathers whole tensors, one after the other in logical order, on rank 0 of the world, and
@@ -20,7 +20,7 @@ impl StateParts {
     ///
     /// # Errors
     /// `read` failed (this rank alone), or `look` did (rank 0 alone).
-    pub fn look_at(
+    pub fn gather_on_root(
         &self,
         grid: &Grid,
         read: &ReadPart<'_>,
@@ -29,7 +29,7 @@ impl StateParts {
         let (rank, is_root) = (grid.all.rank(), grid.all.is_root());
         let (mut whole, mut received) = (Vec::new(), Vec::new());
         for (number, len) in self.tensor_lengths().enumerate() {
-            let tag = (number % (1 << 15)) as i32;
+            let tag = (number % (LARGEST_TAG as usize + 1)) as i32;
             if !is_root {
                 if self.part_of(number, rank).is_some() {
                     read(number, &mut |values| grid.all.send(values, 0, tag))?;
@@ -58,13 +58,13 @@ impl StateParts {
 
     /// Returns a hash of all parameters' bits in logical order, on every rank: XXH3 with 128 bits
     /// over the little-endian bytes of the whole tensors, whatever the layout. `read` is that of
-    /// [`StateParts::look_at`]. Collective over the grid.
+    /// [`StateParts::gather_on_root`]. Collective over the grid.
     ///
     /// # Errors
     /// `read` failed (this rank alone).
     pub fn digest(&self, grid: &Grid, read: &ReadPart<'_>) -> Result<u128> {
         let mut hash = Xxh3::new();
-        self.look_at(grid, read, &mut |_, values| {
+        self.gather_on_root(grid, read, &mut |_, values| {
             hash_values(&mut hash, values);
             Ok(())
         })?;

@@ -1,7 +1,8 @@
-//! Data parallelism: the ranks along the data axis hold equal parameters, of the whole model or of
-//! the same part of it, and each works on its leaves of every batch (see [`BatchDivision`]); before
-//! the update the gradients are summed over the axis. (Each rank's gradients are already divided by
-//! the number of rows of the *global* batch, so the sum is the mean, whatever the division.)
+//! Data parallelism (PyTorch's DDP and FSDP): the ranks along the data axis hold equal parameters, of the
+//! whole model or of the same part of it, and each works on its leaves of every batch (see
+//! [`BatchDivision`]); before the update the gradients are summed over the axis. (Each rank's gradients are
+//! already divided by the number of rows of the *global* batch, so the sum is the mean, whatever the
+//! division.)
 //!
 //! Gradients are sent in buckets, in the order in which the backward pass completes them, while it
 //! continues with earlier layers. A complete bucket is summed on every rank, which updates all of
@@ -26,7 +27,7 @@ mod watch;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-pub use self::gather::{ReadPart, Show};
+pub use self::gather::{ReadPart, Visit};
 pub use self::parts::{ProvidedPart, StateParts};
 pub use self::plan::StatePlan;
 pub use self::runs::{UpdateRun, UpdateRuns};

@@ -86,7 +86,7 @@ impl<D: Device> Weights<D> {
     ///
     /// # Errors
     /// The transfer from the device failed.
-    pub fn look_at_slots(&self, device: &D, look: &mut dyn FnMut(&[f32])) -> Result<()> {
+    pub fn read_slots(&self, device: &D, look: &mut dyn FnMut(&[f32])) -> Result<()> {
         for slot in 0..self.slot_names().len() {
             for tensor in 0..self.parameters().num_tensors() {
                 self.read_whole_slot(device, slot, tensor, &mut |values| {

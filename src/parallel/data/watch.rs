@@ -131,18 +131,33 @@ impl<D: Device> Weights<D> {
         self.parameters.block(device, segment, block)
     }
 
-    /// Flips a bit of a parameter, to try an audit out.
+    /// Flips a bit of a parameter, to try an audit out. Returns false if this rank has none, or parts only.
     ///
     /// # Errors
     /// A transfer from or to the device failed.
-    pub fn flip_parameter(&mut self, device: &D, choice: u64) -> Result<()> {
+    pub fn flip_parameter(&mut self, device: &D, choice: u64) -> Result<bool> {
         let num_tensors = self.parameters.flat().num_tensors();
         if self.parameters.is_in_parts() || num_tensors == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let tensor = choice as usize % num_tensors;
         let (segment, place) = self.parameters.flat().place(tensor);
-        self.parameters.flip(device, segment, place, choice)
+        self.parameters.flip(device, segment, place, choice)?;
+        Ok(true)
+    }
+
+    /// Flips a bit of a block that another replica has updated, to try an audit out.
+    ///
+    /// # Errors
+    /// A transfer from or to the device failed.
+    pub fn flip_received(
+        &mut self,
+        device: &D,
+        segment: usize,
+        block: Range<usize>,
+        choice: u64,
+    ) -> Result<()> {
+        self.parameters.flip(device, segment, block, choice)
     }
 
     /// Returns the runs of the updates of any `shards`.

@@ -1,6 +1,7 @@
 //! The memory that a rank needs to train, computed before anything is allocated: pure logic.
 //!
-//! A test holds every term to the allocations of a trainer.
+//! A test holds every term to the allocations of a trainer, but for messages and joined gradients, whose
+//! memory depends on how many are under way.
 
 use super::program::RankProgram;
 use super::stage_arrays::StageArrays;

@@ -78,13 +78,10 @@ impl<'a, D: Device> Pipeline<'a, D> {
         if schedule.num_stages > 1 && num_tags > limit {
             let micro_batches = schedule.num_micro_batches;
             let why = format!(
-                "{most} stages of a rank and {micro_batches} micro-batches make {num_tags} messages \
-                 between two ranks in a step"
+                "up to {most} stages on a rank and {micro_batches} micro-batches take {num_tags} tags, but \
+                 MPI promises no more than {limit}; choose fewer micro-batches"
             );
-            return Err(Error::input(
-                "numbering messages",
-                format!("{why}, but MPI promises no more than {limit} tags"),
-            ));
+            return Err(Error::input("numbering the messages of a pipeline", why));
         }
         let exchanger = match tensor.size() {
             1 => Exchanger::alone(device),

@@ -49,7 +49,7 @@ pub struct NeighbourArrays {
 pub struct MessageEnd {
     /// The rank at the other end.
     pub peer: usize,
-    /// The tag: direction, stage of the sender and micro-batch as one number.
+    /// The tag: direction, the sender's number among the stages of its rank, and micro-batch as one number.
     pub tag: i32,
 }
 

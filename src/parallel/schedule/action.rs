@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// Stages and micro-batches have numbers below this.
+const NUMBER_LIMIT: usize = 1 << 20;
+
 /// The kind of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Work {
@@ -133,7 +136,11 @@ impl FromStr for Action {
         let work = name.trim_end_matches(|c: char| c.is_ascii_digit());
         let micro_batch = &name[work.len()..];
         let work = Work::ALL.into_iter().find(|candidate| candidate.name() == work).ok_or_else(fail)?;
-        let number = |digits: &str| digits.parse().ok().filter(|number| *number < 1 << 20).ok_or_else(fail);
+        let number = |digits: &str| match digits.parse() {
+            Ok(number) if number < NUMBER_LIMIT => Ok(number),
+            _ if digits.is_empty() => Err(fail()),
+            _ => Err(format!("the numbers of {text:?} must be below {NUMBER_LIMIT}")),
+        };
         Ok(Action { stage: number(stage)?, work, micro_batch: number(micro_batch)? })
     }
 }

@@ -100,9 +100,11 @@ impl Schedule {
         for (rank, spans) in timeline.ranks.iter().enumerate() {
             let top = TOP + ROW * rank as i32;
             text(format!("rank {rank}"), (LEFT - 10, top + ROW / 2), 14, DARK, HPos::Right)?;
+            let stages = self.stages_of(rank);
             for span in spans {
                 let (left, right) = (LEFT + UNIT * span.start as i32, LEFT + UNIT * span.end as i32);
-                let shade = (span.action.stage / self.ranks.len()) as u8;
+                let place = stages.binary_search(&span.action.stage).unwrap_or_default();
+                let shade = u8::try_from(place).unwrap_or(u8::MAX);
                 let fill = color(span.action.work, shade);
                 boxed((left, top), (right, top + ROW), ShapeStyle::from(&fill).filled())?;
                 boxed((left, top), (right, top + ROW), ShapeStyle::from(&WHITE).stroke_width(2))?;

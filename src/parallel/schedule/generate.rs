@@ -61,16 +61,19 @@ impl PipelineScheduleKind {
             );
             return Err(Error::input("making a schedule", why));
         }
-        let num_actions = num_ranks.saturating_mul(stages_per_rank).saturating_mul(num_micro_batches);
-        if num_actions > MOST_PASSES {
+        // a rank alone has no use for several stages
+        let is_interleaved = self == PipelineScheduleKind::Interleaved && num_ranks > 1;
+        let num_stages = num_ranks.saturating_mul(if is_interleaved { stages_per_rank } else { 1 });
+        let num_passes = num_stages.saturating_mul(num_micro_batches);
+        if num_passes > MOST_PASSES {
             let why = format!(
-                "{num_ranks} ranks, {stages_per_rank} stages a rank and {num_micro_batches} micro-batches \
-                 make {num_actions} forward passes; {MOST_PASSES} is the limit"
+                "{num_stages} stages and {num_micro_batches} micro-batches make {num_passes} forward passes; \
+                 {MOST_PASSES} is the limit"
             );
             return Err(Error::input("making a schedule", why));
         }
         let pipeline = Generator { num_ranks, num_micro_batches };
-        if self == PipelineScheduleKind::Interleaved && num_ranks > 1 {
+        if is_interleaved {
             return pipeline.interleaved(stages_per_rank);
         }
         let passes = |rank| match self {

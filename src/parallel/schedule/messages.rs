@@ -14,10 +14,10 @@ impl Schedule {
     /// Passes wait for each other in a cycle, or for a pass that is missing.
     pub fn with_messages(&self) -> Result<Schedule> {
         let timeline = Timeline::new(self).map_err(|stuck| {
-            let (rank, action) = stuck[0];
-            let why = format!(
-                "{action} on rank {rank} waits for a pass that never comes, or comes after it on its own rank"
-            );
+            let waiting: Vec<_> =
+                stuck.iter().map(|(rank, action)| format!("rank {rank} at {action}")).collect();
+            let why =
+                format!("ranks wait for passes that are missing or come too late: {}", waiting.join(", "));
             Error::input("ordering the passes of a schedule", why)
         })?;
         let mut passes: Vec<_> = timeline

@@ -79,12 +79,19 @@ impl Schedule {
 
     /// Returns the rank of every stage: see [`Schedule::rank_of`].
     pub fn owners(&self) -> Vec<Option<usize>> {
-        (0..self.num_stages).map(|stage| self.rank_of(stage)).collect()
+        let mut owners = vec![None; self.num_stages];
+        for (rank, actions) in self.ranks.iter().enumerate() {
+            for action in actions.iter().filter(|action| action.work == Work::Forward) {
+                owners[action.stage].get_or_insert(rank);
+            }
+        }
+        owners
     }
 
     /// Returns the stages of rank `rank`, in order.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
-        (0..self.num_stages).filter(|stage| self.rank_of(*stage) == Some(rank)).collect()
+        let owners = self.owners();
+        (0..self.num_stages).filter(|stage| owners[*stage] == Some(rank)).collect()
     }
 
     /// Returns the forward passes and their messages alone, as an evaluation needs them.

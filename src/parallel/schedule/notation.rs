@@ -34,7 +34,7 @@ impl Schedule {
         if schedule.ranks.iter().flatten().any(|action| action.work.is_message()) {
             return Ok(schedule);
         }
-        schedule.with_messages()
+        schedule.with_messages().map_err(|error| Error::input(doing(), error))
     }
 
     /// Returns the schedule as CSV, messages included.

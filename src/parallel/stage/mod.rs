@@ -24,7 +24,7 @@ mod positions;
 mod weights;
 
 #[cfg(test)]
-mod networks;
+mod test_networks;
 #[cfg(test)]
 mod tests;
 

@@ -1,6 +1,6 @@
 //! Every layer and loss against finite differences, fused and on its own.
 
-use super::networks::networks;
+use super::test_networks::networks;
 use super::*;
 use crate::device::{Activation, Cpu, MemoryOperations, Role};
 use crate::nn::{Draws, Features, Initial, Module, Network, Segmentation, TensorShard};

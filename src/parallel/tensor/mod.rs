@@ -1,7 +1,8 @@
-//! Tensor parallelism: every linear layer is divided among the ranks of the tensor axis. Each rank
-//! computes a narrower layer; between the layers the ranks [`exchange`] values in the forward pass
-//! and gradients in the backward pass. Attention is divided by heads, between two linear layers that are
-//! a pair in every [`Split`], and embeddings by tokens. Other layers are replicated: every rank computes
+//! Tensor parallelism: every linear layer is divided among the ranks of the tensor axis, by its outputs
+//! (column-parallel) or by its inputs (row-parallel). Each rank computes a narrower layer; between the
+//! layers the ranks [`exchange`] values in the forward pass and gradients in the backward pass. Attention
+//! is divided by heads, between two linear layers that are a pair in every [`Split`], and embeddings by
+//! tokens. Other layers are replicated: every rank computes
 //! all of them; or each rank computes some of the positions of a sequence ([`positions`]). If the last layer
 //! is split by outputs and the loss is a cross-entropy, its outputs stay where they are too
 //! ([`cross_entropy`]).
@@ -32,8 +33,8 @@ use crate::nn::{AttentionLayer, Layer, LayerInputs, LayerKind, Loss, Model, Rota
 /// The way in which linear layers are divided among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Split {
-    /// In pairs, the first by its outputs, the second by its inputs: one sum forward and one
-    /// backward per pair
+    /// In pairs, the first by its outputs (column-parallel), the second by its inputs (row-parallel): one
+    /// sum forward and one backward per pair
     ///
     /// The values between the two layers stay where they are (Shoeybi et al., "Megatron-LM", 2019,
     /// §3). A layer without a partner is split by its outputs, which are gathered; not those of the
@@ -45,17 +46,18 @@ pub enum Split {
     Gather,
 }
 
-/// The part of a linear layer in the division of the model.
+/// The part of a linear layer in the division of the model, in the words of Megatron-LM, where a weight is
+/// applied from the right, so that its columns are the outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinearRole {
-    /// By outputs, which stay where they are, for the layer after it is split by inputs.
-    First,
+    /// By outputs, which stay where they are, for the layer after it is row-parallel.
+    ColumnParallel,
     /// By inputs.
-    Second,
+    RowParallel,
     /// By outputs, which are gathered.
-    Single,
+    GatheredColumnParallel,
     /// By outputs, which the loss reads where they are.
-    Last,
+    Logits,
     /// By outputs, which are gathered for a layer that is split by outputs too. The gradients of its
     /// inputs are summed in the exchange that gathers them.
     Chained,
@@ -94,9 +96,11 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
                     None => Before::Nothing,
                 };
                 match role {
-                    LinearRole::First | LinearRole::Last => divider.by_outputs(layer, linear, before, None),
-                    LinearRole::Second => divider.by_inputs(layer, linear, output),
-                    LinearRole::Single => divider
+                    LinearRole::ColumnParallel | LinearRole::Logits => {
+                        divider.by_outputs(layer, linear, before, None)
+                    }
+                    LinearRole::RowParallel => divider.by_inputs(layer, linear, output),
+                    LinearRole::GatheredColumnParallel => divider
                         .by_outputs(layer, linear, before, Some(ExchangeKind::GatherOutput))
                         .with_own_positions(&divider, output),
                     LinearRole::Chained => {
@@ -127,7 +131,7 @@ pub fn split_classes(model: &Model, split: Split, rank: usize, division: Feature
     let predictions = model.loss.num_predictions(model.output);
     let num = model.output.len() / predictions;
     match roles(model, split).last() {
-        Some(Some(LinearRole::Last)) if division.num_ranks() > 1 => {
+        Some(Some(LinearRole::Logits)) if division.num_ranks() > 1 => {
             ClassShare::of_rank(num, predictions, rank, division)
         }
         _ => ClassShare::whole(num, division),
@@ -156,21 +160,21 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     };
     let mut roles = vec![None; model.layers.len()];
     for at in (0..roles.len()).filter(|at| is_linear(*at)) {
-        let is_after_first = at > 0 && roles[at - 1] == Some(LinearRole::First);
+        let is_after_first = at > 0 && roles[at - 1] == Some(LinearRole::ColumnParallel);
         roles[at] = match split {
-            _ if rule(at + 1) == Some(SplitRule::Heads) => Some(LinearRole::First),
+            _ if rule(at + 1) == Some(SplitRule::Heads) => Some(LinearRole::ColumnParallel),
             _ if is_after_first || at > 0 && rule(at - 1) == Some(SplitRule::Heads) => {
-                Some(LinearRole::Second)
+                Some(LinearRole::RowParallel)
             }
             // of two layers before attention, the second is a pair with that after it
             Split::Pairs if feeds_next(at) && rule(at + 2) != Some(SplitRule::Heads) => {
-                Some(LinearRole::First)
+                Some(LinearRole::ColumnParallel)
             }
             Split::Gather if feeds_next(at) && rule(at + 2) != Some(SplitRule::Heads) => {
                 Some(LinearRole::Chained)
             }
-            _ if feeds_loss(at) => Some(LinearRole::Last),
-            _ => Some(LinearRole::Single),
+            _ if feeds_loss(at) => Some(LinearRole::Logits),
+            _ => Some(LinearRole::GatheredColumnParallel),
         };
     }
     roles

@@ -22,6 +22,8 @@ pub enum FaultKind {
     Update,
     /// A value that has been received
     Message,
+    /// A parameter that another replica has updated, as it was received
+    Received,
 }
 
 /// A bit that is flipped on one rank, once or from a step on.
@@ -45,7 +47,7 @@ impl FromStr for Fault {
     /// Reads `KIND:RANK:STEP`, perhaps with `:stuck` or `:CHOICE` behind.
     fn from_str(text: &str) -> std::result::Result<Fault, String> {
         let expected = "expected KIND:RANK:STEP, such as product:1:20, where KIND is product, weight, \
-                        gradient, update or message";
+                        gradient, update, message or received";
         let mut fields = text.split(':');
         let mut next = || fields.next().ok_or(expected);
         let kind = FaultKind::from_str(next()?, false).map_err(|_| expected)?;
@@ -92,7 +94,7 @@ impl Fault {
                     sites.extend(stage.head.is_none().then(|| gradient(last)));
                     sites.extend((1..=last).filter(|at| !stage.is_layer(at - 1)).map(value));
                 }
-                FaultKind::Weight | FaultKind::Update => {}
+                FaultKind::Weight | FaultKind::Update | FaultKind::Received => {}
             }
         }
         sites.get(self.choice as usize % sites.len().max(1)).copied()

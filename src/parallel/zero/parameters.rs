@@ -33,7 +33,7 @@ pub enum Gathering {
 /// The settings of [`ParameterSegments`].
 #[derive(Debug, Clone, Copy)]
 pub struct ParameterSettings {
-    /// The stage of ZeRO.
+    /// The stage of ZeRO, which is 0 for a replica alone.
     pub stage: ZeroStage,
     /// The time for which gathered parameters are kept in stage 3.
     pub gathering: Gathering,
@@ -73,8 +73,6 @@ pub struct ParameterSegments<D: Device> {
     free: Vec<D::Buffer>,
     /// In stage 3, the segments that are here or on their way, longest unused first.
     gathered: VecDeque<usize>,
-    /// True if a replica keeps its part only.
-    in_parts: bool,
     /// The lengths of all buffers for gathered segments.
     buffers: Vec<usize>,
 }
@@ -94,7 +92,7 @@ impl<D: Device> ParameterSegments<D> {
         settings: ParameterSettings,
     ) -> Result<ParameterSegments<D>> {
         let ParameterSettings { stage, gathering, seed } = settings;
-        let in_parts = stage == ZeroStage::Parameters && gathers.size() > 1;
+        let in_parts = stage.divides_parameters();
         let flat = if in_parts {
             FlatBuffer::without_memory(tensors, segmentation)
         } else {
@@ -113,18 +111,8 @@ impl<D: Device> ParameterSegments<D> {
         }
         let pending = (0..flat.num_segments()).map(|_| None).collect();
         let gathered = VecDeque::new();
-        let mut parameters = ParameterSegments {
-            flat,
-            partition,
-            gathers,
-            stage,
-            pending,
-            parts,
-            free,
-            gathered,
-            in_parts,
-            buffers,
-        };
+        let mut parameters =
+            ParameterSegments { flat, partition, gathers, stage, pending, parts, free, gathered, buffers };
         if !in_parts {
             parameters.flat.initialise(device, tensors, seed)?;
             return Ok(parameters);
@@ -145,7 +133,7 @@ impl<D: Device> ParameterSegments<D> {
 
     /// Returns true if a replica keeps its part only.
     pub fn is_in_parts(&self) -> bool {
-        self.in_parts
+        self.stage.divides_parameters()
     }
 
     /// Returns the segments, of which layers may read those that are here.
@@ -261,14 +249,12 @@ impl<D: Device> ParameterSegments<D> {
 
     /// Borrows `elements` of `segment`, which this rank updates.
     pub fn updatable(&mut self, device: &D, segment: usize, elements: Range<usize>) -> D::ViewMut<'_> {
-        match self.stage {
-            ZeroStage::Parameters if self.in_parts => {
-                let start = self.partition.owned(segment).start;
-                let own = elements.start - start..elements.end - start;
-                device.view_mut(&mut self.parts[segment], own)
-            }
-            _ => device.view_mut(self.flat.segment_mut(segment), elements),
+        if !self.is_in_parts() {
+            return device.view_mut(self.flat.segment_mut(segment), elements);
         }
+        let start = self.partition.owned(segment).start;
+        let own = elements.start - start..elements.end - start;
+        device.view_mut(&mut self.parts[segment], own)
     }
 
     /// Returns elements of `segment` that are here. Not collective.
@@ -276,7 +262,7 @@ impl<D: Device> ParameterSegments<D> {
     /// # Errors
     /// The transfer from the device failed.
     pub fn block(&self, device: &D, segment: usize, range: &Range<usize>) -> Result<Vec<f32>> {
-        let (buffer, range) = match self.in_parts {
+        let (buffer, range) = match self.is_in_parts() {
             true => {
                 let start = self.partition.owned(segment).start;
                 (&self.parts[segment], range.start - start..range.end - start)
@@ -296,9 +282,11 @@ impl<D: Device> ParameterSegments<D> {
     /// # Errors
     /// A transfer from or to the device failed.
     pub fn flip(&mut self, device: &D, segment: usize, range: Range<usize>, choice: u64) -> Result<()> {
-        let start = if self.in_parts { self.partition.owned(segment).start } else { 0 };
-        let buffer = if self.in_parts { &mut self.parts[segment] } else { self.flat.segment_mut(segment) };
-        flip(device, buffer, range.start - start, range.len(), choice)
+        if !self.is_in_parts() {
+            return flip(device, self.flat.segment_mut(segment), range.start, range.len(), choice);
+        }
+        let start = self.partition.owned(segment).start;
+        flip(device, &mut self.parts[segment], range.start - start, range.len(), choice)
     }
 
     /// Accepts that this rank has updated its elements of `segment`, which no pass of the step reads
@@ -308,7 +296,7 @@ impl<D: Device> ParameterSegments<D> {
     /// # Errors
     /// There is no memory for messages.
     pub fn updated(&mut self, segment: usize) -> Result<()> {
-        if !self.in_parts && self.stage != ZeroStage::None && self.gathers.size() > 1 {
+        if matches!(self.stage, ZeroStage::Slots | ZeroStage::Gradients) {
             let front = Front { len: self.flat.segment_len(segment), buffer: self.flat.take(segment) };
             self.pending[segment] = Some(self.gathers.start_all_gather_in_place(front)?);
         }

@@ -19,6 +19,13 @@ pub enum ZeroStage {
     Parameters,
 }
 
+impl ZeroStage {
+    /// Returns true if a replica keeps its part of the parameters only.
+    pub fn divides_parameters(self) -> bool {
+        self == ZeroStage::Parameters
+    }
+}
+
 /// The place where the gradients of several micro-batches are added up, if replicas keep only their
 /// parts of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -82,7 +82,8 @@ impl<'a> Checkpoints<'a> {
         };
         let stop = stop.map(|stop| stop.at(deadline));
         // the next start would not find a checkpoint that lies elsewhere
-        let last = resumed.filter(|resumed| resumed.is_at_home).map(|resumed| resumed.position.step);
+        let last =
+            resumed.filter(|resumed| resumed.is_in_checkpoint_dir).map(|resumed| resumed.position.step);
         let last_time = Instant::now();
         Ok(Checkpoints { grid, settings, writer, stop, last, last_time, outcome: None, num_failures: 0 })
     }
@@ -171,7 +172,7 @@ impl<'a> Checkpoints<'a> {
             return error;
         };
         // an error of this rank alone is not about the state
-        if !matches!(error, Error::Agreed { .. }) {
+        if !error.is_agreed() {
             return error;
         }
         // the file that is being written is sound

@@ -21,8 +21,8 @@ pub struct AuditOptions {
     pub audit_action: AuditAction,
 
     /// Flip a bit, to test --audit: KIND:RANK:STEP, followed by :stuck, :NUMBER or both. KIND is
-    /// product, weight, gradient, update or message; STEP counts from 1 and must be audited, unless
-    /// :stuck is given, which repeats the fault in all later steps; NUMBER chooses the bit
+    /// product, weight, gradient, update, message or received; STEP counts from 1 and must be audited,
+    /// unless :stuck is given, which repeats the fault in all later steps; NUMBER chooses the bit
     /// [default: none]
     #[arg(long, value_name = "FAULT")]
     pub inject_fault: Option<Fault>,

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use super::given::Given;
 use super::names::{OrAuto, name_of, or_auto};
 use super::peers::map_peers;
-use crate::comm::{Awareness, Capabilities, Operation, Transfers, World, awareness, library_version};
+use crate::comm::{Awareness, Capabilities, Transfers, World, awareness, library_version};
 use crate::device::{Cpu, Cuda, Precision, Vectors};
 use crate::memory::MOST_PEERS;
 use crate::{Error, Result};
@@ -140,10 +140,9 @@ impl DeviceOptions {
             }
             DeviceChoice::Auto => {
                 let found = self.open_cuda(world);
-                let mut everywhere = [u8::from(found.is_ok())];
-                all.all_reduce(&mut everywhere, Operation::Min)?;
+                let is_everywhere = all.all_ranks(found.is_ok())?;
                 match found {
-                    Ok(device) if everywhere == [1] => return self.use_cuda(world, device),
+                    Ok(device) if is_everywhere => return self.use_cuda(world, device),
                     Ok(_) => log::info!("computing on the processor: another rank cannot use CUDA"),
                     Err(error) => log::info!("computing on the processor: {error}"),
                 }
@@ -205,9 +204,8 @@ impl DeviceOptions {
     fn use_cuda(&self, world: &World, device: Box<Cuda>) -> Result<AnyDevice> {
         let transfers = world.communicator().agree(self.transfers())?;
         // a message from device memory needs an aware MPI at both ends
-        let mut aware = [u8::from(transfers == Transfers::Aware)];
-        world.communicator().all_reduce(&mut aware, Operation::Min)?;
-        let transfers = if aware == [1] { Transfers::Aware } else { Transfers::Staged };
+        let are_aware = world.communicator().all_ranks(transfers == Transfers::Aware)?;
+        let transfers = if are_aware { Transfers::Aware } else { Transfers::Staged };
         world.communicator().set_transfers(transfers);
         let mut is_mapped = false;
         if world.num_nodes() < world.size() && self.device_transfers == OrAuto(None) {

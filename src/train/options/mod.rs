@@ -83,9 +83,9 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Training")]
     pub batch_size: usize,
 
-    /// Number of parts in which a replica processes its share of a batch; gradients are exchanged
-    /// after the last, unless --accumulate says otherwise [default: with several stages two to four
-    /// for each; with one, on a processor, as many as keep large activations of a network with few
+    /// Number of parts in which a replica processes its share of a batch (gradient accumulation); gradients
+    /// are exchanged after the last, unless --accumulate says otherwise [default: with several stages two
+    /// to four for each; with one, on a processor, as many as keep large activations of a network with few
     /// parameters in its cache; else 1]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
@@ -145,7 +145,7 @@ pub struct TrainOptions {
     pub leaves: Option<usize>,
 
     /// Keep only the activations between groups of layers, and repeat the forward pass of a group in
-    /// the backward pass
+    /// the backward pass (activation checkpointing)
     #[arg(long, help_heading = "Machine")]
     pub recompute: bool,
 

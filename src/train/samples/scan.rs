@@ -4,16 +4,17 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::progress::ReadingProgress;
 use super::source::Files;
-use super::storage::{BETWEEN_LINES, WORTH_SAYING};
+use super::storage::WORTH_SAYING;
+use crate::checkpoint::{create_beside, publish};
 use crate::comm::{Communicator, Operation, shard};
 use crate::dataset::{Data, Dataset, MomentTree, Statistics, WantedStatistics, leaves, num_channels};
-use crate::trace::{self, Name};
+use crate::trace::Name;
 use crate::train::options::{MOST_CLASSES, SourceOptions, TrainOptions};
 use crate::{Error, Result};
 
@@ -86,13 +87,12 @@ impl ScanRequest {
         let kept = if all.is_root() { self.read().unwrap_or_default() } else { Vec::new() };
         let kept = self.decode(&all.broadcast_bytes(kept, 0)?);
         // nodes may have files of their own, which one of them may have changed
-        let mut is_known = [i64::from(kept.is_some())];
-        all.all_reduce(&mut is_known, Operation::Min)?;
-        if let Some(scan) = kept.filter(|_| is_known[0] == 1) {
+        let is_known = all.all_ranks(kept.is_some())?;
+        if let Some(scan) = kept.filter(|_| is_known) {
             log::info!("the samples have not changed since an earlier start looked through them");
             return Ok(scan);
         }
-        let found = look_through(all, &mut *data.train, self.wanted)?;
+        let found = gather_statistics(all, &mut *data.train, self.wanted)?;
         let mut scan = Scan { largest_label: found.largest_label, checksum: found.checksum, pairs: None };
         if self.wanted.moments {
             scan.pairs = found.moments.total().map(|moments| moments.pairs());
@@ -100,7 +100,7 @@ impl ScanRequest {
         if let Some(test) = data.test.as_mut().filter(|_| self.with_test) {
             // the training samples are looked at when they are read, these perhaps only at the end
             let wanted = WantedStatistics { finite: true, ..WantedStatistics::default() };
-            let found = look_through(all, &mut **test, wanted)?;
+            let found = gather_statistics(all, &mut **test, wanted)?;
             scan.largest_label = scan.largest_label.max(found.largest_label);
         }
         if let Err(error) = self.write(&scan, all.is_root()) {
@@ -134,15 +134,14 @@ impl ScanRequest {
             checksum: scan.checksum,
             pairs: scan.pairs.as_ref().map(bits),
         };
-        let mut whole = tempfile::NamedTempFile::new_in(folder)?;
+        let mut whole = create_beside(path)?;
         whole.write_all(&serde_json::to_vec(&file)?)?;
-        whole.persist(path)?;
-        Ok(())
+        publish(whole, path, &mut |_| ())
     }
 }
 
 /// Gathers the statistics of all samples of `dataset`, each rank for its share. Collective.
-fn look_through(
+fn gather_statistics(
     all: &Communicator,
     dataset: &mut dyn Dataset,
     wanted: WantedStatistics,
@@ -158,19 +157,11 @@ fn look_through(
             bytes as f64 / 1e9
         );
     }
-    let (mut num_seen, mut last_line, mut span) = (0, Instant::now(), Some(trace::work(Name::Read)));
-    let mut told = || {
-        num_seen += 1;
-        // a new span shows the watchdog that the pass makes progress
-        span = None;
-        span = Some(trace::work(Name::Read));
-        if last_line.elapsed() > BETWEEN_LINES {
-            last_line = Instant::now();
-            log::info!("looked through {} % of them", 100 * num_seen / num_leaves.max(1));
-        }
-    };
-    let found = Statistics::gather(dataset, leaves, wanted, &mut told);
-    drop(span);
+    let mut progress = ReadingProgress::new(Name::Read);
+    let mut after_leaf =
+        || progress.count(num_leaves, |percent| format!("looked through {percent} % of them"));
+    let found = Statistics::gather(dataset, leaves, wanted, &mut after_leaf);
+    drop(progress);
     let mut found = all.agree(found)?;
     found.merge(all, num_channels(dataset.features()))?;
     Ok(found)

@@ -1,19 +1,15 @@
 //! The choice of where the samples of files are kept: all of them in memory, a window of blocks, or
 //! none.
 
-use std::time::{Duration, Instant};
-
+use super::progress::ReadingProgress;
 use super::source::{FileRange, Files};
 use crate::comm::{Grid, Operation, World, shared_room};
 use crate::dataset::{BlockOrder, Data, Dataset, Order};
 use crate::memory::{free_bytes, megabytes};
 use crate::store::{StoreRanks, StoredSet, WindowSet, window_bytes};
-use crate::trace::{self, Name};
+use crate::trace::Name;
 use crate::train::options::{DataStore, Shuffle, TrainOptions};
 use crate::{Error, Result};
-
-/// The time between two log lines about the progress of a pass.
-pub(super) const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
 /// Sets that take more bytes than this are logged.
 pub(super) const WORTH_SAYING: usize = 100_000_000;
@@ -67,7 +63,7 @@ impl Storage {
                     megabytes(bytes_of_node),
                     megabytes(room)
                 );
-                return Err(Error::Agreed { message: format!("--data-store on: {why}"), exit_code: 2 });
+                return Err(Error::input_on_every_rank("--data-store on", why));
             }
             DataStore::On => true,
             DataStore::Auto => bytes_of_node <= room / 2,
@@ -128,7 +124,7 @@ impl Storage {
                 megabytes(bytes),
                 megabytes(room)
             );
-            return Err(Error::Agreed { message: format!("--shuffle-window: {why}"), exit_code: 2 });
+            return Err(Error::input_on_every_rank("--shuffle-window", why));
         }
         log::info!(
             "reading samples ahead: {:.1} MB on a node for two windows; all samples take {:.1} MB, of {:.1} \
@@ -153,17 +149,9 @@ fn clamp(bytes: usize) -> usize {
 
 /// Reads samples into memory, and says how far it is. Collective.
 fn load(ranks: &StoreRanks, part: &FileRange, bytes: usize) -> Result<Box<dyn Dataset>> {
-    let (mut num_read, mut last_line) = (0, Instant::now());
-    let mut span = Some(trace::work(Name::Load));
+    let mut progress = ReadingProgress::new(Name::Load);
     let mut after_block = |num_blocks: usize| {
-        num_read += 1;
-        // a new span shows the watchdog that reading makes progress
-        span = None;
-        span = Some(trace::work(Name::Load));
-        if last_line.elapsed() > BETWEEN_LINES {
-            last_line = Instant::now();
-            log::info!("{} % of {:.1} MB read", 100 * num_read / num_blocks, megabytes(bytes));
-        }
+        progress.count(num_blocks, |percent| format!("{percent} % of {:.1} MB read", megabytes(bytes)));
     };
     let set = StoredSet::load(ranks, &part.files, part.range.clone(), part.leaves(), &mut after_block)?;
     Ok(Box::new(set))

@@ -28,7 +28,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let in_parts = self.weights.has_parameters_in_parts();
         let (device, grid, model) = (self.device, self.grid, self.model);
         let auditor = Auditor::new(device, grid, model, plan, sync, in_parts, batch_size, settings)?;
-        log::info!("{}", auditor.words());
+        log::info!("audits: {}", auditor.words());
         self.auditor = Some(auditor);
         Ok(())
     }

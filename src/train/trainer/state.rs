@@ -8,7 +8,7 @@ use super::{Trainer, diverged};
 use crate::comm::Operation;
 use crate::device::Device;
 use crate::nn::hash_values;
-use crate::parallel::data::{Show, StateParts};
+use crate::parallel::data::{StateParts, Visit};
 use crate::parallel::replica;
 use crate::parallel::watch::BitFold;
 use crate::parallel::zero::ZeroStage;
@@ -44,7 +44,7 @@ impl<D: Device> Trainer<'_, D> {
     ///
     /// # Errors
     /// `show` failed, or the transfer from the device did.
-    pub fn read_part(&self, slot: Option<usize>, number: usize, show: &mut Show<'_>) -> Result<()> {
+    pub fn read_part(&self, slot: Option<usize>, number: usize, show: &mut Visit<'_>) -> Result<()> {
         let local = self.layout.tensors.iter().position(|(other, _)| *other == number);
         match (local, slot) {
             (None, _) => show(&[]),
@@ -64,7 +64,7 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `look` failed (rank 0 alone), or the transfer from the device did.
     pub fn gather_parameters(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        self.parts.look_at(self.grid, &|number, show| self.read_part(None, number, show), look)
+        self.parts.gather_on_root(self.grid, &|number, show| self.read_part(None, number, show), look)
     }
 
     /// Calls `look` on rank 0 with the number and the values of every whole tensor of the last
@@ -74,7 +74,7 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// `look` failed (rank 0 alone), or the transfer from the device did.
     pub fn gather_gradients(&self, look: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        let read = |number, show: &mut Show<'_>| match self
+        let read = |number, show: &mut Visit<'_>| match self
             .layout
             .tensors
             .iter()
@@ -83,7 +83,7 @@ impl<D: Device> Trainer<'_, D> {
             Some(local) => self.weights.read_gradient(self.device, local, show),
             None => show(&[]),
         };
-        self.parts.look_at(self.grid, &read, look)
+        self.parts.gather_on_root(self.grid, &read, look)
     }
 
     /// Returns a hash of the bits of all parameters of the model, on every rank: see
@@ -114,7 +114,7 @@ impl<D: Device> Trainer<'_, D> {
         let mut digest = weights.parameters().digest(self.device)?;
         if weights.stage() == ZeroStage::None {
             let mut hash = Xxh3::new();
-            weights.look_at_slots(self.device, &mut |values| hash_values(&mut hash, values))?;
+            weights.read_slots(self.device, &mut |values| hash_values(&mut hash, values))?;
             digest ^= hash.digest128();
         }
         let (shape, own) = (self.grid.shape, self.grid.shape.coordinates(self.grid.all.rank()));
@@ -143,11 +143,7 @@ impl<D: Device> Trainer<'_, D> {
         };
         let num_arrays = num_tensors * (1 + slots.len());
         let compared = replica::check(&self.grid.data, digest, step, &ranks, num_arrays, &fold, &name);
-        match compared {
-            // the others do not know of it
-            Err(error) if !matches!(error, Error::Agreed { .. }) => Err(error),
-            compared => self.grid.all.agree(compared),
-        }
+        self.grid.all.agree(Error::unless_alone(compared)?)
     }
 
     /// Checks that all parameters are finite after the last step, number `step`. (For all earlier

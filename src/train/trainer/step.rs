@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use super::{OpenStep, Trainer, diverged};
 use crate::Result;
 use crate::comm::Operation;
+use crate::comm::shard;
 use crate::dataset::Batches;
 use crate::device::{Device, StepTotals, totals};
 use crate::nn::Model;
 use crate::parallel::batch::BatchDivision;
-use crate::parallel::shard;
 use crate::train::feed::{Parts, Resident, Rows};
 
 /// The numbers of ranks that ask to stop and to write a checkpoint after a step. They are summed
@@ -197,7 +197,9 @@ impl<D: Device> Trainer<'_, D> {
         let num_samples = batches.dataset().num_samples();
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
         let mut sums = StepTotals::default();
-        let round = self.capacity * self.pipeline.num_micro_batches();
+        // a device may count correct predictions in an `f32`, which is exact up to 2²⁴
+        let most_samples = (1 << 24) / self.model.loss.num_predictions(self.model.output).max(1);
+        let round = (self.capacity * self.pipeline.num_micro_batches()).min(most_samples.max(1));
         // as many rounds on every replica, for all of them take part in gathers of parameters
         for round_start in (0..num_samples.div_ceil(self.grid.data.size())).step_by(round) {
             let start = share.end.min(share.start + round_start);
@@ -208,7 +210,6 @@ impl<D: Device> Trainer<'_, D> {
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
             let sums_of_round = self.device.view_mut(self.weights.sums_mut(), 0..totals::LEN);
             let round = self.device.take_totals(sums_of_round)?;
-            // an `f32` sum over many rounds would lose counts
             sums += self.device.finish_totals(round)?;
         }
         let Means { loss, accuracy, .. } = self.collect(sums, num_samples, RunRequests::default())?;

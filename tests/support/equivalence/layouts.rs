@@ -71,7 +71,8 @@ pub fn tensor_oracles<D: TestDevice>(world: &World) {
             if !sample.takes_next() {
                 continue;
             }
-            let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches, split).unwrap();
+            let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches).unwrap();
+            let plan = ParallelPlan { split, ..plan };
             oracle.check::<D>(&grid, SYNC, &plan);
         }
     }
@@ -86,7 +87,7 @@ pub fn pipeline_oracles<D: TestDevice, const EVERY: usize>(world: &World) {
         let oracle = Oracle::open(name);
         for num_micro_batches in [1, 4] {
             let serial = || {
-                let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs);
+                let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches);
                 oracle.check::<D>(&alone, SYNC, &plan.unwrap())
             };
             let mut expected = None;
@@ -110,7 +111,7 @@ pub fn pipeline_images<D: TestDevice>(world: &World) {
     let (grid, alone) = (pipeline_grid(world), serial_grid(world));
     for name in ["lenet_sgd", "cifar_net_adam"] {
         let oracle = Oracle::open(name);
-        let serial = ParallelPlan::single_stage(&oracle.model(), 2, Split::Pairs).unwrap();
+        let serial = ParallelPlan::single_stage(&oracle.model(), 2).unwrap();
         let expected = oracle.check::<D>(&alone, SYNC, &serial);
         for kind in [PipelineScheduleKind::OneForwardOneBackward, PipelineScheduleKind::ZeroBubble] {
             let found =

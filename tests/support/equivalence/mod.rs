@@ -20,7 +20,6 @@ use phalanx::optim::{LearningRateSchedule, OptimizerSettings, Rule};
 use phalanx::parallel::batch::Summation;
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
-use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::{Gathering, ZeroStage};
 use phalanx::train::{RunRequests, StepOutcome, Trainer, TrainerSettings};
 
@@ -207,7 +206,7 @@ impl<'a, D: TestDevice> Rig<'a, D> {
             Loss::MeanOfSquares => Targets::Nothing,
         };
         let model = network.build(features).unwrap();
-        let plan = ParallelPlan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
+        let plan = ParallelPlan::single_stage(&model, num_micro_batches).unwrap();
         Rig {
             model,
             plan,

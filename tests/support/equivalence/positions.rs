@@ -40,7 +40,7 @@ pub fn shared_positions_oracles<D: TestDevice>(world: &World) {
     let mut sample = Sample::new(world, D::EVERY);
     for name in ["gpt_bias_adamw", "gpt_nobias_decay_clip"] {
         let oracle = Oracle::open(name);
-        let plan = ParallelPlan::single_stage(&oracle.model(), 2, Split::Pairs).unwrap();
+        let plan = ParallelPlan::single_stage(&oracle.model(), 2).unwrap();
         let expected = oracle.check::<D>(&serial_grid(world), SYNC, &plan);
         let mut number = 0;
         for shape in shared_shapes(world.size()) {
@@ -225,7 +225,7 @@ pub fn shared_positions_memory(world: &World) {
     for recompute in [false, true] {
         let need = |sequence_parallel| {
             let settings = settings(16, SYNC);
-            let plan = ParallelPlan::single_stage(&model, 2, Split::Pairs).unwrap();
+            let plan = ParallelPlan::single_stage(&model, 2).unwrap();
             let plan = Cpu::summed(&ParallelPlan { sequence_parallel, recompute, ..plan });
             let mut rig = Rig::<Cpu>::new(&network, features, 2, settings);
             rig = rig.with_targets(Targets::Tokens { len, vocabulary });

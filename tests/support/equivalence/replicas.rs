@@ -13,7 +13,6 @@ use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::{Layout, ParallelPlan};
 use phalanx::parallel::pipeline::footprint::{Footprint, FootprintSettings};
 use phalanx::parallel::schedule::PipelineScheduleKind;
-use phalanx::parallel::tensor::Split;
 use phalanx::parallel::zero::{Accumulation, Gathering, ZeroStage};
 use phalanx::train::TrainerSettings;
 
@@ -50,7 +49,7 @@ pub fn oracle<D: TestDevice>(world: &World, name: &str) {
     let oracle = Oracle::open(name);
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
     for (sync, num_micro_batches) in ways() {
-        let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches, Split::Pairs).unwrap();
+        let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches).unwrap();
         oracle.check::<D>(&grid, sync, &plan);
     }
 }
@@ -175,7 +174,7 @@ pub fn zero_same_bits<D: TestDevice>(world: &World) {
                 ] {
                     layouts.push((shape, Some(pipeline_plan(&model, kind, 2, num_micro_batches.max(2)))));
                 }
-                let plan = ParallelPlan::single_stage(&model, num_micro_batches, Split::Pairs).unwrap();
+                let plan = ParallelPlan::single_stage(&model, num_micro_batches).unwrap();
                 layouts.push((GridShape { data: world.size() / 2, stage: 1, tensor: 2 }, Some(plan)));
             }
             for (shape, plan) in layouts {

@@ -13,7 +13,7 @@ pub enum ExchangeKind {
     /// of which each gets its own columns.
     Gather,
     /// Every rank has some of the columns and gathers all; every rank has the gradient of all
-    /// columns already, as computed from the loss.
+    /// columns already, because what follows is the same on all of them.
     GatherOutput,
     /// The values are summed over the ranks, of which each gets its own columns; every rank gathers the
     /// gradient of all columns.
