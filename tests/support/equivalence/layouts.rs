@@ -20,7 +20,7 @@ use super::replicas::assert_same;
 use super::{Oracle, Rig, Sample, TestDevice, assert_close, serial_grid, settings};
 
 /// The trajectories that are compared in every layout.
-pub const ORACLES: [&str; 8] = [
+pub const ORACLES: [&str; 9] = [
     "classifier_relu_sgd",
     "regressor_tanh_adam_cosine",
     "deep_mlp_gelu_adamw",
@@ -29,6 +29,7 @@ pub const ORACLES: [&str; 8] = [
     "residual_conv_sgd",
     "gpt_bias_adamw",
     "gpt_nobias_decay_clip",
+    "transformer_adamw",
 ];
 
 pub const SYNC: SyncSettings = SyncSettings {

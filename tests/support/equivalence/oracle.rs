@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use phalanx::comm::Grid;
 use phalanx::dataset::{Batches, Order, Sampler, Table, Targets};
-use phalanx::device::Activation;
-use phalanx::nn::{Convolution, Features, GptSizes, Loss, Model, Module, Network};
+use phalanx::device::{Activation, Gate};
+use phalanx::nn::{Attention, Convolution, Features, GptSizes, Loss, Model, Module, Network};
 use phalanx::optim::{DecayScope, LearningRateSchedule, LearningRateScheduleKind, OptimizerSettings, Rule};
 use phalanx::parallel::data::SyncSettings;
 use phalanx::parallel::layout::ParallelPlan;
@@ -63,6 +63,36 @@ fn residual_conv() -> Network {
         Module::linear(5, true).named("fc"),
     ];
     Network { name: "residual".into(), modules, loss: Loss::CrossEntropy }
+}
+
+/// Returns a transformer of the LLaMA family: the first block with SwiGLU, the second with GEGLU.
+fn transformer() -> Network {
+    let linear = |outputs, name: &str| Module::linear(outputs, false).named(name);
+    let norm = |number: usize| Module::RmsNorm.named(&format!("norm.{number}"));
+    let attention = Attention {
+        heads: 6,
+        key_value_heads: 2,
+        causal: true,
+        rotary: Some(100.0),
+        dropout: 0.0,
+        bias: false,
+        deviation: None,
+        output_deviation: None,
+    };
+    let mut modules = vec![Module::Embedding { width: 24, deviation: 1.0 }.named("embedding")];
+    for (block, gate) in [Gate::Silu, Gate::Gelu].into_iter().enumerate() {
+        let attention = Module::Attention(attention).named(&format!("attention.{block}"));
+        let gated = vec![
+            norm(2 * block + 1),
+            linear(40, &format!("up.{block}")),
+            Module::GatedLinearUnit { gate },
+            linear(24, &format!("down.{block}")),
+        ];
+        modules.push(Module::Residual { body: vec![norm(2 * block), attention], shortcut: vec![] });
+        modules.push(Module::Residual { body: gated, shortcut: vec![] });
+    }
+    modules.extend([norm(4), linear(19, "output")]);
+    Network { name: "transformer".into(), modules, loss: Loss::CrossEntropy }
 }
 
 thread_local! {
@@ -139,6 +169,13 @@ impl Oracle {
                     decay: DecayScope::Matrices,
                     ..adam
                 },
+                1e-3,
+            ),
+            "transformer_adamw" => (
+                transformer(),
+                Features::Tokens { len: 9, vocabulary: 19 },
+                Targets::Tokens { len: 9, vocabulary: 19 },
+                OptimizerSettings { rule: Rule::AdamW, weight_decay: 1e-2, ..adam },
                 1e-3,
             ),
             "residual_conv_sgd" => (
