@@ -39,7 +39,7 @@ impl SampleBlocks {
         self.starts.partition_point(|start| *start <= sample) - 1
     }
 
-    /// Returns a hash of the cut, by which ranks compare it.
+    /// Returns a hash of the cut, by which ranks and starts of a run compare it.
     pub fn hash(&self) -> u64 {
         xxh3_64(bytemuck::cast_slice(&self.starts))
     }

@@ -123,7 +123,7 @@ impl fmt::Display for Targets {
 /// the replica reads.
 pub type ReplicaRows<'a> = dyn Fn(usize, usize) -> Vec<Range<usize>> + 'a;
 
-/// The number of samples in the fingerprint of a dataset that is not in memory: each may cost a
+/// The most samples in the fingerprint of a dataset whose samples are not all hashed: each may cost a
 /// packed chunk.
 const SEEN_SAMPLES: usize = 8;
 
@@ -133,8 +133,8 @@ const BLOCK_VALUES: usize = 1 << 20;
 /// The most samples that are read together where any number would do.
 const BLOCK_SAMPLES: usize = 4096;
 
-/// The largest unpacked size in bytes of a file that is read whole: twice the images of EMNIST, the
-/// largest published set in these formats.
+/// The largest unpacked size in bytes of a file that is read whole: twenty times the images of MNIST, the
+/// largest file of the published sets.
 const LARGEST_FILE: usize = 1 << 30;
 
 /// Returns true for the file names of published sets in IDX or CIFAR-10 format.
@@ -180,8 +180,8 @@ pub trait Dataset {
     /// Returns the kind of targets.
     fn targets(&self) -> Targets;
 
-    /// Returns the published means and deviations to standardise with, one pair for each channel of
-    /// an image or one for all; `None` to leave values unchanged.
+    /// Returns the means and deviations by which a set is usually standardised, published or a convention,
+    /// one pair for each channel of an image or one for all; `None` to leave values unchanged.
     fn preset(&self) -> Option<Vec<[f32; 2]>> {
         None
     }
@@ -221,8 +221,9 @@ pub trait Dataset {
     /// Ends what [`Dataset::begin_step`] has begun. Collective like that.
     fn finish(&mut self) {}
 
-    /// Returns a hash by which ranks detect different data: of all samples where they are in
-    /// memory, else of a few that are spread over the dataset. Not collective.
+    /// Returns a hash by which ranks detect different data: of all bytes of images and all tokens of texts,
+    /// else of a few samples that are spread over the dataset. It is 0 for samples that are generated when
+    /// they are read: the options determine them. Not collective.
     ///
     /// # Errors
     /// A sample cannot be read.

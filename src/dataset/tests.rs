@@ -118,6 +118,30 @@ fn synthetic_samples_depend_on_their_number_only() {
 }
 
 #[test]
+fn numbers_that_are_not_finite_or_exceed_the_range_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data.h5");
+    // the last value of the first channel of an image of two, which is the last but one in memory
+    for (value, why) in [
+        (f64::NAN, "x holds NaN at row 2, element 4; every number must be finite"),
+        (f64::INFINITY, "x holds inf at row 2, element 4; every number must be finite"),
+        (-1e300, "x holds -1e300 at row 2, element 4, which exceeds the range of 32 bits, ±3.4028235e38"),
+    ] {
+        let file = ::hdf5::File::create(&path).unwrap();
+        let mut images = ndarray::Array4::<f64>::ones((5, 2, 1, 3));
+        images[[2, 0, 0, 2]] = value;
+        file.new_dataset_builder().with_data(&images).create("x").unwrap();
+        drop(file);
+        let names = Hdf5Names { inputs: "x".into(), targets: None, may_lack_targets: false };
+        let mut set = Hdf5Set::open("a test", std::slice::from_ref(&path), &names).unwrap();
+        let mut inputs = [0.0; 6];
+        set.read(&[1], &mut inputs, &mut []).unwrap();
+        let error = set.read(&[2], &mut inputs, &mut []).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
 fn rows_of_a_file_come_in_any_order() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data.h5");

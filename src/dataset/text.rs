@@ -158,11 +158,20 @@ fn split(
         Some(columns) => (columns, columns - 1, [columns; 2]),
     };
     let (len, num_units, tokens) = (tokens.len(), tokens.len() / unit, Rc::new(tokens));
-    let num_train = match columns {
-        None => (len as f64 * (1.0 - test_fraction)) as usize,
+    let share = num_units as f64 * test_fraction;
+    let num_test = match columns {
+        // rounded up, as in nanoGPT; a share that is a whole number may be computed as slightly more
+        None => (share * (1.0 - 1e-12)).ceil(),
         // as of the samples of other files
-        Some(columns) => (num_units - (num_units as f64 * test_fraction).round() as usize) * columns,
-    };
+        Some(_) => share.round(),
+    } as usize;
+    if num_test == 0 && test_fraction > 0.0 {
+        let why = format!(
+            "{test_fraction} of its {num_units} rows is none to test with; try a larger --test-fraction, or 0"
+        );
+        return Err(Error::input(format!("reading {source}"), why));
+    }
+    let num_train = (num_units - num_test) * unit;
     let part = |range: Range<usize>, stride: usize, what: &str| {
         if range.len() <= context {
             let why = match columns {
@@ -258,6 +267,19 @@ mod tests {
     }
 
     #[test]
+    fn the_share_to_test_with_is_rounded_up() {
+        for (num_tokens, test_fraction, num_test) in
+            [(20, 0.9, 18), (100, 0.07, 7), (15, 0.3, 5), (9, 0.25, 3)]
+        {
+            let settings = TextSettings { test_fraction, ..settings(1, 1) };
+            let data = of_text("a test", &b"ab".repeat(num_tokens / 2 + 1)[..num_tokens], settings).unwrap();
+            // each sample has a token after it
+            assert_eq!(data.train.num_samples(), num_tokens - num_test - 1);
+            assert_eq!(data.test.unwrap().num_samples(), num_test - 1);
+        }
+    }
+
+    #[test]
     fn samples_at_other_strides_are_other_data() {
         let of_stride = |stride| {
             let mut data = of_text("a test", b"abcdefghijklmnopqrst", settings(4, stride)).unwrap();
@@ -298,6 +320,11 @@ mod tests {
             let data = open_text(&path, TextSettings { test_fraction, ..settings(1, 1) }).unwrap().unwrap();
             assert_eq!(data.train.num_samples(), rows);
         }
+        write(&[4, 5], "tokens");
+        let open = |test_fraction| open_text(&path, TextSettings { test_fraction, ..settings(1, 1) });
+        assert!(open(0.0).unwrap().unwrap().test.is_none());
+        let error = open(0.1).err().unwrap().to_string();
+        assert!(error.contains("0.1 of its 4 rows is none to test with"), "{error}");
         for (shape, why) in [(&[20, 1][..], "a row has 1 tokens"), (&[5, 2, 2], "the shape [5, 2, 2]")] {
             write(shape, "tokens");
             let error = open_text(&path, settings(4, 1)).err().unwrap().to_string();

@@ -23,10 +23,10 @@ impl Tokeniser {
 
     /// Returns the tokeniser with a token for each character of `text`, in the order of their code points.
     pub(super) fn of_characters(text: &str) -> Tokeniser {
-        let mut characters: Vec<char> = text.chars().collect();
-        characters.sort_unstable();
-        characters.dedup();
-        Tokeniser::Characters(characters)
+        // a list of all characters would take four times the memory of a long text
+        let mut is_there = vec![false; char::MAX as usize + 1];
+        text.chars().for_each(|character| is_there[character as usize] = true);
+        Tokeniser::Characters(('\0'..=char::MAX).filter(|character| is_there[*character as usize]).collect())
     }
 
     /// Returns the tokens of `text`.

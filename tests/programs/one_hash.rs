@@ -72,7 +72,7 @@ const CASES: [Case; 9] = [
             "/docs/networks/resnet-cifar.kdl --data synthetic --synthetic-samples 60 \
              --synthetic-shape 3x12x12 --batch-size 23 --steps 4 --momentum 0.9"
         ),
-        digest: "7246075648ed5ae4291dd75f5e9afb7a",
+        digest: "04267c7cb23c6278b30790669c2e39d8",
         most_stages: 8,
         most_tensor_ranks: 8,
         has_sequences: false,

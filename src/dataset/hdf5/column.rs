@@ -39,9 +39,9 @@ pub(super) struct Column {
     pub(super) name: String,
     dataset: hdf5::Dataset,
     /// The shape of one row.
-    shape: Vec<usize>,
+    pub(super) shape: Vec<usize>,
     /// True if the numbers are truth values, which HDF5 reads as a type of their own.
-    is_boolean: bool,
+    pub(super) is_boolean: bool,
     pub(super) format: ColumnFormat,
     pub(super) num_rows: usize,
     direct: Option<DirectReader>,

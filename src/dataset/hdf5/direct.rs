@@ -5,8 +5,9 @@
 //! needs no lock, and libdeflate takes a third of the time. Whatever is stored otherwise is read by
 //! the library.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,7 +83,12 @@ impl DirectReader {
     /// numbers must be stored as they are in memory. Returns `None` if the library has to read them.
     pub(super) fn new(path: &Path, dataset: &hdf5::Dataset, row_bytes: usize) -> Option<DirectReader> {
         let element = dataset.dtype().ok()?.size();
-        let file = ByteFile::new(File::open(path).ok()?);
+        let file = File::open(path).ok()?;
+        // places count in the file that holds the dataset, to which an external link may lead
+        if !is_called(&file, &dataset.filename()) {
+            return None;
+        }
+        let file = ByteFile::new(file);
         let mut first = [0; SIGNATURE.len()];
         file.read_exact_at(&mut first, 0).ok().filter(|()| first == *SIGNATURE)?;
         let storage = match dataset.layout() {
@@ -219,6 +225,13 @@ impl Chunks {
     }
 }
 
+/// Returns true if `file` is the one that is called `name`.
+fn is_called(file: &File, name: &str) -> bool {
+    let place = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    let (own, named) = (file.metadata().map(place), std::fs::metadata(name).map(place));
+    own.ok().zip(named.ok()).is_some_and(|(own, named)| own == named)
+}
+
 /// Undoes the shuffle filter: `bytes` holds the first bytes of all elements, then the second bytes,
 /// and so on. Writes the elements from byte `start` on to `into`; both are whole elements.
 fn unshuffle(bytes: &[u8], element: usize, start: usize, into: &mut [u8]) {
@@ -290,6 +303,29 @@ mod tests {
         for name in ["shuffle", "checked", "cut"] {
             let dataset = file.dataset(name).unwrap();
             assert!(DirectReader::new(&path, &dataset, 96).is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_dataset_in_another_file_is_left_to_the_library() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other, link] = ["data.h5", "other.h5", "link.h5"].map(|name| folder.path().join(name));
+        let values = ndarray::Array2::from_shape_fn((6, 2), |(n, i)| (n * 2 + i) as f32);
+        let write = |path: &Path, values: &ndarray::Array2<f32>| {
+            let file = hdf5::File::create(path).unwrap();
+            file.new_dataset_builder().with_data(values).create("own").unwrap();
+            file
+        };
+        drop(write(&other, &values.mapv(|value| value + 100.0)));
+        write(&path, &values).link_external("other.h5", "/own", "linked").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+
+        for path in [&path, &link] {
+            let file = hdf5::File::open(path).unwrap();
+            assert!(DirectReader::new(path, &file.dataset("own").unwrap(), 8).is_some());
+            let linked = file.dataset("linked").unwrap();
+            assert!(DirectReader::new(path, &linked, 8).is_none());
+            assert_eq!(linked.read_raw::<f32>().unwrap()[..3], [100.0, 101.0, 102.0]);
         }
     }
 

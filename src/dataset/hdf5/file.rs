@@ -135,8 +135,8 @@ impl Hdf5File {
     /// Reads the bytes of `rows` to `buffer`, those of the inputs only if `with_inputs`.
     ///
     /// # Errors
-    /// The file cannot be read any more or has changed, or a value is NaN, infinite or a negative
-    /// class number.
+    /// The file cannot be read any more or has changed, or a value is NaN, infinite, beyond the range of
+    /// `f32` or a negative class number.
     pub(super) fn read(&self, rows: &Range<usize>, with_inputs: bool, buffer: &mut RowBuffer) -> Result<()> {
         let fail = |why: String| Error::input(format!("reading {}", self.path.display()), why);
         self.check_version().map_err(fail)?;
@@ -199,7 +199,7 @@ pub(super) fn open_hdf5(path: &Path) -> std::result::Result<(hdf5::File, FileVer
     Ok((file, FileVersion::of(&metadata)))
 }
 
-/// Refuses NaN and infinities in the rows of a column.
+/// Refuses NaN, infinities and numbers beyond the range of `f32` in the rows of a column.
 fn check_finite(column: &Column, rows: &Range<usize>, bytes: &[u8]) -> std::result::Result<(), String> {
     let format = &column.format;
     if !matches!(format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64) {
@@ -213,6 +213,20 @@ fn check_finite(column: &Column, rows: &Range<usize>, bytes: &[u8]) -> std::resu
             continue;
         }
         let at = values.iter().position(|value| !value.is_finite()).unwrap_or_default();
+        if format.stored == StoredType::F64 {
+            // channels come first in the file
+            let place = at % format.channels * (format.len / format.channels) + at / format.channels;
+            let stored: f64 =
+                bytemuck::pod_read_unaligned(&bytes[place * size_of::<f64>()..][..size_of::<f64>()]);
+            if stored.is_finite() {
+                return Err(format!(
+                    "{} holds {stored:e} at row {row}, element {at}, which exceeds the range of 32 bits, \
+                     ±{:e}; scale the numbers",
+                    column.name,
+                    f32::MAX
+                ));
+            }
+        }
         return Err(format!(
             "{} holds {} at row {row}, element {at}; every number must be finite",
             column.name, values[at]

@@ -127,8 +127,8 @@ impl Hdf5Set {
     /// `keep`, in their order. Not collective.
     ///
     /// # Errors
-    /// A file cannot be read any more or has changed, or a value is NaN, infinite or a negative
-    /// class number.
+    /// A file cannot be read any more or has changed, or a value is NaN, infinite, beyond the range of
+    /// `f32` or a negative class number.
     pub fn read_rows(
         &self,
         rows: Range<usize>,

@@ -7,7 +7,7 @@ use super::Cpu;
 use crate::device::prelude::*;
 use crate::device::{
     Activation, AdamStep, BiasShape, DropoutMask, DropoutShape, EmbeddingShape, LinearShape, NormShape,
-    OptimizerStep, PoolShape, RowSums, WeightLayout, WeightOperands, totals, update,
+    OptimizerStep, RowSums, WeightLayout, WeightOperands, totals, update,
 };
 use crate::memory::Memory;
 use crate::sums::{Leaves, Section};
@@ -129,57 +129,6 @@ fn the_matrix_product_of_the_worked_example() {
     let mut product = poison(4);
     Cpu::new(1).unwrap().linear_forward(&shape, &a, &b, None, Activation::Identity, &mut [], &mut product);
     assert_eq!(product, [76.0, 82.0, 252.0, 274.0]);
-}
-
-/// Returns the shape of a pooling of an image with one channel, by square windows.
-fn windows(height: usize, width: usize, size: usize, stride: usize, padding: usize) -> PoolShape {
-    PoolShape {
-        rows: 1,
-        window_height: size,
-        window_width: size,
-        stride_height: stride,
-        stride_width: stride,
-        padding,
-        ..PoolShape::whole(height, width, 1)
-    }
-}
-
-/// The figures are PyTorch's: `MaxPool2d(3, 2, 1)` and `AvgPool2d(3, 2, 1)`.
-#[test]
-fn windows_that_overlap_give_pytorchs_figures() {
-    let (shape, cpu) = (windows(5, 4, 3, 2, 1), Cpu::new(1).unwrap());
-    let input: Vec<f32> = (0..20).map(|at| (at * 7 % 11) as f32).collect();
-    let gradient = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-    let (mut output, mut argmax, mut back) = (poison(6), poison(6), poison(20));
-    cpu.max_pool_forward(&shape, &input, &mut argmax, &mut output);
-    assert_eq!(output, [7.0, 10.0, 8.0, 10.0, 9.0, 10.0]);
-    cpu.max_pool_backward(&shape, &argmax, &gradient, &mut back);
-    let mut expected = [0.0; 20];
-    for (at, gradient) in [(1, 1.0), (3, 2.0), (9, 3.0), (14, 10.0), (17, 5.0)] {
-        expected[at] = gradient;
-    }
-    assert_eq!(back, expected);
-    cpu.average_pool_forward(&shape, &input, &mut output);
-    let ninths = |values: &[f32]| values.iter().map(|value| (value * 9.0).round()).collect::<Vec<f32>>();
-    assert_eq!(ninths(&output), [15.0, 36.0, 27.0, 47.0, 21.0, 34.0]);
-    cpu.average_pool_backward(&shape, &gradient, &mut back);
-    let expected =
-        [1, 3, 2, 2, 4, 10, 6, 6, 3, 7, 4, 4, 8, 18, 10, 10, 5, 11, 6, 6].map(|ninths| ninths as f32);
-    assert_eq!(ninths(&back), expected);
-}
-
-#[test]
-fn pooling_takes_the_first_maximum_and_hands_the_gradient_back_to_it() {
-    let shape = windows(3, 5, 2, 2, 0);
-    let input = [1.0, 5.0, 2.0, 2.0, 9.0, 5.0, 0.0, 2.0, 2.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0];
-    let (mut output, mut argmax, mut back) = (poison(2), poison(2), poison(15));
-    let cpu = Cpu::new(1).unwrap();
-    cpu.max_pool_forward(&shape, &input, &mut argmax, &mut output);
-    assert_eq!(output, [5.0, 2.0]);
-    cpu.max_pool_backward(&shape, &argmax, &[0.5, 0.25], &mut back);
-    let mut expected = [0.0; 15];
-    (expected[1], expected[2]) = (0.5, 0.25);
-    assert_eq!(back, expected);
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod attention;
 mod layers;
 mod linear;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::layer::{AddLayer, Layer, LayerInputs, LayerKind};
 use super::text::head;
@@ -81,6 +81,8 @@ struct Builder {
     value: usize,
     features: Features,
     tensors: Vec<TensorSpec>,
+    /// The names of the tensors of all layers so far.
+    tensor_names: HashSet<String>,
     layers: Vec<Layer>,
     inputs: Vec<LayerInputs>,
     /// The beginning of the names in this scope.
@@ -112,6 +114,7 @@ impl Builder {
             value: 0,
             features,
             tensors: Vec::new(),
+            tensor_names: HashSet::new(),
             layers: Vec::new(),
             inputs: Vec::new(),
             prefix: String::new(),
@@ -220,10 +223,10 @@ impl Builder {
         if features.len() > LARGEST_SIZE {
             return Err(format!("its outputs would be {features}, and no size may be above {LARGEST_SIZE}"));
         }
-        let (before, own) = self.tensors.split_at(first_tensor);
-        let is_there = |name: &str| before.iter().any(|other| other.name == name);
-        if let Some(twice) = own.iter().find(|tensor| is_there(&tensor.name)) {
-            return Err(format!("there is another tensor named {}", twice.name));
+        for tensor in &self.tensors[first_tensor..] {
+            if !self.tensor_names.insert(tensor.name.clone()) {
+                return Err(format!("there is another tensor named {}", tensor.name));
+            }
         }
         self.inputs.push(LayerInputs { first: self.value, added });
         self.layers.push(layer);

@@ -11,6 +11,14 @@ use crate::{Error, Result};
 /// The deepest nesting of braces.
 const DEEPEST: usize = 64;
 
+/// The most blocks that `/-` comments out. The KDL library reads each twice, with those in it
+/// ([kdl-rs #177](https://github.com/kdl-org/kdl-rs/issues/177)).
+const MOST_COMMENTED_BLOCKS: usize = 4;
+
+/// The stack for reading a text of [`LONGEST_TEXT`] that is wrong at every byte. It takes no memory before
+/// it is used.
+const STACK_BYTES: usize = 512 << 20;
+
 /// The most modules of a network.
 const MOST_MODULES: usize = 20_000;
 
@@ -26,7 +34,14 @@ impl Network {
             let why = format!("it has {} bytes, and {LONGEST_TEXT} are the limit", text.len());
             return Err(Error::input(doing(), why));
         }
-        let network = check_nesting(text).and_then(|()| read(text, name, loss));
+        let checks = check_nesting(text).and_then(|()| check_comments(text));
+        let read = || checks.and_then(|()| read(text, name, loss));
+        // the KDL library calls itself at each error that it finds
+        let network = std::thread::scope(|scope| {
+            let reader = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, read)?;
+            Ok(reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let network = network.map_err(|error: std::io::Error| Error::failed(doing(), error))?;
         network.map_err(|LineError { offset, why }| {
             let line = 1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count();
             Error::input(doing(), format!("line {line}: {why}"))
@@ -45,6 +60,30 @@ fn check_nesting(text: &str) -> Parsed<()> {
         }
         if depth > DEEPEST {
             return Err(LineError { offset, why: format!("braces are nested more than {DEEPEST} deep") });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a text in which `/-` comments out so many blocks that reading them could take hours. Anything but
+/// plain words counts as a block, so that quotes and other comments cannot hide one.
+fn check_comments(text: &str) -> Parsed<()> {
+    let mut num_blocks = 0;
+    for (offset, mark) in text.match_indices("/-") {
+        let before = &text[..offset];
+        let is_in_comment = before.ends_with('/') && !before.ends_with("*/");
+        let commented = text[offset + mark.len()..].trim_start();
+        let end = commented.find(['\n', ';', '{', '"', '\\', '/']).unwrap_or(commented.len());
+        let (words, rest) = commented.split_at(end);
+        let ends_there = rest.is_empty() || rest.starts_with(['\n', ';']) || rest.starts_with("//");
+        let is_plain = ends_there && words.starts_with(|first: char| first.is_ascii_alphanumeric());
+        num_blocks += usize::from(!is_in_comment && !is_plain);
+        if num_blocks > MOST_COMMENTED_BLOCKS {
+            let why = format!(
+                "more than {MOST_COMMENTED_BLOCKS} `/-` stand before braces or quotes; comment lines out \
+                 with // instead"
+            );
+            return Err(LineError { offset, why });
         }
     }
     Ok(())
@@ -78,42 +117,40 @@ fn read(text: &str, name: &str, loss: Loss) -> Parsed<Network> {
         fields.finish(false)?;
         nodes = rest;
     }
-    network.modules = modules(nodes)?;
-    let num_modules = count(&network.modules);
-    match nodes.first() {
-        Some(node) if num_modules > MOST_MODULES => {
-            let why = format!("there are {num_modules} modules, and {MOST_MODULES} are the limit");
-            Err(Fields::new(node).error(why))
-        }
-        None => Err(LineError { offset: 0, why: "there is no module".into() }),
-        Some(_) => Ok(network),
+    if nodes.is_empty() {
+        return Err(LineError { offset: 0, why: "there is no module".into() });
     }
+    let mut room = MOST_MODULES;
+    network.modules = modules(nodes, &mut room)?;
+    Ok(network)
 }
 
-/// Returns the number of modules, those in others included.
-fn count(modules: &[Module]) -> usize {
-    let of_one = |module: &Module| match module {
-        Module::Residual { body, shortcut } => 1 + count(body) + count(shortcut),
-        Module::Scope { modules, .. } => 1 + count(modules),
-        _ => 1,
-    };
-    modules.iter().map(of_one).sum()
-}
-
-fn modules(nodes: &[KdlNode]) -> Parsed<Vec<Module>> {
+/// Returns the modules of `nodes`, which leave as many fewer of `room`.
+fn modules(nodes: &[KdlNode], room: &mut usize) -> Parsed<Vec<Module>> {
     let mut all = Vec::new();
     for node in nodes {
-        all.extend(lines(node)?);
+        all.extend(lines(node, room)?);
     }
     Ok(all)
 }
 
-/// Returns the modules of a line, with those in its braces.
-fn lines(node: &KdlNode) -> Parsed<Vec<Module>> {
+/// Takes `num` modules, those in others included, from the `room` that is left, or says at the line of
+/// `fields` that there are too many.
+fn take(num: usize, room: &mut usize, fields: &Fields<'_>) -> Parsed<()> {
+    let left = room.checked_sub(num);
+    *room = left.ok_or_else(|| {
+        fields.error(format!("with this line, the network has more than {MOST_MODULES} modules, the limit"))
+    })?;
+    Ok(())
+}
+
+/// Returns the modules of a line, with those in its braces, which leave as many fewer of `room`.
+fn lines(node: &KdlNode, room: &mut usize) -> Parsed<Vec<Module>> {
     let mut fields = Fields::new(node);
     match node.name().value() {
         "residual" => {
             fields.finish(true)?;
+            take(1, room, &fields)?;
             let (mut body, mut shortcut) = (fields.children()?, &[][..]);
             if let Some((last, rest)) =
                 body.split_last().filter(|(last, _)| last.name().value() == "shortcut")
@@ -122,23 +159,28 @@ fn lines(node: &KdlNode) -> Parsed<Vec<Module>> {
                 fields.finish(true)?;
                 (body, shortcut) = (rest, fields.children()?);
             }
-            Ok(vec![Module::Residual { body: modules(body)?, shortcut: modules(shortcut)? }])
+            let (body, shortcut) = (modules(body, room)?, modules(shortcut, room)?);
+            Ok(vec![Module::Residual { body, shortcut }])
         }
         "shortcut" => Err(fields.error("a shortcut is the last line in the braces of a residual".into())),
         "scope" => {
             let prefix = fields.text("a name")?.to_owned();
             fields.finish(true)?;
-            Ok(vec![Module::Scope { prefix, modules: modules(fields.children()?)? }])
+            take(1, room, &fields)?;
+            Ok(vec![Module::Scope { prefix, modules: modules(fields.children()?, room)? }])
         }
         "repeat" => {
             let mut times = 0;
             fields.number(None, "the number of times", &mut times)?;
             let prefix = fields.optional_text(None)?;
             fields.finish(true)?;
-            let inner = modules(fields.children()?)?;
-            if times.saturating_mul(count(&inner) + 1) > MOST_MODULES {
-                return Err(fields.error(format!("{times} times is more than {MOST_MODULES} modules")));
-            }
+            let before = *room;
+            let inner = modules(fields.children()?, room)?;
+            let once = before - *room;
+            // an empty block takes time as well
+            let each = (once + usize::from(prefix.is_some())).max(1);
+            let all = times.saturating_mul(each);
+            take(all.saturating_sub(once), room, &fields)?;
             Ok((0..times)
                 .flat_map(|time| match prefix {
                     None => inner.clone(),
@@ -157,6 +199,7 @@ fn lines(node: &KdlNode) -> Parsed<Vec<Module>> {
                 ))
             };
             let mut module = module_called(name).ok_or_else(unknown)?;
+            take(1, room, &fields)?;
             each_value(&mut module, &mut fields)?;
             let name = fields.optional_text(Some("name"))?;
             fields.finish(false)?;

@@ -1,7 +1,7 @@
 //! Networks as text.
 
 use crate::device::Activation;
-use crate::nn::{Features, GptSizes, Loss, Module, Network};
+use crate::nn::{Features, GptSizes, LONGEST_TEXT, Loss, Module, Network};
 
 fn read(text: &str) -> crate::Result<Network> {
     Network::from_text(text, "net.kdl", "net", Loss::CrossEntropy)
@@ -67,6 +67,23 @@ fn lines_stand_for_modules() {
     assert_eq!(found[..4], expected);
 }
 
+/// `/-` comments out values, lines and blocks, few blocks and any number of others.
+#[test]
+fn comments_are_left_out() {
+    let plain = "/-tanh\n/- residual bias=#true // was here\nlinear 12 /-bias=#false\n//-- {\n";
+    let text = format!("{}scope \"h\" {{\n/-residual {{ linear 3 }}\nlinear 12\n}}\n", plain.repeat(20));
+    let found = modules(&text);
+    assert_eq!(found[..20], vec![LINEAR; 20]);
+    assert_eq!(found[20..], [Module::Scope { prefix: "h".into(), modules: vec![LINEAR] }]);
+    let blocks = |num: usize| format!("linear 12\n{}", "/-residual { linear 12 }\n".repeat(num));
+    assert_eq!(modules(&blocks(4)), [LINEAR]);
+    assert!(read(&blocks(5)).is_err());
+    for hidden in ["/-\n{ } ", "/- /* { */ a { } ", "/-\"\" { } ", "/-a\\\n{ } ", "/*//-{*//-a { } "] {
+        let text = format!("linear 12\n{}", hidden.repeat(5));
+        assert!(read(&text).unwrap_err().to_string().contains("more than 4 `/-`"), "{hidden}");
+    }
+}
+
 /// Checks that a network for `input` is refused in one line that says what is `expected`.
 fn assert_refused(input: Features, text: &str, expected: &str) {
     let error = read(text).and_then(|network| network.build(input)).expect_err(text);
@@ -80,6 +97,9 @@ fn assert_refused(input: Features, text: &str, expected: &str) {
 fn malformed_texts_are_refused_with_the_reason() {
     let deep = format!("{}linear 12{}", "residual { ".repeat(100), " }".repeat(100));
     let long = "linear 12\n".repeat(30_000);
+    let many = "repeat 10000 { relu }\n".repeat(100);
+    // the library takes twice as long for each line
+    let commented = "linear 12 /-{\n".repeat(60);
     let cases: &[(&str, &str)] = &[
         ("", "line 1: there is no module"),
         ("// nothing\n", "line 1: there is no module"),
@@ -159,8 +179,11 @@ fn malformed_texts_are_refused_with_the_reason() {
         ("scope \"h\"", "scope: its modules are missing"),
         ("repeat { linear 12 }", "the number of times is missing"),
         ("repeat 3", "repeat: its modules are missing"),
-        ("repeat 1000000 { linear 12 }", "1000000 times is more than 20000 modules"),
-        ("repeat 200 { repeat 200 { linear 12 } }", "200 times is more than 20000 modules"),
+        ("repeat 1000000 { linear 12 }", "repeat: with this line, the network has more than 20000 modules"),
+        ("repeat 200 { repeat 200 { linear 12 } }", "more than 20000 modules"),
+        ("repeat 268435456 { }", "more than 20000 modules"),
+        (&many, "line 3: relu: with this line, the network has more than 20000 modules, the limit"),
+        (&commented, "line 5: more than 4 `/-` stand before braces or quotes"),
         ("linear 12 name=\"a\"\nlinear 12 name=\"a\"", "there is another tensor named a.weight"),
         ("network \"a\" loss=\"hinge\"\nlinear 12", "there is no loss \"hinge\"; there are cross-entropy,"),
         ("linear 12\nnetwork \"a\"", "line 2: network: the line network is the first, and there is one"),
@@ -247,4 +270,12 @@ fn the_files_of_the_page_are_networks() {
         model.tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
     };
     assert_eq!(shapes(&read(files[2].0).unwrap()), shapes(&Network::gpt(sizes)));
+}
+
+#[test]
+fn a_text_that_is_wrong_everywhere_has_an_error() {
+    for wrong in ["}", "{}", "a=", "/*", "[section]\n", "\"", "\\"] {
+        let text = wrong.repeat(LONGEST_TEXT / wrong.len());
+        assert!(Network::from_text(&text, "a test", "wrong", Loss::CrossEntropy).is_err(), "{wrong}");
+    }
 }
