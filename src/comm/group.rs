@@ -8,14 +8,15 @@ use std::rc::Rc;
 use super::algorithm::{Algorithm, Collective, NodePlace, Plan, Ranks, has_one_leader, plan};
 use super::links::Links;
 use super::mpi::{Handle, Transfers};
-use super::nodes::node_of;
+use super::nodes::{node_of, ranks_per_node};
 use crate::memory::MOST_PEERS;
 use crate::sums::Subtrees;
 
 /// The largest tag that every MPI has (MPI-4.1 §9.1.2).
 pub const LARGEST_TAG: i32 = 32_767;
 
-/// The number of tags of collective operations on the private twin.
+/// The number of tags of collective operations on the private twin. Tags are used again after as many chunks,
+/// so that operations under way at a time on a communicator must not have more.
 const NUM_TAGS: usize = LARGEST_TAG as usize + 1 - NUM_END_TAGS;
 
 /// The number of tags by which receivers tell senders that they have copied a message: the last ones.
@@ -78,6 +79,8 @@ pub(super) struct Group {
     in_job: Vec<Option<i32>>,
     /// The node of each rank of the group.
     nodes: RefCell<Vec<usize>>,
+    /// The number of ranks of each node, if that is the same and they follow each other.
+    per_node: Cell<Option<usize>>,
     plans: RefCell<HashMap<(Collective, Algorithm, Subtrees), Rc<Plan>>>,
     peers: RefCell<Option<KnownPeers>>,
     /// The plans of messages between the leaders of different nodes.
@@ -89,11 +92,25 @@ pub(super) struct Group {
 impl Group {
     pub(super) fn new(mpi: Handle, links: Links, routes: Rc<Routes>) -> Group {
         let in_job = mpi.ranks_in_job();
-        let nodes = in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
+        let nodes: Vec<usize> =
+            in_job.iter().map(|rank| rank.map_or(0, |rank| node_of(rank as usize))).collect();
+        let per_node = Cell::new(ranks_per_node(&nodes));
         let (plans, node_plans, peers) = (RefCell::default(), RefCell::default(), RefCell::default());
         let nodes = RefCell::new(nodes);
         let [next_tag, next_end_tag] = [0; 2].map(Cell::new);
-        Group { mpi, links, routes, in_job, nodes, plans, peers, node_plans, next_tag, next_end_tag }
+        Group {
+            mpi,
+            links,
+            routes,
+            in_job,
+            nodes,
+            per_node,
+            plans,
+            peers,
+            node_plans,
+            next_tag,
+            next_end_tag,
+        }
     }
 
     /// Returns the number in the job of rank `rank`.
@@ -104,6 +121,12 @@ impl Group {
     /// Returns the node of rank `rank`.
     pub(super) fn node_of(&self, rank: usize) -> usize {
         self.nodes.borrow()[rank]
+    }
+
+    /// Returns true if sums of the nodes are subtrees of a sum over the ranks: several nodes have equal
+    /// powers of two of consecutive ranks.
+    pub(super) fn has_node_subtrees(&self) -> bool {
+        self.per_node.get().is_some_and(|each| (2..self.mpi.size).contains(&each) && each.is_power_of_two())
     }
 
     /// Returns the number of nodes that the group spans.
@@ -127,17 +150,16 @@ impl Group {
     /// Finds the peers if every node has as many ranks, at least two, which follow each other, with devices
     /// in the same order.
     fn find_peers(&self) -> Option<[NodePeers; 2]> {
-        let (size, num_nodes, devices) = (self.mpi.size, self.num_nodes(), self.routes.devices.borrow());
-        let each = size / num_nodes;
-        if devices.is_empty() || !(2..=MOST_PEERS).contains(&each) || size != num_nodes * each {
+        let (size, devices) = (self.mpi.size, self.routes.devices.borrow());
+        let each = self.per_node.get().filter(|each| (2..=MOST_PEERS).contains(each))?;
+        if devices.is_empty() {
             return None;
         }
-        let nodes = self.nodes.borrow();
         let device = |rank: usize| self.in_job(rank).and_then(|rank| devices.get(rank));
         let leaders_from = |first: usize| -> Option<Vec<usize>> {
             let leader = |rank: usize| {
-                let is_there = nodes[rank] == nodes[first] && device(rank).is_some();
-                (first..=rank).find(|other| device(*other) == device(rank)).filter(|_| is_there)
+                let found = (first..=rank).find(|other| device(*other) == device(rank));
+                found.filter(|_| device(rank).is_some())
             };
             (first..first + each).map(|rank| leader(rank).map(|leader| leader - first)).collect()
         };
@@ -149,7 +171,7 @@ impl Group {
         let peers = |leaders: Vec<usize>| NodePeers {
             ranks: first..first + each,
             leaders: leaders.into(),
-            num_nodes,
+            num_nodes: size / each,
         };
         Some([peers(vec![0; each]), peers(leaders)])
     }
@@ -180,6 +202,7 @@ impl Group {
 
     /// Pretends that the ranks are on these nodes, for tests.
     pub(super) fn set_nodes(&self, nodes: Vec<usize>) {
+        self.per_node.set(ranks_per_node(&nodes));
         self.nodes.replace(nodes);
         self.plans.borrow_mut().clear();
         self.peers.replace(None);
@@ -197,6 +220,7 @@ impl Group {
     /// Reserves tags for the chunks of a collective operation, which every rank starts in the same
     /// order.
     pub(super) fn take_tags(&self, count: usize) -> usize {
+        debug_assert!(count <= NUM_TAGS, "every chunk of an operation has a tag of its own");
         self.next_tag.replace((self.next_tag.get() + count) % NUM_TAGS)
     }
 

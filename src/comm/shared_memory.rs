@@ -7,7 +7,7 @@ use rustix::fs::statvfs;
 
 use super::Communicator;
 use super::world::host_name;
-use crate::memory::megabytes;
+use crate::memory::{check_room, megabytes};
 use crate::{Error, Result};
 
 /// The file system in which MPIs on Linux keep shared memory.
@@ -26,32 +26,27 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     /// Allocates `num_words` words with arbitrary values for the ranks of `node`, on every node of
-    /// `all`, by `MPI_Win_allocate_shared` (MPI-4.1 §12.2.3). The ranks of a node pass the same
+    /// `all`, by `MPI_Win_allocate_shared` (MPI-4.1 §12.2.3). A rank that is alone on its node gets memory
+    /// of its process, which the limit of shared memory does not bind. The ranks of a node pass the same
     /// number. Collective.
     ///
     /// # Errors
-    /// A node does not have that much shared memory: the same error on every rank.
+    /// A node does not have that much shared memory, or that much memory if it has one rank: the same error
+    /// on every rank.
     pub fn new(all: &Communicator, node: &Communicator, num_words: usize) -> Result<SharedMemory> {
         let bytes = num_words.saturating_mul(size_of::<AtomicU64>());
-        let room = shared_room().filter(|_| node.is_root());
-        all.agree(match room {
-            // writing to a full file system of this kind ends the process
-            Some(room) if bytes > room => Err(Error::failed(
-                format!("sharing memory on {}", host_name()),
-                format!(
-                    "{:.1} MB are wanted, and {FILE_SYSTEM} has {:.1} MB left",
-                    megabytes(bytes),
-                    megabytes(room)
-                ),
-            )),
-            _ => Ok(()),
-        })?;
+        let is_alone = node.size() == 1;
+        let outcome = if is_alone { check_room(bytes) } else { check_shared_room(node, bytes) };
+        let failed = |why: String| Error::failed(format!("sharing memory on {}", host_name()), why);
+        all.agree(outcome.map_err(failed))?;
+        if is_alone {
+            return Ok(SharedMemory::of_process(num_words));
+        }
         Ok(SharedMemory { words: node.shared_words(num_words) })
     }
 
-    /// Makes words of this process alone, which are 0, for tests. Not collective.
-    #[doc(hidden)]
-    pub fn of_process(num_words: usize) -> SharedMemory {
+    /// Makes words of this process alone, which are 0. Not collective.
+    pub(crate) fn of_process(num_words: usize) -> SharedMemory {
         let words: Vec<AtomicU64> = (0..num_words).map(|_| AtomicU64::new(0)).collect();
         SharedMemory { words: words.leak() }
     }
@@ -74,8 +69,21 @@ impl SharedMemory {
     }
 }
 
-/// Returns the bytes of shared memory that this node has left, if the system reports it. Not
-/// collective.
+/// Refuses, on the first rank of `node`, a size above the shared memory that is left: writing to a full file
+/// system of this kind ends the process.
+fn check_shared_room(node: &Communicator, bytes: usize) -> std::result::Result<(), String> {
+    match shared_room().filter(|room| node.is_root() && bytes > *room) {
+        Some(room) => Err(format!(
+            "{:.1} MB are wanted, and {FILE_SYSTEM} has {:.1} MB left",
+            megabytes(bytes),
+            megabytes(room)
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns the bytes of shared memory that this node has left, if the system reports it. A rank that is
+/// alone on its node needs none for [`SharedMemory`]. Not collective.
 pub fn shared_room() -> Option<usize> {
     let found = statvfs(FILE_SYSTEM).ok()?;
     usize::try_from(found.f_bavail.saturating_mul(found.f_frsize)).ok()

@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 use std::panic;
 use std::process;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use ::mpi::topology::Communicator as _;
 use ::mpi::{Threading, ffi};
 
 use super::Communicator;
+use super::group::Routes;
 use super::mpi::{yield_while_waiting, yields};
 use super::nodes::{node_of, set_nodes};
 use crate::{Error, Result};
@@ -24,6 +26,9 @@ static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// The job: all ranks that the launcher started together. A program started without a launcher is a
 /// job of one rank.
+///
+/// MPI is finalised when the value is dropped, which is collective. Clones of its communicators, and those
+/// made from them, must not outlive it: MPI ends a process that calls it afterwards.
 pub struct World {
     communicator: Communicator,
     node: Communicator,
@@ -59,8 +64,9 @@ impl World {
         node.process_at_rank(0).broadcast_into(&mut leader);
         world.all_gather_into(&leader, &mut nodes[..]);
         set_nodes(nodes.into_iter().map(|leader| leader as usize).collect());
-        let communicator = Communicator::new(world, 1);
-        let node = Communicator::new(node, 2);
+        let routes = Rc::new(Routes::new());
+        let communicator = Communicator::new(world, 1, Rc::clone(&routes));
+        let node = Communicator::new(node, 2, routes);
         let mut masks = vec![0_i64; node.size()];
         let own_mask = [allowed_cores()];
         node.all_gather(&own_mask, &mut masks)?;
@@ -203,9 +209,9 @@ pub fn abort(code: u8) -> ! {
     // the last lines are still on their way through the launcher, and MPICH's drops them when the
     // job ends
     thread::sleep(LAST_WORDS);
-    if rank_for_messages().is_none() {
-        // MPI is not initialised, and the launcher takes this exit for the end of the job; exit
-        // handlers could wait for MPI
+    if rank_for_messages().is_none() || is_finalised() {
+        // MPI cannot end the job, and before its initialisation the launcher takes this exit for the
+        // end of the job; exit handlers could wait for MPI
         signal_hook::low_level::exit(i32::from(code));
     }
     // if the thread cannot be started, MPI alone ends the job
@@ -213,14 +219,22 @@ pub fn abort(code: u8) -> ! {
         thread::sleep(LONGEST_ABORT);
         signal_hook::low_level::exit(i32::from(code))
     });
-    // SAFETY: called after initialisation; MPI_Abort may be called at any time until finalisation.
-    // A watchdog, or a thread that panics, calls it beside the thread that communicates, which
-    // MPI_THREAD_FUNNELED does not allow: the process is lost either way, and ends whether the call
-    // returns or not.
+    // SAFETY: MPI is initialised and was not finalised just before, and MPI_Abort may be called at any
+    // time between the two. A watchdog, or a thread that panics, calls it beside the thread that
+    // communicates, which MPI_THREAD_FUNNELED does not allow: the process is lost either way, and ends
+    // whether the call returns or not.
     unsafe {
         ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, i32::from(code));
     }
     process::exit(i32::from(code))
+}
+
+/// Returns true once MPI is finalised.
+fn is_finalised() -> bool {
+    let mut flag = 0;
+    // SAFETY: MPI_Finalized may be called at any time, from any thread (MPI-4.1 §11.4.1).
+    unsafe { ffi::MPI_Finalized(&mut flag) };
+    flag != 0
 }
 
 /// The time that a launcher gets to pass on the last lines of a rank.

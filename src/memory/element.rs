@@ -34,8 +34,9 @@ pub trait Element: bytemuck::Pod + Default + PartialOrd + Send + sealed::Sealed 
     /// The [`ElementType`] of this type.
     const TYPE: ElementType;
 
-    /// Computes `accumulator[i] = accumulator[i] operation values[i]`, with the results of MPI's
-    /// operation of the same name.
+    /// Computes `accumulator[i] = accumulator[i] operation values[i]`. Integers wrap around. A minimum or
+    /// maximum of floats is NaN if a term is, and −0 is less than 0; MPI's operations of these names leave
+    /// both open.
     fn fold(operation: Operation, accumulator: &mut [Self], values: &[Self]);
 }
 

@@ -69,6 +69,14 @@ impl Subtrees {
         (0..num_ranks).map(|rank| self.of_rank(rank)).max().unwrap_or(1)
     }
 
+    /// Returns true if the sums of the ranks are added up like one of each rank: see
+    /// [`Subtrees::one_each`].
+    pub fn is_one_each(self) -> bool {
+        let Subtrees { num_leaves, num_ranks, .. } = self;
+        let are_whole = num_leaves.is_power_of_two() && num_ranks.is_power_of_two();
+        num_leaves == num_ranks || num_leaves > num_ranks && are_whole
+    }
+
     /// Returns, for each subtree of all ranks in order, the number of sums before it that it is added
     /// to, the nearest first.
     pub fn merges(self) -> Vec<usize> {
@@ -146,6 +154,8 @@ mod tests {
                 let nums: Vec<usize> = (0..num_ranks).map(|rank| subtrees.of_rank(rank)).collect();
                 assert_eq!(nums.iter().sum::<usize>(), subtrees.merges().len());
                 assert_eq!(nums.into_iter().max(), Some(subtrees.most()));
+                let adds_one_each = subtrees.merges() == Subtrees::one_each(num_ranks).merges();
+                assert!(!subtrees.is_one_each() || adds_one_each, "{subtrees:?}");
                 if num_leaves.is_power_of_two() && num_ranks.is_power_of_two() {
                     assert_eq!(subtrees.most(), 1);
                 }

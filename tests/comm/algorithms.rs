@@ -30,6 +30,7 @@ pub fn every_algorithm(world: &World) {
 }
 
 fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
+    check_choice(all, algorithm, len);
     let (rank, size) = (all.rank(), all.size());
     let mine = |len: usize| -> Vec<f32> { (0..len).map(|at| f32::from(value(rank, at))).collect() };
     let sum = |at: usize| (0..size).map(|rank| f32::from(value(rank, at))).sum::<f32>();
@@ -87,10 +88,35 @@ fn check_algorithm(all: &Communicator, algorithm: Algorithm, len: usize) {
     for root in 0..size {
         let mut values = mine(len);
         all.broadcast(&mut values, root).unwrap();
-        assert!(
-            (0..len).all(|at| values[at] == f32::from(value(root, at))),
-            "{algorithm} from {root}, {len}"
-        );
+        let started = all.start_broadcast(mine(len), root).unwrap().wait();
+        for values in [values, started] {
+            assert!(
+                (0..len).all(|at| values[at] == f32::from(value(root, at))),
+                "{algorithm} from {root}, {len}"
+            );
+        }
+    }
+}
+
+/// The algorithms that host buffers have for each operation.
+const ALGORITHMS: [(Collective, &[Algorithm]); 4] = {
+    use Algorithm::{Chain, Direct, Doubling, Halving, Mpi, Pairwise, Ring, Tree, TwoLevel};
+    [
+        (Collective::AllReduce, &[Mpi, Direct, Pairwise, Ring, Halving, Doubling, TwoLevel]),
+        (Collective::ReduceScatter, &[Mpi, Pairwise, Ring, TwoLevel]),
+        (Collective::AllGather, &[Mpi, Pairwise, Ring, TwoLevel]),
+        (Collective::Broadcast { root: 0 }, &[Mpi, Pairwise, Tree, Chain]),
+    ]
+};
+
+/// Checks that `algorithm` does every operation that it has, and no other.
+fn check_choice(all: &Communicator, algorithm: Algorithm, len: usize) {
+    for (collective, algorithms) in ALGORITHMS {
+        for call in [Call::Blocking, Call::Started] {
+            let is_used = all.choice(collective, call, len, ElementType::F32).algorithm == algorithm;
+            let has_it = algorithms.contains(&algorithm);
+            assert_eq!(is_used, has_it, "{algorithm} for {collective:?}, {call:?}, {len}");
+        }
     }
 }
 
@@ -107,6 +133,7 @@ pub fn large_buffers(world: &World) {
     let are_sums = |values: &[f32]| values.chunks(1009).all(|found| *found == sums[..found.len()]);
     for &algorithm in Algorithm::value_variants() {
         let all = all.using(Choice { algorithm, chunk: 3 << 20 });
+        check_choice(&all, algorithm, len);
         let mut values = mine(all.rank());
         all.all_reduce(&mut values, Operation::Sum).unwrap();
         assert!(are_sums(&values), "{algorithm}");
@@ -128,6 +155,11 @@ pub fn large_buffers(world: &World) {
     let scattered = all.start_reduce_scatter(mine(), Operation::Sum).unwrap().wait();
     let gathered = all.start_all_gather_in_place(scattered).unwrap().wait();
     assert!(started == blocking && blocking == gathered, "the same bits");
+    for all in [&all, &all.using(Choice::whole(Algorithm::Pairwise))] {
+        let mut part = vec![0.0; len / size];
+        all.reduce_scatter(&mine(), &mut part, Operation::Sum).unwrap();
+        assert!(part == blocking[all.rank() * part.len()..][..part.len()], "the same bits, cut or not");
+    }
     let mut root = blocking.clone();
     all.broadcast(&mut root, 1).unwrap();
     assert!(root == blocking, "the same bits on every rank");

@@ -40,6 +40,7 @@ static CASES: &[Case] = &[
     Case { name: "agree", ranks: &[1, 2, 3], run: world::agree },
     Case { name: "grid", ranks: &[1, 4, 6, 8], run: world::grid },
     Case { name: "world_knows_its_node", ranks: ALL, run: world::node },
+    Case { name: "ranks_share_memory", ranks: ALL, run: world::shared_memory },
 ];
 
 /// A rank that panics must end the job: without `MPI_Abort` the other ranks would wait for it

@@ -1,7 +1,7 @@
 //! The ranks of a job: its grid, its nodes, and how they agree on an error or end the job.
 
 use phalanx::Error;
-use phalanx::comm::{Communicator, Grid, GridShape, World};
+use phalanx::comm::{Communicator, Grid, GridShape, SharedMemory, Transfers, World, shared_room};
 
 pub fn agree(world: &World) {
     let c = world.communicator();
@@ -58,6 +58,30 @@ pub fn node(world: &World) {
         (1, world.rank(), world.size())
     );
     assert!(!phalanx::comm::library_version().is_empty());
+    let (all, node) = (world.communicator(), world.node_communicator());
+    for transfers in [Transfers::Aware, Transfers::Staged] {
+        all.set_transfers(transfers);
+        assert_eq!(node.transfers(), transfers, "the job has one route");
+    }
+}
+
+/// Every rank of the node reads the words of all. The room of /dev/shm limits several ranks, not one.
+pub fn shared_memory(world: &World) {
+    let (all, node) = (world.communicator(), world.node_communicator());
+    let (rank, size) = (node.rank(), node.size());
+    let memory = SharedMemory::new(all, node, size).unwrap();
+    memory.write(rank, &[rank as u64 + 7]);
+    node.barrier();
+    let mut found = vec![0; size];
+    memory.read(0, &mut found);
+    assert!(found.into_iter().eq(7..size as u64 + 7));
+
+    let too_many = shared_room().filter(|room| size > 1 || *room < 1 << 28).map(|room| room / 4);
+    match too_many.map(|num_words| SharedMemory::new(all, node, num_words)) {
+        None => println!("SKIPPED: the room for shared memory is unknown, or too large to be exceeded"),
+        Some(outcome) if size == 1 => assert!(outcome.unwrap().words().len() > size),
+        Some(outcome) => assert!(outcome.unwrap_err().to_string().contains("/dev/shm has")),
+    }
 }
 
 pub fn panic_on_the_last(world: &World) {

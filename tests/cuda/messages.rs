@@ -18,7 +18,7 @@ use crate::support::equivalence::TestDevice;
 /// Runs `check` with CUDA-aware messages if MPI supports them, which every MPI does on the
 /// emulator, whose device memory is host memory.
 pub fn aware(world: &World, check: fn(&World)) {
-    if can_be_aware() {
+    if routes().contains(&Transfers::Aware) {
         world.communicator().set_transfers(Transfers::Aware);
         check(world);
     }
@@ -50,8 +50,8 @@ pub fn every_operation_by_ipc(world: &World) {
         }
         // long enough for several leaders
         operations(Cuda::shared(), Role::Exact, &messages, 70_001);
-        same_bits(Cuda::shared(), Role::Exact, all, false);
-        same_bits(&bf16, Role::Activations, all, false);
+        same_bits(Cuda::shared(), Role::Exact, all, &[Transfers::Staged]);
+        same_bits(&bf16, Role::Activations, all, &[Transfers::Staged]);
         large(Cuda::shared(), &messages, (1 << 20) / all.size() * all.size());
     }
     refused(Cuda::shared(), &all.duplicate(), all);
@@ -79,16 +79,8 @@ pub fn operations_over_nodes_by_ipc(world: &World) {
     let bf16 = Cuda::open(0, Precision::Bf16).unwrap();
     map_peers(world, device).unwrap();
     let call = all.call_on::<CudaBuffer>();
-    let terms = |len: usize| {
-        let mut buffer = device.allocate(len, Role::Exact).unwrap();
-        let mut write = |values: &mut [f32]| {
-            let term = |at: usize| 1000.0 / (rank * 7 + at % 4099 + 1) as f32 - at as f32 / 3.0;
-            values.iter_mut().enumerate().for_each(|(at, into)| *into = term(at));
-            Ok(())
-        };
-        device.write(device.view_mut(&mut buffer, 0..len), &mut write).unwrap();
-        buffer
-    };
+    let term = |at: usize| 1000.0 / (rank * 7 + at % 4099 + 1) as f32 - at as f32 / 3.0;
+    let terms = |len: usize| written(device, Role::Exact, len, term);
     for (on_node, num_devices) in [(2, 1), (2, 2), (4, 1), (4, 2), (3, 1)] {
         if on_node == size || !size.is_multiple_of(on_node) {
             continue;
@@ -108,10 +100,7 @@ pub fn operations_over_nodes_by_ipc(world: &World) {
                 [ElementType::F32, ElementType::Bf16].map(|element| is_ipc(collective, element)) == [true; 2]
             );
         }
-        for transfers in [Transfers::Staged, Transfers::Aware] {
-            if transfers == Transfers::Aware && !can_be_aware() {
-                continue;
-            }
+        for &transfers in routes() {
             all.set_transfers(transfers);
             // in several chunks, of several leaders, of one, and fewer elements than leaders
             for len in [if size == 4 { 2_500_001 } else { 70_000 }, 70_001, 1025, 7, 1, 0] {
@@ -182,12 +171,13 @@ fn allocations_for_messages(all: &Communicator) -> u64 {
     device.counters().allocations - before
 }
 
-fn can_be_aware() -> bool {
-    let can = Cuda::shared().name().starts_with("Emulated") || matches!(awareness(), Awareness::Yes(_));
-    if !can {
-        println!("SKIPPED: this MPI does not take the memory of a GPU");
+/// Returns the routes of messages that this MPI has.
+fn routes() -> &'static [Transfers] {
+    if Cuda::shared().name().starts_with("Emulated") || matches!(awareness(), Awareness::Yes(_)) {
+        return &[Transfers::Staged, Transfers::Aware];
     }
-    can
+    println!("SKIPPED: this MPI does not take the memory of a GPU");
+    &[Transfers::Staged]
 }
 
 /// Returns element `at` of rank `rank`: a small whole number; sums of these are exact in bfloat16
@@ -196,15 +186,21 @@ fn value(rank: usize, at: usize) -> f32 {
     ((rank * 3 + at * 5) % 7 + 1) as f32
 }
 
-/// Returns a buffer with this rank's values, which the device has still to write.
-fn filled(device: &Cuda, role: Role, rank: usize, len: usize) -> CudaBuffer {
-    let mut from = device.allocate(len, role).unwrap();
-    let mut into = device.allocate(len, role).unwrap();
-    let write = |values: &mut [f32]| {
-        values.iter_mut().enumerate().for_each(|(at, into)| *into = value(rank, at));
+/// Returns a buffer with value `value(i)` in element i.
+fn written(device: &Cuda, role: Role, len: usize, value: impl Fn(usize) -> f32) -> CudaBuffer {
+    let mut buffer = device.allocate(len, role).unwrap();
+    let mut write = |values: &mut [f32]| {
+        values.iter_mut().enumerate().for_each(|(at, into)| *into = value(at));
         Ok(())
     };
-    device.write(device.view_mut(&mut from, 0..len), &mut { write }).unwrap();
+    device.write(device.view_mut(&mut buffer, 0..len), &mut write).unwrap();
+    buffer
+}
+
+/// Returns a buffer with this rank's values, which the device has still to write.
+fn filled(device: &Cuda, role: Role, rank: usize, len: usize) -> CudaBuffer {
+    let from = written(device, role, len, |at| value(rank, at));
+    let mut into = device.allocate(len, role).unwrap();
     device.fill(device.view_mut(&mut into, 0..len), f32::NAN);
     device.copy(device.view(&from, 0..len), device.view_mut(&mut into, 0..len));
     // freeing it would wait for the copy
@@ -225,15 +221,26 @@ fn found(device: &Cuda, role: Role, buffer: &CudaBuffer, len: usize) -> Vec<f32>
     found
 }
 
+/// The algorithms that device buffers have for each operation on values of a type.
+const ALGORITHMS: [(Collective, ElementType, &[Algorithm]); 5] = {
+    use Algorithm::{Chain, Direct, Doubling, Halving, Mpi, Pairwise, Ring, Tree, TwoLevel};
+    use Collective::{AllGather, AllReduce, Broadcast, ReduceScatter};
+    use ElementType::{Bf16, F32};
+    [
+        (AllReduce, F32, &[Mpi, Direct, Pairwise, Ring, Halving, Doubling, TwoLevel]),
+        (AllReduce, Bf16, &[Direct, Pairwise, Ring, Halving, Doubling, TwoLevel]),
+        (ReduceScatter, F32, &[Pairwise, Ring, TwoLevel]),
+        (AllGather, F32, &[Mpi, Pairwise, Ring, TwoLevel]),
+        (Broadcast { root: 0 }, F32, &[Mpi, Pairwise, Tree, Chain]),
+    ]
+};
+
 /// Checks all operations, for values kept in `f32` and in bfloat16.
 pub fn every_operation(world: &World) {
     let all = world.communicator();
     let bf16 = Cuda::open(0, Precision::Bf16).unwrap();
-    let aware = can_be_aware();
-    for transfers in [Transfers::Staged, Transfers::Aware] {
-        if transfers == Transfers::Aware && !aware {
-            continue;
-        }
+    let routes = routes();
+    for &transfers in routes {
         all.set_transfers(transfers);
         // MPI's own may crash on device memory
         let is_sound =
@@ -244,23 +251,28 @@ pub fn every_operation(world: &World) {
             let messages = all.duplicate();
             messages.set_nodes((0..all.size()).map(|rank| rank / 2).collect());
             let device = choice.map(|choice| messages.using(choice)).unwrap_or(messages);
+            for (collective, element, algorithms) in ALGORITHMS {
+                let used = device.choice(collective, device.call_on::<CudaBuffer>(), 3000, element).algorithm;
+                let asked = choice.filter(|asked| algorithms.contains(&asked.algorithm));
+                assert!(asked.is_none_or(|asked| asked.algorithm == used), "{used} in place of {asked:?}");
+            }
             for len in [0, 1, 7, 1023, 1024, 1025, 3000] {
                 operations(Cuda::shared(), Role::Exact, &device, len);
                 operations(&bf16, Role::Activations, &device, len);
             }
         }
     }
-    same_bits(Cuda::shared(), Role::Exact, all, aware);
-    same_bits(&bf16, Role::Activations, all, aware);
-    if aware && all.size() > 1 {
+    same_bits(Cuda::shared(), Role::Exact, all, routes);
+    same_bits(&bf16, Role::Activations, all, routes);
+    if routes.contains(&Transfers::Aware) && all.size() > 1 {
         all.set_transfers(Transfers::Aware);
         stays_after_messages(Cuda::shared(), all);
     }
-    // a grid that was made before the route was decided takes it too
+    // the node, and a grid that was made before the route was decided, take it too
     let grid = Grid::new(world, GridShape::data(all.size())).unwrap();
     for transfers in [Transfers::Aware, Transfers::Staged] {
         all.set_transfers(transfers);
-        assert_eq!(grid.data.transfers(), transfers);
+        assert_eq!([&grid.data, world.node_communicator()].map(Communicator::transfers), [transfers; 2]);
         assert_eq!(grid.data.through_host().transfers(), Transfers::Staged);
     }
     let messages = all.duplicate();
@@ -275,11 +287,6 @@ fn stays_after_messages(device: &Cuda, all: &Communicator) {
     let before = device.counters().allocations;
     drop(device.allocate(4321, Role::Exact).unwrap());
     assert_eq!(device.counters().allocations, before, "the memory of a buffer that was sent is still there");
-}
-
-/// The first `len` values of a buffer.
-fn front(buffer: CudaBuffer, len: usize) -> Front<CudaBuffer> {
-    Front { buffer, len }
 }
 
 fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
@@ -313,12 +320,12 @@ fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
     }
     if size > 1 {
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        // the first part of a longer buffer; the rest stays unchanged
-        let receiving = all.start_receive(front(mine(len + 3), len), previous, 7).unwrap();
-        let sending = all.start_send(front(mine(len + 3), len), next, 7).unwrap();
+        // the first part of a longer buffer, into one that is longer too; the rest stays unchanged
+        let receiving = all.start_receive(mine(len + 40), previous, 7).unwrap();
+        let sending = all.start_send(Front { buffer: mine(len + 3), len }, next, 7).unwrap();
         let mut expected = of(previous, len);
-        expected.extend(&of(rank, len + 3)[len..]);
-        assert_eq!(look(&receiving.wait().buffer, len + 3), expected, "received {len}");
+        expected.extend(&of(rank, len + 40)[len..]);
+        assert_eq!(look(&receiving.wait(), len + 40), expected, "received {len}");
         assert_eq!(look(&sending.wait().buffer, len + 3), of(rank, len + 3), "sent {len}");
 
         // two in turn into one buffer, which the device writes before the first and reads between
@@ -328,7 +335,8 @@ fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
         let received = all.start_receive(mine(len), previous, 8).unwrap().wait();
         let mut between = device.allocate(len, role).unwrap();
         device.copy(device.view(&received, 0..len), device.view_mut(&mut between, 0..len));
-        let received = all.start_receive(front(received, len / 2), previous, 8).unwrap().wait().buffer;
+        let received = Front { buffer: received, len: len / 2 };
+        let received = all.start_receive(received, previous, 8).unwrap().wait().buffer;
         assert_eq!(look(&between, len), of(previous, len), "the first of two messages, {len}");
         let mut both = of(previous, len);
         both[..len / 2].copy_from_slice(&of(previous + 1, len / 2));
@@ -340,21 +348,13 @@ fn operations(device: &Cuda, role: Role, all: &Communicator, len: usize) {
 /// Checks sums that are rounded: the host's and the device's have the same bits, those of adding up
 /// in `f32` by a binary tree over the ranks. Subnormal numbers are the exception, which the programs
 /// let the CPU take for zero.
-fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
+fn same_bits(device: &Cuda, role: Role, all: &Communicator, routes: &[Transfers]) {
     let term = |rank: usize, at: usize| {
         (1000.0 / (rank + 3 * at + 1) as f32) * if at.is_multiple_of(2) { 1.0 } else { -1.0 }
     };
     // several chunks of the default size
     let len = if all.size() == 3 { 3_000_001 } else { 1001 };
-    let terms = |rank: usize| {
-        let mut buffer = device.allocate(len, role).unwrap();
-        let mut write = |values: &mut [f32]| {
-            values.iter_mut().enumerate().for_each(|(at, into)| *into = term(rank, at));
-            Ok(())
-        };
-        device.write(device.view_mut(&mut buffer, 0..len), &mut write).unwrap();
-        buffer
-    };
+    let terms = |rank: usize| written(device, role, len, |at| term(rank, at));
     let look = |buffer: &CudaBuffer| found(device, role, buffer, len);
     let kept: Vec<Vec<f32>> = (0..all.size()).map(|rank| look(&terms(rank))).collect();
     let order = Leaves { len: all.size(), num: all.size() };
@@ -364,14 +364,12 @@ fn same_bits(device: &Cuda, role: Role, all: &Communicator, aware: bool) {
         let up = exact.to_bits() + 0x7fff + (exact.to_bits() >> 16 & 1);
         if is_wide { exact.to_bits() } else { up & 0xffff_0000 }
     };
-    for transfers in [Transfers::Staged, Transfers::Aware] {
-        if transfers == Transfers::Staged || aware {
-            all.set_transfers(transfers);
-            let messages = all.duplicate();
-            let sum = messages.start_all_reduce_in_place(terms(all.rank()), Operation::Sum).unwrap().wait();
-            let is_right = |(found, exact): (&f32, &f32)| found.to_bits() == rounded(exact);
-            assert!(look(&sum).iter().zip(&sums).all(is_right), "{transfers:?}, {role:?}");
-        }
+    for &transfers in routes {
+        all.set_transfers(transfers);
+        let messages = all.duplicate();
+        let sum = messages.start_all_reduce_in_place(terms(all.rank()), Operation::Sum).unwrap().wait();
+        let is_right = |(found, exact): (&f32, &f32)| found.to_bits() == rounded(exact);
+        assert!(look(&sum).iter().zip(&sums).all(is_right), "{transfers:?}, {role:?}");
     }
 }
 

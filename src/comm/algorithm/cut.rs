@@ -10,6 +10,10 @@ pub(in crate::comm) fn common(one: &Range<usize>, other: &Range<usize>) -> Range
     start..one.end.min(other.end).max(start)
 }
 
+/// The most chunks of a buffer: every chunk of an operation under way has a tag of its own, and a
+/// communicator has seven times as many.
+const MOST_CHUNKS: usize = 4096;
+
 /// The lengths of a buffer's parts and chunks. Every chunk is moved separately, by the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Cut {
@@ -26,9 +30,11 @@ pub(in crate::comm) struct Cut {
 }
 
 impl Cut {
-    /// Cuts `len` elements into `parts` parts, in chunks of at most about `chunk` elements.
+    /// Cuts `len` elements into `parts` parts, in chunks of at most about `chunk` elements, or more if they
+    /// would be more than [`MOST_CHUNKS`].
     pub(in crate::comm) fn new(len: usize, parts: usize, chunk: usize, is_owned: bool) -> Cut {
-        Cut { start: 0, gap: 0, len, parts, chunks: len.div_ceil(chunk.max(1)).max(1), is_owned }
+        let chunks = len.div_ceil(chunk.max(1)).clamp(1, MOST_CHUNKS);
+        Cut { start: 0, gap: 0, len, parts, chunks, is_owned }
     }
 
     /// Returns the same cut of the elements from `start` on.

@@ -10,8 +10,9 @@
 //! Invariants, which the tests check for every algorithm on 1 to 17 ranks by running the plans of
 //! all ranks against each other: every message that one rank sends in a round, another receives, in
 //! the order of their rounds; within a round no part that is received is also sent; and the order
-//! in which the terms of a sum are combined depends on the algorithm, the number of ranks and the
-//! cut alone, so a sum has the same bits on every rank and in every run.
+//! in which the terms of a sum are combined depends on the algorithm, the number of ranks, the
+//! [`Subtrees`](crate::sums::Subtrees) that they add up and the cut, and in [`Algorithm::TwoLevel`] on the
+//! node of each rank, but on nothing else, so a sum has the same bits on every rank and in every run.
 
 mod choice;
 mod cut;
@@ -23,9 +24,10 @@ mod ring;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod two_level;
 
 pub use choice::{Call, Choice};
-pub(super) use choice::{choose, choose_in_order};
+pub(super) use choice::{choose, choose_in_levels, choose_in_order};
 pub(super) use cut::{Cut, common};
 pub(super) use peers::{NodePlace, NodeWork, PeerWorks, has_one_leader, largest_share, node_work, peer_work};
 use plan::Members;
@@ -58,7 +60,9 @@ pub(super) fn plan(collective: Collective, algorithm: Algorithm, ranks: Ranks<'_
                 parts = 1;
                 doubling::with_power_of_two(rank, size, 0..1, doubling::doubling)
             }
-            (Collective::AllReduce, Algorithm::TwoLevel) => pairwise::two_level(ranks),
+            (Collective::AllReduce, Algorithm::TwoLevel) => two_level::all_reduce(ranks),
+            (Collective::ReduceScatter, Algorithm::TwoLevel) => two_level::reduce_scatter(ranks),
+            (Collective::AllGather, Algorithm::TwoLevel) => two_level::all_gather(ranks),
             (Collective::ReduceScatter, Algorithm::Pairwise) => vec![pairwise::reduce_scatter(&members)],
             (Collective::ReduceScatter, Algorithm::Ring) => ring::reduce_scatter(&members),
             (Collective::AllGather, Algorithm::Pairwise) => vec![pairwise::all_gather(&members)],
@@ -77,7 +81,6 @@ pub(super) fn plan(collective: Collective, algorithm: Algorithm, ranks: Ranks<'_
             (collective, algorithm) => unreachable!("there is no plan of {algorithm} for {collective:?}"),
         };
     }
-    let room = |round: &Round| round.receives.iter().filter_map(|r| Some(r.inbox? + r.parts.len())).max();
-    let inbox = rounds.iter().filter_map(room).max().unwrap_or_default();
+    let inbox = rounds.iter().map(Round::inbox_len).max().unwrap_or_default();
     Plan { parts, inbox, rounds }
 }

@@ -1,13 +1,11 @@
 //! Direct and pairwise exchange, in which every message goes straight to its destination. The one
 //! or two rounds need no attention from the sender, so they overlap with computation, and sums are
-//! formed in the order of [`Subtrees`], where all terms arrive. The two-level all-reduce is made of
-//! pairwise exchanges.
+//! formed in the order of [`Subtrees`](crate::sums::Subtrees), where all terms arrive.
 
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::plan::{Combine, Members, Ranks, Receive, Round, Send};
-use crate::sums::Subtrees;
+use super::plan::{Combine, Members, Receive, Round, Send};
 
 /// Returns the destination and the source of each step of an exchange with everyone, rotated so
 /// that the ranks do not all send to the same one at once.
@@ -46,7 +44,7 @@ fn exchange_terms(members: &Members, parts_of: impl Fn(usize) -> Range<usize>) -
             round.sends.push(Send { to, subtree, parts: parts_there.clone() });
         }
     }
-    round.combine = Some(Combine { parts, num_received, own, merges });
+    round.combines.push(Combine { parts, inbox: 0, num_received, own, merges });
     round
 }
 
@@ -72,38 +70,4 @@ pub(super) fn scatter(members: &Members, root: usize) -> Round {
     }
     let send = |(to, _): (usize, usize)| Send { to, subtree: 0, parts: members.owned[to].clone() };
     Round { sends: partners(root, members.len()).map(send).collect(), ..Round::default() }
-}
-
-/// All-reduces within every node, among the owners of the same parts on all nodes, and within the
-/// node again. If nodes have different numbers of ranks, all ranks are treated as one node.
-pub(super) fn two_level(ranks: Ranks<'_>) -> Vec<Round> {
-    let Ranks { rank, nodes, .. } = ranks;
-    let size = nodes.len();
-    let of_node = |node: usize| -> Vec<usize> { (0..size).filter(|&rank| nodes[rank] == node).collect() };
-    let mut names: Vec<usize> = nodes.to_vec();
-    names.sort_unstable();
-    names.dedup();
-    let mut groups: Vec<Vec<usize>> = names.into_iter().map(of_node).collect();
-    if groups.iter().any(|group| group.len() != groups[0].len()) {
-        groups = vec![(0..size).collect()];
-    }
-    let (num_nodes, per_node) = (groups.len(), groups[0].len());
-    let node = groups.iter().position(|group| group.contains(&rank)).unwrap_or_default();
-    let local = groups[node].iter().position(|&other| other == rank).unwrap_or_default();
-    let block = |local: usize| -> Range<usize> { local * num_nodes..(local + 1) * num_nodes };
-    let within = Members {
-        ranks: groups[node].clone(),
-        me: local,
-        owned: (0..per_node).map(block).collect(),
-        subtrees: Subtrees::one_each(per_node),
-    };
-    let peers = groups.iter().map(|group| group[local]).collect();
-    let across = Members {
-        ranks: peers,
-        me: node,
-        owned: block(local).map(|part| part..part + 1).collect(),
-        subtrees: Subtrees::one_each(num_nodes),
-    };
-    let rounds = [reduce_scatter(&within), reduce_scatter(&across), all_gather(&across), all_gather(&within)];
-    rounds.into_iter().filter(|round| !round.receives.is_empty()).collect()
 }

@@ -155,19 +155,23 @@ mod tests {
     /// The bits of an element that say which ranks' values it is the sum of; those above are its position.
     const RANKS: u64 = (1 << 20) - 1;
 
-    /// Does `work` on the buffers of the ranks of a node.
-    fn work_on(buffers: &mut [Vec<u64>], work: &[PeerWork]) {
-        let before = buffers.to_vec();
+    /// Does `work` on the buffers of the ranks of a node, and marks the elements that it writes in `written`:
+    /// each is written once.
+    fn work_on(buffers: &mut [Vec<u64>], written: &mut [Vec<bool>], work: &[PeerWork]) {
         for PeerWork { range, kind } in work {
             for at in range.clone() {
                 let (into, value) = match kind {
                     PeerWorkKind::Sum { into } => {
-                        let sum = before.iter().map(|buffer| buffer[at] & RANKS).sum::<u64>();
-                        (into, before[0][at] & !RANKS | sum)
+                        let sum = buffers.iter().map(|buffer| buffer[at] & RANKS).sum::<u64>();
+                        (into, buffers[0][at] & !RANKS | sum)
                     }
-                    PeerWorkKind::Copy { from, into } => (into, before[*from][at]),
+                    PeerWorkKind::Copy { from, into } => (into, buffers[*from][at]),
                 };
-                into.clone().for_each(|rank| buffers[rank][at] = value);
+                for rank in into.clone() {
+                    assert!(!written[rank][at], "element {at} of rank {rank} is written twice");
+                    written[rank][at] = true;
+                    buffers[rank][at] = value;
+                }
             }
         }
     }
@@ -215,12 +219,14 @@ mod tests {
         let value = |rank: usize, at: usize| 1 << rank | (at as u64) << 20;
         let mut buffers: Vec<Vec<u64>> =
             (0..num_nodes * size).map(|rank| (0..len).map(|at| value(rank, at)).collect()).collect();
+        // by the work before the messages, and by that after them
+        let mut written = [(); 2].map(|()| vec![vec![false; len]; num_nodes * size]);
         if num_nodes == 1 {
-            let works = (0..size).map(|rank| peer_work(collective, len, leaders, rank));
-            works.clone().zip(leaders).enumerate().for_each(|(rank, (work, leader))| {
-                assert!(work.is_empty() || rank == *leader, "leaders alone work");
-            });
-            work_on(&mut buffers, &works.flatten().collect::<Vec<_>>());
+            for &rank in order {
+                let work = peer_work(collective, len, leaders, rank);
+                assert!(work.is_empty() || leaders[rank] == rank, "leaders alone work");
+                work_on(&mut buffers, &mut written[0], &work);
+            }
             return buffers;
         }
         let place = |node: usize, rank: usize| NodePlace { leaders, rank, node, num_nodes };
@@ -231,15 +237,13 @@ mod tests {
             assert!(works.iter().all(|work| work.is_some() == (leaders[rank] == rank)));
             let works: Vec<NodeWork> = works.into_iter().flatten().collect();
             let Some(NodeWork { share, .. }) = works.first() else { continue };
-            for (buffers, work) in buffers.chunks_mut(size).zip(&works) {
-                work_on(buffers, &work.before);
-            }
+            let nodes = buffers.chunks_mut(size).zip(written[0].chunks_mut(size));
+            nodes.zip(&works).for_each(|((buffers, written), work)| work_on(buffers, written, &work.before));
             let mut own: Vec<&mut Vec<u64>> = buffers.iter_mut().skip(rank).step_by(size).collect();
             let elements = |node: usize| node * node_len + share.start..node * node_len + share.end;
             exchange(collective.of_nodes(size), &mut own, elements);
-            for (buffers, work) in buffers.chunks_mut(size).zip(&works) {
-                work_on(buffers, &work.after);
-            }
+            let nodes = buffers.chunks_mut(size).zip(written[1].chunks_mut(size));
+            nodes.zip(&works).for_each(|((buffers, written), work)| work_on(buffers, written, &work.after));
         }
         buffers
     }

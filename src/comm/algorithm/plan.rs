@@ -31,8 +31,9 @@ pub enum Algorithm {
     /// Recursive doubling of whole buffers, for short buffers (Thakur, Rabenseifner and Gropp,
     /// §4.5).
     Doubling,
-    /// Pairwise within every node, then among the ranks of different nodes that own the same parts,
-    /// then within the node again.
+    /// Pairwise within every node, and among the ranks of different nodes that own the same parts, so that a
+    /// value crosses from one node to another once. On nodes of a power of two of consecutive ranks, sums
+    /// are in the same order as those of [`Algorithm::Direct`].
     TwoLevel,
     /// A binomial tree, for short broadcasts.
     Tree,
@@ -50,7 +51,7 @@ impl Algorithm {
         use Algorithm::*;
         match collective {
             Collective::AllReduce => matches!(self, Direct | Pairwise | Ring | Halving | Doubling | TwoLevel),
-            Collective::ReduceScatter | Collective::AllGather => matches!(self, Pairwise | Ring),
+            Collective::ReduceScatter | Collective::AllGather => matches!(self, Pairwise | Ring | TwoLevel),
             Collective::Broadcast { .. } => matches!(self, Tree | Chain | Pairwise),
         }
     }
@@ -136,12 +137,12 @@ pub(in crate::comm) struct Plan {
     pub(in crate::comm) rounds: Vec<Round>,
 }
 
-/// Messages that travel at the same time, and the combination that follows when all have arrived.
+/// Messages that travel at the same time, and the combinations that follow when all have arrived.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::comm) struct Round {
     pub(in crate::comm) receives: Vec<Receive>,
     pub(in crate::comm) sends: Vec<Send>,
-    pub(in crate::comm) combine: Option<Combine>,
+    pub(in crate::comm) combines: Vec<Combine>,
 }
 
 /// Parts of the buffer for another rank.
@@ -167,6 +168,8 @@ pub(in crate::comm) struct Receive {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::comm) struct Combine {
     pub(in crate::comm) parts: Range<usize>,
+    /// The position of the first term in the inbox, in parts.
+    pub(in crate::comm) inbox: usize,
     /// The number of terms in the inbox, which follow each other and have equal numbers of parts.
     pub(in crate::comm) num_received: usize,
     /// The positions of this rank's own terms among all.
@@ -193,13 +196,38 @@ impl Round {
         Round {
             receives: vec![receive],
             sends: Vec::new(),
-            combine: Some(Combine { parts, num_received: 1, own: 0..1, merges: Rc::new([0, 1]) }),
+            combines: vec![Combine { parts, inbox: 0, num_received: 1, own: 0..1, merges: Rc::new([0, 1]) }],
         }
     }
 
     /// Makes a round in which `parts` arrive from `from` in the buffer.
     pub(super) fn receive_from(from: usize, parts: Range<usize>) -> Round {
         Round { receives: vec![Receive { from, parts, inbox: None }], ..Round::default() }
+    }
+
+    /// Makes one round of several, whose terms then have places of their own in the inbox.
+    pub(super) fn merged(rounds: impl IntoIterator<Item = Round>) -> Round {
+        let (mut merged, mut inbox) = (Round::default(), 0);
+        for mut round in rounds {
+            let len = round.inbox_len();
+            round
+                .receives
+                .iter_mut()
+                .filter_map(|receive| receive.inbox.as_mut())
+                .for_each(|at| *at += inbox);
+            round.combines.iter_mut().for_each(|combine| combine.inbox += inbox);
+            inbox += len;
+            merged.receives.append(&mut round.receives);
+            merged.sends.append(&mut round.sends);
+            merged.combines.append(&mut round.combines);
+        }
+        merged
+    }
+
+    /// Returns the length of the inbox, in parts.
+    pub(super) fn inbox_len(&self) -> usize {
+        let ends = self.receives.iter().filter_map(|receive| Some(receive.inbox? + receive.parts.len()));
+        ends.max().unwrap_or_default()
     }
 
     /// Adds a message of `parts` to `to`.

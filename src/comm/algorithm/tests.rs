@@ -83,12 +83,13 @@ fn run(ranks: &mut [Rank], cut: &Cut, chunk: usize) {
             if !state.sent.iter().flatten().all(|is_taken| is_taken.get()) {
                 continue;
             }
-            if let Some(combine) = &round.combine {
+            for combine in &round.combines {
                 let stride = combine.parts.len() * cut.largest_part();
+                let first = combine.inbox * cut.largest_part();
                 for range in cut.pieces(chunk, &combine.parts) {
                     for (offset, at) in range.enumerate() {
                         let received =
-                            (0..combine.num_received).map(|term| state.inbox[term * stride + offset]);
+                            (0..combine.num_received).map(|term| state.inbox[first + term * stride + offset]);
                         let own =
                             (0..combine.own.len()).map(|subtree| state.values[subtree * cut.len() + at]);
                         let mut terms: Vec<f32> = received.collect();
@@ -251,7 +252,7 @@ fn stack_of(leaves: Range<usize>, num_leaves: usize, len: usize) -> Vec<Vec<f32>
 fn every_rank_gets_its_part() {
     for nodes in layouts() {
         let size = nodes.len();
-        for algorithm in [Algorithm::Pairwise, Algorithm::Ring] {
+        for algorithm in [Algorithm::Pairwise, Algorithm::Ring, Algorithm::TwoLevel] {
             for (part, chunk) in LENGTHS {
                 let len = part * size;
                 let sums = perform(Collective::ReduceScatter, algorithm, &nodes, len, chunk);
@@ -288,20 +289,41 @@ fn every_root_reaches_every_rank() {
 }
 
 #[test]
+fn two_levels_sum_in_the_order_of_all_ranks() {
+    for (num_nodes, per_node) in [(2, 2), (3, 2), (3, 4), (5, 1), (2, 8)] {
+        let nodes: Vec<usize> = (0..num_nodes * per_node).map(|rank| rank / per_node).collect();
+        for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+            let len = 3 * nodes.len();
+            let sums = |algorithm| perform(collective, algorithm, &nodes, len, 2);
+            let (found, expected) = (sums(Algorithm::TwoLevel), sums(Algorithm::Pairwise));
+            for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let [_, changed] = collective.ranges(rank, nodes.len(), len);
+                assert_eq!(found[changed.clone()], expected[changed], "{collective:?} of {nodes:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn two_levels_send_less_between_nodes() {
     let nodes = [0, 0, 0, 0, 1, 1, 1, 1];
     let cut = Cut::new(800, 8, 800, false);
-    let crossing = |algorithm: Algorithm| -> usize {
+    let crossing = |collective: Collective, algorithm: Algorithm| -> usize {
         let of_rank = |rank: usize| -> usize {
             let ranks = Ranks { rank, subtrees: Subtrees::one_each(8), nodes: &nodes };
-            let plan = plan(Collective::AllReduce, algorithm, ranks);
+            let plan = plan(collective, algorithm, ranks);
             let sends = plan.rounds.iter().flat_map(|round| &round.sends);
             let crossing = sends.filter(|send| nodes[send.to] != nodes[rank]);
             crossing.flat_map(|send| cut.pieces(0, &send.parts)).map(|range| range.len()).sum()
         };
         (0..8).map(of_rank).sum()
     };
-    assert_eq!((crossing(Algorithm::Pairwise), crossing(Algorithm::TwoLevel)), (8 * 2 * 400, 8 * 2 * 100));
+    let halves = [Collective::ReduceScatter, Collective::AllGather];
+    for (collective, times) in [(Collective::AllReduce, 2), (halves[0], 1), (halves[1], 1)] {
+        let found =
+            [Algorithm::Pairwise, Algorithm::TwoLevel].map(|algorithm| crossing(collective, algorithm));
+        assert_eq!(found, [times * 8 * 400, times * 8 * 100], "{collective:?}");
+    }
 }
 
 #[test]
@@ -321,5 +343,14 @@ fn parts_with_gaps_are_moved_apart() {
         let of_part = |part: usize| (0..len / parts).map(move |at| 5 + part * (len / parts + 9) + at);
         seen.sort_unstable();
         assert!(seen.into_iter().eq((0..parts).flat_map(of_part)), "{parts} parts of {len}");
+    }
+}
+
+#[test]
+fn a_long_buffer_has_no_more_chunks_than_tags() {
+    for is_owned in [true, false] {
+        let cut = Cut::new(1 << 40, 4, 1 << 18, is_owned);
+        assert_eq!((cut.chunks(), cut.largest_part()), (4096, 1 << 26));
+        assert_eq!(cut.all_pieces(4095).last().map(|piece| piece.end), Some(1 << 40));
     }
 }

@@ -27,7 +27,8 @@ impl Communicator {
         self.start_call(self.collective_flight(Name::Barrier, 0), (), |mpi, mode, ()| mpi.barrier(mode))
     }
 
-    /// Copies the root's `values` to every rank (`MPI_Bcast`). Collective.
+    /// Copies the root's `values` to every rank (`MPI_Bcast`; from 2 GiB on, [`Algorithm::Chain`]).
+    /// Collective.
     ///
     /// # Errors
     /// `root` is out of range.
@@ -45,7 +46,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Starts copying `values` of the root to every rank (`MPI_Ibcast`). Collective.
+    /// Starts copying `values` of the root to every rank (`MPI_Ibcast`; from 2 GiB on,
+    /// [`Algorithm::Chain`]; device memory follows a plan at any length). Collective.
     ///
     /// # Errors
     /// `root` is out of range, or there is no memory for staging.

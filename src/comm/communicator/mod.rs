@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 
 use ::mpi::topology::SimpleCommunicator;
 
-use super::algorithm::{Algorithm, Call, Choice, Collective, choose};
+use super::algorithm::{Algorithm, Call, Choice, Collective, choose, choose_in_levels};
 use super::engine;
 use super::group::{Group, LARGEST_TAG, Routes};
 use super::links::Links;
@@ -28,7 +28,12 @@ pub use pending::Pending;
 /// Operations are blocking unless their name begins with `start_`. "Collective" means that every
 /// rank of the group calls it, in the same order relative to the group's other collective
 /// operations, with the same root, operation and lengths. Lengths and ranks are checked before MPI
-/// is called; an error that MPI itself finds ends the job. A clone is the same communicator of MPI.
+/// is called; an error that MPI itself finds ends the job. A clone is the same communicator of MPI, and must
+/// not be used after the [`World`](crate::comm::World), whose end finalises MPI.
+///
+/// Collective operations that are under way at a time on one communicator must not have more than 28,672
+/// chunks together, because every chunk has a tag of its own; one operation has at most 4,096. Nor may more
+/// than 4,096 messages of device memory that receivers map be on their way from one rank.
 #[derive(Clone)]
 pub struct Communicator {
     group: Rc<Group>,
@@ -42,9 +47,8 @@ pub struct Communicator {
 
 impl Communicator {
     /// Wraps a communicator that was not split from another; `name` identifies its operations in
-    /// traces. Collective.
-    pub(super) fn new(communicator: SimpleCommunicator, name: u64) -> Communicator {
-        let routes = Rc::new(Routes::new());
+    /// traces, and all communicators of the job share the `routes`. Collective.
+    pub(super) fn new(communicator: SimpleCommunicator, name: u64, routes: Rc<Routes>) -> Communicator {
         Communicator::of(Group::new(Handle::new(communicator), Links::new(name), routes))
     }
 
@@ -154,16 +158,23 @@ impl Communicator {
         let is_mapped = !is_on_host && len > 0 && self.maps_peers_in(collective, element);
         let is_reduction = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
         let has_order = self.subtrees.is_some() && is_reduction && call != Call::Blocking;
+        // the sum of a node is rounded
+        let has_levels = self.group.has_node_subtrees() && (!is_reduction || element != ElementType::Bf16);
+        let has_levels_in_order = has_levels && self.subtrees().is_one_each();
         let can = |choice: &Choice| match choice.algorithm {
             Algorithm::Mpi => has_mpi && !has_order,
             Algorithm::Ipc => is_mapped,
             Algorithm::Direct | Algorithm::Pairwise => choice.algorithm.plans(collective),
+            Algorithm::TwoLevel if has_order => choice.algorithm.plans(collective) && has_levels_in_order,
             algorithm => algorithm.plans(collective) && !has_order,
         };
-        let fastest = || match is_mapped {
-            true => Choice::whole(Algorithm::Ipc),
-            false => choose(collective, call, len * element.bytes(), self.size()),
+        let by_messages = || {
+            let (bytes, size) = (len * element.bytes(), self.size());
+            let levels = choose_in_levels(collective, call, bytes);
+            let levels = levels.filter(|_| has_levels && (has_levels_in_order || !has_order));
+            levels.unwrap_or_else(|| choose(collective, call, bytes, size))
         };
+        let fastest = || if is_mapped { Choice::whole(Algorithm::Ipc) } else { by_messages() };
         let choice = self.choice.filter(can).unwrap_or_else(fastest);
         if can(&choice) { choice } else { Choice { algorithm: Algorithm::Pairwise, ..choice } }
     }

@@ -113,8 +113,9 @@ impl<B> Pending<B> {
 
     /// Blocks until the operation is done, advancing all other operations under way, and returns
     /// the buffers. Not collective, but it returns only when the other ranks have done their part.
-    /// In an operation of several rounds (all-reduces and gathers in place, reduce-scatters, device
-    /// buffers) this requires that they call [`Pending::test`] or wait for any started operation.
+    /// In an operation of several rounds (all-reduces and gathers in place, reduce-scatters, broadcasts
+    /// from 2 GiB on, device buffers) this requires that they call [`Pending::test`] or wait for any
+    /// started operation.
     pub fn wait(mut self) -> B {
         // until the operation is done the buffers stay where a panic would leak them
         let mut changed = None;

@@ -80,7 +80,9 @@ impl Communicator {
     }
 
     /// Sends `send` to rank `to` and meanwhile receives into `receive` from rank `from` (`MPI_Sendrecv`,
-    /// MPI-4.1 §3.10), so that ranks in a ring need not take turns. Not collective.
+    /// MPI-4.1 §3.10), so that ranks in a ring need not take turns. The message from `from` should be as long
+    /// as `receive`: a longer one ends the job, and a shorter one goes unnoticed and leaves the other values
+    /// as they are. Not collective.
     ///
     /// # Errors
     /// A rank or the tag is out of range.
@@ -128,8 +130,9 @@ impl Communicator {
         self.start(values, Request { task, operation: None, send_range, receive_range: 0..0 })
     }
 
-    /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds;
-    /// a longer message ends the job, with MPI's own error if MPI moves it. Not collective.
+    /// Starts receiving from rank `from` (`MPI_Irecv`): at most as many elements as `values` holds. A
+    /// shorter message leaves the other values as they are; a longer one ends the job, with MPI's own error
+    /// if MPI moves it. Not collective.
     ///
     /// # Errors
     /// `from` or `tag` is out of range, or there is no memory for staging.

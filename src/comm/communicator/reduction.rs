@@ -1,9 +1,10 @@
 //! Reductions (MPI-4.1 §6.9), each blocking and started, and the layout of every operation in place
 //! as a plan. All of them are collective.
 //!
-//! Started sums in place and long blocking sums follow a plan, whose order depends only on the
-//! number of ranks and the length. Long sums are formed chunk by chunk: chunks stay in the caches,
-//! and their memory does not grow with the buffer. Short blocking all-reduces call `MPI_Allreduce`.
+//! Started sums in place and long blocking sums follow a plan, whose order depends on the number of
+//! ranks, their subtrees and the length, and in [`Algorithm::TwoLevel`] on their nodes. Long sums are
+//! formed chunk by chunk: chunks stay in the caches, and their memory does not grow with the buffer.
+//! Short blocking all-reduces call `MPI_Allreduce`.
 #![allow(unsafe_code)]
 
 use super::Communicator;
@@ -64,9 +65,12 @@ impl Communicator {
         if self.rank() == root { self.check_equal("reducing", send, receive) } else { Ok(()) }
     }
 
-    /// Replaces `values` by their combination over all ranks, the same bits on each: short ones, and those
-    /// of more ranks than were measured, by `MPI_Allreduce`, others chunk by chunk
-    /// ([`Algorithm::Pairwise`]), which is faster. Collective.
+    /// Replaces `values` by their combination over all ranks, the same bits on each. Short ones, and all of
+    /// more than 64 ranks, are combined by `MPI_Allreduce`, others chunk by chunk ([`Algorithm::Pairwise`]),
+    /// which was faster on 2 to 4 ranks; the limit of 64 is estimated. Collective.
+    ///
+    /// The minimum and the maximum of floats are unspecified where a term is NaN, and so is the sign of one
+    /// that is 0, because MPI leaves both open.
     ///
     /// # Errors
     /// There is no memory for values that arrive.
@@ -153,8 +157,11 @@ impl Communicator {
     }
 
     /// Combines every rank's `send` and leaves part r on rank r (the operation of
-    /// `MPI_Reduce_scatter_block`), with the same bits as [`Communicator::start_reduce_scatter`].
-    /// Collective.
+    /// `MPI_Reduce_scatter_block`). Sums and products have the bits of
+    /// [`Communicator::start_reduce_scatter`]. Collective.
+    ///
+    /// The minimum and the maximum of floats are unspecified where a term is NaN, and so is the sign of one
+    /// that is 0: MPI, which leaves both open, combines up to 4 KiB on two ranks.
     ///
     /// # Errors
     /// `send` does not hold as many elements as `receive` for each rank.
@@ -197,11 +204,10 @@ impl Communicator {
 
     /// Starts a reduce-scatter in place: afterwards part `rank` of `values` holds the combination
     /// of that part over all ranks, in the order of [`Subtrees`](crate::sums::Subtrees), so that the
-    /// bits do not depend on MPI. On the host the other parts keep their values; on a device they are
-    /// arbitrary afterwards. Collective.
+    /// bits do not depend on MPI. The other parts are arbitrary afterwards. Collective.
     ///
-    /// The algorithm is the pairwise exchange: every part travels once, straight to its owner, in
-    /// one round, so it overlaps with computation better than a ring. For 16 MiB on two ranks it
+    /// The algorithm on a node is the pairwise exchange: every part travels once, straight to its owner,
+    /// in one round, so it overlaps with computation better than a ring. For 16 MiB on two ranks it
     /// took 1.0 ms, and `MPI_Ireduce_scatter_block` of Open MPI 4.1.4 took 9.7 ms.
     ///
     /// # Errors

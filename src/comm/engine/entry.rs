@@ -29,7 +29,8 @@ pub(in crate::comm) struct Entry {
     is_done: Cell<bool>,
 }
 
-#[allow(clippy::large_enum_variant)] // entries are kept for reuse, so that messages allocate nothing
+// entries are kept for reuse, so that operations on host memory allocate nothing
+#[allow(clippy::large_enum_variant)]
 enum EntryWork {
     /// Messages, and sums of what arrives.
     Messages(Underway),
@@ -194,7 +195,16 @@ impl Underway {
         let is_done = match &mut self.state {
             EntryState::Unposted => false,
             EntryState::Requests(_, requests) => {
-                let is_done = requests.test();
+                let is_done = if let Task::Receive { .. } = self.request.task {
+                    let arrived = requests.test_receive(self.element);
+                    if let Some(len) = arrived {
+                        // the message may be shorter than the buffer, whose other values stay
+                        self.request.receive_range = 0..len;
+                    }
+                    arrived.is_some()
+                } else {
+                    requests.test()
+                };
                 if is_done {
                     self.deliver();
                 }

@@ -149,10 +149,10 @@ impl Rounds {
                 if !state.requests.as_mut().is_none_or(Requests::test) {
                     return;
                 }
-                if let Some(combine) = &self.plan.rounds[state.round].combine {
+                for combine in &self.plan.rounds[state.round].combines {
                     state.state = LaneState::Combining;
                     let stride = combine.parts.len() * self.cut.largest_part();
-                    let first = lane * self.plan.inbox * self.cut.largest_part();
+                    let first = (lane * self.plan.inbox + combine.inbox) * self.cut.largest_part();
                     debug_assert_eq!(self.cut.pieces(chunk, &combine.parts).count(), 1, "one piece");
                     for range in self.cut.pieces(chunk, &combine.parts) {
                         let Combine { num_received, own, merges, .. } = combine;

@@ -1,5 +1,6 @@
 //! Counts above the largest C `int`: a longer message travels as *one* message of a derived
-//! datatype, so that matching, ordering and short receives stay MPI's.
+//! datatype, so that matching, ordering and short receives stay MPI's. The elements of a message that has
+//! arrived are counted without that limit.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -38,4 +39,14 @@ impl Extent {
             UserDatatype::structured(&[1, 1], &[0, start_of_rest], &[whole.as_ref(), rest.as_ref()]);
         Extent { datatype: derived.as_raw(), count: 1, _derived: Some(derived) }
     }
+}
+
+/// Returns the number of elements in the message that `status` describes (`MPI_Get_elements_x`); `None` if
+/// the message does not hold a whole number of them.
+pub(super) fn num_elements(status: &ffi::MPI_Status, element: ElementType) -> Option<usize> {
+    let mut num = 0;
+    // SAFETY: MPI has filled the status, and the datatype is predefined.
+    unsafe { ffi::MPI_Get_elements_x(status, datatype(element), &mut num) };
+    // MPI_UNDEFINED is negative
+    usize::try_from(num).ok()
 }

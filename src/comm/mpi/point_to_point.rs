@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use ::mpi::ffi;
 
-use super::element::datatype;
+use super::count::num_elements;
 use super::{Channel, Handle, Requests, Values};
 use crate::memory::ElementType;
 
@@ -164,12 +164,7 @@ impl Handle {
 
 /// Reads the length of a matched message from its status.
 fn measured(handle: ffi::MPI_Message, status: &ffi::MPI_Status, element: ElementType) -> MatchedMessage {
-    let (mut len, mut bytes) = (0, 0);
-    // SAFETY: MPI has filled the status; the datatypes are predefined.
-    unsafe {
-        ffi::MPI_Get_elements_x(status, datatype(element), &mut len);
-        ffi::MPI_Get_elements_x(status, datatype(ElementType::U8), &mut bytes);
-    }
-    // MPI_UNDEFINED is negative
-    MatchedMessage { handle, len: usize::try_from(len).ok(), bytes: bytes as usize }
+    // every message holds a whole number of bytes
+    let bytes = num_elements(status, ElementType::U8).unwrap_or_default();
+    MatchedMessage { handle, len: num_elements(status, element), bytes }
 }

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::mpi::ffi;
 
+use super::count::num_elements;
+use crate::memory::ElementType;
+
 thread_local! {
     /// Memory for requests, kept for reuse.
     static UNUSED: RefCell<Vec<Vec<ffi::MPI_Request>>> = const { RefCell::new(Vec::new()) };
@@ -53,6 +56,27 @@ impl Requests {
             }
         }
         self.0.is_empty()
+    }
+
+    /// Returns the number of elements that have arrived once the only request, a receive, is complete; lets
+    /// MPI make progress.
+    ///
+    /// # Panics
+    /// The message does not hold a whole number of elements.
+    pub(in crate::comm) fn test_receive(&mut self, element: ElementType) -> Option<usize> {
+        let [request] = &mut self.0[..] else { unreachable!("one request receives a message") };
+        let (mut flag, mut status) = (0, MaybeUninit::uninit());
+        // SAFETY: the handle is this process's own. MPI writes null over it, and fills the status, when it
+        // reports that the request is complete.
+        let status = unsafe {
+            ffi::MPI_Test(request, &mut flag, status.as_mut_ptr());
+            (flag != 0).then(|| status.assume_init())
+        }?;
+        self.0.clear();
+        let Some(len) = num_elements(&status, element) else {
+            panic!("a message does not hold a whole number of elements of type {element:?}");
+        };
+        Some(len)
     }
 
     /// Blocks until all requests are complete; only MPI itself makes progress meanwhile.

@@ -21,9 +21,7 @@ impl Handle {
         let unit = size_of::<AtomicU64>() as i32;
         let (mut start, mut window) = (ptr::null_mut::<AtomicU64>(), MaybeUninit::uninit());
         let (mut size, mut found_unit) = (0, 0);
-        // SAFETY: MPI writes the pointers, the window and the sizes before the calls return. The
-        // memory of rank 0 is aligned for words, has `num_words` of them, and stays mapped because
-        // the window is never freed. All values of a word are valid, and every access is atomic.
+        // SAFETY: MPI writes the pointers, the window and the sizes before the calls return.
         unsafe {
             ffi::MPI_Win_allocate_shared(
                 own as ffi::MPI_Aint,
@@ -36,7 +34,11 @@ impl Handle {
             let window = window.assume_init();
             let start_of_first = (&raw mut start).cast();
             ffi::MPI_Win_shared_query(window, 0, &mut size, &mut found_unit, start_of_first);
-            slice::from_raw_parts(start, num_words)
         }
+        assert!(!start.is_null() && start.is_aligned(), "MPI shares memory that is aligned for words");
+        assert!(size as usize >= num_words * size_of::<AtomicU64>(), "MPI shares all words of rank 0");
+        // SAFETY: the memory is aligned and holds `num_words` words, as was checked. It stays mapped because
+        // the window is never freed. All values of a word are valid, and every access is atomic.
+        unsafe { slice::from_raw_parts(start, num_words) }
     }
 }
