@@ -8,6 +8,13 @@ use serde_json::Value;
 /// Named settings of a run, in alphabetic order.
 pub type Settings = BTreeMap<String, Value>;
 
+/// The name of the setting with the shape of a sample.
+pub const INPUTS_SETTING: &str = "inputs";
+/// The name of the setting with the tokens of a text.
+pub const TOKENS_SETTING: &str = "tokens";
+/// The name of the setting with the way in which inputs are standardised.
+pub const STANDARDISE_SETTING: &str = "--standardise";
+
 /// The position and the settings of a run. Attributes of the file's root, and two datasets.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Description {

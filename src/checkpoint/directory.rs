@@ -165,6 +165,9 @@ pub(super) fn make_room(directory: &Path, step: u64) -> Result<Option<PathBuf>> 
     Ok(Some(oldest))
 }
 
+/// The starts of the names of temporary files: of checkpoints, and of what is known of the samples.
+const TEMPORARY_PREFIXES: [&str; 2] = [".step-", ".data-scan.json."];
+
 /// The age after which a temporary file counts as abandoned by a job that died.
 const ABANDONED: Duration = Duration::from_secs(15 * 60);
 
@@ -177,7 +180,8 @@ pub fn remove_temporaries(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with(".step-") && name.ends_with(".tmp") {
+        let is_own = TEMPORARY_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        if is_own && name.ends_with(".tmp") {
             // a file that has just vanished needs no removal
             let modified = entry.metadata().and_then(|file| file.modified());
             if modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED)) {

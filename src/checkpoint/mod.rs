@@ -97,7 +97,9 @@ mod writer;
 mod tests;
 
 pub use contents::{Contents, StateSource, group_name};
-pub use description::{Description, Difference, Settings};
+pub use description::{
+    Description, Difference, INPUTS_SETTING, STANDARDISE_SETTING, Settings, TOKENS_SETTING,
+};
 pub use directory::{
     Found, create_durably, file_name, list, newest_acceptable, newest_sound, remove_temporaries, step_of,
 };

@@ -39,6 +39,12 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// Returns the parameters, without the optimizer's slots.
+    pub fn parameters(&self) -> impl Iterator<Item = &Tensor> {
+        let group = group_name(None);
+        self.tensors.iter().filter(move |tensor| tensor.group == group)
+    }
+
     /// Opens `path` after comparing every byte with the seal. Not collective.
     ///
     /// # Errors

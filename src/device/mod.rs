@@ -56,7 +56,7 @@ pub use attention::*;
 pub use convolution::*;
 pub use copy::*;
 pub use cpu::{Cpu, Vectors, flush_subnormals};
-pub use cuda::{Cuda, CudaBuffer, Precision};
+pub use cuda::{Cuda, CudaBuffer, PeerDirection, Precision};
 pub use dropout::*;
 pub use embedding::*;
 pub use linear::*;

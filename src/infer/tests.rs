@@ -36,6 +36,26 @@ fn trained(network: &Network, input: Features, path: &Path) -> (TrainedNetwork, 
     (TrainedNetwork::open(path).unwrap(), model)
 }
 
+/// Files written before `/network` have the text among the settings.
+#[test]
+fn a_network_among_the_settings_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("earlier.h5");
+    let input = Features::Flat(5);
+    let network = Network::deep_mlp(4, 1);
+    let (_, model) = trained(&network, input, &path);
+    let setting = |name: &str, value: String| (name.to_owned(), value.into());
+    let description = Description {
+        model: model.name.clone(),
+        config: [setting("inputs", input.to_string())].into(),
+        written_by: [setting("network", model.text.clone())].into(),
+        ..Description::default()
+    };
+    write(&path, &Contents::new(&model.tensors, &[], description), &mut Drawn(&model), &mut |_| ()).unwrap();
+    let found = TrainedNetwork::open(&path).unwrap();
+    assert_eq!((found.input(), found.build().unwrap().text), (input, model.text));
+}
+
 const GROUPED: &str = "network \"grouped\" loss=\"cross-entropy\"\nembedding 24 deviation=1.0\n\
     positions deviation=1.0\nrepeat 2 {\nresidual {\nlayer-norm bias=#false\n\
     attention 6 key-value-heads=2 causal=#true rotary=100\n}\nresidual {\nrms-norm\nlinear 40\n\

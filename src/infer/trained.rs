@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use crate::checkpoint::{Checkpoint, Description, group_name};
+use crate::checkpoint::{
+    Checkpoint, Description, INPUTS_SETTING, STANDARDISE_SETTING, TOKENS_SETTING, group_name,
+};
 use crate::dataset::{Dataset, Standardise, Targets, Tokeniser};
 use crate::nn::{Features, LONGEST_TEXT, Loss, Model, Network, TensorSpec};
 use crate::{Error, Result};
@@ -27,7 +29,7 @@ impl TrainedNetwork {
         // earlier versions kept it among the settings
         let earlier = || written_by.get("network").and_then(|text| text.as_str());
         let text = network.as_deref().or_else(earlier);
-        let input = file.description.config.get("inputs").and_then(|shape| shape.as_str());
+        let input = file.description.config.get(INPUTS_SETTING).and_then(|shape| shape.as_str());
         let (Some(text), Some(input)) = (text, input) else {
             return Err(fail(&format!(
                 "it does not contain the network: another program wrote it, or the text of the network was \
@@ -56,7 +58,7 @@ impl TrainedNetwork {
 
     /// Returns the tokeniser of the text with which the network was trained, if it was one.
     pub fn tokeniser(&self) -> Option<Tokeniser> {
-        self.file.description.config.get("tokens")?.as_str().and_then(Tokeniser::from_text)
+        self.file.description.config.get(TOKENS_SETTING)?.as_str().and_then(Tokeniser::from_text)
     }
 
     /// Returns the standardisation with which the network was trained. A file of an earlier version does
@@ -68,7 +70,7 @@ impl TrainedNetwork {
         if let Some(numbers) = &self.file.description.standardise {
             return Ok(Standardise::from_numbers(numbers));
         }
-        let name = self.file.description.config.get("--standardise").and_then(|name| name.as_str());
+        let name = self.file.description.config.get(STANDARDISE_SETTING).and_then(|name| name.as_str());
         match name {
             Some("preset") => {
                 let pairs = samples.preset().unwrap_or_default();

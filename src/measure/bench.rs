@@ -101,18 +101,20 @@ impl Bench for DeviceBench<'_> {
         let subject = |communicator| DeviceSubject::new(self.device, communicator, operation, form, len);
         let mut contenders = Vec::new();
         let transfers = self.best.transfers();
-        // MPI's started sums of device memory may crash, its blocking ones do not
-        let is_inside = |algorithm| algorithm == Algorithm::Mpi && transfers == Transfers::Aware;
+        // MPI has no sums of bfloat16
+        let has_mpi = self.value_bytes == size_of::<f32>()
+            && operation.on_device.as_ref().is_some_and(|on_device| (on_device.compares_with_mpi)(transfers));
         let subject_for = |algorithm| {
             let mut own = subject(&self.best)?;
-            own.iter_mut().filter(|_| is_inside(algorithm)).for_each(DeviceSubject::run_inside_mpi);
+            // MPI's started sums of device memory may crash, its blocking ones do not
+            let is_inside = algorithm == Algorithm::Mpi && has_mpi && transfers == Transfers::Aware;
+            if let (true, Some(own)) = (is_inside, &mut own) {
+                own.run_inside_mpi();
+            }
             Ok(own)
         };
         let own = choice.map_or_else(|| subject(&self.best), |choice| subject_for(choice.algorithm));
         contenders.extend(Contender::new(self.all, "ours", choice, own)?);
-        // MPI has no sums of bfloat16
-        let has_mpi = self.value_bytes == size_of::<f32>()
-            && operation.on_device.as_ref().is_some_and(|on_device| (on_device.compares_with_mpi)(transfers));
         if compare && (transfers == Transfers::Aware || self.best.has_peers()) {
             contenders.extend(Contender::new(self.all, "staged", None, subject(&self.staged))?);
         }

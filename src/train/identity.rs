@@ -13,7 +13,7 @@ use super::options::{
 };
 use super::samples::Samples;
 use crate::app::{self, CommonOptions};
-use crate::checkpoint::{self, Settings};
+use crate::checkpoint::{self, INPUTS_SETTING, STANDARDISE_SETTING, Settings, TOKENS_SETTING};
 use crate::comm::{Grid, World, library_version};
 use crate::dataset::{Order, Standardise};
 use crate::nn::Model;
@@ -22,8 +22,6 @@ use crate::parallel::batch::Summation;
 
 /// The name of the setting with the network.
 pub(super) const MODEL: &str = "--model";
-/// The name of the setting with the tokens of a text.
-pub const TOKENS: &str = "tokens";
 /// The name of the setting with the optimizer's rule.
 pub(super) const OPTIMIZER: &str = "--optimizer";
 /// The name of the setting with the momentum of SGD.
@@ -34,6 +32,8 @@ pub(super) const LEARNING_RATE_SCHEDULE: &str = "--learning-rate-schedule";
 pub(super) const LEAVES: &str = "--leaves";
 /// The name of the setting with the order of the samples.
 pub(super) const SHUFFLE: &str = "--shuffle";
+/// The name of the setting with a hash of the cut of the samples into blocks, which earlier versions lack.
+pub(super) const BLOCK_CUT: &str = "cut into blocks";
 /// The name of the setting with the number of steps of the whole run.
 pub(super) const STEPS_IN_ALL: &str = "steps in all";
 
@@ -88,12 +88,12 @@ impl Identity {
             standardise: samples.train.standardise().map_or_else(Vec::new, Standardise::numbers),
         };
         let dataset = samples.train.dataset();
-        identity.must_stay("inputs", model.input.to_string());
+        identity.must_stay(INPUTS_SETTING, model.input.to_string());
         identity.must_stay("outputs", model.output.len());
         identity.must_stay("targets", dataset.targets().to_string());
         identity.must_stay("training samples", dataset.num_samples());
         if let Some(tokeniser) = dataset.tokeniser() {
-            identity.must_stay(TOKENS, tokeniser.to_text());
+            identity.must_stay(TOKENS_SETTING, tokeniser.to_text());
         }
         identity.must_stay("checksum of the data", samples.checksum.clone());
         identity.must_stay("--batch-size", *(batch_size.min(&dataset.num_samples())));
@@ -172,6 +172,7 @@ impl Identity {
             self.must_stay(SHUFFLE, name_of(&Shuffle::Blocks));
             self.must_stay("--shuffle-window", order.window());
             self.must_stay("blocks of samples", order.blocks().num_blocks());
+            self.must_stay(BLOCK_CUT, format!("{:016x}", order.blocks().hash()));
         }
     }
 
@@ -197,7 +198,7 @@ impl Identity {
             synthetic_shape: _,
             synthetic_targets: _,
         } = place;
-        self.must_stay("--standardise", name_of(standardise));
+        self.must_stay(STANDARDISE_SETTING, name_of(standardise));
         self.may_change("--data", source);
     }
 

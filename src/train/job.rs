@@ -1,5 +1,6 @@
 //! [`Run`]: the parts of a run that do not depend on the device, and what it says about them.
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use super::journal::RunLength;
@@ -55,9 +56,9 @@ impl Run<'_> {
         log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
         self.announce_positions();
         self.announce_accumulation();
-        if resumed.is_some() {
-            let (epoch, within) = sampler.locate(first);
-            log::info!("resuming after step {first}, which is step {within} of epoch {}", epoch + 1);
+        if let (true, Some(last)) = (resumed.is_some(), first.checked_sub(1)) {
+            let (epoch, within) = sampler.locate(last);
+            log::info!("resuming after step {first}, step {} of epoch {}", within + 1, epoch + 1);
         }
     }
 
@@ -116,24 +117,32 @@ impl Run<'_> {
         }
     }
 
-    /// Evaluates the test samples after `step` steps, if there are any. Collective.
+    /// Evaluates the test samples after `step` steps, if there are any, as [`Trainer::evaluate`] does.
+    /// Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read (this rank alone), or the loss is NaN or infinite.
     pub(super) fn evaluate<D: Device>(
         &self,
         trainer: &mut Trainer<'_, D>,
         samples: &mut Samples,
         step: u64,
-    ) -> Result<Option<Evaluation>> {
+        asks_to_stop: impl Fn() -> bool,
+    ) -> Result<ControlFlow<usize, Option<Evaluation>>> {
         let Some(test) = &mut samples.test else {
-            return Ok(None);
+            return Ok(ControlFlow::Continue(None));
         };
         let span = trace::work(Name::Evaluation);
-        let Evaluation { loss, accuracy } = trainer.evaluate(test)?;
+        let Evaluation { loss, accuracy } = match trainer.evaluate(test, asks_to_stop)? {
+            ControlFlow::Break(num_ranks) => return Ok(ControlFlow::Break(num_ranks)),
+            ControlFlow::Continue(outcome) => outcome,
+        };
         drop(span);
         if !loss.is_finite() {
             return Err(diverged(step, &format!("the test loss is {loss}")));
         }
         log::info!("test: {}", words(loss, accuracy));
-        Ok(Some(Evaluation { loss, accuracy }))
+        Ok(ControlFlow::Continue(Some(Evaluation { loss, accuracy })))
     }
 }
 

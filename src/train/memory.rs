@@ -132,18 +132,23 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<C
         1 => &[],
         _ => &[ZeroStage::Slots, ZeroStage::Gradients, ZeroStage::Parameters],
     };
+    // the default number of micro-batches depends on the stage, and the needs are those of the present number
+    let num_micro_batches = plan.schedule.num_micro_batches;
+    let is_fixed = options.micro_batches.is_some() || num_micro_batches == 1;
+    let keeping = if is_fixed { String::new() } else { format!(" --micro-batches {num_micro_batches}") };
     for stage in stages {
-        let option = format!("--zero {}", name_of(stage));
+        let keeping = if *stage < ZeroStage::Gradients { "" } else { &keeping };
+        let option = format!("--zero {}{keeping}", name_of(stage));
         all.push(with(&option, TrainOptions { zero: OrAuto(Some(*stage)), ..options.clone() }));
     }
     let recomputing = TrainOptions { recompute: true, ..options.clone() };
     all.push(with("--recompute", recomputing.clone()));
     if !stages.is_empty() {
         let least = TrainOptions { zero: OrAuto(Some(ZeroStage::Parameters)), ..recomputing };
-        all.push(with("--zero 3 --recompute", least.clone()));
-        if plan.schedule.num_micro_batches > 1 {
+        all.push(with(&format!("--zero 3{keeping} --recompute"), least.clone()));
+        if num_micro_batches > 1 {
             let least = TrainOptions { accumulate: Accumulation::Parts, ..least };
-            all.push(with("--zero 3 --accumulate parts --recompute", least));
+            all.push(with(&format!("--zero 3{keeping} --accumulate parts --recompute"), least));
         }
     }
     all

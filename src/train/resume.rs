@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use super::identity::{
-    Identity, LEARNING_RATE_SCHEDULE, LEAVES, MODEL, MOMENTUM, OPTIMIZER, SHUFFLE, STEPS_IN_ALL,
+    BLOCK_CUT, Identity, LEARNING_RATE_SCHEDULE, LEAVES, MODEL, MOMENTUM, OPTIMIZER, SHUFFLE, STEPS_IN_ALL,
 };
 use super::options::{CheckpointOptions, Resume, name_of};
 use super::trainer::Trainer;
-use crate::checkpoint::{self, Checkpoint, Description, Difference};
+use crate::checkpoint::{self, Checkpoint, Description, Difference, group_name};
 use crate::comm::Communicator;
 use crate::device::Device;
 use crate::nn::Model;
@@ -104,7 +104,9 @@ impl Start {
         let before = &checkpoint.description;
         let mut differences = Difference::between(&before.config, &identity.config);
         // the run takes the leaves of its checkpoint
-        differences.retain(|difference| difference.name != LEAVES);
+        differences.retain(|difference| {
+            difference.name != LEAVES && (difference.name != BLOCK_CUT || difference.before.is_some())
+        });
         if !differences.is_empty() {
             let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
             let by_memory = match differences.iter().any(|difference| difference.name == SHUFFLE) {
@@ -184,9 +186,9 @@ pub(super) fn restore<D: Device>(
     let file = start.as_ref().and_then(|start| start.checkpoint.as_ref());
     let weights_only = start.as_ref().is_none_or(|start| start.weights_only);
     let slots = trainer.slot_names().iter().copied().map(Some);
-    let groups: Vec<String> = std::iter::once(None).chain(slots).map(checkpoint::group_name).collect();
-    // [is resumed, step, is at home, has a loss, bits of the loss], then whether the file has each
-    // group
+    let groups: Vec<String> = std::iter::once(None).chain(slots).map(group_name).collect();
+    // [is resumed, step, is in the directory of checkpoints, has a loss, bits of the loss], then whether the
+    // file has each group
     let mut head = vec![0_i64; 5 + groups.len()];
     if let Some(Resumed { position, is_in_checkpoint_dir }) = start.as_ref().and_then(Start::resumed) {
         let RunPosition { step, loss } = position;
@@ -245,9 +247,14 @@ fn refuse_others(directory: &Path, resume: &Resume, start: Option<&Checkpoint>) 
     if matches!(resume, Resume::From(path) if path.is_dir() && is_directory(path)) {
         return Ok(());
     }
-    let Some((newest, _)) = checkpoint::list(directory)?.pop() else { return Ok(()) };
-    let why = match start.filter(|start| lies_in(start, directory)) {
-        Some(start) if start.description.step == newest => return Ok(()),
+    let mut found = checkpoint::list(directory)?;
+    let at_home = start.filter(|start| lies_in(start, directory));
+    if let Some(start) = at_home {
+        // later starts pass over damaged files too
+        found.retain(|(step, path)| *step > start.description.step && Checkpoint::open(path).is_ok());
+    }
+    let Some((newest, _)) = found.pop() else { return Ok(()) };
+    let why = match at_home {
         None if start.is_some() => {
             format!(
                 "it holds a checkpoint of step {newest}, of this run or another; give a new directory, or \
@@ -273,7 +280,7 @@ fn lies_in(checkpoint: &Checkpoint, directory: &Path) -> bool {
 /// had none before.
 fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
     let had_none = file.description.options.get(MOMENTUM).is_some_and(|momentum| momentum == 0.0);
-    match slots.iter().find(|slot| !file.has_group(&checkpoint::group_name(Some(slot)))) {
+    match slots.iter().find(|slot| !file.has_group(&group_name(Some(slot)))) {
         Some(&"momentum_buffer") if had_none => Ok(()),
         Some(slot) => {
             let why =
@@ -288,7 +295,7 @@ fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
 /// about the learning rate.
 fn check_finite(file: &Checkpoint, model: &Model) -> Result<()> {
     for spec in &model.tensors {
-        let values = file.read("model", &spec.name, &spec.shape)?;
+        let values = file.read(&group_name(None), &spec.name, &spec.shape)?;
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
             let why = format!(
                 "/model/{} holds {} (element {at}); every weight must be a finite number",
@@ -304,8 +311,7 @@ fn check_finite(file: &Checkpoint, model: &Model) -> Result<()> {
 fn check_tensors(file: &Checkpoint, model: &Model) -> Result<()> {
     let fail =
         |why: String| Err(Error::input(format!("fitting {} to {}", file.path.display(), model.name), why));
-    let in_file =
-        |name: &str| file.tensors.iter().find(|tensor| tensor.group == "model" && tensor.name == name);
+    let in_file = |name: &str| file.parameters().find(|tensor| tensor.name == name);
     for spec in &model.tensors {
         match in_file(&spec.name) {
             None => return fail(format!("it has no tensor /model/{}", spec.name)),
@@ -319,7 +325,7 @@ fn check_tensors(file: &Checkpoint, model: &Model) -> Result<()> {
         }
     }
     let wanted = |name: &str| model.tensors.iter().any(|spec| spec.name == name);
-    match file.tensors.iter().find(|tensor| tensor.group == "model" && !wanted(&tensor.name)) {
+    match file.parameters().find(|tensor| !wanted(&tensor.name)) {
         Some(extra) => fail(format!("it has a tensor /model/{}, which the model does not have", extra.name)),
         None => Ok(()),
     }

@@ -1,5 +1,6 @@
 //! A run on its device: set-up, loop and result.
 
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -204,9 +205,16 @@ impl<'a, D: Device> Training<'a, D> {
         })
     }
 
-    /// Takes all steps, or stops early when ranks ask for it; returns the number of ranks that
-    /// asked. Collective.
+    /// Takes all steps and evaluates the network, or stops early when ranks ask for it; returns the number of
+    /// ranks that asked. Collective.
     fn train_loop(&mut self) -> Result<usize> {
+        if self.resumed_after.is_some_and(|step| step > 0)
+            && self.is_test_due()
+            && let ControlFlow::Break(num_ranks) = self.evaluate()?
+        {
+            // the run may have been stopped before this evaluation, or in it
+            return Ok(num_ranks);
+        }
         let mut paced: Option<Instant> = None;
         while self.done < self.length.num_steps {
             if let (Some(pace), Some(before)) =
@@ -225,9 +233,18 @@ impl<'a, D: Device> Training<'a, D> {
             if requests.stop > 0 && self.done < self.length.num_steps {
                 return Ok(requests.stop);
             }
-            if self.is_test_due() {
-                self.tested = self.evaluate()?;
+            if self.is_test_due()
+                && let ControlFlow::Break(num_ranks) = self.evaluate()?
+            {
+                return Ok(num_ranks);
             }
+        }
+        self.samples.train.finish();
+        self.checkpoints.save(&self.trainer, self.position())?;
+        if self.tested.is_none()
+            && let ControlFlow::Break(num_ranks) = self.evaluate()?
+        {
+            return Ok(num_ranks);
         }
         Ok(0)
     }
@@ -286,14 +303,21 @@ impl<'a, D: Device> Training<'a, D> {
         Ok(requests)
     }
 
-    /// Evaluates the network on the test samples, if there are any. Collective.
-    fn evaluate(&mut self) -> Result<Option<Evaluation>> {
-        let tested = self.run.evaluate(&mut self.trainer, &mut self.samples, self.done)?;
+    /// Evaluates the network on the test samples, if there are any, or breaks off with the number of ranks
+    /// that ask to stop. Collective.
+    fn evaluate(&mut self) -> Result<ControlFlow<usize>> {
+        let asks_to_stop = || self.checkpoints.requests().stop > 0;
+        let outcome = self.run.evaluate(&mut self.trainer, &mut self.samples, self.done, asks_to_stop)?;
+        let tested = match outcome {
+            ControlFlow::Break(num_ranks) => return Ok(ControlFlow::Break(num_ranks)),
+            ControlFlow::Continue(tested) => tested,
+        };
         let is_lowest = |loss: f64| loss.is_finite() && self.lowest.is_none_or(|(lowest, _)| loss < lowest);
         if let Some(loss) = tested.map(|outcome| outcome.loss).filter(|loss| is_lowest(*loss)) {
             self.lowest = Some((loss, self.done));
         }
-        Ok(tested)
+        self.tested = tested;
+        Ok(ControlFlow::Continue(()))
     }
 
     fn is_test_due(&self) -> bool {
@@ -321,16 +345,10 @@ impl<'a, D: Device> Training<'a, D> {
         Ok(ExitCode::from(app::STOPPED))
     }
 
-    /// Writes the last checkpoint, makes the last checks, and prints the result line. Collective.
-    fn result(mut self, device_name: &str) -> Result<ExitCode> {
-        self.samples.train.finish();
+    /// Makes the last checks, waits for the last checkpoint, and prints the result line. Collective.
+    fn result(self, device_name: &str) -> Result<ExitCode> {
         let data_wait = samples::share_of_waiting(self.run.world, self.waited, self.seconds)?;
-        self.checkpoints.save(&self.trainer, self.position())?;
-        let tested = match self.tested {
-            Some(tested) => Some(tested),
-            None => self.evaluate()?,
-        };
-        let Training { run, mut trainer, mut checkpoints, journal, length, done, .. } = self;
+        let Training { run, mut trainer, mut checkpoints, journal, length, done, tested, .. } = self;
         if let Some((loss, step)) = self.lowest.filter(|(_, step)| *step < done) {
             let since = self.resumed_after.map_or(String::new(), |first| format!(" since step {first}"));
             log::info!("lowest test loss{since}: {loss:.4} after step {step}");

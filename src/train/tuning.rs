@@ -60,9 +60,10 @@ impl<'a> Tuning<'a> {
             }
         }
         if owners.is_empty() {
-            if is_first && self.table.is_empty() {
+            let is_empty = self.table.is_empty();
+            if is_first && is_empty && all.is_root() {
                 log::warn!("--tuned-products has no effect: no step has products of cuBLASLt");
-            } else if is_first {
+            } else if is_first && !is_empty {
                 log::info!("all matrix products of a step are in {}", self.path.display());
             }
             return Ok(());

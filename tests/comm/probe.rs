@@ -155,6 +155,19 @@ fn collectives_measure_a_device_beside_the_other_ways() {
             assert!(row["wrong"] == 0 && row["memory"] == "device", "{row}");
         }
     }
+    // what MPI cannot do by itself is done otherwise
+    for precision in ["f32", "bf16"] {
+        let arguments = format!(
+            "--device cuda --device-transfers aware --precision {precision} --json --algorithm mpi \
+             --from 8 --to 64KiB --factor 8192 --seconds 0.002"
+        );
+        let job = mpiexec(3, env!("CARGO_BIN_EXE_collectives")).args(arguments.split_whitespace());
+        let done = job.libraries(Some(libraries)).env("LD_PRELOAD", aware).run().expect(0);
+        for operation in ["all-reduce", "reduce-scatter", "all-gather", "broadcast"] {
+            assert!(done.stdout.contains(&format!("\"operation\":\"{operation}\"")), "{}", done.describe());
+        }
+        assert!(!done.stdout.is_empty() && !done.stdout.contains("\"wrong\":1"), "{}", done.describe());
+    }
 }
 
 #[test]

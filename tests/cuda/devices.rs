@@ -161,10 +161,12 @@ fn ranks_of_a_node_map_each_others_memory() {
                 .run()
                 .expect(0)
         };
-        let (mapped, refused) = (run("ipc=1"), run("ipc=0"));
+        let (mapped, refused, lossy) = (run("ipc=1"), run("ipc=0"), run("ipc=lossy"));
         mapped.says_once("values of up to 16 ranks of a node by CUDA IPC");
         refused.says_once("the ranks of a node use MPI for all values: exporting device memory");
+        lossy.says_once("the ranks of a node use MPI for all values: writing from rank");
         assert_eq!(mapped.digest(), refused.digest(), "{name} {options}");
+        assert_eq!(mapped.digest(), lossy.digest(), "{name} {options}");
     }
 }
 

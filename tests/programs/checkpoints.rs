@@ -120,6 +120,9 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&newest, bytes).expect("it can be written");
+    // a later start passes it over, so that a run may resume from a checkpoint before it
+    let before = format!("{arguments} --steps 20 --resume {path}/step-00000020.h5");
+    sync_sgd(2, &before).run().expect(0).says_once("resuming after step 20");
     let again = sync_sgd(2, &arguments).run().expect(0);
     again.says_once("step-00000030.h5: it is damaged").says_once("resuming after step 20");
     assert_eq!(again.digest(), first.digest());

@@ -57,6 +57,27 @@ fn a_signal_before_the_first_step_stops_in_good_order_too() {
 }
 
 #[test]
+fn a_signal_in_an_evaluation_stops_it_and_the_next_start_repeats_it() {
+    let (_directory, path) = directory();
+    let metrics = format!("{path}/m.csv");
+    let arguments = format!(
+        "--steps 2 --eval-every 1steps --batch-size 8 --checkpoint-dir {path} --metrics {metrics} \
+         --data synthetic --synthetic-samples 400000"
+    );
+    let stopped = sync_sgd(3, &arguments).run_with(|launcher| {
+        // a row is written between a step and the evaluation that follows, of thousands of parts
+        until(|| fs::read_to_string(&metrics).is_ok_and(|rows| rows.lines().count() == 2));
+        kill("TERM", &rank_processes(launcher)[1].to_string());
+    });
+    let stopped = stopped.expect(75);
+    stopped.says_once("stopped after step 1, as asked by 1 of 3 ranks");
+    assert!(!stopped.stderr.contains("test: loss"), "{}", stopped.describe());
+    let again = sync_sgd(3, &arguments).run().expect(0);
+    again.says_once("resuming after step 1, step 1 of epoch 1");
+    assert_eq!(again.stderr.matches("test: loss").count(), 2, "{}", again.describe());
+}
+
+#[test]
 fn a_second_signal_stops_at_once() {
     let (_directory, path) = directory();
     let metrics = format!("{path}/m.csv");

@@ -91,6 +91,7 @@ use linear::LinearKernels;
 use loss::LossKernels;
 use norm::NormKernels;
 use optimizer::OptimizerKernels;
+pub use peers::PeerDirection;
 use pool::PoolKernels;
 pub use runtime::buffer::{CudaBuffer, CudaView, CudaViewMut};
 pub use runtime::compile::{Compiled, Constants, KernelSource, compile, known_capabilities};

@@ -130,6 +130,15 @@ impl CudaBuffer {
     }
 }
 
+/// The direction of a copy between this process and another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerDirection {
+    /// To the memory of the other process.
+    To,
+    /// From the memory of the other process.
+    From,
+}
+
 impl Cuda {
     /// Returns the number by which processes recognise the device: its UUID.
     ///
@@ -153,22 +162,33 @@ impl Cuda {
         buffer.memory.handle().map_err(failed)
     }
 
-    /// Maps the buffer of another process, and copies value `at` of `buffer`, an `f32`, to its place there as
-    /// the operations of peers do: a kernel writes it. Returns when the copy is complete.
+    /// Maps the buffer of another process, which is as long as `buffer`, and copies value `at`, an `f32`, to
+    /// its place there, or from it, as the operations of peers do: by a kernel. Returns when the copy is
+    /// complete.
     ///
     /// # Errors
-    /// The memory cannot be mapped or written.
-    pub fn copy_value_to(&self, handle: &MemoryHandle, buffer: &CudaBuffer, at: usize) -> Result<()> {
+    /// The memory cannot be mapped, read or written.
+    pub fn copy_value(
+        &self,
+        direction: PeerDirection,
+        handle: &MemoryHandle,
+        buffer: &mut CudaBuffer,
+        at: usize,
+    ) -> Result<()> {
+        assert!(at < buffer.len && buffer.format == Format::F32, "value {at} of {} values", buffer.len);
         let failed = |error| Error::failed("mapping the device memory of another process", explain(error));
         self.streams.synchronise();
-        let handle = address(self.streams.ordinal, handle).map_err(failed)?;
+        let address_there = address(self.streams.ordinal, handle).map_err(failed)?;
         let mut peers = Peers { at: [0; MOST_PEERS], num: 2 };
-        peers.at[..2].copy_from_slice(&[buffer.memory.pointer(), handle]);
+        peers.at[..2].copy_from_slice(&[buffer.memory.pointer(), address_there]);
         let (streams, units) = (&self.streams, size_of::<f32>() / 2);
         let launch = streams.over(units, 8);
         let (first, len) = ((at * units) as u64, units as u64);
-        let (from, into, end) = (0_u32, 1_u32, 2_u32);
-        let kernel = &streams.kernels.copy_to_peers;
+        let (from, into) = match direction {
+            PeerDirection::To => (0_u32, 1_u32),
+            PeerDirection::From => (1, 0),
+        };
+        let (kernel, end) = (&streams.kernels.copy_to_peers, into + 1);
         launch_in!(streams, streams.compute, kernel, launch, first, len, peers, from, into, end);
         streams.synchronise();
         streams.check()

@@ -114,29 +114,7 @@ impl RankProgram {
         let local =
             |stage| stages.iter().position(|own| *own == stage).expect("a rank's actions are in its stages");
         let joined_in = joined_in(&actions);
-        let (mut values, mut gradients) = (Lives::default(), Lives::default());
-        for (at, action) in actions.iter().enumerate() {
-            let Action { stage, work, micro_batch } = *action;
-            let next_pass = next_pass(&actions, at).unwrap_or(at);
-            if work.touches_values() {
-                values.touch(at, stage, micro_batch);
-                values.touch(joined_in[at], stage, micro_batch);
-            }
-            if work.touches_gradients() {
-                gradients.touch(at, stage, micro_batch);
-                gradients.touch(joined_in[at], stage, micro_batch);
-            }
-            match work {
-                Work::SendActivation => values.touch(next_pass, stage, micro_batch),
-                Work::SendGradient => gradients.touch(next_pass, stage, micro_batch),
-                _ => {}
-            }
-            match neighbour(&owners, *action) {
-                Some(Neighbour::Before(stage)) => values.touch(at, stage, micro_batch),
-                Some(Neighbour::After(stage)) => gradients.touch(at, stage, micro_batch),
-                None => {}
-            }
-        }
+        let [values, gradients] = lives(&actions, &owners, &joined_in);
         let (slots, num_slots) = values.places(owners.len());
         let (sets, num_sets) = gradients.places(owners.len());
         let place = |places: &ArrayPlaces, stage, micro_batch| {
@@ -196,6 +174,34 @@ impl RankProgram {
         });
         joined.max().unwrap_or_default()
     }
+}
+
+/// Returns the time for which values, and gradients, of micro-batches need arrays.
+fn lives(actions: &[Action], owners: &[Option<usize>], joined_in: &[usize]) -> [Lives; 2] {
+    let (mut values, mut gradients) = (Lives::default(), Lives::default());
+    for (at, action) in actions.iter().enumerate() {
+        let Action { stage, work, micro_batch } = *action;
+        let next_pass = next_pass(actions, at).unwrap_or(at);
+        if work.touches_values() {
+            values.touch(at, stage, micro_batch);
+            values.touch(joined_in[at], stage, micro_batch);
+        }
+        if work.touches_gradients() {
+            gradients.touch(at, stage, micro_batch);
+            gradients.touch(joined_in[at], stage, micro_batch);
+        }
+        match work {
+            Work::SendActivation => values.touch(next_pass, stage, micro_batch),
+            Work::SendGradient => gradients.touch(next_pass, stage, micro_batch),
+            _ => {}
+        }
+        match neighbour(owners, *action) {
+            Some(Neighbour::Before(stage)) => values.touch(at, stage, micro_batch),
+            Some(Neighbour::After(stage)) => gradients.touch(at, stage, micro_batch),
+            None => {}
+        }
+    }
+    [values, gradients]
 }
 
 /// Returns the place of the first pass after the action at `at`.

@@ -22,7 +22,7 @@ pub enum FaultKind {
     Update,
     /// A value that has been received
     Message,
-    /// A parameter that another replica has updated, as it was received
+    /// A parameter after its update, on this rank alone: where replicas share updates, as it was received
     Received,
 }
 

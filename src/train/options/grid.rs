@@ -44,16 +44,23 @@ impl GridOptions {
         (self, train)
     }
 
-    /// Returns the length of the stage axis: --stage, or what the other axes leave of `num_ranks`. Not
+    /// Returns the shape of the grid whose schedule is drawn: that of a job of `num_ranks`; or as the options
+    /// say, where --stage is given and the job is of another size; or a pipeline, where no axis is given. Not
     /// collective.
     ///
     /// # Errors
-    /// As [`GridOptions::shape`], unless --stage is given.
-    pub fn num_stage_ranks(&self, num_ranks: usize) -> Result<usize> {
-        match (self.stage, self.replicas.or(self.from_data).or(self.tensor)) {
-            (Some(stage), _) => Ok(stage),
-            (None, Some(_)) => self.shape(num_ranks).map(|shape| shape.stage),
-            (None, None) => Ok(num_ranks),
+    /// An axis is 0 or given twice, or, unless --stage is given, as [`GridOptions::shape`].
+    pub fn drawn_shape(&self, num_ranks: usize) -> Result<GridShape> {
+        self.axes()?;
+        let replicas = self.replicas.or(self.from_data);
+        match (self.stage, replicas.or(self.tensor)) {
+            (Some(stage), _) => Ok(self.shape(num_ranks).unwrap_or(GridShape {
+                data: replicas.unwrap_or(1),
+                stage,
+                tensor: self.tensor.unwrap_or(1),
+            })),
+            (None, Some(_)) => self.shape(num_ranks),
+            (None, None) => Ok(GridShape { data: 1, stage: num_ranks, tensor: 1 }),
         }
     }
 
@@ -63,18 +70,7 @@ impl GridOptions {
     /// # Errors
     /// An axis is 0, or the product of the axes is not `num_ranks`.
     pub fn shape(&self, num_ranks: usize) -> Result<GridShape> {
-        let data = match (self.replicas, self.from_data) {
-            (Some(replicas), Some(data)) => {
-                let why = format!("--data {data} and --replicas {replicas} both give the data axis");
-                return Err(Error::input("laying out the grid", why));
-            }
-            (None, Some(data)) => ("--data", Some(data)),
-            (replicas, None) => ("--replicas", replicas),
-        };
-        let axes = [data, ("--stage", self.stage), ("--tensor", self.tensor)];
-        for (option, axis) in axes {
-            at_least_one(option, axis)?;
-        }
+        let axes = self.axes()?;
         let given = axes.iter().filter_map(|(_, axis)| *axis).fold(1, usize::saturating_mul);
         let mut left = Some(num_ranks / given);
         let [data, stage, tensor] =
@@ -93,6 +89,21 @@ impl GridOptions {
             ),
         };
         Err(Error::input("laying out the grid", why))
+    }
+
+    /// Returns the names of the axes' options and their lengths, as far as they are given.
+    fn axes(&self) -> Result<[(&'static str, Option<usize>); 3]> {
+        let data = match (self.replicas, self.from_data) {
+            (Some(replicas), Some(data)) => {
+                let why = format!("--data {data} and --replicas {replicas} both give the data axis");
+                return Err(Error::input("laying out the grid", why));
+            }
+            (None, Some(data)) => ("--data", Some(data)),
+            (replicas, None) => ("--replicas", replicas),
+        };
+        let axes = [data, ("--stage", self.stage), ("--tensor", self.tensor)];
+        axes.iter().try_for_each(|(option, axis)| at_least_one(option, *axis))?;
+        Ok(axes)
     }
 
     /// Splits the world as these options say, and warns if ranks that share layers are on different
@@ -146,5 +157,19 @@ mod tests {
         assert!(both.shape(8).unwrap_err().to_string().contains("--data 4 and --replicas 2"));
         assert!(shape(Some(0), None, None, 8).is_err());
         assert!(shape(Some(usize::MAX), Some(2), None, 8).is_err());
+    }
+
+    #[test]
+    fn a_schedule_is_drawn_for_jobs_of_other_sizes() {
+        let shape = |replicas, from_data, stage, ranks| {
+            let shape = GridOptions { replicas, from_data, stage, tensor: None }.drawn_shape(ranks);
+            shape.map(|shape| (shape.data, shape.stage, shape.tensor)).map_err(|error| error.to_string())
+        };
+        assert_eq!(shape(None, None, None, 6), Ok((1, 6, 1)));
+        assert_eq!(shape(None, None, Some(2), 8), Ok((4, 2, 1)));
+        assert_eq!(shape(Some(3), None, Some(4), 1), Ok((3, 4, 1)));
+        assert_eq!(shape(None, Some(2), None, 8), Ok((2, 4, 1)));
+        assert!(shape(Some(0), None, Some(2), 8).is_err());
+        assert!(shape(Some(2), Some(4), Some(2), 8).unwrap_err().contains("--data 4 and --replicas 2"));
     }
 }

@@ -26,18 +26,18 @@ impl TrainOptions {
         self.micro_batches.unwrap_or(usual)
     }
 
-    /// Returns the number of micro-batches of `batch` samples for a pipeline of `num_ranks`: that of
-    /// --micro-batches, or two to four for each of several ranks if that divides the batch, or fewer. Not
-    /// collective.
-    pub(super) fn pipeline_micro_batches(&self, batch: usize, num_ranks: usize) -> usize {
-        let fits = |number: &usize| batch.is_multiple_of(*number);
+    /// Returns the number of micro-batches of the `share` of a batch that a replica has, for a pipeline of
+    /// `num_ranks`: that of --micro-batches, or two to four for each of several ranks if that divides the
+    /// share, or fewer. Not collective.
+    pub(super) fn pipeline_micro_batches(&self, share: usize, num_ranks: usize) -> usize {
+        let fits = |number: &usize| share.is_multiple_of(*number);
         let two = num_ranks.saturating_mul(2).max(1);
         let usual = || {
             if num_ranks == 1 {
                 return 1;
             }
-            let more = (two..=two.saturating_mul(2).min(batch)).find(fits);
-            more.or_else(|| (1..two.min(batch)).rev().find(fits)).unwrap_or(1)
+            let more = (two..=two.saturating_mul(2).min(share)).find(fits);
+            more.or_else(|| (1..two.min(share)).rev().find(fits)).unwrap_or(1)
         };
         self.micro_batches.unwrap_or_else(usual)
     }

@@ -214,6 +214,26 @@ impl ModelOptions {
         let Some(name) = self.name() else {
             return self.build_file(features, targets, text.unwrap_or_default());
         };
+        let hint = match (name, features) {
+            (ModelName::Lenet | ModelName::Cifar | ModelName::Resnet, Features::Flat(_)) => {
+                "; for tables there is --model mlp"
+            }
+            (ModelName::Lenet | ModelName::Cifar | ModelName::Resnet, Features::Image { .. }) => {
+                "; images in an HDF5 file are [samples, channels, height, width]"
+            }
+            _ => "",
+        };
+        self.network(name, features, targets)?.build(features).map_err(|error| match error {
+            Error::Input(text) => Error::Input(text + hint),
+            other => other,
+        })
+    }
+
+    /// Returns the built-in network `name` for inputs of shape `features` and for `targets`.
+    ///
+    /// # Errors
+    /// The network takes no such inputs, or predicts no such targets.
+    fn network(&self, name: ModelName, features: Features, targets: Targets) -> Result<Network> {
         let fail = |why: String| Err(Error::input("fitting the model to the data", why));
         let classes = || match targets {
             Targets::Classes(classes) => Ok(classes),
@@ -226,7 +246,7 @@ impl ModelOptions {
                 Err(Error::input("fitting the model to the data", why))
             }
         };
-        let network = match name {
+        Ok(match name {
             ModelName::Mlp => {
                 let (outputs, loss) = match targets {
                     Targets::Classes(classes) => (classes, Loss::CrossEntropy),
@@ -269,24 +289,9 @@ impl ModelOptions {
                     dropout: self.dropout,
                 })
             }
-        };
-        let hint = match (name, features) {
-            (ModelName::Lenet | ModelName::Cifar | ModelName::Resnet, Features::Flat(_)) => {
-                "; for tables there is --model mlp"
-            }
-            (ModelName::Lenet | ModelName::Cifar | ModelName::Resnet, Features::Image { .. }) => {
-                "; images in an HDF5 file are [samples, channels, height, width]"
-            }
-            _ => "",
-        };
-        network.build(features).map_err(|error| match error {
-            Error::Input(text) => Error::Input(text + hint),
-            other => other,
         })
     }
-}
 
-impl ModelOptions {
     /// Builds the network of a file.
     fn build_file(&self, features: Features, targets: Targets, text: &str) -> Result<Model> {
         let loss = match targets {

@@ -11,7 +11,7 @@ use super::model::SizeList;
 use super::names::name_of;
 use super::text::read_text;
 use crate::app::{self, FileOption};
-use crate::comm::{Communicator, Grid, World};
+use crate::comm::{Communicator, Grid, GridShape, World};
 use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::schedule::{PipelineScheduleKind, Report, Schedule};
@@ -190,7 +190,7 @@ impl PipelineOptions {
         Ok(move |model: &Model, batch| {
             let num_micro_batches = match num_ranks {
                 1 => train.micro_batches(model, batch, num_replicas),
-                _ => train.pipeline_micro_batches(batch, num_ranks),
+                _ => train.pipeline_micro_batches((batch / num_replicas).max(1), num_ranks),
             };
             self.plan(model, num_ranks, num_micro_batches, train, file.as_deref())
         })
@@ -231,22 +231,26 @@ impl PipelineOptions {
         Ok(plan)
     }
 
-    /// Draws the schedule as --show-schedule asks, for as many ranks as `of_job` returns unless
-    /// --show-ranks says how many, on rank 0. Collective.
+    /// Draws the schedule as --show-schedule asks, for the grid that `of_job` returns, unless --show-ranks
+    /// says how many ranks share the layers, on rank 0. Collective.
     ///
     /// # Errors
-    /// `of_job` failed, the schedule is not sound, or the file cannot be written.
+    /// `of_job` failed and is needed, the schedule is not sound, or the file cannot be written.
     pub fn show(
         &self,
         world: &World,
         file: &str,
-        of_job: impl Fn() -> Result<usize>,
+        of_job: impl Fn() -> Result<GridShape>,
         train: &TrainOptions,
     ) -> Result<()> {
         let text = self.read_file(world.communicator())?;
         let draw = || {
-            let num_ranks = self.show_ranks.map_or_else(of_job, Ok)?;
-            let num_micro_batches = train.pipeline_micro_batches(train.batch_size, num_ranks);
+            let (num_ranks, num_replicas) = match (self.show_ranks, of_job()) {
+                (Some(num_ranks), shape) => (num_ranks, shape.map_or(1, |shape| shape.data)),
+                (None, shape) => shape.map(|shape| (shape.stage, shape.data))?,
+            };
+            let share = (train.batch_size / num_replicas.max(1)).max(1);
+            let num_micro_batches = train.pipeline_micro_batches(share, num_ranks);
             let (schedule, report) = self.schedule(num_ranks, num_micro_batches, train, text.as_deref())?;
             let path = Path::new(file);
             match path.extension().and_then(|extension| extension.to_str()) {

@@ -5,6 +5,7 @@
 //! moments, and keeps what it finds for later starts. Programs that read each sample once, in order, need
 //! neither.
 
+mod node_memory;
 mod progress;
 mod scan;
 mod source;

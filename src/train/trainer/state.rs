@@ -5,7 +5,6 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Trainer, diverged};
-use crate::comm::Operation;
 use crate::device::Device;
 use crate::nn::hash_values;
 use crate::parallel::data::{StateParts, Visit};
@@ -152,14 +151,17 @@ impl<D: Device> Trainer<'_, D> {
     /// # Errors
     /// A parameter is NaN or infinite: the same error on every rank.
     pub fn check_finite(&self, step: u64) -> Result<()> {
-        let mut all_finite = [1_u8];
+        let mut is_finite = true;
         for tensor in 0..self.layout.tensors.len() {
             self.weights.read_parameter(self.device, tensor, &mut |values| {
-                all_finite[0] &= u8::from(values.iter().all(|value| value.is_finite()));
+                is_finite &= values.iter().all(|value| value.is_finite());
                 Ok(())
             })?;
         }
-        self.grid.all.all_reduce(&mut all_finite, Operation::Min)?;
-        if all_finite[0] == 1 { Ok(()) } else { Err(diverged(step, "a parameter is NaN or infinite")) }
+        if self.grid.all.all_ranks(is_finite)? {
+            Ok(())
+        } else {
+            Err(diverged(step, "a parameter is NaN or infinite"))
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! finished, so that the device always has work. The operations are the same either way, and so are
 //! the numbers.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::{OpenStep, Trainer, diverged};
@@ -189,11 +190,16 @@ impl<D: Device> Trainer<'_, D> {
     }
 
     /// Returns the loss and accuracy over all samples of `batches`, of which each replica evaluates
-    /// a share. Collective.
+    /// a share; or breaks off with the number of ranks that ask to stop between two parts of them.
+    /// `asks_to_stop` returns whether this rank does. Collective.
     ///
     /// # Errors
     /// A sample cannot be read (this rank alone).
-    pub fn evaluate(&mut self, batches: &mut Batches) -> Result<Evaluation> {
+    pub fn evaluate(
+        &mut self,
+        batches: &mut Batches,
+        asks_to_stop: impl Fn() -> bool,
+    ) -> Result<ControlFlow<usize, Evaluation>> {
         let num_samples = batches.dataset().num_samples();
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
         let mut sums = StepTotals::default();
@@ -202,6 +208,13 @@ impl<D: Device> Trainer<'_, D> {
         let round = (self.capacity * self.pipeline.num_micro_batches()).min(most_samples.max(1));
         // as many rounds on every replica, for all of them take part in gathers of parameters
         for round_start in (0..num_samples.div_ceil(self.grid.data.size())).step_by(round) {
+            let mut num_stopping = [i64::from(round_start > 0 && asks_to_stop())];
+            if round_start > 0 {
+                self.grid.all.all_reduce(&mut num_stopping, Operation::Sum)?;
+            }
+            if num_stopping != [0] {
+                return Ok(ControlFlow::Break(num_stopping[0] as usize));
+            }
             let start = share.end.min(share.start + round_start);
             let share = start..share.end.min(start + round);
             let parts = Parts::Full { share, most: self.capacity };
@@ -213,7 +226,7 @@ impl<D: Device> Trainer<'_, D> {
             sums += self.device.finish_totals(round)?;
         }
         let Means { loss, accuracy, .. } = self.collect(sums, num_samples, RunRequests::default())?;
-        Ok(Evaluation { loss, accuracy })
+        Ok(ControlFlow::Continue(Evaluation { loss, accuracy }))
     }
 
     /// Adds the ranks' sums, everything counted once, and returns them as means. Collective.

@@ -24,6 +24,7 @@ struct Settings {
     int capability = 90;
     bool pools = true;   // whether the device reports memory pools
     bool ipc = true;     // whether memory has handles for other processes
+    bool keeps_peer_writes = true;  // whether they find there what a process writes that has mapped it
     int products = 1;    // the algorithms of each matrix product
     bool eager = false;  // run each operation at once
     bool staged = false;  // asynchronous copies with ordinary host memory are done with it at return

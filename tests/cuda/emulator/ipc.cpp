@@ -43,8 +43,8 @@ std::atomic<int>* map_counter(int file) {
     return first == MAP_FAILED ? nullptr : static_cast<std::atomic<int>*>(first);
 }
 
-bool map_body(int file, unsigned char* into, size_t body) {
-    return mmap(into, body, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
+bool map_body(int file, unsigned char* into, size_t body, int kind = MAP_SHARED) {
+    return mmap(into, body, PROT_READ | PROT_WRITE, kind | MAP_FIXED, file,
                 static_cast<off_t>(page())) != MAP_FAILED;
 }
 
@@ -122,7 +122,8 @@ API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* result, HandleBytes passed, unsi
     std::atomic<int>* counter = map_counter(file);
     if (mapping == MAP_FAILED || !counter) return CUDA_ERROR_OUT_OF_MEMORY;
     auto* start = static_cast<unsigned char*>(mapping);
-    if (!map_body(file, start + page(), handle.body)) return CUDA_ERROR_OUT_OF_MEMORY;
+    int kind = settings().keeps_peer_writes ? MAP_SHARED : MAP_PRIVATE;
+    if (!map_body(file, start + page(), handle.body, kind)) return CUDA_ERROR_OUT_OF_MEMORY;
     counter->fetch_add(1);
     *result = reinterpret_cast<uintptr_t>(start) + page() + handle.offset;
     imported.emplace(*result, Shared{file, counter});

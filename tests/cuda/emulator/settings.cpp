@@ -2,7 +2,7 @@
 //
 // PHALANX_EMULATED_CUDA: comma-separated devices=N (1), memory=BYTES of each device (64 GiB, counted
 // per process), driver=VERSION (13000), capability=MAJOR*10+MINOR (90), pools=0|1 (1),
-// ipc=0|1 (1), products=N algorithms of each matrix product (1), order=lazy|eager (lazy), pageable=late|staged (late: copies treat all host memory as pinned;
+// ipc=0|1|lossy (1), products=N algorithms of each matrix product (1), order=lazy|eager (lazy), pageable=late|staged (late: copies treat all host memory as pinned;
 // staged: as real drivers do, asynchronous copies from ordinary memory read it at once, those to it wait).
 // CUDA_VISIBLE_DEVICES: numbers, as in CUDA; no UUIDs.
 // PHALANX_EMULATED_CUDA_LOG=FILE: a line for each call that allocates, frees, synchronises, captures or
@@ -55,6 +55,12 @@ Settings read_settings() {
             read.eager = value == "eager";
             continue;
         }
+        if (key == "ipc") {
+            if (value != "0" && value != "1" && value != "lossy") bad_setting(part);
+            read.ipc = value != "0";
+            read.keeps_peer_writes = value != "lossy";
+            continue;
+        }
         if (key == "pageable") {
             if (value != "late" && value != "staged") bad_setting(part);
             read.staged = value == "staged";
@@ -68,7 +74,6 @@ Settings read_settings() {
         else if (key == "driver") read.driver = static_cast<int>(number);
         else if (key == "capability") read.capability = static_cast<int>(number);
         else if (key == "pools") read.pools = number != 0;
-        else if (key == "ipc") read.ipc = number != 0;
         else if (key == "products") read.products = static_cast<int>(number);
         else bad_setting(part);
     }

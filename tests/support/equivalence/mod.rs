@@ -310,7 +310,8 @@ impl<'a, D: TestDevice> Rig<'a, D> {
 
     fn finish(&self, grid: &Grid, mut trainer: Trainer<'_, D>, mut batches: Batches, num_steps: u64) -> Run {
         let run = self.take_steps(grid, &mut trainer, &mut batches, num_steps);
-        Run { tested: trainer.evaluate(&mut batches).unwrap().loss, ..run }
+        let tested = trainer.evaluate(&mut batches, || false).unwrap().continue_value().unwrap().loss;
+        Run { tested, ..run }
     }
 
     fn take_steps(
