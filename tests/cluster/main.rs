@@ -34,7 +34,7 @@ fn jobs_survive_everything_that_slurm_does_to_them() {
     // 60 to 90 s. The warning comes up to 30 s early, and would be lost if the script had not begun
     // by then
     let timed = cluster.hold("timed", "srun", "--time=1 --signal=B:USR1@25", &training);
-    every_template_runs(&cluster);
+    every_template_runs(&cluster, &training);
     after("every template has run");
     signals(&cluster, &training);
     after("signals");
@@ -53,7 +53,7 @@ fn jobs_survive_everything_that_slurm_does_to_them() {
     println!("{lost} starts were lost in MPI_Init");
 }
 
-fn every_template_runs(cluster: &Cluster) {
+fn every_template_runs(cluster: &Cluster, training: &Training) {
     let short = "--steps 20 --data synthetic --synthetic-samples 2000 --model mlp";
     let jobs = [
         cluster.submit("tensor", "srun", "tensor_mlp", "", short),
@@ -69,6 +69,8 @@ fn every_template_runs(cluster: &Cluster) {
         ),
         cluster.submit("hybrid2", "mpiexec", "hybrid", "", &format!("{short} --hidden 64,64 --stage 2")),
     ];
+    // sums go within the nodes, then between them, and have the bits of one node
+    let levels = cluster.train("levels", "srun", "--ntasks-per-node=2", training);
     let mut across =
         cluster.submit("across", "srun", "hybrid", "--ntasks-per-node=2", &format!("{short} --tensor 4"));
     let said = across.end();
@@ -76,6 +78,8 @@ fn every_template_runs(cluster: &Cluster) {
     for job in &jobs {
         job.end_with(1, "\"steps\":20");
     }
+    levels.end_with(1, &training.digest);
+    assert!(levels.said().contains("ranks 4, nodes 2"), "{}", levels.said());
     let mut pi = cluster.submit("pi", "srun", "pi", "", "--terms 1000000");
     let mut ping = cluster.submit("ping", "mpiexec", "ping", "", "--largest 4096 --repeats 5");
     let mut measured =
