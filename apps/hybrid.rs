@@ -44,7 +44,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let Arguments { pipeline, grid, tensor, train } = arguments;
     let (grid, train) = grid.with_data(train);
     if let Some(file) = &pipeline.show_schedule {
-        pipeline.show(world, file, || grid.drawn_shape(world.size()), &train)?;
+        pipeline.show(world, file, |ranks| grid.drawn_shape(world.size(), ranks), &train)?;
         return Ok(ExitCode::SUCCESS.into());
     }
     let grid = grid.grid(world)?;

@@ -33,12 +33,12 @@ const STRATEGY: Strategy = Strategy { program: "pipeline", has_replicas: false }
 
 fn run(world: &World, arguments: &Arguments) -> Result<Finished> {
     let Arguments { pipeline, train } = arguments;
-    let shape = GridShape { data: 1, stage: world.size(), tensor: 1 };
+    let shape = |ranks: Option<usize>| GridShape { data: 1, stage: ranks.unwrap_or(world.size()), tensor: 1 };
     if let Some(file) = &pipeline.show_schedule {
-        pipeline.show(world, file, || Ok(shape), train)?;
+        pipeline.show(world, file, |ranks| Ok(shape(ranks)), train)?;
         return Ok(ExitCode::SUCCESS.into());
     }
-    let grid = Grid::new(world, shape)?;
+    let grid = Grid::new(world, shape(None))?;
     let plan = pipeline.planner(world, &grid, train)?;
     train::run(world, &grid, STRATEGY, train, &plan)
 }

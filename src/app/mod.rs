@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGTERM;
 
 use crate::comm::{World, abort};
@@ -69,6 +70,14 @@ impl From<()> for Finished {
     }
 }
 
+/// Allows this process to open as many files at a time as it may: a set of many HDF5 files has three open for
+/// each.
+fn allow_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // a system that refuses this says so again where a file cannot be opened
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the
 /// ranks, starts logging, checks the files that options name, calls `run`, writes the trace if one
 /// is wanted, and returns the exit code of the process: that of the result of `run` if it succeeds.
@@ -89,6 +98,7 @@ pub fn main<A: Program, T: Into<Finished>>(run: impl FnOnce(&World, &A) -> Resul
     if let Some(limit) = line.options().and_then(|options| options.common().watchdog) {
         watchdog::watch(limit);
     }
+    allow_open_files();
     let starting = trace::work(Name::Start);
     let world = match World::start() {
         Ok(world) => world,

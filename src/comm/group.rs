@@ -123,10 +123,11 @@ impl Group {
         self.nodes.borrow()[rank]
     }
 
-    /// Returns true if sums of the nodes are subtrees of a sum over the ranks: several nodes have equal
-    /// powers of two of consecutive ranks.
-    pub(super) fn has_node_subtrees(&self) -> bool {
-        self.per_node.get().is_some_and(|each| (2..self.mpi.size).contains(&each) && each.is_power_of_two())
+    /// Returns the number of ranks of each node and that of the nodes, if there are several nodes with
+    /// several ranks each, which follow each other.
+    pub(super) fn levels(&self) -> Option<[usize; 2]> {
+        let each = self.per_node.get().filter(|each| (2..self.mpi.size).contains(each))?;
+        Some([each, self.mpi.size / each])
     }
 
     /// Returns the number of nodes that the group spans.

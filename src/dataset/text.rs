@@ -165,7 +165,7 @@ fn split(
         // as of the samples of other files
         Some(_) => share.round(),
     } as usize;
-    if num_test == 0 && test_fraction > 0.0 {
+    if columns.is_some() && num_test == 0 && test_fraction > 0.0 {
         let why = format!(
             "{test_fraction} of its {num_units} rows is none to test with; try a larger --test-fraction, or 0"
         );

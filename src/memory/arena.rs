@@ -54,11 +54,11 @@ pub unsafe trait Arena {
         true
     }
 
-    /// Starts combining elements of the buffer with `terms`. At most one combination is under way
-    /// in a lane.
+    /// Starts combining elements of the buffer with `terms`. Those of a round may follow each other in a
+    /// lane; none starts before the ones of the round before are complete.
     fn combine(&mut self, lane: usize, terms: &Terms<'_>);
 
-    /// Returns true when the combination in lane `lane` is complete and MPI may read the result.
+    /// Returns true when all combinations in lane `lane` are complete and MPI may read the result.
     fn is_combined(&mut self, _lane: usize) -> bool {
         true
     }

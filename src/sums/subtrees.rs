@@ -69,12 +69,11 @@ impl Subtrees {
         (0..num_ranks).map(|rank| self.of_rank(rank)).max().unwrap_or(1)
     }
 
-    /// Returns true if the sums of the ranks are added up like one of each rank: see
-    /// [`Subtrees::one_each`].
+    /// Returns true if every rank has one sum, and they are added up like those of
+    /// [`Subtrees::one_each`], for ranks with equal blocks of a power of two of leaves.
     pub fn is_one_each(self) -> bool {
         let Subtrees { num_leaves, num_ranks, .. } = self;
-        let are_whole = num_leaves.is_power_of_two() && num_ranks.is_power_of_two();
-        num_leaves == num_ranks || num_leaves > num_ranks && are_whole
+        num_ranks == 1 || num_leaves.is_multiple_of(num_ranks) && (num_leaves / num_ranks).is_power_of_two()
     }
 
     /// Returns, for each subtree of all ranks in order, the number of sums before it that it is added
@@ -155,7 +154,12 @@ mod tests {
                 assert_eq!(nums.iter().sum::<usize>(), subtrees.merges().len());
                 assert_eq!(nums.into_iter().max(), Some(subtrees.most()));
                 let adds_one_each = subtrees.merges() == Subtrees::one_each(num_ranks).merges();
-                assert!(!subtrees.is_one_each() || adds_one_each, "{subtrees:?}");
+                let has_one_each = (0..num_ranks).all(|rank| subtrees.of_rank(rank) == 1);
+                let is_one_each = adds_one_each && has_one_each;
+                assert!(is_one_each || !subtrees.is_one_each(), "{subtrees:?}");
+                // of blocks that are not equal it is not asked
+                let are_equal = num_leaves.is_multiple_of(num_ranks);
+                assert!(subtrees.is_one_each() || !is_one_each || !are_equal, "{subtrees:?}");
                 if num_leaves.is_power_of_two() && num_ranks.is_power_of_two() {
                     assert_eq!(subtrees.most(), 1);
                 }

@@ -54,15 +54,15 @@ pub enum Name {
     Scatter,
     /// `MPI_Gather`.
     Gather,
-    /// `MPI_Allgather`, or an all-gather in place by pairwise exchange.
+    /// `MPI_Allgather`, or an all-gather in place by a plan.
     AllGather,
     /// `MPI_Alltoall`.
     AllToAll,
     /// `MPI_Reduce`.
     Reduce,
-    /// `MPI_Allreduce`, or an all-reduce in place by pairwise exchange.
+    /// `MPI_Allreduce`, or an all-reduce in place by a plan.
     AllReduce,
-    /// The operation of `MPI_Reduce_scatter_block`, by pairwise exchange.
+    /// The operation of `MPI_Reduce_scatter_block`, by a plan.
     ReduceScatter,
     /// `MPI_Scan`.
     Scan,

@@ -54,6 +54,15 @@ impl Run<'_> {
         log::trace!("{:?}", self.options);
         let sampler = samples.train.sampler();
         log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
+        let (division, num_replicas) = (trainer.division(), self.grid.shape.data);
+        let is_idle = |replica: &usize| division.rows(sampler.batch_len(0), *replica).is_empty();
+        let num_idle = (0..num_replicas).filter(is_idle).count();
+        if num_idle > 0 && self.world.is_root() {
+            log::warn!(
+                "{num_idle} of {num_replicas} replicas have no samples: a batch has {}",
+                sampler.batch_len(0)
+            );
+        }
         self.announce_positions();
         self.announce_accumulation();
         if let (true, Some(last)) = (resumed.is_some(), first.checked_sub(1)) {

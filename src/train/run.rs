@@ -78,13 +78,6 @@ pub fn run(
     if options.given.has("batch-size") && batch < options.batch_size && world.is_root() {
         log::warn!("--batch-size {} is more than the {batch} samples to train with", options.batch_size);
     }
-    if batch < grid.shape.data && world.is_root() {
-        log::warn!(
-            "{} of {} replicas have no samples: a batch has {batch}",
-            grid.shape.data - batch,
-            grid.shape.data
-        );
-    }
     if options.given.has("eval-every") && num_test == 0 && world.is_root() {
         log::warn!("--eval-every has no effect: there are no samples to test with");
     }

@@ -1,7 +1,8 @@
 //! Every operation with exact expectations, for every element type.
 
 use phalanx::Result;
-use phalanx::comm::{Communicator, Element, Operation, World, shard};
+use phalanx::comm::{Algorithm, Call, Collective, Communicator, Element, Operation, World, shard};
+use phalanx::memory::ElementType;
 use phalanx::sums::{ExactSum, Leaves, Section, Subtrees};
 
 use crate::value;
@@ -169,15 +170,46 @@ pub fn sums_have_one_order(world: &World) {
     }
 }
 
-/// Ranks that share eight leaves get the sum that one rank forms of all.
+/// Ranks that share eight leaves get the sum that one rank forms of all, on one node or on several.
 pub fn sums_of_leaves(world: &World) {
+    let size = world.size();
+    let all = world.communicator().duplicate();
+    for per_node in [size, 2, 3, 4] {
+        all.set_nodes((0..size).map(|rank| rank / per_node).collect());
+        check_choice_between_nodes(&all, per_node);
+        check_sums_of_leaves(&all, if per_node == size { 400_003 } else { 7001 });
+    }
+    // ranks in turns on two nodes
+    all.set_nodes((0..size).map(|rank| rank % 2).collect());
+    check_sums_of_leaves(&all, 7001);
+}
+
+/// Checks that sums go in two levels where that keeps their order, and gathers on any equal nodes.
+fn check_choice_between_nodes(all: &Communicator, per_node: usize) {
+    let size = all.size();
+    let are_equal = per_node > 1 && per_node < size && size.is_multiple_of(per_node);
+    let keeps_order = are_equal && per_node.is_power_of_two() && size.is_power_of_two();
+    let of_leaves = all.with_subtrees(Subtrees::new(8, size));
+    for (collective, element, goes) in [
+        (Collective::AllReduce, ElementType::F32, keeps_order),
+        (Collective::ReduceScatter, ElementType::F32, keeps_order),
+        (Collective::AllReduce, ElementType::Bf16, false),
+        (Collective::AllGather, ElementType::Bf16, are_equal),
+    ] {
+        let chosen = of_leaves.choice(collective, Call::Started, 1 << 20, element).algorithm;
+        let what = format!("{collective:?} of {element:?} on {size} ranks, {per_node} a node");
+        assert_eq!(chosen == Algorithm::TwoLevel, goes, "{what}: {chosen}");
+    }
+}
+
+/// Checks the sums of parts of up to `longest` elements.
+fn check_sums_of_leaves(c: &Communicator, longest: usize) {
     let leaves = Leaves { len: 8, num: 8 };
-    let c = world.communicator();
     let (rank, size) = (c.rank(), c.size());
     let subtrees = Subtrees::new(leaves.num, size);
     let c = c.with_subtrees(subtrees);
     let of = |leaf: usize, i: usize| ((leaf * 7919 + i * 104_729) % 1009) as f32 / 7.0;
-    for part in [0, 1, 13, 400_003] {
+    for part in [0, 1, 13, longest] {
         let len = part * size;
         let mut stack: Vec<Vec<f32>> = Vec::new();
         let own = Section::of_rank(leaves, rank, size);

@@ -54,6 +54,18 @@ fn folder() -> TempDir {
 // --- HDF5
 
 #[test]
+fn more_files_than_the_soft_limit_are_open_at_a_time() {
+    let folder = folder();
+    let path = folder.path().display();
+    (0..60).for_each(|number| data::table_of(&folder.path().join(format!("run-{number:02}.h5")), 8));
+    let command = format!(
+        "ulimit -Sn 100 && exec {} --threads 1 --quiet --steps 2 --model mlp --data '{path}/run-*.h5'",
+        env!("CARGO_BIN_EXE_sync_sgd")
+    );
+    assert_eq!(mpiexec(2, "sh").args(["-c", &command]).run().expect(0).result()["steps"], 2);
+}
+
+#[test]
 fn hdf5_tables_images_classes_and_values() {
     let folder = folder();
     let (x, y) = data::rows(40);

@@ -53,8 +53,8 @@
 //! | all-reduce | 2 | 146, 2.1 | 71, 1.0 |
 //! | | 4 | 322, 4.3 | 137, 1.0 |
 //!
-//! Of 4 KiB a reduce-scatter took 0.13 ms in place of 0.06 on two ranks a node, the others and all on four
-//! ranks less time in two levels.
+//! Of 4 KiB a reduce-scatter took 0.13 ms in place of 0.06 on two ranks a node, an all-reduce as long as
+//! [`Algorithm::Direct`]. Nodes of up to [`MOST_DIRECT`] ranks, and as many nodes, are assumed, not measured.
 
 use super::plan::{Algorithm, Collective};
 use crate::comm::mpi::yields;
@@ -120,15 +120,30 @@ pub(in crate::comm) fn choose(collective: Collective, call: Call, bytes: usize, 
     }
 }
 
-/// Returns the choice for a buffer of `bytes` of host memory on several nodes with several ranks each, if its
-/// operation goes in two levels.
-pub(in crate::comm) fn choose_in_levels(collective: Collective, call: Call, bytes: usize) -> Option<Choice> {
-    let is_long = match (call, collective) {
+/// Up to this many bytes, rounds cost more than what crosses between nodes.
+const SHORT: usize = 16 << 10;
+
+/// The fewest bytes of a part in a chunk that goes in two levels.
+const PART: usize = 16 << 10;
+
+/// Returns the choice for a buffer of `bytes` of host memory, on as many ranks a node and nodes as `levels`
+/// says, if its operation goes in two levels.
+pub(in crate::comm) fn choose_in_levels(
+    collective: Collective,
+    call: Call,
+    bytes: usize,
+    levels: [usize; 2],
+) -> Option<Choice> {
+    let goes = match (call, collective) {
         (Call::Blocking, Collective::AllReduce) => bytes >= BY_MPI,
-        (Call::Started, Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather) => true,
+        (Call::Started, Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather) => {
+            bytes > SHORT
+        }
         _ => false,
     };
-    is_long.then_some(Choice { algorithm: Algorithm::TwoLevel, chunk: CHUNK })
+    let are_few = levels.iter().all(|num| *num <= MOST_DIRECT);
+    let chunk = CHUNK.max(levels.iter().product::<usize>() * PART);
+    (goes && are_few).then_some(Choice { algorithm: Algorithm::TwoLevel, chunk })
 }
 
 /// Returns the choice for a buffer of `bytes` on `size` ranks among the algorithms that sum in the order of
@@ -220,6 +235,22 @@ mod tests {
             let sent = |bytes| choose(Collective::Broadcast { root: 0 }, call, bytes, 4);
             assert_eq!(sent((2 << 30) - 1), Choice::whole(Algorithm::Mpi));
             assert_eq!(sent(2 << 30), Choice { algorithm: Algorithm::Chain, chunk: 64 << 20 });
+        }
+    }
+
+    #[test]
+    fn long_sums_between_nodes_go_in_two_levels() {
+        let chunk =
+            |call, bytes, levels| Some(choose_in_levels(Collective::AllReduce, call, bytes, levels)?.chunk);
+        assert_eq!(chunk(Call::Started, 25 << 20, [2, 3]), Some(1 << 20));
+        assert_eq!(chunk(Call::Started, 25 << 20, [64, 64]), Some(64 << 20));
+        assert_eq!(chunk(Call::Blocking, 25 << 20, [2, 3]), Some(1 << 20));
+        for (call, bytes) in [(Call::Started, 16 << 10), (Call::Blocking, 1 << 20), (Call::Staged, 25 << 20)]
+        {
+            assert_eq!(chunk(call, bytes, [2, 3]), None);
+        }
+        for levels in [[65, 2], [2, 65]] {
+            assert_eq!(chunk(Call::Started, 25 << 20, levels), None);
         }
     }
 

@@ -158,25 +158,31 @@ impl Communicator {
         let is_mapped = !is_on_host && len > 0 && self.maps_peers_in(collective, element);
         let is_reduction = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
         let has_order = self.subtrees.is_some() && is_reduction && call != Call::Blocking;
-        // the sum of a node is rounded
-        let has_levels = self.group.has_node_subtrees() && (!is_reduction || element != ElementType::Bf16);
-        let has_levels_in_order = has_levels && self.subtrees().is_one_each();
+        let sums_in_levels = self.sums_within_nodes(element);
         let can = |choice: &Choice| match choice.algorithm {
             Algorithm::Mpi => has_mpi && !has_order,
             Algorithm::Ipc => is_mapped,
             Algorithm::Direct | Algorithm::Pairwise => choice.algorithm.plans(collective),
-            Algorithm::TwoLevel if has_order => choice.algorithm.plans(collective) && has_levels_in_order,
+            Algorithm::TwoLevel if has_order => choice.algorithm.plans(collective) && sums_in_levels,
             algorithm => algorithm.plans(collective) && !has_order,
         };
         let by_messages = || {
             let (bytes, size) = (len * element.bytes(), self.size());
-            let levels = choose_in_levels(collective, call, bytes);
-            let levels = levels.filter(|_| has_levels && (has_levels_in_order || !has_order));
+            let levels = self.group.levels().filter(|_| !is_reduction || sums_in_levels);
+            let levels = levels.and_then(|levels| choose_in_levels(collective, call, bytes, levels));
             levels.unwrap_or_else(|| choose(collective, call, bytes, size))
         };
         let fastest = || if is_mapped { Choice::whole(Algorithm::Ipc) } else { by_messages() };
         let choice = self.choice.filter(can).unwrap_or_else(fastest);
         if can(&choice) { choice } else { Choice { algorithm: Algorithm::Pairwise, ..choice } }
+    }
+
+    /// Returns true if the sum of each node is a subtree of the sum over all ranks, so that nodes may form
+    /// theirs first: they have a power of two of ranks, with a sum each. Sums in bfloat16 would be rounded
+    /// once more.
+    fn sums_within_nodes(&self, element: ElementType) -> bool {
+        let has_subtrees = self.group.levels().is_some_and(|[each, _]| each.is_power_of_two());
+        has_subtrees && self.subtrees().is_one_each() && element != ElementType::Bf16
     }
 
     /// Returns the way in which operations on a buffer of type `B` are started. Not collective.

@@ -66,8 +66,9 @@ impl Communicator {
     }
 
     /// Replaces `values` by their combination over all ranks, the same bits on each. Short ones, and all of
-    /// more than 64 ranks, are combined by `MPI_Allreduce`, others chunk by chunk ([`Algorithm::Pairwise`]),
-    /// which was faster on 2 to 4 ranks; the limit of 64 is estimated. Collective.
+    /// more than 64 ranks on one node or on uneven ones, are combined by `MPI_Allreduce`, others chunk by
+    /// chunk ([`Algorithm::Pairwise`], between nodes [`Algorithm::TwoLevel`]), which was faster on 2 to 4
+    /// ranks; the limit of 64 is estimated. Collective.
     ///
     /// The minimum and the maximum of floats are unspecified where a term is NaN, and so is the sign of one
     /// that is 0, because MPI leaves both open.
@@ -111,9 +112,9 @@ impl Communicator {
     /// [with subtrees](Communicator::with_subtrees), it sums in the order of
     /// [`Subtrees`](crate::sums::Subtrees), with the result of
     /// [`Communicator::start_reduce_scatter`]: short buffers are sent to every rank at once
-    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]). More ranks without
-    /// them use [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too.
-    /// Collective.
+    /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]), between nodes first
+    /// within each ([`Algorithm::TwoLevel`]) if that keeps the order. More ranks without subtrees use
+    /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too. Collective.
     ///
     /// # Errors
     /// There is no memory for values that arrive, the buffer does not hold whole arrays of each

@@ -81,7 +81,7 @@ fn check_comments(text: &str) -> Parsed<()> {
         if num_blocks > MOST_COMMENTED_BLOCKS {
             let why = format!(
                 "more than {MOST_COMMENTED_BLOCKS} `/-` stand before braces or quotes; comment lines out \
-                 with // instead"
+                 with // alone"
             );
             return Err(LineError { offset, why });
         }

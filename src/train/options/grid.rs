@@ -45,21 +45,21 @@ impl GridOptions {
     }
 
     /// Returns the shape of the grid whose schedule is drawn: that of a job of `num_ranks`; or as the options
-    /// say, where --stage is given and the job is of another size; or a pipeline, where no axis is given. Not
-    /// collective.
+    /// say, where the length of the stage axis is given, by --show-ranks as `stage` or by --stage, and the
+    /// job is of another size; or a pipeline, where no axis is given. Not collective.
     ///
     /// # Errors
-    /// An axis is 0 or given twice, or, unless --stage is given, as [`GridOptions::shape`].
-    pub fn drawn_shape(&self, num_ranks: usize) -> Result<GridShape> {
+    /// An axis is 0 or given twice, or, unless that of the stages is given, as [`GridOptions::shape`].
+    pub fn drawn_shape(&self, num_ranks: usize, stage: Option<usize>) -> Result<GridShape> {
         self.axes()?;
-        let replicas = self.replicas.or(self.from_data);
-        match (self.stage, replicas.or(self.tensor)) {
-            (Some(stage), _) => Ok(self.shape(num_ranks).unwrap_or(GridShape {
+        let (replicas, shape) = (self.replicas.or(self.from_data), self.shape(num_ranks));
+        match (stage.or(self.stage), replicas.or(self.tensor)) {
+            (Some(stage), _) => Ok(shape.ok().filter(|shape| shape.stage == stage).unwrap_or(GridShape {
                 data: replicas.unwrap_or(1),
                 stage,
                 tensor: self.tensor.unwrap_or(1),
             })),
-            (None, Some(_)) => self.shape(num_ranks),
+            (None, Some(_)) => shape,
             (None, None) => Ok(GridShape { data: 1, stage: num_ranks, tensor: 1 }),
         }
     }
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_schedule_is_drawn_for_jobs_of_other_sizes() {
         let shape = |replicas, from_data, stage, ranks| {
-            let shape = GridOptions { replicas, from_data, stage, tensor: None }.drawn_shape(ranks);
+            let shape = GridOptions { replicas, from_data, stage, tensor: None }.drawn_shape(ranks, None);
             shape.map(|shape| (shape.data, shape.stage, shape.tensor)).map_err(|error| error.to_string())
         };
         assert_eq!(shape(None, None, None, 6), Ok((1, 6, 1)));
@@ -171,5 +171,9 @@ mod tests {
         assert_eq!(shape(None, Some(2), None, 8), Ok((2, 4, 1)));
         assert!(shape(Some(0), None, Some(2), 8).is_err());
         assert!(shape(Some(2), Some(4), Some(2), 8).unwrap_err().contains("--data 4 and --replicas 2"));
+        // --show-ranks
+        let options = GridOptions { replicas: Some(2), from_data: None, stage: None, tensor: None };
+        let shape = options.drawn_shape(1, Some(4)).unwrap();
+        assert_eq!((shape.data, shape.stage, shape.tensor), (2, 4, 1));
     }
 }

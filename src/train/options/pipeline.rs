@@ -231,25 +231,22 @@ impl PipelineOptions {
         Ok(plan)
     }
 
-    /// Draws the schedule as --show-schedule asks, for the grid that `of_job` returns, unless --show-ranks
-    /// says how many ranks share the layers, on rank 0. Collective.
+    /// Draws the schedule as --show-schedule asks, on rank 0, for the grid that `grid` returns for the number
+    /// of ranks of --show-ranks, if that is given. Collective.
     ///
     /// # Errors
-    /// `of_job` failed and is needed, the schedule is not sound, or the file cannot be written.
+    /// `grid` failed, the schedule is not sound, or the file cannot be written.
     pub fn show(
         &self,
         world: &World,
         file: &str,
-        of_job: impl Fn() -> Result<GridShape>,
+        grid: impl Fn(Option<usize>) -> Result<GridShape>,
         train: &TrainOptions,
     ) -> Result<()> {
         let text = self.read_file(world.communicator())?;
         let draw = || {
-            let (num_ranks, num_replicas) = match (self.show_ranks, of_job()) {
-                (Some(num_ranks), shape) => (num_ranks, shape.map_or(1, |shape| shape.data)),
-                (None, shape) => shape.map(|shape| (shape.stage, shape.data))?,
-            };
-            let share = (train.batch_size / num_replicas.max(1)).max(1);
+            let GridShape { data: num_replicas, stage: num_ranks, .. } = grid(self.show_ranks)?;
+            let share = (train.batch_size / num_replicas).max(1);
             let num_micro_batches = train.pipeline_micro_batches(share, num_ranks);
             let (schedule, report) = self.schedule(num_ranks, num_micro_batches, train, text.as_deref())?;
             let path = Path::new(file);
