@@ -70,12 +70,18 @@ impl From<()> for Finished {
     }
 }
 
-/// Allows this process to open as many files at a time as it may: a set of many HDF5 files has three open for
-/// each.
+/// The number of files that a process may open at a time if the system lets it: a set of many HDF5 files has
+/// three open for each. Launchers close as many before they start a process, so that a million takes time.
+const MOST_OPEN_FILES: u64 = 1 << 16;
+
+/// Raises the number of files that this process may open at a time.
 fn allow_open_files() {
     let limit = getrlimit(Resource::Nofile);
-    // a system that refuses this says so again where a file cannot be opened
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let raised = limit.maximum.unwrap_or(MOST_OPEN_FILES).min(MOST_OPEN_FILES);
+    if limit.current.is_some_and(|current| current < raised) {
+        // a system that refuses this says so again where a file cannot be opened
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit });
+    }
 }
 
 /// Runs a program: reads the command line into `A`, starts MPI, compares the command lines of the

@@ -15,9 +15,8 @@ const DEEPEST: usize = 64;
 /// ([kdl-rs #177](https://github.com/kdl-org/kdl-rs/issues/177)).
 const MOST_COMMENTED_BLOCKS: usize = 4;
 
-/// The stack for reading a text of [`LONGEST_TEXT`] that is wrong at every byte. It takes no memory before
-/// it is used.
-const STACK_BYTES: usize = 512 << 20;
+/// The stack for reading a text, and what each of its bytes may add if it is wrong.
+const STACK_BYTES: [usize; 2] = [8 << 20, 2 << 10];
 
 /// The most modules of a network.
 const MOST_MODULES: usize = 20_000;
@@ -38,7 +37,8 @@ impl Network {
         let read = || checks.and_then(|()| read(text, name, loss));
         // the KDL library calls itself at each error that it finds
         let network = std::thread::scope(|scope| {
-            let reader = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, read)?;
+            let stack_bytes = STACK_BYTES[0] + STACK_BYTES[1] * text.len();
+            let reader = std::thread::Builder::new().stack_size(stack_bytes).spawn_scoped(scope, read)?;
             Ok(reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let network = network.map_err(|error: std::io::Error| Error::failed(doing(), error))?;
