@@ -21,12 +21,11 @@ pub(super) fn transpose(
         let end = columns.min(first + LINE);
         let whole_end = end / SIDE * SIDE;
         for row in (0..whole_rows).step_by(SIDE) {
-            for column in (first..whole_end).step_by(SIDE) {
-                let mut block = [[0.0; SIDE]; SIDE];
-                for (line, row) in block.iter_mut().zip(row..) {
-                    line.copy_from_slice(&from[row * from_stride + column..][..SIDE]);
-                }
-                for (line, column) in transposed(block).iter().zip(column..) {
+            let line = |i: usize| &from[(row + i) * from_stride..][first..whole_end.max(first)];
+            let [a, b, c, d] = std::array::from_fn(|i| line(i).as_chunks::<SIDE>().0);
+            for (at, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
+                let column = first + at * SIDE;
+                for (line, column) in transposed([*a, *b, *c, *d]).iter().zip(column..) {
                     into[column * into_stride + row..][..SIDE].copy_from_slice(line);
                 }
             }

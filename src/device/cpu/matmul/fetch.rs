@@ -17,10 +17,10 @@ pub(super) fn fetch_after(elements: &[f32], distance: usize) {
     }
 }
 
-/// Asks for the lines of elements in the first cache.
+/// Asks for the lines of `len` elements from `first` on, which need not exist, in the first cache.
 #[inline(always)]
-pub(super) fn fetch_near(elements: &[f32]) {
-    elements.iter().step_by(LINE).for_each(|element| fetch_line::<true>(element));
+pub(super) fn fetch_near(first: *const f32, len: usize) {
+    (0..len).step_by(LINE).for_each(|at| fetch_line::<true>(first.wrapping_add(at)));
 }
 
 /// Asks for the line at an address.

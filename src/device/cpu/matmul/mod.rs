@@ -263,7 +263,6 @@ impl ThreadProduct<'_, '_> {
         for at in (0..right.columns).step_by(S::F32_LANES) {
             let width = S::F32_LANES.min(right.columns - at);
             let target = Target { targets: &mut *targets, at, stride, height, width };
-            target.fetch(order);
             let (stack, next) = (&mut *stack, &mut nothing);
             if width == S::F32_LANES {
                 let right = Columns { values: &right.values[at..], stride: right.stride };
@@ -359,14 +358,15 @@ impl<S: Simd, const VECTORS: usize> Panel<'_, '_, '_, S, VECTORS> {
         let is_short = strip_width * num_terms * size_of::<f32>() <= SHORT_STRIP_BYTES;
         let group = if is_short { ROWS_OF_SHORT_STRIP / ROWS * ROWS } else { ROWS };
         for first_row in (0..num_rows).step_by(group) {
+            let own_rows = (first_row..num_rows.min(first_row + group)).step_by(ROWS);
+            let lefts: SmallVec<[(usize, L::Strip); 8]> =
+                own_rows.map(|row| (row, rows.strip(row))).collect();
             for (strip, column) in columns.clone().step_by(strip_width).enumerate() {
                 let width = strip_width.min(columns.end - column);
                 let right = PackedColumns::<S, VECTORS>(&strips[strip * num_terms..][..num_terms]);
-                for row in (first_row..num_rows.min(first_row + group)).step_by(ROWS) {
+                for &(row, left) in &lefts {
                     let (at, height) = (row * stride + column, ROWS.min(num_rows - row));
                     let target = Target { targets: &mut *targets, at, stride, height, width };
-                    target.fetch(order);
-                    let left = rows.strip(row);
                     let (stack, next) = (&mut *stack, &mut *next);
                     match width.div_ceil(S::F32_LANES) {
                         1 => tile::multiply::<S, _, _, ROWS, 1, VECTORS, PAIRS>(

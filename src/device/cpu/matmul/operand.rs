@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::fetch::fetch_after;
+use super::fetch::{fetch_after, fetch_near};
 
 /// A row-major matrix, or the transpose of one.
 #[derive(Clone, Copy)]
@@ -133,6 +133,9 @@ pub(super) trait RightStrip<S: Simd, const WIDTH: usize>: Copy {
 
     /// Returns the columns of a term.
     fn vectors(self, term: usize) -> [S::f32s; WIDTH];
+
+    /// Asks for the columns of a term that is used soon after `term`.
+    fn fetch_ahead(self, term: usize);
 }
 
 /// `[term][column of the strip]`, of which the first are read.
@@ -152,10 +155,20 @@ impl<S: Simd, const VECTORS: usize, const WIDTH: usize> RightStrip<S, WIDTH>
         let vectors = &self.0[term];
         std::array::from_fn(|v| vectors[v])
     }
+
+    #[inline(always)]
+    fn fetch_ahead(self, term: usize) {
+        let vectors = std::ptr::from_ref(&self.0[term]).wrapping_add(PACKED_AHEAD);
+        fetch_near(vectors.cast(), WIDTH * S::F32_LANES);
+    }
 }
 
-/// Terms from the one that is fetched to the one that is used: lines a stride apart are not
-/// recognised by the processor's own prefetcher.
+/// Terms from the one that is used to the one that is fetched from the second cache, in a strip: the
+/// processor's own prefetcher brings some lines too late.
+const PACKED_AHEAD: usize = 12;
+
+/// Terms from the one that is used to the one that is fetched, for columns where they are: the processor's
+/// own prefetcher does not recognise lines a stride apart.
 const AHEAD: usize = 24;
 
 /// One vector of columns where they are, `stride` elements from a term to the next.
@@ -163,6 +176,14 @@ const AHEAD: usize = 24;
 pub(super) struct Columns<'a> {
     pub(super) values: &'a [f32],
     pub(super) stride: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// Returns the first `len` columns of a term.
+    #[inline(always)]
+    fn line(self, term: usize, len: usize) -> &'a [f32] {
+        &self.values[term * self.stride..][..len]
+    }
 }
 
 impl<S: Simd> RightStrip<S, 1> for Columns<'_> {
@@ -173,8 +194,11 @@ impl<S: Simd> RightStrip<S, 1> for Columns<'_> {
 
     #[inline(always)]
     fn vectors(self, term: usize) -> [S::f32s; 1] {
-        let line = &self.values[term * self.stride..][..S::F32_LANES];
-        fetch_after(line, AHEAD * self.stride);
-        [S::as_simd_f32s(line).0[0]]
+        [S::as_simd_f32s(self.line(term, S::F32_LANES)).0[0]]
+    }
+
+    #[inline(always)]
+    fn fetch_ahead(self, term: usize) {
+        fetch_after(self.line(term, S::F32_LANES), AHEAD * self.stride);
     }
 }

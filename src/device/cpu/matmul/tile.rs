@@ -68,13 +68,15 @@ pub(super) struct Target<'a, 'b> {
 }
 
 impl Target<'_, '_> {
-    /// Asks for the lines of the targets that `order` reads and writes.
+    /// Asks for the lines of the targets that `order` reads and writes. Between two tiles nothing else is
+    /// calculated, so this has to be short: it checks no lengths.
     #[inline(always)]
-    pub(super) fn fetch(&self, order: SumOrder<'_>) {
+    fn fetch<S: Simd, const ROWS: usize, const WIDTH: usize>(&self, order: SumOrder<'_>) {
         let [first, end] = order.used;
         for target in &self.targets[first..end] {
-            for row in 0..self.height {
-                fetch_near(&target[self.at + row * self.stride..][..self.width]);
+            let tile = target.as_ptr().wrapping_add(self.at);
+            for row in 0..ROWS {
+                fetch_near(tile.wrapping_add(row * self.stride), WIDTH * S::F32_LANES);
             }
         }
     }
@@ -174,16 +176,18 @@ fn chains<S, L, R, const ROWS: usize, const WIDTH: usize, const VECTORS: usize>(
     L: LeftStrip<ROWS>,
     R: RightStrip<S, WIDTH>,
 {
-    for block in terms.clone().step_by(BLOCK) {
-        let block = block..terms.end.min(block + BLOCK);
+    let mut block = terms.start..terms.start;
+    while block.end < terms.end {
+        block = block.end..terms.end.min(block.end + BLOCK);
         next.fetch_some();
         if S::REGISTER_COUNT < 32 {
-            unrolled(simd, block, left, right, sums);
+            unrolled(simd, block.clone(), left, right, sums);
             continue;
         }
         let left = left.part(block.start, block.end);
         let right = right.part(block.start, block.end);
         for term in 0..block.len() {
+            right.fetch_ahead(term);
             add_products(simd, left, right, term, sums);
         }
     }
@@ -207,7 +211,10 @@ fn unrolled<S, L, R, const ROWS: usize, const WIDTH: usize>(
     let mut term = terms.start;
     while term + UNROLLED <= terms.end {
         let (left, right) = (left.part(term, term + UNROLLED), right.part(term, term + UNROLLED));
-        (0..UNROLLED).for_each(|at| add_products(simd, left, right, at, sums));
+        for at in 0..UNROLLED {
+            right.fetch_ahead(at);
+            add_products(simd, left, right, at, sums);
+        }
         term += UNROLLED;
     }
     for term in term..terms.end {
@@ -309,6 +316,7 @@ pub(super) fn multiply<
     L: LeftStrip<ROWS>,
     R: RightStrip<S, WIDTH>,
 {
+    into.fetch::<S, ROWS, WIDTH>(order);
     let is_whole = into.is_whole::<S, ROWS, WIDTH>();
     let stack: &mut [Sums<S, ROWS, WIDTH>] = S::as_mut_simd_f32s(stack).0.as_chunks_mut().0.as_chunks_mut().0;
     let mut depth = order.depth;
