@@ -60,17 +60,8 @@ impl ClassShare {
     /// Returns the classes of `rank`, of `num`, for rows of `positions` predictions.
     pub fn of_rank(num: usize, positions: usize, rank: usize, division: FeatureDivision) -> ClassShare {
         let num_leaves = division.num_leaves(num, 1);
-        let columns = division.columns(1);
-        let sum = Exchange {
-            kind: ExchangeKind::SumValues,
-            positions,
-            width: 1,
-            columns,
-            own_width: columns.of_rank(rank).len(),
-            num_leaves,
-            num_sums: division.num_sums(num_leaves),
-            num_own_sums: division.num_own_sums(num_leaves, rank),
-        };
+        let (kind, columns) = (ExchangeKind::SumValues, division.columns(1));
+        let sum = Exchange::of_columns(division, rank, kind, [positions, 1], columns, num_leaves);
         ClassShare { classes: division.section(num, 1, rank), sum: Some(sum) }
     }
 

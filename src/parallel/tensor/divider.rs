@@ -186,17 +186,9 @@ impl Divider<'_> {
         let shard = TensorShard { spec, rows: vec![own.clone(); 1], columns, is_copy: false };
         let shape = EmbeddingShape { first: own.start, rows: own.len(), ..embedding.shape };
         let local = EmbeddingLayer { shape, ..embedding.clone() };
-        let columns = self.division.columns(embedding.shape.columns);
-        let sum = Exchange {
-            kind: ExchangeKind::SumValues,
-            positions: embedding.positions,
-            width: embedding.shape.columns,
-            columns,
-            own_width: columns.of_rank(self.rank).len(),
-            num_leaves: self.division.num_ranks(),
-            num_sums: 1,
-            num_own_sums: 1,
-        };
+        let (kind, width) = (ExchangeKind::SumValues, embedding.shape.columns);
+        let (columns, num_leaves) = (self.division.columns(width), self.division.num_ranks());
+        let sum = self.of_columns(kind, embedding.positions, width, columns, num_leaves);
         let piece = Piece::Layer(Layer { kind: LayerKind::Embedding(local), tensors: 0..1 });
         let sum = Piece::Exchange(self.scattered(sum, shared));
         Divided::new(vec![piece, sum], vec![(layer.tensors.start, shard); 1])
@@ -256,16 +248,7 @@ impl Divider<'_> {
         columns: ColumnShares,
         num_leaves: usize,
     ) -> Exchange {
-        Exchange {
-            kind,
-            positions,
-            width,
-            columns,
-            own_width: columns.of_rank(self.rank).len(),
-            num_leaves,
-            num_sums: self.division.num_sums(num_leaves),
-            num_own_sums: self.division.num_own_sums(num_leaves, self.rank),
-        }
+        Exchange::of_columns(self.division, self.rank, kind, [positions, width], columns, num_leaves)
     }
 
     /// Returns the exchange of `width` columns beside `linear`, whose sums are over `terms` features in

@@ -142,11 +142,18 @@ pub fn split_classes(model: &Model, split: Split, rank: usize, division: Feature
 fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     let rule = |at: usize| model.layers.get(at).map(Layer::split_rule);
     let is_linear = |at: usize| rule(at) == Some(SplitRule::Features);
-    // true if the output of layer `at` goes to the next layer alone, which is linear too
+    // the positions of which a linear layer treats each alike
+    let positions = |at: usize| match &model.layers[at].kind {
+        LayerKind::Linear(linear) => linear.sequence,
+        _ => None,
+    };
+    // true if the output of layer `at` goes to the next layer alone, which is linear too, and has the same
+    // features: a vector of all positions is divided otherwise than each position
     let feeds_next = |at: usize| {
         let readers = |inputs: &&LayerInputs| inputs.first == at + 1 || inputs.added == Some(at + 1);
         // a tied output is divided as the embedding is, by outputs
         is_linear(at + 1)
+            && positions(at + 1) == positions(at)
             && !model.layers[at + 1].is_tied()
             && model.inputs[at + 1] == LayerInputs { first: at + 1, added: None }
             && model.inputs[at].added.is_none()
@@ -156,7 +163,10 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     let feeds_loss = |at: usize| {
         let num_classes = model.output.len() / model.loss.num_predictions(model.output);
         let is_divided = model.loss == Loss::CrossEntropy && num_classes >= FEWEST_DIVIDED;
-        is_divided && at + 1 == model.layers.len() && model.inputs[at].added.is_none()
+        is_divided
+            && at + 1 == model.layers.len()
+            && model.inputs[at].added.is_none()
+            && model.layers[at].output() == model.output
     };
     let mut roles = vec![None; model.layers.len()];
     for at in (0..roles.len()).filter(|at| is_linear(*at)) {

@@ -1,6 +1,6 @@
 //! The kinds of exchanges, with the lengths of their arrays and messages: pure logic.
 
-use crate::parallel::tensor::division::ColumnShares;
+use crate::parallel::tensor::division::{ColumnShares, FeatureDivision};
 
 /// The kind of an exchange between two layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,28 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// Returns the exchange of `positions · width` values a row, of which the ranks of `division` divide
+    /// `columns`, and which are sums of `num_leaves` leaves, for rank `rank`.
+    pub fn of_columns(
+        division: FeatureDivision,
+        rank: usize,
+        kind: ExchangeKind,
+        [positions, width]: [usize; 2],
+        columns: ColumnShares,
+        num_leaves: usize,
+    ) -> Exchange {
+        Exchange {
+            kind,
+            positions,
+            width,
+            columns,
+            own_width: columns.of_rank(rank).len(),
+            num_leaves,
+            num_sums: division.num_sums(num_leaves),
+            num_own_sums: division.num_own_sums(num_leaves, rank),
+        }
+    }
+
     /// Returns the number of values of a row, of all ranks together.
     pub fn row_len(self) -> usize {
         self.positions * self.width
