@@ -56,8 +56,12 @@ struct Arguments {
     common: CommonOptions,
 }
 
-/// Opens the network and prepares the prompt. Not collective.
-fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(TextGenerator<'a, Cpu>, Tokeniser, Vec<u16>)> {
+/// Prepares the network and the prompt. Not collective.
+fn prepare<'a>(
+    device: &'a Cpu,
+    trained: &TrainedNetwork,
+    arguments: &Arguments,
+) -> Result<(TextGenerator<'a, Cpu>, Tokeniser, Vec<u16>)> {
     let Arguments { network, prompt, temperature, top_k, seed, .. } = arguments;
     if !(0.0..=1e3).contains(temperature) {
         return Err(Error::input(
@@ -71,7 +75,6 @@ fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(TextGenerator<'a,
     if top_k.is_some() && *temperature == 0.0 {
         return Err(Error::input("--top-k", "it has no effect with --temperature 0, the likeliest token"));
     }
-    let trained = TrainedNetwork::open(network)?;
     let Some(tokeniser) = trained.tokeniser() else {
         let why = "the network was not trained with a text, so its outputs stand for no characters";
         return Err(Error::input(format!("reading {}", network.display()), why));
@@ -81,12 +84,13 @@ fn open<'a>(device: &'a Cpu, arguments: &Arguments) -> Result<(TextGenerator<'a,
         return Err(Error::input("--prompt", "it is empty, and a text continues at least one token"));
     }
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
-    Ok((TextGenerator::new(device, &trained, sampling)?, tokeniser, tokens))
+    Ok((TextGenerator::new(device, trained, sampling)?, tokeniser, tokens))
 }
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let (all, device) = (world.communicator(), Cpu::new(1)?);
-    let (mut generator, tokeniser, prompt) = all.agree(open(&device, arguments))?;
+    let trained = TrainedNetwork::open_on_all(all, &arguments.network)?;
+    let (mut generator, tokeniser, prompt) = all.agree(prepare(&device, &trained, arguments))?;
     let own = shard(arguments.samples, world.rank(), world.size());
     let began = Instant::now();
     // the first text is shown as it grows

@@ -112,10 +112,11 @@ fn request<'a>(arguments: &'a Arguments, trained: &TrainedNetwork, reads_targets
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let (all, began) = (world.communicator(), Instant::now());
     all.agree(arguments.source.check())?;
-    let trained = all.agree(TrainedNetwork::open(&arguments.network))?;
+    let trained = TrainedNetwork::open_on_all(all, &arguments.network)?;
     let reads_targets = all.agree(trained.build())?.loss != Loss::MeanOfSquares;
     let request = request(arguments, &trained, reads_targets);
-    all.agree(arguments.source.check_used(&arguments.given, request.source, reads_targets))?;
+    let Arguments { source, given, part, .. } = arguments;
+    all.agree(source.check_used(given, request.source, *part, reads_targets))?;
     all.agree(arguments.machine.check_used(&arguments.given))?;
     let sets = open_part(world, &request, arguments.part)?;
     let model = all.agree(trained.build_for(&*sets[0]))?;

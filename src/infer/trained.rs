@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
+use xxhash_rust::xxh3::xxh3_128;
+
 use crate::checkpoint::{
     Checkpoint, Description, INPUTS_SETTING, STANDARDISE_SETTING, TOKENS_SETTING, group_name,
 };
+use crate::comm::Communicator;
 use crate::dataset::{Dataset, Standardise, Targets, Tokeniser};
 use crate::nn::{Features, LONGEST_TEXT, Loss, Model, Network, TensorSpec};
 use crate::{Error, Result};
@@ -17,6 +20,23 @@ pub struct TrainedNetwork {
 }
 
 impl TrainedNetwork {
+    /// Opens a checkpoint or a file of `--export` on every rank. Collective.
+    ///
+    /// # Errors
+    /// As of [`TrainedNetwork::open`], or ranks find different files at `path`: the same error on every rank.
+    pub fn open_on_all(ranks: &Communicator, path: &Path) -> Result<TrainedNetwork> {
+        let trained = ranks.agree(TrainedNetwork::open(path))?;
+        let Checkpoint { description, parameters_digest, .. } = &trained.file;
+        let settings = format!("{:032x}", xxh3_128(format!("{description:?}").as_bytes()));
+        let identity = [
+            ("the hash of the parameters".to_owned(), parameters_digest.clone()),
+            ("the step".to_owned(), description.step.to_string()),
+            ("the hash of the settings".to_owned(), settings),
+        ];
+        ranks.compare(&format!("opening {} on every node", path.display()), &identity)?;
+        Ok(trained)
+    }
+
     /// Opens a checkpoint or a file of `--export`. Not collective.
     ///
     /// # Errors

@@ -211,6 +211,27 @@ fn data_are_compared_by_what_is_in_them() {
         .says_once("rank 2");
 }
 
+#[test]
+fn networks_are_compared_by_what_is_in_them() {
+    let (directory, path) = directory();
+    // the third rank is on a node with another file of this name
+    for (folder, seed) in [("a", 1), ("b", 2)] {
+        fs::create_dir(directory.path().join(folder)).expect("a directory can be made");
+        let model = "--model gpt --layers 1 --heads 1 --width 4 --context 8 --batch-size 8";
+        let export = format!("--export {path}/{folder}/net.h5 --seed {seed} --threads 1 --steps 1 {model}");
+        mpiexec(1, program("sync_sgd")).args(export.split(' ')).run().expect(0);
+    }
+    for (name, more) in [("predict", "--threads 1"), ("generate", "--length 2")] {
+        let on_node = |folder: &str| {
+            let command = format!("cd {path}/{folder} && exec {} net.h5 {more}", program(name));
+            ["-c".to_owned(), command]
+        };
+        let job = mpiexec(2, "sh").args(on_node("a")).and(1, "sh").args(on_node("b"));
+        let done = job.without_grace().limit(SOON).run().expect(2);
+        done.says_once("opening net.h5 on every node: the hash of the parameters is");
+    }
+}
+
 /// A rank that never starts MPI keeps the others in `MPI_Init`, where only the watchdog ends them.
 #[test]
 fn the_watchdog_begins_before_mpi() {

@@ -321,6 +321,10 @@ fn samples_need_no_targets() {
     refused(&format!("--data {table} --output {folder}/no/out.h5"), "give --output a file in a directory");
     refused(&format!("--data {table} --output {table}"), "is the same file");
     refused("--inputs /z", "--inputs: it has no effect in this run");
+    refused(
+        &format!("--data {table} --test-fraction 0.2"),
+        "--test-fraction: it has no effect in this run: it is for --part train and test",
+    );
     for ranks in [1, 3] {
         predict(ranks, &format!("{folder}/none.h5")).expect(2).says_once("No such file or directory");
         predict(ranks, &table).expect(2).says_once("it has no group /model");

@@ -92,6 +92,8 @@ pub fn program(name: &str) -> &'static str {
         "pi" => env!("CARGO_BIN_EXE_pi"),
         "ping" => env!("CARGO_BIN_EXE_ping"),
         "collectives" => env!("CARGO_BIN_EXE_collectives"),
+        "predict" => env!("CARGO_BIN_EXE_predict"),
+        "generate" => env!("CARGO_BIN_EXE_generate"),
         other => panic!("there is no program {other}"),
     }
 }

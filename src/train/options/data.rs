@@ -120,13 +120,19 @@ impl DataOptions {
         self.source.check()
     }
 
-    /// Refuses the options in `given` that are for other sources than `source`, or for networks that read
-    /// targets. Not collective.
+    /// Refuses the options in `given` that are for other sources than `source`, for networks that read
+    /// targets, or for --model gpt. Not collective.
     ///
     /// # Errors
     /// An option has no effect.
-    pub(super) fn check_used(&self, given: &Given, source: &str, reads_targets: bool) -> Result<()> {
-        self.source.check_used(given, source, reads_targets)?;
+    pub(super) fn check_used(
+        &self,
+        given: &Given,
+        source: &str,
+        reads_targets: bool,
+        is_gpt: bool,
+    ) -> Result<()> {
+        self.source.check_used(given, source, SamplePart::Train, reads_targets)?;
         let kind = SourceKind::of(source);
         let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
         let for_characters = for_text.or(kind.for_characters.as_deref());
@@ -136,9 +142,14 @@ impl DataOptions {
         let full =
             matches!(self.shuffle, Shuffle::Full | Shuffle::Off).then_some("it is for --shuffle blocks");
         given.refuse("shuffle-window", for_file.or(full))?;
-        let for_either = kind.for_synthetic.as_deref().and(for_text);
-        let for_either =
-            for_either.map(|_| format!("it is for texts and synthetic tokens, and --data is {source}"));
+        let for_either = match (for_text, kind.for_synthetic) {
+            (None, _) => None,
+            (_, Some(_)) => Some(format!("it is for texts and synthetic tokens, and --data is {source}")),
+            // the length of synthetic sequences
+            (_, None) if self.source.synthetic_shape.is_some() => Some("--synthetic-shape is given".into()),
+            (_, None) if !is_gpt => Some("--synthetic-shape tokens:LENGTH makes sequences".into()),
+            (_, None) => None,
+        };
         given.refuse("context", for_either.as_deref())?;
         given.refuse("tokens", for_characters)?;
         given.refuse("stride", for_text)

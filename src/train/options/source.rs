@@ -77,15 +77,15 @@ const OWN_SOURCES: [&str; 3] = ["digits", "shakespeare", "synthetic"];
 /// The most samples that can be numbered.
 const MOST_SAMPLES: usize = 1 << 40;
 
-/// The options that only some sources have, each with the reason why another refuses it.
+/// The reasons for which a source refuses the options of other sources; `None` where it takes them.
 pub(super) struct SourceKind {
-    /// Against options of HDF5 files.
+    /// The reason to refuse options of HDF5 files.
     pub(super) for_file: Option<String>,
-    /// Against options of texts and tokens.
+    /// The reason to refuse options of texts and tokens.
     pub(super) for_text: Option<String>,
-    /// Against options of texts that are not tokens already.
+    /// The reason to refuse options of texts that are not tokens already.
     pub(super) for_characters: Option<String>,
-    /// Against options of synthetic samples.
+    /// The reason to refuse options of synthetic samples.
     pub(super) for_synthetic: Option<String>,
 }
 
@@ -136,12 +136,18 @@ impl SourceOptions {
         data.into_iter().chain(test.map(|path| FileOption::input("--test-data", path))).collect()
     }
 
-    /// Refuses the options in `given` that are for other sources than `source`, or for networks that
-    /// read targets. Not collective.
+    /// Refuses the options in `given` that are for other sources than `source`, for other parts than `part`,
+    /// or for networks that read targets. Not collective.
     ///
     /// # Errors
     /// An option has no effect.
-    pub fn check_used(&self, given: &Given, source: &str, reads_targets: bool) -> Result<()> {
+    pub fn check_used(
+        &self,
+        given: &Given,
+        source: &str,
+        part: SamplePart,
+        reads_targets: bool,
+    ) -> Result<()> {
         let kind = SourceKind::of(source);
         let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
         let for_synthetic = kind.for_synthetic.as_deref();
@@ -151,11 +157,14 @@ impl SourceOptions {
         given.refuse("targets", for_file.or(no_targets))?;
         let for_either =
             for_file.and(for_text).map(|_| format!("it is for HDF5 files and texts, and --data is {source}"));
-        given.refuse("test-fraction", for_either.as_deref())?;
+        let for_part = (part == SamplePart::All).then_some("it is for --part train and test");
+        given.refuse("test-fraction", for_either.as_deref().or(for_part))?;
         given.refuse("test-data", for_file)?;
         given.refuse("synthetic-samples", for_synthetic)?;
         given.refuse("synthetic-shape", for_synthetic)?;
-        given.refuse("synthetic-targets", for_synthetic.or(no_targets))
+        // of tokens, the targets are the vocabulary
+        let has_tokens = matches!(self.synthetic_shape, Some(ShapeText::Tokens(_)));
+        given.refuse("synthetic-targets", for_synthetic.or(no_targets.filter(|_| !has_tokens)))
     }
 }
 
