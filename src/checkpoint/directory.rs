@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Checkpoint;
+use super::write::directory_of;
 use crate::{Error, Result};
 
 /// Returns the file name of the checkpoint after step `step`.
@@ -26,13 +27,13 @@ pub fn step_of(name: &str) -> Option<u64> {
 /// # Errors
 /// The system refuses to create one.
 pub fn create_durably(directory: &Path) -> io::Result<()> {
-    let above = directory.parent().filter(|above| !above.as_os_str().is_empty());
-    if let (false, Some(above)) = (directory.exists(), above) {
+    let above = directory_of(directory);
+    if !above.exists() {
         create_durably(above)?;
     }
     fs::create_dir_all(directory)?;
     // some file systems cannot synchronise directories, and need not
-    let _ = File::open(above.unwrap_or(Path::new("."))).and_then(|above| above.sync_all());
+    let _ = File::open(above).and_then(|above| above.sync_all());
     Ok(())
 }
 

@@ -105,7 +105,7 @@ pub use directory::{
 };
 pub use file_layout::{FileLayout, LayoutBuilder, add_text};
 pub use read::{Checkpoint, Tensor};
-pub use write::{Boundary, create_beside, publish, write};
+pub use write::{Boundary, create_beside, directory_of, publish, write};
 pub use writer::{Writer, Written, write_and_prune};
 
 /// Returns the version of the HDF5 library, which checkpoints record.

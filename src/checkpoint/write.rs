@@ -98,7 +98,7 @@ pub fn create_beside(path: &Path) -> io::Result<NamedTempFile> {
 }
 
 /// Returns the directory in which `path` lies.
-pub(super) fn directory_of(path: &Path) -> &Path {
+pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

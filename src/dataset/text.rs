@@ -153,6 +153,10 @@ fn split(
     settings: &TextSettings,
 ) -> Result<Data> {
     let TextSettings { context, stride, test_fraction, .. } = *settings;
+    if let Some(columns) = columns.filter(|_| stride != context) {
+        let why = format!("its rows of {columns} tokens are samples as they are; leave --stride out");
+        return Err(Error::input(format!("reading {source}"), why));
+    }
     let (unit, context, [train_stride, test_stride]) = match columns {
         None => (1, context, [stride, context]),
         Some(columns) => (columns, columns - 1, [columns; 2]),
@@ -308,7 +312,9 @@ mod tests {
         assert_eq!(data.train.features(), Features::Tokens { len: 4, vocabulary: 20 });
         assert_eq!(data.train.num_samples(), 3);
         write(&[5, 4], "tokens");
-        let mut data = open_text(&path, settings(7, 1)).unwrap().unwrap();
+        let refused = open_text(&path, settings(7, 1)).err().unwrap().to_string();
+        assert!(refused.contains("rows of 4 tokens are samples as they are"), "{refused}");
+        let mut data = open_text(&path, settings(7, 7)).unwrap().unwrap();
         let (mut inputs, mut targets) = ([0.0; 3], [0.0; 3]);
         let mut test = data.test.take().unwrap();
         assert_eq!((data.train.num_samples(), test.num_samples()), (3, 2));

@@ -22,7 +22,9 @@ pub use initial::{Initial, generator, symmetric};
 pub use layer::*;
 pub use loss::Loss;
 pub use model::Model;
-pub use network::{Attention, Convolution, DROPOUT_RATES, GptSizes, Module, Network, PoolWindows};
+pub use network::{
+    Attention, Convolution, DROPOUT_RATES, GptSizes, Module, Network, PoolWindows, RESNET_GROUPS,
+};
 pub use parameters::{FlatBuffer, Segmentation, TensorPosition, hash_values};
 pub use tensor::{TensorShard, TensorSpec};
 pub use text::LONGEST_TEXT;

@@ -203,7 +203,7 @@ pub struct GptSizes {
 }
 
 /// The groups of channels of a residual network's norms.
-const RESNET_GROUPS: usize = 8;
+pub const RESNET_GROUPS: usize = 8;
 
 /// A network that can be built for an input shape.
 #[derive(Debug, Clone, PartialEq)]

@@ -154,8 +154,9 @@ impl BatchDivision {
         self.lengths(len).flat_map(of_len).max().unwrap_or_default()
     }
 
-    /// Returns the lengths up to `len` of which one has the most rows of any section: a batch that is
-    /// shorter by the number of leaves has a row less in each leaf.
+    /// Returns the lengths of batches to be tried for the largest section of batches of up to `len` rows: the
+    /// last ones, as many as a batch has leaves, for a batch that is shorter by that has a row less in each
+    /// leaf.
     pub fn lengths(self, len: usize) -> Range<usize> {
         len.saturating_sub(self.num_leaves() - 1)..len + 1
     }

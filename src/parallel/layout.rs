@@ -196,8 +196,9 @@ impl Layout {
             mean_parameters: model.num_parameters() / (shape.stage * shape.tensor),
         };
         let parts = split(model, *how, tensor_rank, features);
+        let owners = schedule.owners();
         for (index, run) in layers.iter().enumerate() {
-            if schedule.rank_of(index) == Some(stage_rank) {
+            if owners[index] == Some(stage_rank) {
                 let is_last = index + 1 == layers.len();
                 let head = is_last
                     .then(|| Head::new(model).with_share(split_classes(model, *how, tensor_rank, features)));
@@ -207,7 +208,7 @@ impl Layout {
         let stage_of = |layer: usize| layers.iter().position(|run| run.contains(&layer)).unwrap_or_default();
         for (user, layer) in model.layers.iter().enumerate().filter(|(_, layer)| layer.is_tied()) {
             let owner = model.layers.iter().position(|other| other.tensors == layer.tensors);
-            let uses = [owner.unwrap_or(user), user].map(|layer| schedule.rank_of(stage_of(layer)));
+            let uses = [owner.unwrap_or(user), user].map(|layer| owners[stage_of(layer)]);
             layout.tie(layer.tensors.start, uses, stage_rank);
         }
         Ok(layout)

@@ -61,9 +61,9 @@ fn odd_ones<T: PartialEq>(values: &[T]) -> Vec<usize> {
 fn describe(odd: &[usize], size: usize, ranks: &dyn Fn(usize) -> usize) -> String {
     let numbers: Vec<String> = odd.iter().map(|rank| ranks(*rank).to_string()).collect();
     match (numbers.as_slice(), size) {
-        ([other], 2) => format!("ranks {} and {other} hold different parameters", ranks(1 - odd[0])),
-        ([one], _) => format!("rank {one} holds other parameters than the rest"),
-        (several, _) => format!("ranks {} hold other parameters than most", several.join(", ")),
+        ([other], 2) => format!("ranks {} and {other} hold different values", ranks(1 - odd[0])),
+        ([one], _) => format!("rank {one} holds other values than the rest"),
+        (several, _) => format!("ranks {} hold other values than most", several.join(", ")),
     }
 }
 
@@ -75,8 +75,8 @@ mod tests {
     fn the_rank_that_differs_is_named() {
         let words = |values: &[u8]| describe(&odd_ones(values), values.len(), &|rank| rank);
         assert!(odd_ones(&[7]).is_empty() && odd_ones(&[7, 7, 7]).is_empty());
-        assert_eq!(words(&[1, 2]), "ranks 0 and 1 hold different parameters");
-        assert_eq!(words(&[2, 1, 1]), "rank 0 holds other parameters than the rest");
-        assert_eq!(words(&[1, 1, 2, 1, 3]), "ranks 2, 4 hold other parameters than most");
+        assert_eq!(words(&[1, 2]), "ranks 0 and 1 hold different values");
+        assert_eq!(words(&[2, 1, 1]), "rank 0 holds other values than the rest");
+        assert_eq!(words(&[1, 1, 2, 1, 3]), "ranks 2, 4 hold other values than most");
     }
 }

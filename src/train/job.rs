@@ -15,6 +15,7 @@ use crate::nn::Model;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::tensor::positions::SharedValues;
 use crate::parallel::zero::{Accumulation, ZeroStage};
+use crate::sums::MOST_LEAVES;
 use crate::trace::{self, Name};
 
 /// The parts of a run that do not depend on the device.
@@ -55,11 +56,13 @@ impl Run<'_> {
         let sampler = samples.train.sampler();
         log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
         let (division, num_replicas) = (trainer.division(), self.grid.shape.data);
-        let is_idle = |replica: &usize| division.rows(sampler.batch_len(0), *replica).is_empty();
-        let num_idle = (0..num_replicas).filter(is_idle).count();
+        let has_rows = |len, replica| division.rows(len, replica).iter().any(|rows| !rows.is_empty());
+        // replicas that have no leaf of any batch were named when the order of sums was chosen
+        let is_idle = |replica| !has_rows(sampler.batch_len(0), replica) && has_rows(MOST_LEAVES, replica);
+        let num_idle = (0..num_replicas).filter(|replica| is_idle(*replica)).count();
         if num_idle > 0 && self.world.is_root() {
             log::warn!(
-                "{num_idle} of {num_replicas} replicas have no samples: a batch has {}",
+                "{num_idle} of {num_replicas} replicas have no samples, because a batch has {}",
                 sampler.batch_len(0)
             );
         }

@@ -48,8 +48,17 @@ impl Run<'_> {
         Ok(summation)
     }
 
-    /// Says so if some replicas have more rows of a batch than others, or none.
+    /// Says so if some ranks have no part of the sums, or some replicas more rows of a batch than others.
     fn remark(&self, num_leaves: usize, summation: Summation) {
+        let num_shares = self.grid.shape.tensor;
+        if num_shares > num_leaves && self.world.is_root() {
+            log::warn!(
+                "{} of {num_shares} ranks that share layers have no part of linear layers, because a sum has \
+                 {num_leaves} leaves; a new run with --leaves {} gives each a part",
+                num_shares - num_leaves,
+                num_shares.next_power_of_two()
+            );
+        }
         let plan = ParallelPlan { summation, ..self.plan.clone() };
         let (num_replicas, num_micro_batches) = (self.grid.shape.data, plan.schedule.num_micro_batches);
         let division = self.options.sync_settings().division(&plan, num_replicas);

@@ -299,6 +299,14 @@ fn options_of_no_use_are_refused() {
         ("tensor_mlp", "--overlap off", "it is about replicas, and this program has one"),
         ("pipeline", "--check-replicas 5 --model mlp", "it is about replicas, and this program has one"),
         ("pipeline", "--model mlp --stages-per-rank 3", "--stages-per-rank: it has no effect in this run"),
+        ("pipeline", "--show-schedule --show-ranks 4 --stages 3,2", "it divides a network"),
+        ("sync_sgd", "--data synthetic --context 3", "--synthetic-shape tokens:LENGTH makes sequences"),
+        (
+            "sync_sgd",
+            "--data synthetic --model gpt --context 3 --synthetic-shape tokens:9",
+            "--context: it has no effect in this run: --synthetic-shape is given",
+        ),
+        ("sync_sgd", "--data synthetic --model resnet --width 12", "must be a multiple of 8"),
     ] {
         refused(name, &format!("--steps 1 {arguments}"), why);
     }
@@ -310,6 +318,11 @@ fn options_of_no_use_are_refused() {
     );
     refused("pipeline", "--model mlp --stages 0", "a stage of 0 layers has nothing to do");
     run("sync_sgd", 2, "--threads 200 --steps 1").expect(0).says_once("--threads 200 is more than the ");
+    // with effect, but not on every rank
+    let few = run("sync_sgd", 3, "--batch-size 3 --steps 1").expect(0);
+    few.says_once("1 of 3 replicas have no samples, because a batch has 3");
+    let one = run("tensor_mlp", 3, "--leaves 1 --steps 1").expect(0);
+    one.says_once("2 of 3 ranks that share layers have no part of linear layers");
 }
 
 #[test]

@@ -22,13 +22,10 @@ fn tensor_mlp_learns_the_digits_whoever_has_which_part() {
         for split in ["pairs", "gather"] {
             let result = train("tensor_mlp", ranks, &format!("--split {split} --epochs 6"));
             assert!(result["accuracy"].as_f64().unwrap() >= 0.92, "{result}");
-            let off = result["loss"].as_f64().unwrap() - serial["loss"].as_f64().unwrap();
-            assert!(off.abs() < 1e-2, "{result} is not {serial}");
+            assert_eq!(result["parameters_digest"], serial["parameters_digest"], "{ranks} ranks, {split}");
             assert_eq!(result["parameters"], serial["parameters"]);
         }
     }
-    let alone = train("tensor_mlp", 1, "--epochs 6");
-    assert_eq!(alone["parameters_digest"], serial["parameters_digest"]);
 }
 
 #[test]
@@ -155,6 +152,9 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         refused("pipeline", "--model mlp --hidden none", &stages);
         refused("pipeline", "--schedule interleaved --stages-per-rank 1000000000", "262144 is the limit");
     }
+    // no number of micro-batches divides 127 samples
+    let uneven = job("pipeline", 1, "--show-schedule --show-ranks 4 --batch-size 127").run().expect(0);
+    assert!(uneven.stdout.contains("8 micro-batches"), "{}", uneven.describe());
     job("pipeline", 1, "--show-schedule --show-ranks 0").run().expect(2).says_once("0 ranks");
     let huge = "--show-schedule --show-ranks 18446744073709551615";
     job("pipeline", 1, huge).run().expect(2).says_once("262144 is the limit");
@@ -171,17 +171,16 @@ fn hybrid_trains_in_every_layout_and_stage_of_zero() {
         (6, "--tensor 3 --split gather --recompute"),
         (8, "--data 2 --stage 2 --tensor 2"),
     ] {
-        let mut digests = Vec::new();
-        for zero in 0..=3 {
-            let result = train("hybrid", ranks, &format!("{model} {axes} --bucket-mb 0.01 --zero {zero}"));
-            let off = result["loss"].as_f64().unwrap() - serial["loss"].as_f64().unwrap();
-            assert!(off.abs() < 1e-4, "{axes} --zero {zero}: {result} is not {serial}");
-            digests.push(result["parameters_digest"].clone());
+        for sync in [
+            "--bucket-mb 0.01 --zero 0",
+            "--bucket-mb 0.01 --zero 1",
+            "--bucket-mb 0.01 --zero 2",
+            "--bucket-mb 0.01 --zero 3",
+            "--zero 3 --accumulate parts",
+        ] {
+            let result = train("hybrid", ranks, &format!("{model} {axes} {sync}"));
+            assert_eq!(result["parameters_digest"], serial["parameters_digest"], "{axes} {sync}");
         }
-        assert!(digests.iter().all(|digest| *digest == digests[0]), "{axes}: {digests:?}");
-        let parts = train("hybrid", ranks, &format!("{model} {axes} --zero 3 --accumulate parts"));
-        let off = parts["loss"].as_f64().unwrap() - serial["loss"].as_f64().unwrap();
-        assert!(off.abs() < 1e-4, "{axes}: {parts} is not {serial}");
     }
 }
 

@@ -106,7 +106,7 @@ fn replica_check(world: &World) {
         }
         let error = trainer.check_replicas(4).unwrap_err();
         let who =
-            if world.size() == 2 { "ranks 0 and 1 hold different" } else { "rank 1 holds other parameters" };
+            if world.size() == 2 { "ranks 0 and 1 hold different" } else { "rank 1 holds other values" };
         assert!(error.to_string().contains("fc2.weight differs in 1 bit;"), "{error}");
         assert!(error.to_string().contains(who) && error.to_string().contains("at step 4"), "{error}");
         assert_eq!(error.exit_code(), 1);

@@ -99,11 +99,11 @@ impl<'a, D: Device> AuditedJob<'a, D> {
             _ => Exchanger::new(self.device, tensors, layout.features, layout.longest_messages(rows))?,
         };
         let (data, _, tensor) = shape.coordinates(*rank);
-        let player = |stage: usize| {
-            let owner = shape.rank(data, self.plan.schedule.rank_of(stage).unwrap_or_default(), tensor);
+        let player = |owner: Option<usize>| {
+            let owner = shape.rank(data, owner.unwrap_or_default(), tensor);
             shape.coordinates(roles.auditor_of(owner)).1
         };
-        let players = (0..self.plan.schedule.num_stages).map(player).collect();
+        let players = self.plan.schedule.owners().into_iter().map(player).collect();
         Replay::new(exchanger, stages, players, layout, segmentation, num_parts, rows)
     }
 }

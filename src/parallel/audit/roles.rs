@@ -70,7 +70,7 @@ impl Roles {
             GridShape { tensor: 1.., .. } => {
                 "a leaf of another rank of the tensor axis, with parameters that it is sent"
             }
-            _ => "a leaf of its own, which finds passing faults only, because there is no other rank",
+            _ => "a leaf of its own, which finds transient faults only, because there is no other rank",
         }
     }
 

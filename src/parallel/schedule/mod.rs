@@ -71,13 +71,7 @@ impl Schedule {
         self.ranks.iter().flatten().any(|action| action.work == Work::InputGradient)
     }
 
-    /// Returns the rank that runs stage `stage`: the one with its forward passes, if there is one.
-    pub fn rank_of(&self, stage: usize) -> Option<usize> {
-        let forward = |action: &Action| action.work == Work::Forward && action.stage == stage;
-        self.ranks.iter().position(|actions| actions.iter().any(forward))
-    }
-
-    /// Returns the rank of every stage: see [`Schedule::rank_of`].
+    /// Returns the rank that runs each stage: the one with its forward passes, if there is one.
     pub fn owners(&self) -> Vec<Option<usize>> {
         let mut owners = vec![None; self.num_stages];
         for (rank, actions) in self.ranks.iter().enumerate() {

@@ -256,8 +256,9 @@ fn execute(schedule: Schedule) {
         }
     }
     let (finished, all_finished) = channel();
+    let owners = schedule.owners();
     for (rank, actions) in schedule.ranks.iter().cloned().enumerate() {
-        let mine = |action: &Action| schedule.rank_of(action.stage) == Some(rank);
+        let mine = |action: &Action| owners[action.stage] == Some(rank);
         let senders: HashMap<_, _> = senders.extract_if(|action, _| mine(action)).collect();
         let receivers: HashMap<_, _> = receivers.extract_if(|action, _| mine(action)).collect();
         let (finished, text, last) = (finished.clone(), text.clone(), schedule.num_stages - 1);

@@ -67,10 +67,8 @@ impl Schedule {
     }
 
     fn check_passes(&self, places: &ActionPlaces) -> std::result::Result<(), String> {
-        for stage in 0..self.num_stages {
-            let owner = self
-                .rank_of(stage)
-                .ok_or_else(|| format!("{stage}F0 is missing: no rank has stage {stage}"))?;
+        for (stage, owner) in self.owners().into_iter().enumerate() {
+            let owner = owner.ok_or_else(|| format!("{stage}F0 is missing: no rank has stage {stage}"))?;
             for micro_batch in 0..self.num_micro_batches {
                 let action = |work| Action::new(stage, work, micro_batch);
                 let has = |work| places.contains_key(&action(work));

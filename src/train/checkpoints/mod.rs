@@ -137,6 +137,7 @@ impl<'a> Checkpoints<'a> {
     /// (one rank alone).
     pub(super) fn save<D: Device>(&mut self, trainer: &Trainer<'_, D>, position: RunPosition) -> Result<()> {
         let RunPosition { step: done, loss } = position;
+        self.settings.description.loss = loss;
         let Some(directory) = self.settings.options.checkpoint_dir.clone() else { return Ok(()) };
         if self.last == Some(done) {
             return Ok(());
@@ -149,7 +150,6 @@ impl<'a> Checkpoints<'a> {
         if let Some(written) = self.wait()? {
             self.report(written);
         }
-        self.settings.description.loss = loss;
         let contents = self.contents(done, self.settings.slots);
         match &mut self.writer {
             Some(writer) => writer.start(trainer, directory.join(checkpoint::file_name(done)), contents),
@@ -165,8 +165,8 @@ impl<'a> Checkpoints<'a> {
         trainer.check_replicas(done).map_err(|error| self.with_last_good(error))
     }
 
-    /// Adds the name of the newest sound file to `error`, which reports damaged state or divergence. Rank 0
-    /// only. Not collective.
+    /// Adds the name of the newest sound file to `error`, which reports damaged state or divergence, on rank
+    /// 0; other ranks return it unchanged. Not collective.
     pub(super) fn with_last_good(&mut self, error: Error) -> Error {
         let (Some(directory), true) = (&self.settings.options.checkpoint_dir, self.grid.all.is_root()) else {
             return error;
@@ -305,8 +305,7 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
         if path.exists() && !path.is_file() {
             return Err(Error::input(doing(), "it is a directory or a device; give the name of a file"));
         }
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let directory = directory.unwrap_or(Path::new("."));
+        let directory = checkpoint::directory_of(path);
         if !directory.is_dir() {
             let why = format!("there is no directory {}; create it", directory.display());
             return Err(Error::input(doing(), why));

@@ -27,8 +27,8 @@ impl TrainOptions {
     }
 
     /// Returns the number of micro-batches of the `share` of a batch that a replica has, for a pipeline of
-    /// `num_ranks`: that of --micro-batches, or two to four for each of several ranks if that divides the
-    /// share, or fewer. Not collective.
+    /// `num_ranks`: that of --micro-batches, or two to four for each of several ranks: as many as divide the
+    /// share, or else two. Not collective.
     pub(super) fn pipeline_micro_batches(&self, share: usize, num_ranks: usize) -> usize {
         let fits = |number: &usize| share.is_multiple_of(*number);
         let two = num_ranks.saturating_mul(2).max(1);
@@ -36,8 +36,7 @@ impl TrainOptions {
             if num_ranks == 1 {
                 return 1;
             }
-            let more = (two..=two.saturating_mul(2).min(share)).find(fits);
-            more.or_else(|| (1..two.min(share)).rev().find(fits)).unwrap_or(1)
+            (two..=two.saturating_mul(2).min(share)).find(fits).unwrap_or(two.min(share))
         };
         self.micro_batches.unwrap_or_else(usual)
     }

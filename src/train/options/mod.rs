@@ -84,9 +84,9 @@ pub struct TrainOptions {
     pub batch_size: usize,
 
     /// Number of parts in which a replica processes its share of a batch (gradient accumulation); gradients
-    /// are exchanged after the last, unless --accumulate says otherwise [default: with several stages two
-    /// to four for each; with one, on a processor, as many as keep large activations of a network with few
-    /// parameters in its cache; else 1]
+    /// are exchanged after the last, unless --accumulate says otherwise [default: in a pipeline, two to four
+    /// for each of its ranks; with one stage, on a processor, as many as keep large activations of a network
+    /// with few parameters in its cache; else 1]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 
@@ -94,7 +94,7 @@ pub struct TrainOptions {
     /// The optimizer and its learning rate.
     pub optimizer: OptimizerOptions,
 
-    /// Seed of the initial weights, the order of the samples and synthetic data
+    /// Seed of the initial weights, the order of the samples, dropout and synthetic data
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Training")]
     pub seed: u64,
 
@@ -127,7 +127,7 @@ pub struct TrainOptions {
         long,
         value_name = "STAGE",
         value_parser = or_auto::<ZeroStage>(
-            "1; 0 with a single replica or fewer than 65,536 parameters for each; never 2 or 3"
+            "1; 0 with a single replica or fewer than 65,536 parameters a rank; never 2 or 3"
         ),
         default_value = "auto",
         help_heading = "Machine"

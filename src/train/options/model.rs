@@ -13,7 +13,7 @@ use super::text::read_text;
 use crate::comm::Communicator;
 use crate::dataset::{LARGEST_SIZE, Targets};
 use crate::device::Activation;
-use crate::nn::{DROPOUT_RATES, Features, GptSizes, Loss, Model, Network};
+use crate::nn::{DROPOUT_RATES, Features, GptSizes, Loss, Model, Network, RESNET_GROUPS};
 use crate::{Error, Result};
 
 /// The networks that programs know.
@@ -109,8 +109,8 @@ pub struct ModelOptions {
     #[arg(long, value_name = "SIZES", default_value = "128,64")]
     pub hidden: SizeList,
 
-    /// Width of deep-mlp or gpt, in features, or of resnet, in channels [default: with deep-mlp that of the
-    /// data, 1024 with synthetic data; with gpt 128; with resnet 16]
+    /// Width of deep-mlp or gpt, in features, or of resnet, in channels, a multiple of 8 [default: with
+    /// deep-mlp that of the data, 1024 with synthetic data; with gpt 128; with resnet 16]
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,
 
@@ -273,7 +273,16 @@ impl ModelOptions {
             }
             ModelName::Lenet => Network::lenet(classes()?),
             ModelName::Cifar => Network::cifar(classes()?),
-            ModelName::Resnet => Network::resnet(self.layers, self.width.unwrap_or(RESNET_WIDTH), classes()?),
+            ModelName::Resnet => {
+                let width = self.width.unwrap_or(RESNET_WIDTH);
+                if !width.is_multiple_of(RESNET_GROUPS) {
+                    return fail(format!(
+                        "--width is {width}, but must be a multiple of {RESNET_GROUPS}, because the norms of \
+                         resnet have {RESNET_GROUPS} groups of channels"
+                    ));
+                }
+                Network::resnet(self.layers, width, classes()?)
+            }
             ModelName::Gpt => {
                 let (Features::Tokens { .. }, Targets::Tokens { .. }) = (features, targets) else {
                     return fail(format!(

@@ -63,8 +63,8 @@ pub struct PipelineOptions {
     #[arg(long, value_name = "NAME|FILE", default_value = "1f1b")]
     pub schedule: ScheduleChoice,
 
-    /// Number of layers of each stage, such as 3,2,3: of those that --show-network lists, where a
-    /// residual counts as one [default: equal costs of the stages]
+    /// Layers in each stage, such as 3,2,3, counted as --show-network lists them; a residual counts as one
+    /// [default: equal costs of the stages]
     #[arg(long, value_name = "SIZES", value_parser = parse_stages)]
     pub stages: Option<SizeList>,
 
@@ -103,7 +103,9 @@ impl PipelineOptions {
         let has_rows = matches!(self.schedule, ScheduleChoice::File(_))
             .then_some("the file of the schedule has a row for each rank");
         self.given.refuse("stages-per-rank", for_interleaved.as_deref())?;
-        self.given.refuse("show-ranks", has_rows)
+        self.given.refuse("show-ranks", has_rows)?;
+        let drawn = self.show_schedule.as_ref().map(|_| "it divides a network, and --show-schedule has none");
+        self.given.refuse("stages", drawn)
     }
 
     /// Returns the name of the schedule.

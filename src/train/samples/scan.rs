@@ -11,7 +11,7 @@ use serde_json::json;
 use super::progress::ReadingProgress;
 use super::source::Files;
 use super::storage::WORTH_SAYING;
-use crate::checkpoint::{create_beside, publish};
+use crate::checkpoint::{create_beside, create_durably, publish};
 use crate::comm::{Communicator, Operation, shard};
 use crate::dataset::{Data, Dataset, MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 use crate::trace::Name;
@@ -126,7 +126,7 @@ impl ScanRequest {
     fn write(&self, scan: &Scan, is_root: bool) -> std::io::Result<()> {
         let (Some(of), Some(path), true) = (&self.of, &self.path, is_root) else { return Ok(()) };
         let Some(folder) = path.parent() else { return Ok(()) };
-        fs::create_dir_all(folder)?;
+        create_durably(folder)?;
         let bits = |pairs: &Vec<[f64; 2]>| pairs.iter().map(|pair| pair.map(f64::to_bits)).collect();
         let file = ScanFile {
             of: of.clone(),

@@ -62,6 +62,9 @@ impl Storage {
             Shuffle::Off => Order::Sequential,
             Shuffle::Blocks => Order::Blocks(block_order.clone()),
         };
+        if shuffle != Shuffle::Blocks && options.given.has("shuffle-window") && world.is_root() {
+            log::warn!("--shuffle-window has no effect: all samples are kept in memory and mixed at once");
+        }
         if shuffle == Shuffle::Blocks {
             let in_block = block_order.blocks().largest();
             log::info!("samples are mixed within windows of {window} blocks of at most {in_block} samples");
