@@ -9,6 +9,7 @@ mod attention;
 mod convolution;
 mod copy;
 mod embedding;
+mod fetch;
 mod leaf_sums;
 mod linear;
 mod loops;

@@ -1,10 +1,15 @@
 //! Transposition, in blocks of registers.
 
+use super::fetch::fetch_after;
+
 /// Rows and columns of a block.
 const SIDE: usize = 4;
 
 /// Elements in a cache line: the columns that are read before those that follow.
 const LINE: usize = 16;
+
+/// Elements of a row from those that are read to those that are fetched into the second cache.
+const AHEAD: usize = 2 * LINE;
 
 /// Writes the transpose of `from`, `[rows, columns]`, whose rows are `from_stride` apart, into `into`, whose
 /// rows are `into_stride` apart.
@@ -22,6 +27,7 @@ pub(super) fn transpose(
         let whole_end = end / SIDE * SIDE;
         for row in (0..whole_rows).step_by(SIDE) {
             let line = |i: usize| &from[(row + i) * from_stride..][first..whole_end.max(first)];
+            (0..SIDE).for_each(|i| fetch_after(line(i), AHEAD));
             let [a, b, c, d] = std::array::from_fn(|i| line(i).as_chunks::<SIDE>().0);
             for (at, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
                 let column = first + at * SIDE;

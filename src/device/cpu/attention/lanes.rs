@@ -1,7 +1,10 @@
 //! The arithmetic of the softmax of a block of queries, each of which has a lane.
 
-/// The queries of a block.
-pub(super) const BLOCK: usize = 16;
+/// The queries of a block: two vectors of 16, so that a product reads a factor for two multiply-adds.
+pub(super) const BLOCK: usize = 32;
+
+/// Lanes of which a product computes a multiple: a vector of 8.
+pub(super) const FEWEST_LANES: usize = 8;
 
 /// A value for each query of a block.
 pub(super) type PerQuery = [f32; BLOCK];

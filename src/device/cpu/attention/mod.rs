@@ -23,7 +23,7 @@ use super::transpose::transpose;
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
 use head::AttentionHead;
-use lanes::BLOCK;
+use lanes::{BLOCK, FEWEST_LANES};
 
 /// Memory of a thread, of a value for each query of a block in each row.
 struct AttentionScratch {
@@ -248,8 +248,8 @@ impl Cpu {
         );
         self.multiply_small(SmallProduct {
             rows: products.len() / BLOCK,
-            // a text that grows has one query at a time, for which half of the lanes are enough
-            columns: len.next_multiple_of(BLOCK / 2),
+            // a text that grows has one query at a time, for which a few lanes are enough
+            columns: len.next_multiple_of(FEWEST_LANES),
             terms: width,
             left: Left::Rows(keys),
             right: MatrixRows { values: columns, stride: BLOCK },

@@ -12,7 +12,6 @@
 //! A product of few rows with a transposed operand is formed as the transpose of the product of the
 //! transposes: its large operand is then read where it is.
 
-mod fetch;
 mod operand;
 mod pack;
 #[cfg(test)]
@@ -31,7 +30,6 @@ use super::loops::LONG_PASS;
 use super::transpose::transpose;
 use crate::memory::scratch::Room;
 use crate::sums::{MOST_LEAVES, MOST_PENDING, Section, Step};
-pub(super) use fetch::fetch;
 use operand::{Columns, LeftRows, PackedColumns, PackedRows, holds};
 pub(super) use operand::{LeftStrip, Lines, Matrix};
 use pack::{Pace, Packing, pack_left};

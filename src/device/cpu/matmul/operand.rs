@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::fetch::{fetch_after, fetch_near};
+use crate::device::cpu::fetch::{fetch_after, fetch_near};
 
 /// A row-major matrix, or the transpose of one.
 #[derive(Clone, Copy)]

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::fetch::fetch;
 use super::operand::Matrix;
+use crate::device::cpu::fetch::{fetch, fetch_after};
 use crate::device::cpu::transpose::transpose;
 
 /// The packing of a panel of columns of the right operand into strips of `VECTORS` vectors,
@@ -136,6 +136,10 @@ impl<'a, S: Simd, const VECTORS: usize> Packing<'a, S, VECTORS> {
     }
 }
 
+/// Terms from the one that is packed to the one that is fetched, of a transposed left operand, whose lines are
+/// a stride apart.
+const LEFT_AHEAD: usize = 24;
+
 /// Strips of a transposed left operand that are packed together.
 const STRIPS_AT_ONCE: usize = 4;
 
@@ -160,7 +164,9 @@ pub(super) fn pack_left<const ROWS: usize>(left: Matrix<'_>, strips: &mut [f32])
     {
         let end = rows.min(first + several);
         for term in 0..num_terms {
-            let (whole, rest) = values[term * stride..][first..end].as_chunks::<ROWS>();
+            let line = &values[term * stride..][first..end];
+            fetch_after(line, LEFT_AHEAD * stride);
+            let (whole, rest) = line.as_chunks::<ROWS>();
             for (strip, factors) in whole.iter().enumerate() {
                 strips[strip * num_terms + term] = *factors;
             }

@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use pulp::Simd;
 
-use super::fetch::fetch_near;
 use super::operand::{LeftStrip, RightStrip};
 use super::pack::Packing;
+use crate::device::cpu::fetch::fetch_near;
 use crate::sums::{MOST_PENDING, Section, Step};
 
 /// A tile of `ROWS` rows of `WIDTH` vectors.

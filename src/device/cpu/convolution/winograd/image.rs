@@ -5,7 +5,7 @@ use pulp::Simd;
 use super::transform::{Transform, VectorSink, VectorSource};
 use super::{TILE, Tiles};
 use crate::device::ConvolutionShape;
-use crate::device::cpu::matmul::fetch;
+use crate::device::cpu::fetch::fetch;
 
 /// The images of a batch.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ const LINE: usize = 16;
 
 /// Asks for the lines of elements in the second cache.
 #[inline(always)]
-pub(in crate::device::cpu) fn fetch(elements: &[f32]) {
+pub(super) fn fetch(elements: &[f32]) {
     fetch_after(elements, 0);
 }
 
