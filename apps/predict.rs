@@ -116,7 +116,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let reads_targets = all.agree(trained.build())?.loss != Loss::MeanOfSquares;
     let request = request(arguments, &trained, reads_targets);
     let Arguments { source, given, part, .. } = arguments;
-    all.agree(source.check_used(given, request.source, *part, reads_targets))?;
+    all.agree(source.check_used(given, request.source, request.synthetic, *part, reads_targets))?;
     all.agree(arguments.machine.check_used(&arguments.given))?;
     let sets = open_part(world, &request, arguments.part)?;
     let model = all.agree(trained.build_for(&*sets[0]))?;

@@ -3,7 +3,7 @@
 //! Trains `deep-mlp` 1024 × 4 with AdamW, a state of 50 MB, with a checkpoint every 50 steps and
 //! without, alternately, because on a shared machine only runs of the same minutes are comparable. The
 //! lower bound: every rank copies its part of the state once (50 MB at memory speed are about 10 ms).
-//! While rank 0's thread draws the parts, writes, hashes twice and waits for the disk, it takes its
+//! While rank 0's thread reads the parts, writes, hashes twice and waits for the disk, it takes its
 //! share of memory bandwidth, and of a core if none is idle.
 
 #[path = "../tests/support/mod.rs"]

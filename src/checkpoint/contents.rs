@@ -54,8 +54,8 @@ pub trait StateSource {
     ///
     /// # Errors
     /// `write` failed, or the values cannot be had.
-    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()>;
+    fn read(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()>;
 
-    /// Accepts that a [`Writer`](super::Writer) has ended with a checkpoint, whole or not, and draws no more.
+    /// Accepts that a [`Writer`](super::Writer) has ended with a checkpoint, whole or not, and reads no more.
     fn end(&mut self) {}
 }

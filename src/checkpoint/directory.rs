@@ -28,7 +28,8 @@ pub fn step_of(name: &str) -> Option<u64> {
 /// The system refuses to create one.
 pub fn create_durably(directory: &Path) -> io::Result<()> {
     let above = directory_of(directory);
-    if !above.exists() {
+    // the working directory is above itself, and need not be readable
+    if above != directory && !above.exists() {
         create_durably(above)?;
     }
     fs::create_dir_all(directory)?;

@@ -66,10 +66,10 @@
 //!
 //! Every rank copies the parts of the state that it provides, and training continues. On rank 0 a
 //! thread without MPI writes the file ([`write()`]): HDF5 lays it out in memory, without the values
-//! (`skeleton.rs`); the thread draws the values from a [`StateSource`], tensor by tensor, and writes
+//! (`skeleton.rs`); the thread reads the values from a [`StateSource`], tensor by tensor, and writes
 //! them under a temporary name; the checksums are known then, and the rest of the layout follows;
 //! the file is read back for the seal over all of it; then come fsync, rename and fsync of the
-//! directory. The ranks send the parts that are drawn while they train, and rank 0 has memory for a
+//! directory. The ranks send the parts that are asked for while they train, and rank 0 has memory for a
 //! few batches of tensors. Reading: the seal is checked against every byte before HDF5 opens the
 //! file, and each tensor against its own checksum when it is read ([`Checkpoint`]).
 //!

@@ -29,7 +29,7 @@ struct WholeState {
 }
 
 impl StateSource for WholeState {
-    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
+    fn read(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
         self.values.iter().try_for_each(|values| write(values))
     }
 }

@@ -112,7 +112,7 @@ fn write_values(
 ) -> io::Result<Checksums> {
     let (mut tensors, mut digest) = (Vec::new(), Xxh3::new());
     let mut pending = contents.entries().iter().zip(&layout.values);
-    state.draw(&mut |values| {
+    state.read(&mut |values| {
         let Some((entry, place)) = pending.next() else {
             return Err(io::Error::other("there are more tensors than in the file"));
         };

@@ -28,7 +28,7 @@ pub struct Written {
 /// The least time between two reports of progress to a rank that waits for the thread.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Writes one checkpoint after the other, each on a thread that does not use MPI and draws the
+/// Writes one checkpoint after the other, each on a thread that does not use MPI and reads the
 /// values from an `S`.
 pub struct Writer<S> {
     keep: usize,

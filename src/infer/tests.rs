@@ -13,7 +13,7 @@ use crate::nn::{Features, GptSizes, Initial, Loss, Model, Network};
 struct Drawn<'m>(&'m Model);
 
 impl StateSource for Drawn<'_> {
-    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> std::io::Result<()>) -> std::io::Result<()> {
+    fn read(&mut self, write: &mut dyn FnMut(&[f32]) -> std::io::Result<()>) -> std::io::Result<()> {
         self.0.tensors.iter().try_for_each(|tensor| {
             let mut values = vec![0.0; tensor.num_elements()];
             Initial::Normal { deviation: 0.3 }.fill(1, &tensor.name, 0, &mut values);

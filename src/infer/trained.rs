@@ -23,7 +23,8 @@ impl TrainedNetwork {
     /// Opens a checkpoint or a file of `--export` on every rank. Collective.
     ///
     /// # Errors
-    /// As of [`TrainedNetwork::open`], or ranks find different files at `path`: the same error on every rank.
+    /// Those of [`TrainedNetwork::open`], or ranks find different files at `path`: the same error on every
+    /// rank.
     pub fn open_on_all(ranks: &Communicator, path: &Path) -> Result<TrainedNetwork> {
         let trained = ranks.agree(TrainedNetwork::open(path))?;
         let Checkpoint { description, parameters_digest, .. } = &trained.file;

@@ -154,9 +154,9 @@ impl BatchDivision {
         self.lengths(len).flat_map(of_len).max().unwrap_or_default()
     }
 
-    /// Returns the lengths of batches to be tried for the largest section of batches of up to `len` rows: the
-    /// last ones, as many as a batch has leaves, for a batch that is shorter by that has a row less in each
-    /// leaf.
+    /// Returns the lengths to try when looking for the largest section of batches of up to `len` rows: `len`
+    /// and those below it, as many as there are leaves. A batch that is shorter by the number of leaves has
+    /// one row fewer in every leaf, so no shorter one can be larger.
     pub fn lengths(self, len: usize) -> Range<usize> {
         len.saturating_sub(self.num_leaves() - 1)..len + 1
     }

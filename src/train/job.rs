@@ -12,6 +12,7 @@ use crate::Result;
 use crate::comm::{Grid, World};
 use crate::device::Device;
 use crate::nn::Model;
+use crate::parallel::batch::Summation;
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::tensor::positions::SharedValues;
 use crate::parallel::zero::{Accumulation, ZeroStage};
@@ -57,12 +58,15 @@ impl Run<'_> {
         log::info!("{num_steps} steps of {} samples{}", sampler.batch_len(0), self.zero_words(trainer));
         let (division, num_replicas) = (trainer.division(), self.grid.shape.data);
         let has_rows = |len, replica| division.rows(len, replica).iter().any(|rows| !rows.is_empty());
-        // replicas that have no leaf of any batch were named when the order of sums was chosen
-        let is_idle = |replica| !has_rows(sampler.batch_len(0), replica) && has_rows(MOST_LEAVES, replica);
+        // replicas that have no leaf of any batch were counted when the order of sums was chosen
+        let is_known =
+            |replica| self.plan.summation != Summation::ByLayout && !has_rows(MOST_LEAVES, replica);
+        let is_idle = |replica| !has_rows(sampler.batch_len(0), replica) && !is_known(replica);
         let num_idle = (0..num_replicas).filter(|replica| is_idle(*replica)).count();
         if num_idle > 0 && self.world.is_root() {
             log::warn!(
-                "{num_idle} of {num_replicas} replicas have no samples, because a batch has {}",
+                "{num_idle} of {num_replicas} replicas have no samples, because the {} samples of a batch \
+                 are divided by the leaves of its sums",
                 sampler.batch_len(0)
             );
         }

@@ -50,13 +50,16 @@ impl Run<'_> {
 
     /// Says so if some ranks have no part of the sums, or some replicas more rows of a batch than others.
     fn remark(&self, num_leaves: usize, summation: Summation) {
-        let num_shares = self.grid.shape.tensor;
-        if num_shares > num_leaves && self.world.is_root() {
+        let num_ranks = self.grid.shape.tensor;
+        if num_ranks > num_leaves && self.world.is_root() {
+            let advice = match num_ranks.next_power_of_two() {
+                enough @ ..=MOST_LEAVES => format!("; a new run with --leaves {enough} gives each a part"),
+                _ => String::new(),
+            };
             log::warn!(
-                "{} of {num_shares} ranks that share layers have no part of linear layers, because a sum has \
-                 {num_leaves} leaves; a new run with --leaves {} gives each a part",
-                num_shares - num_leaves,
-                num_shares.next_power_of_two()
+                "{} of {num_ranks} ranks that share layers have no part of linear layers, because the sums \
+                 of these are divided into {num_leaves} leaves at most{advice}",
+                num_ranks - num_leaves
             );
         }
         let plan = ParallelPlan { summation, ..self.plan.clone() };

@@ -220,7 +220,7 @@ fn the_last_checkpoint_is_tried_twice() {
 struct FlatState(f32);
 
 impl StateSource for FlatState {
-    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
+    fn read(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
         let values = vec![self.0; 700 * 1000];
         (0..2).try_for_each(|_| write(&values))
     }

@@ -76,6 +76,10 @@ fn the_same_bits_wherever_samples_are_kept() {
         assert_eq!(on, off, "{ranks} ranks");
         assert_ne!(on, full);
     }
+    let kept = run(2, &path, "--steps 1 --data-store on --shuffle-window 2").expect(0);
+    kept.says_once("--shuffle-window has no effect: all samples are kept in memory");
+    let read = run(2, &path, "--steps 1 --data-store off --shuffle-window 2").expect(0);
+    assert!(!read.stderr.contains("has no effect"), "{}", read.describe());
 }
 
 #[test]

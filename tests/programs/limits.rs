@@ -145,6 +145,25 @@ fn features_far_from_zero_are_standardised_as_they_should_be() {
 }
 
 #[test]
+fn features_that_float32_cannot_resolve_are_named() {
+    let (x, y) = data::rows(40);
+    let (_directory, path) = hdf5_file(|file| {
+        let mut times = x.mapv(f64::from);
+        times.column_mut(2).mapv_inplace(|value| 1.7e9 + 10.0 * value);
+        put(file, "times", &times);
+        put(file, "x", &x);
+        put(file, "y", &y);
+    });
+    let arguments = format!("--data {} --model mlp --steps 1 --standardise features", path.display());
+    let done = run("sync_sgd", 2, &format!("{arguments} --inputs /times")).expect(0);
+    done.says_once(
+        "feature or channel 2 (counted from 0) is 1.700e9 in all samples, but numbers are 1.3e2 apart",
+    );
+    let done = run("sync_sgd", 2, &format!("{arguments} --inputs /x")).expect(0);
+    assert!(!done.stderr.contains("feature or channel"), "{}", done.describe());
+}
+
+#[test]
 fn half_precision_is_read() {
     let (x, y) = data::rows(40);
     let (_directory, path) = hdf5_file(|file| {
@@ -320,7 +339,7 @@ fn options_of_no_use_are_refused() {
     run("sync_sgd", 2, "--threads 200 --steps 1").expect(0).says_once("--threads 200 is more than the ");
     // with effect, but not on every rank
     let few = run("sync_sgd", 3, "--batch-size 3 --steps 1").expect(0);
-    few.says_once("1 of 3 replicas have no samples, because a batch has 3");
+    few.says_once("1 of 3 replicas have no samples, because the 3 samples of a batch");
     let one = run("tensor_mlp", 3, "--leaves 1 --steps 1").expect(0);
     one.says_once("2 of 3 ranks that share layers have no part of linear layers");
 }

@@ -39,6 +39,25 @@ fn a_run_resumes_with_the_network_of_its_checkpoint_in_any_layout() {
     resume(2).expect(2).says_once("--network was ");
 }
 
+/// A layer over all positions after a layer by positions is no pair of linear layers. The targets of
+/// synthetic tokens are their vocabulary, also for a loss that reads none.
+#[test]
+fn a_flattened_sequence_trains_alike_on_ranks_that_share_layers() {
+    let (directory, _) = directory();
+    let file = directory.path().join("flattened.kdl");
+    let text = "network loss=\"mean-of-squares\"\nembedding 8\nlinear 16\ngelu\nflatten\nlinear 4\n";
+    fs::write(&file, text).unwrap();
+    let words = format!(
+        "--network {} --data synthetic --synthetic-shape tokens:8 --synthetic-targets classes:20 --steps 3",
+        file.display()
+    );
+    let serial = train("sync_sgd", 1, &words).run().expect(0).digest();
+    for (ranks, split) in [(2, "pairs"), (3, "pairs"), (2, "gather")] {
+        let shared = train("tensor_mlp", ranks, &format!("{words} --split {split}")).run().expect(0);
+        assert_eq!(shared.digest(), serial, "{ranks} ranks, {split}");
+    }
+}
+
 /// An embedding and a tied output are divided alike and share one gradient, wherever their layers are.
 #[test]
 fn tied_tensors_have_the_same_bits_in_every_layout() {

@@ -25,7 +25,7 @@ fn train(ranks: usize, arguments: &str) -> Value {
 struct Weights(Vec<Vec<f32>>);
 
 impl StateSource for Weights {
-    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> std::io::Result<()>) -> std::io::Result<()> {
+    fn read(&mut self, write: &mut dyn FnMut(&[f32]) -> std::io::Result<()>) -> std::io::Result<()> {
         self.0.iter().try_for_each(|values| write(values))
     }
 }
@@ -259,6 +259,8 @@ fn a_run_scores_its_test_samples_alike() {
         let [found, expected] = [found, expected].map(|value| value.as_f64().unwrap());
         assert!((found / expected - 1.0).abs() < 1e-6, "{found} is not {expected}");
     };
+    let exported = hdf5::File::open(&network).unwrap().attr("loss").unwrap().read_scalar::<f64>().unwrap();
+    close(&Value::from(exported), &run["loss"]);
     // the means and deviations are those of the training samples, though none are read
     let alone = everywhere(&network, &format!("--data {test_data}"), &format!("{folder}/alone"));
     close(&alone["loss"], &run["test_loss"]);

@@ -152,9 +152,15 @@ fn what_does_not_fit_is_refused_once_with_the_numbers() {
         refused("pipeline", "--model mlp --hidden none", &stages);
         refused("pipeline", "--schedule interleaved --stages-per-rank 1000000000", "262144 is the limit");
     }
-    // no number of micro-batches divides 127 samples
-    let uneven = job("pipeline", 1, "--show-schedule --show-ranks 4 --batch-size 127").run().expect(0);
-    assert!(uneven.stdout.contains("8 micro-batches"), "{}", uneven.describe());
+    // two to four micro-batches for each rank, if that divides the batch, or else two, or a sample each
+    for (batch, ranks, expected) in
+        [(128, 4, 8), (18, 4, 9), (127, 4, 8), (127, 3, 6), (6, 4, 6), (5, 4, 5), (1, 8, 1)]
+    {
+        let show = format!("--show-schedule --show-ranks {ranks} --batch-size {batch}");
+        let shown = job("pipeline", 1, &show).run().expect(0);
+        let num = format!(" {expected} micro-batch");
+        assert!(shown.stdout.contains(&num), "{batch}, {ranks}: {}", shown.describe());
+    }
     job("pipeline", 1, "--show-schedule --show-ranks 0").run().expect(2).says_once("0 ranks");
     let huge = "--show-schedule --show-ranks 18446744073709551615";
     job("pipeline", 1, huge).run().expect(2).says_once("262144 is the limit");

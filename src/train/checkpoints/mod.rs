@@ -1,7 +1,7 @@
 //! [`Checkpoints`]: writes a run's checkpoints when they are due, and compares the replicas before.
 
+mod collect;
 mod copy;
-mod draw;
 mod provide;
 mod state_writer;
 
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(super) use self::draw::AHEAD;
+pub(super) use self::collect::AHEAD;
 use self::state_writer::StateWriter;
 use super::options::{CheckpointOptions, Every};
 use super::resume::{Resumed, RunPosition};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::collect::{CollectedState, StateCollector, connect};
 use super::copy::StateCopy;
-use super::draw::{Drawing, DrawnState, connect};
 use super::provide::Providing;
 use crate::Result;
 use crate::checkpoint::{Contents, Writer, Written};
@@ -38,10 +38,10 @@ enum WriterRole {
 
 /// The thread that writes, and the messages for it.
 struct RootWriter {
-    writer: Writer<DrawnState>,
+    writer: Writer<CollectedState>,
     /// The source of the values before the first file; later the writer has it.
-    state: Option<DrawnState>,
-    drawing: Rc<RefCell<Drawing>>,
+    state: Option<CollectedState>,
+    collector: Rc<RefCell<StateCollector>>,
 }
 
 impl StateWriter {
@@ -60,9 +60,13 @@ impl StateWriter {
         let all = grid.channels.checkpoints.clone();
         let copy = grid.all.agree(StateCopy::new(parts, all.rank(), num_slots))?;
         let role = if all.is_root() {
-            let (state, drawing) = connect(all.clone(), parts, copy);
-            let drawing = Rc::new(RefCell::new(drawing));
-            WriterRole::Root(Box::new(RootWriter { writer: Writer::new(keep), state: Some(state), drawing }))
+            let (state, collector) = connect(all.clone(), parts, copy);
+            let collector = Rc::new(RefCell::new(collector));
+            WriterRole::Root(Box::new(RootWriter {
+                writer: Writer::new(keep),
+                state: Some(state),
+                collector,
+            }))
         } else {
             WriterRole::Provider(Rc::new(RefCell::new(Providing::new(all.clone(), copy))))
         };
@@ -82,12 +86,12 @@ impl StateWriter {
     ) -> Result<()> {
         match &mut self.role {
             WriterRole::Root(root) => {
-                let RootWriter { writer, state, drawing } = &mut **root;
+                let RootWriter { writer, state, collector } = &mut **root;
                 let mut own = state.take().or_else(|| writer.take()).expect("no thread has the source");
                 own.copy.fill(trainer)?;
-                drawing.borrow_mut().begin();
-                comm::attach(drawing);
-                writer.start(path, contents, own).inspect_err(|_| drawing.borrow_mut().end())
+                collector.borrow_mut().begin();
+                comm::attach(collector);
+                writer.start(path, contents, own).inspect_err(|_| collector.borrow_mut().end())
             }
             WriterRole::Provider(providing) => {
                 let mut own = providing.borrow_mut();
@@ -107,10 +111,10 @@ impl StateWriter {
     pub(super) fn try_again(&mut self) -> Result<()> {
         match &mut self.role {
             WriterRole::Root(root) => {
-                let RootWriter { writer, drawing, .. } = &mut **root;
-                drawing.borrow_mut().begin();
-                comm::attach(drawing);
-                writer.try_again().inspect_err(|_| drawing.borrow_mut().end())
+                let RootWriter { writer, collector, .. } = &mut **root;
+                collector.borrow_mut().begin();
+                comm::attach(collector);
+                writer.try_again().inspect_err(|_| collector.borrow_mut().end())
             }
             WriterRole::Provider(providing) => {
                 providing.borrow_mut().begin();
@@ -156,7 +160,7 @@ impl StateWriter {
     /// Returns true if no message of the last file is under way.
     fn is_done(&self) -> bool {
         match &self.role {
-            WriterRole::Root(root) => !root.writer.is_busy() && root.drawing.borrow().is_done(),
+            WriterRole::Root(root) => !root.writer.is_busy() && root.collector.borrow().is_done(),
             WriterRole::Provider(providing) => providing.borrow().is_done(),
         }
     }

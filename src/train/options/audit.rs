@@ -20,7 +20,7 @@ pub struct AuditOptions {
     #[arg(long, value_enum, default_value = "stop")]
     pub audit_action: AuditAction,
 
-    /// Flip a bit, to test --audit: KIND:RANK:STEP, and perhaps :stuck, :NUMBER or both after it. KIND is
+    /// Flip a bit, to test --audit: KIND:RANK:STEP, optionally followed by :stuck, :NUMBER or both. KIND is
     /// product, weight, gradient, update, message or received; STEP counts from 1 and must be audited,
     /// unless :stuck is given, which repeats the fault in all later steps; NUMBER chooses the bit
     /// [default: none]

@@ -1,7 +1,7 @@
 //! Checks of all options of a training program that clap cannot make.
 
 use super::range::{at_least_one, at_most, positive};
-use super::{DeviceChoice, ModelName, Resume, TrainOptions};
+use super::{DeviceChoice, Resume, TrainOptions};
 use crate::app::FileOption;
 use crate::checkpoint;
 use crate::dataset::LARGEST_SIZE;
@@ -44,8 +44,7 @@ impl TrainOptions {
     pub(in crate::train) fn check_used(&self, has_replicas: bool, reads_targets: bool) -> Result<()> {
         let given = &self.given;
         self.model.check_used(given)?;
-        let is_gpt = self.model.name() == Some(ModelName::Gpt);
-        self.data.check_used(given, self.source(), reads_targets, is_gpt)?;
+        self.data.check_used(given, self.source(), self.synthetic_shape(), reads_targets)?;
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         let has_directory = self.checkpoints.checkpoint_dir.is_some();

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::given::Given;
 use super::range::{at_least_one, at_most};
-use super::source::{SamplePart, SourceKind, SourceOptions};
+use super::source::{SamplePart, ShapeText, SourceKind, SourceOptions};
 use crate::Result;
 use crate::dataset::{LARGEST_SIZE, TextSettings, TextTokens};
 
@@ -121,7 +121,8 @@ impl DataOptions {
     }
 
     /// Refuses the options in `given` that are for other sources than `source`, for networks that read
-    /// targets, or for --model gpt. Not collective.
+    /// targets, or for sequences. Synthetic samples are of shape `synthetic`, unless an option says
+    /// otherwise. Not collective.
     ///
     /// # Errors
     /// An option has no effect.
@@ -129,10 +130,10 @@ impl DataOptions {
         &self,
         given: &Given,
         source: &str,
+        synthetic: ShapeText,
         reads_targets: bool,
-        is_gpt: bool,
     ) -> Result<()> {
-        self.source.check_used(given, source, SamplePart::Train, reads_targets)?;
+        self.source.check_used(given, source, synthetic, SamplePart::Train, reads_targets)?;
         let kind = SourceKind::of(source);
         let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
         let for_characters = for_text.or(kind.for_characters.as_deref());
@@ -147,8 +148,8 @@ impl DataOptions {
             (_, Some(_)) => Some(format!("it is for texts and synthetic tokens, and --data is {source}")),
             // the length of synthetic sequences
             (_, None) if self.source.synthetic_shape.is_some() => Some("--synthetic-shape is given".into()),
-            (_, None) if !is_gpt => Some("--synthetic-shape tokens:LENGTH makes sequences".into()),
-            (_, None) => None,
+            (_, None) if matches!(synthetic, ShapeText::Tokens(_)) => None,
+            (_, None) => Some("--synthetic-shape tokens:LENGTH makes sequences".into()),
         };
         given.refuse("context", for_either.as_deref())?;
         given.refuse("tokens", for_characters)?;

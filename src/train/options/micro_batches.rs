@@ -27,8 +27,8 @@ impl TrainOptions {
     }
 
     /// Returns the number of micro-batches of the `share` of a batch that a replica has, for a pipeline of
-    /// `num_ranks`: that of --micro-batches, or two to four for each of several ranks: as many as divide the
-    /// share, or else two. Not collective.
+    /// `num_ranks`: that of --micro-batches, or for several ranks the least number from two to four for each
+    /// that divides the share, or else two for each, but no more than the share. Not collective.
     pub(super) fn pipeline_micro_batches(&self, share: usize, num_ranks: usize) -> usize {
         let fits = |number: &usize| share.is_multiple_of(*number);
         let two = num_ranks.saturating_mul(2).max(1);

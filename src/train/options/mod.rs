@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::app::{CommonOptions, ProgressMode};
+use crate::nn::Features;
 use crate::parallel::data::SyncSettings;
 use crate::parallel::zero::{Accumulation, ZeroStage};
 use names::or_auto;
@@ -198,6 +199,20 @@ impl TrainOptions {
     pub fn source(&self) -> &str {
         let default = if self.model.name() == Some(ModelName::Gpt) { "shakespeare" } else { "digits" };
         self.data.source.data.as_deref().unwrap_or(default)
+    }
+
+    /// Returns the shape of synthetic samples, unless --synthetic-shape says otherwise: one that suits the
+    /// network.
+    pub fn synthetic_shape(&self) -> ShapeText {
+        let image =
+            |size, channels| ShapeText::Values(Features::Image { height: size, width: size, channels });
+        match self.model.name() {
+            None | Some(ModelName::Mlp) => ShapeText::Values(Features::Flat(784)),
+            Some(ModelName::DeepMlp) => ShapeText::Values(Features::Flat(self.model.width.unwrap_or(1024))),
+            Some(ModelName::Lenet) => image(28, 1),
+            Some(ModelName::Cifar | ModelName::Resnet) => image(32, 3),
+            Some(ModelName::Gpt) => ShapeText::Tokens(self.data.context),
+        }
     }
 
     /// Returns the settings for the sum of gradients over the replicas.

@@ -109,7 +109,7 @@ pub struct ModelOptions {
     #[arg(long, value_name = "SIZES", default_value = "128,64")]
     pub hidden: SizeList,
 
-    /// Width of deep-mlp or gpt, in features, or of resnet, in channels, a multiple of 8 [default: with
+    /// Width of deep-mlp or gpt, in features, or of resnet, in channels (a multiple of 8) [default: with
     /// deep-mlp that of the data, 1024 with synthetic data; with gpt 128; with resnet 16]
     #[arg(long, value_name = "N")]
     pub width: Option<usize>,

@@ -137,7 +137,7 @@ impl SourceOptions {
     }
 
     /// Refuses the options in `given` that are for other sources than `source`, for other parts than `part`,
-    /// or for networks that read targets. Not collective.
+    /// or for networks that read targets. Synthetic samples are of shape `synthetic`. Not collective.
     ///
     /// # Errors
     /// An option has no effect.
@@ -145,6 +145,7 @@ impl SourceOptions {
         &self,
         given: &Given,
         source: &str,
+        synthetic: ShapeText,
         part: SamplePart,
         reads_targets: bool,
     ) -> Result<()> {
@@ -157,13 +158,15 @@ impl SourceOptions {
         given.refuse("targets", for_file.or(no_targets))?;
         let for_either =
             for_file.and(for_text).map(|_| format!("it is for HDF5 files and texts, and --data is {source}"));
-        let for_part = (part == SamplePart::All).then_some("it is for --part train and test");
+        // a text is cut into samples from the start of each part, so parts of all have other samples
+        let for_part =
+            (part == SamplePart::All && for_text.is_some()).then_some("it is for --part train and test");
         given.refuse("test-fraction", for_either.as_deref().or(for_part))?;
         given.refuse("test-data", for_file)?;
         given.refuse("synthetic-samples", for_synthetic)?;
         given.refuse("synthetic-shape", for_synthetic)?;
         // of tokens, the targets are the vocabulary
-        let has_tokens = matches!(self.synthetic_shape, Some(ShapeText::Tokens(_)));
+        let has_tokens = matches!(self.synthetic_shape.unwrap_or(synthetic), ShapeText::Tokens(_));
         given.refuse("synthetic-targets", for_synthetic.or(no_targets.filter(|_| !has_tokens)))
     }
 }

@@ -14,7 +14,7 @@ pub struct TensorOptions {
     #[arg(long, value_enum, default_value = "pairs")]
     pub split: Split,
 
-    /// Divide the positions of sequences too among the ranks that share layers, between divided layers:
+    /// Between divided layers, also divide the positions of sequences among the ranks that share layers:
     /// norms, dropouts and additions of a transformer, and the memory of their values
     #[arg(long, value_enum, num_args = 0..=1, default_value = "off", default_missing_value = "on")]
     pub sequence_parallel: Switch,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::options::{ModelName, SamplePart, ShapeText, Standardisation, TrainOptions};
+use super::options::{SamplePart, Standardisation, TrainOptions};
 use crate::comm::{Communicator, Grid, Operation, World};
 use crate::dataset::{Batches, Data, Dataset, Order, Sampler, Standardise, Targets, WantedStatistics};
 use crate::nn::{Features, hash_values};
@@ -31,6 +31,9 @@ const MOST_WAITING: f64 = 0.05;
 
 /// The seconds of training below which waiting is not worth a warning.
 const WORTH_WARNING: f64 = 1.0;
+
+/// The number of different values of `f32` that a deviation should span.
+const FEWEST_STEPS: f64 = 8.0;
 
 /// The samples of a training program.
 pub struct Samples {
@@ -89,6 +92,9 @@ pub fn open(world: &World, grid: &Grid, options: &TrainOptions, reads_targets: b
             files.set_classes(classes);
         }
         pairs = if by_features { own_pairs } else { pairs };
+        if let (true, Some(pairs), true) = (by_features, &pairs, world.is_root()) {
+            warn_of_coarse(pairs);
+        }
         checksum = needs_checksum.then(|| format!("{:012x}{:012x}", found[0], found[1]));
     }
     if options.data.standardise == Standardisation::None {
@@ -113,22 +119,37 @@ pub fn open(world: &World, grid: &Grid, options: &TrainOptions, reads_targets: b
     Ok(Samples { train: batches(data.train, options.batch_size, order), test, checksum, shared_bytes })
 }
 
+/// Warns if values of a feature were rounded to `f32` so coarsely that little is left to learn from; `pairs`
+/// has means and deviations, of 1 where values never change.
+fn warn_of_coarse(pairs: &[[f64; 2]]) {
+    let step = |mean: f64| {
+        let mean = mean.abs() as f32;
+        f64::from(mean.next_up() - mean)
+    };
+    let is_coarse = |[mean, deviation]: &[f64; 2]| *deviation < FEWEST_STEPS * step(*mean);
+    if let Some(at) = pairs.iter().position(is_coarse) {
+        let [mean, deviation] = pairs[at];
+        let spread = match deviation {
+            1.0 => "in all samples".to_owned(),
+            deviation => format!("with a deviation of {deviation:.1e}"),
+        };
+        log::warn!(
+            "inputs are rounded to float32 before they are standardised: feature or channel {at} (counted \
+             from 0) is {mean:.3e} {spread}, but numbers are {:.1e} apart there; subtract an offset when the \
+             file is written, or leave the feature out if it never changes",
+            step(mean)
+        );
+    }
+}
+
 /// Returns the samples that training with `options` needs.
 fn request(options: &TrainOptions, reads_targets: bool) -> SampleRequest<'_> {
-    let image = |size, channels| ShapeText::Values(Features::Image { height: size, width: size, channels });
-    let synthetic = match options.model.name() {
-        None | Some(ModelName::Mlp) => ShapeText::Values(Features::Flat(784)),
-        Some(ModelName::DeepMlp) => ShapeText::Values(Features::Flat(options.model.width.unwrap_or(1024))),
-        Some(ModelName::Lenet) => image(28, 1),
-        Some(ModelName::Cifar | ModelName::Resnet) => image(32, 3),
-        Some(ModelName::Gpt) => ShapeText::Tokens(options.data.context),
-    };
     SampleRequest {
         options: &options.data.source,
         source: options.source(),
         text: options.data.text(),
         targets: if reads_targets { TargetsNeed::Required } else { TargetsNeed::Unread },
-        synthetic,
+        synthetic: options.synthetic_shape(),
         seed: options.seed,
     }
 }

@@ -3,7 +3,7 @@
 /// The queries of a block: two vectors of 16, so that a product reads a factor for two multiply-adds.
 pub(super) const BLOCK: usize = 32;
 
-/// Lanes of which a product computes a multiple: a vector of 8.
+/// A product computes a multiple of this many lanes: those of a vector of 8.
 pub(super) const FEWEST_LANES: usize = 8;
 
 /// A value for each query of a block.

@@ -163,12 +163,12 @@ impl<S: Simd, const VECTORS: usize, const WIDTH: usize> RightStrip<S, WIDTH>
     }
 }
 
-/// Terms from the one that is used to the one that is fetched from the second cache, in a strip: the
-/// processor's own prefetcher brings some lines too late.
+/// The distance, in terms, at which a strip is fetched ahead from the second cache: the processor's own
+/// prefetcher brings some lines too late.
 const PACKED_AHEAD: usize = 12;
 
-/// Terms from the one that is used to the one that is fetched, for columns where they are: the processor's
-/// own prefetcher does not recognise lines a stride apart.
+/// The distance, in terms, at which columns are fetched ahead where they are: the processor's own prefetcher
+/// does not recognise lines a stride apart.
 const AHEAD: usize = 24;
 
 /// One vector of columns where they are, `stride` elements from a term to the next.

@@ -136,8 +136,7 @@ impl<'a, S: Simd, const VECTORS: usize> Packing<'a, S, VECTORS> {
     }
 }
 
-/// Terms from the one that is packed to the one that is fetched, of a transposed left operand, whose lines
-/// are a stride apart.
+/// The distance, in terms, at which a transposed left operand is fetched ahead: its lines are a stride apart.
 const LEFT_AHEAD: usize = 24;
 
 /// Strips of a transposed left operand that are packed together.

@@ -1,12 +1,12 @@
-//! Rank 0 draws the state from the ranks that provide its parts: the thread that writes a
-//! checkpoint asks for batches ([`DrawnState`]), and the rank's own thread, the only one that uses
-//! MPI, requests and receives them ([`Drawing`]).
+//! Rank 0 collects the state from the ranks that provide its parts: the thread that writes a
+//! checkpoint asks for batches ([`CollectedState`]), and the rank's own thread, the only one that uses
+//! MPI, requests and receives them ([`StateCollector`]).
 //!
 //! ```text
-//! thread of the writer          rank 0                        other ranks
-//! DrawnState ── wanted ──▶ Drawing ── request of a batch ──▶ Providing
-//!            ◀── arrived ──        ◀────── its values ──────
-//!            ─── used ────▶  (memory of messages, for the next ones)
+//! thread of the writer              rank 0                               other ranks
+//! CollectedState ── wanted ──▶ StateCollector ── request of a batch ──▶ Providing
+//!                ◀── arrived ──               ◀────── its values ──────
+//!                ─── used ────▶  (memory of messages, for the next ones)
 //! ```
 //!
 //! Invariants: messages arrive in the order in which batches are wanted, and by rank within a batch;
@@ -36,7 +36,7 @@ enum Want {
 }
 
 /// The whole state, as the thread that writes it sees it.
-pub(super) struct DrawnState {
+pub(super) struct CollectedState {
     parts: Arc<StateParts>,
     /// The copy of rank 0's own parts.
     pub(super) copy: StateCopy,
@@ -49,7 +49,7 @@ pub(super) struct DrawnState {
 }
 
 /// Rank 0's side of the messages.
-pub(super) struct Drawing {
+pub(super) struct StateCollector {
     channel: Communicator,
     parts: Arc<StateParts>,
     wanted: Receiver<Want>,
@@ -60,12 +60,12 @@ pub(super) struct Drawing {
     receiving: VecDeque<Pending<Front<Vec<f32>>>>,
     /// The memory of messages that is not in use.
     free: Vec<Vec<f32>>,
-    state: DrawingState,
+    phase: CollectorPhase,
 }
 
-/// The state of [`Drawing`].
+/// The phase of a [`StateCollector`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DrawingState {
+enum CollectorPhase {
     /// The thread may ask for batches.
     Open,
     /// The thread has ended, and the ranks will be told when the last messages have arrived.
@@ -74,10 +74,14 @@ enum DrawingState {
     Ended,
 }
 
-/// Connects a thread that draws the state with the messages of rank 0.
-pub(super) fn connect(all: Communicator, parts: &Arc<StateParts>, copy: StateCopy) -> (DrawnState, Drawing) {
+/// Connects a thread that reads the state with the messages of rank 0.
+pub(super) fn connect(
+    all: Communicator,
+    parts: &Arc<StateParts>,
+    copy: StateCopy,
+) -> (CollectedState, StateCollector) {
     let ((wanted, wants), (arrivals, arrived), (used, returned)) = (channel(), channel(), channel());
-    let drawn = DrawnState {
+    let state = CollectedState {
         parts: Arc::clone(parts),
         copy,
         wanted,
@@ -86,7 +90,7 @@ pub(super) fn connect(all: Communicator, parts: &Arc<StateParts>, copy: StateCop
         num_expected: 0,
         whole: Vec::new(),
     };
-    let drawing = Drawing {
+    let collector = StateCollector {
         channel: all,
         parts: Arc::clone(parts),
         wanted: wants,
@@ -95,9 +99,9 @@ pub(super) fn connect(all: Communicator, parts: &Arc<StateParts>, copy: StateCop
         requests: Vec::new(),
         receiving: VecDeque::new(),
         free: Vec::new(),
-        state: DrawingState::Ended,
+        phase: CollectorPhase::Ended,
     };
-    (drawn, drawing)
+    (state, collector)
 }
 
 /// A batch of one rank, of which the values before `at` have been used.
@@ -107,7 +111,7 @@ struct ReceivedBatch {
     at: usize,
 }
 
-impl DrawnState {
+impl CollectedState {
     /// Asks for `batch`, if there is such a batch.
     fn want(&mut self, batch: usize) {
         if batch < self.copy.num_batches() {
@@ -130,7 +134,7 @@ impl DrawnState {
     }
 
     /// Writes the tensors of `batch`, which were asked for.
-    fn draw_batch(
+    fn read_batch(
         &mut self,
         batch: usize,
         write: &mut dyn FnMut(&[f32]) -> io::Result<()>,
@@ -164,15 +168,15 @@ impl DrawnState {
     }
 }
 
-impl StateSource for DrawnState {
-    fn draw(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
+impl StateSource for CollectedState {
+    fn read(&mut self, write: &mut dyn FnMut(&[f32]) -> io::Result<()>) -> io::Result<()> {
         while self.num_expected > 0 {
             let left = self.receive()?;
             self.give_back(left);
         }
         (0..AHEAD).for_each(|batch| self.want(batch));
         for batch in 0..self.copy.num_batches() {
-            self.draw_batch(batch, write)?;
+            self.read_batch(batch, write)?;
             self.want(batch + AHEAD);
         }
         Ok(())
@@ -184,20 +188,20 @@ impl StateSource for DrawnState {
     }
 }
 
-impl Drawing {
+impl StateCollector {
     /// Expects the requests of a thread.
     pub(super) fn begin(&mut self) {
-        self.state = DrawingState::Open;
+        self.phase = CollectorPhase::Open;
     }
 
     /// Accepts that the thread has ended, or could not be started.
     pub(super) fn end(&mut self) {
-        self.state = DrawingState::Ending;
+        self.phase = CollectorPhase::Ending;
     }
 
     /// Returns true if all ranks have been told that no request follows.
     pub(super) fn is_done(&self) -> bool {
-        self.state == DrawingState::Ended && self.requests.is_empty()
+        self.phase == CollectorPhase::Ended && self.requests.is_empty()
     }
 
     fn request(&mut self, batch: i64, rank: usize) {
@@ -220,7 +224,7 @@ impl Drawing {
     }
 }
 
-impl Background for Drawing {
+impl Background for StateCollector {
     fn advance(&mut self) -> bool {
         self.free.extend(self.used.try_iter());
         while let Ok(want) = self.wanted.try_recv() {
@@ -240,9 +244,9 @@ impl Background for Drawing {
                 let _ = self.arrived.send(receive.wait().buffer);
             }
         }
-        if self.state == DrawingState::Ending && self.receiving.is_empty() {
+        if self.phase == CollectorPhase::Ending && self.receiving.is_empty() {
             (1..self.channel.size()).for_each(|rank| self.request(END, rank));
-            self.state = DrawingState::Ended;
+            self.phase = CollectorPhase::Ended;
         }
         for at in (0..self.requests.len()).rev() {
             if self.requests[at].test() {
