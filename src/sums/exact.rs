@@ -104,6 +104,38 @@ impl ExactSum {
     /// is compiled for.
     #[inline(always)]
     pub fn add_squares(&mut self, values: &[f32]) {
+        let mut exponent = 1;
+        for values in values.chunks(NUM_SQUARES) {
+            let (lines, rest) = values.as_chunks();
+            if !self.add_sections(lines, &mut exponent) {
+                self.add_any_squares(lines.as_flattened());
+            }
+            self.add_any_squares(rest);
+        }
+    }
+
+    /// Adds the squares of at most [`NUM_SQUARES`] values in sections. `exponent` is that in the bits of the
+    /// largest value, as far as is known, and is corrected if that is necessary. Returns false, and adds
+    /// nothing, if sections do not hold the squares.
+    #[inline(always)]
+    fn add_sections(&mut self, values: &[[f32; LANES]], exponent: &mut u64) -> bool {
+        for _ in 0..2 {
+            let squares = SectionedSquares::new(values, *exponent);
+            if squares.are_exact && squares.exponent <= *exponent {
+                squares.sums.into_iter().for_each(|sum| self.add(sum));
+                return true;
+            }
+            if squares.exponent == NOT_FINITE {
+                return false;
+            }
+            *exponent = squares.exponent.max(1);
+        }
+        false
+    }
+
+    /// Adds squares of any magnitudes.
+    #[inline(always)]
+    fn add_any_squares(&mut self, values: &[f32]) {
         let mut terms = [0.0; NUM_TERMS];
         for values in values.chunks(NUM_TERMS) {
             let len = values.len().next_multiple_of(LANES);
@@ -178,6 +210,65 @@ impl ExactSum {
     }
 }
 
+/// Sections of squares that are cut at fixed bits: three hold all bits of squares whose roots differ by less
+/// than a factor of 2³⁷.
+const NUM_SECTIONS: usize = 3;
+
+/// Squares that are cut at the same bits.
+const NUM_SQUARES: usize = 4096;
+
+/// The bits of a section. What is left below it is at most half a unit, so that 4096 multiples of a unit 2⁻⁴¹
+/// times as large add up without rounding.
+const SECTION_BITS: u64 = 41;
+
+/// The bias of an exponent in the bits of an `f32` and of an `f64`.
+const BIAS: [u64; 2] = [127, 1023];
+
+/// The exponent in the bits of an `f32` that is infinite or NaN.
+const NOT_FINITE: u64 = 255;
+
+/// The squares of some values, as the sums of sections of their bits. They are cut in registers, in one pass.
+struct SectionedSquares {
+    sums: [f64; NUM_SECTIONS],
+    /// True if the sections are all there is of squares whose roots have at most the expected exponent.
+    are_exact: bool,
+    /// The exponent in the bits of the largest value.
+    exponent: u64,
+}
+
+impl SectionedSquares {
+    /// Squares at most [`NUM_SQUARES`] values. `exponent`, at least 1, is that of the largest, as expected.
+    #[inline(always)]
+    fn new(values: &[[f32; LANES]], exponent: u64) -> SectionedSquares {
+        // squares are below 2^(2 · (exponent - 127 + 1)), and 4096 of them below a number 2^12 times as large
+        let top = 2 * exponent + 1 + BIAS[1] - 2 * BIAS[0] + 12;
+        let cuts: [f64; NUM_SECTIONS] = std::array::from_fn(|section| {
+            let below = SECTION_BITS * section as u64;
+            1.5 * f64::from_bits((top - below) << 52)
+        });
+        let mut sums = [[0.0; LANES]; NUM_SECTIONS];
+        let (mut rests, mut largest) = ([0; LANES], [0; LANES]);
+        for values in values {
+            for lane in 0..LANES {
+                let value = f64::from(values[lane]);
+                let mut rest = value * value;
+                for (cut, sums) in cuts.iter().zip(&mut sums) {
+                    let upper = (rest + cut) - cut;
+                    rest -= upper;
+                    sums[lane] += upper;
+                }
+                rests[lane] |= rest.abs().to_bits();
+                largest[lane] = values[lane].abs().to_bits().max(largest[lane]);
+            }
+        }
+        SectionedSquares {
+            sums: sums.map(|sums| sums.iter().sum()),
+            are_exact: rests.iter().all(|rest| *rest == 0),
+            exponent: largest.into_iter().max().map_or(0, |largest| u64::from(largest >> 23)),
+        }
+    }
+}
+
 /// Keeps in `largest` the bits of the largest magnitudes, of which NaN and infinity are the largest.
 #[inline(always)]
 fn keep_largest(terms: &[f64; LANES], largest: &mut [i64; LANES]) {
@@ -237,13 +328,15 @@ mod tests {
         let gradient = |i| (random(i) % 2001) as f32 * 1e-6 - 1e-3;
         let subnormal = |i| f32::from_bits(random(i) & 0x007f_ffff);
         let mixed = |i| if i % 2 == 0 { gradient(i) * 1e18 } else { gradient(i) * 1e-17 };
-        let sets: [&dyn Fn(u32) -> f32; 4] = [&any, &gradient, &subnormal, &mixed];
+        // one magnitude after the other, as the gradients of one tensor after the other
+        let changing = |i: u32| gradient(i) * [1.0, 1e-15, 1e-35, 1e18][(i / 4000) as usize % 4];
+        let sets: [&dyn Fn(u32) -> f32; 5] = [&any, &gradient, &subnormal, &mixed, &changing];
         for values in sets {
-            let values: Vec<f32> = (0..5000).map(values).collect();
+            let values: Vec<f32> = (0..18_000).map(values).collect();
             let mut expected = ExactSum::default();
             values.iter().for_each(|value| expected.add(f64::from(*value) * f64::from(*value)));
             carry(&mut expected.digits);
-            for part in [1, 7, 1024, 1500, 5000] {
+            for part in [1, 7, 1024, 5000, 18_000] {
                 for reverse in [false, true] {
                     let mut all = ExactSum::default();
                     for values in values.chunks(part) {
