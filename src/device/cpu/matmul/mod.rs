@@ -2,24 +2,24 @@
 //! product, the number of rows, columns and threads, and the width of vectors.
 //!
 //! The left operand is read where it is; a transposed one is packed into strips of as many rows as a tile
-//! has. The right operand is packed into strips as wide as a tile, a panel of columns at a
-//! time: while a panel is multiplied, the next one is packed little by little, so that the memory is
-//! read meanwhile. `tile.rs` multiplies a strip with a strip, over the whole inner dimension. This
-//! is the algorithm of Goto & van de Geijn, "Anatomy of high-performance matrix multiplication",
-//! TOMS 2008, without its cut of the inner dimension: a panel is the narrower the longer its
-//! columns are.
+//! has, by the first tile that reads them. The right operand is packed into strips as wide as a tile, a
+//! panel of columns at a time: while a panel is multiplied, the next one is packed little by little, so that
+//! the memory is read meanwhile. `tile.rs` multiplies a strip with a strip, over the whole inner dimension.
+//! This is the algorithm of Goto & van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS
+//! 2008, without its cut of the inner dimension: a panel is the narrower the longer its columns are.
 //!
 //! A product of few rows with a transposed operand is formed as the transpose of the product of the
-//! transposes: its large operand is then read where it is.
+//! transposes: its large operand is then read where it is. So is a product whose transposed left operand is
+//! large and larger than the right one, because panels are packed at less cost.
 
 mod operand;
 mod pack;
+mod panel;
 #[cfg(test)]
 mod tests;
 mod tile;
 
-use std::cell::RefCell;
-use std::ops::Range;
+use std::cell::{Cell, RefCell};
 
 use pulp::{Simd, WithSimd};
 use smallvec::SmallVec;
@@ -30,9 +30,10 @@ use super::loops::LONG_PASS;
 use super::transpose::transpose;
 use crate::memory::scratch::Room;
 use crate::sums::{MOST_LEAVES, MOST_PENDING, Section, Step};
-use operand::{Columns, LeftRows, PackedColumns, PackedRows, holds};
+use operand::{Columns, PackedColumns, PackedLeft, PackedRows, holds};
 pub(super) use operand::{LeftStrip, Lines, Matrix};
 use pack::{Pace, Packing, pack_left};
+use panel::Panel;
 use tile::{SumOrder, Target, stack_len};
 
 /// Bytes of packed columns that stay in the second cache of a core: for a product of few rows, and
@@ -41,12 +42,6 @@ const PANEL_BYTES: [usize; 2] = [512 << 10, 1 << 20];
 
 /// From this many rows on, a product has many.
 const MANY_ROWS: usize = 256;
-
-/// Bytes of a strip that stays in the first cache for several tiles.
-const SHORT_STRIP_BYTES: usize = 24 << 10;
-
-/// Rows of the tiles that take turns with a short strip, at most.
-const ROWS_OF_SHORT_STRIP: usize = 32;
 
 /// Blocks for which lines of the next panel are fetched before the first tile, so that they are in
 /// the cache when they are packed.
@@ -61,6 +56,10 @@ const MAX_FEW_ROWS: usize = 128;
 
 /// A transposed operand has to have this many terms for that, besides being large.
 const MANY_TERMS: usize = 256;
+
+/// A transposed left operand of more elements is packed for longer than it takes to transpose the product,
+/// if the right one is smaller: it takes the place of the left one then.
+const LARGE_LEFT: usize = if cfg!(test) { 1 << 12 } else { 1 << 20 };
 
 /// The most bytes of a packed left operand, and of a transposed product: larger ones are formed in parts, so
 /// that a thread's memory does not grow with the rows of a batch or with a vocabulary.
@@ -141,7 +140,7 @@ impl Cpu {
                 }
                 let mut arrays: SumArrays<'_> = transposed.chunks_exact_mut(len).collect();
                 let rows = right.transpose().rows(columns.clone());
-                self.multiply_section(rows, left.transpose(), terms, &mut arrays);
+                self.multiply_rows(rows, left.transpose(), terms, &mut arrays);
                 for (transposed, product) in arrays.iter().zip(products.chunks_exact_mut(m * n)) {
                     let part = self.rows_per_thread(m);
                     self.for_each(product.chunks_mut(part * n).enumerate(), |(number, product)| {
@@ -165,6 +164,21 @@ impl Cpu {
         terms: Section,
         targets: &mut [&mut [f32]],
     ) {
+        let (m, n, k) = (left.rows, right.columns, left.columns);
+        let is_larger = left.rows > right.columns && left.rows * k > LARGE_LEFT;
+        if left.transposed
+            && !right.transposed
+            && is_larger
+            && terms.depth_before() == 0
+            && terms.depth_after() == 1
+        {
+            return self.multiply_transposed(left, right, terms, None, &mut targets[0][..m * n]);
+        }
+        self.multiply_rows(left, right, terms, targets);
+    }
+
+    /// Adds terms of a product to the values on a stack. Threads divide its rows.
+    fn multiply_rows(&self, left: Matrix<'_>, right: Matrix<'_>, terms: Section, targets: &mut [&mut [f32]]) {
         let (m, n, k) = (left.rows, right.columns, left.columns);
         assert!(right.rows == k && terms.len() == k, "inner lengths of a product");
         for target in &mut *targets {
@@ -251,7 +265,7 @@ impl ThreadProduct<'_, '_> {
         let (height, stride, k) = (left.rows, right.columns, left.columns);
         let rows = packed.left.elements(ROWS * k);
         pack_left::<ROWS>(left, rows);
-        let left = PackedRows { strips: rows.as_chunks::<ROWS>().0, num_terms: k }.strip(0);
+        let left = PackedLeft(as_cells::<ROWS>(rows));
         let stack = packed.stack.elements(stack_len::<S>(ROWS, 1));
         let last = packed.right.elements(k * S::F32_LANES);
         let last = S::as_mut_simd_f32s(last).0.as_chunks_mut::<1>().0;
@@ -282,9 +296,12 @@ impl ThreadProduct<'_, '_> {
         let panel_bytes = PANEL_BYTES[usize::from(m >= MANY_ROWS)];
         let panel_width = (panel_bytes / strip_bytes).max(1) * strip_width;
         let rows = packed.left.elements(if left.transposed { m.next_multiple_of(ROWS) * k } else { 0 });
+        // the first tile of whole strips packs them
+        let num_whole = if n >= strip_width { m / ROWS * ROWS } else { 0 };
         if left.transposed {
-            pack_left::<ROWS>(left, rows);
+            pack_left::<ROWS>(left.rows(num_whole..m), &mut rows[num_whole * k..]);
         }
+        let rows = as_cells::<ROWS>(rows);
         let stack = packed.stack.elements(stack_len::<S>(ROWS, VECTORS));
         let len = panel_width.min(n.next_multiple_of(strip_width)) * k;
         let strips = S::as_mut_simd_f32s(packed.right.elements(2 * len)).0.as_chunks_mut::<VECTORS>().0;
@@ -316,8 +333,9 @@ impl ThreadProduct<'_, '_> {
                 next: &mut packing,
             };
             if left.transposed {
-                let strips = rows.as_chunks::<ROWS>().0;
-                panel.multiply::<_, ROWS, PAIRS>(simd, m, PackedRows { strips, num_terms: k });
+                let first_packed = if first == 0 { num_whole } else { 0 };
+                let rows = PackedRows { rows: left, strips: rows, first_packed };
+                panel.multiply::<_, ROWS, PAIRS>(simd, m, rows);
             } else {
                 panel.multiply::<_, ROWS, PAIRS>(simd, m, left);
             }
@@ -327,58 +345,7 @@ impl ThreadProduct<'_, '_> {
     }
 }
 
-/// A panel of columns of a product.
-struct Panel<'a, 'b, 'c, S: Simd, const VECTORS: usize> {
-    order: SumOrder<'a>,
-    columns: Range<usize>,
-    /// Elements from a row of the product to the next.
-    stride: usize,
-    num_terms: usize,
-    strips: &'a [[S::f32s; VECTORS]],
-    targets: &'a mut [&'b mut [f32]],
-    stack: &'a mut [f32],
-    /// The packing of the next panel.
-    next: &'a mut Packing<'c, S, VECTORS>,
-}
-
-impl<S: Simd, const VECTORS: usize> Panel<'_, '_, '_, S, VECTORS> {
-    /// Goes along the rows of the product: written in columns of tiles, a large product takes up to
-    /// 1.4 times as long. Only a short strip of the right operand is used for a few tiles in turn.
-    #[inline(always)]
-    fn multiply<L: LeftRows<ROWS>, const ROWS: usize, const PAIRS: bool>(
-        self,
-        simd: S,
-        num_rows: usize,
-        rows: L,
-    ) {
-        let Panel { order, columns, stride, num_terms, strips, targets, stack, next } = self;
-        let strip_width = VECTORS * S::F32_LANES;
-        let is_short = strip_width * num_terms * size_of::<f32>() <= SHORT_STRIP_BYTES;
-        let group = if is_short { ROWS_OF_SHORT_STRIP / ROWS * ROWS } else { ROWS };
-        for first_row in (0..num_rows).step_by(group) {
-            let own_rows = (first_row..num_rows.min(first_row + group)).step_by(ROWS);
-            let lefts: SmallVec<[(usize, L::Strip); 8]> =
-                own_rows.map(|row| (row, rows.strip(row))).collect();
-            for (strip, column) in columns.clone().step_by(strip_width).enumerate() {
-                let width = strip_width.min(columns.end - column);
-                let right = PackedColumns::<S, VECTORS>(&strips[strip * num_terms..][..num_terms]);
-                for &(row, left) in &lefts {
-                    let (at, height) = (row * stride + column, ROWS.min(num_rows - row));
-                    let target = Target { targets: &mut *targets, at, stride, height, width };
-                    let (stack, next) = (&mut *stack, &mut *next);
-                    match width.div_ceil(S::F32_LANES) {
-                        1 => tile::multiply::<S, _, _, ROWS, 1, VECTORS, PAIRS>(
-                            simd, order, left, right, stack, next, target,
-                        ),
-                        2 if VECTORS > 2 => tile::multiply::<S, _, _, ROWS, 2, VECTORS, PAIRS>(
-                            simd, order, left, right, stack, next, target,
-                        ),
-                        _ => tile::multiply::<S, _, _, ROWS, VECTORS, VECTORS, PAIRS>(
-                            simd, order, left, right, stack, next, target,
-                        ),
-                    }
-                }
-            }
-        }
-    }
+/// Returns elements as rows of strips that may be read and written in turns.
+fn as_cells<const ROWS: usize>(elements: &mut [f32]) -> &[Cell<[f32; ROWS]>] {
+    Cell::from_mut(elements.as_chunks_mut().0).as_slice_of_cells()
 }

@@ -1,6 +1,7 @@
 //! The operands of a product: matrices, and the strips of them that a tile reads, packed or where
 //! they are.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use pulp::Simd;
@@ -51,8 +52,14 @@ pub(super) trait LeftRows<const ROWS: usize>: Copy {
     /// Some of its rows.
     type Strip: LeftStrip<ROWS>;
 
+    /// Some of its rows, for the first tile that reads them.
+    type FirstStrip: LeftStrip<ROWS>;
+
     /// Returns `ROWS` rows from `first` on, with arbitrary ones past the last.
     fn strip(self, first: usize) -> Self::Strip;
+
+    /// Returns `ROWS` rows from `first` on for the first tile, if they are not yet where others read them.
+    fn first_strip(self, first: usize) -> Option<Self::FirstStrip>;
 }
 
 /// The factors of `ROWS` rows of the left operand.
@@ -62,37 +69,101 @@ pub(in crate::device::cpu) trait LeftStrip<const ROWS: usize>: Copy {
 
     /// Returns one factor.
     fn factor(self, term: usize, row: usize) -> f32;
+
+    /// Packs the factors of a term, if they are packed while they are read.
+    #[inline(always)]
+    fn pack(self, _term: usize) {}
 }
 
 impl<'a, const ROWS: usize> LeftRows<ROWS> for Matrix<'a> {
     type Strip = Lines<'a, ROWS>;
+    type FirstStrip = Lines<'a, ROWS>;
 
     #[inline(always)]
     fn strip(self, first: usize) -> Lines<'a, ROWS> {
         let line = |row: usize| &self.values[row.min(self.rows - 1) * self.stride..][..self.columns];
         Lines(std::array::from_fn(|row| line(first + row)))
     }
+
+    #[inline(always)]
+    fn first_strip(self, _: usize) -> Option<Lines<'a, ROWS>> {
+        None
+    }
 }
 
-/// `[strip][term][row of the strip]`.
+/// The rows of a transposed matrix, `[strip][term][row of the strip]`, which the first tile of a strip packs.
 #[derive(Clone, Copy)]
 pub(super) struct PackedRows<'a, const ROWS: usize> {
-    pub(super) strips: &'a [[f32; ROWS]],
-    pub(super) num_terms: usize,
+    pub(super) rows: Matrix<'a>,
+    pub(super) strips: &'a [Cell<[f32; ROWS]>],
+    /// The first row that is packed already.
+    pub(super) first_packed: usize,
 }
 
 impl<'a, const ROWS: usize> LeftRows<ROWS> for PackedRows<'a, ROWS> {
     type Strip = PackedLeft<'a, ROWS>;
+    type FirstStrip = LeftToPack<'a, ROWS>;
 
     #[inline(always)]
     fn strip(self, first: usize) -> PackedLeft<'a, ROWS> {
-        PackedLeft(&self.strips[first / ROWS * self.num_terms..][..self.num_terms])
+        let num_terms = self.rows.columns;
+        PackedLeft(&self.strips[first / ROWS * num_terms..][..num_terms])
+    }
+
+    #[inline(always)]
+    fn first_strip(self, first: usize) -> Option<LeftToPack<'a, ROWS>> {
+        let Matrix { values, stride, .. } = self.rows;
+        let PackedLeft(packed) = self.strip(first);
+        // there may be no terms
+        let values = values.get(first..).unwrap_or_default();
+        (first < self.first_packed).then_some(LeftToPack { values, stride, packed })
+    }
+}
+
+/// The distance, in terms, at which rows to pack are fetched into the first cache. Lines a power of two apart
+/// have few places there: at a greater distance, they would displace each other.
+const NEXT_TO_PACK: usize = 8;
+
+/// Rows of a transposed matrix where they are, which are packed while they are read: the loads and stores
+/// for that take no time from the multiply-adds.
+#[derive(Clone, Copy)]
+pub(super) struct LeftToPack<'a, const ROWS: usize> {
+    values: &'a [f32],
+    stride: usize,
+    packed: &'a [Cell<[f32; ROWS]>],
+}
+
+impl<const ROWS: usize> LeftToPack<'_, ROWS> {
+    #[inline(always)]
+    fn factors(&self, term: usize) -> &[f32; ROWS] {
+        &self.values[term * self.stride..].as_chunks().0[0]
+    }
+}
+
+impl<const ROWS: usize> LeftStrip<ROWS> for LeftToPack<'_, ROWS> {
+    #[inline(always)]
+    fn part(self, first: usize, end: usize) -> Self {
+        // a leaf after the last term is empty
+        let values = self.values.get(first * self.stride..).unwrap_or_default();
+        LeftToPack { values, packed: &self.packed[first..end], ..self }
+    }
+
+    #[inline(always)]
+    fn factor(self, term: usize, row: usize) -> f32 {
+        self.factors(term)[row]
+    }
+
+    #[inline(always)]
+    fn pack(self, term: usize) {
+        let factors = self.factors(term);
+        fetch_near(factors.as_ptr().wrapping_add(NEXT_TO_PACK * self.stride), 1);
+        self.packed[term].set(*factors);
     }
 }
 
 /// `[term][row of the strip]`.
 #[derive(Clone, Copy)]
-pub(super) struct PackedLeft<'a, const ROWS: usize>(pub(super) &'a [[f32; ROWS]]);
+pub(super) struct PackedLeft<'a, const ROWS: usize>(pub(super) &'a [Cell<[f32; ROWS]>]);
 
 impl<const ROWS: usize> LeftStrip<ROWS> for PackedLeft<'_, ROWS> {
     #[inline(always)]
@@ -102,7 +173,7 @@ impl<const ROWS: usize> LeftStrip<ROWS> for PackedLeft<'_, ROWS> {
 
     #[inline(always)]
     fn factor(self, term: usize, row: usize) -> f32 {
-        self.0[term][row]
+        self.0[term].get()[row]
     }
 }
 

@@ -22,7 +22,7 @@ fn cpus() -> Vec<Cpu> {
 }
 
 /// Shapes `[m, n, k]`: tiles cut on every side, panels of several strips, empty leaves, no terms,
-/// few rows with many terms, short leaves of one length.
+/// few rows with many terms, short leaves of one length, a left operand larger than the right one.
 const SHAPES: &[[usize; 3]] = &[
     [1, 1, 1],
     [3, 50, 7],
@@ -35,6 +35,7 @@ const SHAPES: &[[usize; 3]] = &[
     [40, 900, 300],
     [70, 100, 128],
     [13, 17, 24],
+    [300, 60, 50],
 ];
 
 fn bits(values: &[f32]) -> Vec<u32> {

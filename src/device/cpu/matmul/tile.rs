@@ -265,6 +265,7 @@ fn add_products<S, L, R, const ROWS: usize, const WIDTH: usize>(
     L: LeftStrip<ROWS>,
     R: RightStrip<S, WIDTH>,
 {
+    left.pack(term);
     let vectors = right.vectors(term);
     for (row, sums) in sums.iter_mut().enumerate() {
         let left = simd.splat_f32s(left.factor(term, row));
