@@ -5,7 +5,8 @@
 //! exact, so they may come in any order, and be spread over threads and ranks. An array is first
 //! reduced in `f64` lanes: each term is cut at a bit so high that the sum of all upper sections is
 //! exact, then the lower sections likewise, until nothing is left (Rump, Ogita & Oishi, "Accurate
-//! floating-point summation", SIAM J. Sci. Comput. 2008).
+//! floating-point summation", SIAM J. Sci. Comput. 2008). Three sections at fixed bits hold the squares of
+//! most arrays, which are then read once.
 
 use std::ops::AddAssign;
 
@@ -125,10 +126,11 @@ impl ExactSum {
                 squares.sums.into_iter().for_each(|sum| self.add(sum));
                 return true;
             }
-            if squares.exponent == NOT_FINITE {
+            let found = squares.exponent.max(1);
+            if found == NOT_FINITE || found == *exponent {
                 return false;
             }
-            *exponent = squares.exponent.max(1);
+            *exponent = found;
         }
         false
     }
@@ -217,8 +219,8 @@ const NUM_SECTIONS: usize = 3;
 /// Squares that are cut at the same bits.
 const NUM_SQUARES: usize = 4096;
 
-/// The bits of a section. What is left below it is at most half a unit, so that 4096 multiples of a unit 2⁻⁴¹
-/// times as large add up without rounding.
+/// The bits of a section. It leaves of a square at most half its lowest bit, so that 4096 multiples of a bit
+/// 2⁻⁴¹ times as large add up without rounding.
 const SECTION_BITS: u64 = 41;
 
 /// The bias of an exponent in the bits of an `f32` and of an `f64`.
@@ -240,7 +242,7 @@ impl SectionedSquares {
     /// Squares at most [`NUM_SQUARES`] values. `exponent`, at least 1, is that of the largest, as expected.
     #[inline(always)]
     fn new(values: &[[f32; LANES]], exponent: u64) -> SectionedSquares {
-        // squares are below 2^(2 · (exponent - 127 + 1)), and 4096 of them below a number 2^12 times as large
+        // 4096 squares are below 2^(53 + u) with u = 2 · exponent - 293, and a cut is 1.5 · 2^(52 + u)
         let top = 2 * exponent + 1 + BIAS[1] - 2 * BIAS[0] + 12;
         let cuts: [f64; NUM_SECTIONS] = std::array::from_fn(|section| {
             let below = SECTION_BITS * section as u64;
@@ -359,6 +361,17 @@ mod tests {
             sum.add_squares(values);
             sum.value()
         };
+        for (value, expected) in [(f32::NEG_INFINITY, f64::INFINITY), (f32::NAN, f64::NAN)] {
+            for at in [0, 20, 4095] {
+                let mut values = vec![1.0; 4096];
+                values[at] = value;
+                assert_eq!(squares(&values).to_bits(), expected.to_bits(), "{value} at {at}");
+            }
+        }
+        for value in [f32::MAX, f32::from_bits(1)] {
+            // a power of two times a square has no other bits
+            assert_eq!(squares(&[value; 4096]), 4096.0 * f64::from(value) * f64::from(value));
+        }
         assert_eq!(squares(&[1.0, f32::NEG_INFINITY]), f64::INFINITY);
         assert!(squares(&[f32::NAN, f32::INFINITY]).is_nan());
     }

@@ -10,7 +10,7 @@
 //!
 //! A product of few rows with a transposed operand is formed as the transpose of the product of the
 //! transposes: its large operand is then read where it is. So is a product whose transposed left operand is
-//! large and larger than the right one, because panels are packed at less cost.
+//! large and larger than the right one, because panels are packed in less time.
 
 mod operand;
 mod pack;
@@ -57,9 +57,12 @@ const MAX_FEW_ROWS: usize = 128;
 /// A transposed operand has to have this many terms for that, besides being large.
 const MANY_TERMS: usize = 256;
 
-/// A transposed left operand of more elements is packed for longer than it takes to transpose the product,
-/// if the right one is smaller: it takes the place of the left one then.
+/// A product whose transposed left operand has more elements, and more rows than the right one has columns,
+/// is formed as its transpose: to pack the larger operand in panels takes less time.
 const LARGE_LEFT: usize = if cfg!(test) { 1 << 12 } else { 1 << 20 };
+
+/// Each thread has to have as many rows of that transpose, because all pack the larger operand.
+const FEWEST_ROWS: usize = if cfg!(test) { 16 } else { 128 };
 
 /// The most bytes of a packed left operand, and of a transposed product: larger ones are formed in parts, so
 /// that a thread's memory does not grow with the rows of a batch or with a vocabulary.
@@ -165,13 +168,11 @@ impl Cpu {
         targets: &mut [&mut [f32]],
     ) {
         let (m, n, k) = (left.rows, right.columns, left.columns);
-        let is_larger = left.rows > right.columns && left.rows * k > LARGE_LEFT;
-        if left.transposed
-            && !right.transposed
-            && is_larger
-            && terms.depth_before() == 0
-            && terms.depth_after() == 1
-        {
+        // with fewer terms, it would take longer to transpose the product than to pack the operand
+        let is_shorter_transposed = m > n && m * k > LARGE_LEFT && k >= n;
+        let fits = n / self.threads >= FEWEST_ROWS && m * n * size_of::<f32>() <= MOST_SCRATCH_BYTES;
+        let is_whole = terms.depth_before() == 0 && terms.depth_after() == 1;
+        if left.transposed && !right.transposed && is_shorter_transposed && fits && is_whole {
             return self.multiply_transposed(left, right, terms, None, &mut targets[0][..m * n]);
         }
         self.multiply_rows(left, right, terms, targets);
@@ -296,10 +297,10 @@ impl ThreadProduct<'_, '_> {
         let panel_bytes = PANEL_BYTES[usize::from(m >= MANY_ROWS)];
         let panel_width = (panel_bytes / strip_bytes).max(1) * strip_width;
         let rows = packed.left.elements(if left.transposed { m.next_multiple_of(ROWS) * k } else { 0 });
-        // the first tile of whole strips packs them
-        let num_whole = if n >= strip_width { m / ROWS * ROWS } else { 0 };
+        // tiles pack whole strips, if there is a whole strip of the right operand for the first of them
+        let num_packed_by_tiles = if n >= strip_width { m / ROWS * ROWS } else { 0 };
         if left.transposed {
-            pack_left::<ROWS>(left.rows(num_whole..m), &mut rows[num_whole * k..]);
+            pack_left::<ROWS>(left.rows(num_packed_by_tiles..m), &mut rows[num_packed_by_tiles * k..]);
         }
         let rows = as_cells::<ROWS>(rows);
         let stack = packed.stack.elements(stack_len::<S>(ROWS, VECTORS));
@@ -333,7 +334,7 @@ impl ThreadProduct<'_, '_> {
                 next: &mut packing,
             };
             if left.transposed {
-                let first_packed = if first == 0 { num_whole } else { 0 };
+                let first_packed = if first == 0 { num_packed_by_tiles } else { 0 };
                 let rows = PackedRows { rows: left, strips: rows, first_packed };
                 panel.multiply::<_, ROWS, PAIRS>(simd, m, rows);
             } else {

@@ -156,6 +156,7 @@ impl<const ROWS: usize> LeftStrip<ROWS> for LeftToPack<'_, ROWS> {
     #[inline(always)]
     fn pack(self, term: usize) {
         let factors = self.factors(term);
+        // one line: another tile fetches that in which these rows may end
         fetch_near(factors.as_ptr().wrapping_add(NEXT_TO_PACK * self.stride), 1);
         self.packed[term].set(*factors);
     }
