@@ -338,7 +338,7 @@ mod tests {
             let mut expected = ExactSum::default();
             values.iter().for_each(|value| expected.add(f64::from(*value) * f64::from(*value)));
             carry(&mut expected.digits);
-            for part in [1, 7, 1024, 5000, 18_000] {
+            for part in [1, 7, 1024, 1500, 5000, 18_000] {
                 for reverse in [false, true] {
                     let mut all = ExactSum::default();
                     for values in values.chunks(part) {
