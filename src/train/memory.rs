@@ -7,11 +7,12 @@ use super::checkpoints;
 use super::options::{OrAuto, TrainOptions, name_of};
 use crate::comm::{Communicator, Grid, World};
 use crate::memory::{kibibytes, limit_bytes, megabytes};
-use crate::nn::Model;
+use crate::nn::{Model, TensorSpec};
 use crate::parallel::audit;
 use crate::parallel::data::{StateParts, SyncSettings};
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::pipeline::footprint::{Footprint, FootprintSettings};
+use crate::parallel::schedule::PipelineScheduleKind;
 use crate::parallel::zero::{Accumulation, Gathering, ZeroStage};
 use crate::{Error, Result};
 
@@ -22,25 +23,27 @@ pub(super) struct MemoryPlan {
     pub(super) gathering: Gathering,
 }
 
-/// The needs of samples.
+/// The causes of needs that are known once the samples and the file to start with have been found.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SampleNeeds {
+pub(super) struct StartNeeds {
     /// The most samples of a batch.
     pub(super) batch_size: usize,
     /// The bytes of samples that the ranks of a node share, on the first of them; 0 on the others.
     pub(super) shared_bytes: usize,
+    /// True if the run starts with the tensors of a file, of which every rank holds one at a time as a whole.
+    pub(super) restores: bool,
 }
 
 /// A way to need less memory, with the option that chooses it.
 struct Candidate {
     option: String,
     sync: SyncSettings,
-    recompute: bool,
+    plan: ParallelPlan,
 }
 
 impl MemoryPlan {
     /// Computes the memory that every rank needs to train `model` as `plan` and `options` say, with
-    /// the needs of `samples`, logs that of the fullest rank, and refuses what does
+    /// those of its `start`, logs that of the fullest rank, and refuses what does
     /// not fit into the memory of a node if it is `on_host`. Collective.
     ///
     /// # Errors
@@ -52,18 +55,17 @@ impl MemoryPlan {
         model: &Model,
         plan: &ParallelPlan,
         options: &TrainOptions,
-        samples: SampleNeeds,
+        start: StartNeeds,
         on_host: bool,
     ) -> Result<MemoryPlan> {
-        let SampleNeeds { batch_size, shared_bytes } = samples;
+        let StartNeeds { batch_size, shared_bytes, restores } = start;
         let layout = grid.all.agree(Layout::new(model, grid.shape, grid.all.rank(), plan))?;
         let (_, stage_rank, _) = grid.shape.coordinates(grid.all.rank());
         let num_slots = options.optimizer.settings().num_slots();
         let shape = grid.shape;
-        let footprint = |sync, gathering, recompute| {
+        let footprint = |sync, gathering, plan: &ParallelPlan| {
             let settings = FootprintSettings { shape, stage_rank, batch_size, sync, num_slots, gathering };
-            let plan = ParallelPlan { recompute, ..plan.clone() };
-            Footprint::new(&layout, &plan, &settings)
+            Footprint::new(&layout, plan, &settings)
         };
         let sync = options.sync_settings();
         let parts = grid.all.agree(StateParts::new(model, shape, plan, sync))?;
@@ -75,10 +77,11 @@ impl MemoryPlan {
             Some(_) => audit::needed_bytes(model, plan, shape, sync, batch_size)?,
             None => 0,
         };
-        let more = [copies(&parts, world, num_sections), audits];
-        let candidates = candidates(grid, plan, options);
-        let plans = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan.recompute));
-        let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, other.recompute));
+        let written = copies(&parts, world, num_sections);
+        let more = [if restores { written.max(restored(&layout, model)) } else { written }, audits];
+        let candidates = candidates(grid, plan, options, batch_size / shape.data);
+        let plans = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan));
+        let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, &other.plan));
         let needs = plans
             .into_iter()
             .chain(others)
@@ -102,7 +105,10 @@ impl MemoryPlan {
         let next = (0..candidates.len()).find(|number| job.misfit(number + plans.len()).is_none());
         let way_out = match next {
             Some(number) => format!("{} would fit", candidates[number].option),
-            None => "more nodes, a smaller --batch-size or a smaller model would need less".to_owned(),
+            None => {
+                let cut = if shape.stage > 1 { "more --micro-batches, " } else { "" };
+                format!("{cut}more nodes, a smaller --batch-size or a smaller model would need less")
+            }
         };
         Err(Error::input_on_every_rank("planning the memory", format!("{why}; {way_out}")))
     }
@@ -121,11 +127,27 @@ fn copies(parts: &StateParts, world: &World, num_sections: usize) -> usize {
     values.saturating_mul(size_of::<f32>())
 }
 
-/// Returns settings that need less memory than those of `options`, the faster ones first.
-fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<Candidate> {
+/// Returns the bytes that this rank needs for the largest tensor of a file that it reads: the whole tensor,
+/// and the part that the rank keeps of it.
+fn restored(layout: &Layout, model: &Model) -> usize {
+    let part = |number: usize| {
+        let own = layout.tensors.iter().filter(|(other, _)| *other == number);
+        own.map(|(_, shard)| shard.num_elements()).max().unwrap_or(0)
+    };
+    let values = |(number, spec): (usize, &TensorSpec)| spec.num_elements().saturating_add(part(number));
+    let largest = model.tensors.iter().enumerate().map(values).max().unwrap_or(0);
+    largest.saturating_mul(size_of::<f32>())
+}
+
+/// The most that the number of micro-batches is multiplied by to need less memory.
+const MOST_CUTS: usize = 64;
+
+/// Returns settings that need less memory than those of `plan` and `options`, the faster ones first. A
+/// replica has `share` of the samples of a batch.
+fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions, share: usize) -> Vec<Candidate> {
     let with = |option: &str, options: TrainOptions| {
-        let (sync, recompute) = (options.sync_settings(), options.recompute);
-        Candidate { option: option.to_owned(), sync, recompute }
+        let plan = ParallelPlan { recompute: options.recompute, ..plan.clone() };
+        Candidate { option: option.to_owned(), sync: options.sync_settings(), plan }
     };
     let mut all = Vec::new();
     let stages: &[ZeroStage] = match grid.shape.data {
@@ -136,19 +158,35 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions) -> Vec<C
     let num_micro_batches = plan.schedule.num_micro_batches;
     let is_fixed = options.micro_batches.is_some() || num_micro_batches == 1;
     let keeping = if is_fixed { String::new() } else { format!(" --micro-batches {num_micro_batches}") };
+    // replicas without parameters of their own are not compared, and the option would be refused
+    let is_compared = options.given.has("check-replicas") && options.check_replicas > 0;
+    let comparing = if is_compared { " --check-replicas 0" } else { "" };
     for stage in stages {
         let keeping = if *stage < ZeroStage::Gradients { "" } else { &keeping };
-        let option = format!("--zero {}{keeping}", name_of(stage));
+        let comparing = if stage.divides_parameters() { comparing } else { "" };
+        let option = format!("--zero {}{keeping}{comparing}", name_of(stage));
         all.push(with(&option, TrainOptions { zero: OrAuto(Some(*stage)), ..options.clone() }));
+    }
+    let sequential = |number| PipelineScheduleKind::Sequential.generate(1, 1, number).ok();
+    if sequential(num_micro_batches).is_some_and(|schedule| schedule == plan.schedule) {
+        let numbers = std::iter::successors(Some(2), |factor| Some(2 * factor))
+            .take_while(|factor| *factor <= MOST_CUTS)
+            .map(|factor| factor * num_micro_batches);
+        for schedule in numbers.take_while(|number| *number <= share).map_while(sequential) {
+            let option = format!("--micro-batches {}", schedule.num_micro_batches);
+            let same = with(&option, options.clone());
+            all.push(Candidate { plan: ParallelPlan { schedule, ..same.plan }, ..same });
+        }
     }
     let recomputing = TrainOptions { recompute: true, ..options.clone() };
     all.push(with("--recompute", recomputing.clone()));
     if !stages.is_empty() {
         let least = TrainOptions { zero: OrAuto(Some(ZeroStage::Parameters)), ..recomputing };
-        all.push(with(&format!("--zero 3{keeping} --recompute"), least.clone()));
+        all.push(with(&format!("--zero 3{keeping}{comparing} --recompute"), least.clone()));
         if num_micro_batches > 1 {
             let least = TrainOptions { accumulate: Accumulation::Parts, ..least };
-            all.push(with(&format!("--zero 3{keeping} --accumulate parts --recompute"), least));
+            let option = format!("--zero 3{keeping}{comparing} --accumulate parts --recompute");
+            all.push(with(&option, least));
         }
     }
     all

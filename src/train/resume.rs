@@ -155,6 +155,11 @@ impl Start {
         Ok(Start { checkpoint: weights, weights_only: true, is_in_checkpoint_dir: false })
     }
 
+    /// Returns true if the run starts with the tensors of a file.
+    pub(super) fn has_file(&self) -> bool {
+        self.checkpoint.is_some()
+    }
+
     /// Returns the number of leaves of the sums of the run that is resumed, if there is one and its
     /// sums are canonical.
     pub(super) fn num_leaves(&self) -> Option<i64> {

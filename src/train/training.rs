@@ -9,7 +9,7 @@ use super::checkpoints::{CheckpointSettings, Checkpoints};
 use super::identity::{self, Identity};
 use super::job::{self, Run};
 use super::journal::{Journal, JournalSummary, RunLength};
-use super::memory::{self, MemoryPlan, SampleNeeds};
+use super::memory::{self, MemoryPlan, StartNeeds};
 use super::metrics::ResultLine;
 use super::options::{Resume, name_of};
 use super::resume::{self, Resumed, RunPosition, Start};
@@ -151,13 +151,14 @@ impl<'a, D: Device> Training<'a, D> {
         let summation = run.summation(start.as_ref(), device.is_on_host())?;
         identity.keep_leaves(summation);
         let plan = &ParallelPlan { summation, ..run.plan.clone() };
+        let restores = run.world.communicator().any_rank(start.as_ref().is_some_and(Start::has_file))?;
         let memory = MemoryPlan::check(
             run.world,
             run.grid,
             run.model,
             plan,
             options,
-            SampleNeeds { batch_size, shared_bytes: samples.shared_bytes },
+            StartNeeds { batch_size, shared_bytes: samples.shared_bytes, restores },
             device.is_on_host(),
         )?;
         let settings = TrainerSettings {

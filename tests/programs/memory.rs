@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::support::{Done, Job, directory, kill, mpiexec, program, rank_processes, until};
+use crate::support::{Done, Job, data, directory, kill, mpiexec, program, rank_processes, until};
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
     let job =
@@ -21,20 +21,27 @@ fn limited(kibibytes: usize, arguments: &str) -> Done {
         .run()
 }
 
+/// Returns the number that follows `what` in `text`.
+fn number_after(what: &str, text: &str) -> f64 {
+    let (_, rest) = text.split_once(&format!("{what} ")).unwrap_or_else(|| panic!("{what} is not in {text}"));
+    let number: String = rest.chars().take_while(|digit| digit.is_ascii_digit() || *digit == '.').collect();
+    number.parse().unwrap_or_else(|_| panic!("no number follows {what} in {text}"))
+}
+
+/// Returns the megabytes that a rank has mapped when it plans the memory of `run`, of a deep-mlp: what MPI
+/// and the program map by themselves is known only by trying.
+fn mapped_before(run: &str) -> usize {
+    let limit = 1 << 20;
+    let refused = limited(limit, &format!("{run} --width 8192")).expect(2);
+    refused.says_once("planning the memory: rank 0 needs");
+    limit * 1024 / 1_000_000 - number_after("but may allocate", &refused.stderr) as usize
+}
+
 #[test]
 fn memory_that_cannot_suffice_is_refused_with_the_next_layout_that_fits() {
     const MODEL: &str = "--model deep-mlp --width 1024 --layers 8 --data synthetic --synthetic-samples 256 \
                          --optimizer adamw --steps 3";
-    let number = |text: &str, before: &str| -> usize {
-        let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("{before} is not in {text}"));
-        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().expect("a number follows")
-    };
-    // what MPI and the program map by themselves is known only by trying
-    let enough = 1 << 20;
-    let first = limited(enough, &format!("{MODEL} --width 8192")).expect(2);
-    first.says_once("planning the memory: rank 0 needs");
-    let own = enough * 1024 / 1_000_000 - number(&first.stderr, "but may allocate ");
+    let own = mapped_before(MODEL);
     let limit = (own + 110) * 1000;
     let refused = limited(limit, &format!("{MODEL} --zero 0")).expect(2);
     refused.says_once("rank 0 needs 146 MB, but may allocate");
@@ -56,6 +63,51 @@ fn memory_that_cannot_suffice_is_refused_with_the_next_layout_that_fits() {
     let resumed = limited(limit, &format!("{in_parts} --export {path}/w.h5")).expect(0);
     resumed.says_once("resuming after step 2");
     assert_eq!(resumed.digest(), free.digest());
+}
+
+#[test]
+fn more_micro_batches_are_a_way_out() {
+    let run = "--model deep-mlp --width 64 --layers 4 --data synthetic --synthetic-samples 131072 \
+               --batch-size 131072 --steps 1";
+    // activations take 117 MB, or 59 of two micro-batches; the samples have mapped 29 MB more
+    let limit = (mapped_before(run) + 105) * 1000;
+    let refused = limited(limit, &format!("{run} --micro-batches 1")).expect(2);
+    refused.says_once("rank 0 needs 118 MB, but may allocate");
+    refused.says_once("--micro-batches 2 would fit");
+    // the packed operands of products are in no plan, so that two fit barely or not
+    let cut = limited(limit, &format!("{run} --micro-batches 4")).expect(0);
+    let whole = sync_sgd(4, &format!("{run} --micro-batches 1")).run().expect(0);
+    assert_eq!(cut.digest(), whole.digest());
+}
+
+/// The samples of a rank that is alone on its node are in its own memory, and the tensors of a file are whole
+/// on each rank for a while.
+#[test]
+fn the_plan_counts_what_a_run_holds_before_its_first_step() {
+    let (_directory, path) = directory();
+    let rows = ndarray::Array2::from_shape_fn((20_000, 500), |(row, column)| (row ^ column) as f32);
+    let classes = ndarray::Array1::from_shape_fn(20_000, |row| (row % 3) as i64);
+    let file = hdf5::File::create(format!("{path}/data.h5")).expect("it can be made");
+    data::put(&file, "x", &rows);
+    data::put(&file, "y", &classes);
+    file.close().expect("it can be written");
+    let held = |ranks: usize| {
+        let run = format!("--model mlp --data {path}/data.h5 --data-store on --steps 1");
+        number_after("in all, beside", &sync_sgd(ranks, &run).run().expect(0).stderr)
+    };
+    // 40 MB of samples, beside less than as much again for MPI and the program
+    for ranks in [1, 2] {
+        assert!((40.0..80.0).contains(&held(ranks)), "{} MB on {ranks} ranks", held(ranks));
+    }
+    let model = "--model deep-mlp --width 1024 --layers 2 --data synthetic --synthetic-samples 64 --steps 1";
+    sync_sgd(1, &format!("{model} --export {path}/weights.h5")).run().expect(0);
+    let copies = |more: &str| {
+        let run = sync_sgd(2, &format!("{model} {more}")).run().expect(0);
+        number_after("copy for checkpoints", &run.stderr)
+    };
+    // a layer has 1024 × 1024 weights: the whole tensor, and the part of a rank without a tensor axis
+    assert_eq!(copies(&format!("--init {path}/weights.h5")), 8.4);
+    assert_eq!(copies(""), 0.0);
 }
 
 /// The first checkpoint of a large state takes no longer than the others, because its memory has

@@ -20,7 +20,7 @@ pub(super) struct Storage {
     pub(super) data: Data,
     /// The order of the training samples.
     pub(super) order: Order,
-    /// The bytes that this rank's node keeps for all of its ranks, on the first of them.
+    /// The bytes that the ranks of this rank's node share, on the first of them.
     pub(super) shared_bytes: usize,
 }
 
@@ -69,10 +69,11 @@ impl Storage {
             let in_block = block_order.blocks().largest();
             log::info!("samples are mixed within windows of {window} blocks of at most {in_block} samples");
         }
-        let is_first = world.local_rank() == 0;
+        // a rank that is alone on its node keeps them in memory of its own, which is counted with the rest
+        let shares = world.local_rank() == 0 && world.num_local_ranks() > 1;
         if is_stored {
             let data = load_all(&ranks, files, bytes, memory)?;
-            return Ok(Storage { data, order, shared_bytes: if is_first { bytes } else { 0 } });
+            return Ok(Storage { data, order, shared_bytes: if shares { bytes } else { 0 } });
         }
         let test = files.test.as_ref().map(FileRange::direct);
         if shuffle != Shuffle::Blocks {
@@ -96,7 +97,7 @@ impl Storage {
         let most_read = memory.all_samples.saturating_mul(world.num_nodes()) as u64;
         let is_cached = train.borrow().file_bytes().min(most_read) < memory.free.saturating_sub(bytes) as u64;
         let train = WindowSet::open(&ranks, train, range.clone(), block_order, batch_size, is_cached)?;
-        let shared_bytes = if is_first { bytes } else { 0 };
+        let shared_bytes = if shares { bytes } else { 0 };
         Ok(Storage { data: Data { train: Box::new(train), test }, order, shared_bytes })
     }
 }
