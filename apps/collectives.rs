@@ -19,8 +19,8 @@ use clap::{Parser, ValueEnum as _};
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
 use phalanx::measure::{
-    Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, demonstrate, header,
-    operation_named, parse_bytes,
+    Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, check_room_of_ranks,
+    demonstrate, header, operation_named, parse_bytes,
 };
 use phalanx::train::{AnyDevice, DeviceOptions, Given};
 use phalanx::{Error, Result};
@@ -129,7 +129,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     }
     all.agree(arguments.check())?;
     log::info!("{} ranks on {} nodes; {}", world.size(), world.num_nodes(), library_version());
-    if world.is_crowded() {
+    if world.is_crowded() && world.is_root() {
         log::warn!(
             "there are more ranks than cores: blocking calls are started and polled, and times include \
              the scheduler's"
@@ -137,7 +137,11 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     }
     let settings = arguments.settings();
     match arguments.device.open(world, 1)? {
-        AnyDevice::Cpu(_) => print_rows(all, arguments, &HostBench { all, settings }),
+        AnyDevice::Cpu(_) => {
+            // the values that are sent, and those that are received
+            check_room_of_ranks(world, "--to", arguments.to.saturating_mul(2), world.size())?;
+            print_rows(all, arguments, &HostBench { all, settings })
+        }
         AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&device, all, settings)?),
     }
 }

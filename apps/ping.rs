@@ -14,7 +14,7 @@ use std::time::Instant;
 use clap::Parser;
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Communicator, World};
-use phalanx::measure::parse_bytes;
+use phalanx::measure::{check_room_of_ranks, parse_bytes};
 use phalanx::{Error, Result};
 
 /// Send messages from rank to rank: a number, a token around a ring, and round trips of growing
@@ -47,6 +47,8 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
         Err(Error::input("ping", "it takes two ranks: mpiexec -n 2 ping"))
     };
     all.agree(enough)?;
+    // messages are exchanged by two ranks
+    check_room_of_ranks(world, "--largest", arguments.largest, 2)?;
     blocking(all)?;
     non_blocking(all)?;
     ring(all)?;

@@ -20,7 +20,7 @@ pub fn demonstrate(all: &Communicator, print: &dyn Fn(&str) -> Result<()>) -> Re
         let Some(form) = forms.find(|form| (operation.exists)(*form)) else { continue };
         let Some(mut subject) = HostSubject::new(all, operation, form, size)? else { continue };
         let before: Vec<f32> = (0..size).map(|at| (10 * all.rank() + at) as f32).collect();
-        subject.fill_with(&before);
+        subject.fill_with(&|at| before[at]);
         subject.run(None, &mut |_| Ok(()))?;
         let before = table(all, &before, (operation.sent)(&geometry))?;
         let after = table(all, subject.result(), (operation.received)(&geometry))?;

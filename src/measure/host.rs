@@ -37,11 +37,11 @@ impl<'a> HostSubject<'a> {
         Ok(Some(HostSubject { communicator, operation, form, geometry, buffers: Some(buffers) }))
     }
 
-    /// Writes these values to the buffer, and NaN where the result will be.
-    pub(super) fn fill_with(&mut self, values: &[f32]) {
+    /// Writes the values that `value_at` returns to the buffer, and NaN where the result will be.
+    pub(super) fn fill_with(&mut self, value_at: &dyn Fn(usize) -> f32) {
         if let Some(HostBuffers { send, receive }) = &mut self.buffers {
             receive.fill(f32::NAN);
-            send.copy_from_slice(values);
+            send.iter_mut().enumerate().for_each(|(at, into)| *into = value_at(at));
         }
     }
 
@@ -57,8 +57,8 @@ impl<'a> HostSubject<'a> {
 
 impl Subject for HostSubject<'_> {
     fn fill(&mut self) -> Result<()> {
-        let values: Vec<f32> = (0..self.geometry.len).map(|at| value(self.geometry.rank, at)).collect();
-        self.fill_with(&values);
+        let rank = self.geometry.rank;
+        self.fill_with(&|at| value(rank, at));
         Ok(())
     }
 

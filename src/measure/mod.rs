@@ -17,6 +17,7 @@ mod operation;
 mod operations;
 mod overlap;
 mod report;
+mod room;
 mod timing;
 
 pub use bench::{Bench, BenchSettings, DeviceBench, HostBench};
@@ -26,6 +27,7 @@ pub use host::HostSubject;
 pub use operation::{Measured, MeasuredOperation};
 pub use operations::{OPERATIONS, operation_named};
 pub use report::{Other, Row, header};
+pub use room::check_room_of_ranks;
 
 use crate::Result;
 use crate::comm::{Algorithm, Choice};

@@ -44,9 +44,15 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
                 all.set_transfers(Transfers::Aware);
                 let device = Cuda::open(world.local_rank(), Precision::F32)?;
                 let communicator = all.duplicate();
-                if let Some(mut subject) =
-                    DeviceSubject::new(&device, &communicator, trial.operation, form, len)?
-                {
+                let subject =
+                    all.agree(DeviceSubject::new(&device, &communicator, trial.operation, form, len));
+                if subject.is_err() && trial.is_large {
+                    let gibibytes = trial.bytes() >> 30;
+                    return Ok(format!(
+                        "{LEFT_OUT}a GPU has no room for the buffers of its ranks, of {gibibytes} GiB"
+                    ));
+                }
+                if let Some(mut subject) = subject? {
                     if trial.is_blocking {
                         subject.run_inside_mpi();
                     }

@@ -6,9 +6,15 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
+
 use super::attempt::{LEFT_OUT, WORKS};
+use super::interrupt::Interrupt;
 use super::{JobDescription, Trial, TrialOutcome, TrialReport};
 use crate::{Error, Result};
+
+/// The time that a launcher has to end its ranks when it is asked to.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The end of a job: its exit status, unless it was killed for taking too long, and its output.
 struct EndedJob {
@@ -60,13 +66,19 @@ fn run(launcher: &str, arguments: &[&str], limit: Duration) -> Result<EndedJob> 
     command.args(&words[1..]).arg(std::env::current_exe().map_err(failed)?).args(arguments);
     // in a process group of its own, so that all of it can be killed
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let start = Instant::now();
-    let mut child = command.spawn().map_err(failed)?;
-    let streams = [collect(child.stdout.take()), collect(child.stderr.take())];
-    let status = wait(&mut child, start + limit);
-    let seconds = start.elapsed().as_secs_f64();
-    let [stdout, stderr] = streams.map(said);
-    Ok(EndedJob { status, stdout, stderr, seconds })
+    let interrupt = Interrupt::of_process();
+    interrupt.during(|| {
+        let start = Instant::now();
+        let mut child = command.spawn().map_err(failed)?;
+        let streams = [collect(child.stdout.take()), collect(child.stderr.take())];
+        let status = wait(&mut child, start + limit, &|| interrupt.has_come());
+        if status.is_none() {
+            end(&mut child);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let [stdout, stderr] = streams.map(said);
+        Ok(EndedJob { status, stdout, stderr, seconds })
+    })
 }
 
 /// Splits `launcher` into words. `srun` gets an option that ends the job when one of its ranks
@@ -106,24 +118,26 @@ fn said(blocks: Receiver<Vec<u8>>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Waits for the exit status of the job; kills it at time `end` and returns `None`.
-fn wait(child: &mut Child, end: Instant) -> Option<ExitStatus> {
-    while Instant::now() < end {
+/// Waits for the exit status of the job, until time `end` or until `is_over` returns true.
+fn wait(child: &mut Child, end: Instant, is_over: &dyn Fn() -> bool) -> Option<ExitStatus> {
+    while Instant::now() < end && !is_over() {
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // launchers forward SIGTERM to their ranks; SIGKILL ends those that ignore it
-    for signal in ["-TERM", "-KILL"] {
-        let _ = Command::new("kill")
-            .args([signal, "--", &format!("-{}", child.id())])
-            .stderr(Stdio::null())
-            .status();
-        std::thread::sleep(Duration::from_millis(500));
-    }
-    let _ = child.wait();
     None
+}
+
+/// Ends the job.
+fn end(child: &mut Child) {
+    let group = Pid::from_child(child);
+    // launchers forward SIGTERM to their ranks; SIGKILL ends those that ignore it; without processes in the
+    // group there is nothing to end
+    let _ = kill_process_group(group, Signal::TERM);
+    wait(child, Instant::now() + GRACE, &|| false);
+    let _ = kill_process_group(group, Signal::KILL);
+    let _ = child.wait();
 }
 
 fn ending(ended: &EndedJob) -> String {

@@ -7,6 +7,7 @@
 
 mod attempt;
 mod findings;
+mod interrupt;
 mod job;
 mod placement;
 

@@ -5,22 +5,34 @@
 mod support;
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Output};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
+use signal_hook::consts::{SIGINT, SIGTERM};
 use support::{cuda, directory, mpiexec, say_skipped};
 
-/// Runs `probe` with jobs started by `launcher`, in the environment of the tests' jobs.
-fn probe(launcher: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+/// Returns the command `probe` with jobs started by `launcher`, in the environment of the tests' jobs.
+fn command(launcher: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_probe"));
     for (name, value) in support::SETTINGS {
         command.env(name, value);
     }
+    command.args(["--launcher", launcher]).args(arguments);
     command
-        .envs(variables.iter().copied())
-        .args(["--launcher", launcher])
-        .args(arguments)
-        .output()
-        .expect("it starts")
+}
+
+fn probe(launcher: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    command(launcher, arguments).envs(variables.iter().copied()).output().expect("it starts")
+}
+
+/// Makes a launcher of jobs of two ranks, but for those whose arguments match one of `cases` of the shell.
+fn launcher_but_for(folder: &Path, cases: &str) -> String {
+    let path = folder.join("launcher");
+    let script = format!("#!/bin/sh\ncase \"$*\" in\n{cases}esac\nexec {} \"$@\"\n", launcher(2));
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
 }
 
 fn launcher(ranks: usize) -> String {
@@ -54,20 +66,15 @@ fn it_draws_where_ranks_are() {
 #[test]
 fn what_dies_and_what_hangs_is_told_from_what_works() {
     let (folder, path) = directory();
-    let script = folder.path().join("launcher");
-    let text_of_script = format!(
-        "#!/bin/sh\ncase \"$*\" in\n\
-         *broadcast:host:non-blocking*) kill -SEGV $$ ;;\n\
+    let script = launcher_but_for(
+        folder.path(),
+        "*broadcast:host:non-blocking*) kill -SEGV $$ ;;\n\
          *' gather:host:blocking'*) exec sleep 1000 ;;\n\
          *reduce:host:non-blocking*)\n\
-         echo 'error: comparing the values: 3 elements are wrong' >&2; exit 1 ;;\n\
-         esac\nexec {} \"$@\"\n",
-        launcher(2)
+         echo 'error: comparing the values: 3 elements are wrong' >&2; exit 1 ;;\n",
     );
-    std::fs::write(&script, text_of_script).unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let json = format!("{path}/found.json");
-    let output = probe(&script.display().to_string(), &["--quick", "--limit", "10s", "--json", &json], &[]);
+    let output = probe(&script, &["--quick", "--limit", "10s", "--json", &json], &[]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "wrong values are a failure\n{said}{}", text(&output.stderr));
     let found: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
@@ -84,6 +91,25 @@ fn what_dies_and_what_hangs_is_told_from_what_works() {
         assert_eq!(name("outcome"), expected, "{trial}");
     }
     assert!(said.contains("HANGS") && said.contains("signal 11"), "{said}");
+}
+
+/// A job is in a process group of its own, which a terminal does not interrupt.
+#[test]
+fn a_signal_ends_the_job_too() {
+    let (folder, path) = directory();
+    let script =
+        launcher_but_for(folder.path(), "*--attempt*) echo $$ > \"${0%/*}/job\"; exec sleep 1000 ;;\n");
+    for signal in [SIGINT, SIGTERM] {
+        let mut probe = command(&script, &["--quick"]).stdout(Stdio::null()).spawn().unwrap();
+        let job = || std::fs::read_to_string(format!("{path}/job")).unwrap_or_default();
+        support::until(|| job().ends_with('\n'));
+        let status = || std::fs::read_to_string(format!("/proc/{}/stat", job().trim()));
+        assert!(status().is_ok_and(|status| status.contains("(sleep)")), "{:?}", status());
+        support::kill(&signal.to_string(), &probe.id().to_string());
+        assert_eq!(probe.wait().unwrap().signal(), Some(signal));
+        assert!(status().is_err(), "the job goes on: {:?}", status());
+        std::fs::remove_file(format!("{path}/job")).unwrap();
+    }
 }
 
 /// Findings decide how GPU memory is sent; here that of the emulator, which any MPI accepts.
