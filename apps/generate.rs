@@ -9,28 +9,36 @@
 //!
 //! A text depends on the seed and its number, not on the ranks.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
 use phalanx::app::{self, CommonOptions, FileOption, Program};
-use phalanx::comm::{World, shard};
+use phalanx::comm::World;
 use phalanx::dataset::Tokeniser;
 use phalanx::device::Cpu;
 use phalanx::infer::{Sampling, TextGenerator, TrainedNetwork};
+use phalanx::train::Given;
 use phalanx::{Error, Result};
+
+/// The beginning of texts for which no other is given.
+const DEFAULT_PROMPT: &str = "\n";
 
 /// Continue texts with a trained network; the ranks share the texts.
 #[derive(Parser)]
 #[command(name = "generate", version, args_override_self = true)]
 struct Arguments {
+    #[command(flatten)]
+    given: Given,
+
     /// A checkpoint, or a file of --export
     network: PathBuf,
 
     /// Beginning of each text; the numbers of tokens where these stand for no text [default: a line break]
-    #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
-    prompt: String,
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
 
     /// Number of texts
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -56,13 +64,20 @@ struct Arguments {
     common: CommonOptions,
 }
 
-/// Prepares the network and the prompt. Not collective.
-fn prepare<'a>(
-    device: &'a Cpu,
-    trained: &TrainedNetwork,
-    arguments: &Arguments,
-) -> Result<(TextGenerator<'a, Cpu>, Tokeniser, Vec<u16>)> {
-    let Arguments { network, prompt, temperature, top_k, seed, .. } = arguments;
+/// The network, and the prompt as text and as tokens.
+struct Prepared<'a> {
+    generator: TextGenerator<'a, Cpu>,
+    tokeniser: Tokeniser,
+    prompt: String,
+    tokens: Vec<u16>,
+}
+
+/// Checks the options, and prepares the network and the prompt. Not collective.
+fn prepare<'a>(device: &'a Cpu, trained: &TrainedNetwork, arguments: &Arguments) -> Result<Prepared<'a>> {
+    let Arguments { given, network, prompt, samples, temperature, top_k, seed, .. } = arguments;
+    if *samples == 0 {
+        return Err(Error::input("--samples", "it is 0, but must be at least 1"));
+    }
     if !(0.0..=1e3).contains(temperature) {
         return Err(Error::input(
             "--temperature",
@@ -72,58 +87,86 @@ fn prepare<'a>(
     if *top_k == Some(0) {
         return Err(Error::input("--top-k", "it is 0, but must be at least 1"));
     }
-    if top_k.is_some() && *temperature == 0.0 {
-        return Err(Error::input("--top-k", "it has no effect with --temperature 0, the likeliest token"));
-    }
+    let no_draws = (*temperature == 0.0).then_some("with --temperature 0 the likeliest token follows");
+    given.refuse("top-k", no_draws)?;
+    given.refuse("seed", no_draws)?;
     let Some(tokeniser) = trained.tokeniser() else {
         let why = "the network was not trained with a text, so its outputs stand for no characters";
         return Err(Error::input(format!("reading {}", network.display()), why));
     };
-    let tokens = tokeniser.encode(prompt.as_bytes()).map_err(|why| Error::input("--prompt", why))?;
+    let tokens = match prompt {
+        Some(prompt) => tokeniser.encode(prompt.as_bytes()).map_err(|why| Error::input("--prompt", why)),
+        None => tokeniser.encode(DEFAULT_PROMPT.as_bytes()).map_err(|why| {
+            Error::input(
+                "--prompt",
+                format!("none is given, and a line break, the default, is no beginning: {why}"),
+            )
+        }),
+    }?;
     if tokens.is_empty() {
         return Err(Error::input("--prompt", "it is empty, and a text continues at least one token"));
     }
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
-    Ok((TextGenerator::new(device, trained, sampling)?, tokeniser, tokens))
+    let generator = TextGenerator::new(device, trained, sampling)?;
+    let prompt = prompt.as_deref().unwrap_or(DEFAULT_PROMPT).to_owned();
+    Ok(Prepared { generator, tokeniser, prompt, tokens })
+}
+
+/// Continues text `number`, calls `show` with the prompt and with what each token adds, until it wants no
+/// more, and returns the text. Not collective.
+fn continue_text(
+    prepared: &mut Prepared<'_>,
+    number: usize,
+    length: usize,
+    show: &mut dyn FnMut(&[u8]) -> Result<ControlFlow<()>>,
+) -> Result<Vec<u8>> {
+    let Prepared { generator, tokeniser, prompt, tokens } = prepared;
+    let mut text = prompt.as_bytes().to_vec();
+    if show(&text)?.is_break() {
+        return Ok(text);
+    }
+    generator.run(number as u64, tokens, length, &mut |token| {
+        let start = text.len();
+        tokeniser.decode(token, &mut text);
+        show(&text[start..])
+    })?;
+    Ok(text)
 }
 
 fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let (all, device) = (world.communicator(), Cpu::new(1)?);
     let trained = TrainedNetwork::open_on_all(all, &arguments.network)?;
-    let (mut generator, tokeniser, prompt) = all.agree(prepare(&device, &trained, arguments))?;
-    let own = shard(arguments.samples, world.rank(), world.size());
+    let mut prepared = all.agree(prepare(&device, &trained, arguments))?;
+    let Arguments { samples, length, .. } = *arguments;
     let began = Instant::now();
-    // the first text is shown as it grows
-    let is_shown = |text: usize| text == 0;
-    let texts = own.map(|number| -> Result<Vec<u8>> {
-        let mut text = arguments.prompt.clone().into_bytes();
-        if is_shown(number) {
-            app::print_bytes(&text)?;
-        }
-        let length = arguments.length;
-        generator.run(number as u64, &prompt, length, &mut |token| {
-            let start = text.len();
-            tokeniser.decode(token, &mut text);
-            if is_shown(number) { app::print_bytes(&text[start..]) } else { Ok(()) }
-        })?;
-        Ok(text)
-    });
-    let texts: Vec<Vec<u8>> = all.agree(texts.collect())?;
-    let mut texts = texts.into_iter();
-    for rank in 0..world.size() {
-        for number in shard(arguments.samples, rank, world.size()) {
-            let own = if rank == world.rank() { texts.next() } else { None };
+    let mut reader = ControlFlow::Continue(());
+    // each rank has one text of a round; those of rank 0 are shown as they grow
+    for first in (0..samples).step_by(world.size()) {
+        let numbers = first..samples.min(first + world.size());
+        let own = numbers.clone().nth(world.rank()).map(|number| {
+            continue_text(&mut prepared, number, length, &mut |more| {
+                if world.is_root() {
+                    reader = app::print_bytes(more)?;
+                }
+                Ok(reader)
+            })
+        });
+        let mut own = all.agree(own.transpose())?;
+        for (rank, number) in numbers.enumerate() {
+            let own = if rank == world.rank() { own.take() } else { None };
             let text = all.broadcast_bytes(own.unwrap_or_default(), rank)?;
-            if world.is_root() && !is_shown(number) {
-                app::print_bytes(&text)?;
-            }
             if world.is_root() {
-                app::print_line(if number + 1 < arguments.samples { "\n---" } else { "" })?;
+                let text = if rank == 0 { &[] } else { text.as_slice() };
+                let end: &[u8] = if number + 1 < samples { b"\n---\n" } else { b"\n" };
+                reader = app::print_bytes(&[text, end].concat())?;
             }
+        }
+        if all.any_rank(reader.is_break())? {
+            return Ok(());
         }
     }
     if world.is_root() {
-        let num_tokens = (arguments.samples * arguments.length) as f64;
+        let num_tokens = samples as f64 * length as f64;
         let rate = num_tokens / began.elapsed().as_secs_f64().max(1e-9);
         log::info!("{num_tokens} tokens, {rate:.0} tokens/s on {} ranks", world.size());
     }

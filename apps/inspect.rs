@@ -100,14 +100,9 @@ fn show(path: &Path) -> Result<ExitCode> {
         .unwrap_or_default();
     for tensor in &file.tensors {
         let values = file.read(&tensor.group, &tensor.name, &tensor.shape)?;
-        let least = values.iter().copied().fold(f32::INFINITY, f32::min);
-        let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let squares: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
-        let rms = (squares / values.len() as f64).sqrt();
         let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
-        let (name, shape) = (name_of(tensor), shape.join(" × "));
-        writeln!(text, "{name:<width$}  {shape:<20} {least:>12.4e} {largest:>12.4e} {rms:>12.4e}")
-            .unwrap_or_default();
+        let (name, shape, range) = (name_of(tensor), shape.join(" × "), range_in_words(&values));
+        writeln!(text, "{name:<width$}  {shape:<20} {range}").unwrap_or_default();
     }
     let verdict = if file.is_sealed() {
         "sound: every checksum is right"
@@ -116,6 +111,22 @@ fn show(path: &Path) -> Result<ExitCode> {
     };
     app::print_line(&format!("{}\n{text}\n{verdict}", path.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the least and the largest of `values`, which are NaN if one of them is, and their root mean
+/// square.
+fn range_in_words(values: &[f32]) -> String {
+    if values.is_empty() {
+        return format!("{0:>12} {0:>12} {0:>12}", "-");
+    }
+    let either =
+        |one: f32, other: f32, better: f32| if one.is_nan() || other.is_nan() { f32::NAN } else { better };
+    let least = values.iter().copied().reduce(|one, other| either(one, other, one.min(other)));
+    let largest = values.iter().copied().reduce(|one, other| either(one, other, one.max(other)));
+    let squares: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
+    let rms = (squares / values.len() as f64).sqrt();
+    let [least, largest] = [least, largest].map(Option::unwrap_or_default);
+    format!("{least:>12.4e} {largest:>12.4e} {rms:>12.4e}")
 }
 
 /// Prints the largest difference in each tensor.

@@ -117,12 +117,17 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let request = request(arguments, &trained, reads_targets);
     let Arguments { source, given, part, .. } = arguments;
     all.agree(source.check_used(given, request.source, request.synthetic, *part, reads_targets))?;
-    all.agree(arguments.machine.check_used(&arguments.given))?;
+    let unread = (*part == SamplePart::Train).then_some("--part train reads no samples to test with");
+    all.agree(given.refuse("test-data", unread))?;
+    all.agree(arguments.machine.check_used(given))?;
     let sets = open_part(world, &request, arguments.part)?;
     let model = all.agree(trained.build_for(&*sets[0]))?;
     let standardise = all.agree(trained.standardise(&*sets[0]))?;
-    let (shape, data) = (PredictionShape::new(&model, &*sets[0]), sets[0].source());
-    let mut sets = SampleSets::new(sets, &standardise, world.size());
+    let shape = PredictionShape::new(&model, &*sets[0]);
+    let mut sources: Vec<String> = sets.iter().map(|set| set.source()).collect();
+    sources.dedup();
+    let data = sources.join(" and ");
+    let mut sets = SampleSets::new(sets, &standardise, shape, world.size());
     let samples = sets.num_samples();
     log::info!("{} for {}; {data}: {samples} samples", model.name, model.input);
     let create = |path: &PathBuf| {
@@ -169,7 +174,11 @@ fn log(score: &ScoreSummary) {
         Some(r2) => format!("output {output}: R² {r2:.6}"),
         None => format!("output {output}: its target never changes"),
     });
-    classes.chain(outputs).take(MOST_LINES).for_each(|line| log::info!("{line}"));
+    let lines: Vec<String> = classes.chain(outputs).collect();
+    lines.iter().take(MOST_LINES).for_each(|line| log::info!("{line}"));
+    if lines.len() > MOST_LINES {
+        log::info!("{} more are in the result line", lines.len() - MOST_LINES);
+    }
 }
 
 impl Program for Arguments {

@@ -180,13 +180,13 @@ fn split(
         if range.len() <= context {
             let why = match columns {
                 None if range.len() == len => format!(
-                    "it has {len} tokens, but a sample needs {} (--context {context} and the one after); \
-                     use a longer text or a smaller --context",
+                    "it has {len} tokens, but a sample needs {} (a context of {context} and the one after); \
+                     use a longer text or a smaller context",
                     context + 1
                 ),
                 None => format!(
-                    "only {} of its {len} tokens are to {what} with, but a sample needs {} (--context \
-                     {context} and the one after); try a smaller --context or another --test-fraction",
+                    "only {} of its {len} tokens are to {what} with, but a sample needs {} (a context of \
+                     {context} and the one after); try another --test-fraction or a smaller context",
                     range.len(),
                     context + 1
                 ),

@@ -5,6 +5,8 @@
 //! long as the context, a token costs a pass over one position ([`Decoder`]); from then on all positions
 //! are computed for each token, because every token has moved to another.
 
+use std::ops::ControlFlow;
+
 use rand_chacha::rand_core::Rng as _;
 
 use super::{Decoder, TrainedNetwork};
@@ -80,16 +82,16 @@ impl<'a, D: Device> TextGenerator<'a, D> {
     }
 
     /// Continues the text number `text`, which begins with `prompt`, by `num_tokens` tokens, and calls
-    /// `show` with each. Not collective.
+    /// `show` with each, until it wants no more. Not collective.
     ///
     /// # Errors
-    /// The prompt is empty, or `show` or the device failed.
+    /// The prompt is empty, an output of the network is NaN or infinite, or `show` or the device failed.
     pub fn run(
         &mut self,
         text: u64,
         prompt: &[u16],
         num_tokens: usize,
-        show: &mut dyn FnMut(usize) -> Result<()>,
+        show: &mut dyn FnMut(usize) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         if prompt.is_empty() {
             return Err(Error::input("continuing a text", "the prompt has no token"));
@@ -102,19 +104,43 @@ impl<'a, D: Device> TextGenerator<'a, D> {
             let draw = f64::from(random.next_u32()) / f64::from(u32::MAX) * (1.0 - f64::EPSILON);
             let (mut chosen, sampling, vocabulary) = (0, self.sampling, self.vocabulary);
             self.decoder.run(seen, &mut |outputs| {
-                chosen = sampling.choose(&outputs[..vocabulary], draw);
+                let outputs = &outputs[..vocabulary];
+                check_finite(outputs, seen.len())?;
+                chosen = sampling.choose(outputs, draw);
                 Ok(())
             })?;
             tokens.push(chosen as f32);
-            show(chosen)?;
+            if show(chosen)?.is_break() {
+                break;
+            }
         }
         Ok(())
     }
 }
 
+/// Refuses outputs after `num_tokens` of a text of which no token can be drawn.
+fn check_finite(outputs: &[f32], num_tokens: usize) -> Result<()> {
+    let Some(token) = outputs.iter().position(|output| !output.is_finite()) else { return Ok(()) };
+    let why = format!(
+        "the output for token {token} is {} after {num_tokens} tokens; inspect shows the range of the \
+         network's weights",
+        outputs[token]
+    );
+    Err(Error::failed("continuing a text", why))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Sampling;
+    use super::{Sampling, check_finite};
+
+    #[test]
+    fn outputs_of_which_no_token_can_be_drawn_are_refused() {
+        check_finite(&[0.0, -3e38, 3e38], 1).unwrap();
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let error = check_finite(&[0.0, wrong, 1.0], 7).unwrap_err().to_string();
+            assert!(error.contains(&format!("the output for token 1 is {wrong} after 7 tokens")), "{error}");
+        }
+    }
 
     #[test]
     fn draws_follow_the_weights() {

@@ -1,10 +1,10 @@
 //! Predictions for all samples of a data set, which the ranks share.
 //!
 //! Each rank takes every N-th piece of the data, reads it, and sends its predictions to rank 0, which
-//! writes them to their places in the file and compares them with the targets. No rank holds more than a
-//! piece, and a piece of every rank is done before the next, so an error of one rank is agreed on by all.
-//! A sample's predictions have the same bits in any piece, so the file has the same bytes for any number
-//! of ranks.
+//! writes them to their places in the file and compares them with the targets. A rank holds a piece at a
+//! time, whose inputs and predictions are both limited. A piece of every rank is done before the next, so an
+//! error of one rank is agreed on by all. A sample's predictions have the same bits in any piece, so the
+//! file has the same bytes for any number of ranks.
 
 use std::ops::Range;
 
@@ -23,6 +23,9 @@ const MOST_VALUES: usize = 1 << 22;
 
 /// The most samples that are computed at once.
 const MOST_SAMPLES: usize = 1024;
+
+/// The most values of the predictions of a piece: 16 MiB.
+const MOST_KEPT: usize = 1 << 22;
 
 /// The pieces that a rank has at least, so that ranks finish together.
 const PIECES_OF_A_RANK: usize = 2;
@@ -44,10 +47,16 @@ pub struct SampleSets {
 
 impl SampleSets {
     /// Cuts `sets`, whose samples are standardised by `standardise`, into pieces for `num_ranks` ranks:
-    /// blocks that are read together, or parts of them.
-    pub fn new(sets: Vec<Box<dyn Dataset>>, standardise: &Standardise, num_ranks: usize) -> SampleSets {
+    /// blocks that are read together, or parts of them. A sample has predictions of `shape`.
+    pub fn new(
+        sets: Vec<Box<dyn Dataset>>,
+        standardise: &Standardise,
+        shape: PredictionShape,
+        num_ranks: usize,
+    ) -> SampleSets {
         let num_samples: usize = sets.iter().map(|set| set.num_samples()).sum();
-        let most = num_samples.div_ceil(num_ranks * PIECES_OF_A_RANK).max(1);
+        let most_kept = MOST_KEPT / shape.num_values().max(1);
+        let most = num_samples.div_ceil(num_ranks * PIECES_OF_A_RANK).min(most_kept).max(1);
         let (mut pieces, mut first) = (Vec::new(), 0);
         for (number, set) in sets.iter().enumerate() {
             let blocks = set.blocks();
@@ -154,4 +163,34 @@ pub fn predict<D: Device>(
     }
     all.agree_with_root(|| written.and_then(|()| file.map_or(Ok(()), PredictionFile::finish)))?;
     Ok(score)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::{Table, Targets};
+    use crate::nn::{Features, Loss, Network};
+
+    #[test]
+    fn a_piece_has_few_samples_if_each_has_many_outputs() {
+        const SAMPLES: usize = 3000;
+        let (features, targets) = (Features::Flat(2), Targets::Nothing);
+        for (outputs, longest) in [(3, 1500), (20_000, 209)] {
+            let text = format!("linear {outputs}");
+            let network = Network::from_text(&text, "a test", "wide", Loss::CrossEntropy).unwrap();
+            let model = network.build(features).unwrap();
+            let inputs = vec![0.0; 2 * SAMPLES];
+            let data = Table { source: "test".into(), features, targets, inputs, target_values: vec![] };
+            let shape = PredictionShape::new(&model, &data);
+            let sets = SampleSets::new(vec![Box::new(data)], &Standardise::new(&[]), shape, 1);
+            let mut next = 0;
+            for (_, samples, first) in &sets.pieces {
+                assert_eq!((samples.start, *first), (next, next));
+                assert!(samples.len() <= longest && samples.len() * shape.num_values() <= MOST_KEPT);
+                next = samples.end;
+            }
+            assert_eq!(next, SAMPLES);
+            assert!(sets.pieces.iter().any(|(_, samples, _)| samples.len() + 10 > longest));
+        }
+    }
 }

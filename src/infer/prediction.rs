@@ -59,6 +59,11 @@ impl PredictionShape {
         if is_known { self.head.predictions } else { 0 }
     }
 
+    /// Returns the number of all values of a sample that are kept, with its targets.
+    pub fn num_values(&self) -> usize {
+        self.num_outputs() + self.num_classes() + self.num_losses() + self.num_targets()
+    }
+
     /// Returns the number of targets of a sample.
     pub fn num_targets(&self) -> usize {
         if self.has_targets { self.head.targets_per_row() } else { 0 }

@@ -1,7 +1,10 @@
 //! `generate`: the same texts on any number of ranks, and its answers to what it cannot continue; `predict`
 //! with a text.
 
-use crate::support::{Done, directory, mpiexec};
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+
+use crate::support::{Done, directory, mpiexec, until};
 use serde_json::Value;
 
 fn generate(ranks: usize, arguments: &[&str]) -> Done {
@@ -32,7 +35,8 @@ fn texts_are_the_same_on_any_number_of_ranks() {
         assert!(part.starts_with("ROMEO:") && part.chars().count() == 46, "{part:?}");
         assert!(!parts[..at].contains(part), "two texts are {part:?}");
     }
-    for ranks in [3, 4, 7] {
+    // in rounds: of several texts each, or of one
+    for ranks in [2, 3, 4, 7] {
         assert_eq!(texts(ranks, &[]), first, "on {ranks} ranks");
     }
     assert_ne!(texts(1, &["--seed", "2"]), first);
@@ -47,6 +51,21 @@ fn texts_are_the_same_on_any_number_of_ranks() {
     let said = |ranks| generate(ranks, &[&network, "--prompt", long, "--length", "20"]).expect(0).stdout;
     assert!(said(1).starts_with(long) && said(1).chars().count() == long.len() + 21, "{}", said(1));
     assert_eq!(said(3), said(1));
+}
+
+/// `generate ... | head -1` would otherwise compute a text that nobody reads.
+#[test]
+fn a_reader_that_leaves_ends_the_text() {
+    let (_directory, folder) = directory();
+    let network = format!("{folder}/gpt.h5");
+    train(&network, "--context 16 --steps 1");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_generate"));
+    let endless = ["--length", "1000000000", "--samples", "2", "--quiet"];
+    let mut program = command.arg(&network).args(endless).stdout(Stdio::piped()).spawn().unwrap();
+    let mut read = [0; 64];
+    program.stdout.take().unwrap().read_exact(&mut read).unwrap();
+    until(|| program.try_wait().unwrap().is_some());
+    assert!(program.wait().unwrap().success());
 }
 
 #[test]
@@ -77,8 +96,10 @@ fn what_cannot_be_continued_is_refused() {
         refused(&[&text, "--top-k", "0"], "--top-k: it is 0, but must be at least 1");
         refused(
             &[&text, "--top-k", "3", "--temperature", "0"],
-            "--top-k: it has no effect with --temperature 0",
+            "--top-k: it has no effect in this run: with --temperature 0 the likeliest token follows",
         );
+        refused(&[&text, "--seed", "3", "--temperature", "0"], "--seed: it has no effect in this run");
+        refused(&[&text, "--samples", "0"], "--samples: it is 0, but must be at least 1");
         refused(&[&both_ways], "its attention is not causal");
         for network in [&tokens, &digits] {
             refused(&[network], "the network was not trained with a text");
@@ -120,7 +141,7 @@ fn a_text_is_predicted_token_by_token() {
     std::fs::write(&other, "zebras").unwrap();
     predict(1, &["--data", &other])
         .expect(2)
-        .says_once("it has 6 tokens, but a sample needs 17 (--context 16 and the one after)");
+        .says_once("it has 6 tokens, but a sample needs 17 (a context of 16 and the one after)");
 }
 
 #[test]
@@ -137,7 +158,11 @@ fn tokens_that_are_numbers_are_continued_as_numbers() {
         generate(2, &[&[network.as_str()], prompt].concat()).expect(2).says_once(what);
     };
     refused(&["--prompt", "3 12"], "--prompt: \"12\" is not a token; tokens are numbers from 0 to 11");
-    refused(&[], "--prompt: the tokens are numbers: write some with spaces between them");
+    refused(&["--prompt", "-"], "--prompt: \"-\" is not a token");
+    refused(
+        &[],
+        "a line break, the default, is no beginning: the tokens are numbers: write some with spaces",
+    );
     let words = format!("--model gpt --context 8 --data {tokens} --tokens bytes");
     let job = mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(words.split_whitespace()).without_grace();
     job.run().expect(2).says_once("--tokens: it has no effect in this run: it is for texts of characters");

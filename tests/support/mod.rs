@@ -99,7 +99,7 @@ pub fn program(name: &str) -> &'static str {
 }
 
 /// Blocks until `condition` is true; fails after a minute.
-pub fn until(condition: impl Fn() -> bool) {
+pub fn until(mut condition: impl FnMut() -> bool) {
     for _ in 0..60_000 {
         if condition() {
             return;

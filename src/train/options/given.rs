@@ -21,7 +21,7 @@ impl Given {
     ///
     /// # Errors
     /// The option was given, and there is a reason.
-    pub(super) fn refuse(&self, name: &str, reason: Option<&str>) -> crate::Result<()> {
+    pub fn refuse(&self, name: &str, reason: Option<&str>) -> crate::Result<()> {
         match reason.filter(|_| self.has(name)) {
             Some(why) => {
                 let why = format!("it has no effect in this run: {why}");
