@@ -111,7 +111,9 @@ impl ExactSum {
             if !self.add_sections(lines, &mut exponent) {
                 self.add_any_squares(lines.as_flattened());
             }
-            self.add_any_squares(rest);
+            if !rest.is_empty() {
+                self.add_any_squares(rest);
+            }
         }
     }
 

@@ -98,26 +98,43 @@ impl Cpu {
         bias: Option<&[f32]>,
         products: &mut [f32],
     ) {
-        let (m, n, k) = (left.rows, right.columns, left.columns);
+        let (m, n) = (left.rows, right.columns);
         if m * n == 0 {
             return;
         }
         let terms = if bias.is_some() { terms.with_start() } else { terms };
-        let is_large = n * k > LARGE && k >= MANY_TERMS;
-        let has_few_rows = is_large && m / self.threads <= MAX_FEW_ROWS;
-        // threads divide the rows of a product
-        let has_less_rows_than_threads = self.threads > 1 && m < 8 * self.threads && n > m;
-        if left.transposed || !right.transposed || !(has_few_rows || has_less_rows_than_threads) {
-            if let Some(bias) = bias {
-                let part = if m * n < LONG_PASS { m } else { self.rows_per_thread(m) } * n;
-                self.for_each(products[..m * n].chunks_mut(part), |rows| {
-                    rows.chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
-                });
-            }
-            let mut products: SumArrays<'_> = products.chunks_exact_mut(m * n).collect();
-            return self.multiply_section(left, right, terms, &mut products);
+        if self.gains_by_transposing(left, right) {
+            return self.multiply_transposed(left, right, terms, bias, products);
         }
-        self.multiply_transposed(left, right, terms, bias, products);
+        if let Some(bias) = bias {
+            let part = if m * n < LONG_PASS { m } else { self.rows_per_thread(m) } * n;
+            self.for_each(products[..m * n].chunks_mut(part), |rows| {
+                rows.chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
+            });
+        }
+        let mut products: SumArrays<'_> = products.chunks_exact_mut(m * n).collect();
+        self.multiply_rows(left, right, terms, &mut products);
+    }
+
+    /// Returns true if a product takes less time as the transpose of the product of the transposes.
+    fn gains_by_transposing(&self, left: Matrix<'_>, right: Matrix<'_>) -> bool {
+        let (m, n, k) = (left.rows, right.columns, left.columns);
+        match (left.transposed, right.transposed) {
+            (false, true) => {
+                let is_large = n * k > LARGE && k >= MANY_TERMS;
+                let has_few_rows = is_large && m / self.threads <= MAX_FEW_ROWS;
+                // threads divide the rows of a product
+                let has_less_rows_than_threads = self.threads > 1 && m < 8 * self.threads && n > m;
+                has_few_rows || has_less_rows_than_threads
+            }
+            (true, false) => {
+                // with fewer terms, it would take longer to transpose the product than to pack the operand
+                let is_shorter_transposed = m > n && m * k > LARGE_LEFT && k >= n;
+                let fits = m * n * size_of::<f32>() <= MOST_SCRATCH_BYTES;
+                is_shorter_transposed && n / self.threads >= FEWEST_ROWS && fits
+            }
+            _ => false,
+        }
     }
 
     /// Computes a product as the transpose of that of the transposes, some columns at a time.
@@ -167,13 +184,10 @@ impl Cpu {
         terms: Section,
         targets: &mut [&mut [f32]],
     ) {
-        let (m, n, k) = (left.rows, right.columns, left.columns);
-        // with fewer terms, it would take longer to transpose the product than to pack the operand
-        let is_shorter_transposed = m > n && m * k > LARGE_LEFT && k >= n;
-        let fits = n / self.threads >= FEWEST_ROWS && m * n * size_of::<f32>() <= MOST_SCRATCH_BYTES;
         let is_whole = terms.depth_before() == 0 && terms.depth_after() == 1;
-        if left.transposed && !right.transposed && is_shorter_transposed && fits && is_whole {
-            return self.multiply_transposed(left, right, terms, None, &mut targets[0][..m * n]);
+        let len = left.rows * right.columns;
+        if len > 0 && is_whole && self.gains_by_transposing(left, right) {
+            return self.multiply_transposed(left, right, terms, None, &mut targets[0][..len]);
         }
         self.multiply_rows(left, right, terms, targets);
     }
@@ -334,8 +348,8 @@ impl ThreadProduct<'_, '_> {
                 next: &mut packing,
             };
             if left.transposed {
-                let first_packed = if first == 0 { num_packed_by_tiles } else { 0 };
-                let rows = PackedRows { rows: left, strips: rows, first_packed };
+                let num_unpacked = if first == 0 { num_packed_by_tiles } else { 0 };
+                let rows = PackedRows { rows: left, strips: rows, num_unpacked };
                 panel.multiply::<_, ROWS, PAIRS>(simd, m, rows);
             } else {
                 panel.multiply::<_, ROWS, PAIRS>(simd, m, left);

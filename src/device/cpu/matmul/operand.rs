@@ -96,8 +96,8 @@ impl<'a, const ROWS: usize> LeftRows<ROWS> for Matrix<'a> {
 pub(super) struct PackedRows<'a, const ROWS: usize> {
     pub(super) rows: Matrix<'a>,
     pub(super) strips: &'a [Cell<[f32; ROWS]>],
-    /// The first row that is packed already.
-    pub(super) first_packed: usize,
+    /// The rows, from the first on, that their first tile is still to pack.
+    pub(super) num_unpacked: usize,
 }
 
 impl<'a, const ROWS: usize> LeftRows<ROWS> for PackedRows<'a, ROWS> {
@@ -116,7 +116,7 @@ impl<'a, const ROWS: usize> LeftRows<ROWS> for PackedRows<'a, ROWS> {
         let PackedLeft(packed) = self.strip(first);
         // there may be no terms
         let values = values.get(first..).unwrap_or_default();
-        (first < self.first_packed).then_some(LeftToPack { values, stride, packed })
+        (first < self.num_unpacked).then_some(LeftToPack { values, stride, packed })
     }
 }
 
