@@ -109,6 +109,11 @@ fn pools(cuda: &Cuda, tolerance: f32) {
         compare(&format!("maximum {shape:?}"), cuda, tolerance, &arrays, &Pool { num_read: 2, shape });
         compare(&format!("mean {shape:?}"), cuda, tolerance, &arrays, &AveragePool { num_read: 2, shape });
     }
+    // a chain of floats over an image of one colour loses more and more of each value
+    let shape = PoolShape { rows: 1, ..PoolShape::whole(700, 600, 1) };
+    let arrays =
+        [given(vec![0.3; shape.image_len()]), given(vec![1.0]), output(1), output(shape.image_len())];
+    compare("mean of one colour", cuda, tolerance, &arrays, &AveragePool { num_read: 2, shape });
 }
 
 fn norms(cuda: &Cuda, tolerance: f32) {

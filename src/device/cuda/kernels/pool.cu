@@ -117,23 +117,25 @@ __device__ __forceinline__ void max_pool_backward(
     });
 }
 
+// Adds in doubles, as on the CPU: over an image of 2048 x 2048 of one colour, a chain of floats errs by 4 %.
 template <class T>
 __device__ __forceinline__ void average_pool_forward(
     PoolShape shape, const T* __restrict__ input, T* __restrict__ output) {
     uint64 alignment = (uint64)input | (uint64)output | 4 * shape.channels;
     over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
         constexpr uint32 each = count.value;
-        Several<float, each> sums = {};
+        double sums[each] = {};
         over_window(shape, at, [&](uint32, uint64 from) {
             Several<T, each> values = load<each>(input + from);
             for (uint32 i = 0; i < each; i++) {
-                sums.at[i] += to_float(values.at[i]);
+                sums[i] += to_float(values.at[i]);
             }
         });
+        Several<float, each> means;
         for (uint32 i = 0; i < each; i++) {
-            sums.at[i] /= shape.window_height * shape.window_width;
+            means.at[i] = sums[i] / (shape.window_height * shape.window_width);
         }
-        store_rounded(output + at, sums);
+        store_rounded(output + at, means);
     });
 }
 
