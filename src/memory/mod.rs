@@ -82,8 +82,11 @@ impl<T: Pod> Memory<T> {
         let mut start = 0;
         if is_large {
             start = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
-            // on a system without huge pages the memory is on small ones
-            let _ = map.advise(Advice::HugePage);
+            // of the last page, a large array may fill little, and many such arrays would waste it; on a system
+            // without huge pages the memory is on small ones
+            let whole = bytes / HUGE_PAGE * HUGE_PAGE;
+            let _ = map.advise_range(Advice::HugePage, start, whole);
+            let _ = map.advise_range(Advice::NoHugePage, start + whole, room - start - whole);
         }
         Ok(Memory { map, start, len, elements: PhantomData })
     }
@@ -129,5 +132,25 @@ mod tests {
             assert!(4 * len < HUGE_PAGE || memory.as_ptr().addr().is_multiple_of(HUGE_PAGE));
         }
         assert!(Memory::<f32>::zeroed(usize::MAX / 2).unwrap_err().to_string().contains("allocating"));
+    }
+    /// Returns the bytes on huge pages of the map around `address`.
+    fn huge_around(address: usize) -> Option<usize> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let mut lines = maps.lines();
+        lines.find(|line| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let number = |text: &str| usize::from_str_radix(text, 16).ok();
+            let bounds = range.and_then(|(start, end)| Some(number(start)?..number(end)?));
+            bounds.is_some_and(|bounds| bounds.contains(&address))
+        })?;
+        lines.find_map(|line| crate::memory::kibibytes(line, "AnonHugePages:"))
+    }
+
+    #[test]
+    fn the_last_page_is_as_large_as_it_has_to_be() {
+        let mut memory = Memory::<f32>::zeroed(HUGE_PAGE * 3 / 8).unwrap();
+        memory.fill(1.0);
+        let last = &raw const memory[memory.len() - 1];
+        assert_eq!(huge_around(last.addr()), Some(0), "half of a huge page is on a whole one");
     }
 }
