@@ -82,8 +82,8 @@ impl<T: Pod> Memory<T> {
         let mut start = 0;
         if is_large {
             start = map.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map.as_ptr().addr();
-            // of the last page, a large array may fill little, and many such arrays would waste it; on a system
-            // without huge pages the memory is on small ones
+            // of the last page, a large array may fill little, and many such arrays would waste it; on a
+            // system without huge pages the memory is on small ones
             let whole = bytes / HUGE_PAGE * HUGE_PAGE;
             let _ = map.advise_range(Advice::HugePage, start, whole);
             let _ = map.advise_range(Advice::NoHugePage, start + whole, room - start - whole);
