@@ -1,24 +1,6 @@
 //! Functions that the compiler turns into vector code, unlike those of the C library. Each is
 //! inlined into the loop of an operation, which runs with the widest vectors of the processor.
 
-/// Returns erf(x), within ±1, with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 3.92,
-/// beyond which erf is ±1 to 3·10⁻⁸.
-#[inline(always)]
-pub(super) fn erf(x: f32) -> f32 {
-    const P: [f32; 7] = [
-        std::f32::consts::FRAC_2_SQRT_PI,
-        0.199_852_44,
-        5.056_359_4e-2,
-        3.698_523_9e-3,
-        1.417_758_8e-4,
-        -1.957_562_8e-6,
-        1.992_612_6e-8,
-    ];
-    const Q: [f32; 5] = [1.0, 0.510_446_3, 0.114_968_44, 1.434_695_3e-2, 9.552_895e-4];
-    // the fit is above 1 by the last bit in places, and the GELU of −∞ would be that of +∞
-    odd_rational(x.clamp(-3.92, 3.92), &P, &Q).clamp(-1.0, 1.0)
-}
-
 /// Returns tanh(x), within ±1, with a relative error below 4·10⁻⁷: a rational minimax fit on |x| ≤ 9,
 /// beyond which tanh is ±1 to 3·10⁻⁸.
 #[inline(always)]
@@ -67,13 +49,27 @@ pub(super) fn ln(x: f32) -> f32 {
 }
 
 /// Returns x · Φ(x) and its derivative Φ(x) + x · φ(x), with Φ and φ the distribution function and
-/// the density of the normal distribution.
+/// the density of the normal distribution. Φ(−z) is e^(−z²/2) · t · P(t) with t = 1 / (1 + 0.3 z), as in
+/// Abramowitz & Stegun, "Handbook of Mathematical Functions", 7.1.26, with a minimax fit of eight terms whose
+/// relative error is 1.3·10⁻⁷, so that both functions need one exponential.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> (f32, f32) {
     const DENSITY: f32 = 0.398_942_3; // 1 / √(2π)
-    let distribution = 0.5f32.mul_add(erf(x * std::f32::consts::FRAC_1_SQRT_2), 0.5);
-    let density = DENSITY * exp(-0.5 * x * x);
-    (x * distribution, x.mul_add(density, distribution))
+    const P: [f32; 8] = [
+        0.119_626_39,
+        0.120_798_33,
+        0.099_637_64,
+        0.129_468_76,
+        -0.055_393_09,
+        0.208_205_84,
+        -0.158_275_58,
+        0.035_931_64,
+    ];
+    let exponential = exp(-0.5 * x * x);
+    let t = 1.0 / 0.3f32.mul_add(x.abs(), 1.0);
+    let tail = exponential * (t * polynomial(t, &P));
+    let distribution = if x > 0.0 { 1.0 - tail } else { tail };
+    (x * distribution, x.mul_add(DENSITY * exponential, distribution))
 }
 
 /// Returns GELU with tanh in place of erf, and its derivative.
@@ -129,7 +125,6 @@ mod tests {
 
     #[test]
     fn functions_agree_with_the_library() {
-        assert!(worst(6.0, erf, libm::erf) < 5e-7);
         assert!(worst(12.0, tanh, libm::tanh) < 5e-7);
         assert!(worst(87.0, exp, libm::exp) < 3e-7);
     }
@@ -141,22 +136,25 @@ mod tests {
             let distribution = 0.5 * (1.0 + libm::erf(x / 2f64.sqrt()));
             let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
             let (value, derivative) = gelu(x as f32);
-            assert!((f64::from(value) - x * distribution).abs() < 2e-6, "gelu({x}) = {value}");
+            assert!((f64::from(value) - x * distribution).abs() < 1e-6, "gelu({x}) = {value}");
             assert!(
-                (f64::from(derivative) - distribution - x * density).abs() < 2e-6,
+                (f64::from(derivative) - distribution - x * density).abs() < 1e-6,
                 "gelu'({x}) = {derivative}"
             );
         }
+        // below zero too, where it is half of the complement of erf
+        let value = |x: f64| 0.5 * x * libm::erfc(-x / 2f64.sqrt());
+        assert!(worst(6.0, |x| gelu(-x.abs()).0, |x| value(-x.abs())) < 2e-6);
     }
 
     #[test]
     fn no_function_exceeds_its_limits() {
         for i in 0..=1_000_000 {
             let x = i as f32 / 100_000.0;
-            assert!(erf(x) <= 1.0 && tanh(x) <= 1.0 && erf(-x) >= -1.0 && tanh(-x) >= -1.0, "{x}");
+            assert!(tanh(x) <= 1.0 && tanh(-x) >= -1.0, "{x}");
         }
         for x in [-5.6, -10.0, -1e6] {
-            assert_eq!(gelu(x).0, 0.0, "{x}");
+            assert!(gelu(x).0 <= 0.0 && gelu(x).0 > -7e-8, "{x}");
             assert!(gelu(x).1 <= 0.0 && gelu(x).1 > -4e-7, "{x}");
         }
         assert_eq!(gelu(1e6), (1e6, 1.0));
@@ -193,11 +191,6 @@ mod tests {
 
     #[test]
     fn not_a_number_stays_one() {
-        assert!(
-            erf(f32::NAN).is_nan()
-                && ln(f32::NAN).is_nan()
-                && tanh(f32::NAN).is_nan()
-                && gelu(f32::NAN).0.is_nan()
-        );
+        assert!(ln(f32::NAN).is_nan() && tanh(f32::NAN).is_nan() && gelu(f32::NAN).0.is_nan());
     }
 }
