@@ -19,7 +19,7 @@ use clap::{Parser, ValueEnum as _};
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
 use phalanx::measure::{
-    Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, check_room_of_ranks,
+    Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, check_node_room,
     demonstrate, header, operation_named, parse_bytes,
 };
 use phalanx::train::{AnyDevice, DeviceOptions, Given};
@@ -138,8 +138,11 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings();
     match arguments.device.open(world, 1)? {
         AnyDevice::Cpu(_) => {
-            // the values that are sent, and those that are received
-            check_room_of_ranks(world, "--to", arguments.to.saturating_mul(2), world.size())?;
+            let of_one =
+                arguments.operations().iter().map(|operation| operation.num_buffers()).max().unwrap_or(0);
+            let buffers = if arguments.compare { 2 * of_one } else { of_one };
+            let largest = arguments.sizes().last().unwrap_or(0);
+            check_node_room(world, "--to", largest.saturating_mul(buffers))?;
             print_rows(all, arguments, &HostBench { all, settings })
         }
         AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&device, all, settings)?),

@@ -14,7 +14,7 @@ use std::time::Instant;
 use clap::Parser;
 use phalanx::app::{CommonOptions, Program, print_line};
 use phalanx::comm::{Communicator, World};
-use phalanx::measure::{check_room_of_ranks, parse_bytes};
+use phalanx::measure::{check_node_room, parse_bytes};
 use phalanx::{Error, Result};
 
 /// Send messages from rank to rank: a number, a token around a ring, and round trips of growing
@@ -47,8 +47,8 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
         Err(Error::input("ping", "it takes two ranks: mpiexec -n 2 ping"))
     };
     all.agree(enough)?;
-    // messages are exchanged by two ranks
-    check_room_of_ranks(world, "--largest", arguments.largest, 2)?;
+    let largest = arguments.sizes().last().unwrap_or(0);
+    check_node_room(world, "--largest", if all.rank() < 2 { largest } else { 0 })?;
     blocking(all)?;
     non_blocking(all)?;
     ring(all)?;
@@ -110,8 +110,7 @@ fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
     if all.is_root() {
         print_line(&format!("{:>12} {:>14} {:>14}", "bytes", "latency [us]", "MB/s"))?;
     }
-    let sizes = std::iter::once(0).chain((0..).map(|power| 1_usize << power));
-    for bytes in sizes.take_while(|&bytes| bytes <= arguments.largest) {
+    for bytes in arguments.sizes() {
         let mut buffer = vec![0_u8; if all.rank() < 2 { bytes } else { 0 }];
         let mut times = Vec::new();
         for _ in 0..arguments.repeats + 2 {
@@ -137,6 +136,14 @@ fn measure(all: &Communicator, arguments: &Arguments) -> Result<()> {
     }
     all.barrier();
     Ok(())
+}
+
+impl Arguments {
+    /// Returns the sizes of messages: 0, and the powers of two.
+    fn sizes(&self) -> impl Iterator<Item = usize> {
+        let powers = (0..usize::BITS).map(|power| 1 << power);
+        std::iter::once(0).chain(powers).take_while(|bytes| *bytes <= self.largest)
+    }
 }
 
 impl Program for Arguments {

@@ -181,12 +181,13 @@ fn split(
             let why = match columns {
                 None if range.len() == len => format!(
                     "it has {len} tokens, but a sample needs {} (a context of {context} and the one after); \
-                     use a longer text or a smaller context",
+                     use a longer text or, in training, a smaller --context",
                     context + 1
                 ),
                 None => format!(
                     "only {} of its {len} tokens are to {what} with, but a sample needs {} (a context of \
-                     {context} and the one after); try another --test-fraction or a smaller context",
+                     {context} and the one after); try another --test-fraction or, in training, a smaller \
+                     --context",
                     range.len(),
                     context + 1
                 ),

@@ -105,7 +105,7 @@ impl<'a, D: Device> TextGenerator<'a, D> {
             let (mut chosen, sampling, vocabulary) = (0, self.sampling, self.vocabulary);
             self.decoder.run(seen, &mut |outputs| {
                 let outputs = &outputs[..vocabulary];
-                check_finite(outputs, seen.len())?;
+                check_finite(outputs, tokens.len())?;
                 chosen = sampling.choose(outputs, draw);
                 Ok(())
             })?;

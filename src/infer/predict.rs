@@ -2,9 +2,9 @@
 //!
 //! Each rank takes every N-th piece of the data, reads it, and sends its predictions to rank 0, which
 //! writes them to their places in the file and compares them with the targets. A rank holds a piece at a
-//! time, whose inputs and predictions are both limited. A piece of every rank is done before the next, so an
-//! error of one rank is agreed on by all. A sample's predictions have the same bits in any piece, so the
-//! file has the same bytes for any number of ranks.
+//! time: a block of the data or a part of it, whose predictions are limited. A piece of every rank is done
+//! before the next, so an error of one rank is agreed on by all. A sample's predictions have the same bits
+//! in any piece, so the file has the same bytes for any number of ranks.
 
 use std::ops::Range;
 

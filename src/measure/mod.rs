@@ -27,7 +27,7 @@ pub use host::HostSubject;
 pub use operation::{Measured, MeasuredOperation};
 pub use operations::{OPERATIONS, operation_named};
 pub use report::{Other, Row, header};
-pub use room::check_room_of_ranks;
+pub use room::check_node_room;
 
 use crate::Result;
 use crate::comm::{Algorithm, Choice};

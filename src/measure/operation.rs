@@ -69,6 +69,12 @@ impl MeasuredOperation {
         if self.has_parts { len.next_multiple_of(size) } else { len }
     }
 
+    /// Returns the most buffers of a rank on host memory: one for a result in place, or two.
+    pub fn num_buffers(&self) -> usize {
+        let is_beside = |form: &CallForm| !form.is_in_place && (self.exists)(*form);
+        if CallForm::ALL.iter().any(is_beside) { 2 } else { 1 }
+    }
+
     /// Returns true if programs could use MPI's own call, blocking or not, on device memory.
     pub fn is_tried_on_device(&self, is_blocking: bool) -> bool {
         self.on_device.as_ref().is_some_and(|on_device| (on_device.is_tried)(is_blocking))

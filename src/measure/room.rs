@@ -1,23 +1,24 @@
 //! The room that a node has for the buffers of its ranks.
 
-use crate::comm::World;
+use crate::comm::{Operation, World};
 use crate::memory::{free_bytes, megabytes};
 use crate::{Error, Result};
 
-/// Refuses `option`, with which each of `ranks` of a node's ranks, or all if they are fewer, takes `bytes`,
-/// if they take more than is free: Linux would grant it, and later kill the process that uses it. Collective.
+/// Refuses `option`, with which this rank takes `bytes`, if the ranks of a node take more than is free there:
+/// Linux would grant it, and later kill a process that uses it. Collective.
 ///
 /// # Errors
 /// A node does not have that much free memory: the same error on every rank.
-pub fn check_room_of_ranks(world: &World, option: &str, bytes: usize, ranks: usize) -> Result<()> {
-    let ranks = ranks.min(world.num_local_ranks());
-    let wanted = bytes.saturating_mul(ranks);
+pub fn check_node_room(world: &World, option: &str, bytes: usize) -> Result<()> {
+    // an `f64` holds these numbers, and a sum of them that is too large
+    let mut wanted = [bytes as f64];
+    world.node_communicator().all_reduce(&mut wanted, Operation::Sum)?;
     let room = match free_bytes() {
-        Some(free) if wanted > free => {
+        Some(free) if wanted[0] > free as f64 => {
             let why = format!(
-                "the buffers of {ranks} ranks on {} take {:.1} MB; give a smaller size: {:.1} MB are free",
+                "the buffers on {} take {:.1} MB, and {:.1} MB are free; give a smaller size",
                 world.host_name(),
-                megabytes(wanted),
+                wanted[0] / 1e6,
                 megabytes(free)
             );
             Err(Error::input(option, why))

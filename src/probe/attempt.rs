@@ -46,10 +46,11 @@ pub fn attempt(world: &World, trial: Trial) -> Result<String> {
                 let communicator = all.duplicate();
                 let subject =
                     all.agree(DeviceSubject::new(&device, &communicator, trial.operation, form, len));
-                if subject.is_err() && trial.is_large {
+                // memory that a GPU does not have is an error of the input; what else fails is told
+                if trial.is_large && subject.as_ref().is_err_and(|error| error.exit_code() == 2) {
                     let gibibytes = trial.bytes() >> 30;
                     return Ok(format!(
-                        "{LEFT_OUT}a GPU has no room for the buffers of its ranks, of {gibibytes} GiB"
+                        "{LEFT_OUT}a GPU has no room for the buffers of its ranks, of {gibibytes} GiB each"
                     ));
                 }
                 if let Some(mut subject) = subject? {

@@ -32,7 +32,7 @@ impl Interrupt {
     }
 
     /// Runs `work`, which starts a job and looks at [`Interrupt::has_come`] until the job ends. If a signal
-    /// has come, it then ends the program, as it would have without this.
+    /// has come, its default action then ends the program.
     pub(super) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         self.is_idle.store(false, Ordering::SeqCst);
         let done = work();

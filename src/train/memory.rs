@@ -43,7 +43,7 @@ struct Candidate {
 
 impl MemoryPlan {
     /// Computes the memory that every rank needs to train `model` as `plan` and `options` say, with
-    /// those of its `start`, logs that of the fullest rank, and refuses what does
+    /// what its `start` takes, logs that of the fullest rank, and refuses what does
     /// not fit into the memory of a node if it is `on_host`. Collective.
     ///
     /// # Errors
@@ -105,10 +105,7 @@ impl MemoryPlan {
         let next = (0..candidates.len()).find(|number| job.misfit(number + plans.len()).is_none());
         let way_out = match next {
             Some(number) => format!("{} would fit", candidates[number].option),
-            None => {
-                let cut = if shape.stage > 1 { "more --micro-batches, " } else { "" };
-                format!("{cut}more nodes, a smaller --batch-size or a smaller model would need less")
-            }
+            None => "more nodes, a smaller --batch-size or a smaller model would need less".to_owned(),
         };
         Err(Error::input_on_every_rank("planning the memory", format!("{why}; {way_out}")))
     }
@@ -158,17 +155,19 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions, share: u
     let num_micro_batches = plan.schedule.num_micro_batches;
     let is_fixed = options.micro_batches.is_some() || num_micro_batches == 1;
     let keeping = if is_fixed { String::new() } else { format!(" --micro-batches {num_micro_batches}") };
-    // replicas without parameters of their own are not compared, and the option would be refused
+    // replicas that hold only a part of the parameters are not compared, and the option would be refused
     let is_compared = options.given.has("check-replicas") && options.check_replicas > 0;
-    let comparing = if is_compared { " --check-replicas 0" } else { "" };
+    let uncompared = if is_compared { " --check-replicas 0" } else { "" };
     for stage in stages {
         let keeping = if *stage < ZeroStage::Gradients { "" } else { &keeping };
-        let comparing = if stage.divides_parameters() { comparing } else { "" };
-        let option = format!("--zero {}{keeping}{comparing}", name_of(stage));
+        let uncompared = if stage.divides_parameters() { uncompared } else { "" };
+        let option = format!("--zero {}{keeping}{uncompared}", name_of(stage));
         all.push(with(&option, TrainOptions { zero: OrAuto(Some(*stage)), ..options.clone() }));
     }
     let sequential = |number| PipelineScheduleKind::Sequential.generate(1, 1, number).ok();
-    if sequential(num_micro_batches).is_some_and(|schedule| schedule == plan.schedule) {
+    // a schedule from a file, or of several stages, has its own number
+    let is_sequential = sequential(num_micro_batches).is_some_and(|schedule| schedule == plan.schedule);
+    if is_sequential && plan.expected_bubble.is_none() {
         let numbers = std::iter::successors(Some(2), |factor| Some(2 * factor))
             .take_while(|factor| *factor <= MOST_CUTS)
             .map(|factor| factor * num_micro_batches);
@@ -182,10 +181,10 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions, share: u
     all.push(with("--recompute", recomputing.clone()));
     if !stages.is_empty() {
         let least = TrainOptions { zero: OrAuto(Some(ZeroStage::Parameters)), ..recomputing };
-        all.push(with(&format!("--zero 3{keeping}{comparing} --recompute"), least.clone()));
+        all.push(with(&format!("--zero 3{keeping}{uncompared} --recompute"), least.clone()));
         if num_micro_batches > 1 {
             let least = TrainOptions { accumulate: Accumulation::Parts, ..least };
-            let option = format!("--zero 3{keeping}{comparing} --accumulate parts --recompute");
+            let option = format!("--zero 3{keeping}{uncompared} --accumulate parts --recompute");
             all.push(with(&option, least));
         }
     }
@@ -267,7 +266,7 @@ impl Job {
         log::info!(
             "memory of the fullest rank, in MB: parameters {parameters:.1}, gradients {gradients:.1}, \
              optimizer {slots:.1}, activations {activations:.1} ({micro_batch:.1} a micro-batch), messages \
-             {messages:.1}, copy for checkpoints {copy:.1}{more}; {:.1} in all, beside {:.1} at the \
+             {messages:.1}, copies for files {copy:.1}{more}; {:.1} in all, beside {:.1} at the \
              start",
             parameters + gradients + slots + activations + messages + joined + copy + audits,
             megabytes(self.ranks[fullest.unwrap_or_default()].at_start as usize)

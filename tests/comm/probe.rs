@@ -104,7 +104,7 @@ fn a_signal_ends_the_job_too() {
         let job = || std::fs::read_to_string(format!("{path}/job")).unwrap_or_default();
         support::until(|| job().ends_with('\n'));
         let status = || std::fs::read_to_string(format!("/proc/{}/stat", job().trim()));
-        assert!(status().is_ok_and(|status| status.contains("(sleep)")), "{:?}", status());
+        support::until(|| status().is_ok_and(|status| status.contains("(sleep)")));
         support::kill(&signal.to_string(), &probe.id().to_string());
         assert_eq!(probe.wait().unwrap().signal(), Some(signal));
         assert!(status().is_err(), "the job goes on: {:?}", status());
@@ -239,6 +239,8 @@ fn collectives_show_and_measure_right_values() {
     endless.says_once("--seconds: it must be a number above 0");
     let unused = mpiexec(2, program).args(["--device-transfers", "staged"]).run().expect(2);
     unused.says_once("--device-transfers: it has no effect in this run");
+    let vast = mpiexec(2, program).args(["--to", "900000GiB"]).run().expect(2);
+    vast.says_once("--to: the buffers on ");
     let backwards = mpiexec(2, program).args(["--from", "32MiB"]).run().expect(2);
     backwards.says_once("--from: 33554432 bytes are more than the 16777216 of --to");
 }

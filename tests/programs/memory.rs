@@ -103,7 +103,7 @@ fn the_plan_counts_what_a_run_holds_before_its_first_step() {
     sync_sgd(1, &format!("{model} --export {path}/weights.h5")).run().expect(0);
     let copies = |more: &str| {
         let run = sync_sgd(2, &format!("{model} {more}")).run().expect(0);
-        number_after("copy for checkpoints", &run.stderr)
+        number_after("copies for files", &run.stderr)
     };
     // a layer has 1024 × 1024 weights: the whole tensor, and the part of a rank without a tensor axis
     assert_eq!(copies(&format!("--init {path}/weights.h5")), 8.4);

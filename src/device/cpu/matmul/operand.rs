@@ -96,7 +96,7 @@ impl<'a, const ROWS: usize> LeftRows<ROWS> for Matrix<'a> {
 pub(super) struct PackedRows<'a, const ROWS: usize> {
     pub(super) rows: Matrix<'a>,
     pub(super) strips: &'a [Cell<[f32; ROWS]>],
-    /// The rows, from the first on, that their first tile is still to pack.
+    /// The number of rows, from the first on, that are still to be packed by their first tile.
     pub(super) num_unpacked: usize,
 }
 
