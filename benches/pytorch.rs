@@ -34,7 +34,10 @@ pub fn numbers(name: &str, arguments: &[&str]) -> Vec<f64> {
     numbers
 }
 
-/// Says why there are no figures: the last line of what PyTorch wrote to the error output.
+/// Says why there are no figures: the last exception that Python has reported, or else the last line of the
+/// error output, which may be the launcher's.
 pub fn say_missing(complaints: &str) {
-    eprintln!("no figures of PyTorch: {}", complaints.lines().last().unwrap_or_default());
+    let exception = complaints.lines().rfind(|line| line.contains("Error: "));
+    let last = exception.or_else(|| complaints.lines().last());
+    eprintln!("no figures of PyTorch: {}", last.unwrap_or_default());
 }
