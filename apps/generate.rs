@@ -94,22 +94,21 @@ fn prepare<'a>(device: &'a Cpu, trained: &TrainedNetwork, arguments: &Arguments)
         let why = "the network was not trained with a text, so its outputs stand for no characters";
         return Err(Error::input(format!("reading {}", network.display()), why));
     };
-    let tokens = match prompt {
-        Some(prompt) => tokeniser.encode(prompt.as_bytes()).map_err(|why| Error::input("--prompt", why)),
-        None => tokeniser.encode(DEFAULT_PROMPT.as_bytes()).map_err(|why| {
-            Error::input(
-                "--prompt",
-                format!("none is given, and a line break, the default, is no beginning: {why}"),
-            )
-        }),
-    }?;
+    let text = prompt.as_deref().unwrap_or(DEFAULT_PROMPT);
+    let refused = |why: String| match prompt {
+        Some(_) => Error::input("--prompt", why),
+        None => {
+            let why = format!("none is given, and a line break, the default, is no beginning: {why}");
+            Error::input("--prompt", why)
+        }
+    };
+    let tokens = tokeniser.encode(text.as_bytes()).map_err(refused)?;
     if tokens.is_empty() {
         return Err(Error::input("--prompt", "it is empty, and a text continues at least one token"));
     }
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
     let generator = TextGenerator::new(device, trained, sampling)?;
-    let prompt = prompt.as_deref().unwrap_or(DEFAULT_PROMPT).to_owned();
-    Ok(Prepared { generator, tokeniser, prompt, tokens })
+    Ok(Prepared { generator, tokeniser, prompt: text.to_owned(), tokens })
 }
 
 /// Continues text `number`, calls `show` with the prompt and with what each token adds, until it wants no
