@@ -111,9 +111,7 @@ impl ExactSum {
             if !self.add_sections(lines, &mut exponent) {
                 self.add_any_squares(lines.as_flattened());
             }
-            if !rest.is_empty() {
-                self.add_any_squares(rest);
-            }
+            self.add_any_squares(rest);
         }
     }
 
@@ -140,6 +138,9 @@ impl ExactSum {
     /// Adds squares of any magnitudes.
     #[inline(always)]
     fn add_any_squares(&mut self, values: &[f32]) {
+        if values.is_empty() {
+            return;
+        }
         let mut terms = [0.0; NUM_TERMS];
         for values in values.chunks(NUM_TERMS) {
             let len = values.len().next_multiple_of(LANES);
