@@ -1,6 +1,7 @@
 //! Convolutions of the CPU beside the products that they would be on copied patches (im2col):
 //! `cargo bench --bench convolutions`, or with a shape of your own,
-//! `cargo bench --bench convolutions -- IMAGES CHANNELS SIDE OUTPUTS`, for kernels of 3 × 3 with padding 1.
+//! `cargo bench --bench convolutions -- IMAGES CHANNELS SIDE OUTPUTS KERNEL STRIDE`, with half a kernel of
+//! padding.
 //!
 //! Both take turns with one thread; the best of each counts. Rates are in GFLOP/s of the textbook formula,
 //! so a convolution by minimal filtering can be above the processor's peak. The patches of the products
@@ -15,27 +16,37 @@ use phalanx::device::{
 };
 use phalanx::memory::Memory;
 
-/// Images, channels, height and width, and outputs: those of residual networks for images of 32 × 32.
-const SHAPES: &[[usize; 4]] = &[[128, 3, 32, 16], [128, 16, 32, 16], [128, 32, 16, 32], [128, 64, 8, 64]];
+/// Images, channels, height and width, outputs, kernel and stride: those of residual networks for images of
+/// 32 × 32.
+const SHAPES: &[[usize; 6]] = &[
+    [128, 3, 32, 16, 3, 1],
+    [128, 16, 32, 16, 3, 1],
+    [128, 16, 32, 32, 3, 2],
+    [128, 16, 32, 32, 1, 2],
+    [128, 32, 16, 32, 3, 1],
+    [128, 32, 16, 64, 3, 2],
+    [128, 32, 16, 64, 1, 2],
+    [128, 64, 8, 64, 3, 1],
+];
 
 /// Seconds for which the contenders take turns.
 const SECONDS: f64 = 0.5;
 
 fn main() {
-    println!("images channels  side outputs pass             product convolution  ratio");
+    println!("images channels  side outputs kernel stride pass             product convolution  ratio");
     let cpu = Cpu::new(1).expect("one thread can always be had");
     let own: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
-    let own = own.as_chunks::<4>().0;
-    for &[rows, channels, side, outputs] in if own.is_empty() { SHAPES } else { own } {
+    let own = own.as_chunks::<6>().0;
+    for &[rows, channels, side, outputs, kernel, stride] in if own.is_empty() { SHAPES } else { own } {
         let shape = ConvolutionShape {
             rows,
             channels,
             height: side,
             width: side,
             outputs,
-            kernel: 3,
-            stride: 1,
-            padding: 1,
+            kernel,
+            stride,
+            padding: kernel / 2,
             pool: false,
             relu: false,
             flattens: false,
@@ -47,7 +58,7 @@ fn main() {
         let report = |pass: &str, convolve: &mut dyn FnMut()| {
             let [product, own] = rates(&cpu, &shape, convolve);
             let ratio = own / product;
-            print!("{rows:>6} {channels:>8} {side:>5} {outputs:>7} {pass:<15} ");
+            print!("{rows:>6} {channels:>8} {side:>5} {outputs:>7} {kernel:>6} {stride:>6} {pass:<15} ");
             println!("{product:>8.0} {own:>11.0} {ratio:>6.2}");
         };
         report("forward", &mut || {

@@ -269,6 +269,17 @@ impl Section {
         if self.is_complete { self.depth(self.end) } else { self.depth(self.end - 1) + 1 }
     }
 
+    /// Returns the most values that are on the stack at a time while the section is added.
+    pub fn most_depth(self) -> usize {
+        let (mut depth, mut most) = (self.depth_before(), self.depth_before());
+        for step in self.steps() {
+            depth += usize::from(!step.continues);
+            most = most.max(depth);
+            depth -= step.num_merges;
+        }
+        most
+    }
+
     /// Returns the number of nodes on the stack before `leaf` begins.
     fn depth(self, leaf: usize) -> usize {
         let num_merges = |leaf| self.leaves.num_merges(leaf, self.held_from);

@@ -13,7 +13,8 @@ use crate::sums::{MOST_PENDING, Section};
 pub(super) type SumArrays<'a> = SmallVec<[&'a mut [f32]; MOST_PENDING]>;
 
 thread_local! {
-    /// Memory of sums that are not under way: one for each that begins inside of another.
+    /// Memory of sums that are not under way: one for each that begins inside of another. It has the values
+    /// on the stack that a section has in the meantime only.
     static STACKS: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -24,28 +25,29 @@ pub(super) fn add_up(
     arrays: &mut [&mut [f32]],
     mut add: impl FnMut(Range<usize>, &mut [f32]),
 ) {
-    let mut stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_default();
     let len = arrays.first().map_or(0, |array| array.len());
+    if len == 0 {
+        return;
+    }
+    let mut memory = STACKS.with_borrow_mut(Vec::pop).unwrap_or_default();
+    memory.resize(rows.most_depth().saturating_sub(arrays.len()) * len, 0.0);
+    let arrays = arrays.iter_mut().map(|array| &mut **array);
+    let mut stack: SumArrays<'_> = arrays.chain(memory.chunks_exact_mut(len)).collect();
     let mut depth = rows.depth_before();
-    stack.clear();
-    arrays[..depth].iter().for_each(|array| stack.extend_from_slice(array));
     for step in rows.steps() {
         if !step.continues {
+            stack[depth].fill(0.0);
             depth += 1;
-            stack.resize(depth * len, 0.0);
         }
-        add(step.first..step.end, &mut stack[(depth - 1) * len..]);
+        add(step.first..step.end, stack[depth - 1]);
         for _ in 0..step.num_merges {
-            let (left, right) = stack[(depth - 2) * len..].split_at_mut(len);
-            left.iter_mut().zip(right).for_each(|(left, right)| *left += *right);
             depth -= 1;
-            stack.truncate(depth * len);
+            let (left, right) = stack.split_at_mut(depth);
+            left[depth - 1].iter_mut().zip(&*right[0]).for_each(|(left, right)| *left += *right);
         }
     }
-    arrays[..depth].iter_mut().zip(stack.chunks_exact(len.max(1))).for_each(|(array, sum)| {
-        array.copy_from_slice(sum);
-    });
-    STACKS.with_borrow_mut(|stacks| stacks.push(stack));
+    drop(stack);
+    STACKS.with_borrow_mut(|stacks| stacks.push(memory));
 }
 
 /// Splits the first `len` elements off every array, or as many as it has.

@@ -7,11 +7,11 @@ use crate::{Error, Result};
 
 /// The most bytes of a layer's outputs for a micro-batch, so that the next layer finds them in the cache of
 /// a processor's core.
-const CACHED_BYTES: usize = 1 << 20;
+const CACHED_BYTES: usize = 512 << 10;
 
 /// The fewest values of activations of a micro-batch for each parameter. Every micro-batch reads all
 /// parameters and adds to all of their gradients, which this keeps a small share of its work.
-const ACTIVATIONS_PER_PARAMETER: usize = 16;
+const ACTIVATIONS_PER_PARAMETER: usize = 8;
 
 impl TrainOptions {
     /// Returns the number of micro-batches in which one stage processes the share of each of `num_replicas`
@@ -94,7 +94,7 @@ mod tests {
         let image = Features::Image { height: 32, width: 32, channels: 3 };
         let resnet = Network::resnet(3, 16, 10).build(image).unwrap();
         // 16 channels of 32 × 32 are 64 KiB
-        assert_eq!([1, 16, 24, 64, 128, 100].map(|share| cached(&resnet, share)), [1, 1, 2, 4, 8, 8]);
+        assert_eq!([1, 16, 24, 64, 128, 100].map(|share| cached(&resnet, share)), [1, 2, 4, 8, 16, 16]);
         let sizes = GptSizes { layers: 6, heads: 6, width: 384, bias: false, dropout: 0.0 };
         let gpt = Network::gpt(sizes).build(Features::Tokens { len: 256, vocabulary: 65 }).unwrap();
         assert_eq!(cached(&gpt, 8), 1);

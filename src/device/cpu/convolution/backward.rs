@@ -5,7 +5,8 @@
 //! the *pooled* gradients that are not zero and look up in `argmax` which output each belongs to:
 //! an eighth of the work of the dense form.
 //!
-//! Without pooling and ReLU all gradients count, and no lists of them are made.
+//! Without pooling and ReLU all gradients count: those of the weights make no lists of them, and those of the
+//! inputs are the work of `forward.rs` and `strided.rs`.
 //!
 //! Both use one loop, [`add_blocks`]: a block of the result stays in registers while blocks of
 //! another array, each times one gradient, are added to it. For the weights of one output channel
@@ -19,7 +20,7 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use super::blocks::{Blocks, DenseGradients, SparseGradient, TargetBlock, add_blocks};
+use super::blocks::{Blocks, DenseGradients, MOST_SUMS, SparseGradient, TargetBlock, add_blocks};
 use super::padding::{ConvolutionScratch, pad, rows_inside};
 use crate::device::ConvolutionShape;
 
@@ -107,6 +108,9 @@ fn for_each_weight(
     }
 }
 
+/// Outputs whose small blocks are added together.
+const MANY_OUTPUTS: usize = 8;
+
 /// Elements of an image that stay in the first cache beside gradients.
 const CACHED_IMAGE: usize = 24 << 8;
 
@@ -132,13 +136,15 @@ fn add_dense<S: Simd>(
     let stride = vectors * S::F32_LANES;
     let (columns, line_step) = (shape.output_width(), step * row_len);
     let num_rows = (CACHED_IMAGE / line_step).max(1);
+    // outputs that go together read a block once; small blocks leave registers for more of them
+    let is_small = MANY_OUTPUTS * kernel.min(3) * vectors <= MOST_SUMS;
+    let together = if S::REGISTER_COUNT >= 32 && is_small { MANY_OUTPUTS } else { 2 };
     let bands = gradient.chunks(num_rows * columns * outputs);
     for (gradient, image) in bands.zip((0..).step_by(num_rows).map(|row| &image[row * line_step..])) {
         let from = Blocks { values: image, stride: row_len };
         let mut at = 0;
         while at < own.len() {
-            // two outputs read a block once
-            let num = (own.len() - at).min(2);
+            let num = if own.len() - at >= together { together } else { (own.len() - at).min(2) };
             let gradients = DenseGradients {
                 values: &gradient[own.start + at..],
                 stride: outputs,
@@ -150,6 +156,7 @@ fn add_dense<S: Simd>(
             let (values, distance) = (&mut sums[at * kernel * stride..], kernel * stride);
             let target = TargetBlock { values, stride, distance, rows: kernel, vectors };
             match num {
+                MANY_OUTPUTS => add_blocks::<S, _, MANY_OUTPUTS>(simd, gradients, from, target),
                 2 => add_blocks::<S, _, 2>(simd, gradients, from, target),
                 _ => add_blocks::<S, _, 1>(simd, gradients, from, target),
             }
@@ -189,7 +196,7 @@ fn gather(
     }
 }
 
-/// The gradient of the inputs.
+/// The gradient of the inputs of a convolution with ReLU or pooling.
 pub(super) struct InputGradient<'a> {
     pub(super) shape: &'a ConvolutionShape,
     pub(super) weight: &'a [f32],
@@ -220,7 +227,6 @@ impl WithSimd for InputGradient<'_> {
         self.pack(packed, padded_rows, stride, shift);
         // rows are written in whole vectors
         let image = image.elements(self.shape.padded_len() + vectors * S::F32_LANES);
-        let is_dense = is_dense(self.shape);
         nonzero.resize(outputs, SparseGradient::default());
         let maps = self.gradient.chunks_exact(output_len).zip(self.argmax.chunks_exact(output_len));
         for (input_gradient, (gradient, argmax)) in self.input_gradient.chunks_exact_mut(image_len).zip(maps)
@@ -233,18 +239,6 @@ impl WithSimd for InputGradient<'_> {
                 let values = &mut image[(row * width + column) * step * channels..];
                 let rows = kernel + shift;
                 let target = TargetBlock { values, stride: width * channels, distance: 0, rows, vectors };
-                if is_dense {
-                    let gradients = DenseGradients {
-                        values: gradient,
-                        stride: 1,
-                        num_lines: 1,
-                        line_len: outputs,
-                        step: padded_rows * stride,
-                        line_step: 0,
-                    };
-                    add_blocks::<S, _, 1>(simd, gradients, from, target);
-                    continue;
-                }
                 let mut num = 0;
                 for (output, (&gradient, argmax)) in gradient.iter().zip(argmax).enumerate() {
                     let start =

@@ -89,6 +89,9 @@ pub(super) struct TargetBlock<'a> {
     pub(super) vectors: usize,
 }
 
+/// Vectors of sums that fit 32 registers, beside gradients and a vector of the other array.
+pub(super) const MOST_SUMS: usize = 24;
+
 /// Computes `target += Σ gradient · block` over `gradients`, in their order, for the block of each output.
 #[inline(always)]
 pub(super) fn add_blocks<S: Simd, G: BlockGradients<OUTPUTS>, const OUTPUTS: usize>(
@@ -98,8 +101,7 @@ pub(super) fn add_blocks<S: Simd, G: BlockGradients<OUTPUTS>, const OUTPUTS: usi
     target: TargetBlock<'_>,
 ) {
     let TargetBlock { values, stride, distance, rows, vectors } = target;
-    // the sums of a block fit the registers, beside gradients and a vector of the other array
-    let most_sums = if S::REGISTER_COUNT < 32 { 12 } else { 24 };
+    let most_sums = if S::REGISTER_COUNT < 32 { MOST_SUMS / 2 } else { MOST_SUMS };
     let mut row = 0;
     while row < rows {
         let height = match rows - row {

@@ -1,5 +1,5 @@
 //! Convolution: images are split among the threads, and output channels where a sum over images is
-//! formed; `forward.rs` and `backward.rs` are the loops, and `winograd/` those for kernels of 3 × 3 on many
+//! formed; `windows.rs` and `blocks.rs` are the loops, and `winograd/` has those for kernels of 3 × 3 on many
 //! channels.
 //!
 //! `argmax` holds the place of the maximum in its window, 0 to 3 in reading order, as the bits of
@@ -9,8 +9,10 @@ mod backward;
 mod blocks;
 mod forward;
 mod padding;
+mod strided;
 #[cfg(test)]
 mod tests;
+mod windows;
 mod winograd;
 
 use std::cell::RefCell;
@@ -24,6 +26,7 @@ use crate::device::{
 use backward::{InputGradient, WeightGradient, is_dense};
 use forward::Forward;
 use padding::ConvolutionScratch;
+use strided::StridedInputGradient;
 use winograd::{WinogradForward, WinogradWeightGradient};
 
 thread_local! {
@@ -173,8 +176,18 @@ impl ConvolutionOperations for Cpu {
                 });
             });
         }
+        let parts = input_gradient.chunks_mut(shape.image_len() * part);
+        if is_dense(shape) {
+            return self.for_each(parts.zip(gradient.chunks(shape.output_len() * part)), |images| {
+                with_scratch(|scratch| {
+                    let (input_gradient, gradient) = images;
+                    let work = StridedInputGradient { shape, weight, gradient, input_gradient, scratch };
+                    self.arch.dispatch(work);
+                });
+            });
+        }
         let maps = gradient.chunks(shape.output_len() * part).zip(argmax.chunks(shape.output_len() * part));
-        let parts = input_gradient.chunks_mut(shape.image_len() * part).zip(maps);
+        let parts = parts.zip(maps);
         self.for_each(parts, |(input_gradient, (gradient, argmax))| {
             with_scratch(|scratch| {
                 let work = InputGradient { shape, weight, argmax, gradient, input_gradient, scratch };

@@ -215,12 +215,8 @@ fn wide(
 
 /// The bits of all passes depend neither on the width of vectors, the number of threads nor on how the
 /// images are divided into calls.
-#[test]
-fn minimal_filtering_has_the_same_bits_everywhere() {
-    let (rows, cut) = (7, 3);
-    // of whole vectors as many as go together with the widest, and one more
-    let shape = wide(rows, 32, [9, 6], 80, 1);
-    assert!(super::winograd::applies(&shape));
+fn check_bits(shape: ConvolutionShape) {
+    let (rows, cut) = (shape.rows, 3);
     let input = random(rows * shape.image_len(), 1);
     let gradient = random(rows * shape.output_len(), 2);
     let (weight, bias) = (random(shape.weight_len(), 3), random(shape.outputs, 4));
@@ -251,5 +247,23 @@ fn minimal_filtering_has_the_same_bits_everywhere() {
             assert_eq!(passes(&cpu, &[0, rows]), expected);
             assert_eq!(passes(&cpu, &[0, cut, cut + 1, rows]), expected);
         }
+    }
+}
+
+#[test]
+fn minimal_filtering_has_the_same_bits_everywhere() {
+    // of whole vectors as many as go together with the widest, and one more
+    let shape = wide(7, 32, [9, 6], 80, 1);
+    assert!(super::winograd::applies(&shape));
+    check_bits(shape);
+}
+
+#[test]
+fn direct_convolutions_have_the_same_bits_everywhere() {
+    let plain = wide(5, 3, [9, 12], 19, 1);
+    let strided = ConvolutionShape { channels: 21, stride: 2, ..plain };
+    for shape in [plain, strided, ConvolutionShape { kernel: 1, padding: 0, ..strided }] {
+        assert!(!super::winograd::applies(&shape));
+        check_bits(shape);
     }
 }

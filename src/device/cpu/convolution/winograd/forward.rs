@@ -7,7 +7,7 @@ use super::super::padding::ConvolutionScratch;
 use super::image::{Images, OutputTile};
 use super::products::{CoefficientSquare, Coefficients, Formed, add_products, squares};
 use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _, VectorSource};
-use super::{COEFFICIENTS, KERNEL, SIDE, Tiles};
+use super::{CHANNEL_MULTIPLE, COEFFICIENTS, KERNEL, SIDE, Tiles};
 use crate::device::cpu::transpose::transpose;
 
 /// Tiles of a group, which are transformed and multiplied together, so that the coefficients of the weights
@@ -41,15 +41,15 @@ impl WithSimd for WinogradForward<'_> {
         let (channels, outputs) = (shape.channels, shape.outputs);
         let (input_vectors, output_vectors) = (channels / S::F32_LANES, outputs / S::F32_LANES);
         let ConvolutionScratch { packed, coefficients, .. } = pass.scratch;
-        let taps = packed.elements(shape.weight_len());
-        pack(pass.weight, outputs, pass.is_transposed, taps);
+        let taps = packed.elements(CHANNELS_TOGETHER * PLACES * S::F32_LANES);
         let weights_len = output_vectors * weights_of_vector(channels) * S::F32_LANES;
         let [inputs_len, results_len] =
             [channels, VECTORS_TOGETHER * S::F32_LANES].map(|len| COEFFICIENTS * TILES_TOGETHER * len);
         let room = coefficients.elements(weights_len + inputs_len + results_len);
         let (weights, room) = room.split_at_mut(weights_len);
         let (inputs, results) = room.split_at_mut(inputs_len);
-        transform_weights(simd, S::as_simd_f32s(taps).0, channels, pass.is_transposed, weights);
+        let kernels = Kernels { weight: pass.weight, channels, outputs, is_transposed: pass.is_transposed };
+        kernels.transform(simd, taps, weights);
 
         let tiles = Tiles::of(shape);
         let [height, width] = [shape.output_height(), shape.output_width()];
@@ -151,17 +151,6 @@ impl<S: Simd> GroupProduct<'_, S> {
     }
 }
 
-/// Packs weights as `[channel, place of the kernel, output]`; they are `[output, channel, place]`, or
-/// `[channel, output, place]` if they are transposed.
-#[inline(always)]
-fn pack(weight: &[f32], outputs: usize, is_transposed: bool, taps: &mut [f32]) {
-    const PLACES: usize = KERNEL * KERNEL;
-    let (rows, columns) = if is_transposed { (outputs, PLACES) } else { (outputs, weight.len() / outputs) };
-    for (from, into) in weight.chunks_exact(rows * columns).zip(taps.chunks_exact_mut(rows * columns)) {
-        transpose([rows, columns], from, columns, into, rows);
-    }
-}
-
 /// Returns the vectors from a coefficient of `vectors` vectors of weights to the next: one more than there
 /// are, so that the coefficients of a channel are in several sets of the cache.
 fn weights_stride(channels: usize, vectors: usize) -> usize {
@@ -173,40 +162,69 @@ fn weights_of_vector(channels: usize) -> usize {
     COEFFICIENTS * weights_stride(channels, 1)
 }
 
-/// Transforms the vectors of `taps`, `[channel, place of the kernel, output]`, with the kernels turned by
-/// half a turn if they are transposed.
-#[inline(always)]
-fn transform_weights<S: Simd>(
-    simd: S,
-    taps: &[S::f32s],
+/// Channels whose weights are transformed one after the other: those of some outputs fit the first cache.
+const CHANNELS_TOGETHER: usize = CHANNEL_MULTIPLE;
+
+/// Places of a kernel.
+const PLACES: usize = KERNEL * KERNEL;
+
+/// Weights as they come: `[output, channel, place of the kernel]`, or `[channel, output, place]` of kernels that
+/// are turned by half a turn.
+struct Kernels<'a> {
+    weight: &'a [f32],
     channels: usize,
+    outputs: usize,
     is_transposed: bool,
-    weights: &mut [f32],
-) {
-    let space = taps.len() / (channels * KERNEL * KERNEL);
-    let weights = S::as_mut_simd_f32s(weights).0;
-    let mut first = 0;
-    while first < space {
-        let size = vectors_together::<S>(space - first);
-        let stride = weights_stride(channels, size);
-        for (channel, taps) in taps.chunks_exact(KERNEL * KERNEL * space).enumerate() {
-            for vector in 0..size {
-                let kernel =
-                    TurnableKernel { taps: &taps[first + vector..], space, is_turned: is_transposed };
-                let start = first * weights_of_vector(channels) + channel * size + vector;
-                let values = &mut weights[start..];
-                OfKernel::square(simd, &kernel, &mut Coefficients { values, stride });
+}
+
+impl Kernels<'_> {
+    /// Transforms the weights into `[coefficient, channel, vector of outputs, output]` for each of the vectors
+    /// that go together. `taps` is memory for `CHANNELS_TOGETHER` kernels of vectors.
+    #[inline(always)]
+    fn transform<S: Simd>(&self, simd: S, taps: &mut [f32], weights: &mut [f32]) {
+        let weights = S::as_mut_simd_f32s(weights).0;
+        let space = self.outputs / S::F32_LANES;
+        let mut first = 0;
+        while first < space {
+            let size = vectors_together::<S>(space - first);
+            let stride = weights_stride(self.channels, size);
+            for channels in (0..self.channels).step_by(CHANNELS_TOGETHER) {
+                for vector in 0..size {
+                    self.pack::<S>(channels, first + vector, taps);
+                    let kernels = S::as_simd_f32s(taps).0.as_chunks::<PLACES>().0;
+                    for (channel, taps) in (channels..).zip(kernels) {
+                        let kernel = TurnableKernel::<S> { taps, is_turned: self.is_transposed };
+                        let start = first * weights_of_vector(self.channels) + channel * size + vector;
+                        let values = &mut weights[start..];
+                        OfKernel::square(simd, &kernel, &mut Coefficients { values, stride });
+                    }
+                }
             }
+            first += size;
         }
-        first += size;
+    }
+
+    /// Packs the weights of some channels, from `first` on, for a vector of outputs as
+    /// `[channel, place, output]`.
+    #[inline(always)]
+    fn pack<S: Simd>(&self, first: usize, vector: usize, taps: &mut [f32]) {
+        let (channels, output) = (self.channels, vector * S::F32_LANES);
+        if self.is_transposed {
+            for (channel, taps) in (first..).zip(taps.chunks_exact_mut(PLACES * S::F32_LANES)) {
+                let from = &self.weight[(channel * self.outputs + output) * PLACES..];
+                transpose([S::F32_LANES, PLACES], from, PLACES, taps, S::F32_LANES);
+            }
+        } else {
+            let from = &self.weight[(output * channels + first) * PLACES..];
+            let columns = CHANNELS_TOGETHER * PLACES;
+            transpose([S::F32_LANES, columns], from, channels * PLACES, taps, S::F32_LANES);
+        }
     }
 }
 
 /// A vector of each place of a kernel.
 struct TurnableKernel<'a, S: Simd> {
-    taps: &'a [S::f32s],
-    /// Vectors from a place to the next.
-    space: usize,
+    taps: &'a [S::f32s; PLACES],
     is_turned: bool,
 }
 
@@ -214,6 +232,6 @@ impl<S: Simd> VectorSource<S> for TurnableKernel<'_, S> {
     #[inline(always)]
     fn get(&self, row: usize, column: usize) -> S::f32s {
         let place = row * KERNEL + column;
-        self.taps[self.space * if self.is_turned { KERNEL * KERNEL - 1 - place } else { place }]
+        self.taps[if self.is_turned { PLACES - 1 - place } else { place }]
     }
 }

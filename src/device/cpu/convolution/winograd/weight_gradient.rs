@@ -35,7 +35,8 @@ impl WithSimd for WinogradWeightGradient<'_> {
         // one tile more than there are, so that the coefficients of a tile are in several sets of the cache
         let stride = tiles.of_image() + 1;
         let len = stride * COEFFICIENTS;
-        let results_len = COEFFICIENTS * S::F32_LANES * VECTORS_TOGETHER * S::F32_LANES;
+        let together = vectors_together::<S>();
+        let results_len = COEFFICIENTS * S::F32_LANES * together * S::F32_LANES;
         let room = coefficients.elements(len * (channels + num_outputs) + results_len);
         let (inputs, room) = room.split_at_mut(len * channels);
         let (gradients, results) = room.split_at_mut(len * num_outputs);
@@ -68,10 +69,9 @@ impl WithSimd for WinogradWeightGradient<'_> {
                 let gradients = S::as_mut_simd_f32s(gradients).0;
                 for vector in 0..space {
                     // the vectors that go together alternate
-                    let size = vectors_together::<S>(space, vector);
-                    let first = vector / VECTORS_TOGETHER * VECTORS_TOGETHER;
-                    let values = &mut gradients[first * len + at * size + vector - first..];
-                    let into = &mut Coefficients { values, stride: stride * size };
+                    let first = vector / together * together;
+                    let values = &mut gradients[first * len + at * together + vector - first..];
+                    let into = &mut Coefficients { values, stride: stride * together };
                     let vector = outputs.start / S::F32_LANES + vector;
                     square.transform::<OfOutputs, TILE, SIDE>(simd, vector, into);
                 }
@@ -79,18 +79,16 @@ impl WithSimd for WinogradWeightGradient<'_> {
             let packed = S::as_mut_simd_f32s(packed).0;
             let gradients = S::as_simd_f32s(gradients).0;
             for (channel_vector, inputs) in inputs.chunks_exact(len * S::F32_LANES).enumerate() {
-                for vector in (0..space).step_by(VECTORS_TOGETHER) {
-                    let size = vectors_together::<S>(space, vector);
+                for vector in (0..space).step_by(together) {
                     let product = ImageProduct::<S> { inputs, gradients: &gradients[vector * len..], stride };
-                    match (S::F32_LANES, size) {
-                        (16.., 2) => product.form::<8, 2>(simd, results),
-                        (16.., _) => product.form::<16, 1>(simd, results),
-                        (4.., _) => product.form::<4, 2>(simd, results),
+                    match S::F32_LANES {
+                        16.. => product.form::<16, 1>(simd, results),
+                        4.. => product.form::<4, 2>(simd, results),
                         _ => product.form::<1, 2>(simd, results),
                     }
-                    for (at, result) in results[..S::F32_LANES * size].iter().enumerate() {
-                        let channel = channel_vector * S::F32_LANES + at / size;
-                        let first = channel * KERNEL * KERNEL * space + vector + at % size;
+                    for (at, result) in results.iter().enumerate() {
+                        let channel = channel_vector * S::F32_LANES + at / together;
+                        let first = channel * KERNEL * KERNEL * space + vector + at % together;
                         let values = &mut packed[first..];
                         IntoKernel::square(simd, &Formed(result), &mut AddedKernel { simd, values, space });
                     }
@@ -101,14 +99,11 @@ impl WithSimd for WinogradWeightGradient<'_> {
     }
 }
 
-/// Vectors of outputs whose products are formed together, but for the last if they are an odd number.
-const VECTORS_TOGETHER: usize = 2;
-
-/// Returns how many of `space` vectors of outputs are formed together with `vector`. Vectors of fewer than 16
-/// lanes always are an even number.
+/// Returns the vectors of outputs whose products are formed together. There is a multiple of them, and the
+/// products of a whole vector of channels with them stay in the first cache.
 #[inline(always)]
-fn vectors_together<S: Simd>(space: usize, vector: usize) -> usize {
-    if S::F32_LANES < CHANNEL_MULTIPLE || (vector ^ 1) < space { VECTORS_TOGETHER } else { 1 }
+fn vectors_together<S: Simd>() -> usize {
+    if S::F32_LANES < CHANNEL_MULTIPLE { 2 } else { 1 }
 }
 
 /// The products of the coefficients of a vector of channels and of some vectors of outputs, over the tiles
