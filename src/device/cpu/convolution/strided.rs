@@ -110,21 +110,18 @@ impl WithSimd for StridedInputGradient<'_> {
 /// Packs a vector of zeros and the weights, phase by phase as `[kernel row, kernel column, output, channel]`,
 /// with the last row and column first and channels padded with zeros to `padded`.
 fn pack(shape: &ConvolutionShape, weight: &[f32], padded: usize, packed: &mut [f32]) {
-    let ConvolutionShape { channels, outputs, kernel, stride, .. } = *shape;
-    packed.fill(0.0);
-    let mut rest = packed[padded..].chunks_exact_mut(padded);
+    let ConvolutionShape { channels, kernel, stride, .. } = *shape;
     let places = |remainder: usize| (remainder..kernel).step_by(stride).rev();
-    for (row_remainder, column_remainder) in
-        (0..stride).flat_map(|row| (0..stride).map(move |column| (row, column)))
-    {
-        for place in places(row_remainder)
-            .flat_map(|row| places(column_remainder).map(move |column| row * kernel + column))
-        {
-            for (weights, packed) in weight.chunks_exact(channels * kernel * kernel).zip(&mut rest) {
-                let weights = weights[place..].iter().step_by(kernel * kernel);
-                packed.iter_mut().zip(weights).for_each(|(packed, weight)| *packed = *weight);
+    packed.fill(0.0);
+    let mut vectors = packed[padded..].chunks_exact_mut(padded);
+    for phase in 0..stride * stride {
+        for row in places(phase / stride) {
+            for place in places(phase % stride).map(|column| row * kernel + column) {
+                for (weights, packed) in weight.chunks_exact(channels * kernel * kernel).zip(&mut vectors) {
+                    let weights = weights[place..].iter().step_by(kernel * kernel);
+                    packed.iter_mut().zip(weights).for_each(|(packed, weight)| *packed = *weight);
+                }
             }
         }
     }
-    debug_assert_eq!(weight.len(), outputs * channels * kernel * kernel);
 }

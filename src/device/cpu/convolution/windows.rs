@@ -42,7 +42,7 @@ pub(super) struct Windows<'a, S: Simd> {
     pub(super) taps: &'a [S::f32s],
     /// Vectors that hold all output channels.
     pub(super) vectors: usize,
-    /// What the sums begin with, a vector for each of output channels.
+    /// The values with which the sums begin, a vector for each of output channels.
     pub(super) start: &'a [S::f32s],
 }
 

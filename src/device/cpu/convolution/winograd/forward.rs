@@ -168,8 +168,8 @@ const CHANNELS_TOGETHER: usize = CHANNEL_MULTIPLE;
 /// Places of a kernel.
 const PLACES: usize = KERNEL * KERNEL;
 
-/// Weights as they come: `[output, channel, place of the kernel]`, or `[channel, output, place]` of kernels that
-/// are turned by half a turn.
+/// Weights as they come: `[output, channel, place of the kernel]`, or, if they are transposed,
+/// `[channel, output, place]`, of kernels that are turned by half a turn.
 struct Kernels<'a> {
     weight: &'a [f32],
     channels: usize,
@@ -178,8 +178,8 @@ struct Kernels<'a> {
 }
 
 impl Kernels<'_> {
-    /// Transforms the weights into `[coefficient, channel, vector of outputs, output]` for each of the vectors
-    /// that go together. `taps` is memory for `CHANNELS_TOGETHER` kernels of vectors.
+    /// Transforms the weights into `[coefficient, channel, vector of outputs, output]`, those of the vectors
+    /// that go together as one array. `taps` is memory for `CHANNELS_TOGETHER` kernels of vectors.
     #[inline(always)]
     fn transform<S: Simd>(&self, simd: S, taps: &mut [f32], weights: &mut [f32]) {
         let weights = S::as_mut_simd_f32s(weights).0;
