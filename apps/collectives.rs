@@ -138,12 +138,11 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings();
     match arguments.device.open(world, 1)? {
         AnyDevice::Cpu(_) => {
-            let of_one =
-                arguments.operations().iter().map(|operation| operation.num_buffers()).max().unwrap_or(0);
-            let buffers = if arguments.compare { 2 * of_one } else { of_one };
+            let bench = HostBench { all, settings };
+            let num_buffers = arguments.operations().iter().map(|operation| bench.num_buffers(*operation));
             let largest = arguments.sizes().last().unwrap_or(0);
-            check_node_room(world, "--to", largest.saturating_mul(buffers))?;
-            print_rows(all, arguments, &HostBench { all, settings })
+            check_node_room(world, "--to", largest.saturating_mul(num_buffers.max().unwrap_or(0)))?;
+            print_rows(all, arguments, &bench)
         }
         AnyDevice::Cuda(device) => print_rows(all, arguments, &DeviceBench::new(&device, all, settings)?),
     }

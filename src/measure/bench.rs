@@ -41,6 +41,13 @@ pub struct HostBench<'a> {
     pub settings: BenchSettings,
 }
 
+impl HostBench<'_> {
+    /// Returns the most buffers of a rank while `operation` is measured: each way to do it has its own.
+    pub fn num_buffers(&self, operation: Measured) -> usize {
+        operation.num_buffers() * if self.settings.compare { 2 } else { 1 }
+    }
+}
+
 impl Bench for HostBench<'_> {
     fn value_bytes(&self) -> usize {
         size_of::<f32>()

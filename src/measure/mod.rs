@@ -27,7 +27,7 @@ pub use host::HostSubject;
 pub use operation::{Measured, MeasuredOperation};
 pub use operations::{OPERATIONS, operation_named};
 pub use report::{Other, Row, header};
-pub use room::check_node_room;
+pub use room::{Shortage, check_node_room, node_shortage};
 
 use crate::Result;
 use crate::comm::{Algorithm, Choice};

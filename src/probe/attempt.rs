@@ -3,8 +3,7 @@
 use super::{MemoryKind, Trial};
 use crate::comm::{Algorithm, Choice, Operation, Transfers, World};
 use crate::device::{Cuda, Precision};
-use crate::measure::{CallForm, DeviceSubject, HostSubject, Subject};
-use crate::memory::free_bytes;
+use crate::measure::{CallForm, DeviceSubject, HostSubject, Subject, node_shortage};
 use crate::{Error, Result};
 
 /// The line that rank 0 prints after a success.
@@ -20,10 +19,9 @@ pub(super) const LEFT_OUT: &str = "left out: ";
 pub fn attempt(world: &World, trial: Trial) -> Result<String> {
     let all = world.communicator();
     world.wait_inside_mpi();
-    let needed = 4 * trial.bytes() * world.num_local_ranks();
-    let is_short = trial.is_large && free_bytes().is_some_and(|free| needed > free);
+    let shortage = if trial.is_large { node_shortage(world, 4 * trial.bytes())? } else { None };
     // the largest need of a node that has too little
-    let mut needed_where_short = [if is_short { needed as i64 } else { 0 }];
+    let mut needed_where_short = [shortage.map_or(0, |shortage| shortage.needed as i64)];
     all.all_reduce(&mut needed_where_short, Operation::Max)?;
     if needed_where_short != [0] {
         return Ok(format!(
