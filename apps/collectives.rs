@@ -139,7 +139,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     match arguments.device.open(world, 1)? {
         AnyDevice::Cpu(_) => {
             let bench = HostBench { all, settings };
-            let num_buffers = arguments.operations().iter().map(|operation| bench.num_buffers(*operation));
+            let num_buffers = arguments.operations().iter().map(|operation| bench.num_buffers(operation));
             let largest = arguments.sizes().last().unwrap_or(0);
             check_node_room(world, "--to", largest.saturating_mul(num_buffers.max().unwrap_or(0)))?;
             print_rows(all, arguments, &bench)

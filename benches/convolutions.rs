@@ -36,7 +36,8 @@ fn main() {
     println!("images channels  side outputs kernel stride pass             product convolution  ratio");
     let cpu = Cpu::new(1).expect("one thread can always be had");
     let own: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
-    let own = own.as_chunks::<6>().0;
+    let (own, rest) = own.as_chunks::<6>();
+    assert!(rest.is_empty(), "a shape has six numbers");
     for &[rows, channels, side, outputs, kernel, stride] in if own.is_empty() { SHAPES } else { own } {
         let shape = ConvolutionShape {
             rows,

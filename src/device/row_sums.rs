@@ -10,7 +10,8 @@ use crate::sums::{MOST_PENDING, Section};
 /// stack of its [`Section`]. A GPU sums in orders of its own and has a single array.
 #[derive(Debug)]
 pub struct RowSums<V> {
-    /// The arrays, one behind the other. Between two of them there may be other values.
+    /// The arrays, one behind the other. Between two of them there may be other values. Arrays above those
+    /// that the stack has after the pass end with arbitrary values.
     pub stack: V,
     /// The distance from an array to the next.
     pub stride: usize,

@@ -271,13 +271,12 @@ impl Section {
 
     /// Returns the most values that are on the stack at a time while the section is added.
     pub fn most_depth(self) -> usize {
-        let (mut depth, mut most) = (self.depth_before(), self.depth_before());
-        for step in self.steps() {
-            depth += usize::from(!step.continues);
-            most = most.max(depth);
-            depth -= step.num_merges;
+        let (mut depth, mut most) = (self.depth(self.first), 0);
+        for leaf in self.first..self.end {
+            most = most.max(depth + 1);
+            depth = depth + 1 - self.leaves.num_merges(leaf, self.held_from);
         }
-        most
+        most.max(depth)
     }
 
     /// Returns the number of nodes on the stack before `leaf` begins.
@@ -309,16 +308,18 @@ mod tests {
     /// Adds a section to a stack on which each value is written as its terms and nodes.
     fn add(section: Section, stack: &mut Vec<String>) {
         assert_eq!(stack.len(), section.depth_before());
-        let start = section.terms().start;
+        let (start, mut most) = (section.terms().start, stack.len());
         for step in section.steps() {
             let mut value = if step.continues { stack.pop().unwrap() } else { String::new() };
             (step.first..step.end).for_each(|term| value += &format!(" {}", start + term));
+            most = most.max(stack.len() + 1);
             for _ in 0..step.num_merges {
                 value = format!("({}+{value})", stack.pop().unwrap());
             }
             stack.push(value);
         }
         assert_eq!(stack.len(), section.depth_after());
+        assert_eq!(most, section.most_depth());
         assert!(stack.len() <= MOST_PENDING);
     }
 

@@ -13,18 +13,24 @@ use crate::sums::{MOST_PENDING, Section};
 pub(super) type SumArrays<'a> = SmallVec<[&'a mut [f32]; MOST_PENDING]>;
 
 thread_local! {
-    /// Memory of sums that are not under way: one for each that begins inside of another. It has the values
-    /// on the stack that a section has in the meantime only.
+    /// Memory of sums that are not under way: one for each that begins inside of another. It holds the
+    /// values on a stack for which the caller has no array.
     static STACKS: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Adds the `rows` of a section to the sums in `arrays`, the values on its stack: `add` continues the
-/// chains of an array over some rows, counted from the first of the section.
+/// chains of an array over some rows, counted from the first of the section. Arrays above those that the
+/// stack has after the section end with arbitrary values.
+///
+/// # Panics
+/// There are fewer arrays than values on the stack before the section, or after it.
 pub(super) fn add_up(
     rows: Section,
     arrays: &mut [&mut [f32]],
     mut add: impl FnMut(Range<usize>, &mut [f32]),
 ) {
+    let wanted = rows.depth_before().max(rows.depth_after());
+    assert!(arrays.len() >= wanted, "{} arrays for {wanted} sums", arrays.len());
     let len = arrays.first().map_or(0, |array| array.len());
     if len == 0 {
         return;
@@ -83,5 +89,42 @@ impl Cpu {
             (own, arrays)
         });
         self.for_each(parts, |(own, arrays)| work(own, arrays));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SumArrays, add_up};
+    use crate::device::cpu::tests::random;
+    use crate::sums::{Leaves, Section};
+
+    #[test]
+    fn micro_batches_add_up_in_place_to_the_canonical_sum() {
+        const COLUMNS: usize = 3;
+        for (len, num) in [(37, 8), (5, 8), (12, 3), (1, 1), (300, 13)] {
+            let (left, right) = (random(len * COLUMNS, 1), random(len, 2));
+            let leaves = Leaves { len, num };
+            for num_micro_batches in [1, 2, 3, num, 2 * num] {
+                let cut = |index| Section::whole(leaves).micro_batch(index, num_micro_batches);
+                let sections: Vec<Section> = (0..num_micro_batches).map(cut).collect();
+                let depths = sections.iter().map(|section| section.depth_after()).max().unwrap();
+                let mut memory = vec![f32::NAN; depths * COLUMNS];
+                for section in sections {
+                    let start = section.terms().start;
+                    let mut arrays: SumArrays<'_> = memory.chunks_exact_mut(COLUMNS).collect();
+                    add_up(section, &mut arrays, |rows, sums| {
+                        for row in start + rows.start..start + rows.end {
+                            for (sum, factor) in sums.iter_mut().zip(&left[row * COLUMNS..]) {
+                                *sum = factor.mul_add(right[row], *sum);
+                            }
+                        }
+                    });
+                }
+                for (column, sum) in memory[..COLUMNS].iter().enumerate() {
+                    let expected = leaves.sum(|row| (left[row * COLUMNS + column], right[row]));
+                    assert_eq!(sum.to_bits(), expected.to_bits(), "{leaves:?}, {num_micro_batches}");
+                }
+            }
+        }
     }
 }

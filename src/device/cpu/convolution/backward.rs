@@ -5,8 +5,8 @@
 //! the *pooled* gradients that are not zero and look up in `argmax` which output each belongs to:
 //! an eighth of the work of the dense form.
 //!
-//! Without pooling and ReLU all gradients count: those of the weights make no lists of them, and those of the
-//! inputs are the work of `forward.rs` and `strided.rs`.
+//! Without pooling and ReLU all gradients count, and the gradient of the weights here makes no lists of them.
+//! The gradient of the inputs is then the work of `forward.rs`, `strided.rs` or `winograd/`.
 //!
 //! Both use one loop, [`add_blocks`]: a block of the result stays in registers while blocks of
 //! another array, each times one gradient, are added to it. For the weights of one output channel

@@ -34,11 +34,11 @@ struct Phase {
 }
 
 impl Phase {
-    /// Returns the phases of `len` rows or columns.
-    fn all(shape: &ConvolutionShape, len: usize) -> impl Iterator<Item = Phase> + Clone {
+    /// Returns the phases of `len` rows or columns that the kernel covers.
+    fn all(shape: &ConvolutionShape, len: usize) -> impl Iterator<Item = Phase> {
         let ConvolutionShape { kernel, stride, padding, .. } = *shape;
-        (0..stride).map(move |remainder| {
-            let taps = kernel.saturating_sub(remainder).div_ceil(stride);
+        (0..stride.min(kernel)).map(move |remainder| {
+            let taps = (kernel - remainder).div_ceil(stride);
             let output = padding.saturating_sub(remainder).div_ceil(stride);
             let first = stride * output + remainder - padding;
             Phase { taps, output, first, len: len.saturating_sub(first).div_ceil(stride) }
@@ -72,13 +72,19 @@ impl WithSimd for StridedInputGradient<'_> {
             for (padded, row) in rows.zip(gradient.chunks_exact(row_len)) {
                 padded[before * outputs..][..row_len].copy_from_slice(row);
             }
+            if stride > kernel {
+                // the kernel leaves some inputs out
+                into.fill(0.0);
+            }
             let mut taps = taps;
             for rows in Phase::all(shape, height) {
                 for columns in Phase::all(shape, width) {
                     let len = rows.taps * columns.taps * outputs * vectors;
                     let own = taps.split_off(..len).expect("there are weights for all phases");
-                    let [row, column] =
-                        [rows, columns].map(|phase| phase.output + before + 1 - phase.taps.max(1));
+                    if rows.len == 0 || columns.len == 0 {
+                        continue;
+                    }
+                    let [row, column] = [rows, columns].map(|phase| phase.output + before + 1 - phase.taps);
                     let windows = Windows {
                         simd,
                         image: &image[(row * padded_width + column) * outputs..],
@@ -114,9 +120,10 @@ fn pack(shape: &ConvolutionShape, weight: &[f32], padded: usize, packed: &mut [f
     let places = |remainder: usize| (remainder..kernel).step_by(stride).rev();
     packed.fill(0.0);
     let mut vectors = packed[padded..].chunks_exact_mut(padded);
-    for phase in 0..stride * stride {
-        for row in places(phase / stride) {
-            for place in places(phase % stride).map(|column| row * kernel + column) {
+    let num_phases = stride.min(kernel);
+    for phase in 0..num_phases * num_phases {
+        for row in places(phase / num_phases) {
+            for place in places(phase % num_phases).map(|column| row * kernel + column) {
                 for (weights, packed) in weight.chunks_exact(channels * kernel * kernel).zip(&mut vectors) {
                     let weights = weights[place..].iter().step_by(kernel * kernel);
                     packed.iter_mut().zip(weights).for_each(|(packed, weight)| *packed = *weight);

@@ -161,12 +161,34 @@ proptest! {
     }
 
     #[test]
+    fn strided_convolution_agrees_with_the_formula(
+        rows in 1..3_usize, channels in 1..40_usize, outputs in 1..20_usize, kernel in 1..7_usize,
+        size in (1..14_usize, 1..14_usize), steps in (2..9_usize, 0..6_usize),
+    ) {
+        let padding = steps.1.min(kernel - 1);
+        let [height, width] = [size.0, size.1].map(|side| side.max(kernel.saturating_sub(2 * padding)));
+        let shape = wide(rows, channels, [height, width], outputs, padding);
+        check_convolution(ConvolutionShape { kernel, stride: steps.0, ..shape });
+    }
+
+    #[test]
     fn minimal_filtering_agrees_with_the_formula(
         rows in 1..8_usize, channels in 1..4_usize, outputs in 1..4_usize, height in 1..18_usize,
         width in 1..18_usize, padding in 0..3_usize,
     ) {
         let [height, width] = [height, width].map(|side| (side + 2).saturating_sub(2 * padding).max(1));
         check_convolution(wide(rows, 16 * channels, [height, width], 16 * outputs, padding));
+    }
+}
+
+/// The padding and a stride leave rows without inputs.
+#[test]
+fn images_smaller_than_a_stride_agree_with_the_formula() {
+    for (kernel, stride, padding, side) in
+        [(2, 2, 1, 1), (3, 3, 1, 2), (3, 4, 1, 3), (4, 3, 2, 1), (1, 5, 0, 2)]
+    {
+        let shape = wide(2, 3, [side, side], 5, padding);
+        check_convolution(ConvolutionShape { kernel, stride, ..shape });
     }
 }
 
@@ -262,7 +284,8 @@ fn minimal_filtering_has_the_same_bits_everywhere() {
 fn direct_convolutions_have_the_same_bits_everywhere() {
     let plain = wide(5, 3, [9, 12], 19, 1);
     let strided = ConvolutionShape { channels: 21, stride: 2, ..plain };
-    for shape in [plain, strided, ConvolutionShape { kernel: 1, padding: 0, ..strided }] {
+    let large = ConvolutionShape { kernel: 5, stride: 3, padding: 2, ..strided };
+    for shape in [plain, strided, large, ConvolutionShape { kernel: 1, padding: 0, ..strided }] {
         assert!(!super::winograd::applies(&shape));
         check_bits(shape);
     }

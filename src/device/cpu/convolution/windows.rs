@@ -42,12 +42,12 @@ pub(super) struct Windows<'a, S: Simd> {
     pub(super) taps: &'a [S::f32s],
     /// Vectors that hold all output channels.
     pub(super) vectors: usize,
-    /// The values with which the sums begin, a vector for each of output channels.
+    /// The values with which the sums begin, one vector for each vector of output channels.
     pub(super) start: &'a [S::f32s],
 }
 
 impl<S: Simd> Windows<'_, S> {
-    /// Returns the number of channels if the loop is compiled for it.
+    /// Returns the number of channels, or `ANY` with a stride above 1.
     #[inline(always)]
     pub(super) fn known_channels(&self) -> usize {
         // the distance between neighbouring inputs is then known too

@@ -99,8 +99,8 @@ impl WithSimd for WinogradWeightGradient<'_> {
     }
 }
 
-/// Returns the vectors of outputs whose products are formed together. There is a multiple of them, and the
-/// products of a whole vector of channels with them stay in the first cache.
+/// Returns the vectors of outputs whose products are formed together, of which there is a multiple: few, so
+/// that the products of a whole vector of channels with them stay in a first cache of 48 KiB.
 #[inline(always)]
 fn vectors_together<S: Simd>() -> usize {
     if S::F32_LANES < CHANNEL_MULTIPLE { 2 } else { 1 }
@@ -130,9 +130,7 @@ impl<S: Simd> ImageProduct<'_, S> {
         let gradients = self.gradients.as_chunks::<VECTORS>().0.chunks_exact(self.stride);
         for (coefficient, (inputs, gradients)) in of_coefficients.zip(gradients).enumerate() {
             let gradients = &gradients[..self.stride - 1];
-            for (group, results) in
-                results.chunks_exact_mut(CHANNELS * VECTORS).take(S::F32_LANES / CHANNELS).enumerate()
-            {
+            for (group, results) in results.chunks_exact_mut(CHANNELS * VECTORS).enumerate() {
                 let mut sums = [[simd.splat_f32s(0.0); VECTORS]; CHANNELS];
                 add_products(simd, &mut sums, &inputs[group * CHANNELS..], [S::F32_LANES, 1], gradients);
                 results
