@@ -7,7 +7,7 @@ use super::super::padding::ConvolutionScratch;
 use super::image::{Images, OutputTile};
 use super::products::{CoefficientSquare, Coefficients, Formed, add_products, squares};
 use super::transform::{IntoOutputs, OfInputs, OfKernel, Transform as _, VectorSource};
-use super::{CHANNEL_MULTIPLE, COEFFICIENTS, KERNEL, SIDE, Tiles};
+use super::{CHANNEL_MULTIPLE, COEFFICIENTS, KERNEL, PLACES, SIDE, Tiles};
 use crate::device::cpu::transpose::transpose;
 
 /// Tiles of a group, which are transformed and multiplied together, so that the coefficients of the weights
@@ -165,9 +165,6 @@ fn weights_of_vector(channels: usize) -> usize {
 /// Channels whose weights are packed together: those of one vector of outputs fit the first cache.
 const CHANNELS_TOGETHER: usize = CHANNEL_MULTIPLE;
 
-/// Places of a kernel.
-const PLACES: usize = KERNEL * KERNEL;
-
 /// Weights as they come: `[output, channel, place of the kernel]`, or, if they are transposed,
 /// `[channel, output, place]`, of kernels that are turned by half a turn.
 struct Kernels<'a> {
@@ -188,11 +185,11 @@ impl Kernels<'_> {
         while first < space {
             let size = vectors_together::<S>(space - first);
             let stride = weights_stride(self.channels, size);
-            for channels in (0..self.channels).step_by(CHANNELS_TOGETHER) {
+            for first_channel in (0..self.channels).step_by(CHANNELS_TOGETHER) {
                 for vector in 0..size {
-                    self.pack::<S>(channels, first + vector, taps);
+                    self.pack::<S>(first_channel, first + vector, taps);
                     let kernels = S::as_simd_f32s(taps).0.as_chunks::<PLACES>().0;
-                    for (channel, taps) in (channels..).zip(kernels) {
+                    for (channel, taps) in (first_channel..).zip(kernels) {
                         let kernel = TurnableKernel::<S> { taps, is_turned: self.is_transposed };
                         let start = first * weights_of_vector(self.channels) + channel * size + vector;
                         let values = &mut weights[start..];

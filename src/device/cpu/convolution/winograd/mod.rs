@@ -31,6 +31,9 @@ const TILE: usize = 4;
 /// Height and width of the kernel.
 const KERNEL: usize = 3;
 
+/// Places of the kernel.
+const PLACES: usize = KERNEL * KERNEL;
+
 /// Height and width of the inputs of a tile, and of its coefficients.
 const SIDE: usize = TILE + KERNEL - 1;
 

@@ -8,7 +8,7 @@ use super::super::padding::ConvolutionScratch;
 use super::image::Images;
 use super::products::{CoefficientSquare, Coefficients, Formed, add_products, squares};
 use super::transform::{IntoKernel, OfInputs, OfOutputs, Transform as _, VectorSink};
-use super::{CHANNEL_MULTIPLE, COEFFICIENTS, KERNEL, SIDE, TILE, Tiles};
+use super::{CHANNEL_MULTIPLE, COEFFICIENTS, KERNEL, PLACES, SIDE, TILE, Tiles};
 use crate::device::ConvolutionShape;
 use crate::device::cpu::transpose::transpose;
 
@@ -41,7 +41,7 @@ impl WithSimd for WinogradWeightGradient<'_> {
         let (inputs, room) = room.split_at_mut(len * channels);
         let (gradients, results) = room.split_at_mut(len * num_outputs);
         // `[channel, place of the kernel, output]`
-        let sums_of_output = channels * KERNEL * KERNEL;
+        let sums_of_output = channels * PLACES;
         let packed = packed.elements(sums_of_output * num_outputs);
         transpose([num_outputs, sums_of_output], sums, sums_of_output, packed, num_outputs);
         let (images, gradient_images) = (Images::inputs(shape, input), Images::outputs(shape, gradient));
@@ -88,7 +88,7 @@ impl WithSimd for WinogradWeightGradient<'_> {
                     }
                     for (at, result) in results.iter().enumerate() {
                         let channel = channel_vector * S::F32_LANES + at / together;
-                        let first = channel * KERNEL * KERNEL * space + vector + at % together;
+                        let first = channel * PLACES * space + vector + at % together;
                         let values = &mut packed[first..];
                         IntoKernel::square(simd, &Formed(result), &mut AddedKernel { simd, values, space });
                     }
