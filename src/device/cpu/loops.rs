@@ -3,6 +3,8 @@
 use std::iter::once;
 use std::ops::AddAssign;
 
+use pulp::{Simd, WithSimd};
+
 use super::Cpu;
 use crate::sums::ExactSum;
 
@@ -25,11 +27,11 @@ impl Cpu {
     pub(super) fn vectorised(&self, mut work: impl FnMut()) {
         struct Loop<'a, F>(&'a mut F);
 
-        impl<F: FnMut()> pulp::WithSimd for Loop<'_, F> {
+        impl<F: FnMut()> WithSimd for Loop<'_, F> {
             type Output = ();
 
             #[inline(always)]
-            fn with_simd<S: pulp::Simd>(self, _: S) {
+            fn with_simd<S: Simd>(self, _: S) {
                 (self.0)();
             }
         }
@@ -135,37 +137,53 @@ pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
 }
 
 /// Returns the sum of `term` of the elements at each place of `arrays`, which are at least as long as the
-/// first, in a fixed number of lanes and one order of adding these, so that its bits depend on the terms
-/// alone.
+/// first. It has a fixed number of lanes, which are added by halves, so its bits depend on the terms alone. In
+/// loops over elements instead, the compiler finds the vectors of some terms and not of others.
 #[inline(always)]
-pub(super) fn sum_of<const N: usize>(arrays: [&[f32]; N], term: impl Fn([f32; N]) -> f32) -> f32 {
-    let len = arrays[0].len();
-    let mut lanes = [0.0_f32; LANES];
+pub(super) fn sum_of<S: Simd, const N: usize>(
+    simd: S,
+    arrays: [&[f32]; N],
+    term: impl Fn([S::f32s; N]) -> S::f32s,
+) -> f32 {
+    let (len, width) = (arrays[0].len(), S::F32_LANES);
+    let mut lanes = [simd.splat_f32s(0.0); LANES];
+    let lanes = &mut lanes[..LANES / width];
     let whole = len - len % LANES;
     for first in (0..whole).step_by(LANES) {
-        // chunks of a fixed length need no checks in the loop over lanes
-        let mut chunks = [[0.0_f32; LANES]; N];
-        for (chunk, array) in chunks.iter_mut().zip(arrays) {
-            chunk.copy_from_slice(&array[first..first + LANES]);
-        }
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            let mut values = [0.0; N];
-            values.iter_mut().zip(&chunks).for_each(|(value, chunk)| *value = chunk[lane]);
-            *sum += term(values);
+        for (vector, lanes) in lanes.iter_mut().enumerate() {
+            let elements =
+                arrays.map(|array| S::as_simd_f32s(&array[first + vector * width..][..width]).0[0]);
+            *lanes = simd.add_f32s(*lanes, term(elements));
         }
     }
-    for (sum, at) in lanes.iter_mut().zip(whole..len) {
-        let mut values = [0.0; N];
-        values.iter_mut().zip(arrays).for_each(|(value, array)| *value = array[at]);
-        *sum += term(values);
+    for (first, lanes) in (whole..len).step_by(width).zip(&mut *lanes) {
+        let end = len.min(first + width);
+        let terms = term(arrays.map(|array| simd.partial_load_f32s(&array[first..end])));
+        // those of no element are no terms
+        let terms = simd.partial_load_f32s(&as_elements::<S>(&[terms])[..end - first]);
+        *lanes = simd.add_f32s(*lanes, terms);
     }
-    // adds the lanes by halves
-    let mut width = LANES;
+    let mut num_vectors = lanes.len();
+    while num_vectors > 1 {
+        num_vectors /= 2;
+        for vector in 0..num_vectors {
+            lanes[vector] = simd.add_f32s(lanes[vector], lanes[vector + num_vectors]);
+        }
+    }
+    let mut last = [0.0; LANES];
+    last[..width].copy_from_slice(as_elements::<S>(&lanes[..1]));
+    let mut width = width;
     while width > 1 {
         width /= 2;
         for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
+            last[lane] += last[lane + width];
         }
     }
-    lanes[0]
+    last[0]
+}
+
+/// Returns the elements of vectors.
+#[inline(always)]
+fn as_elements<S: Simd>(vectors: &[S::f32s]) -> &[f32] {
+    bytemuck::cast_slice(vectors)
 }

@@ -106,7 +106,8 @@ fn odd_rational(x: f32, p: &[f32], q: &[f32]) -> f32 {
 
 #[inline(always)]
 fn polynomial(x: f32, coefficients: &[f32]) -> f32 {
-    coefficients.iter().rev().fold(0.0, |sum: f32, &c| sum.mul_add(x, c))
+    let (last, others) = coefficients.split_last().unwrap_or((&0.0, &[]));
+    others.iter().rev().fold(*last, |sum: f32, &c| sum.mul_add(x, c))
 }
 
 #[cfg(test)]

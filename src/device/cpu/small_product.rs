@@ -26,6 +26,13 @@ pub(super) struct MatrixRows<'a> {
     pub(super) stride: usize,
 }
 
+impl<'a> MatrixRows<'a> {
+    /// Returns the rows from `row` on.
+    pub(super) fn from(self, row: usize) -> MatrixRows<'a> {
+        MatrixRows { values: &self.values[row * self.stride..], ..self }
+    }
+}
+
 /// Like [`MatrixRows`], to write.
 pub(super) struct MatrixRowsMut<'a> {
     pub(super) values: &'a mut [f32],

@@ -2,10 +2,19 @@
 
 use std::ops::Range;
 
-use super::lanes::{self, BLOCK, PerQuery};
+use super::lanes::{self, BLOCK, HALF, PerQuery};
 use crate::device::cpu::activation::drop_out;
 use crate::device::{AttentionDropout, AttentionShape};
 use crate::memory::scratch::Room;
+
+/// Keys, and queries of a block that see them.
+#[derive(Clone)]
+pub(super) struct Pairs {
+    pub(super) keys: Range<usize>,
+    pub(super) lanes: Range<usize>,
+    /// True if no block before this one sees the keys.
+    pub(super) is_first: bool,
+}
 
 /// One head of a sequence: the places of its arrays in a position. Or several of a group, of which the last
 /// position alone is computed: they share keys, so their queries make up a block.
@@ -68,6 +77,40 @@ impl AttentionHead {
     /// Returns the number of keys that the queries before `end` see.
     pub(super) fn num_keys(&self, end: usize) -> usize {
         if self.shape.causal { end } else { self.shape.positions }
+    }
+
+    /// Returns the number of the keys of a block, the last ones, that only the lanes from `HALF` on see.
+    pub(super) fn num_late_keys(&self, block: &Range<usize>) -> usize {
+        if self.shape.causal { block.len().saturating_sub(HALF) } else { 0 }
+    }
+
+    /// Returns the pairs of a key and a query that sees it, in rectangles of keys that have the same queries.
+    /// In a causal block, half of each rectangle of its own keys are pairs that do not see each other.
+    pub(super) fn by_keys(&self, block: &Range<usize>) -> impl Iterator<Item = Pairs> + use<> {
+        let (end, len) = (self.num_keys(block.end), self.num_queries(block));
+        let late = end - self.num_late_keys(block);
+        let own = if self.shape.causal { block.start } else { 0 };
+        let is_first = self.shape.causal || block.start == self.first;
+        [
+            Pairs { keys: 0..own, lanes: 0..len, is_first: false },
+            Pairs { keys: own..late, lanes: 0..len, is_first },
+            Pairs { keys: late..end, lanes: HALF..len, is_first },
+        ]
+        .into_iter()
+        .filter(|pairs| !pairs.keys.is_empty())
+    }
+
+    /// Returns the same pairs in rectangles of queries that have the same keys, from the first on.
+    pub(super) fn by_queries(&self, block: &Range<usize>) -> impl Iterator<Item = Pairs> + use<> {
+        let (end, len) = (self.num_keys(block.end), self.num_queries(block));
+        let late = self.num_late_keys(block);
+        let middle = if late == 0 { len } else { HALF };
+        [
+            Pairs { keys: 0..end - late, lanes: 0..middle, is_first: true },
+            Pairs { keys: 0..end, lanes: middle..len, is_first: true },
+        ]
+        .into_iter()
+        .filter(|pairs| !pairs.lanes.is_empty())
     }
 
     /// Overwrites with `value` the entries of keys that come after their query.

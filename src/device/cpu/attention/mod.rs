@@ -16,14 +16,13 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::Cpu;
-use super::loops::sum_of;
 use super::math;
 use super::small_product::{Left, MatrixRows, MatrixRowsMut, SmallProduct};
 use super::transpose::transpose;
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
-use head::AttentionHead;
-use lanes::{BLOCK, FEWEST_LANES};
+use head::{AttentionHead, Pairs};
+use lanes::{BLOCK, FEWEST_LANES, QueryStatistics, RowProducts};
 
 /// Memory of a thread, of a value for each query of a block in each row.
 struct AttentionScratch {
@@ -105,11 +104,11 @@ impl AttentionOperations for Cpu {
             let output = &output[of_row(output, output_len)];
             let saved = &saved[of_row(saved, saved_len)];
             let gradient = &gradient[of_row(gradient, output_len)];
-            input_gradient.fill(0.0);
             SCRATCH.with_borrow_mut(|scratch| {
                 let mut saved = saved.chunks_exact(shape.positions);
                 for group in 0..shape.groups {
                     for head in 0..shape.heads {
+                        let is_first = head == 0;
                         let arrays = HeadArrays {
                             input,
                             logarithms: saved.next().expect("a row for each head"),
@@ -117,7 +116,7 @@ impl AttentionOperations for Cpu {
                             gradient,
                         };
                         let head = AttentionHead::new(*shape, row, group, head);
-                        self.backward_head(head, arrays, scratch, input_gradient);
+                        self.backward_head(head, is_first, arrays, scratch, input_gradient);
                     }
                 }
             });
@@ -180,7 +179,7 @@ impl Cpu {
             let queries = MatrixRows { values: queries, stride: query_stride };
             let keys = MatrixRows { values: &input[head.key..], stride };
             let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
-            self.multiply_block(len, shape.width, queries, keys, &mut scratch.queries, scores);
+            self.multiply_block(head, &block, queries, keys, &mut scratch.queries, scores);
             let mut sums = [0.0; BLOCK];
             self.vectorised(
                 #[inline(always)]
@@ -189,11 +188,7 @@ impl Cpu {
                     let scores = scores.as_chunks_mut().0;
                     head.hide(&block, scores, f32::NEG_INFINITY);
                     let largest = lanes::largest(scores);
-                    for row in &mut *scores {
-                        for (score, largest) in row.iter_mut().zip(&largest) {
-                            *score = math::exp((*score - largest) * scale);
-                        }
-                    }
+                    lanes::exponentials(scores, head.num_late_keys(&block), &largest, scale);
                     head.hide(&block, scores, 0.0);
                     sums = lanes::sums(scores);
                     if let Some(factors) = head.dropout_factors(&block, &mut scratch.factors) {
@@ -209,33 +204,45 @@ impl Cpu {
                 },
             );
             let out = &mut output[(block.start - head.first) * out_stride + head.output..];
-            self.multiply_small(SmallProduct {
-                rows: len,
-                columns: shape.width,
-                terms: num_keys,
-                left: Left::Terms(MatrixRows { values: scores, stride: BLOCK }),
-                right: MatrixRows { values: &input[head.value..], stride },
-                target: MatrixRowsMut { values: out, stride: target_stride },
-                continues: false,
-            });
-            for (row, total) in (0..len).zip(sums) {
-                out[row * target_stride..][..shape.width].iter_mut().for_each(|value| *value /= total);
+            for Pairs { keys, lanes, .. } in head.by_queries(&block) {
+                self.multiply_small(SmallProduct {
+                    rows: lanes.len(),
+                    columns: shape.width,
+                    terms: keys.end,
+                    left: Left::Terms(MatrixRows { values: &scores[lanes.start..], stride: BLOCK }),
+                    right: MatrixRows { values: &input[head.value..], stride },
+                    target: MatrixRowsMut {
+                        values: &mut out[lanes.start * target_stride..],
+                        stride: target_stride,
+                    },
+                    continues: false,
+                });
             }
+            self.vectorised(
+                #[inline(always)]
+                || {
+                    for (lane, sum) in sums.iter().enumerate().take(len) {
+                        let factor = 1.0 / sum;
+                        let output = &mut out[lane * target_stride..][..shape.width];
+                        output.iter_mut().for_each(|value| *value *= factor);
+                    }
+                },
+            );
         }
     }
 
-    /// Writes `products[key][lane]`, the products of each of `keys` with each of the `len` `vectors` of a
-    /// block, of `width` elements each. Lanes after the last vector may keep what they have. `room` takes the
-    /// transpose of the vectors.
+    /// Writes `products[key][lane]`, the products of each of `keys` with the `vectors` of a block's queries that
+    /// see it. The entries of other lanes may keep what they have. `room` takes the transpose of the vectors.
     fn multiply_block(
         &self,
-        len: usize,
-        width: usize,
+        head: AttentionHead,
+        block: &Range<usize>,
         vectors: MatrixRows<'_>,
         keys: MatrixRows<'_>,
         room: &mut Room,
         products: &mut [f32],
     ) {
+        let (len, width) = (head.num_queries(block), head.shape.width);
         let columns = room.elements(BLOCK * width);
         self.vectorised(
             #[inline(always)]
@@ -246,68 +253,59 @@ impl Cpu {
                 transpose([len, width], vectors.values, vectors.stride, columns, BLOCK);
             },
         );
-        self.multiply_small(SmallProduct {
-            rows: products.len() / BLOCK,
-            // a text that grows has one query at a time, for which a few lanes are enough
-            columns: len.next_multiple_of(FEWEST_LANES),
-            terms: width,
-            left: Left::Rows(keys),
-            right: MatrixRows { values: columns, stride: BLOCK },
-            target: MatrixRowsMut { values: products, stride: BLOCK },
-            continues: false,
-        });
+        for pairs in head.by_keys(block) {
+            let first = BLOCK * pairs.keys.start + pairs.lanes.start;
+            self.multiply_small(SmallProduct {
+                rows: pairs.keys.len(),
+                // a text that grows has one query at a time, for which a few lanes are enough
+                columns: pairs.lanes.len().next_multiple_of(FEWEST_LANES),
+                terms: width,
+                left: Left::Rows(keys.from(pairs.keys.start)),
+                right: MatrixRows { values: &columns[pairs.lanes.start..], stride: BLOCK },
+                target: MatrixRowsMut { values: &mut products[first..], stride: BLOCK },
+                continues: false,
+            });
+        }
     }
 
-    /// Adds the gradients of a head's queries, keys and values to `input_gradient`, block by block.
+    /// Writes the gradients of a head's queries to `input_gradient`, and those of its keys and values, block by
+    /// block. `is_first` is true for the first head with these keys: the others add theirs.
     fn backward_head(
         &self,
         head: AttentionHead,
+        is_first: bool,
         arrays: HeadArrays<'_>,
         scratch: &mut AttentionScratch,
         input_gradient: &mut [f32],
     ) {
         let HeadArrays { input, logarithms, output, gradient } = arrays;
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
-        let (width, scale) = (shape.width, shape.scale());
         let at = |place: usize| MatrixRows { values: &input[place..], stride };
         for block in head.blocks() {
             let (len, num_keys) = (block.len(), head.num_keys(block.end));
             let query = block.start * stride + head.query;
             let place = block.start * out_stride + head.output;
-            let outputs = MatrixRows { values: &gradient[place..], stride: out_stride };
+            let of_outputs = |values| MatrixRows { values, stride: out_stride };
+            let outputs = [gradient, output].map(|array| of_outputs(&array[place..]));
             let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
-            self.multiply_block(len, width, at(query), at(head.key), &mut scratch.queries, scores);
+            self.multiply_block(head, &block, at(query), at(head.key), &mut scratch.queries, scores);
             let gradients = &mut scratch.gradients.elements(head.room_len())[..BLOCK * num_keys];
-            self.multiply_block(
-                len,
-                width,
-                outputs,
-                at(head.value),
-                &mut scratch.output_gradients,
-                gradients,
-            );
+            let room = &mut scratch.output_gradients;
+            self.multiply_block(head, &block, outputs[0], at(head.value), room, gradients);
+            let mut statistics = QueryStatistics { logarithms: [0.0; BLOCK], means: [0.0; BLOCK] };
+            statistics.logarithms[..len].copy_from_slice(&logarithms[block.clone()]);
+            let sums = &mut statistics.means[..len];
+            self.arch.dispatch(RowProducts { width: shape.width, rows: outputs, sums });
             self.vectorised(
                 #[inline(always)]
                 || {
                     let (scores, gradients) = (scores.as_chunks_mut().0, gradients.as_chunks_mut().0);
-                    let (mut means, mut block_logarithms) = ([0.0; BLOCK], [0.0; BLOCK]);
-                    block_logarithms[..len].copy_from_slice(&logarithms[block.clone()]);
-                    for (lane, mean) in means.iter_mut().enumerate().take(len) {
-                        let place = place + lane * out_stride;
-                        let (dy, y) = (&gradient[place..][..width], &output[place..][..width]);
-                        *mean = sum_of([dy, y], |[dy, y]| dy * y);
-                    }
                     let factors = head.dropout_factors(&block, &mut scratch.factors);
                     if let Some(factors) = factors {
                         lanes::multiply(gradients, factors);
                     }
-                    for (row, gradients) in scores.iter_mut().zip(&mut *gradients) {
-                        for lane in 0..BLOCK {
-                            let weight = math::exp(row[lane].mul_add(scale, -block_logarithms[lane]));
-                            row[lane] = weight;
-                            gradients[lane] = weight * (gradients[lane] - means[lane]) * scale;
-                        }
-                    }
+                    let num_late = head.num_late_keys(&block);
+                    lanes::score_gradients([scores, gradients], num_late, &statistics, shape.scale());
                     head.hide(&block, scores, 0.0);
                     head.hide(&block, gradients, 0.0);
                     if let Some(factors) = factors {
@@ -315,23 +313,34 @@ impl Cpu {
                     }
                 },
             );
-            let of_block = |values| MatrixRows { values, stride: BLOCK };
-            let (scores, gradients) = (of_block(scores), of_block(gradients));
-            let products = [
-                (Left::Terms(gradients), len, num_keys, at(head.key), query),
-                (Left::Rows(gradients), num_keys, len, at(query), head.key),
-                (Left::Rows(scores), num_keys, len, outputs, head.value),
-            ];
-            for (left, rows, terms, right, place) in products {
+            let mut multiply = |left, [rows, terms]: [usize; 2], right, place: usize, continues| {
                 self.multiply_small(SmallProduct {
                     rows,
-                    columns: width,
+                    columns: shape.width,
                     terms,
                     left,
                     right,
                     target: MatrixRowsMut { values: &mut input_gradient[place..], stride },
-                    continues: true,
+                    continues,
                 });
+            };
+            let of_block = |values| MatrixRows { values, stride: BLOCK };
+            for Pairs { keys, lanes, .. } in head.by_queries(&block) {
+                let left = Left::Terms(of_block(&gradients[lanes.start..]));
+                let place = query + lanes.start * stride;
+                multiply(left, [lanes.len(), keys.end], at(head.key), place, false);
+            }
+            for pairs in head.by_keys(&block) {
+                let (size, continues) =
+                    ([pairs.keys.len(), pairs.lanes.len()], !(is_first && pairs.is_first));
+                let first = BLOCK * pairs.keys.start + pairs.lanes.start;
+                let place = pairs.keys.start * stride;
+                let (queries, outputs) =
+                    (at(query).from(pairs.lanes.start), outputs[0].from(pairs.lanes.start));
+                let left = Left::Rows(of_block(&gradients[first..]));
+                multiply(left, size, queries, head.key + place, continues);
+                let left = Left::Rows(of_block(&scores[first..]));
+                multiply(left, size, outputs, head.value + place, continues);
             }
         }
     }

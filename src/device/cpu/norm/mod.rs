@@ -2,6 +2,7 @@
 
 mod block;
 mod group;
+mod layer;
 #[cfg(test)]
 mod tests;
 
@@ -11,9 +12,9 @@ use std::ops::Range;
 use self::group::{
     BackwardArrays, GroupAffine, GroupBackward, GroupForward, GroupPositionSums, GroupSums, NormInput,
 };
+use self::layer::{LayerBackward, LayerForward};
 use super::Cpu;
 use super::leaf_sums::{SumArrays, add_up};
-use super::loops::sum_of;
 use crate::device::{GroupNormShape, NormOperations, NormShape, RowSums};
 use crate::sums::Section;
 
@@ -40,28 +41,11 @@ impl NormOperations for Cpu {
         saved: &mut [f32],
         output: &mut [f32],
     ) {
-        let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
+        let NormShape { rows, columns, .. } = *shape;
         let part = self.rows_per_thread(rows);
         let parts = input.chunks(part * columns).zip(output.chunks_mut(part * columns));
         self.for_each(parts.zip(saved.chunks_mut(NormShape::SAVED * part)), |((input, output), saved)| {
-            self.vectorised(
-                #[inline(always)]
-                || {
-                    let rows = input.chunks_exact(columns).zip(output.chunks_exact_mut(columns));
-                    for ((x, y), saved) in rows.zip(saved.chunks_exact_mut(NormShape::SAVED)) {
-                        let mean = if is_centred { sum_of([x], |[x]| x) / columns as f32 } else { 0.0 };
-                        let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / columns as f32;
-                        let scale = 1.0 / (variance + epsilon).sqrt();
-                        saved.copy_from_slice(&[mean, scale]);
-                        for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-                            *y = (x - mean) * scale * w;
-                        }
-                        if let Some(bias) = bias {
-                            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-                        }
-                    }
-                },
-            );
+            self.arch.dispatch(LayerForward { shape, input, weight, bias, saved, output });
         });
     }
 
@@ -134,31 +118,13 @@ impl NormOperations for Cpu {
         gradient: &[f32],
         input_gradient: &mut [f32],
     ) {
-        let NormShape { rows, columns, is_centred, .. } = *shape;
+        let NormShape { rows, columns, .. } = *shape;
         let part = self.rows_per_thread(rows);
         let parts = input.chunks(part * columns).zip(gradient.chunks(part * columns));
         let parts = parts.zip(input_gradient.chunks_mut(part * columns));
         let parts = parts.zip(saved.chunks(NormShape::SAVED * part));
         self.for_each(parts, |(((input, gradient), input_gradient), saved)| {
-            self.vectorised(
-                #[inline(always)]
-                || {
-                    let rows = input.chunks_exact(columns).zip(gradient.chunks_exact(columns));
-                    let rows = rows.zip(input_gradient.chunks_exact_mut(columns));
-                    for (((x, dy), dx), saved) in rows.zip(saved.chunks_exact(NormShape::SAVED)) {
-                        let (mean, scale) = (saved[0], saved[1]);
-                        let (dy, weight) = (&dy[..columns], &weight[..columns]);
-                        let mean_g = sum_of([dy, weight], |[dy, w]| dy * w) / columns as f32;
-                        let mean_g = if is_centred { mean_g } else { 0.0 };
-                        let mean_gx = sum_of([dy, weight, x], |[dy, w, x]| dy * w * ((x - mean) * scale))
-                            / columns as f32;
-                        for (((dx, x), dy), w) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
-                            let normalised = (x - mean) * scale;
-                            *dx = (dy * w - mean_g - normalised * mean_gx) * scale;
-                        }
-                    }
-                },
-            );
+            self.arch.dispatch(LayerBackward { shape, input, weight, saved, gradient, input_gradient });
         });
     }
 
