@@ -3,8 +3,8 @@
 //!
 //! PyTorch is timed as it comes, and with what was found to help: a fused optimizer, channels last for
 //! images, MKL told that the processor is Intel's, so that it uses AVX-512 on others too, and memory that
-//! malloc keeps. Each rank has one thread. Of
-//! several rounds the best time of each counts, because other work on the machine only adds time.
+//! malloc keeps. Each rank has one thread. Times are medians of several rounds: on a shared machine a time
+//! changes by a half within seconds, and the best of some runs is luck.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -20,9 +20,8 @@ use support::mpiexec;
 /// The most time of one measurement.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The times that each is measured, each with as many steps as PyTorch: the median of a shorter run is more
-/// often that of a quiet moment.
-const ROUNDS: usize = 6;
+/// How often each is measured, in turns. The `--steps` are those of `pytorch_networks.py`, 3 + 40 or 3 + 6.
+const ROUNDS: usize = 7;
 
 struct Case {
     /// The name in `pytorch_networks.py`.
@@ -80,12 +79,13 @@ fn main() {
             continue;
         }
         for ranks in [1, 2] {
-            let [mut own, mut stock, mut tuned] = [Figures { step: f64::INFINITY, memory: f64::INFINITY }; 3];
+            let mut rounds = [(); 3].map(|()| Vec::new());
             for _ in 0..ROUNDS {
-                own = own.least(step(arguments, ranks));
-                stock = stock.least(pytorch_figures(name, ranks, false));
-                tuned = tuned.least(pytorch_figures(name, ranks, true));
+                rounds[0].push(step(arguments, ranks));
+                rounds[1].push(pytorch_figures(name, ranks, false));
+                rounds[2].push(pytorch_figures(name, ranks, true));
             }
+            let [own, stock, tuned] = rounds.map(|rounds| Figures::median(&rounds));
             println!(
                 "{name:<12} {ranks:>5} {:>9.2} {:>10.0} {:>9.0} {:>6.0} {:>13.2} {:>13.2} {:>6.0} {:>7.2}",
                 own.step,
@@ -100,8 +100,9 @@ fn main() {
         }
     }
     println!(
-        "ratio: the best time of PyTorch by the program's; GFLOP/s: of the products and convolutions \
-         alone; MB: the peak of rank 0's memory, with libraries, of the program and of the smaller PyTorch"
+        "ratio: the smaller time of PyTorch divided by the program's; GFLOP/s: of the products and \
+         convolutions alone; MB: the peak of rank 0's memory, with libraries, of the program and of the \
+         smaller PyTorch"
     );
 }
 
@@ -117,8 +118,14 @@ struct Figures {
 impl Figures {
     const NONE: Figures = Figures { step: f64::NAN, memory: f64::NAN };
 
-    fn least(self, other: Figures) -> Figures {
-        Figures { step: self.step.min(other.step), memory: self.memory.min(other.memory) }
+    /// Returns the medians of several runs.
+    fn median(runs: &[Figures]) -> Figures {
+        let median = |figure: fn(&Figures) -> f64| {
+            let mut figures: Vec<f64> = runs.iter().map(figure).collect();
+            figures.sort_by(f64::total_cmp);
+            figures[figures.len() / 2]
+        };
+        Figures { step: median(|run| run.step), memory: median(|run| run.memory) }
     }
 }
 

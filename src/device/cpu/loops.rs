@@ -137,8 +137,8 @@ pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
 }
 
 /// Returns the sum of `term` of the elements at each place of `arrays`, which are at least as long as the
-/// first. It has a fixed number of lanes, which are added by halves, so its bits depend on the terms alone. In
-/// loops over elements instead, the compiler finds the vectors of some terms and not of others.
+/// first. It has a fixed number of lanes, which are added by halves, so its bits depend on the terms alone.
+/// Vectors are explicit, because the compiler vectorises a loop over elements for some terms only.
 #[inline(always)]
 pub(super) fn sum_of<S: Simd, const N: usize>(
     simd: S,
@@ -146,40 +146,40 @@ pub(super) fn sum_of<S: Simd, const N: usize>(
     term: impl Fn([S::f32s; N]) -> S::f32s,
 ) -> f32 {
     let (len, width) = (arrays[0].len(), S::F32_LANES);
-    let mut lanes = [simd.splat_f32s(0.0); LANES];
-    let lanes = &mut lanes[..LANES / width];
+    let mut vectors = [simd.splat_f32s(0.0); LANES];
+    let vectors = &mut vectors[..LANES / width];
     let whole = len - len % LANES;
     for first in (0..whole).step_by(LANES) {
-        for (vector, lanes) in lanes.iter_mut().enumerate() {
+        for (number, sums) in vectors.iter_mut().enumerate() {
             let elements =
-                arrays.map(|array| S::as_simd_f32s(&array[first + vector * width..][..width]).0[0]);
-            *lanes = simd.add_f32s(*lanes, term(elements));
+                arrays.map(|array| S::as_simd_f32s(&array[first + number * width..][..width]).0[0]);
+            *sums = simd.add_f32s(*sums, term(elements));
         }
     }
-    for (first, lanes) in (whole..len).step_by(width).zip(&mut *lanes) {
+    for (first, sums) in (whole..len).step_by(width).zip(&mut *vectors) {
         let end = len.min(first + width);
         let terms = term(arrays.map(|array| simd.partial_load_f32s(&array[first..end])));
-        // those of no element are no terms
+        // the terms of the zeros after the last element may not be zero
         let terms = simd.partial_load_f32s(&as_elements::<S>(&[terms])[..end - first]);
-        *lanes = simd.add_f32s(*lanes, terms);
+        *sums = simd.add_f32s(*sums, terms);
     }
-    let mut num_vectors = lanes.len();
+    let mut num_vectors = vectors.len();
     while num_vectors > 1 {
         num_vectors /= 2;
-        for vector in 0..num_vectors {
-            lanes[vector] = simd.add_f32s(lanes[vector], lanes[vector + num_vectors]);
+        for number in 0..num_vectors {
+            vectors[number] = simd.add_f32s(vectors[number], vectors[number + num_vectors]);
         }
     }
-    let mut last = [0.0; LANES];
-    last[..width].copy_from_slice(as_elements::<S>(&lanes[..1]));
-    let mut width = width;
-    while width > 1 {
-        width /= 2;
-        for lane in 0..width {
-            last[lane] += last[lane + width];
+    let mut lanes = [0.0; LANES];
+    lanes[..width].copy_from_slice(as_elements::<S>(&vectors[..1]));
+    let mut num_lanes = width;
+    while num_lanes > 1 {
+        num_lanes /= 2;
+        for lane in 0..num_lanes {
+            lanes[lane] += lanes[lane + num_lanes];
         }
     }
-    last[0]
+    lanes[0]
 }
 
 /// Returns the elements of vectors.

@@ -26,13 +26,19 @@ pub(super) fn transpose(
         let end = columns.min(first + LINE);
         let whole_end = end / SIDE * SIDE;
         for row in (0..whole_rows).step_by(SIDE) {
-            let line = |i: usize| &from[(row + i) * from_stride..][first..whole_end.max(first)];
-            (0..SIDE).for_each(|i| fetch_after(line(i), AHEAD));
-            let [a, b, c, d] = std::array::from_fn(|i| line(i).as_chunks::<SIDE>().0);
+            // no closures: the compiler calls them instead of inlining them
+            let mut lines: [&[[f32; SIDE]]; SIDE] = [&[]; SIDE];
+            for (i, blocks) in lines.iter_mut().enumerate() {
+                let line = &from[(row + i) * from_stride..][first..whole_end.max(first)];
+                fetch_after(line, AHEAD);
+                *blocks = line.as_chunks().0;
+            }
+            let [a, b, c, d] = lines;
+            let into = &mut into[first * into_stride + row..];
             for (at, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
-                let column = first + at * SIDE;
-                for (line, column) in transposed([*a, *b, *c, *d]).iter().zip(column..) {
-                    into[column * into_stride + row..][..SIDE].copy_from_slice(line);
+                let into = &mut into[at * SIDE * into_stride..];
+                for (i, line) in transposed([*a, *b, *c, *d]).iter().enumerate() {
+                    into[i * into_stride..][..SIDE].copy_from_slice(line);
                 }
             }
         }

@@ -86,8 +86,8 @@ pub struct TrainOptions {
 
     /// Number of parts in which a replica processes its share of a batch (gradient accumulation); gradients
     /// are exchanged after the last, unless --accumulate says otherwise [default: in a pipeline, two to four
-    /// for each of its ranks; with one stage, on a processor, as many as keep large activations of a network
-    /// with few parameters in its cache; else 1]
+    /// for each of its ranks; with one stage, on a processor, as many as keep large activations in its cache,
+    /// if each part has three activations or more for each parameter; else 1]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 

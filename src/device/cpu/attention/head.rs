@@ -7,8 +7,7 @@ use crate::device::cpu::activation::drop_out;
 use crate::device::{AttentionDropout, AttentionShape};
 use crate::memory::scratch::Room;
 
-/// Keys, and queries of a block that see them.
-#[derive(Clone)]
+/// Some keys, and the lanes of a block whose queries see some of them.
 pub(super) struct Pairs {
     pub(super) keys: Range<usize>,
     pub(super) lanes: Range<usize>,
@@ -79,13 +78,13 @@ impl AttentionHead {
         if self.shape.causal { end } else { self.shape.positions }
     }
 
-    /// Returns the number of the keys of a block, the last ones, that only the lanes from `HALF` on see.
+    /// Returns how many keys of a causal block come after all queries of its first `HALF` lanes.
     pub(super) fn num_late_keys(&self, block: &Range<usize>) -> usize {
         if self.shape.causal { block.len().saturating_sub(HALF) } else { 0 }
     }
 
-    /// Returns the pairs of a key and a query that sees it, in rectangles of keys that have the same queries.
-    /// In a causal block, half of each rectangle of its own keys are pairs that do not see each other.
+    /// Returns rectangles that hold all pairs of a key and a query that sees it, each key in one rectangle.
+    /// Those on a block's diagonal also hold pairs that [`hide`](Self::hide) clears.
     pub(super) fn by_keys(&self, block: &Range<usize>) -> impl Iterator<Item = Pairs> + use<> {
         let (end, len) = (self.num_keys(block.end), self.num_queries(block));
         let late = end - self.num_late_keys(block);
@@ -100,17 +99,16 @@ impl AttentionHead {
         .filter(|pairs| !pairs.keys.is_empty())
     }
 
-    /// Returns the same pairs in rectangles of queries that have the same keys, from the first on.
-    pub(super) fn by_queries(&self, block: &Range<usize>) -> impl Iterator<Item = Pairs> + use<> {
-        let (end, len) = (self.num_keys(block.end), self.num_queries(block));
-        let late = self.num_late_keys(block);
-        let middle = if late == 0 { len } else { HALF };
-        [
-            Pairs { keys: 0..end - late, lanes: 0..middle, is_first: true },
-            Pairs { keys: 0..end, lanes: middle..len, is_first: true },
-        ]
-        .into_iter()
-        .filter(|pairs| !pairs.lanes.is_empty())
+    /// Returns the lanes of a block, in parts, with the number of keys, from the first on, that each sees.
+    pub(super) fn by_queries(
+        &self,
+        block: &Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+        let (num_keys, len) = (self.num_keys(block.end), self.num_queries(block));
+        let num_late = self.num_late_keys(block);
+        let middle = if num_late == 0 { len } else { HALF };
+        let parts = [(0..middle, num_keys - num_late), (middle..len, num_keys)];
+        parts.into_iter().filter(|(lanes, _)| !lanes.is_empty())
     }
 
     /// Overwrites with `value` the entries of keys that come after their query.

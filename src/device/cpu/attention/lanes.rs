@@ -9,7 +9,8 @@ use crate::device::cpu::small_product::MatrixRows;
 /// The queries of a block: two vectors of 16, so that a product reads a factor for two multiply-adds.
 pub(super) const BLOCK: usize = 32;
 
-/// The lanes of a block of which the last keys are seen by the others only.
+/// Half of the lanes. In a causal block, its own keys from this one on are seen by none of the first half of
+/// its queries.
 pub(super) const HALF: usize = BLOCK / 2;
 
 /// A product computes a multiple of this many lanes: those of a vector of 8.
@@ -18,7 +19,7 @@ pub(super) const FEWEST_LANES: usize = 8;
 /// A value for each query of a block.
 pub(super) type PerQuery = [f32; BLOCK];
 
-/// The bits of the lanes that see a key of their own block, all of them or none.
+/// A mask of each lane for each of a block's own keys: all bits are set if its query sees the key.
 static SEEING: [[u32; BLOCK]; BLOCK] = {
     let mut masks = [[0; BLOCK]; BLOCK];
     let mut entry = 0;
@@ -34,7 +35,7 @@ static SEEING: [[u32; BLOCK]; BLOCK] = {
 /// key.
 #[inline(always)]
 pub(super) fn hide(rows: &mut [PerQuery], value: f32) {
-    // of loops over rows or of comparisons, the compiler makes code for single elements
+    // masks, because the compiler does not vectorise comparisons here, or a fill of a part of each row
     for (entry, mask) in rows.as_flattened_mut().iter_mut().zip(SEEING.as_flattened()) {
         *entry = f32::from_bits(entry.to_bits() & mask | value.to_bits() & !mask);
     }
@@ -83,7 +84,7 @@ fn row_exponentials(scores: &mut [f32], largest: &[f32], scale: f32) {
     }
 }
 
-/// What the gradients of a block's scores need of each query.
+/// The values of each query that the gradients of a block's scores need.
 pub(super) struct QueryStatistics {
     /// The logarithm of the sum of exponentials.
     pub(super) logarithms: PerQuery,

@@ -1,11 +1,11 @@
 //! Attention: sequences are split among the threads.
 //!
-//! The scores of a block of queries with all keys are formed at a time, so memory grows with the length
-//! of a sequence and not with its square. They lie key by key, `[keys, queries of the block]`: a query has
-//! its lane of the vectors in all steps of the softmax, and the products after it read the queries of a key
-//! side by side. Each element of a product is one chain of fused multiply-adds, whatever the width of
-//! vectors. A query's results have the same bits in any block: keys that it does not see add zeros, as long
-//! as all values are finite.
+//! The scores of a block of queries are formed at a time, so memory grows with the length of a sequence and
+//! not with its square. They lie key by key, `[keys, queries of the block]`: a query has its lane of the
+//! vectors in all steps of the softmax, and the products after it read the queries of a key side by side.
+//! Each element of a product is one chain of fused multiply-adds, whatever the width of vectors. A query's
+//! results have the same bits in any block: keys that it does not see are left out or add zeros, which
+//! changes no bits as long as all values are finite.
 
 mod head;
 mod lanes;
@@ -204,11 +204,11 @@ impl Cpu {
                 },
             );
             let out = &mut output[(block.start - head.first) * out_stride + head.output..];
-            for Pairs { keys, lanes, .. } in head.by_queries(&block) {
+            for (lanes, terms) in head.by_queries(&block) {
                 self.multiply_small(SmallProduct {
                     rows: lanes.len(),
                     columns: shape.width,
-                    terms: keys.end,
+                    terms,
                     left: Left::Terms(MatrixRows { values: &scores[lanes.start..], stride: BLOCK }),
                     right: MatrixRows { values: &input[head.value..], stride },
                     target: MatrixRowsMut {
@@ -231,8 +231,8 @@ impl Cpu {
         }
     }
 
-    /// Writes `products[key][lane]`, the products of each of `keys` with the `vectors` of a block's queries that
-    /// see it. The entries of other lanes may keep what they have. `room` takes the transpose of the vectors.
+    /// Writes `products[key][lane]`, the products of each key with the `vectors` of the queries that see it.
+    /// The entries of other lanes may keep what they have. `room` takes the transpose of the vectors.
     fn multiply_block(
         &self,
         head: AttentionHead,
@@ -268,8 +268,8 @@ impl Cpu {
         }
     }
 
-    /// Writes the gradients of a head's queries to `input_gradient`, and those of its keys and values, block by
-    /// block. `is_first` is true for the first head with these keys: the others add theirs.
+    /// Writes the gradients of a head's queries, keys and values to `input_gradient`, block by block.
+    /// `is_first` is true for the first head with these keys: the others add to what it wrote.
     fn backward_head(
         &self,
         head: AttentionHead,
@@ -285,17 +285,17 @@ impl Cpu {
             let (len, num_keys) = (block.len(), head.num_keys(block.end));
             let query = block.start * stride + head.query;
             let place = block.start * out_stride + head.output;
-            let of_outputs = |values| MatrixRows { values, stride: out_stride };
-            let outputs = [gradient, output].map(|array| of_outputs(&array[place..]));
+            let [output_gradients, outputs] =
+                [gradient, output].map(|array| MatrixRows { values: &array[place..], stride: out_stride });
             let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
             self.multiply_block(head, &block, at(query), at(head.key), &mut scratch.queries, scores);
             let gradients = &mut scratch.gradients.elements(head.room_len())[..BLOCK * num_keys];
             let room = &mut scratch.output_gradients;
-            self.multiply_block(head, &block, outputs[0], at(head.value), room, gradients);
+            self.multiply_block(head, &block, output_gradients, at(head.value), room, gradients);
             let mut statistics = QueryStatistics { logarithms: [0.0; BLOCK], means: [0.0; BLOCK] };
             statistics.logarithms[..len].copy_from_slice(&logarithms[block.clone()]);
             let sums = &mut statistics.means[..len];
-            self.arch.dispatch(RowProducts { width: shape.width, rows: outputs, sums });
+            self.arch.dispatch(RowProducts { width: shape.width, rows: [output_gradients, outputs], sums });
             self.vectorised(
                 #[inline(always)]
                 || {
@@ -325,22 +325,18 @@ impl Cpu {
                 });
             };
             let of_block = |values| MatrixRows { values, stride: BLOCK };
-            for Pairs { keys, lanes, .. } in head.by_queries(&block) {
+            for (lanes, num_keys) in head.by_queries(&block) {
                 let left = Left::Terms(of_block(&gradients[lanes.start..]));
                 let place = query + lanes.start * stride;
-                multiply(left, [lanes.len(), keys.end], at(head.key), place, false);
+                multiply(left, [lanes.len(), num_keys], at(head.key), place, false);
             }
-            for pairs in head.by_keys(&block) {
-                let (size, continues) =
-                    ([pairs.keys.len(), pairs.lanes.len()], !(is_first && pairs.is_first));
-                let first = BLOCK * pairs.keys.start + pairs.lanes.start;
-                let place = pairs.keys.start * stride;
-                let (queries, outputs) =
-                    (at(query).from(pairs.lanes.start), outputs[0].from(pairs.lanes.start));
+            for Pairs { keys, lanes, is_first: are_first } in head.by_keys(&block) {
+                let (size, continues) = ([keys.len(), lanes.len()], !(is_first && are_first));
+                let (first, place) = (BLOCK * keys.start + lanes.start, keys.start * stride);
                 let left = Left::Rows(of_block(&gradients[first..]));
-                multiply(left, size, queries, head.key + place, continues);
+                multiply(left, size, at(query).from(lanes.start), head.key + place, continues);
                 let left = Left::Rows(of_block(&scores[first..]));
-                multiply(left, size, outputs, head.value + place, continues);
+                multiply(left, size, output_gradients.from(lanes.start), head.value + place, continues);
             }
         }
     }

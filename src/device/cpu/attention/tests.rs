@@ -92,6 +92,7 @@ fn attention_agrees_with_the_formula() {
         (1, 16, 2, 1, 4),
         (3, 21, 1, 2, 5),
         (1, 32, 1, 3, 8),
+        (1, 53, 1, 2, 40),
         (2, 70, 2, 2, 16),
     ] {
         for (causal, drops) in [(true, true), (false, true), (true, false), (false, false)] {
@@ -118,9 +119,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn attention_has_the_same_bits_with_any_threads_and_vectors() {
-    for (positions, causal) in [(9, true), (16, false), (37, true), (70, false)] {
+    for (positions, width, causal) in
+        [(9, 12, true), (16, 12, false), (37, 12, true), (53, 40, true), (70, 12, false)]
+    {
         let dropout = Some(AttentionDropout { mask: MASK, first: 8, row_stride: 1 << 20 });
-        let shape = AttentionShape { rows: 3, positions, groups: 2, heads: 2, width: 12, causal, dropout };
+        let shape = AttentionShape { rows: 3, positions, groups: 2, heads: 2, width, causal, dropout };
         let input = random(shape.rows * positions * shape.input_width(), 3);
         let gradient = random(shape.rows * positions * shape.output_width(), 4);
         let run = |cpu: &Cpu| {
@@ -135,6 +138,33 @@ fn attention_has_the_same_bits_with_any_threads_and_vectors() {
             for cpu in cpus().into_iter().filter_map(|cpu| cpu.with_vectors(vectors)) {
                 assert!(run(&cpu) == expected, "{positions} positions, {cpu:?}");
             }
+        }
+    }
+}
+
+/// Returns the bits of the outputs and of the gradients of the inputs.
+fn passes(shape: &AttentionShape, input: &[f32]) -> [Vec<u32>; 2] {
+    let (cpu, num_positions) = (Cpu::new(1).unwrap(), shape.rows * shape.positions);
+    let gradient = random(num_positions * shape.output_width(), 6);
+    let mut saved = poison(num_positions * shape.num_heads());
+    let (mut output, mut input_gradient) = (poison(gradient.len()), poison(input.len()));
+    cpu.attention_forward(shape, input, &mut saved, &mut output);
+    cpu.attention_backward(shape, input, &saved, &output, &gradient, &mut input_gradient);
+    [output, input_gradient].map(|values| bits(&values))
+}
+
+#[test]
+fn what_earlier_passes_left_in_memory_does_not_count() {
+    for (causal, drops) in [(true, true), (false, true), (true, false), (false, false)] {
+        let dropout = drops.then_some(AttentionDropout { mask: MASK, first: 8, row_stride: 1 << 20 });
+        let shape =
+            |positions| AttentionShape { rows: 1, positions, groups: 1, heads: 2, width: 9, causal, dropout };
+        let len = |positions| positions * shape(positions).input_width();
+        for positions in [5, 21, 53] {
+            let (shape, input) = (shape(positions), random(len(positions), 7));
+            let expected = std::thread::scope(|scope| scope.spawn(|| passes(&shape, &input)).join().unwrap());
+            passes(&AttentionShape { positions: 70, ..shape }, &vec![f32::NAN; len(70)]);
+            assert!(passes(&shape, &input) == expected, "{positions} positions, causal {causal}");
         }
     }
 }

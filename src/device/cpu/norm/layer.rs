@@ -24,15 +24,16 @@ impl WithSimd for LayerForward<'_> {
         let NormShape { columns, epsilon, is_centred, .. } = *shape;
         let rows = input.chunks_exact(columns).zip(output.chunks_exact_mut(columns));
         for ((x, y), saved) in rows.zip(saved.chunks_exact_mut(NormShape::SAVED)) {
-            let sum = || {
-                sum_of(
+            let mut mean = 0.0;
+            if is_centred {
+                let sum = sum_of(
                     simd,
                     [x],
                     #[inline(always)]
                     |[x]| x,
-                )
-            };
-            let mean = if is_centred { sum() / columns as f32 } else { 0.0 };
+                );
+                mean = sum / columns as f32;
+            }
             let all_mean = simd.splat_f32s(mean);
             let squares = sum_of(
                 simd,
@@ -77,15 +78,16 @@ impl WithSimd for LayerBackward<'_> {
         for (((x, dy), dx), saved) in rows.zip(saved.chunks_exact(NormShape::SAVED)) {
             let (mean, scale) = (saved[0], saved[1]);
             let [all_mean, all_scale] = [mean, scale].map(|value| simd.splat_f32s(value));
-            let sum = || {
-                sum_of(
+            let mut mean_g = 0.0;
+            if is_centred {
+                let sum = sum_of(
                     simd,
                     [dy, weight],
                     #[inline(always)]
                     |[dy, w]| simd.mul_f32s(dy, w),
-                )
-            };
-            let mean_g = if is_centred { sum() / columns as f32 } else { 0.0 };
+                );
+                mean_g = sum / columns as f32;
+            }
             let mean_gx = sum_of(
                 simd,
                 [dy, weight, x],

@@ -143,3 +143,45 @@ fn a_group_norm_with_a_relu_keeps_nan() {
     cpu.group_norm_forward(&shape, &input, &[1.0; 2], &[0.0; 2], None, &mut saved, &mut output);
     assert!(output[0].is_nan() && output[1] == 0.0 && output[2].is_nan() && output[3] > 0.9, "{output:?}");
 }
+
+/// Normalises rows of `columns` elements and computes their gradients, both by the formula and by `cpus`.
+fn check_layer_norm(columns: usize, is_centred: bool, cpus: &[Cpu]) {
+    let shape = NormShape { rows: 5, columns, epsilon: 1e-5, is_centred, positions: None };
+    let [input, gradient] = [1, 2].map(|seed| random(shape.rows * columns, seed));
+    let [weight, bias] = [3, 4].map(|seed| random(columns, seed));
+    let [mut expected, mut expected_gradient] = [vec![], vec![]];
+    for (x, dy) in input.chunks(columns).zip(gradient.chunks(columns)) {
+        let mean_of = |value: &dyn Fn(usize) -> f64| (0..columns).map(value).sum::<f64>() / columns as f64;
+        let mean = if is_centred { mean_of(&|i| f64::from(x[i])) } else { 0.0 };
+        let variance = mean_of(&|i| (f64::from(x[i]) - mean).powi(2));
+        let scale = 1.0 / (variance + f64::from(shape.epsilon)).sqrt();
+        let normal = |i: usize| (f64::from(x[i]) - mean) * scale;
+        let g = |i: usize| f64::from(dy[i]) * f64::from(weight[i]);
+        let mean_g = if is_centred { mean_of(&g) } else { 0.0 };
+        let mean_gx = mean_of(&|i| g(i) * normal(i));
+        expected.extend((0..columns).map(|i| normal(i) * f64::from(weight[i]) + f64::from(bias[i])));
+        expected_gradient.extend((0..columns).map(|i| (g(i) - mean_g - normal(i) * mean_gx) * scale));
+    }
+    let mut first_bits: Option<[Vec<u32>; 3]> = None;
+    for cpu in cpus {
+        let (mut saved, [mut output, mut dx]) = (poison(2 * shape.rows), [input.len(); 2].map(poison));
+        cpu.layer_norm_forward(&shape, &input, &weight, Some(&bias), &mut saved, &mut output);
+        cpu.layer_norm_backward_input(&shape, &input, &weight, &saved, &gradient, &mut dx);
+        assert_close(&output, &expected, 1e-5);
+        assert_close(&dx, &expected_gradient, 1e-5);
+        let bits = [saved, output, dx].map(|values| values.into_iter().map(f32::to_bits).collect());
+        assert_eq!(*first_bits.get_or_insert_with(|| bits.clone()), bits, "{columns} columns, {cpu:?}");
+    }
+}
+
+#[test]
+fn layer_norms_agree_with_the_formula_and_have_the_same_bits_everywhere() {
+    let vectors = [Vectors::Widest, Vectors::Avx512, Vectors::Avx2, Vectors::Portable];
+    let with = |threads| vectors.map(|vectors| Cpu::new(threads).unwrap().with_vectors(vectors));
+    let cpus: Vec<Cpu> = [1, 3].into_iter().flat_map(with).flatten().collect();
+    for columns in [3, 7, 16, 31, 32, 33, 40, 100] {
+        for is_centred in [true, false] {
+            check_layer_norm(columns, is_centred, &cpus);
+        }
+    }
+}
