@@ -20,7 +20,7 @@ use support::mpiexec;
 /// The most time of one measurement.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How often each is measured, in turns. The `--steps` are those of `pytorch_networks.py`, 3 + 40 or 3 + 6.
+/// The times that each is measured, in turns. A run has as many steps as one of `pytorch_networks.py`.
 const ROUNDS: usize = 7;
 
 struct Case {

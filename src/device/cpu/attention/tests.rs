@@ -117,6 +117,17 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
+/// Returns the bits of what is saved, of the outputs and of the gradients of the inputs.
+fn passes(cpu: &Cpu, shape: &AttentionShape, input: &[f32]) -> [Vec<u32>; 3] {
+    let num_positions = shape.rows * shape.positions;
+    let gradient = random(num_positions * shape.output_width(), 4);
+    let mut saved = poison(num_positions * shape.num_heads());
+    let (mut output, mut input_gradient) = (poison(gradient.len()), poison(input.len()));
+    cpu.attention_forward(shape, input, &mut saved, &mut output);
+    cpu.attention_backward(shape, input, &saved, &output, &gradient, &mut input_gradient);
+    [saved, output, input_gradient].map(|values| bits(&values))
+}
+
 #[test]
 fn attention_has_the_same_bits_with_any_threads_and_vectors() {
     for (positions, width, causal) in
@@ -125,36 +136,18 @@ fn attention_has_the_same_bits_with_any_threads_and_vectors() {
         let dropout = Some(AttentionDropout { mask: MASK, first: 8, row_stride: 1 << 20 });
         let shape = AttentionShape { rows: 3, positions, groups: 2, heads: 2, width, causal, dropout };
         let input = random(shape.rows * positions * shape.input_width(), 3);
-        let gradient = random(shape.rows * positions * shape.output_width(), 4);
-        let run = |cpu: &Cpu| {
-            let mut saved = poison(shape.rows * positions * shape.num_heads());
-            let (mut output, mut input_gradient) = (poison(gradient.len()), poison(input.len()));
-            cpu.attention_forward(&shape, &input, &mut saved, &mut output);
-            cpu.attention_backward(&shape, &input, &saved, &output, &gradient, &mut input_gradient);
-            [saved, output, input_gradient].map(|values| bits(&values))
-        };
-        let expected = run(&Cpu::new(1).unwrap());
+        let expected = passes(&Cpu::new(1).unwrap(), &shape, &input);
         for vectors in [Vectors::Widest, Vectors::Avx2, Vectors::Portable] {
             for cpu in cpus().into_iter().filter_map(|cpu| cpu.with_vectors(vectors)) {
-                assert!(run(&cpu) == expected, "{positions} positions, {cpu:?}");
+                assert!(passes(&cpu, &shape, &input) == expected, "{positions} positions, {cpu:?}");
             }
         }
     }
 }
 
-/// Returns the bits of the outputs and of the gradients of the inputs.
-fn passes(shape: &AttentionShape, input: &[f32]) -> [Vec<u32>; 2] {
-    let (cpu, num_positions) = (Cpu::new(1).unwrap(), shape.rows * shape.positions);
-    let gradient = random(num_positions * shape.output_width(), 6);
-    let mut saved = poison(num_positions * shape.num_heads());
-    let (mut output, mut input_gradient) = (poison(gradient.len()), poison(input.len()));
-    cpu.attention_forward(shape, input, &mut saved, &mut output);
-    cpu.attention_backward(shape, input, &saved, &output, &gradient, &mut input_gradient);
-    [output, input_gradient].map(|values| bits(&values))
-}
-
 #[test]
 fn what_earlier_passes_left_in_memory_does_not_count() {
+    let cpu = Cpu::new(1).unwrap();
     for (causal, drops) in [(true, true), (false, true), (true, false), (false, false)] {
         let dropout = drops.then_some(AttentionDropout { mask: MASK, first: 8, row_stride: 1 << 20 });
         let shape =
@@ -162,9 +155,10 @@ fn what_earlier_passes_left_in_memory_does_not_count() {
         let len = |positions| positions * shape(positions).input_width();
         for positions in [5, 21, 53] {
             let (shape, input) = (shape(positions), random(len(positions), 7));
-            let expected = std::thread::scope(|scope| scope.spawn(|| passes(&shape, &input)).join().unwrap());
-            passes(&AttentionShape { positions: 70, ..shape }, &vec![f32::NAN; len(70)]);
-            assert!(passes(&shape, &input) == expected, "{positions} positions, causal {causal}");
+            let expected =
+                std::thread::scope(|scope| scope.spawn(|| passes(&cpu, &shape, &input)).join().unwrap());
+            passes(&cpu, &AttentionShape { positions: 70, ..shape }, &vec![f32::NAN; len(70)]);
+            assert!(passes(&cpu, &shape, &input) == expected, "{positions} positions, causal {causal}");
         }
     }
 }
