@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum as _};
 use phalanx::app::{CommonOptions, Program, print_line};
-use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version};
+use phalanx::comm::{Algorithm, Choice, Communicator, World, library_version, ranks_on_nodes};
 use phalanx::measure::{
     Bench, BenchSettings, CallForm, DeviceBench, HostBench, Measured, OPERATIONS, check_node_room,
     demonstrate, header, operation_named, parse_bytes,
@@ -128,7 +128,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
         return demonstrate(all, &print_line);
     }
     all.agree(arguments.check())?;
-    log::info!("{} ranks on {} nodes; {}", world.size(), world.num_nodes(), library_version());
+    log::info!("{}; {}", ranks_on_nodes(world.size(), world.num_nodes()), library_version());
     if world.is_crowded() && world.is_root() {
         log::warn!(
             "there are more ranks than cores: blocking calls are started and polled, and times include \

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use phalanx::app::{self, CommonOptions, FileOption, Program};
-use phalanx::comm::World;
+use phalanx::comm::{World, ranks_on_nodes};
 use phalanx::dataset::Tokeniser;
 use phalanx::device::Cpu;
 use phalanx::infer::{Sampling, TextGenerator, TrainedNetwork};
@@ -167,7 +167,8 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     if world.is_root() {
         let num_tokens = samples as f64 * length as f64;
         let rate = num_tokens / began.elapsed().as_secs_f64().max(1e-9);
-        log::info!("{num_tokens} tokens, {rate:.0} tokens/s on {} ranks", world.size());
+        let job = ranks_on_nodes(world.size(), world.num_nodes());
+        log::info!("{num_tokens} tokens, {rate:.0} tokens/s; {job}");
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use phalanx::app::{CommonOptions, FileOption, Program, check_files, parse_time, print_line};
-use phalanx::comm::World;
+use phalanx::comm::{World, ranks_on_nodes};
 use phalanx::probe::{
     Findings, Trial, TrialOutcome, attempt, describe_job, request_description, start, topology,
 };
@@ -71,7 +71,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
     print_line(&format!("{}, thread level {}", description.mpi, description.thread_level))?;
     print_line(&format!("CUDA-aware: {}", description.cuda))?;
     let (ranks, nodes) = (description.places.len(), description.num_nodes());
-    print_line(&format!("{ranks} ranks on {nodes} nodes, by `{launcher}`\n"))?;
+    print_line(&format!("{}, by `{launcher}`\n", ranks_on_nodes(ranks, nodes)))?;
     print_line(&topology(&description))?;
     if arguments.topology {
         return Ok(ExitCode::SUCCESS);

@@ -45,4 +45,4 @@ pub use grid::{Channels, Grid, GridShape};
 pub use group::LARGEST_TAG;
 pub use mpi::{Awareness, Transfers, awareness};
 pub use shared_memory::{SharedMemory, shared_room};
-pub use world::{World, abort, library_version, rank_for_messages};
+pub use world::{World, abort, library_version, rank_for_messages, ranks_on_nodes};

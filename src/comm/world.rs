@@ -174,6 +174,13 @@ pub(super) fn host_name() -> String {
     ::mpi::environment::processor_name().unwrap_or_default()
 }
 
+/// Returns the size of a job in words, such as "3 ranks on 1 node". Not collective.
+pub fn ranks_on_nodes(ranks: usize, nodes: usize) -> String {
+    let counted =
+        |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    format!("{} on {}", counted(ranks, "rank"), counted(nodes, "node"))
+}
+
 /// Returns MPI's own name and version, for logs. Not collective.
 pub fn library_version() -> String {
     let version = ::mpi::environment::library_version().unwrap_or_default();
@@ -256,5 +263,16 @@ impl Drop for World {
     fn drop(&mut self) {
         // a panic after MPI_Finalize must not call MPI_Abort
         drop(panic::take_hook());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ranks_on_nodes;
+
+    #[test]
+    fn a_single_rank_or_node_has_no_plural() {
+        assert_eq!(ranks_on_nodes(1, 1), "1 rank on 1 node");
+        assert_eq!(ranks_on_nodes(3, 2), "3 ranks on 2 nodes");
     }
 }

@@ -48,7 +48,7 @@ fn it_draws_where_ranks_are() {
     let output = probe(&launcher(3), &["--topology"], &[]);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
-    assert!(said.contains("3 ranks on 1 nodes") && said.contains("thread level"), "{said}");
+    assert!(said.contains("3 ranks on 1 node,") && said.contains("thread level"), "{said}");
     let header = said.lines().position(|line| line.trim_start().starts_with("rank ")).expect("a table");
     for rank in 0..3 {
         let row = said.lines().nth(header + 1 + rank).unwrap_or_default();
