@@ -75,10 +75,7 @@ impl Divider<'_> {
         let whole = |tensor| TensorShard { is_copy, ..TensorShard::whole(&self.model.tensors[tensor]) };
         let mut tensors: Vec<_> = layer.tensors.clone().map(|tensor| (tensor, whole(tensor))).collect();
         let mut layer = layer.clone();
-        if let LayerKind::Linear(linear) = &mut layer.kind {
-            let [input_unit, output_unit] = linear.units();
-            linear.input_terms = self.division.whole(linear.inputs, input_unit);
-            linear.output_terms = self.division.whole(linear.outputs, output_unit);
+        if let LayerKind::Linear(linear) = &layer.kind {
             let rows = linear.output_rows(0..linear.outputs);
             if linear.layout == WeightLayout::OutputsByInputs {
                 tensors.iter_mut().for_each(|(_, shard)| shard.rows.clone_from(&rows));
@@ -101,10 +98,9 @@ impl Divider<'_> {
         after: Option<ExchangeKind>,
     ) -> Divided {
         let LinearLayer { inputs, outputs, bias, .. } = *linear;
-        let [input_unit, output_unit] = linear.units();
+        let [_, output_unit] = linear.units();
         let output_terms = self.division.section(outputs, output_unit, self.rank);
         let own = output_terms.terms();
-        let input_terms = self.division.whole(inputs, input_unit);
         let weight = layer.tensors.start;
         let mut tensors = vec![(weight, self.block(weight, linear, 0..inputs, own.clone()))];
         if bias {
@@ -112,7 +108,7 @@ impl Divider<'_> {
             let rows = linear.output_rows(own.clone());
             tensors.push((weight + 1, TensorShard { spec, rows, columns: 0..1, is_copy: false }));
         }
-        let local = LinearLayer { outputs: own.len(), input_terms, output_terms, ..linear.clone() };
+        let local = LinearLayer { outputs: own.len(), output_terms, ..linear.clone() };
         let sum = |kind| self.exchange(kind, linear, inputs, outputs, output_unit);
         let before = match before {
             Before::Nothing => None,
@@ -133,10 +129,9 @@ impl Divider<'_> {
         shared: Option<SharedShape>,
     ) -> Divided {
         let LinearLayer { inputs, outputs, activation, bias, .. } = *linear;
-        let [input_unit, output_unit] = linear.units();
+        let [input_unit, _] = linear.units();
         let input_terms = self.division.section(inputs, input_unit, self.rank);
         let own = input_terms.terms();
-        let output_terms = self.division.whole(outputs, output_unit);
         // the first leaf of the sum begins with the bias
         let bias = bias && self.rank == 0;
         let weight = layer.tensors.start;
@@ -147,7 +142,6 @@ impl Divider<'_> {
         let local = LinearLayer {
             inputs: own.len(),
             input_terms,
-            output_terms,
             bias,
             activation: Activation::Identity,
             ..linear.clone()

@@ -69,6 +69,7 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
     let shared = SharedValues::new(model, division.shares_positions());
     let divider = Divider { model, rank, division };
     let roles = roles(model, split);
+    let layers: Vec<Layer> = with_sums(model, division);
     let with_tensors = |layer: &Layer| !layer.tensors.is_empty();
     let first = model.layers.iter().position(with_tensors).unwrap_or(model.layers.len());
     let part = |(at, layer): (usize, &Layer)| {
@@ -118,7 +119,7 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
         }
         LayerPart { number: at, inputs, pieces, tensors, position_sums }
     };
-    let mut parts: Vec<LayerPart> = model.layers.iter().enumerate().map(part).collect();
+    let mut parts: Vec<LayerPart> = layers.iter().enumerate().map(part).collect();
     // the loss needs all positions
     if let (Some(last), Some(shape)) = (parts.last_mut(), shared.shape(model, model.layers.len())) {
         last.pieces.push(divider.positions(ExchangeKind::GatherOutput, shape));
@@ -136,6 +137,28 @@ pub fn split_classes(model: &Model, split: Split, rank: usize, division: Feature
         }
         _ => ClassShare::whole(num, division),
     }
+}
+
+/// Returns the layers of `model` with the order of their sums over features. Those that some [`Split`] divides
+/// have leaves, whatever the split of this run, so that all have the same bits; the others are one chain, which
+/// takes less time.
+fn with_sums(model: &Model, division: FeatureDivision) -> Vec<Layer> {
+    let roles: Vec<_> = Split::value_variants().iter().map(|split| roles(model, *split)).collect();
+    let with_sums = |(at, layer): (usize, &Layer)| {
+        let mut layer = layer.clone();
+        if let LayerKind::Linear(linear) = &mut layer.kind {
+            let is_by_inputs = |roles: &Vec<_>| roles[at] == Some(LinearRole::RowParallel);
+            let [input_unit, output_unit] = linear.units();
+            if roles.iter().any(is_by_inputs) {
+                linear.input_terms = division.whole(linear.inputs, input_unit);
+            }
+            if !roles.iter().all(is_by_inputs) {
+                linear.output_terms = division.whole(linear.outputs, output_unit);
+            }
+        }
+        layer
+    };
+    model.layers.iter().enumerate().map(with_sums).collect()
 }
 
 /// Returns the role of each linear layer.
