@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::lanes::{self, BLOCK, HALF, PerQuery};
+use super::lanes::{BLOCK, HALF, KeyRows, PerQuery};
 use crate::device::cpu::activation::drop_out;
 use crate::device::{AttentionDropout, AttentionShape};
 use crate::memory::scratch::Room;
@@ -84,7 +84,7 @@ impl AttentionHead {
     }
 
     /// Returns rectangles that hold all pairs of a key and a query that sees it, each key in one rectangle.
-    /// Those on a block's diagonal also hold pairs that [`hide`](Self::hide) clears.
+    /// Those on a block's diagonal also hold pairs of a key and a query that does not see it, whose weights are 0.
     pub(super) fn by_keys(&self, block: &Range<usize>) -> impl Iterator<Item = Pairs> + use<> {
         let (end, len) = (self.num_keys(block.end), self.num_queries(block));
         let late = end - self.num_late_keys(block);
@@ -111,12 +111,11 @@ impl AttentionHead {
         parts.into_iter().filter(|(lanes, _)| !lanes.is_empty())
     }
 
-    /// Overwrites with `value` the entries of keys that come after their query.
-    #[inline(always)]
-    pub(super) fn hide(&self, block: &Range<usize>, values: &mut [PerQuery], value: f32) {
-        if self.shape.causal {
-            lanes::hide(&mut values[block.start..], value);
-        }
+    /// Returns the keys of a block.
+    pub(super) fn key_rows(&self, block: &Range<usize>) -> KeyRows {
+        let num = self.num_keys(block.end);
+        let own = if self.shape.causal { block.start } else { num };
+        KeyRows { num, own, late: num - self.num_late_keys(block) }
     }
 
     /// Returns the number of values of all keys, rounded up, so that memory lasts while a text grows.

@@ -1,10 +1,6 @@
 //! The arithmetic of the softmax of a block of queries, each of which has a lane.
 
-use pulp::{Simd, WithSimd};
-
-use crate::device::cpu::loops::sum_of;
 use crate::device::cpu::math;
-use crate::device::cpu::small_product::MatrixRows;
 
 /// The queries of a block: two vectors of 16, so that a product reads a factor for two multiply-adds.
 pub(super) const BLOCK: usize = 32;
@@ -31,120 +27,127 @@ static SEEING: [[u32; BLOCK]; BLOCK] = {
     masks
 };
 
-/// Overwrites with `value` the entries of the queries before each key. Row k is that of the block's own k-th
-/// key.
-#[inline(always)]
-pub(super) fn hide(rows: &mut [PerQuery], value: f32) {
-    // masks, because the compiler does not vectorise comparisons here, or a fill of a part of each row
-    for (entry, mask) in rows.as_flattened_mut().iter_mut().zip(SEEING.as_flattened()) {
-        *entry = f32::from_bits(entry.to_bits() & mask | value.to_bits() & !mask);
-    }
+/// The lanes of a vector: half of those of a block. A function of a half reads and writes arrays of its own, in
+/// which the compiler sees that nothing overlaps.
+type Lanes = [f32; HALF];
+
+/// The keys of a block, row by row: those that all of its queries see, then its own.
+#[derive(Clone, Copy)]
+pub(super) struct KeyRows {
+    /// The number of keys.
+    pub(super) num: usize,
+    /// The first of the block's own keys, each of which is seen by its query and those after it.
+    pub(super) own: usize,
+    /// The first of those keys that no query of the first `HALF` lanes sees. These lanes keep what they have.
+    pub(super) late: usize,
 }
 
-/// Returns the largest of each query's scores, of which NaN are passed over.
-#[inline(always)]
-pub(super) fn largest(scores: &[PerQuery]) -> PerQuery {
-    let mut all = [f32::NEG_INFINITY; BLOCK];
-    for scores in scores {
-        for (largest, score) in all.iter_mut().zip(scores) {
-            *largest = if score > largest { *score } else { *largest };
+impl KeyRows {
+    /// Calls `work` with each key, each half of the lanes that sees it, and the masks of these: all bits are set
+    /// if a lane sees the key.
+    #[inline(always)]
+    fn each(self, mut work: impl FnMut(usize, usize, &[u32; HALF])) {
+        for key in 0..self.num {
+            let masks = SEEING[key.saturating_sub(self.own)].as_chunks().0;
+            if key < self.late {
+                work(key, 0, &masks[0]);
+            }
+            work(key, 1, &masks[1]);
         }
     }
-    all
 }
 
-/// Returns the sum of each query's values, added in four chains, that of key k in chain k mod 4. Zeros at the
-/// end change nothing.
+/// Returns the halves of rows, those of a row one behind the other.
 #[inline(always)]
-pub(super) fn sums(values: &[PerQuery]) -> PerQuery {
+fn halves(rows: &mut [PerQuery]) -> &mut [[Lanes; 2]] {
+    bytemuck::cast_slice_mut(rows)
+}
+
+/// Returns the largest of the scores that each query sees, of which NaN are passed over.
+#[inline(always)]
+pub(super) fn largest(keys: KeyRows, scores: &mut [PerQuery]) -> PerQuery {
+    let (mut all, scores) = ([[f32::NEG_INFINITY; HALF]; 2], halves(scores));
+    keys.each(
+        #[inline(always)]
+        |key, half, masks| {
+            let (mut largest, scores) = (all[half], scores[key][half]);
+            for lane in 0..HALF {
+                // bits, because the compiler does not vectorise comparisons of lanes here
+                let hidden = f32::NEG_INFINITY.to_bits() & !masks[lane];
+                let score = f32::from_bits(scores[lane].to_bits() & masks[lane] | hidden);
+                largest[lane] = if score > largest[lane] { score } else { largest[lane] };
+            }
+            all[half] = largest;
+        },
+    );
+    bytemuck::cast(all)
+}
+
+/// Turns scores into the exponentials of their distances to the largest, times `scale`, and returns the sum of
+/// each query's. They are added in four chains, that of key k in chain k mod 4; a key that a query does not see
+/// counts as 0, which changes nothing.
+#[inline(always)]
+pub(super) fn exponentials(
+    keys: KeyRows,
+    scores: &mut [PerQuery],
+    largest: &PerQuery,
+    scale: f32,
+) -> PerQuery {
     const CHAINS: usize = 4;
-    let mut sums = [[0.0; BLOCK]; CHAINS];
-    for values in values.chunks(CHAINS) {
-        for (sums, values) in sums.iter_mut().zip(values) {
-            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-    }
-    let [a, b, c, d] = sums;
+    let (largest, scores): (&[Lanes; 2], _) = (bytemuck::cast_ref(largest), halves(scores));
+    let mut sums = [[[0.0; HALF]; 2]; CHAINS];
+    keys.each(
+        #[inline(always)]
+        |key, half, masks| {
+            let (mut weights, mut sum) = (scores[key][half], sums[key % CHAINS][half]);
+            for lane in 0..HALF {
+                let weight = math::exp((weights[lane] - largest[half][lane]) * scale);
+                weights[lane] = f32::from_bits(weight.to_bits() & masks[lane]);
+                sum[lane] += weights[lane];
+            }
+            (scores[key][half], sums[key % CHAINS][half]) = (weights, sum);
+        },
+    );
+    let [a, b, c, d]: [PerQuery; CHAINS] = bytemuck::cast(sums);
     std::array::from_fn(|lane| (a[lane] + b[lane]) + (c[lane] + d[lane]))
 }
 
-/// Turns scores into the exponentials of their distances to the largest, times `scale`. Only the lanes from
-/// `HALF` on see the last `num_late` keys; the others of these keep what they have.
-#[inline(always)]
-pub(super) fn exponentials(scores: &mut [PerQuery], num_late: usize, largest: &PerQuery, scale: f32) {
-    let (early, late) = scores.split_at_mut(scores.len() - num_late);
-    early.iter_mut().for_each(|row| row_exponentials(row, largest, scale));
-    late.iter_mut().for_each(|row| row_exponentials(&mut row[HALF..], &largest[HALF..], scale));
-}
-
-#[inline(always)]
-fn row_exponentials(scores: &mut [f32], largest: &[f32], scale: f32) {
-    for (score, largest) in scores.iter_mut().zip(largest) {
-        *score = math::exp((*score - largest) * scale);
-    }
-}
-
-/// The values of each query that the gradients of a block's scores need.
-pub(super) struct QueryStatistics {
-    /// The logarithm of the sum of exponentials.
-    pub(super) logarithms: PerQuery,
-    /// The sum of the products of outputs and their gradients.
-    pub(super) means: PerQuery,
-}
-
-/// Turns scores into weights, and the gradients of weights into those of scores. Only the lanes from `HALF`
-/// on see the last `num_late` keys; the others of these keep what they have.
+/// Turns scores into weights, from the logarithm of each query's sum of exponentials, and the gradients of
+/// weights into those of scores.
 #[inline(always)]
 pub(super) fn score_gradients(
+    keys: KeyRows,
     [scores, gradients]: [&mut [PerQuery]; 2],
-    num_late: usize,
-    statistics: &QueryStatistics,
+    logarithms: &PerQuery,
     scale: f32,
 ) {
-    let num_early = scores.len() - num_late;
-    for (key, (scores, gradients)) in scores.iter_mut().zip(gradients).enumerate() {
-        let QueryStatistics { logarithms, means } = statistics;
-        if key < num_early {
-            row_gradients([scores, gradients], [logarithms, means], scale);
-        } else {
-            let rows = [&mut scores[HALF..], &mut gradients[HALF..]];
-            row_gradients(rows, [&logarithms[HALF..], &means[HALF..]], scale);
-        }
-    }
-}
-
-#[inline(always)]
-fn row_gradients([scores, gradients]: [&mut [f32]; 2], [logarithms, means]: [&[f32]; 2], scale: f32) {
-    let statistics = logarithms.iter().zip(means);
-    for ((score, gradient), (logarithm, mean)) in scores.iter_mut().zip(gradients).zip(statistics) {
-        let weight = math::exp(score.mul_add(scale, -logarithm));
-        *score = weight;
-        *gradient = weight * (*gradient - mean) * scale;
-    }
-}
-
-/// Computes the sum of the products of two rows of `width` elements for each of `sums`.
-pub(super) struct RowProducts<'a> {
-    pub(super) width: usize,
-    pub(super) rows: [MatrixRows<'a>; 2],
-    pub(super) sums: &'a mut [f32],
-}
-
-impl WithSimd for RowProducts<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        for (row, sum) in self.sums.iter_mut().enumerate() {
-            let rows = self.rows.map(|rows| &rows.values[row * rows.stride..][..self.width]);
-            *sum = sum_of(
-                simd,
-                rows,
-                #[inline(always)]
-                |[a, b]| simd.mul_f32s(a, b),
-            );
-        }
-    }
+    let (scores, gradients) = (halves(scores), halves(gradients));
+    let logarithms: &[Lanes; 2] = bytemuck::cast_ref(logarithms);
+    // the mean of the gradients of a query's weights, by these weights
+    let mut means = [[0.0_f32; HALF]; 2];
+    keys.each(
+        #[inline(always)]
+        |key, half, masks| {
+            let (mut weights, gradients) = (scores[key][half], gradients[key][half]);
+            let (mut mean, logarithms) = (means[half], logarithms[half]);
+            for lane in 0..HALF {
+                let weight = math::exp(weights[lane].mul_add(scale, -logarithms[lane]));
+                weights[lane] = f32::from_bits(weight.to_bits() & masks[lane]);
+                mean[lane] = weights[lane].mul_add(gradients[lane], mean[lane]);
+            }
+            (scores[key][half], means[half]) = (weights, mean);
+        },
+    );
+    keys.each(
+        #[inline(always)]
+        |key, half, _| {
+            let (weights, mean, mut gradient) = (scores[key][half], means[half], gradients[key][half]);
+            for lane in 0..HALF {
+                gradient[lane] = weights[lane] * (gradient[lane] - mean[lane]) * scale;
+            }
+            gradients[key][half] = gradient;
+        },
+    );
 }
 
 /// Multiplies values by factors.

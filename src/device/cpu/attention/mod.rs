@@ -22,7 +22,7 @@ use super::transpose::transpose;
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
 use crate::memory::scratch::Room;
 use head::{AttentionHead, Pairs};
-use lanes::{BLOCK, FEWEST_LANES, QueryStatistics, RowProducts};
+use lanes::{BLOCK, FEWEST_LANES};
 
 /// Memory of a thread, of a value for each query of a block in each row.
 struct AttentionScratch {
@@ -87,7 +87,7 @@ impl AttentionOperations for Cpu {
         shape: &AttentionShape,
         input: &[f32],
         saved: &[f32],
-        output: &[f32],
+        _output: &[f32],
         gradient: &[f32],
         input_gradient: &mut [f32],
     ) {
@@ -101,7 +101,6 @@ impl AttentionOperations for Cpu {
                 row * len..(row + 1) * len
             };
             let input = &input[of_row(input, input_len)];
-            let output = &output[of_row(output, output_len)];
             let saved = &saved[of_row(saved, saved_len)];
             let gradient = &gradient[of_row(gradient, output_len)];
             SCRATCH.with_borrow_mut(|scratch| {
@@ -112,7 +111,6 @@ impl AttentionOperations for Cpu {
                         let arrays = HeadArrays {
                             input,
                             logarithms: saved.next().expect("a row for each head"),
-                            output,
                             gradient,
                         };
                         let head = AttentionHead::new(*shape, row, group, head);
@@ -136,7 +134,6 @@ impl AttentionOperations for Cpu {
 struct HeadArrays<'a> {
     input: &'a [f32],
     logarithms: &'a [f32],
-    output: &'a [f32],
     gradient: &'a [f32],
 }
 
@@ -174,23 +171,21 @@ impl Cpu {
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
         let [query_stride, target_stride] = head.strides();
         for block in head.blocks() {
-            let (len, num_keys) = (head.num_queries(&block), head.num_keys(block.end));
+            let num_keys = head.num_keys(block.end);
             let queries = &input[block.start * stride + head.query..];
             let queries = MatrixRows { values: queries, stride: query_stride };
             let keys = MatrixRows { values: &input[head.key..], stride };
             let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
             self.multiply_block(head, &block, queries, keys, &mut scratch.queries, scores);
-            let mut sums = [0.0; BLOCK];
+            let mut shares = [0.0; BLOCK];
             self.vectorised(
                 #[inline(always)]
                 || {
                     let scale = shape.scale();
-                    let scores = scores.as_chunks_mut().0;
-                    head.hide(&block, scores, f32::NEG_INFINITY);
-                    let largest = lanes::largest(scores);
-                    lanes::exponentials(scores, head.num_late_keys(&block), &largest, scale);
-                    head.hide(&block, scores, 0.0);
-                    sums = lanes::sums(scores);
+                    let (keys, scores) = (head.key_rows(&block), scores.as_chunks_mut().0);
+                    let largest = lanes::largest(keys, scores);
+                    let sums = lanes::exponentials(keys, scores, &largest, scale);
+                    shares = sums.map(|sum| 1.0 / sum);
                     if let Some(factors) = head.dropout_factors(&block, &mut scratch.factors) {
                         lanes::multiply(scores, factors);
                     }
@@ -221,10 +216,9 @@ impl Cpu {
             self.vectorised(
                 #[inline(always)]
                 || {
-                    for (lane, sum) in sums.iter().enumerate().take(len) {
-                        let factor = 1.0 / sum;
+                    for (lane, share) in shares.iter().enumerate().take(head.num_queries(&block)) {
                         let output = &mut out[lane * target_stride..][..shape.width];
-                        output.iter_mut().for_each(|value| *value *= factor);
+                        output.iter_mut().for_each(|value| *value *= share);
                     }
                 },
             );
@@ -278,24 +272,21 @@ impl Cpu {
         scratch: &mut AttentionScratch,
         input_gradient: &mut [f32],
     ) {
-        let HeadArrays { input, logarithms, output, gradient } = arrays;
+        let HeadArrays { input, logarithms, gradient } = arrays;
         let (shape, stride, out_stride) = (head.shape, head.shape.input_width(), head.shape.output_width());
         let at = |place: usize| MatrixRows { values: &input[place..], stride };
         for block in head.blocks() {
-            let (len, num_keys) = (block.len(), head.num_keys(block.end));
+            let num_keys = head.num_keys(block.end);
             let query = block.start * stride + head.query;
             let place = block.start * out_stride + head.output;
-            let [output_gradients, outputs] =
-                [gradient, output].map(|array| MatrixRows { values: &array[place..], stride: out_stride });
+            let output_gradients = MatrixRows { values: &gradient[place..], stride: out_stride };
             let scores = &mut scratch.scores.elements(head.room_len())[..BLOCK * num_keys];
             self.multiply_block(head, &block, at(query), at(head.key), &mut scratch.queries, scores);
             let gradients = &mut scratch.gradients.elements(head.room_len())[..BLOCK * num_keys];
             let room = &mut scratch.output_gradients;
             self.multiply_block(head, &block, output_gradients, at(head.value), room, gradients);
-            let mut statistics = QueryStatistics { logarithms: [0.0; BLOCK], means: [0.0; BLOCK] };
-            statistics.logarithms[..len].copy_from_slice(&logarithms[block.clone()]);
-            let sums = &mut statistics.means[..len];
-            self.arch.dispatch(RowProducts { width: shape.width, rows: [output_gradients, outputs], sums });
+            let mut block_logarithms = [0.0; BLOCK];
+            block_logarithms[..block.len()].copy_from_slice(&logarithms[block.clone()]);
             self.vectorised(
                 #[inline(always)]
                 || {
@@ -304,10 +295,9 @@ impl Cpu {
                     if let Some(factors) = factors {
                         lanes::multiply(gradients, factors);
                     }
-                    let num_late = head.num_late_keys(&block);
-                    lanes::score_gradients([scores, gradients], num_late, &statistics, shape.scale());
-                    head.hide(&block, scores, 0.0);
-                    head.hide(&block, gradients, 0.0);
+                    let keys = head.key_rows(&block);
+                    let arrays = [&mut *scores, gradients];
+                    lanes::score_gradients(keys, arrays, &block_logarithms, shape.scale());
                     if let Some(factors) = factors {
                         lanes::multiply(scores, factors);
                     }
