@@ -29,6 +29,9 @@ pub struct ParallelPlan {
     /// True to discard the activations inside groups of layers after the forward pass, and recompute
     /// them in the backward pass.
     pub recompute: bool,
+    /// True to keep the gradients of all values until a backward pass is over, as audits need them. A schedule
+    /// that postpones the gradients of weights keeps them too.
+    pub keeps_gradients: bool,
     /// The share of the ranks' time that a pipeline's schedule leaves idle, with which traces
     /// compare the measured bubble; `None` for a model that is not trained as a pipeline.
     pub expected_bubble: Option<f64>,
@@ -53,6 +56,7 @@ impl ParallelPlan {
             sequence_parallel: false,
             summation,
             recompute: false,
+            keeps_gradients: false,
             expected_bubble: None,
         }
     }
@@ -204,6 +208,9 @@ impl Layout {
                     .then(|| Head::new(model).with_share(split_classes(model, *how, tensor_rank, features)));
                 layout.add_stage(model, index, &parts, run.clone(), head);
             }
+        }
+        if !schedule.splits_passes() && !plan.keeps_gradients {
+            layout.stages.iter_mut().for_each(Stage::share_gradients);
         }
         let stage_of = |layer: usize| layers.iter().position(|run| run.contains(&layer)).unwrap_or_default();
         for (user, layer) in model.layers.iter().enumerate().filter(|(_, layer)| layer.is_tied()) {

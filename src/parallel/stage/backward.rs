@@ -123,7 +123,7 @@ impl Stage {
     }
 
     /// Returns the exchange whose output piece `at`, a layer, reads.
-    fn exchange_before(&self, at: usize) -> Option<Exchange> {
+    pub(super) fn exchange_before(&self, at: usize) -> Option<Exchange> {
         let piece = self.pieces.get(at).filter(|piece| piece.input == at)?;
         match (&piece.piece, &self.pieces.get(at.checked_sub(1)?)?.piece) {
             (Piece::Layer(_), Piece::Exchange(exchange)) => Some(*exchange),

@@ -4,8 +4,9 @@
 //! The input of a stage is at *position* 0, the output of piece i at position i + 1; a piece that works
 //! in place leaves two positions in the same array. A forward pass fills the [`Activations`] of a
 //! micro-batch. A backward pass reads them and fills a set of [`Gradients`], an array for each
-//! position, so that the gradients of weights can be computed later. All arrays are allocated once,
-//! for the largest number of rows. Between passes, the arrays at both ends may be in messages.
+//! position, so that the gradients of weights can be computed later; if they are computed in the same
+//! pass, positions share arrays ([`Stage::share_gradients`]). All arrays are allocated once, for the
+//! largest number of rows. Between passes, the arrays at both ends may be in messages.
 //!
 //! Ranks may have some of the positions of sequences each. Values that are whole for one piece alone then lie
 //! in an array that all of them share, and are gathered again where a gradient of weights needs them.
@@ -21,6 +22,7 @@ mod groups;
 mod next;
 mod observe;
 mod positions;
+mod sharing;
 mod weights;
 
 #[cfg(test)]

@@ -129,6 +129,10 @@ impl Probe {
         for (one, two) in once.iter().zip(&twice) {
             assert!((2.0 * one - two).abs() < 1e-5 * largest, "{one} twice is not {two}");
         }
+        self.stage.share_gradients();
+        self.gradients = self.stage.gradients(&Exchanger::alone(&self.device), self.rows).unwrap();
+        self.gradients.values.iter_mut().flatten().for_each(|array| array.fill(f32::NAN));
+        assert_eq!(self.backward(1, Pass::Whole), once, "in shared arrays");
     }
 }
 
@@ -150,16 +154,31 @@ fn gradients_accumulate_in_every_layer() {
     }
 }
 
+/// Returns a stage of all layers of a network.
+fn stage(modules: Vec<Module>, width: usize) -> Stage {
+    let loss = Loss::MeanSquaredError;
+    let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
+    let parts = split(&model, Split::Pairs, 0, FeatureDivision::new(Summation::ByLayout, 1));
+    Stage::new(0, None, &parts, width, 0, Some(Head::new(&model)))
+}
+
+#[test]
+fn gradients_of_a_deep_stage_share_few_arrays() {
+    let residual = |body| Module::Residual { body, shortcut: vec![] };
+    let products = vec![Module::Product { outputs: 64 }; 16];
+    let residuals = vec![residual(vec![Module::Product { outputs: 64 }; 3]); 8];
+    // both ends, and those that are there at a time: two, and that of the residual's end
+    for (modules, most) in [(products, 4), (residuals, 5)] {
+        let mut stage = stage(modules, 64);
+        let num_pieces = stage.num_pieces();
+        assert!(stage.row_widths(&stage.one_group()).gradients >= num_pieces * 64 / 2);
+        stage.share_gradients();
+        assert!(stage.row_widths(&stage.one_group()).gradients <= most * 64, "{num_pieces} pieces");
+    }
+}
+
 #[test]
 fn groups_cover_a_stage_and_need_less_memory() {
-    let stage = |modules: Vec<Module>, width: usize| {
-        let loss = Loss::MeanSquaredError;
-        let model = Network { name: "probe".into(), modules, loss }.build(Features::Flat(width)).unwrap();
-        let division = FeatureDivision::new(Summation::ByLayout, 1);
-        let parts = split(&model, Split::Pairs, 0, division);
-        let head = Head::new(&model);
-        Stage::new(0, None, &parts, width, 0, Some(head))
-    };
     let deep = stage(vec![Module::Product { outputs: 64 }; 16], 64);
     let with_activations = vec![Module::linear(64, true), Module::Activation(Activation::Gelu)];
     let mlp = stage(vec![with_activations; 8].concat(), 64);

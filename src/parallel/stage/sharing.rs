@@ -1,0 +1,93 @@
+//! The sharing of memory by gradients that are not there at the same time: pure logic.
+//!
+//! A backward pass goes from the last piece to the first. The gradient of a value is there from the pass of the
+//! last piece that reads the value to that of the piece that gives it, after which another gradient may take its
+//! array. A few arrays then pass from piece to piece and stay in the caches, in place of an array for each
+//! position. This is the allocation of registers for straight-line code by the ends of lives (Poletto and Sarkar,
+//! "Linear scan register allocation", 1999).
+
+use std::cmp::Reverse;
+
+use super::Stage;
+
+/// The passes, counted from the last piece on, in which an array has a gradient.
+#[derive(Debug, Clone, Copy)]
+struct Life {
+    first: usize,
+    last: usize,
+}
+
+/// An array that several gradients may have, one after the other.
+struct SharedArray {
+    width: usize,
+    last: usize,
+}
+
+impl Stage {
+    /// Lets gradients share arrays. Those at both ends of the stage, which may be in messages, and that of
+    /// transient positions keep arrays of their own. Only if the gradients of weights are computed together with
+    /// those of values: [`Pass::Whole`](super::Pass::Whole).
+    pub fn share_gradients(&mut self) {
+        let lives = self.gradient_lives();
+        let ends =
+            [Some(0), Some(self.pieces.len())].map(|at| at.map(|at: usize| self.positions[at].gradient));
+        let own: Vec<usize> = ends.into_iter().flatten().chain(self.transient.map(|[_, own]| own)).collect();
+        let mut arrays: Vec<SharedArray> = Vec::new();
+        let mut numbers = vec![usize::MAX; self.num_gradients];
+        for number in own {
+            if numbers[number] == usize::MAX {
+                numbers[number] = arrays.len();
+                arrays.push(SharedArray { width: self.gradient_width(number), last: usize::MAX });
+            }
+        }
+        let mut others: Vec<usize> = (0..numbers.len()).filter(|at| numbers[*at] == usize::MAX).collect();
+        others.sort_by_key(|number| lives[*number].first);
+        for number in others {
+            let (Life { first, last }, width) = (lives[number], self.gradient_width(number));
+            let free = (0..arrays.len()).filter(|at| arrays[*at].last < first);
+            // what was used last is in the caches
+            let best =
+                free.min_by_key(|at| (width.saturating_sub(arrays[*at].width), Reverse(arrays[*at].last)));
+            let at = best.unwrap_or(arrays.len());
+            if at == arrays.len() {
+                arrays.push(SharedArray { width, last });
+            }
+            let array = &mut arrays[at];
+            *array = SharedArray { width: array.width.max(width), last };
+            numbers[number] = at;
+        }
+        for position in &mut self.positions {
+            position.gradient = numbers[position.gradient];
+            position.other_gradients.iter_mut().for_each(|other| *other = numbers[*other]);
+        }
+        for piece in &mut self.pieces {
+            piece.input_gradient = numbers[piece.input_gradient];
+            if let Some(copy) = piece.added.as_mut().and_then(|added| added.gradient.as_mut()) {
+                *copy = numbers[*copy];
+            }
+        }
+        if let Some([_, gradient]) = &mut self.transient {
+            *gradient = numbers[*gradient];
+        }
+        self.num_gradients = arrays.len();
+    }
+
+    /// Returns the life of each array of gradients.
+    fn gradient_lives(&self) -> Vec<Life> {
+        let mut lives = vec![Life { first: usize::MAX, last: 0 }; self.num_gradients];
+        for (at, piece) in self.pieces.iter().enumerate() {
+            let position = &self.positions[piece.input];
+            let merged = (piece.input_gradient == position.gradient).then_some(&position.other_gradients);
+            let own = [self.positions[at + 1].gradient, piece.input_gradient];
+            let others = merged.into_iter().flatten().copied();
+            let pass = self.pieces.len() - 1 - at;
+            // an exchange is done in the pass of the layer after it
+            let last = pass + usize::from(self.exchange_before(at).is_some());
+            for number in own.into_iter().chain(others).chain(piece.added.and_then(|added| added.gradient)) {
+                let life = &mut lives[number];
+                *life = Life { first: life.first.min(pass), last: life.last.max(last) };
+            }
+        }
+        lives
+    }
+}
