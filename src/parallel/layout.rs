@@ -29,7 +29,7 @@ pub struct ParallelPlan {
     /// True to discard the activations inside groups of layers after the forward pass, and recompute
     /// them in the backward pass.
     pub recompute: bool,
-    /// True to keep the gradients of all values until a backward pass is over, as audits need them. A schedule
+    /// True to keep the gradients of all values until a backward pass is over, which audits need. A schedule
     /// that postpones the gradients of weights keeps them too.
     pub keeps_gradients: bool,
     /// The share of the ranks' time that a pipeline's schedule leaves idle, with which traces

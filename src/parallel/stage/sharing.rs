@@ -1,10 +1,10 @@
 //! The sharing of memory by gradients that are not there at the same time: pure logic.
 //!
-//! A backward pass goes from the last piece to the first. The gradient of a value is there from the pass of the
-//! last piece that reads the value to that of the piece that gives it, after which another gradient may take its
-//! array. A few arrays then pass from piece to piece and stay in the caches, in place of an array for each
-//! position. This is the allocation of registers for straight-line code by the ends of lives (Poletto and Sarkar,
-//! "Linear scan register allocation", 1999).
+//! A backward pass goes from the last piece to the first. The gradient of a value is there from the pass of
+//! the last piece that reads the value to that of the piece that gives it. After that, another gradient may
+//! take its array. A few arrays then pass from piece to piece and stay in the caches, in place of an array
+//! for each position. Registers are allocated in the same way: Poletto and Sarkar, "Linear scan register
+//! allocation", 1999.
 
 use std::cmp::Reverse;
 
@@ -25,8 +25,8 @@ struct SharedArray {
 
 impl Stage {
     /// Lets gradients share arrays. Those at both ends of the stage, which may be in messages, and that of
-    /// transient positions keep arrays of their own. Only if the gradients of weights are computed together with
-    /// those of values: [`Pass::Whole`](super::Pass::Whole).
+    /// transient positions keep arrays of their own. Only for passes that compute the gradients of weights
+    /// together with those of values: [`Pass::Whole`](super::Pass::Whole).
     pub fn share_gradients(&mut self) {
         let lives = self.gradient_lives();
         let ends =

@@ -69,7 +69,7 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
     let shared = SharedValues::new(model, division.shares_positions());
     let divider = Divider { model, rank, division };
     let roles = roles(model, split);
-    let layers: Vec<Layer> = with_sums(model, division);
+    let layers = with_sums(model, division);
     let with_tensors = |layer: &Layer| !layer.tensors.is_empty();
     let first = model.layers.iter().position(with_tensors).unwrap_or(model.layers.len());
     let part = |(at, layer): (usize, &Layer)| {
@@ -139,9 +139,9 @@ pub fn split_classes(model: &Model, split: Split, rank: usize, division: Feature
     }
 }
 
-/// Returns the layers of `model` with the order of their sums over features. Those that some [`Split`] divides
-/// have leaves, whatever the split of this run, so that all have the same bits; the others are one chain, which
-/// takes less time.
+/// Returns the layers of `model` with the order of their sums over features. Those that some [`Split`]
+/// divides have leaves, whatever the split of this run, so that all have the same bits. The others are one
+/// chain, which takes less time.
 fn with_sums(model: &Model, division: FeatureDivision) -> Vec<Layer> {
     let roles: Vec<_> = Split::value_variants().iter().map(|split| roles(model, *split)).collect();
     let with_sums = |(at, layer): (usize, &Layer)| {

@@ -84,7 +84,7 @@ impl AttentionHead {
     }
 
     /// Returns rectangles that hold all pairs of a key and a query that sees it, each key in one rectangle.
-    /// Those on a block's diagonal also hold pairs of a key and a query that does not see it, whose weights are 0.
+    /// Those on a block's diagonal also hold pairs of a key and a query that does not see it, with weight 0.
     pub(super) fn by_keys(&self, block: &Range<usize>) -> impl Iterator<Item = Pairs> + use<> {
         let (end, len) = (self.num_keys(block.end), self.num_queries(block));
         let late = end - self.num_late_keys(block);

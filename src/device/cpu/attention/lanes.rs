@@ -27,8 +27,8 @@ static SEEING: [[u32; BLOCK]; BLOCK] = {
     masks
 };
 
-/// The lanes of a vector: half of those of a block. A function of a half reads and writes arrays of its own, in
-/// which the compiler sees that nothing overlaps.
+/// The lanes of a vector: half of those of a block. Loops over them are on arrays of their own, of which the
+/// compiler knows that they do not overlap.
 type Lanes = [f32; HALF];
 
 /// The keys of a block, row by row: those that all of its queries see, then its own.
@@ -43,8 +43,8 @@ pub(super) struct KeyRows {
 }
 
 impl KeyRows {
-    /// Calls `work` with each key, each half of the lanes that sees it, and the masks of these: all bits are set
-    /// if a lane sees the key.
+    /// Calls `work` with each key, each half of the lanes that sees it, and the masks of these lanes, whose
+    /// bits are all set if the lane sees the key.
     #[inline(always)]
     fn each(self, mut work: impl FnMut(usize, usize, &[u32; HALF])) {
         for key in 0..self.num {
@@ -83,9 +83,9 @@ pub(super) fn largest(keys: KeyRows, scores: &mut [PerQuery]) -> PerQuery {
     bytemuck::cast(all)
 }
 
-/// Turns scores into the exponentials of their distances to the largest, times `scale`, and returns the sum of
-/// each query's. They are added in four chains, that of key k in chain k mod 4; a key that a query does not see
-/// counts as 0, which changes nothing.
+/// Turns scores into the exponentials of their distances to the largest, times `scale`, and returns each
+/// query's sum. It is added in four chains, key k in chain k mod 4. A key that a query does not see counts as
+/// 0, which changes nothing.
 #[inline(always)]
 pub(super) fn exponentials(
     keys: KeyRows,
