@@ -91,7 +91,7 @@ pub trait AttentionOperations: MemoryOperations {
         output: Self::ViewMut<'_>,
     );
 
-    /// Computes the gradient of the input from that of the output.
+    /// Computes the gradient of the input from that of the output. A CPU reads `saved` and a GPU `output`.
     fn attention_backward(
         &self,
         shape: &AttentionShape,

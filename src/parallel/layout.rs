@@ -61,6 +61,12 @@ impl ParallelPlan {
         }
     }
 
+    /// Returns true if the gradients of all values are there until a backward pass is over, and those of
+    /// weights can be computed then.
+    pub fn keeps_all_gradients(&self) -> bool {
+        self.keeps_gradients || self.schedule.splits_passes()
+    }
+
     /// Plans the stages of `schedule`, with the numbers of layers in `sizes`, where a residual counts as
     /// one layer, or with numbers that make the stages cost the same, with sums by layout.
     ///
@@ -209,7 +215,7 @@ impl Layout {
                 layout.add_stage(model, index, &parts, run.clone(), head);
             }
         }
-        if !schedule.splits_passes() && !plan.keeps_gradients {
+        if !plan.keeps_all_gradients() {
             layout.stages.iter_mut().for_each(Stage::share_gradients);
         }
         let stage_of = |layer: usize| layers.iter().position(|run| run.contains(&layer)).unwrap_or_default();
@@ -278,6 +284,23 @@ impl Layout {
 mod tests {
     use super::*;
     use crate::nn::{Features, GptSizes, Network};
+
+    #[test]
+    fn gradients_share_memory_unless_they_are_needed_later() {
+        let model = Network::deep_mlp(16, 32).build(Features::Flat(16)).unwrap();
+        let shape = GridShape { data: 1, stage: 2, tensor: 1 };
+        let width = |kind: PipelineScheduleKind, keeps_gradients| {
+            let plan = ParallelPlan::pipeline(&model, kind.generate(2, 1, 4).unwrap(), None).unwrap();
+            let plan = ParallelPlan { keeps_gradients, ..plan };
+            let stage = &Layout::new(&model, shape, 0, &plan).unwrap().stages[0];
+            stage.row_widths(&stage.one_group()).gradients
+        };
+        let all = width(PipelineScheduleKind::OneForwardOneBackward, true);
+        for kind in [PipelineScheduleKind::ZeroBubble, PipelineScheduleKind::Deferred] {
+            assert_eq!(width(kind, false), all, "{kind:?}");
+        }
+        assert!(2 * width(PipelineScheduleKind::OneForwardOneBackward, false) <= all);
+    }
 
     #[test]
     fn logits_stay_where_they_are() {

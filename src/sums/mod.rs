@@ -9,7 +9,9 @@
 //!
 //! Floating-point addition is not associative, so a sum has the same bits only if it is formed in
 //! the same order. A layout divides the rows of a batch among replicas and micro-batches, and the
-//! features of a layer among the ranks of the tensor axis. The sums over those are canonical:
+//! features of a layer among the ranks of the tensor axis. The sums over those are canonical. (A sum
+//! over features that no layout divides is one leaf: over the inputs of a column-parallel layer, and
+//! over the outputs of the layer after attention.)
 //!
 //! * The n terms are cut into L *leaves*, of which leaf i begins with term ⌈n·i/L⌉ (`--leaves L`, 8
 //!   unless more ranks share a sum). Longer leaves are spread among the others, so that ranks have

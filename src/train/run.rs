@@ -83,7 +83,7 @@ pub fn run(
     }
     let share = (batch / grid.shape.data).max(1);
     let plan = all.agree(plan(&model, batch).and_then(|plan| {
-        let (recompute, keeps_gradients) = (options.recompute, options.audit.audit > 0);
+        let (recompute, keeps_gradients) = (options.recompute, options.audit.settings().is_some());
         let plan = ParallelPlan { recompute, keeps_gradients, ..plan };
         let remark = check_micro_batches(plan.schedule.num_micro_batches, batch, share)?;
         if let (Some(remark), true) = (remark, world.is_root()) {

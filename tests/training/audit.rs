@@ -143,7 +143,7 @@ fn network_of(layout: &Layout) -> usize {
 }
 
 /// Calls `work` with a trainer whose audits are every second step in each layout.
-fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &Rig<'_>, ParallelPlan)) {
+fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &mut Rig<'_>, ParallelPlan)) {
     let mlp = Network::mlp(&[24, 20, 16, 12], Activation::Relu, true, 10, Loss::CrossEntropy);
     let residuals = residuals();
     let transformer = transformer();
@@ -177,8 +177,9 @@ fn in_each_layout(world: &World, mut work: impl FnMut(&Layout, &Grid, &Rig<'_>, 
         }
         rig.plan.split = layout.split;
         rig.plan.sequence_parallel = layout.shares_positions;
+        rig.plan.keeps_gradients = true;
         let plan = rig.summed_plan();
-        work(&layout, &grid, &rig, plan);
+        work(&layout, &grid, &mut rig, plan);
     }
 }
 
@@ -296,6 +297,8 @@ pub fn finds_nothing_else(world: &World) {
             }
             digests[network_of(layout)].push(trainer.digest().unwrap());
         });
+        // without audits, gradients share memory
+        rig.plan.keeps_gradients = false;
         let mut batches = rig.synthetic();
         rig.with_trainer(grid, |trainer| {
             for step in 0..num_steps {

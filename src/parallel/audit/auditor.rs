@@ -62,8 +62,8 @@ impl<'a, D: Device> Auditor<'a, D> {
     /// Collective.
     ///
     /// # Errors
-    /// Sums have no canonical order, or the device does not have enough memory: the same error on every
-    /// rank.
+    /// Sums have no canonical order, the plan does not keep the gradients of values, or the device does not
+    /// have enough memory: the same error on every rank.
     #[allow(clippy::too_many_arguments)] // the parts of a trainer
     pub fn new(
         device: &'a D,
@@ -94,6 +94,10 @@ impl<'a, D: Device> Auditor<'a, D> {
                     "the ranks' sums have no common order, so their bits cannot be compared; audits need \
                      --device cpu, and --leaves {MOST_LEAVES} where an axis has more ranks than that"
                 );
+                return Err(Error::input("--audit", why));
+            }
+            if !plan.keeps_all_gradients() {
+                let why = "gradients of values share memory in this plan, but audits compare all of them";
                 return Err(Error::input("--audit", why));
             }
             let (own, played) = (job.part(rank)?, job.part(roles.role_of(rank))?);

@@ -20,7 +20,8 @@ use crate::trace::{self, Name};
 pub enum Pass {
     /// The gradients of values, biases and weights.
     Whole,
-    /// The gradients of values; those of weights and biases follow by [`Stage::weights_piece`].
+    /// The gradients of values; those of weights and biases follow by [`Stage::weights_piece`]. Only where
+    /// gradients do not share arrays.
     Inputs,
 }
 
@@ -54,6 +55,7 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let is_empty = context.section.is_empty();
+        assert!(pass == Pass::Whole || !self.shares_gradients, "gradients are needed after the pass");
         match &self.pieces[at].piece {
             Piece::Layer(_) if is_empty && pass == Pass::Whole => {
                 let section = context.section;

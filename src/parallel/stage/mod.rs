@@ -13,7 +13,7 @@
 //!
 //! A piece reads the position before it, or an earlier one, where branches begin. A position that
 //! several pieces read has its gradient in parts: the first of the pieces, which a backward pass comes to
-//! last, writes its own, and adds the others, which lie in arrays that nothing changes any more.
+//! last, writes its own, and adds the others, which lie in arrays that nothing changes until then.
 
 mod allocate;
 mod arrays;
@@ -105,6 +105,8 @@ pub struct Stage {
     num_gradients: usize,
     /// The numbers of the arrays that transient positions share: of values and of gradients.
     transient: Option<[usize; 2]>,
+    /// True if the gradient of a value is gone after the pass of the piece that gives the value.
+    shares_gradients: bool,
 }
 
 impl Stage {
@@ -131,7 +133,18 @@ impl Stage {
         }
         let (tensors, transient) = (first_tensor..tensor, builder.number_transients());
         let StageBuilder { pieces, positions, num_values, num_gradients, .. } = builder;
-        Stage { index, tensors, head, pieces, positions, num_values, num_gradients, transient }
+        let shares_gradients = false;
+        Stage {
+            index,
+            tensors,
+            head,
+            pieces,
+            positions,
+            num_values,
+            num_gradients,
+            transient,
+            shares_gradients,
+        }
     }
 
     /// Returns the number of pieces.

@@ -28,7 +28,8 @@ impl Stage {
         ObservedArray { buffer: here_mut(&mut activations.values[position.value]), width, num_sums }
     }
 
-    /// Returns the array with the gradients at `position`, after an exchange in place there.
+    /// Returns the array with the gradients at `position`, after an exchange in place there. If gradients
+    /// share arrays, they are there until the next pass.
     pub fn gradients_at<'a, D: Device>(
         &self,
         position: usize,

@@ -19,7 +19,9 @@ struct Life {
 
 /// An array that several gradients may have, one after the other.
 struct SharedArray {
+    /// The most values of a row.
     width: usize,
+    /// The last pass in which the array has a gradient; `usize::MAX` if it is not shared.
     last: usize,
 }
 
@@ -29,9 +31,9 @@ impl Stage {
     /// together with those of values: [`Pass::Whole`](super::Pass::Whole).
     pub fn share_gradients(&mut self) {
         let lives = self.gradient_lives();
-        let ends =
-            [Some(0), Some(self.pieces.len())].map(|at| at.map(|at: usize| self.positions[at].gradient));
-        let own: Vec<usize> = ends.into_iter().flatten().chain(self.transient.map(|[_, own]| own)).collect();
+        // the first array remains that of the input
+        let ends = [0, self.pieces.len()].map(|at| self.positions[at].gradient);
+        let own: Vec<usize> = ends.into_iter().chain(self.transient.map(|[_, own]| own)).collect();
         let mut arrays: Vec<SharedArray> = Vec::new();
         let mut numbers = vec![usize::MAX; self.num_gradients];
         for number in own {
@@ -70,6 +72,7 @@ impl Stage {
             *gradient = numbers[*gradient];
         }
         self.num_gradients = arrays.len();
+        self.shares_gradients = true;
     }
 
     /// Returns the life of each array of gradients.
@@ -80,12 +83,12 @@ impl Stage {
             let merged = (piece.input_gradient == position.gradient).then_some(&position.other_gradients);
             let own = [self.positions[at + 1].gradient, piece.input_gradient];
             let others = merged.into_iter().flatten().copied();
-            let pass = self.pieces.len() - 1 - at;
-            // an exchange is done in the pass of the layer after it
-            let last = pass + usize::from(self.exchange_before(at).is_some());
+            // an exchange before a layer is done in the pass of the layer
+            let is_before_layer = self.exchange_before(at + 1).is_some();
+            let pass = self.pieces.len() - 1 - at - usize::from(is_before_layer);
             for number in own.into_iter().chain(others).chain(piece.added.and_then(|added| added.gradient)) {
                 let life = &mut lives[number];
-                *life = Life { first: life.first.min(pass), last: life.last.max(last) };
+                *life = Life { first: life.first.min(pass), last: life.last.max(pass) };
             }
         }
         lives

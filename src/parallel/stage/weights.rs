@@ -46,8 +46,8 @@ pub(super) fn add_positions<D: Device>(
 
 impl Stage {
     /// Computes the gradients of the parameters of piece `at` for consecutive micro-batches, after their
-    /// backward passes with [`Pass::Inputs`](super::Pass::Inputs). For one without rows, it only completes
-    /// the sums. Collective over the tensor axis, unless there are no rows.
+    /// backward passes with [`Pass::Inputs`](super::Pass::Inputs), if gradients do not share arrays. For one
+    /// without rows, it only completes the sums. Collective over the tensor axis, unless there are no rows.
     ///
     /// # Errors
     /// There is no memory for messages.

@@ -144,7 +144,7 @@ pub fn split_classes(model: &Model, split: Split, rank: usize, division: Feature
 /// chain, which takes less time.
 fn with_sums(model: &Model, division: FeatureDivision) -> Vec<Layer> {
     let roles: Vec<_> = Split::value_variants().iter().map(|split| roles(model, *split)).collect();
-    let with_sums = |(at, layer): (usize, &Layer)| {
+    let with_order = |(at, layer): (usize, &Layer)| {
         let mut layer = layer.clone();
         if let LayerKind::Linear(linear) = &mut layer.kind {
             let is_by_inputs = |roles: &Vec<_>| roles[at] == Some(LinearRole::RowParallel);
@@ -158,7 +158,7 @@ fn with_sums(model: &Model, division: FeatureDivision) -> Vec<Layer> {
         }
         layer
     };
-    model.layers.iter().enumerate().map(with_sums).collect()
+    model.layers.iter().enumerate().map(with_order).collect()
 }
 
 /// Returns the role of each linear layer.
@@ -211,4 +211,29 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
         };
     }
     roles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::{Features, GptSizes, Network};
+    use crate::parallel::batch::Summation;
+
+    #[test]
+    fn sums_have_leaves_where_a_split_divides_them() {
+        let division = FeatureDivision::new(Summation::Canonical { num_leaves: 8 }, 1);
+        let gpt = Network::gpt(GptSizes { layers: 1, heads: 8, width: 64, bias: true, dropout: 0.0 });
+        let model = gpt.build(Features::Tokens { len: 16, vocabulary: 32 }).unwrap();
+        let layers = with_sums(&model, division);
+        let num_leaves: Vec<[usize; 2]> = layers
+            .iter()
+            .filter_map(|layer| match &layer.kind {
+                LayerKind::Linear(linear) => Some([linear.input_terms, linear.output_terms]),
+                _ => None,
+            })
+            .map(|sums| sums.map(|terms| terms.steps().count()))
+            .collect();
+        // queries, keys and values; the layer after attention; a pair; the logits
+        assert_eq!(num_leaves, [[1, 8], [8, 1], [1, 8], [8, 8], [1, 8]]);
+    }
 }

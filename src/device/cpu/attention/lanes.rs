@@ -65,8 +65,9 @@ fn halves(rows: &mut [PerQuery]) -> &mut [[Lanes; 2]] {
 
 /// Returns the largest of the scores that each query sees, of which NaN are passed over.
 #[inline(always)]
-pub(super) fn largest(keys: KeyRows, scores: &mut [PerQuery]) -> PerQuery {
-    let (mut all, scores) = ([[f32::NEG_INFINITY; HALF]; 2], halves(scores));
+pub(super) fn largest(keys: KeyRows, scores: &[PerQuery]) -> PerQuery {
+    let mut all = [[f32::NEG_INFINITY; HALF]; 2];
+    let scores: &[[Lanes; 2]] = bytemuck::cast_slice(scores);
     keys.each(
         #[inline(always)]
         |key, half, masks| {
@@ -123,19 +124,21 @@ pub(super) fn score_gradients(
 ) {
     let (scores, gradients) = (halves(scores), halves(gradients));
     let logarithms: &[Lanes; 2] = bytemuck::cast_ref(logarithms);
-    // the mean of the gradients of a query's weights, by these weights
+    // each query's mean of the gradients of its weights, weighted by these
     let mut means = [[0.0_f32; HALF]; 2];
     keys.each(
         #[inline(always)]
         |key, half, masks| {
-            let (mut weights, gradients) = (scores[key][half], gradients[key][half]);
+            let (mut weights, mut gradient) = (scores[key][half], gradients[key][half]);
             let (mut mean, logarithms) = (means[half], logarithms[half]);
             for lane in 0..HALF {
                 let weight = math::exp(weights[lane].mul_add(scale, -logarithms[lane]));
                 weights[lane] = f32::from_bits(weight.to_bits() & masks[lane]);
-                mean[lane] = weights[lane].mul_add(gradients[lane], mean[lane]);
+                // a hidden gradient may be infinite, which times 0 is not a number
+                gradient[lane] = f32::from_bits(gradient[lane].to_bits() & masks[lane]);
+                mean[lane] = weights[lane].mul_add(gradient[lane], mean[lane]);
             }
-            (scores[key][half], means[half]) = (weights, mean);
+            (scores[key][half], gradients[key][half], means[half]) = (weights, gradient, mean);
         },
     );
     keys.each(
