@@ -75,7 +75,7 @@ fn train(world: &World) -> Result<()> {
                     Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1], draws: None };
                 let own = Section::of_chain(ROWS, true);
                 let sums = Some((&mut gradients, own));
-                layer.backward_activation(&device, &tape, &mut gradient, sums, false);
+                layer.backward_activation(&device, &tape, &mut gradient, sums);
                 let taped = TapedRows { tape, gradient: &gradient[..], section: own };
                 layer.backward_weight(&device, &[taped], &mut gradients);
                 let mut input = vec![0.0; ROWS * layer.input_len()];

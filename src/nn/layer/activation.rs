@@ -69,12 +69,9 @@ impl LayerPasses for ActivationLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
-        is_backpropagated: bool,
     ) {
-        if !is_backpropagated {
-            let saved = if self.activation.saves() { tape.saved } else { tape.output };
-            let shape = BiasShape { columns: self.features.len(), positions: 1 };
-            device.activation_backward(self.activation, shape, saved, gradient, None);
-        }
+        let saved = tape.of_activation(self.activation);
+        let shape = BiasShape { columns: self.features.len(), positions: 1 };
+        device.activation_backward(self.activation, shape, saved, gradient, None);
     }
 }

@@ -77,9 +77,8 @@ impl LayerPasses for AddLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
-        is_backpropagated: bool,
     ) {
-        if self.relu && !is_backpropagated {
+        if self.relu {
             let shape = BiasShape { columns: self.features.len(), positions: 1 };
             device.activation_backward(Activation::Relu, shape, tape.output, gradient, None);
         }

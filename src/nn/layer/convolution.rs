@@ -76,9 +76,8 @@ impl LayerPasses for ConvolutionLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
-        is_backpropagated: bool,
     ) {
-        if self.shape.relu && !is_backpropagated {
+        if self.shape.relu {
             device.convolution_backward_relu(&self.shape, tape.output, gradient);
         }
     }

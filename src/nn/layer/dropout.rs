@@ -90,9 +90,8 @@ impl LayerPasses for DropoutLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
-        is_backpropagated: bool,
     ) {
-        if let Some(draws) = tape.draws.filter(|_| !is_backpropagated) {
+        if let Some(draws) = tape.draws {
             device.dropout(&self.shape(draws), None, gradient);
         }
     }

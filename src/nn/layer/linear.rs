@@ -58,7 +58,7 @@ impl LinearLayer {
         self.sequence.unwrap_or(1)
     }
 
-    /// Returns the numbers of consecutive inputs and outputs that no division parts.
+    /// Returns the numbers of consecutive inputs and outputs that no division cuts.
     pub fn units(&self) -> [usize; 2] {
         match self.heads.as_deref() {
             Some(Heads::Before(shape)) => [shape.heads * shape.width, 1],
@@ -84,6 +84,26 @@ impl LinearLayer {
     fn shape(&self, rows: usize) -> LinearShape {
         let LinearLayer { inputs, outputs, layout, input_terms, output_terms, .. } = *self;
         LinearShape { rows: rows * self.positions(), inputs, outputs, layout, input_terms, output_terms }
+    }
+
+    /// Takes a gradient through `activation`, and adds up that of the bias, if there is one, in `sums`.
+    fn through_activation<D: Device>(
+        &self,
+        device: &D,
+        activation: Activation,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        sums: Option<(LayerSums<'_, D>, Section)>,
+    ) {
+        let mut sums = sums.filter(|_| self.bias);
+        if self.outputs == 0 || activation == Activation::Identity && sums.is_none() {
+            return;
+        }
+        // positions are terms of the sum: within a sample, its order would depend on the number of columns
+        let shape = BiasShape { columns: self.outputs, positions: 1 };
+        let positions = self.positions();
+        let bias = sums.as_mut().map(|(sums, section)| sums.get(device, BIAS, section.times(positions)));
+        device.activation_backward(activation, shape, tape.of_activation(activation), gradient, bias);
     }
 }
 
@@ -149,19 +169,19 @@ impl LayerPasses for LinearLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         sums: Option<(LayerSums<'_, D>, Section)>,
-        is_backpropagated: bool,
     ) {
-        let mut sums = sums.filter(|_| self.bias);
-        if self.outputs == 0 || is_backpropagated && sums.is_none() {
-            return;
-        }
-        let activation = if is_backpropagated { Activation::Identity } else { self.activation };
-        let saved = if activation.saves() { tape.saved } else { tape.output };
-        // positions are terms of the sum: within a sample, its order would depend on the number of columns
-        let shape = BiasShape { columns: self.outputs, positions: 1 };
-        let positions = self.positions();
-        let bias = sums.as_mut().map(|(sums, section)| sums.get(device, BIAS, section.times(positions)));
-        device.activation_backward(activation, shape, saved, gradient, bias);
+        self.through_activation(device, self.activation, tape, gradient, sums);
+    }
+
+    fn add_bias_gradient<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        sums: LayerSums<'_, D>,
+        section: Section,
+    ) {
+        self.through_activation(device, Activation::Identity, tape, gradient, Some((sums, section)));
     }
 
     fn backward_weight<D: Device>(
@@ -201,7 +221,7 @@ impl LayerPasses for LinearLayer {
         input_gradient: D::ViewMut<'_>,
     ) {
         let (TapedRows { tape, gradient, section }, activation) = (rows, self.activation);
-        let saved = if activation.saves() { tape.saved } else { tape.output };
+        let saved = tape.of_activation(activation);
         let linear = LinearTape { input: tape.input, activation, saved, gradient: *gradient };
         let sums = sums.of_weight_and_bias(device, self.bias, section.times(self.positions()));
         let weight = parameters.get(device, WEIGHT);

@@ -49,7 +49,8 @@ use crate::sums::Section;
 pub struct Layer {
     /// The kind of the layer, with its sizes.
     pub kind: LayerKind,
-    /// The numbers of its tensors, in the model's logical order: a weight, then perhaps a bias.
+    /// The numbers of its tensors, among those of the model or of a rank's stages: a weight, then perhaps a
+    /// bias.
     pub tensors: Range<usize>,
 }
 
@@ -260,18 +261,30 @@ impl Layer {
 
     /// Runs the first part of the backward pass: turns `gradient`, the gradient of the output, into
     /// what the other two parts read, the gradient of the values before the activation, and adds up
-    /// that of a bias in `sums`, unless the second part does. If `is_backpropagated`, `gradient` has
-    /// already passed through the activation, and only the bias is left.
+    /// that of a bias in `sums`, unless the second part does.
     pub fn backward_activation<D: Device>(
         &self,
         device: &D,
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         sums: Option<(&mut FlatBuffer<D>, Section)>,
-        is_backpropagated: bool,
     ) {
         let sums = sums.map(|(flat, section)| (LayerSums { flat, own: &self.tensors }, section));
-        each_kind!(self, kind => kind.backward_activation(device, tape, gradient, sums, is_backpropagated));
+        each_kind!(self, kind => kind.backward_activation(device, tape, gradient, sums));
+    }
+
+    /// Adds up the gradient of a bias, if [`Layer::backward_activation`] would have, from the gradient that
+    /// it left, over the rows `section`. For schedules that form gradients of parameters later.
+    pub fn add_bias_gradient<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        flat: &mut FlatBuffer<D>,
+        section: Section,
+    ) {
+        let sums = LayerSums { flat, own: &self.tensors };
+        each_kind!(self, kind => kind.add_bias_gradient(device, tape, gradient, sums, section));
     }
 
     /// Runs the second part of the backward pass: adds up the gradient of the weight, if the layer has

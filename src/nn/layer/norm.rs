@@ -50,6 +50,10 @@ impl NormLayer {
         self.features.len() / self.features.last_dimension()
     }
 
+    fn bias_shape(&self) -> BiasShape {
+        BiasShape { columns: self.features.last_dimension(), positions: self.positions() }
+    }
+
     /// Returns true if gradients are summed over the positions of a sample first.
     fn has_positions(&self) -> bool {
         self.position_rule() == PositionRule::Alike
@@ -163,19 +167,26 @@ impl LayerPasses for NormLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         sums: Option<(LayerSums<'_, D>, Section)>,
-        is_backpropagated: bool,
     ) {
-        let (columns, positions) = (self.features.last_dimension(), self.positions());
-        match (self.norm, sums) {
-            (Norm::Layer(_), Some((mut sums, section))) if self.bias && !self.has_positions() => {
-                let (shape, bias) = (BiasShape { columns, positions }, sums.get(device, BIAS, section));
-                device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(bias));
-            }
-            (Norm::Group(GroupNormShape { relu: true, .. }), _) if !is_backpropagated => {
-                let shape = BiasShape { columns, positions };
-                device.activation_backward(Activation::Relu, shape, tape.output, gradient, None);
-            }
-            _ => {}
+        if let Norm::Group(GroupNormShape { relu: true, .. }) = self.norm {
+            device.activation_backward(Activation::Relu, self.bias_shape(), tape.output, gradient, None);
+        } else if let Some((sums, section)) = sums {
+            self.add_bias_gradient(device, tape, gradient, sums, section);
+        }
+    }
+
+    fn add_bias_gradient<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        mut sums: LayerSums<'_, D>,
+        section: Section,
+    ) {
+        // with positions, a bias is among the sums over them
+        if matches!(self.norm, Norm::Layer(_)) && self.bias && !self.has_positions() {
+            let (shape, bias) = (self.bias_shape(), sums.get(device, BIAS, section));
+            device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(bias));
         }
     }
 

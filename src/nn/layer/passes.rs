@@ -116,7 +116,7 @@ pub trait LayerPasses {
     }
 
     /// Turns the gradient of the output into what the other parts of the backward pass read, that of the
-    /// values before the activation, unless that `is_backpropagated`. Adds up the gradient of a bias that
+    /// values before the activation. With `sums`, also adds up the gradient of a bias that
     /// [`LayerPasses::backward_weight`] does not.
     fn backward_activation<D: Device>(
         &self,
@@ -124,7 +124,18 @@ pub trait LayerPasses {
         _tape: &Tape<'_, D>,
         _gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
-        _is_backpropagated: bool,
+    ) {
+    }
+
+    /// Adds up the gradient of the bias that [`LayerPasses::backward_activation`] left out because it had no
+    /// sums. The gradient is that of the values before the activation, and stays as it is.
+    fn add_bias_gradient<D: Device>(
+        &self,
+        _device: &D,
+        _tape: &Tape<'_, D>,
+        _gradient: D::ViewMut<'_>,
+        _sums: LayerSums<'_, D>,
+        _section: Section,
     ) {
     }
 
@@ -328,6 +339,13 @@ pub struct Tape<'a, D: Device> {
     pub draws: Option<Draws>,
 }
 
+impl<'a, D: Device> Tape<'a, D> {
+    /// Returns the array that the backward pass of `activation`, which ends the layer, reads.
+    pub(super) fn of_activation(&self, activation: Activation) -> D::View<'a> {
+        if activation.saves() { self.saved } else { self.output }
+    }
+}
+
 impl<D: Device> Clone for Tape<'_, D> {
     fn clone(&self) -> Self {
         *self
@@ -341,7 +359,8 @@ pub struct TapedRows<'a, D: Device> {
     /// The arrays of the forward pass.
     pub tape: Tape<'a, D>,
     /// The gradient of the values before the activation, as
-    /// [`Layer::backward_activation`](super::Layer::backward_activation) leaves it.
+    /// [`Layer::backward_activation`](super::Layer::backward_activation) leaves it; for
+    /// [`Layer::backward_fused`](super::Layer::backward_fused), that of the output.
     pub gradient: D::View<'a>,
     /// The rows among those of the batch.
     pub section: Section,

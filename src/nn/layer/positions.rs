@@ -75,12 +75,23 @@ impl LayerPasses for PositionsLayer {
         tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         sums: Option<(LayerSums<'_, D>, Section)>,
-        _is_backpropagated: bool,
     ) {
-        if let Some((mut sums, section)) = sums {
-            let shape = BiasShape { columns: self.input_len(), positions: 1 };
-            let table = sums.get(device, WEIGHT, section);
-            device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(table));
+        if let Some((sums, section)) = sums {
+            self.add_bias_gradient(device, tape, gradient, sums, section);
         }
+    }
+
+    fn add_bias_gradient<D: Device>(
+        &self,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        mut sums: LayerSums<'_, D>,
+        section: Section,
+    ) {
+        // the table is a bias, with an element for each value of a row
+        let shape = BiasShape { columns: self.input_len(), positions: 1 };
+        let table = sums.get(device, WEIGHT, section);
+        device.activation_backward(Activation::Identity, shape, tape.output, gradient, Some(table));
     }
 }

@@ -85,7 +85,6 @@ impl LayerPasses for RotaryLayer {
         _tape: &Tape<'_, D>,
         gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
-        _is_backpropagated: bool,
     ) {
         if self.shape.groups > 0 {
             device.rotate(&self.shape, self.rotation(true), None, gradient);

@@ -166,7 +166,7 @@ impl Stage {
         let (tape, own_len) = (self.tape(device, at, 0..rows, activations), rows * after.width);
         if self.pieces[at].added.is_some() {
             let gradient = device.view_mut(here_mut(&mut gradients.values[after.gradient]), 0..own_len);
-            layer.backward_activation(device, &tape, gradient, None, false);
+            layer.backward_activation(device, &tape, gradient, None);
             self.branch(device, at, rows, gradients);
         }
         let (mut own, mut memory) = (gradients.values[into].take(), gradients.position_sums.take());
@@ -205,7 +205,7 @@ impl Stage {
         if !layer.is_idle() {
             let gradient = device.view_mut(here_mut(&mut gradients.values[from]), 0..len);
             let sums = (pass == Pass::Whole).then_some((&mut *context.gradients, section));
-            layer.backward_activation(device, &tape, gradient, sums, false);
+            layer.backward_activation(device, &tape, gradient, sums);
             self.branch(device, at, rows, gradients);
         }
         if let Some(exchange) = position_sums.filter(|_| pass == Pass::Whole) {

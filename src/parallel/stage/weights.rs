@@ -97,7 +97,7 @@ impl Stage {
             if !layer.is_idle() {
                 let gradient = here_mut(&mut gradients.values[after.gradient]);
                 let gradient = device.view_mut(gradient, elements(rows));
-                layer.backward_activation(device, &tape, gradient, Some((&mut *sums, *section)), true);
+                layer.add_bias_gradient(device, &tape, gradient, sums, *section);
             }
         }
         if let [WeightRows { activations, gradients, first_row, section }] = &mut *micro_batches
