@@ -4,7 +4,7 @@
 //! ```text
 //! sync_sgd --model gpt --steps 2000 --export gpt.h5           trains one on Shakespeare
 //! generate gpt.h5                                             continues a line break, streamed to stdout
-//! mpiexec -n 4 generate gpt.h5 --prompt 'ROMEO:' --samples 8  two texts on each rank, printed in order
+//! mpiexec -n 4 generate gpt.h5 --prompt 'ROMEO:' --prompt 'JULIET:' --samples 8   16 texts, four a rank
 //! ```
 //!
 //! A text depends on the seed and its number, not on the ranks.
@@ -36,11 +36,12 @@ struct Arguments {
     /// A checkpoint, or a file of --export
     network: PathBuf,
 
-    /// Beginning of each text; the numbers of tokens where these stand for no text [default: a line break]
+    /// Beginning of a text, or of several if it is given more than once; where tokens are numbers, these with
+    /// spaces between them [default: a line break]
     #[arg(long, value_name = "TEXT")]
-    prompt: Option<String>,
+    prompt: Vec<String>,
 
-    /// Number of texts
+    /// Number of texts for each prompt
     #[arg(long, value_name = "N", default_value_t = 1)]
     samples: usize,
 
@@ -64,15 +65,20 @@ struct Arguments {
     common: CommonOptions,
 }
 
-/// The network, and the prompt as text and as tokens.
+/// The network, and the prompts.
 struct Prepared<'a> {
     generator: TextGenerator<'a, Cpu>,
     tokeniser: Tokeniser,
-    prompt: String,
+    prompts: Vec<Prompt>,
+}
+
+/// The beginning of texts.
+struct Prompt {
+    text: String,
     tokens: Vec<u16>,
 }
 
-/// Checks the options, and prepares the network and the prompt. Not collective.
+/// Checks the options, and prepares the network and the prompts. Not collective.
 fn prepare<'a>(device: &'a Cpu, trained: &TrainedNetwork, arguments: &Arguments) -> Result<Prepared<'a>> {
     let Arguments { given, network, prompt, samples, temperature, top_k, seed, .. } = arguments;
     if *samples == 0 {
@@ -94,21 +100,21 @@ fn prepare<'a>(device: &'a Cpu, trained: &TrainedNetwork, arguments: &Arguments)
         let why = "the network was not trained with a text, so its outputs stand for no characters";
         return Err(Error::input(format!("reading {}", network.display()), why));
     };
-    let text = prompt.as_deref().unwrap_or(DEFAULT_PROMPT);
-    let refused = |why: String| match prompt {
-        Some(_) => Error::input("--prompt", why),
-        None => {
-            let why = format!("none is given, and a line break, the default, is no beginning: {why}");
-            Error::input("--prompt", why)
-        }
+    let refused = |why: String| match prompt.as_slice() {
+        [] => Error::input("--prompt", format!("its default, a line break, cannot begin a text: {why}")),
+        _ => Error::input("--prompt", why),
     };
-    let tokens = tokeniser.encode(text.as_bytes()).map_err(refused)?;
-    if tokens.is_empty() {
-        return Err(Error::input("--prompt", "it is empty, and a text continues at least one token"));
-    }
+    let prompt_of = |text: String| match tokeniser.encode(text.as_bytes()).map_err(refused)? {
+        tokens if tokens.is_empty() => {
+            Err(Error::input("--prompt", "it is empty, and a text continues at least one token"))
+        }
+        tokens => Ok(Prompt { text, tokens }),
+    };
+    let texts = if prompt.is_empty() { vec![DEFAULT_PROMPT.to_owned()] } else { prompt.clone() };
+    let prompts = texts.into_iter().map(prompt_of).collect::<Result<_>>()?;
     let sampling = Sampling { temperature: *temperature, top_k: *top_k, seed: *seed };
     let generator = TextGenerator::new(device, trained, sampling)?;
-    Ok(Prepared { generator, tokeniser, prompt: text.to_owned(), tokens })
+    Ok(Prepared { generator, tokeniser, prompts })
 }
 
 /// Continues text `number`, calls `show` with the prompt and with what each token adds, until it wants no
@@ -116,15 +122,16 @@ fn prepare<'a>(device: &'a Cpu, trained: &TrainedNetwork, arguments: &Arguments)
 fn continue_text(
     prepared: &mut Prepared<'_>,
     number: usize,
-    length: usize,
+    arguments: &Arguments,
     show: &mut dyn FnMut(&[u8]) -> Result<ControlFlow<()>>,
 ) -> Result<Vec<u8>> {
-    let Prepared { generator, tokeniser, prompt, tokens } = prepared;
+    let Prepared { generator, tokeniser, prompts } = prepared;
+    let Prompt { text: prompt, tokens } = &prompts[number / arguments.samples];
     let mut text = prompt.as_bytes().to_vec();
     if show(&text)?.is_break() {
         return Ok(text);
     }
-    generator.run(number as u64, tokens, length, &mut |token| {
+    generator.run(number as u64, tokens, arguments.length, &mut |token| {
         let start = text.len();
         tokeniser.decode(token, &mut text);
         show(&text[start..])
@@ -136,14 +143,14 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let (all, device) = (world.communicator(), Cpu::new(1)?);
     let trained = TrainedNetwork::open_on_all(all, &arguments.network)?;
     let mut prepared = all.agree(prepare(&device, &trained, arguments))?;
-    let Arguments { samples, length, .. } = *arguments;
+    let num_texts = arguments.samples.saturating_mul(prepared.prompts.len());
     let began = Instant::now();
     let mut reader = ControlFlow::Continue(());
     // each rank has one text of a round; those of rank 0 are shown as they grow
-    for first in (0..samples).step_by(world.size()) {
-        let numbers = first..samples.min(first + world.size());
+    for first in (0..num_texts).step_by(world.size()) {
+        let numbers = first..num_texts.min(first + world.size());
         let own = numbers.clone().nth(world.rank()).map(|number| {
-            continue_text(&mut prepared, number, length, &mut |more| {
+            continue_text(&mut prepared, number, arguments, &mut |more| {
                 if world.is_root() {
                     reader = app::print_bytes(more)?;
                 }
@@ -156,7 +163,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
             let text = all.broadcast_bytes(own.unwrap_or_default(), rank)?;
             if world.is_root() {
                 let text = if rank == 0 { &[] } else { text.as_slice() };
-                let end: &[u8] = if number + 1 < samples { b"\n---\n" } else { b"\n" };
+                let end: &[u8] = if number + 1 < num_texts { b"\n---\n" } else { b"\n" };
                 reader = app::print_bytes(&[text, end].concat())?;
             }
         }
@@ -165,7 +172,7 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
         }
     }
     if world.is_root() {
-        let num_tokens = samples as f64 * length as f64;
+        let num_tokens = num_texts as f64 * arguments.length as f64;
         let rate = num_tokens / began.elapsed().as_secs_f64().max(1e-9);
         let job = ranks_on_nodes(world.size(), world.num_nodes());
         log::info!("{num_tokens} tokens, {rate:.0} tokens/s; {job}");

@@ -44,9 +44,8 @@ struct Arguments {
     /// A checkpoint, or a file of --export
     network: PathBuf,
 
-    /// HDF5 file to write to: /outputs, /classes and /losses, one row per sample; what the network and the
-    /// data do not have is left out
-    /// [default: none]
+    /// HDF5 file to write, with one row per sample in /outputs, /classes and /losses, as far as the network
+    /// and the data have them [default: none]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 

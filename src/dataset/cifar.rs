@@ -4,7 +4,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{ByteImages, Data, LARGEST_FILE, open_file};
+use super::files::{LARGEST_FILE, open_file};
+use super::{ByteImages, Data};
 use crate::nn::Features;
 use crate::{Error, Result};
 

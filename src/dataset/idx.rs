@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::{ByteImages, Data, LARGEST_FILE, open_file};
+use super::files::{LARGEST_FILE, open_file};
+use super::{ByteImages, Data};
 use crate::nn::Features;
 use crate::{Error, Result};
 

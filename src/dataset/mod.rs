@@ -6,6 +6,7 @@ mod block_order;
 mod blocks;
 mod cifar;
 mod digits;
+mod files;
 mod hdf5;
 mod idx;
 mod memory;
@@ -25,7 +26,8 @@ pub use block_order::{BlockOrder, EpochOrder};
 pub use blocks::SampleBlocks;
 pub use cifar::{is_cifar, open as open_cifar};
 pub use digits::open as open_digits;
-pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set, RowBuffer};
+pub use files::{is_read_name, matching_paths};
+pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set, RowBuffer, has_token_rows};
 pub use idx::{is_idx, open as open_idx};
 pub use memory::{ByteImages, Subset, Table};
 pub use sampler::{Order, Sampler};
@@ -36,9 +38,7 @@ pub use text::{TextSettings, TextTokens, TokenText, has_characters, is_text, ope
 pub use tokeniser::Tokeniser;
 
 use std::fmt;
-use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
 use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
@@ -132,24 +132,6 @@ const BLOCK_VALUES: usize = 1 << 20;
 
 /// The most samples that are read together where any number would do.
 const BLOCK_SAMPLES: usize = 4096;
-
-/// The largest unpacked size in bytes of a file that is read whole: twenty times the images of MNIST, the
-/// largest file of the published sets.
-const LARGEST_FILE: usize = 1 << 30;
-
-/// Returns true for the file names of published sets in IDX or CIFAR-10 format.
-pub fn is_published_name(name: &str) -> bool {
-    name.contains("-ubyte") || name.ends_with("_batch.bin") || name.starts_with("data_batch_")
-}
-
-/// Opens a regular file; opening a pipe would block until another process writes to it.
-fn open_file(path: &Path) -> std::result::Result<File, String> {
-    let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
-    if !metadata.is_file() {
-        return Err("it is a directory, a pipe or a device, not a file".into());
-    }
-    File::open(path).map_err(|error| error.to_string())
-}
 
 /// Allocates `len` zeros on the heap.
 ///

@@ -7,9 +7,10 @@ use std::rc::Rc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::hdf5::{TokenFile, has_tokens, read_tokens};
+use super::files::{LARGEST_FILE, open_file};
+use super::hdf5::{StoredTokens, read_tokens, token_files};
 use super::tokeniser::Tokeniser;
-use super::{Data, Dataset, LARGEST_FILE, Targets, open_file};
+use super::{Data, Dataset, Targets};
 use crate::nn::Features;
 use crate::{Error, Result};
 
@@ -59,10 +60,9 @@ pub fn has_characters(source: &str) -> bool {
 }
 
 /// Returns true for files with text or with tokens: `.txt`, `.bin`, and HDF5 files with a dataset
-/// `tokens`. Not collective.
+/// `tokens`, by name, directory or pattern. Not collective.
 pub fn is_text(name: &str) -> bool {
-    let path = Path::new(name);
-    has_extension(path, &["txt", "bin"]) || has_tokens(path)
+    has_extension(Path::new(name), &["txt", "bin"]) || !token_files(name).is_empty()
 }
 
 fn has_extension(path: &Path, extensions: &[&str]) -> bool {
@@ -80,20 +80,23 @@ pub fn open_shakespeare(settings: TextSettings) -> Result<Data> {
     of_text("the embedded text", &text, settings)
 }
 
-/// Opens a `.txt` file, a `.bin` file of tokens as little-endian numbers of 16 bits, or an HDF5 file whose
-/// dataset `tokens` has one sequence, or a row for each sample: a row of N tokens has N − 1 positions, whose
-/// targets are the tokens after them. Returns `None` for other files. Not collective.
+/// Opens a `.txt` file, a `.bin` file of tokens as little-endian numbers of 16 bits, or HDF5 files, by name,
+/// directory or pattern, whose datasets `tokens` are one sequence, or have a row for each sample: a row of N
+/// tokens has N − 1 positions, whose targets are the tokens after them. Rows leave the context and the stride
+/// of the settings unused. Returns `None` for other files. Not collective.
 ///
 /// # Errors
-/// The file cannot be read, is no text of the kind that the settings say, or is too short.
-pub fn open_text(path: &Path, settings: TextSettings) -> Result<Option<Data>> {
-    let source = path.display().to_string();
+/// A file cannot be read, is no text of the kind that the settings say, or is too short.
+pub fn open_text(source: &str, settings: TextSettings) -> Result<Option<Data>> {
+    let path = Path::new(source);
     let fail = |why: String| Error::input(format!("reading {source}"), why);
-    if let Some(TokenFile { tokens, columns }) = read_tokens(path)? {
+    let files = token_files(source);
+    if !files.is_empty() {
+        let StoredTokens { tokens, columns } = read_tokens(&files)?;
         let tokeniser = of_numbers(&tokens, &settings).map_err(fail)?;
-        return split(&source, tokeniser, tokens, columns, &settings).map(Some);
+        return split(source, tokeniser, tokens, columns, &settings).map(Some);
     }
-    if !has_extension(path, &["txt", "bin"]) {
+    if !path.is_file() || !has_extension(path, &["txt", "bin"]) {
         return Ok(None);
     }
     let mut bytes = Vec::new();
@@ -103,14 +106,14 @@ pub fn open_text(path: &Path, settings: TextSettings) -> Result<Option<Data>> {
         return Err(fail(format!("it has more than {LARGEST_FILE} bytes, the limit of a text")));
     }
     if has_extension(path, &["txt"]) {
-        return of_text(&source, &bytes, settings).map(Some);
+        return of_text(source, &bytes, settings).map(Some);
     }
     if bytes.len() % 2 == 1 {
         return Err(fail(format!("it has {} bytes, an odd number, but tokens have two each", bytes.len())));
     }
     let tokens: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|two| u16::from_le_bytes(*two)).collect();
     let tokeniser = of_numbers(&tokens, &settings).map_err(fail)?;
-    split(&source, tokeniser, tokens, None, &settings).map(Some)
+    split(source, tokeniser, tokens, None, &settings).map(Some)
 }
 
 /// Returns the tokeniser of a file of numbers, or says why they are not those of the known one.
@@ -120,9 +123,10 @@ fn of_numbers(tokens: &[u16], settings: &TextSettings) -> std::result::Result<To
     match &settings.tokens {
         TextTokens::Of(known @ Tokeniser::Numbers(num)) if num_tokens <= *num => Ok(known.clone()),
         TextTokens::Of(Tokeniser::Numbers(num)) => {
-            Err(format!("it has the token {largest}, and there are {num}, numbered from 0"))
+            let last = num.saturating_sub(1);
+            Err(format!("it has the token {largest}, but those of the network are 0 to {last}"))
         }
-        TextTokens::Of(_) => Err("it has tokens as numbers, and those known are of a text".into()),
+        TextTokens::Of(_) => Err("it has numbers of tokens, but the network was trained on a text".into()),
         TextTokens::Characters | TextTokens::Bytes => Ok(Tokeniser::Numbers(num_tokens)),
     }
 }
@@ -153,10 +157,6 @@ fn split(
     settings: &TextSettings,
 ) -> Result<Data> {
     let TextSettings { context, stride, test_fraction, .. } = *settings;
-    if let Some(columns) = columns.filter(|_| stride != context) {
-        let why = format!("its rows of {columns} tokens are samples as they are; leave --stride out");
-        return Err(Error::input(format!("reading {source}"), why));
-    }
     let (unit, context, [train_stride, test_stride]) = match columns {
         None => (1, context, [stride, context]),
         Some(columns) => (columns, columns - 1, [columns; 2]),
@@ -171,7 +171,8 @@ fn split(
     } as usize;
     if columns.is_some() && num_test == 0 && test_fraction > 0.0 {
         let why = format!(
-            "{test_fraction} of its {num_units} rows is none to test with; try a larger --test-fraction, or 0"
+            "a share of {test_fraction} of its {num_units} rows rounds to no test samples; try a larger \
+             --test-fraction, or 0"
         );
         return Err(Error::input(format!("reading {source}"), why));
     }
@@ -185,14 +186,14 @@ fn split(
                     context + 1
                 ),
                 None => format!(
-                    "only {} of its {len} tokens are to {what} with, but a sample needs {} (a context of \
+                    "only {} of its {len} tokens are for {what}, but a sample needs {} (a context of \
                      {context} and the one after); try another --test-fraction or, in training, a smaller \
                      --context",
                     range.len(),
                     context + 1
                 ),
                 Some(_) => {
-                    format!("none of its {num_units} rows is to {what} with; try another --test-fraction")
+                    format!("none of its {num_units} rows is for {what}; try another --test-fraction")
                 }
             };
             return Err(Error::input(format!("reading {source}"), why));
@@ -200,8 +201,8 @@ fn split(
         let (source, tokeniser, tokens) = (source.to_owned(), tokeniser.clone(), Rc::clone(&tokens));
         Ok(Box::new(TokenText { source, tokeniser, tokens, range, context, stride }))
     };
-    let train = part(0..num_train, train_stride, "train")?;
-    let test = (num_train < len).then(|| part(num_train..len, test_stride, "test")).transpose()?;
+    let train = part(0..num_train, train_stride, "training")?;
+    let test = (num_train < len).then(|| part(num_train..len, test_stride, "testing")).transpose()?;
     Ok(Data { train, test: test.map(|test| test as Box<dyn Dataset>) })
 }
 
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(inputs, [6.0, 7.0, 8.0, 9.0, 0.0, 1.0, 2.0, 3.0]);
         assert_eq!(targets, [7.0, 8.0, 9.0, 10.0, 1.0, 2.0, 3.0, 4.0]);
         let error = of_text("a test", b"abcdefghijklmnopqrst", settings(8, 1)).err().unwrap().to_string();
-        assert!(error.contains("8 of its 20 tokens are to test with"), "{error}");
+        assert!(error.contains("8 of its 20 tokens are for testing"), "{error}");
     }
 
     #[test]
@@ -306,16 +307,14 @@ mod tests {
         };
         let name = path.display().to_string();
         write(&[20], "x");
-        assert!(!is_text(&name) && open_text(&path, settings(4, 3)).unwrap().is_none());
+        assert!(!is_text(&name) && open_text(&name, settings(4, 3)).unwrap().is_none());
         write(&[20], "tokens");
         assert!(is_text(&name));
-        let data = open_text(&path, settings(4, 3)).unwrap().unwrap();
+        let data = open_text(&name, settings(4, 3)).unwrap().unwrap();
         assert_eq!(data.train.features(), Features::Tokens { len: 4, vocabulary: 20 });
         assert_eq!(data.train.num_samples(), 3);
         write(&[5, 4], "tokens");
-        let refused = open_text(&path, settings(7, 1)).err().unwrap().to_string();
-        assert!(refused.contains("rows of 4 tokens are samples as they are"), "{refused}");
-        let mut data = open_text(&path, settings(7, 7)).unwrap().unwrap();
+        let mut data = open_text(&name, settings(7, 1)).unwrap().unwrap();
         let (mut inputs, mut targets) = ([0.0; 3], [0.0; 3]);
         let mut test = data.test.take().unwrap();
         assert_eq!((data.train.num_samples(), test.num_samples()), (3, 2));
@@ -324,17 +323,17 @@ mod tests {
         // as many rows to test with as of another file
         write(&[10, 2], "tokens");
         for (test_fraction, rows) in [(0.9, 1), (0.8, 2), (0.55, 4)] {
-            let data = open_text(&path, TextSettings { test_fraction, ..settings(1, 1) }).unwrap().unwrap();
+            let data = open_text(&name, TextSettings { test_fraction, ..settings(1, 1) }).unwrap().unwrap();
             assert_eq!(data.train.num_samples(), rows);
         }
         write(&[4, 5], "tokens");
-        let open = |test_fraction| open_text(&path, TextSettings { test_fraction, ..settings(1, 1) });
+        let open = |test_fraction| open_text(&name, TextSettings { test_fraction, ..settings(1, 1) });
         assert!(open(0.0).unwrap().unwrap().test.is_none());
         let error = open(0.1).err().unwrap().to_string();
-        assert!(error.contains("0.1 of its 4 rows is none to test with"), "{error}");
-        for (shape, why) in [(&[20, 1][..], "a row has 1 tokens"), (&[5, 2, 2], "the shape [5, 2, 2]")] {
+        assert!(error.contains("0.1 of its 4 rows rounds to no test samples"), "{error}");
+        for (shape, why) in [(&[20, 1][..], "it has rows of length 1"), (&[5, 2, 2], "the shape [5, 2, 2]")] {
             write(shape, "tokens");
-            let error = open_text(&path, settings(4, 1)).err().unwrap().to_string();
+            let error = open_text(&name, settings(4, 1)).err().unwrap().to_string();
             assert!(error.contains(why), "{error}");
         }
     }

@@ -29,6 +29,30 @@ impl Tokeniser {
         Tokeniser::Characters(('\0'..=char::MAX).filter(|character| is_there[*character as usize]).collect())
     }
 
+    /// Says by what this tokeniser differs from `other`, if it does.
+    pub fn difference_from(&self, other: &Tokeniser) -> Option<String> {
+        let lacks = |all: &[char], some: &[char]| some.iter().copied().find(|one| !all.contains(one));
+        match (other, self) {
+            (other, own) if other == own => None,
+            (Tokeniser::Characters(theirs), Tokeniser::Characters(own)) => {
+                match (lacks(theirs, own), lacks(own, theirs)) {
+                    (Some(character), _) => Some(format!("they have no {character:?}")),
+                    (_, Some(character)) => Some(format!("they have {character:?}, which the data lacks")),
+                    _ => Some("they are in another order".into()),
+                }
+            }
+            _ => Some(format!("they are {}, and those of the data {}", other.words(), self.words())),
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Tokeniser::Bytes => "bytes".into(),
+            Tokeniser::Characters(characters) => format!("{} characters", characters.len()),
+            Tokeniser::Numbers(num) => format!("numbers below {num}"),
+        }
+    }
+
     /// Returns the tokens of `text`.
     ///
     /// # Errors
@@ -103,7 +127,7 @@ fn numbers(text: &[u8], num: usize) -> Result<Vec<u16>, String> {
     };
     let tokens: Vec<u16> = text.split_whitespace().map(read).collect::<Result<_, _>>()?;
     if tokens.is_empty() {
-        return Err("the tokens are numbers: write some with spaces between them, such as \"17 4\"".into());
+        return Err("give numbers of tokens with spaces between them, such as \"17 4\"".into());
     }
     Ok(tokens)
 }

@@ -159,7 +159,8 @@ impl TrainedNetwork {
             (_, output) => format!("{} real values", output.len()),
         };
         let why = format!(
-            "the network predicts {predicts} a sample, and the targets are {targets}; --targets names others"
+            "for each sample the network predicts {predicts}, but the targets are {targets}; --targets names \
+             others"
         );
         Err(Error::input(doing(), why))
     }

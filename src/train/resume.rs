@@ -8,20 +8,26 @@ use super::identity::{
 };
 use super::options::{CheckpointOptions, Resume, name_of};
 use super::trainer::Trainer;
-use crate::checkpoint::{self, Checkpoint, Description, Difference, group_name};
+use crate::checkpoint::{self, Checkpoint, Description, Difference, Settings, TOKENS_SETTING, group_name};
 use crate::comm::Communicator;
+use crate::dataset::Tokeniser;
 use crate::device::Device;
 use crate::nn::Model;
 use crate::optim::LearningRateScheduleKind;
 use crate::{Error, Result};
 
-/// The file from which a run starts, on rank 0.
-pub(super) struct Start {
-    checkpoint: Option<Checkpoint>,
-    /// True if the run starts anew with the weights of the file.
-    weights_only: bool,
-    /// True if the file has the name and the directory that this run would have given it.
-    is_in_checkpoint_dir: bool,
+/// The start of a run, on rank 0, with the file that it begins from.
+pub(super) enum Start {
+    /// A new run with initial weights.
+    Anew,
+    /// A new run with the weights of a file.
+    Weights(Checkpoint),
+    /// A run that goes on from a checkpoint.
+    Resumed {
+        checkpoint: Checkpoint,
+        /// True if the file has the name and the directory that this run would have given it.
+        is_in_checkpoint_dir: bool,
+    },
 }
 
 /// The number of steps that have been done, and the loss of the last of them, if it is known.
@@ -40,6 +46,24 @@ pub(super) struct Resumed {
     pub(super) position: RunPosition,
     /// True if the checkpoint has the name and the directory that this run would have given it.
     pub(super) is_in_checkpoint_dir: bool,
+}
+
+impl Resumed {
+    const NUM_WORDS: usize = 5;
+
+    /// Returns this checkpoint as numbers for a message, in which zeros stand for none.
+    fn to_words(self) -> [i64; Resumed::NUM_WORDS] {
+        let Resumed { position: RunPosition { step, loss }, is_in_checkpoint_dir } = self;
+        let bits = loss.unwrap_or_default().to_bits() as i64;
+        [1, step as i64, is_in_checkpoint_dir.into(), loss.is_some().into(), bits]
+    }
+
+    fn from_words(words: [i64; Resumed::NUM_WORDS]) -> Option<Resumed> {
+        let [is_resumed, step, is_in_checkpoint_dir, has_loss, bits] = words;
+        let loss = (has_loss == 1).then(|| f64::from_bits(bits as u64));
+        let position = RunPosition { step: step as u64, loss };
+        (is_resumed == 1).then_some(Resumed { position, is_in_checkpoint_dir: is_in_checkpoint_dir == 1 })
+    }
 }
 
 impl Start {
@@ -90,7 +114,7 @@ impl Start {
                 accept(&checkpoint)?;
                 Start::at_checkpoint(checkpoint, options, model, identity)
             }
-            None => Start::with_weights(options.init.as_deref(), model),
+            None => Start::with_weights(options.init.as_deref(), model, identity),
         }
     }
 
@@ -138,42 +162,46 @@ impl Start {
         }
         let is_in_checkpoint_dir =
             options.checkpoint_dir.as_deref().is_some_and(|path| lies_in(&checkpoint, path));
-        Ok(Start { checkpoint: Some(checkpoint), weights_only: false, is_in_checkpoint_dir })
+        Ok(Start::Resumed { checkpoint, is_in_checkpoint_dir })
     }
 
-    fn with_weights(init: Option<&Path>, model: &Model) -> Result<Start> {
-        let weights = init.map(Checkpoint::open_weights).transpose()?;
-        if let Some(weights) = &weights {
-            check_tensors(weights, model)?;
-            check_finite(weights, model)?;
-            let path = weights.path.display();
-            match weights.is_sealed() {
-                true => log::info!("starting with the weights of {path}"),
-                false => log::warn!("starting with the weights of {path}, which has no checksums"),
-            }
+    fn with_weights(init: Option<&Path>, model: &Model, identity: &Identity) -> Result<Start> {
+        let Some(init) = init else { return Ok(Start::Anew) };
+        let weights = Checkpoint::open_weights(init)?;
+        check_tokens(&weights, identity)?;
+        check_tensors(&weights, model)?;
+        check_finite(&weights, model)?;
+        let path = weights.path.display();
+        match weights.is_sealed() {
+            true => log::info!("starting with the weights of {path}"),
+            false => log::warn!("starting with the weights of {path}, which has no checksums"),
         }
-        Ok(Start { checkpoint: weights, weights_only: true, is_in_checkpoint_dir: false })
+        Ok(Start::Weights(weights))
+    }
+
+    fn file(&self) -> Option<&Checkpoint> {
+        match self {
+            Start::Anew => None,
+            Start::Weights(file) | Start::Resumed { checkpoint: file, .. } => Some(file),
+        }
     }
 
     /// Returns true if the run starts with the tensors of a file.
     pub(super) fn has_file(&self) -> bool {
-        self.checkpoint.is_some()
+        self.file().is_some()
     }
 
     /// Returns the number of leaves of the sums of the run that is resumed, if there is one and its
     /// sums are canonical.
     pub(super) fn num_leaves(&self) -> Option<i64> {
-        let checkpoint = self.checkpoint.as_ref().filter(|_| !self.weights_only)?;
+        let Start::Resumed { checkpoint, .. } = self else { return None };
         checkpoint.description.config.get(LEAVES)?.as_i64()
     }
 
     fn resumed(&self) -> Option<Resumed> {
-        let checkpoint = self.checkpoint.as_ref().filter(|_| !self.weights_only)?;
+        let Start::Resumed { checkpoint, is_in_checkpoint_dir } = self else { return None };
         let Description { step, loss, .. } = checkpoint.description;
-        Some(Resumed {
-            position: RunPosition { step, loss },
-            is_in_checkpoint_dir: self.is_in_checkpoint_dir,
-        })
+        Some(Resumed { position: RunPosition { step, loss }, is_in_checkpoint_dir: *is_in_checkpoint_dir })
     }
 }
 
@@ -188,30 +216,19 @@ pub(super) fn restore<D: Device>(
     start: Option<Start>,
     trainer: &mut Trainer<'_, D>,
 ) -> Result<Option<Resumed>> {
-    let file = start.as_ref().and_then(|start| start.checkpoint.as_ref());
-    let weights_only = start.as_ref().is_none_or(|start| start.weights_only);
+    let file = start.as_ref().and_then(Start::file);
+    let resumed = start.as_ref().and_then(Start::resumed);
     let slots = trainer.slot_names().iter().copied().map(Some);
     let groups: Vec<String> = std::iter::once(None).chain(slots).map(group_name).collect();
-    // [is resumed, step, is in the directory of checkpoints, has a loss, bits of the loss], then whether the
-    // file has each group
-    let mut head = vec![0_i64; 5 + groups.len()];
-    if let Some(Resumed { position, is_in_checkpoint_dir }) = start.as_ref().and_then(Start::resumed) {
-        let RunPosition { step, loss } = position;
-        let bits = loss.unwrap_or_default().to_bits() as i64;
-        head[..5].copy_from_slice(&[
-            1,
-            step as i64,
-            i64::from(is_in_checkpoint_dir),
-            i64::from(loss.is_some()),
-            bits,
-        ]);
-    }
-    for (index, group) in groups.iter().enumerate() {
-        head[5 + index] =
-            i64::from(file.is_some_and(|file| file.has_group(group)) && (index == 0 || !weights_only));
-    }
-    all.broadcast(&mut head, 0)?;
-    for (index, group) in groups.iter().enumerate().filter(|(index, _)| head[5 + index] == 1) {
+    let mut words = resumed.map_or([0; Resumed::NUM_WORDS], Resumed::to_words);
+    all.broadcast(&mut words, 0)?;
+    // a new run takes the first group, the parameters, alone
+    let takes = |(number, group): (usize, &String)| {
+        i64::from((number == 0 || resumed.is_some()) && file.is_some_and(|file| file.has_group(group)))
+    };
+    let mut taken: Vec<i64> = groups.iter().enumerate().map(takes).collect();
+    all.broadcast(&mut taken, 0)?;
+    for (index, group) in groups.iter().enumerate().filter(|(index, _)| taken[*index] == 1) {
         for (number, spec) in model.tensors.iter().enumerate() {
             let mut values = match file {
                 Some(file) => file.read(group, &spec.name, &spec.shape)?,
@@ -221,9 +238,7 @@ pub(super) fn restore<D: Device>(
             trainer.write_part(index.checked_sub(1), number, &values)?;
         }
     }
-    let loss = (head[3] == 1).then(|| f64::from_bits(head[4] as u64));
-    let position = RunPosition { step: head[1] as u64, loss };
-    Ok((head[0] == 1).then_some(Resumed { position, is_in_checkpoint_dir: head[2] == 1 }))
+    Ok(Resumed::from_words(words))
 }
 
 /// Returns the newest sound checkpoint of `directory` that `accept` does not refuse, and logs a
@@ -293,6 +308,25 @@ fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
             Err(Error::input(format!("resuming from {}", file.path.display()), why))
         }
         None => Ok(()),
+    }
+}
+
+/// Refuses weights for other tokens than those of the data: rows of the embedding would be taken for those of
+/// other characters. A file that does not say its tokens is taken at its word.
+fn check_tokens(file: &Checkpoint, identity: &Identity) -> Result<()> {
+    let tokens = |settings: &Settings| {
+        let text = settings.get(TOKENS_SETTING).and_then(|tokens| tokens.as_str());
+        text.and_then(Tokeniser::from_text)
+    };
+    let (Some(before), Some(now)) = (tokens(&file.description.config), tokens(&identity.config)) else {
+        return Ok(());
+    };
+    match now.difference_from(&before) {
+        None => Ok(()),
+        Some(why) => {
+            let doing = format!("--init {}", file.path.display());
+            Err(Error::input(doing, format!("its tokens are not those of --data: {why}")))
+        }
     }
 }
 

@@ -235,7 +235,7 @@ fn damaged_idx_files_are_refused() {
     damage(
         "t10k-images-idx3-ubyte",
         &idx(&[10, 14, 14], &[0; 10 * 196]),
-        "they are images of 14 × 14 with 1 channel, but those to train with are",
+        "they are images of 14 × 14 with 1 channel, but the training samples are",
     );
     damage("train-images-idx3-ubyte.gz", b"\x1f\x8b\x08 cut short", "the file is damaged or cut short");
     let folder = idx_folder();

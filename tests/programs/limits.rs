@@ -305,7 +305,7 @@ fn options_of_no_use_are_refused() {
         (
             "sync_sgd",
             "--inputs /x",
-            "--inputs: it has no effect in this run: it is for HDF5 files, and --data is digits",
+            "--inputs: it has no effect in this run: it is for HDF5 files with inputs, and --data is digits",
         ),
         ("sync_sgd", "--synthetic-samples 9", "--synthetic-samples: it has no effect in this run"),
         ("sync_sgd", "--optimizer adam --momentum 0.5", "it is for --optimizer sgd, and adam is chosen"),

@@ -314,7 +314,7 @@ fn samples_need_no_targets() {
     );
     refused(
         &format!("--data {bare} --targets /values"),
-        "the network predicts one of 3 classes a sample, and the targets are one real value a sample",
+        "for each sample the network predicts one of 3 classes, but the targets are one real value a sample",
     );
     let misfit =
         "the network was trained with 6 features, but the samples are images of 28 × 28 with 1 channel";

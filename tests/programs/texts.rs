@@ -39,6 +39,12 @@ fn texts_are_the_same_on_any_number_of_ranks() {
     for ranks in [2, 3, 4, 7] {
         assert_eq!(texts(ranks, &[]), first, "on {ranks} ranks");
     }
+    // texts of a second prompt follow those of the first, by draws of their own
+    let both = texts(2, &["--prompt", "JULIET:"]);
+    let others = both.strip_prefix(first.strip_suffix('\n').unwrap()).expect("the texts of the first prompt");
+    let parts: Vec<&str> = others.strip_suffix('\n').unwrap().split("\n---\n").skip(1).collect();
+    assert!(parts.len() == 5 && parts.iter().all(|part| part.starts_with("JULIET:")), "{both}");
+    assert_eq!(texts(3, &["--prompt", "JULIET:"]), both);
     assert_ne!(texts(1, &["--seed", "2"]), first);
     assert_ne!(texts(1, &["--top-k", "2"]), first);
     // the likeliest token does not depend on the draw, so all texts are one
@@ -161,9 +167,93 @@ fn tokens_that_are_numbers_are_continued_as_numbers() {
     refused(&["--prompt", "-"], "--prompt: \"-\" is not a token");
     refused(
         &[],
-        "a line break, the default, is no beginning: the tokens are numbers: write some with spaces",
+        "--prompt: its default, a line break, cannot begin a text: give numbers of tokens with spaces",
     );
     let words = format!("--model gpt --context 8 --data {tokens} --tokens bytes");
     let job = mpiexec(2, env!("CARGO_BIN_EXE_sync_sgd")).args(words.split_whitespace()).without_grace();
     job.run().expect(2).says_once("--tokens: it has no effect in this run: it is for texts of characters");
+}
+
+/// Trains on `data` with `arguments` and returns the finished job.
+fn train_on(ranks: usize, data: &str, arguments: &str) -> Done {
+    let fixed = "--threads 1 --quiet --model gpt --layers 1 --heads 1 --width 8 --batch-size 8 \
+                 --eval-every 0";
+    let job = mpiexec(ranks, env!("CARGO_BIN_EXE_sync_sgd")).args(fixed.split_whitespace());
+    job.args(["--data", data]).args(arguments.split_whitespace()).without_grace().run()
+}
+
+#[test]
+fn tokens_are_the_same_in_every_kind_of_file() {
+    let (_directory, folder) = directory();
+    let tokens: Vec<u16> = (0..400).map(|at| (5 * at + at / 23) % 23).collect();
+    let write = |name: &str, shape: &[usize], tokens: &[u16]| {
+        let file = hdf5::File::create(format!("{folder}/{name}")).unwrap();
+        file.new_dataset::<u16>().shape(shape).create("tokens").unwrap().write_raw(tokens).unwrap();
+    };
+    std::fs::create_dir(format!("{folder}/parts")).unwrap();
+    std::fs::write(format!("{folder}/tokens.bin"), bytemuck::cast_slice::<u16, u8>(&tokens)).unwrap();
+    write("tokens.h5", &[400], &tokens);
+    write("parts/1.h5", &[150], &tokens[..150]);
+    write("parts/2.h5", &[250], &tokens[150..]);
+    let digest = |ranks, data: &str, more: &str| {
+        train_on(ranks, &format!("{folder}/{data}"), &format!("--steps 6 {more}")).expect(0).digest()
+    };
+    let of_numbers = digest(1, "tokens.bin", "--context 9");
+    for data in ["tokens.h5", "parts", "parts/[12].h5"] {
+        assert_eq!(digest(2, data, "--context 9"), of_numbers, "{data}");
+    }
+    assert_ne!(digest(1, "tokens.h5", "--context 8"), of_numbers);
+
+    // a row has a token more than there are positions
+    write("rows.h5", &[40, 10], &tokens);
+    assert_eq!(digest(3, "rows.h5", ""), digest(1, "rows.h5", ""));
+    for option in ["--context 9", "--stride 9"] {
+        let refused = train_on(2, &format!("{folder}/rows.h5"), option).expect(2);
+        refused.says_once("it has no effect in this run: each row of ");
+    }
+    write("parts/3.h5", &[40, 10], &tokens);
+    let refused = train_on(2, &format!("{folder}/parts"), "--context 9").expect(2);
+    refused.says_once("parts/3.h5: it has rows of 10 tokens, but ");
+}
+
+#[test]
+fn a_text_is_read_by_characters_or_bytes() {
+    let (_directory, folder) = directory();
+    let [text, other, weights] =
+        ["text.txt", "other.txt", "weights.h5"].map(|name| format!("{folder}/{name}"));
+    std::fs::write(&text, "Zwölf Boxkämpfer jagen Eva quer über den Deich. ".repeat(20)).unwrap();
+    std::fs::write(&other, "Zwölf Boxkämpfer jagen Eva quer über den Teich. ".repeat(20)).unwrap();
+    let vocabulary = |arguments: &str| {
+        let line = train_on(2, &text, &format!("--context 8 --steps 2 {arguments}")).expect(0).result();
+        // a row of 8 for each token and position; a layer of one head without a bias; two norms
+        (line["parameters"].as_u64().unwrap() - 8 * 8 - 12 * 64 - 3 * 8) / 8
+    };
+    // three of the characters have two bytes
+    assert_eq!(vocabulary(&format!("--no-bias --export {weights}")), 31);
+    assert_eq!(vocabulary("--no-bias --tokens bytes"), 256);
+
+    // rows of the embedding stand for characters
+    let init = format!("--context 8 --steps 1 --no-bias --init {weights}");
+    train_on(1, &text, &init).expect(0);
+    train_on(3, &other, &init).expect(2).says_once("its tokens are not those of --data: they have no 'T'");
+    train_on(1, &text, &format!("{init} --tokens bytes"))
+        .expect(2)
+        .says_once("they are 31 characters, and those of the data bytes");
+}
+
+#[test]
+fn without_shuffling_samples_come_in_the_order_of_the_file() {
+    let (_directory, folder) = directory();
+    let [all, first] = ["all.bin", "first.bin"].map(|name| format!("{folder}/{name}"));
+    let tokens: Vec<u16> = (0..600).map(|at| (7 * at + at / 31) % 31).collect();
+    std::fs::write(&all, bytemuck::cast_slice::<u16, u8>(&tokens)).unwrap();
+    std::fs::write(&first, bytemuck::cast_slice::<u16, u8>(&tokens[..16 * 8 + 1])).unwrap();
+    let digest = |ranks, data: &str, shuffle: &str| {
+        let words = format!("--context 8 --steps 2 --test-fraction 0 --shuffle {shuffle}");
+        train_on(ranks, data, &words).expect(0).digest()
+    };
+    // the two batches of the short file are the first two of the long one
+    let in_order = digest(1, &all, "off");
+    assert_eq!(digest(3, &first, "off"), in_order);
+    assert_ne!(digest(1, &all, "full"), in_order);
 }

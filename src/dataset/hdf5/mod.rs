@@ -24,7 +24,8 @@ use crate::{Error, Result};
 pub use direct::RowBuffer;
 use file::Hdf5File;
 pub use file::{FileVersion, Hdf5Names};
-pub(super) use tokens::{TokenFile, has_tokens, read_tokens};
+pub(super) use tokens::{StoredTokens, read_tokens};
+pub use tokens::{has_token_rows, token_files};
 
 /// One or several HDF5 files of samples, one after the other.
 pub struct Hdf5Set {

@@ -1,13 +1,14 @@
-//! Tokens in HDF5 files: a dataset `tokens` of whole numbers, one sequence or a row for each sample.
+//! Tokens in HDF5 files: a dataset `tokens` of whole numbers, one sequence or a row for each sample. Those of
+//! several files follow each other in the order of their names.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::column::Column;
 use super::direct::Scratch;
 use super::file::open_hdf5;
 use super::names::exists;
 use super::pages::PageBuffer;
-use crate::dataset::LARGEST_FILE;
+use crate::dataset::files::{LARGEST_FILE, is_hdf5_name, matching_paths};
 use crate::dataset::stored::{ColumnFormat, StoredType};
 use crate::memory::check_room;
 use crate::{Error, Result};
@@ -15,69 +16,111 @@ use crate::{Error, Result};
 /// The dataset of tokens.
 const TOKENS: &str = "tokens";
 
+/// The dataset of inputs by default: a file that has it is one of samples, whatever else it has.
+const INPUTS: &str = "x";
+
 /// The tokens that are read together where any number would do.
 const PIECE: usize = if cfg!(test) { 8 } else { 1 << 20 };
 
-/// The tokens of a file.
-pub(in crate::dataset) struct TokenFile {
+/// The tokens of files.
+pub(in crate::dataset) struct StoredTokens {
     /// The tokens in order.
     pub(in crate::dataset) tokens: Vec<u16>,
     /// The number of tokens of a row, if samples are rows.
     pub(in crate::dataset) columns: Option<usize>,
 }
 
-/// Opens the file at `path`, if it is an HDF5 file with tokens.
-fn open_tokens(path: &Path) -> Option<hdf5::File> {
-    let extension = path.extension();
-    let is_hdf5 = extension.is_some_and(|extension| extension == "h5" || extension == "hdf5");
-    let (file, _) = (is_hdf5 && path.is_file()).then(|| open_hdf5(path).ok()).flatten()?;
-    exists(&file, TOKENS).then_some(file)
+/// Returns the HDF5 files with tokens that `name` stands for, in the order of their names: a file, those of a
+/// directory, or those that match a pattern. There are none if the first has no tokens. Not collective.
+pub fn token_files(name: &str) -> Vec<PathBuf> {
+    let is_hdf5 = |path: &PathBuf| is_hdf5_name(&path.to_string_lossy());
+    let path = Path::new(name);
+    let mut files: Vec<PathBuf> = if path.is_dir() {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(is_hdf5).collect()
+    } else {
+        matching_paths(name).unwrap_or_default()
+    };
+    files.sort();
+    let has_tokens = files.first().filter(|path| is_hdf5(path)).is_some_and(|path| {
+        let file = path.is_file().then(|| open_hdf5(path).ok()).flatten();
+        file.is_some_and(|(file, _)| is_token_file(&file))
+    });
+    if has_tokens { files } else { Vec::new() }
 }
 
-/// Returns true for an HDF5 file with tokens. Not collective.
-pub(in crate::dataset) fn has_tokens(path: &Path) -> bool {
-    open_tokens(path).is_some()
+fn is_token_file(file: &hdf5::File) -> bool {
+    exists(file, TOKENS) && file.dataset(TOKENS).is_ok() && !exists(file, INPUTS)
 }
 
-/// Reads the tokens of the file at `path`; `None` if it is no HDF5 file with tokens. Not collective.
+/// Returns true if `name` stands for files whose tokens are a row for each sample. Not collective.
+pub fn has_token_rows(name: &str) -> bool {
+    let files = token_files(name);
+    let dataset = files.first().and_then(|path| open_hdf5(path).ok()?.0.dataset(TOKENS).ok());
+    dataset.is_some_and(|dataset| dataset.ndim() == 2)
+}
+
+/// Reads the tokens of `files`, at least one, in their order. Not collective.
 ///
 /// # Errors
-/// The dataset has no whole numbers from 0 to 65,535, or neither one nor two dimensions, or rows of less
-/// than two tokens, or is too large.
-pub(in crate::dataset) fn read_tokens(path: &Path) -> Result<Option<TokenFile>> {
-    let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
-    let Some(file) = open_tokens(path) else { return Ok(None) };
-    let column = Column::open(path, &file, TOKENS).map_err(fail)?;
-    let columns = match column.shape[..] {
-        [] => None,
-        [columns @ (0 | 1)] => {
-            return Err(fail(format!("a row has {columns} tokens, and the least is 2")));
+/// A file has no such dataset, or it has no whole numbers from 0 to 65,535, or neither one nor two
+/// dimensions, or rows of less than two tokens or of another number than the first file, or too many tokens.
+pub(in crate::dataset) fn read_tokens(files: &[PathBuf]) -> Result<StoredTokens> {
+    let mut all: Option<StoredTokens> = None;
+    for path in files {
+        let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
+        let (file, _) = open_hdf5(path).map_err(fail)?;
+        let column = Column::open(path, &file, TOKENS).map_err(fail)?;
+        let columns = columns_of(&column).map_err(fail)?;
+        let all = all.get_or_insert_with(|| StoredTokens { tokens: Vec::new(), columns });
+        if columns != all.columns {
+            let words = |columns: Option<usize>| match columns {
+                Some(columns) => format!("rows of {columns} tokens"),
+                None => "one sequence".into(),
+            };
+            let (own, first) = (words(columns), words(all.columns));
+            return Err(fail(format!("it has {own}, but {} has {first}", files[0].display())));
         }
-        [columns] => Some(columns),
-        _ => {
-            let shape = [&[column.num_rows], &column.shape[..]].concat();
-            return Err(fail(format!("tokens has the shape {shape:?}, but must be [N] or [samples, N]")));
+        let len = column.num_rows.saturating_mul(column.format.len);
+        let most = LARGEST_FILE / size_of::<u16>();
+        if len.saturating_add(all.tokens.len()) > most {
+            let before = match all.tokens.len() {
+                0 => String::new(),
+                before => format!(" after the {before} of other files"),
+            };
+            return Err(fail(format!("it has {len} tokens{before}, and {most} are the limit")));
         }
-    };
-    let is_real = matches!(column.format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64);
-    if is_real || column.is_boolean {
-        return Err(fail("tokens must be whole numbers".into()));
+        read_rows(&column, len, &mut all.tokens).map_err(fail)?;
     }
-    let len = column.num_rows.saturating_mul(column.format.len);
-    if len > LARGEST_FILE / 2 {
-        return Err(fail(format!("it has {len} tokens, and {} are the limit", LARGEST_FILE / 2)));
-    }
-    Ok(Some(TokenFile { tokens: read_rows(&column, len).map_err(fail)?, columns }))
+    Ok(all.unwrap_or(StoredTokens { tokens: Vec::new(), columns: None }))
 }
 
-/// Reads all rows of `column`, of `len` tokens, in pieces of whole chunks, which would otherwise be unpacked
-/// more than once.
-fn read_rows(column: &Column, len: usize) -> std::result::Result<Vec<u16>, String> {
+/// Returns the number of tokens of a row, or `None` for one sequence.
+fn columns_of(column: &Column) -> std::result::Result<Option<usize>, String> {
+    let is_real = matches!(column.format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64);
+    if is_real || column.is_boolean {
+        return Err("tokens must be whole numbers".into());
+    }
+    match column.shape[..] {
+        [] => Ok(None),
+        [columns @ (0 | 1)] => Err(format!("it has rows of length {columns}, and the least is 2 tokens")),
+        [columns] => Ok(Some(columns)),
+        _ => {
+            let shape = [&[column.num_rows], &column.shape[..]].concat();
+            Err(format!("tokens has the shape {shape:?}, but must be [N] or [samples, N]"))
+        }
+    }
+}
+
+/// Appends all rows of `column`, of `len` tokens, in pieces of whole chunks, which would otherwise be
+/// unpacked more than once.
+fn read_rows(column: &Column, len: usize, tokens: &mut Vec<u16>) -> std::result::Result<(), String> {
     check_room(len * size_of::<u16>())?;
+    tokens.reserve_exact(len);
     let chunk_rows = column.chunk_rows.unwrap_or(1);
     let step = (PIECE / column.format.len / chunk_rows).max(1).saturating_mul(chunk_rows);
     let (mut bytes, mut scratch) = (PageBuffer::default(), Scratch::default());
-    let (mut tokens, mut values) = (Vec::with_capacity(len), Vec::new());
+    let mut values = Vec::new();
     for start in (0..column.num_rows).step_by(step) {
         let rows = start..column.num_rows.min(start.saturating_add(step));
         column.read(&rows, &mut bytes, &mut scratch)?;
@@ -87,12 +130,12 @@ fn read_rows(column: &Column, len: usize) -> std::result::Result<Vec<u16>, Strin
         format.decode(&bytes, &mut values);
         for value in &values {
             if !(0.0..=f32::from(u16::MAX)).contains(value) {
-                return Err(format!("it has the token {value}, but they are 0 to {}", u16::MAX));
+                return Err(format!("it has the token {value}, but tokens are 0 to {}", u16::MAX));
             }
             tokens.push(*value as u16);
         }
     }
-    Ok(tokens)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -108,7 +151,7 @@ mod tests {
     }
 
     fn found(path: &Path) -> Vec<u16> {
-        read_tokens(path).unwrap().unwrap().tokens
+        read_tokens(&[path.to_owned()]).unwrap().tokens
     }
 
     #[test]
@@ -137,17 +180,53 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_directory_or_a_pattern_follow_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let name = |name: &str| path(name).display().to_string();
+        write(&path("b.h5"), &[4_u16, 5], None);
+        write(&path("a.hdf5"), &[1_i64, 2, 3], None);
+        std::fs::write(path("c.txt"), "text").unwrap();
+        for all in [name(""), name("[ab].h*")] {
+            let files = token_files(&all);
+            assert_eq!(files, [path("a.hdf5"), path("b.h5")]);
+            let StoredTokens { tokens, columns } = read_tokens(&files).unwrap();
+            assert!(tokens == [1, 2, 3, 4, 5] && columns.is_none() && !has_token_rows(&all));
+        }
+        assert_eq!(token_files(&name("b.h5")), [path("b.h5")]);
+        assert!(token_files(&name("c.txt")).is_empty() && token_files(&name("none")).is_empty());
+
+        let rows = hdf5::File::create(path("b.h5")).unwrap();
+        rows.new_dataset::<u16>().shape([2, 3]).create(TOKENS).unwrap().write_raw(&[1_u16; 6]).unwrap();
+        drop(rows);
+        assert!(has_token_rows(&name("b.h5")));
+        let refused = |why: &str| {
+            let error = read_tokens(&token_files(&name(""))).err().unwrap().to_string();
+            assert!(error.contains("b.h5") && error.contains(why), "{error}");
+        };
+        refused("it has rows of 3 tokens, but ");
+        hdf5::File::create(path("b.h5")).unwrap().create_group(TOKENS).unwrap();
+        refused("tokens is a group");
+        // a group is no dataset, and with inputs the tokens are something else
+        assert!(token_files(&name("b.h5")).is_empty());
+        let both = hdf5::File::open_rw(path("a.hdf5")).unwrap();
+        both.new_dataset::<f32>().shape(3).create(INPUTS).unwrap();
+        drop(both);
+        assert!(token_files(&name("a.hdf5")).is_empty());
+    }
+
+    #[test]
     fn other_numbers_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.h5");
         let check = |why: &str| {
-            let error = read_tokens(&path).err().unwrap().to_string();
+            let error = read_tokens(std::slice::from_ref(&path)).err().unwrap().to_string();
             assert!(error.contains(why), "{error}");
         };
         write(&path, &[3_i32, 65_536], None);
-        check("it has the token 65536, but they are 0 to 65535");
+        check("it has the token 65536, but tokens are 0 to 65535");
         write(&path, &[3_i8, -1], None);
-        check("it has the token -1, but they are 0 to 65535");
+        check("it has the token -1, but tokens are 0 to 65535");
         write(&path, &[3.0_f32, 1.0], None);
         check("tokens must be whole numbers");
         write(&path, &[true, false], None);

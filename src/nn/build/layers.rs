@@ -76,9 +76,7 @@ impl Builder {
         let (height, width, channels) = self.image("a convolution needs")?;
         let Convolution { outputs, kernel, stride, padding, bias } = convolution;
         if padding >= kernel {
-            return Err(format!(
-                "{padding} rows of zeros on each side are no less than a kernel of {kernel}"
-            ));
+            return Err(format!("a padding of {padding} must be smaller than the kernel, {kernel}"));
         }
         if kernel == 0 || stride == 0 || height + 2 * padding < kernel || width + 2 * padding < kernel {
             let padded = padded_words(padding);

@@ -59,7 +59,7 @@ impl<'k> Fields<'k> {
 
     pub(super) fn optional_text(&mut self, name: Option<&str>) -> Parsed<Option<&'k str>> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        let what = name.unwrap_or("its name");
+        let what = name.unwrap_or("its argument");
         // names are those of datasets in HDF5 files
         let is_name = |text: &&str| !text.is_empty() && *text != "." && !text.contains(['/', '\0']);
         let text = value.as_string().filter(is_name);

@@ -9,7 +9,8 @@ use super::modules::{Line, each_value, name_of};
 use crate::nn::{Module, Network};
 
 impl Network {
-    /// Returns this network as text, which [`Network::from_text`] reads.
+    /// Returns this network as text. [`Network::from_text`] reads it, unless a module is an identity, which
+    /// has no line of its own.
     pub fn to_text(&self) -> String {
         let loss = LOSSES.iter().find(|(_, loss)| *loss == self.loss).map_or("", |(name, _)| *name);
         let mut text = format!("network {:?} loss={loss:?}\n", self.name);

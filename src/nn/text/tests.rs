@@ -1,7 +1,7 @@
 //! Networks as text.
 
 use crate::device::Activation;
-use crate::nn::{Features, GptSizes, LONGEST_TEXT, Loss, Module, Network};
+use crate::nn::{Features, GptSizes, Initial, LONGEST_TEXT, Loss, Module, Network};
 
 fn read(text: &str) -> crate::Result<Network> {
     Network::from_text(text, "net.kdl", "net", Loss::CrossEntropy)
@@ -205,11 +205,7 @@ fn malformed_texts_are_refused_with_the_reason() {
     let cases = [
         (image, "convolution 3 kernel=7", "a kernel of 7 × 7 does not fit images of 6 × 8"),
         (image, "convolution 3 kernel=9 padding=1", "images of 6 × 8, padded by 1 on each side"),
-        (
-            image,
-            "convolution 3 kernel=3 padding=3",
-            "3 rows of zeros on each side are no less than a kernel of 3",
-        ),
+        (image, "convolution 3 kernel=3 padding=3", "a padding of 3 must be smaller than the kernel, 3"),
         (image, "average-pool 7", "windows of 7 × 7 do not fit images of 6 × 8"),
         (image, "max-pool 9 padding=1", "do not fit images of 6 × 8, padded by 1 on each side"),
         (image, "max-pool 3 padding=2", "a padding of 2 is more than half of windows of 3 × 3"),
@@ -265,11 +261,24 @@ fn the_files_of_the_page_are_networks() {
         assert!(!is_shown || page.contains(lines), "{lines}");
     }
     let sizes = GptSizes { layers: 4, heads: 4, width: 128, bias: true, dropout: 0.1 };
-    let shapes = |network: &Network| -> Vec<(String, Vec<usize>)> {
-        let model = network.build(text).unwrap();
-        model.tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
-    };
-    assert_eq!(shapes(&read(files[2].0).unwrap()), shapes(&Network::gpt(sizes)));
+    let built_in = |sizes| Network::gpt(sizes).build(text).unwrap();
+    let (of_file, own) = (read(files[2].0).unwrap().build(text).unwrap(), built_in(sizes));
+    // the layers with all their numbers, and the tensors, whose deviations the page gives in three digits
+    assert_eq!(format!("{:?}", of_file.layers), format!("{:?}", own.layers));
+    assert_ne!(
+        format!("{:?}", of_file.layers),
+        format!("{:?}", built_in(GptSizes { dropout: 0.2, ..sizes }).layers)
+    );
+    assert_eq!(of_file.tensors.len(), own.tensors.len());
+    for (shown, tensor) in of_file.tensors.iter().zip(&own.tensors) {
+        assert_eq!((&shown.name, &shown.shape), (&tensor.name, &tensor.shape));
+        match (shown.initial, tensor.initial) {
+            (Initial::Normal { deviation: shown }, Initial::Normal { deviation }) => {
+                assert!((shown / deviation - 1.0).abs() < 0.02, "{shown} stands for {deviation}");
+            }
+            (shown, initial) => assert_eq!(shown, initial, "{}", tensor.name),
+        }
+    }
 }
 
 #[test]

@@ -136,6 +136,7 @@ impl DataOptions {
         self.source.check_used(given, source, synthetic, SamplePart::Train, reads_targets)?;
         let kind = SourceKind::of(source);
         let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
+        let for_sequence = kind.for_sequence.as_deref();
         let for_characters = for_text.or(kind.for_characters.as_deref());
         given.refuse("data-store", for_file)?;
         let by_blocks = (self.shuffle == Shuffle::Blocks).then_some(()).and(for_file);
@@ -151,8 +152,8 @@ impl DataOptions {
             (_, None) if matches!(synthetic, ShapeText::Tokens(_)) => None,
             (_, None) => Some("--synthetic-shape tokens:LENGTH makes sequences".into()),
         };
-        given.refuse("context", for_either.as_deref())?;
+        given.refuse("context", for_either.as_deref().or(for_sequence))?;
         given.refuse("tokens", for_characters)?;
-        given.refuse("stride", for_text)
+        given.refuse("stride", for_text.or(for_sequence))
     }
 }

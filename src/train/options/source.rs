@@ -19,8 +19,9 @@ pub struct SourceOptions {
     /// Source of the samples: digits (10,000 embedded in the program), synthetic, a directory with
     /// the files of MNIST, Fashion-MNIST or CIFAR-10, an HDF5 file, a pattern such as 'run-*.h5' of
     /// several, which are one set in the order of their names, shakespeare (a text embedded in the
-    /// program), a text (.txt), or tokens: numbers of 16 bits (.bin), or an HDF5 file with a dataset tokens,
-    /// one sequence or a row for each sample [default: digits, for gpt shakespeare]
+    /// program), a text (.txt), or tokens: numbers of 16 bits (.bin), or HDF5 files (one, a directory or a
+    /// pattern) with a dataset tokens, one sequence or a row for each sample
+    /// [default: digits, for gpt shakespeare]
     #[arg(long, value_name = "SOURCE")]
     pub data: Option<String>,
 
@@ -85,6 +86,8 @@ pub(super) struct SourceKind {
     pub(super) for_text: Option<String>,
     /// The reason to refuse options of texts that are not tokens already.
     pub(super) for_characters: Option<String>,
+    /// The reason to refuse options that cut a sequence into samples, if samples are rows of tokens.
+    pub(super) for_sequence: Option<String>,
     /// The reason to refuse options of synthetic samples.
     pub(super) for_synthetic: Option<String>,
 }
@@ -100,9 +103,11 @@ impl SourceKind {
             (!is_right).then(|| format!("it is for {what}, and --data is {source}"))
         };
         SourceKind {
-            for_file: unless(is_file, "HDF5 files"),
+            for_file: unless(is_file, "HDF5 files with inputs"),
             for_text: unless(is_text, "texts"),
             for_characters: unless(has_characters, "texts of characters"),
+            for_sequence: dataset::has_token_rows(source)
+                .then(|| format!("each row of {source} is a sample as it is")),
             for_synthetic: unless(is_synthetic, "--data synthetic"),
         }
     }
@@ -130,7 +135,7 @@ impl SourceOptions {
     /// Returns the files that these options name. Not collective.
     pub fn files(&self) -> Vec<FileOption<'_>> {
         let source = self.data.as_deref().filter(|name| !OWN_SOURCES.contains(name)).map(Path::new);
-        let is_read = dataset::is_published_name;
+        let is_read = dataset::is_read_name;
         let data = source.map(|path| FileOption::input_or_directory("--data", path, is_read));
         let test = self.test_data.as_deref().map(Path::new);
         data.into_iter().chain(test.map(|path| FileOption::input("--test-data", path))).collect()

@@ -110,17 +110,17 @@ pub(super) fn open(request: &SampleRequest<'_>) -> Result<Opened> {
     };
     let train = &opened.data.train;
     if let Some(test) = &opened.data.test {
-        let doing = || format!("opening the samples to test {source} with");
+        let doing = || format!("opening the test samples of {source}");
         if test.features() != train.features() {
             let [test, train] = [test.features(), train.features()];
             return Err(Error::input(
                 doing(),
-                format!("they are {test}, but those to train with are {train}"),
+                format!("they are {test}, but the training samples are {train}"),
             ));
         }
         if test.targets() != train.targets() {
             let [test, train] = [test.targets(), train.targets()];
-            let why = format!("their targets are {test}, but those to train with are {train}");
+            let why = format!("their targets are {test}, but those of the training samples are {train}");
             return Err(Error::input(doing(), why));
         }
     }
@@ -130,8 +130,7 @@ pub(super) fn open(request: &SampleRequest<'_>) -> Result<Opened> {
 fn open_path(name: &str, request: &SampleRequest<'_>) -> Result<Opened> {
     let path = Path::new(name);
     let fail = |why: String| Error::input(format!("opening --data {name}"), why);
-    let text = path.is_file().then(|| dataset::open_text(path, request.text.clone()));
-    if let Some(data) = text.transpose()?.flatten() {
+    if let Some(data) = dataset::open_text(name, request.text.clone())? {
         return Ok(Opened { data, kind: "a text", files: None });
     }
     if !path.is_dir() {
@@ -144,8 +143,12 @@ fn open_path(name: &str, request: &SampleRequest<'_>) -> Result<Opened> {
     } else if dataset::is_idx(path) {
         dataset::open_idx(path)?
     } else {
-        let known = "train-images-idx3-ubyte.gz (MNIST, Fashion-MNIST) nor data_batch_1.bin (CIFAR-10)";
-        return Err(fail(format!("the directory has neither {known}; data/fetch gets them")));
+        return Err(fail(
+            "the directory has neither train-images-idx3-ubyte.gz (MNIST, Fashion-MNIST) nor \
+             data_batch_1.bin (CIFAR-10), which data/fetch gets, nor HDF5 files with tokens; for HDF5 files \
+             with samples, give a pattern"
+                .into(),
+        ));
     };
     Ok(Opened { data, kind: "a directory", files: None })
 }
@@ -154,21 +157,7 @@ fn open_path(name: &str, request: &SampleRequest<'_>) -> Result<Opened> {
 /// names.
 fn paths(option: &str, name: &str, expected: &str) -> Result<Vec<PathBuf>> {
     let fail = |why: String| Error::input(format!("opening {option} {name}"), why);
-    let missing = match std::fs::metadata(name) {
-        Ok(_) => return Ok(vec![PathBuf::from(name)]),
-        Err(error) => error,
-    };
-    if !name.contains(['*', '?', '[']) {
-        return Err(fail(format!("{missing}; expected {expected}")));
-    }
-    let found = glob::glob(name).map_err(|error| fail(error.to_string()))?;
-    let mut paths: Vec<PathBuf> =
-        found.collect::<std::result::Result<_, _>>().map_err(|error| fail(error.to_string()))?;
-    paths.sort();
-    if paths.is_empty() {
-        return Err(fail("no file matches this pattern".into()));
-    }
-    Ok(paths)
+    dataset::matching_paths(name).map_err(|why| fail(format!("{why}; expected {expected}")))
 }
 
 fn hdf5(paths: &[PathBuf], request: &SampleRequest<'_>) -> Result<Opened> {
@@ -185,11 +174,11 @@ fn hdf5(paths: &[PathBuf], request: &SampleRequest<'_>) -> Result<Opened> {
     let num_test = (num_samples as f64 * test_fraction).round() as usize;
     let num_train = num_samples - num_test;
     if num_train == 0 {
-        let why = format!("{test_fraction} of {num_samples} samples leaves none to train with");
+        let why = format!("a share of {test_fraction} of {num_samples} samples leaves none for training");
         return Err(Error::input("--test-fraction", why));
     }
     if num_test == 0 && test_fraction > 0.0 {
-        let why = format!("{test_fraction} of {num_samples} samples is none to test with");
+        let why = format!("a share of {test_fraction} of {num_samples} samples rounds to no test samples");
         return Err(Error::input("--test-fraction", why));
     }
     let test = match test_data {
