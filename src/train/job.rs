@@ -1,18 +1,22 @@
-//! [`Run`]: the parts of a run that do not depend on the device, and what it says about them.
+//! [`Run`]: the parts of a run that do not depend on the device, what it says about them, and the checkpoints
+//! from which it resumes and which it writes.
 
-use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
+use super::checkpoints::{CheckpointSettings, Checkpoints};
+use super::identity::{self, Identity};
 use super::journal::RunLength;
 use super::options::{TrainOptions, name_of};
-use super::resume::Resumed;
+use super::resume::{self, Resumed, Start};
 use super::samples::Samples;
-use super::trainer::{Evaluation, Trainer, diverged};
+use super::stop::StopRequest;
+use super::trainer::Trainer;
 use crate::Result;
+use crate::checkpoint::Description;
 use crate::comm::{Grid, World};
 use crate::device::Device;
-use crate::nn::Model;
-use crate::parallel::batch::Summation;
+use crate::nn::{LONGEST_TEXT, Model};
 use crate::parallel::layout::ParallelPlan;
 use crate::parallel::tensor::positions::SharedValues;
 use crate::parallel::zero::{Accumulation, ZeroStage};
@@ -35,6 +39,56 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Gives all ranks the checkpoint or the weights with which the run starts, and sets up the
+    /// checkpoints that it writes. Collective.
+    pub(super) fn resume<D: Device>(
+        &self,
+        trainer: &mut Trainer<'_, D>,
+        start: Option<Start>,
+        identity: Identity,
+        steps_per_epoch: u64,
+        stop: Option<StopRequest>,
+    ) -> Result<(Checkpoints<'_>, Option<Resumed>)> {
+        let (all, options) = (self.world.communicator(), &self.options.checkpoints);
+        let slots = trainer.slot_names();
+        let span = trace::work(Name::Checkpoint);
+        let resumed = resume::restore(all, self.model, start, trainer)?;
+        drop(span);
+        let in_parts = trainer.zero_stage().divides_parameters();
+        let compares_replicas = self.grid.shape.data > 1 && self.options.check_replicas > 0 && !in_parts;
+        let replicas = match self.grid.shape.data {
+            1 => "one",
+            _ if in_parts => "in parts",
+            _ if compares_replicas => "the same bits",
+            _ => "not compared",
+        };
+        let written_by = identity::written_by(self.program, self.world, self.grid, self.threads, replicas);
+        let network = Some(&self.model.text).filter(|text| text.len() <= LONGEST_TEXT).cloned();
+        let settings = CheckpointSettings {
+            options,
+            model: self.model,
+            slots,
+            parts: Arc::clone(trainer.parts()),
+            description: Description {
+                seed: self.options.seed,
+                model: self.model.name.clone(),
+                config: identity.config,
+                options: identity.changeable,
+                written_by,
+                network,
+                standardise: Some(identity.standardise),
+                ..Description::default()
+            },
+            steps_per_epoch,
+            compares_replicas,
+        };
+        let mut checkpoints = Checkpoints::begin(self.grid, settings, resumed, stop, self.began)?;
+        if let Some(resumed) = resumed {
+            checkpoints.save(trainer, resumed.position)?;
+        }
+        Ok((checkpoints, resumed))
+    }
+
     /// Logs the steps that are about to be taken, after those of earlier starts if the run is
     /// `resumed`.
     pub(super) fn announce<D: Device>(
@@ -59,8 +113,7 @@ impl Run<'_> {
         let (division, num_replicas) = (trainer.division(), self.grid.shape.data);
         let has_rows = |len, replica| division.rows(len, replica).iter().any(|rows| !rows.is_empty());
         // replicas that have no leaf of any batch were counted when the order of sums was chosen
-        let is_known =
-            |replica| self.plan.summation != Summation::ByLayout && !has_rows(MOST_LEAVES, replica);
+        let is_known = |replica| division.canonical_subtrees(0).is_some() && !has_rows(MOST_LEAVES, replica);
         let is_idle = |replica| !has_rows(sampler.batch_len(0), replica) && !is_known(replica);
         let num_idle = (0..num_replicas).filter(|replica| is_idle(*replica)).count();
         if num_idle > 0 && self.world.is_root() {
@@ -131,34 +184,6 @@ impl Run<'_> {
                 "--accumulate parts has no effect: there is one micro-batch; --micro-batches 4 makes 4"
             );
         }
-    }
-
-    /// Evaluates the test samples after `step` steps, if there are any, as [`Trainer::evaluate`] does.
-    /// Collective.
-    ///
-    /// # Errors
-    /// A sample cannot be read (this rank alone), or the loss is NaN or infinite.
-    pub(super) fn evaluate<D: Device>(
-        &self,
-        trainer: &mut Trainer<'_, D>,
-        samples: &mut Samples,
-        step: u64,
-        asks_to_stop: impl Fn() -> bool,
-    ) -> Result<ControlFlow<usize, Option<Evaluation>>> {
-        let Some(test) = &mut samples.test else {
-            return Ok(ControlFlow::Continue(None));
-        };
-        let span = trace::work(Name::Evaluation);
-        let Evaluation { loss, accuracy } = match trainer.evaluate(test, asks_to_stop)? {
-            ControlFlow::Break(num_ranks) => return Ok(ControlFlow::Break(num_ranks)),
-            ControlFlow::Continue(outcome) => outcome,
-        };
-        drop(span);
-        if !loss.is_finite() {
-            return Err(diverged(step, &format!("the test loss is {loss}")));
-        }
-        log::info!("test: {}", words(loss, accuracy));
-        Ok(ControlFlow::Continue(Some(Evaluation { loss, accuracy })))
     }
 }
 

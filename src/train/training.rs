@@ -2,26 +2,23 @@
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::checkpoints::{CheckpointSettings, Checkpoints};
-use super::identity::{self, Identity};
+use super::checkpoints::Checkpoints;
+use super::identity::Identity;
 use super::job::{self, Run};
 use super::journal::{Journal, JournalSummary, RunLength};
 use super::memory::{self, MemoryPlan, StartNeeds};
 use super::metrics::ResultLine;
 use super::options::{Resume, name_of};
-use super::resume::{self, Resumed, RunPosition, Start};
+use super::resume::{RunPosition, Start};
 use super::samples::{self, Samples};
 use super::stop::StopRequest;
-use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings};
+use super::trainer::{Evaluation, RunRequests, Trainer, TrainerSettings, diverged};
 use super::tuning::Tuning;
 use crate::app;
-use crate::checkpoint::Description;
 use crate::comm;
 use crate::device::Device;
-use crate::nn::LONGEST_TEXT;
 use crate::parallel::layout::ParallelPlan;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
@@ -77,56 +74,6 @@ impl Run<'_> {
             num_ranks => training.stop(num_ranks),
         }
     }
-
-    /// Gives all ranks the checkpoint or the weights with which the run starts, and sets up the
-    /// checkpoints that it writes. Collective.
-    fn resume<D: Device>(
-        &self,
-        trainer: &mut Trainer<'_, D>,
-        start: Option<Start>,
-        identity: Identity,
-        length: RunLength,
-        stop: Option<StopRequest>,
-    ) -> Result<(Checkpoints<'_>, Option<Resumed>)> {
-        let (all, options) = (self.world.communicator(), &self.options.checkpoints);
-        let slots = trainer.slot_names();
-        let span = trace::work(Name::Checkpoint);
-        let resumed = resume::restore(all, self.model, start, trainer)?;
-        drop(span);
-        let in_parts = trainer.zero_stage().divides_parameters();
-        let compares_replicas = self.grid.shape.data > 1 && self.options.check_replicas > 0 && !in_parts;
-        let replicas = match self.grid.shape.data {
-            1 => "one",
-            _ if in_parts => "in parts",
-            _ if compares_replicas => "the same bits",
-            _ => "not compared",
-        };
-        let written_by = identity::written_by(self.program, self.world, self.grid, self.threads, replicas);
-        let network = Some(&self.model.text).filter(|text| text.len() <= LONGEST_TEXT).cloned();
-        let settings = CheckpointSettings {
-            options,
-            model: self.model,
-            slots,
-            parts: Arc::clone(trainer.parts()),
-            description: Description {
-                seed: self.options.seed,
-                model: self.model.name.clone(),
-                config: identity.config,
-                options: identity.changeable,
-                written_by,
-                network,
-                standardise: Some(identity.standardise),
-                ..Description::default()
-            },
-            steps_per_epoch: length.steps_per_epoch,
-            compares_replicas,
-        };
-        let mut checkpoints = Checkpoints::begin(self.grid, settings, resumed, stop, self.began)?;
-        if let Some(resumed) = resumed {
-            checkpoints.save(trainer, resumed.position)?;
-        }
-        Ok((checkpoints, resumed))
-    }
 }
 
 impl<'a, D: Device> Training<'a, D> {
@@ -176,10 +123,9 @@ impl<'a, D: Device> Training<'a, D> {
         if let Some(audits) = options.audit.settings() {
             trainer.audit(plan, settings.sync, batch_size, audits)?;
         }
-        let length = RunLength { first: 0, num_steps, steps_per_epoch };
-        let (checkpoints, resumed) = run.resume(&mut trainer, start, identity, length, stop)?;
+        let (checkpoints, resumed) = run.resume(&mut trainer, start, identity, steps_per_epoch, stop)?;
         let RunPosition { step: first, loss } = resumed.map_or_else(Default::default, |found| found.position);
-        let length = RunLength { first, ..length };
+        let length = RunLength { first, num_steps, steps_per_epoch };
         run.announce(&samples, length, resumed, &trainer);
         let kept = trainer.keep_samples(&mut samples.train)?;
         if kept > 0 {
@@ -306,18 +252,27 @@ impl<'a, D: Device> Training<'a, D> {
 
     /// Evaluates the network on the test samples, if there are any, or breaks off with the number of ranks
     /// that ask to stop. Collective.
+    ///
+    /// # Errors
+    /// A sample cannot be read (this rank alone), or the loss is NaN or infinite.
     fn evaluate(&mut self) -> Result<ControlFlow<usize>> {
+        let Some(test) = &mut self.samples.test else { return Ok(ControlFlow::Continue(())) };
+        let span = trace::work(Name::Evaluation);
         let asks_to_stop = || self.checkpoints.requests().stop > 0;
-        let outcome = self.run.evaluate(&mut self.trainer, &mut self.samples, self.done, asks_to_stop)?;
-        let tested = match outcome {
+        let tested = match self.trainer.evaluate(test, asks_to_stop)? {
             ControlFlow::Break(num_ranks) => return Ok(ControlFlow::Break(num_ranks)),
             ControlFlow::Continue(tested) => tested,
         };
-        let is_lowest = |loss: f64| loss.is_finite() && self.lowest.is_none_or(|(lowest, _)| loss < lowest);
-        if let Some(loss) = tested.map(|outcome| outcome.loss).filter(|loss| is_lowest(*loss)) {
+        drop(span);
+        let Evaluation { loss, accuracy } = tested;
+        if !loss.is_finite() {
+            return Err(diverged(self.done, &format!("the test loss is {loss}")));
+        }
+        log::info!("test: {}", job::words(loss, accuracy));
+        if self.lowest.is_none_or(|(lowest, _)| loss < lowest) {
             self.lowest = Some((loss, self.done));
         }
-        self.tested = tested;
+        self.tested = Some(tested);
         Ok(ControlFlow::Continue(()))
     }
 

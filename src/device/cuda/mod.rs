@@ -1,6 +1,6 @@
 //! NVIDIA GPUs: kernels compiled for the device found, some of them for the shapes of the network's layers
 //! when these are first used; matrix products by cuBLASLt; all computation in one stream, but for the
-//! optimizer's steps, which on a single rank run beside the passes of further layers, where some are left.
+//! optimizer's steps, which without replicas run beside the passes of further layers, where some are left.
 //!
 //! Nothing of CUDA is needed to build, nor to run without it: the driver and its libraries are
 //! loaded when [`Cuda::open`] is called. Operations only start work on the device and return;

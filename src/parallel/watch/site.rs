@@ -51,7 +51,8 @@ pub enum Site {
     },
 }
 
-const BITS: u32 = 16;
+/// The bits of a field: more than the tensors, stages or positions of the largest network.
+const BITS: u32 = 20;
 const MASK: u64 = (1 << BITS) - 1;
 
 impl Site {
@@ -99,6 +100,7 @@ mod tests {
     fn sites_follow_the_computation() {
         let sites = [
             Site::Parameter { tensor: 3 },
+            Site::Parameter { tensor: 120_000 },
             Site::Value { stage: 0, position: 2, part: 0 },
             Site::Value { stage: 1, position: 0, part: 1 },
             Site::Gradient { stage: 1, position: 2, part: 0 },

@@ -210,7 +210,15 @@ impl DeviceOptions {
         let mut is_mapped = false;
         if world.num_nodes() < world.size() && self.device_transfers == OrAuto(None) {
             match map_peers(world, &device) {
-                Ok(()) => is_mapped = true,
+                Ok(()) => {
+                    is_mapped = true;
+                    if !world.communicator().has_peers() {
+                        log::info!(
+                            "collective operations use MPI: those by CUDA IPC need nodes of equally many \
+                             ranks, 2 to {MOST_PEERS}, with their GPUs in the same order"
+                        );
+                    }
+                }
                 Err(error) => log::info!("the ranks of a node use MPI for all values: {error}"),
             }
         }
@@ -257,9 +265,10 @@ fn announce(world: &World, device: &Cuda, transfers: Transfers, is_mapped: bool)
     } else {
         String::new()
     };
-    let within = match is_mapped {
-        true => format!("; values of up to {MOST_PEERS} ranks of a node by CUDA IPC, other"),
-        false => ";".to_owned(),
+    let within = match (is_mapped, world.communicator().has_peers()) {
+        (true, true) => "; values within a node by CUDA IPC, other",
+        (true, false) => "; messages within a node by CUDA IPC, other",
+        (false, _) => ";",
     };
     let messages = match transfers {
         _ if world.size() == 1 => String::new(),

@@ -174,7 +174,8 @@ __device__ __forceinline__ void mean_squared_error(
     uint64 len, uint32 columns, float scale, const T* output, const float* targets, T* gradient,
     float* partials, uint32* blocks_done, float* sums) {
     float squares = 0, factor = 2 * scale / columns;
-    uint64 fours = targets ? 0 : len / 4;
+    bool is_aligned = ((uint64)output | (uint64)gradient) % sizeof(Four<T>) == 0;
+    uint64 fours = targets || !is_aligned ? 0 : len / 4;
     for (uint64 four = thread_index(); four < fours; four += num_threads()) {
         Four<T> values = ((const Four<T>*)output)[four];
         for (int i = 0; i < 4; i++) {
