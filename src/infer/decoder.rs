@@ -26,7 +26,7 @@ use crate::nn::{FlatBuffer, Model};
 use crate::parallel::batch::Summation;
 use crate::parallel::stage::{Activations, Stage};
 use crate::parallel::tensor::division::FeatureDivision;
-use crate::parallel::tensor::exchange::{Exchanger, here, here_mut};
+use crate::parallel::tensor::exchange::{here, here_mut};
 use crate::parallel::tensor::{Split, split};
 use crate::sums::NUM_LEAVES;
 
@@ -60,7 +60,7 @@ impl<'a, D: Device> Decoder<'a, D> {
         // a layer of positions has a row for each in the whole model alone
         let whole = split(model, Split::Pairs, 0, division);
         let parameters = read_weights(device, trained, model, &whole, &transposed)?;
-        let activations = stage.activations(&Exchanger::alone(device), model.input.len(), None)?;
+        let activations = stage.allocate_activations(device, model.input.len(), None)?;
         let width = one.output.len();
         Ok(Some(Decoder { device, stage, parameters, activations, width, known: Vec::new() }))
     }

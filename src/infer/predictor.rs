@@ -38,7 +38,7 @@ impl<'a, D: Device> Predictor<'a, D> {
         let parameters = read_weights(device, trained, model, &parts, &[])?;
         let stage = Stage::new(0, None, &parts, model.input.len(), 0, None);
         let exchanger = Exchanger::alone(device);
-        let activations = stage.activations(&exchanger, rows, None)?;
+        let activations = stage.allocate_activations(device, rows, None)?;
         let (input, output) = (model.input, model.output);
         Ok(Predictor { exchanger, stage, parameters, activations, input, output })
     }

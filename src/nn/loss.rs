@@ -1,6 +1,5 @@
 //! Loss functions.
 
-use super::Features;
 use crate::device::{Device, LossShape};
 
 /// A loss: the mean of the predictions' losses over the global batch.
@@ -15,15 +14,6 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Returns the number of predictions that a row of outputs of shape `output` is: for cross-entropy, one
-    /// for each position of a sequence.
-    pub fn num_predictions(self, output: Features) -> usize {
-        match (self, output) {
-            (Loss::CrossEntropy, Features::Sequence { len, .. }) => len,
-            _ => 1,
-        }
-    }
-
     /// Returns the number of target values of a prediction with `outputs` outputs.
     pub fn num_targets(self, outputs: usize) -> usize {
         match self {

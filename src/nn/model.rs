@@ -32,6 +32,20 @@ impl Model {
         self.tensors.iter().fold(0, |sum: usize, tensor| sum.saturating_add(tensor.num_elements()))
     }
 
+    /// Returns the number of predictions that a row of outputs is: for cross-entropy, one for each position
+    /// of a sequence.
+    pub fn num_predictions(&self) -> usize {
+        match (self.loss, self.output) {
+            (Loss::CrossEntropy, Features::Sequence { len, .. }) => len,
+            _ => 1,
+        }
+    }
+
+    /// Returns the number of outputs of a prediction: with cross-entropy, those of the classes.
+    pub fn outputs_per_prediction(&self) -> usize {
+        self.output.len() / self.num_predictions()
+    }
+
     /// Returns the cost of each layer's forward and backward pass, in operations per row. No
     /// gradient is computed for the input of the first layer that has parameters.
     pub fn costs(&self) -> Vec<u64> {

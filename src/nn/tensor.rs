@@ -22,7 +22,7 @@ impl TensorSpec {
     }
 }
 
-/// Returns the product of `sizes`, or the largest number if it is above.
+/// Returns the product of `sizes`, or `usize::MAX` if it is larger.
 pub(super) fn product(sizes: &[usize]) -> usize {
     sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size))
 }

@@ -138,18 +138,21 @@ impl BatchDivision {
         if self.reduces_each { section } else { section.micro_batch(micro_batch, self.num_micro_batches) }
     }
 
+    /// Returns the rows of each micro-batch of `replica` in a batch of `len` rows.
+    pub fn sections(self, len: usize, replica: usize) -> impl Iterator<Item = Section> {
+        (0..self.num_micro_batches).map(move |number| self.section(len, replica, number))
+    }
+
     /// Returns the rows of `replica` in a batch of `len` rows: those of each micro-batch.
     pub fn rows(self, len: usize, replica: usize) -> Vec<Range<usize>> {
-        let sections = (0..self.num_micro_batches).map(|number| self.section(len, replica, number));
-        sections.map(|section| section.terms()).collect()
+        self.sections(len, replica).map(|section| section.terms()).collect()
     }
 
     /// Returns the most rows of a micro-batch in batches of up to `len` rows.
     pub fn most_rows(self, len: usize) -> usize {
         let of_len = |len: usize| {
-            let all = (0..self.num_replicas)
-                .flat_map(move |replica| (0..self.num_micro_batches).map(move |number| (replica, number)));
-            all.map(move |(replica, number)| self.section(len, replica, number).len())
+            let all = (0..self.num_replicas).flat_map(move |replica| self.sections(len, replica));
+            all.map(Section::len)
         };
         self.lengths(len).flat_map(of_len).max().unwrap_or_default()
     }
@@ -164,10 +167,7 @@ impl BatchDivision {
     /// Returns the number of arrays in which a replica adds up gradients: the most values on its
     /// stack between two micro-batches.
     pub fn num_arrays(self) -> usize {
-        let depth = |replica: usize| {
-            let sections = (0..self.num_micro_batches).map(move |number| self.section(0, replica, number));
-            sections.map(Section::depth_after).max().unwrap_or(1)
-        };
+        let depth = |replica: usize| self.sections(0, replica).map(Section::depth_after).max().unwrap_or(1);
         (0..self.num_replicas).map(depth).max().unwrap_or(1)
     }
 
@@ -198,7 +198,8 @@ impl BatchDivision {
 }
 
 /// Returns the leaves of part `index` of `num` parts of the subtree of `width` leaves from `first` on,
-/// cut off at `end`. Every part is a subtree, or empty if there are fewer leaves; the last one is not.
+/// cut off at `end`. Every part is a subtree, or empty if there are fewer leaves. The last part is never
+/// empty.
 fn subtree(first: usize, width: usize, end: usize, index: usize, num: usize) -> Range<usize> {
     let own = first..end.min(first + width);
     if num == 1 || own.len() <= 1 {

@@ -80,19 +80,19 @@ impl MemoryPlan {
         let written = copies(&parts, world, num_sections);
         let more = [if restores { written.max(restored(&layout, model)) } else { written }, audits];
         let candidates = candidates(grid, plan, options, batch_size / shape.data);
-        let plans = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan));
+        let footprints = [Gathering::Pass, Gathering::Step].map(|until| footprint(sync, until, plan));
         let others = candidates.iter().map(|other| footprint(other.sync, Gathering::Pass, &other.plan));
-        let needs = plans
+        let needs = footprints
             .into_iter()
             .chain(others)
-            .map(|plan| more.iter().fold(plan.total(), |sum, more| sum.saturating_add(*more)));
+            .map(|footprint| more.iter().fold(footprint.total(), |sum, more| sum.saturating_add(*more)));
         let needs: Vec<usize> = needs.collect();
         let job = Job::exchange(world, &needs, shared_bytes, on_host)?;
         let in_parts = sync.zero.is_some_and(ZeroStage::divides_parameters) && shape.data > 1;
         let has_passes = in_parts && plan.schedule.num_micro_batches > 1 && job.differ(0, 1);
         let gathering = if has_passes && job.misfit(1).is_none() { Gathering::Step } else { Gathering::Pass };
         let chosen = usize::from(gathering == Gathering::Step);
-        job.log(chosen, plans[chosen], more, &grid.all)?;
+        job.log(chosen, footprints[chosen], more, &grid.all)?;
         let Some(misfit) = job.misfit(chosen) else {
             if has_passes {
                 let often = if gathering == Gathering::Step { "step" } else { "micro-batch and pass" };
@@ -102,7 +102,7 @@ impl MemoryPlan {
         };
         let node = grid.all.broadcast_bytes(world.host_name().into_bytes(), misfit.rank)?;
         let why = misfit.words(&String::from_utf8_lossy(&node));
-        let next = (0..candidates.len()).find(|number| job.misfit(number + plans.len()).is_none());
+        let next = (0..candidates.len()).find(|number| job.misfit(number + footprints.len()).is_none());
         let way_out = match next {
             Some(number) => format!("{} would fit", candidates[number].option),
             None => "more nodes, a smaller --batch-size or a smaller model would need less".to_owned(),
@@ -159,7 +159,7 @@ fn candidates(grid: &Grid, plan: &ParallelPlan, options: &TrainOptions, share: u
     let is_compared = options.given.has("check-replicas") && options.check_replicas > 0;
     let uncompared = if is_compared { " --check-replicas 0" } else { "" };
     for stage in stages {
-        let keeping = if *stage < ZeroStage::Gradients { "" } else { &keeping };
+        let keeping = if stage.divides_gradients() { &keeping } else { "" };
         let uncompared = if stage.divides_parameters() { uncompared } else { "" };
         let option = format!("--zero {}{keeping}{uncompared}", name_of(stage));
         all.push(with(&option, TrainOptions { zero: OrAuto(Some(*stage)), ..options.clone() }));

@@ -4,7 +4,7 @@ use super::job::Run;
 use super::resume::Start;
 use crate::parallel::batch::Summation;
 use crate::parallel::layout::ParallelPlan;
-use crate::sums::MOST_LEAVES;
+use crate::sums::{MOST_LEAVES, Section};
 use crate::{Error, Result};
 
 impl Run<'_> {
@@ -65,9 +65,7 @@ impl Run<'_> {
         let plan = ParallelPlan { summation, ..self.plan.clone() };
         let (num_replicas, num_micro_batches) = (self.grid.shape.data, plan.schedule.num_micro_batches);
         let division = self.options.sync_settings().division(&plan, num_replicas);
-        let num_rows = |replica| {
-            (0..num_micro_batches).map(|number| division.section(num_leaves, replica, number).len()).sum()
-        };
+        let num_rows = |replica| division.sections(num_leaves, replica).map(Section::len).sum();
         let num_rows: Vec<usize> = (0..num_replicas).map(num_rows).collect();
         let num_idle = num_rows.iter().filter(|num| **num == 0).count();
         let num_shares = num_replicas * if division.reduces_each() { num_micro_batches } else { 1 };

@@ -110,8 +110,7 @@ impl<'a, D: Device> AuditedJob<'a, D> {
 
 /// Returns the parts of the leaf with which the sums of `replica` begin in a batch of `len` rows.
 fn leaf(division: BatchDivision, len: usize, replica: usize) -> Vec<Section> {
-    let section = |micro_batch| division.section(len, replica, micro_batch);
-    parts_of_leaf((0..division.num_micro_batches()).map(section))
+    parts_of_leaf(division.sections(len, replica))
 }
 
 /// Returns the most parts of a leaf, and the most rows of one, in batches of up to `batch_size` rows.

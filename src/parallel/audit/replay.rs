@@ -131,8 +131,10 @@ impl<'a, D: Device> Replay<'a, D> {
     ) -> Result<Replay<'a, D>> {
         let device = exchanger.device;
         let arrays = |stage: &Stage| {
-            let part =
-                |_| Ok((stage.activations(&exchanger, rows, None)?, stage.gradients(&exchanger, rows)?));
+            let part = |_| {
+                let activations = stage.allocate_activations(device, rows, None)?;
+                Ok((activations, stage.allocate_gradients(device, rows)?))
+            };
             let parts = (0..num_parts).map(part).collect::<Result<_>>()?;
             Ok(ReplayedStage { stage: stage.clone(), parts })
         };

@@ -74,9 +74,7 @@ impl<D: Device> Auditor<'_, D> {
         if fault.is_some() && !is_in_weight && !is_in_block && in_leaf.is_none() && received_fault.is_none() {
             warn_of_no_fault(rank, step);
         }
-        let division = self.job.division;
-        let own_sections = (0..division.num_micro_batches())
-            .map(|micro_batch| division.section(batch.len, self.replica_of(rank), micro_batch));
+        let own_sections = self.job.division.sections(batch.len, self.replica_of(rank));
         let mut recorder = Recorder::new(self.own.numbers(), own_sections, in_leaf);
         recorder.record = parameters.clone();
         pipeline.start_recording(recorder);

@@ -46,8 +46,8 @@ use crate::nn::FlatBuffer;
 use crate::optim::{Optimizer, Update};
 use crate::sums::Subtrees;
 
-/// The parameters of a rank with their gradients, and everything that a step needs to reduce these
-/// and to update those.
+/// The parameters of a rank with their gradients, and everything that a step needs to reduce the gradients
+/// and to update the parameters.
 pub struct Weights<D: Device> {
     parameters: ParameterSegments<D>,
     gradients: GradientSegments<D>,

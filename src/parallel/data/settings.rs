@@ -31,7 +31,8 @@ impl SyncSettings {
     /// Returns true if each of `num_micro_batches` is reduced over `num_replicas` by itself.
     pub fn reduces_each(&self, num_replicas: usize, num_micro_batches: usize) -> bool {
         let in_parts = self.accumulation == Accumulation::Parts;
-        in_parts && self.zero >= Some(ZeroStage::Gradients) && num_replicas > 1 && num_micro_batches > 1
+        let are_divided = self.zero.is_some_and(ZeroStage::divides_gradients);
+        in_parts && are_divided && num_replicas > 1 && num_micro_batches > 1
     }
 }
 

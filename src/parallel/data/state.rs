@@ -89,7 +89,7 @@ impl<D: Device> Weights<D> {
     pub fn read_slots(&self, device: &D, look: &mut dyn FnMut(&[f32])) -> Result<()> {
         for slot in 0..self.slot_names().len() {
             for tensor in 0..self.parameters().num_tensors() {
-                self.read_whole_slot(device, slot, tensor, &mut |values| {
+                self.read_kept_slot(device, slot, tensor, &mut |values| {
                     look(values);
                     Ok(())
                 })?;
@@ -102,7 +102,7 @@ impl<D: Device> Weights<D> {
     ///
     /// # Errors
     /// `show` failed, or the transfer from the device did.
-    pub fn read_whole_slot(
+    pub fn read_kept_slot(
         &self,
         device: &D,
         slot: usize,

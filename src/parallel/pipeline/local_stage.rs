@@ -4,7 +4,6 @@ use crate::Result;
 use crate::comm::{Front, Pending};
 use crate::device::Device;
 use crate::parallel::stage::{Activations, Gradients, Inner, PieceGroup, Stage};
-use crate::parallel::tensor::exchange::Exchanger;
 
 use super::program::Instruction;
 use super::stage_arrays::StageArrays;
@@ -44,28 +43,25 @@ impl<D: Device> LocalStage<D> {
     ///
     /// # Errors
     /// The device does not have enough memory.
-    pub(super) fn new(
-        exchanger: &Exchanger<'_, D>,
-        stage: &Stage,
-        rows: usize,
-        arrays: StageArrays,
-    ) -> Result<LocalStage<D>> {
+    pub(super) fn new(device: &D, stage: &Stage, rows: usize, arrays: StageArrays) -> Result<LocalStage<D>> {
         let StageArrays { num_slots, num_sets, num_inner, groups } = arrays;
         let kept = (num_inner > 0).then_some(&groups[..]);
         let slot = |_| -> Result<ActivationSlot<D>> {
             Ok(ActivationSlot {
-                activations: stage.activations(exchanger, rows, kept)?,
+                activations: stage.allocate_activations(device, rows, kept)?,
                 input: None,
                 output: None,
             })
         };
         let set = |_| -> Result<GradientSet<D>> {
-            Ok(GradientSet { gradients: stage.gradients(exchanger, rows)?, output: None, input: None })
+            Ok(GradientSet { gradients: stage.allocate_gradients(device, rows)?, output: None, input: None })
         };
         Ok(LocalStage {
             slots: (0..num_slots).map(slot).collect::<Result<_>>()?,
             sets: (0..num_sets).map(set).collect::<Result<_>>()?,
-            inner: (0..num_inner).map(|_| stage.inner(exchanger, rows, &groups)).collect::<Result<_>>()?,
+            inner: (0..num_inner)
+                .map(|_| stage.allocate_inner(device, rows, &groups))
+                .collect::<Result<_>>()?,
             groups,
             stage: stage.clone(),
         })

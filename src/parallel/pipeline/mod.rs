@@ -92,7 +92,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let mut stages = Vec::new();
         for (local, stage) in layout.stages.iter().enumerate() {
             let arrays = StageArrays::new(stage, local, [&training, &evaluation], schedule, recompute);
-            stages.push(LocalStage::new(&exchanger, stage, rows, arrays)?);
+            stages.push(LocalStage::new(exchanger.device, stage, rows, arrays)?);
         }
         let num_micro_batches = schedule.num_micro_batches;
         Ok(Pipeline {

@@ -122,7 +122,7 @@ impl<D: Device> LocalStage<D> {
             rows.iter().map(|_| None).collect();
         for (number, set) in sets.iter_mut().enumerate() {
             if let Some(place) = rows.iter().position(|rows| rows.set == number) {
-                if stage.is_gradient_of_input(at) {
+                if stage.shares_input_gradient(at) {
                     // the piece works in place, and the array may be on its way to the previous stage
                     set.collect();
                 }

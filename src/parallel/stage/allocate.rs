@@ -5,7 +5,6 @@ use super::{Head, Stage};
 use crate::Result;
 use crate::device::{Device, Role};
 use crate::parallel::tensor::Piece;
-use crate::parallel::tensor::exchange::Exchanger;
 
 impl Stage {
     /// Returns the role of the stage's input.
@@ -21,13 +20,12 @@ impl Stage {
     ///
     /// # Errors
     /// The device does not have enough memory.
-    pub fn activations<D: Device>(
+    pub fn allocate_activations<D: Device>(
         &self,
-        exchanger: &Exchanger<'_, D>,
+        device: &D,
         rows: usize,
         groups: Option<&[PieceGroup]>,
     ) -> Result<Activations<D>> {
-        let device = exchanger.device;
         let mut values: Vec<Option<D::Buffer>> = (0..self.num_values).map(|_| None).collect();
         for number in self.kept_values(groups.unwrap_or_default()) {
             let role = if number == 0 { self.input_role() } else { Role::Activations };
@@ -51,15 +49,15 @@ impl Stage {
     ///
     /// # Errors
     /// The device does not have enough memory.
-    pub fn inner<D: Device>(
+    pub fn allocate_inner<D: Device>(
         &self,
-        exchanger: &Exchanger<'_, D>,
+        device: &D,
         rows: usize,
         groups: &[PieceGroup],
     ) -> Result<Inner<D>> {
         let widths = self.row_widths(groups);
         let allocate = |widths: Vec<usize>| -> Result<Vec<Option<D::Buffer>>> {
-            let one = |width| exchanger.device.allocate(rows * width, Role::Activations).map(Some);
+            let one = |width| device.allocate(rows * width, Role::Activations).map(Some);
             widths.into_iter().map(one).collect()
         };
         let transient = allocate(self.transient.iter().map(|_| widths.transient).collect())?;
@@ -74,13 +72,13 @@ impl Stage {
     ///
     /// # Errors
     /// The device does not have enough memory.
-    pub fn gradients<D: Device>(&self, exchanger: &Exchanger<'_, D>, rows: usize) -> Result<Gradients<D>> {
+    pub fn allocate_gradients<D: Device>(&self, device: &D, rows: usize) -> Result<Gradients<D>> {
         let mut values = Vec::new();
         for number in 0..self.num_gradients {
             let width = self.gradient_width(number);
-            values.push(Some(exchanger.device.allocate(rows * width, Role::Activations)?));
+            values.push(Some(device.allocate(rows * width, Role::Activations)?));
         }
-        let position_sums = Some(exchanger.device.allocate(rows * self.position_sums_width(), Role::Exact)?);
+        let position_sums = Some(device.allocate(rows * self.position_sums_width(), Role::Exact)?);
         let output = self.positions[self.pieces.len()].gradient;
         Ok(Gradients { values, output, position_sums })
     }

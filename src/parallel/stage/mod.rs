@@ -65,10 +65,8 @@ pub struct Head {
 impl Head {
     /// Returns the loss after all outputs of `model`, whose sum over classes has one leaf.
     pub fn new(model: &Model) -> Head {
-        let Model { loss, output, .. } = *model;
-        let predictions = loss.num_predictions(output);
-        let outputs = output.len() / predictions;
-        Head { loss, predictions, outputs, share: ClassShare::one_leaf(outputs) }
+        let (predictions, outputs) = (model.num_predictions(), model.outputs_per_prediction());
+        Head { loss: model.loss, predictions, outputs, share: ClassShare::one_leaf(outputs) }
     }
 
     /// Returns the loss after those outputs that a rank has of `share`.

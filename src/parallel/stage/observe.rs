@@ -52,7 +52,7 @@ impl Stage {
 
     /// Returns true if the gradient of the output of piece `at` is in the array of that of the stage's
     /// input.
-    pub fn is_gradient_of_input(&self, at: usize) -> bool {
+    pub fn shares_input_gradient(&self, at: usize) -> bool {
         self.positions[at + 1].gradient == self.positions[0].gradient
     }
 

@@ -34,8 +34,7 @@ impl Probe {
         let head = Head::new(&model);
         let stage =
             Stage::new(0, None, &split(&model, Split::Pairs, 0, division), input.len(), 0, Some(head));
-        let exchanger = Exchanger::alone(&device);
-        let mut activations = stage.activations(&exchanger, rows, None).unwrap();
+        let mut activations = stage.allocate_activations(&device, rows, None).unwrap();
         let (inputs, targets) = activations.samples();
         let inputs = inputs.as_mut().unwrap();
         match input {
@@ -52,7 +51,7 @@ impl Probe {
         } else {
             Initial::Normal { deviation: 1.0 }.fill(2, "targets", 0, targets);
         }
-        let gradients = stage.gradients(&exchanger, rows).unwrap();
+        let gradients = stage.allocate_gradients(&device, rows).unwrap();
         activations.draws = Some(Draws { seed: 5, step: 3, first_row: 7 });
         Probe { device, stage, rows, parameters, parameter_gradients, activations, gradients }
     }
@@ -130,7 +129,7 @@ impl Probe {
             assert!((2.0 * one - two).abs() < 1e-5 * largest, "{one} twice is not {two}");
         }
         self.stage.share_gradients();
-        self.gradients = self.stage.gradients(&Exchanger::alone(&self.device), self.rows).unwrap();
+        self.gradients = self.stage.allocate_gradients(&self.device, self.rows).unwrap();
         self.gradients.values.iter_mut().flatten().for_each(|array| array.fill(f32::NAN));
         assert_eq!(self.backward(1, Pass::Whole), once, "in shared arrays");
     }

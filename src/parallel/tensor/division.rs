@@ -19,7 +19,7 @@ pub struct FeatureDivision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ColumnShares {
     leaves: Leaves,
-    /// The number of consecutive columns that are not parted.
+    /// The number of consecutive columns that are never cut.
     unit: usize,
     num_ranks: usize,
 }
@@ -67,8 +67,8 @@ impl FeatureDivision {
         (self.summation != Summation::ByLayout).then(|| Subtrees::new(num_leaves, self.num_ranks))
     }
 
-    /// Returns the number of leaves of a sum over `width` features, of which `unit` at a time are not
-    /// parted. Units of several features, heads, are leaves if they are few, so that ranks have heads alike.
+    /// Returns the number of leaves of a sum over `width` features, of which `unit` at a time are never
+    /// cut. Units of several features, heads, are leaves if they are few, so that ranks have heads alike.
     pub fn num_leaves(self, width: usize, unit: usize) -> usize {
         let most = self.summation.num_leaves(self.num_ranks);
         if unit == 1 { most } else { most.min(width / unit) }

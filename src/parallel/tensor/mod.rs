@@ -129,8 +129,7 @@ pub fn split(model: &Model, split: Split, rank: usize, division: FeatureDivision
 
 /// Returns the classes whose logits `split` leaves rank `rank`. Not collective.
 pub fn split_classes(model: &Model, split: Split, rank: usize, division: FeatureDivision) -> ClassShare {
-    let predictions = model.loss.num_predictions(model.output);
-    let num = model.output.len() / predictions;
+    let (predictions, num) = (model.num_predictions(), model.outputs_per_prediction());
     match roles(model, split).last() {
         Some(Some(LinearRole::Logits)) if division.num_ranks() > 1 => {
             ClassShare::of_rank(num, predictions, rank, division)
@@ -165,7 +164,7 @@ fn with_sums(model: &Model, division: FeatureDivision) -> Vec<Layer> {
 fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     let rule = |at: usize| model.layers.get(at).map(Layer::split_rule);
     let is_linear = |at: usize| rule(at) == Some(SplitRule::Features);
-    // the positions of which a linear layer treats each alike
+    // the number of positions of a linear layer's input, if it is a sequence
     let positions = |at: usize| match &model.layers[at].kind {
         LayerKind::Linear(linear) => linear.sequence,
         _ => None,
@@ -184,8 +183,7 @@ fn roles(model: &Model, split: Split) -> Vec<Option<LinearRole>> {
     };
     // true if the loss can read some of the outputs of layer `at`
     let feeds_loss = |at: usize| {
-        let num_classes = model.output.len() / model.loss.num_predictions(model.output);
-        let is_divided = model.loss == Loss::CrossEntropy && num_classes >= FEWEST_DIVIDED;
+        let is_divided = model.loss == Loss::CrossEntropy && model.outputs_per_prediction() >= FEWEST_DIVIDED;
         is_divided
             && at + 1 == model.layers.len()
             && model.inputs[at].added.is_none()

@@ -55,7 +55,7 @@ impl GradientUse {
     /// Returns true if a segment has memory only while it is open.
     pub fn is_pooled(&self) -> bool {
         let is_single = self.division.num_micro_batches() == 1;
-        self.stage >= ZeroStage::Gradients && (is_single || self.division.reduces_each())
+        self.stage.divides_gradients() && (is_single || self.division.reduces_each())
     }
 
     /// Returns how many of `num_segments` have memory at first: the one that layers write to and one

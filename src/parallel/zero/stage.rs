@@ -20,6 +20,11 @@ pub enum ZeroStage {
 }
 
 impl ZeroStage {
+    /// Returns true if a replica keeps its part of the sums of gradients only.
+    pub fn divides_gradients(self) -> bool {
+        self >= ZeroStage::Gradients
+    }
+
     /// Returns true if a replica keeps its part of the parameters only.
     pub fn divides_parameters(self) -> bool {
         self == ZeroStage::Parameters

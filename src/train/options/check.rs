@@ -59,7 +59,7 @@ impl TrainOptions {
             .then_some("the processor has one algorithm, and --device is cpu");
         given.refuse("tuned-products", on_processor)?;
         self.audit.check_used(given, on_gpu)?;
-        let divides_gradients = self.zero.0.is_some_and(|stage| stage >= ZeroStage::Gradients);
+        let divides_gradients = self.zero.0.is_some_and(ZeroStage::divides_gradients);
         given.refuse("accumulate", (!divides_gradients).then_some("it is for --zero 2 and 3"))?;
         let has_parts = self.zero.0.is_some_and(ZeroStage::divides_parameters);
         let why = "with --zero 3 replicas have no parameters in common";

@@ -44,9 +44,14 @@ impl GridOptions {
         (self, train)
     }
 
-    /// Returns the shape of the grid whose schedule is drawn: that of a job of `num_ranks`; or as the options
-    /// say, where the length of the stage axis is given, by --show-ranks as `stage` or by --stage, and the
-    /// job is of another size; or a pipeline, where no axis is given. Not collective.
+    /// Returns the shape of the grid whose schedule is drawn:
+    ///
+    /// * where the length of the stage axis is given, by --show-ranks as `stage` or by --stage: that of a job
+    ///   of `num_ranks`, if it has as many stages, or else the axes as the options give them;
+    /// * where no axis is given, a pipeline;
+    /// * else that of a job of `num_ranks`.
+    ///
+    /// Not collective.
     ///
     /// # Errors
     /// An axis is 0 or given twice, or, unless that of the stages is given, as [`GridOptions::shape`].

@@ -23,7 +23,7 @@ impl TrainOptions {
         let share = (batch / num_replicas).max(1);
         let on_processor = self.machine.device == DeviceChoice::Cpu;
         // with --zero 2 and 3, gradients of one micro-batch need less memory and fewer messages
-        let reduces_once = self.zero.0.is_none_or(|stage| stage < ZeroStage::Gradients);
+        let reduces_once = !self.zero.0.is_some_and(ZeroStage::divides_gradients);
         let usual = if on_processor && reduces_once { cached(model, share) } else { 1 };
         self.micro_batches.unwrap_or(usual)
     }

@@ -129,7 +129,7 @@ impl<D: Device> Trainer<'_, D> {
             let (slot, tensor) = ((array / num_tensors).checked_sub(1), array % num_tensors);
             match slot {
                 None => self.device.read(weights.parameters().tensor(self.device, tensor), &mut add)?,
-                Some(slot) => weights.read_whole_slot(self.device, slot, tensor, &mut add)?,
+                Some(slot) => weights.read_kept_slot(self.device, slot, tensor, &mut add)?,
             }
             Ok(fold)
         };

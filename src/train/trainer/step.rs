@@ -13,7 +13,6 @@ use crate::comm::Operation;
 use crate::comm::shard;
 use crate::dataset::Batches;
 use crate::device::{Device, StepTotals, totals};
-use crate::nn::Model;
 use crate::parallel::batch::BatchDivision;
 use crate::train::feed::{Parts, Resident, Rows};
 
@@ -204,10 +203,10 @@ impl<D: Device> Trainer<'_, D> {
         let share = shard(num_samples, self.grid.data.rank(), self.grid.data.size());
         let mut sums = StepTotals::default();
         // a device may count correct predictions in an `f32`, which is exact up to 2²⁴
-        let most_samples = (1 << 24) / self.model.loss.num_predictions(self.model.output).max(1);
-        let round = (self.capacity * self.pipeline.num_micro_batches()).min(most_samples.max(1));
+        let most_samples = (1 << 24) / self.model.num_predictions().max(1);
+        let round_len = (self.capacity * self.pipeline.num_micro_batches()).min(most_samples.max(1));
         // as many rounds on every replica, for all of them take part in gathers of parameters
-        for round_start in (0..num_samples.div_ceil(self.grid.data.size())).step_by(round) {
+        for round_start in (0..num_samples.div_ceil(self.grid.data.size())).step_by(round_len) {
             let mut num_stopping = [i64::from(round_start > 0 && asks_to_stop())];
             if round_start > 0 {
                 self.grid.all.all_reduce(&mut num_stopping, Operation::Sum)?;
@@ -216,14 +215,14 @@ impl<D: Device> Trainer<'_, D> {
                 return Ok(ControlFlow::Break(num_stopping[0] as usize));
             }
             let start = share.end.min(share.start + round_start);
-            let share = start..share.end.min(start + round);
-            let parts = Parts::Full { share, most: self.capacity };
+            let of_round = start..share.end.min(start + round_len);
+            let parts = Parts::Full { share: of_round, most: self.capacity };
             let (resident, seed) = (None, self.seed);
             let mut rows = Rows { batches, resident, seed, step: 0, parts, has_numbers: false };
             self.pipeline.evaluate(&mut self.weights, &mut rows)?;
             let sums_of_round = self.device.view_mut(self.weights.sums_mut(), 0..totals::LEN);
-            let round = self.device.take_totals(sums_of_round)?;
-            sums += self.device.finish_totals(round)?;
+            let totals = self.device.take_totals(sums_of_round)?;
+            sums += self.device.finish_totals(totals)?;
         }
         let Means { loss, accuracy, .. } = self.collect(sums, num_samples, RunRequests::default())?;
         Ok(ControlFlow::Continue(Evaluation { loss, accuracy }))
@@ -246,11 +245,10 @@ impl<D: Device> Trainer<'_, D> {
         let [sums @ .., stop, checkpoint] = &message;
         let StepTotals { loss, correct, gradient_squares } = StepTotals::from_message(sums);
         let requests = RunRequests { stop: *stop as usize, checkpoint: *checkpoint as usize };
-        let Model { loss: kind, output, .. } = *self.model;
-        let num_predictions = (num_samples * kind.num_predictions(output)) as f64;
+        let num_predictions = (num_samples * self.model.num_predictions()) as f64;
         Ok(Means {
             loss: loss.value() / num_predictions,
-            accuracy: kind.has_accuracy().then_some(correct / num_predictions),
+            accuracy: self.model.loss.has_accuracy().then_some(correct / num_predictions),
             gradient_norm: gradient_squares.sqrt(),
             requests,
         })
