@@ -49,6 +49,10 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
+    /// Write the logits of sequences too: /outputs is [samples, positions, tokens], which may be large
+    #[arg(long, requires = "output")]
+    logits: bool,
+
     /// Samples to predict
     #[arg(long, value_enum, default_value = "all")]
     part: SamplePart,
@@ -123,6 +127,10 @@ fn run(world: &World, arguments: &Arguments) -> Result<()> {
     let model = all.agree(trained.build_for(&*sets[0]))?;
     let standardise = all.agree(trained.standardise(&*sets[0]))?;
     let shape = PredictionShape::new(&model, &*sets[0]);
+    let not_left_out =
+        (shape.num_predictions() == 1).then_some("of samples with one prediction, all outputs are written");
+    all.agree(given.refuse("logits", not_left_out))?;
+    let shape = shape.with_logits(arguments.logits);
     let mut sources: Vec<String> = sets.iter().map(|set| set.source()).collect();
     sources.dedup();
     let data = sources.join(" and ");

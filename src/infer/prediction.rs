@@ -5,12 +5,13 @@ use crate::nn::{Loss, Model};
 use crate::parallel::stage::Head;
 use crate::{Error, Result};
 
-/// The numbers that are kept of a sample: its outputs, unless it is a sequence of which each position has
-/// a prediction; the class or token of each prediction; the loss of each prediction; its targets.
+/// The numbers that are kept of a sample: its outputs, of a sequence with a prediction for each position only
+/// if they are asked for; the class or token of each prediction; the loss of each prediction; its targets.
 #[derive(Debug, Clone, Copy)]
 pub struct PredictionShape {
     head: Head,
     has_targets: bool,
+    keeps_logits: bool,
 }
 
 /// The predictions of consecutive samples, each kind of number in an array of its own.
@@ -25,7 +26,13 @@ pub(super) struct Predictions {
 impl PredictionShape {
     /// Returns the shape of what `model` predicts of `samples`.
     pub fn new(model: &Model, samples: &dyn Dataset) -> PredictionShape {
-        PredictionShape { head: Head::new(model), has_targets: samples.targets() != Targets::Nothing }
+        let has_targets = samples.targets() != Targets::Nothing;
+        PredictionShape { head: Head::new(model), has_targets, keeps_logits: false }
+    }
+
+    /// Returns the same shape with the outputs of all positions of a sequence, if they are `wanted`.
+    pub fn with_logits(self, wanted: bool) -> PredictionShape {
+        PredictionShape { keeps_logits: wanted, ..self }
     }
 
     /// Returns the loss of a prediction.
@@ -45,7 +52,8 @@ impl PredictionShape {
 
     /// Returns the number of outputs of a sample that are kept.
     pub fn num_outputs(&self) -> usize {
-        if self.head.predictions == 1 { self.head.outputs } else { 0 }
+        let Head { predictions, outputs, .. } = self.head;
+        if predictions == 1 || self.keeps_logits { predictions * outputs } else { 0 }
     }
 
     /// Returns the number of classes of a sample.

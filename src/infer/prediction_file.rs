@@ -3,7 +3,8 @@
 //! ```text
 //! predictions.h5          HDF5; a row of every dataset is a sample, in the order of the samples
 //!   /                     attributes: model, parameters_digest (of the network)
-//!   /outputs              f32, [samples, outputs]; not of a sequence with a prediction for each position
+//!   /outputs              f32, [samples, outputs]; with --logits [samples, positions, tokens], where each
+//!                         position of a sequence has a prediction
 //!   /classes              u32, [samples] or [samples, positions]: the likeliest class or token
 //!   /losses               f32, [samples] or [samples, positions], if there are targets
 //! ```
@@ -100,10 +101,12 @@ fn lay_out(
         add_text(&root, name, value)?;
     }
     let of_samples = |width: usize| [num_samples, width][..if width == 1 { 1 } else { 2 }].to_vec();
-    let (outputs, classes, losses) = (shape.num_outputs(), shape.num_classes(), shape.num_losses());
-    let has = [outputs, classes, losses].map(|width| width > 0);
+    let (classes, losses) = (shape.num_classes(), shape.num_losses());
+    let has = [shape.num_outputs(), classes, losses].map(|width| width > 0);
     if has[0] {
-        layout.place::<f32>(&root, "outputs", &[num_samples, outputs])?;
+        let of_sample = [shape.num_predictions(), shape.outputs_of_one()];
+        let shape = [&[num_samples], &of_sample[usize::from(of_sample[0] == 1)..]].concat();
+        layout.place::<f32>(&root, "outputs", &shape)?;
     }
     if has[1] {
         layout.place::<u32>(&root, "classes", &of_samples(classes))?;

@@ -317,7 +317,7 @@ mod tests {
             assert_eq!(small.longest_messages(rows), large.longest_messages(rows));
             let MessageLengths { statistics, exponentials, .. } = large.longest_messages(rows);
             assert_eq!((statistics, exponentials), (3 * num_ranks * rows * len, rows * len));
-            assert_eq!(large.stages[0].ends().1, len * 5000 / num_ranks);
+            assert_eq!(large.stages[0].output_width(), len * 5000 / num_ranks);
         }
     }
 }

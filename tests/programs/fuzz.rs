@@ -40,8 +40,15 @@ const ODD: [&str; 16] = [
 ];
 
 /// Options with valid values; slow ones are left out.
-const OPTIONS: [(&str, &[&str]); 51] = [
-    ("--model", &["mlp", "deep-mlp", "lenet", "cifar"]),
+const OPTIONS: [(&str, &[&str]); 58] = [
+    ("--model", &["mlp", "deep-mlp", "lenet", "cifar", "resnet"]),
+    ("--network", &["NETWORK", "NETWORK", "FILE", "DIR", "/nowhere"]),
+    ("--heads", &["1", "2", "3", "10001"]),
+    ("--context", &["1", "8", "1048576"]),
+    ("--stride", &["1", "8", "1000000"]),
+    ("--tokens", &["characters", "bytes"]),
+    ("--dropout", &["0", "0.5", "1"]),
+    ("--shuffle", &["on", "off", "full", "blocks"]),
     ("--hidden", &["none", "3", "5,4", "1,1,1,1", "0", ",", "2147483648,2147483648"]),
     ("--width", &["1", "784", "6"]),
     ("--layers", &["1", "3", "10001"]),
@@ -177,6 +184,8 @@ impl Fuzzer {
             "FILE" => self.file("data", &format!("{name}.h5")),
             "CSV" => self.file("schedule", &format!("{name}.csv")),
             "CHECKPOINT" => self.file("checkpoint", &format!("{name}.h5")),
+            "TOKENS" => self.file("tokens", &format!("{name}.h5")),
+            "NETWORK" => self.file("network", &format!("{name}.kdl")),
             other => other.replace("DIR", &self.folder.display().to_string()),
         }
     }
@@ -185,15 +194,24 @@ impl Fuzzer {
         let name = self.pick(&["sync_sgd", "sync_sgd", "tensor_mlp", "pipeline"]);
         let mut words: Vec<String> = ["--steps", "2", "--log-every", "0"].map(str::to_owned).into();
         // combinations that belong together, so that the code behind them runs too
-        let bases: [&[&str]; 5] = [
+        let bases: [&[&str]; 9] = [
             &[],
             &["--model", "mlp"],
             &["--model", "mlp", "--data", "FILE"],
             &["--model", "deep-mlp", "--data", "FILE"],
             &["--model", "mlp", "--data", "synthetic", "--synthetic-samples", "50"],
+            &["--model", "gpt", "--layers", "1", "--heads", "2", "--width", "8", "--data", "TOKENS"],
+            &["--model", "resnet", "--layers", "1", "--data", "synthetic", "--synthetic-samples", "50"],
+            &["--network", "NETWORK"],
+            &["--network", "NETWORK", "--data", "TOKENS"],
         ];
         for word in bases[self.below(bases.len())] {
-            words.push(if *word == "FILE" { self.file("data", "base.h5") } else { (*word).to_owned() });
+            words.push(match *word {
+                "FILE" => self.file("data", "base.h5"),
+                "TOKENS" => self.file("tokens", "tokens.h5"),
+                "NETWORK" => self.file("network", "base.kdl"),
+                other => other.to_owned(),
+            });
         }
         let more: &[(&str, &[&str])] = if name == "pipeline" { &OF_PIPELINE } else { &[] };
         for _ in 0..self.below(6) {
@@ -217,7 +235,7 @@ impl Fuzzer {
     }
 }
 
-/// Writes the sources: data of several layouts, schedules, a checkpoint, images and labels.
+/// Writes the sources: data of several layouts, tokens, networks, schedules, a checkpoint, images and labels.
 fn make_sources(folder: &Path) {
     let at = |name: &str| folder.join(name);
     data::table(&at("data-plain.h5"));
@@ -242,6 +260,17 @@ fn make_sources(folder: &Path) {
         .expect("a dataset can be written");
     file.link_soft("/gone", "dangling").expect("a link can be made");
     drop(file);
+    for (name, shape) in [("tokens-1.h5", &[200][..]), ("tokens-2.h5", &[20, 10])] {
+        let tokens: Vec<u16> = (0..200).map(|at| at % 23).collect();
+        let file = hdf5::File::create(at(name)).expect("a file can be made");
+        let dataset = file.new_dataset::<u16>().shape(shape).create("tokens").expect("it can be made");
+        dataset.write_raw(&tokens).expect("it can be written");
+    }
+    for (number, network) in ["residual", "resnet-cifar", "gpt", "transformer"].iter().enumerate() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/networks");
+        let copied = fs::copy(page.join(format!("{network}.kdl")), at(&format!("network-{number}")));
+        copied.expect("it can be copied");
+    }
     let (images, labels) = (vec![7_u8; 12 * 784], vec![3_u8; 12]);
     let idx = |sizes: &[u32], bytes: &[u8]| {
         let header: Vec<u8> = sizes.iter().flat_map(|size| size.to_be_bytes()).collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::support::equivalence::Oracle;
 use crate::support::{Done, data, directory, mpiexec};
-use ndarray::{Array1, Array2, ArrayD};
+use ndarray::{Array1, Array2, ArrayD, Axis};
 use phalanx::checkpoint::{self, Contents, Description, StateSource};
 use phalanx::nn::Model;
 use serde_json::Value;
@@ -119,6 +119,7 @@ fn pytorch_has_these_outputs() {
         "regressor_tanh_adam_cosine",
         "deep_mlp_gelu_adamw",
         "residual_mlp_adam",
+        "residual_conv_sgd",
         "lenet_sgd",
     ];
     for name in names {
@@ -205,31 +206,35 @@ fn pytorch_has_these_outputs() {
 #[test]
 fn pytorch_predicts_these_tokens() {
     let (_directory, folder) = directory();
-    let torch = Torch::open("gpt_bias_adamw");
-    let network = format!("{folder}/net.h5");
-    torch.export(&network, Some("numbers:17"));
-    let [inputs, targets] = ["input/0/x", "input/0/y"].map(|name| torch.read(name));
-    let outputs = torch.read("f64/first_output");
-    let len = inputs.shape()[1];
-    for sample in 0..2 {
-        // a text of one sample: its tokens and the one after
-        let tokens = (0..len).map(|at| inputs[[sample, at]]).chain([targets[[sample, len - 1]]]);
-        let bytes: Vec<u8> = tokens.flat_map(|token| (token as u16).to_le_bytes()).collect();
-        let text = format!("{folder}/{sample}.bin");
-        fs::write(&text, bytes).unwrap();
-        let result = everywhere(&network, &format!("--data {text}"), &format!("{folder}/out{sample}-"));
-        let of_position = |at: usize| {
-            let outputs: Vec<f64> = (0..17).map(|token| outputs[[sample, at, token]]).collect();
-            cross_entropy(&outputs, targets[[sample, at]] as usize)
-        };
-        let (losses, classes): (Vec<f64>, Vec<usize>) = (0..len).map(of_position).unzip();
-        let found = format!("{folder}/out{sample}-1.h5");
-        let found = ["losses", "classes"].map(|name| read(&found, name));
-        assert_eq!(found[0].shape(), [1, len]);
-        assert_close("losses", found[0].as_slice().unwrap(), &losses);
-        let classes: Vec<f64> = classes.iter().map(|class| *class as f64).collect();
-        assert_eq!(found[1].as_slice().unwrap(), classes);
-        assert_close("the loss", &floats(&result["loss"]), &[losses.iter().sum::<f64>() / len as f64]);
+    for (name, num_tokens) in [("gpt_bias_adamw", 17), ("gpt_nobias_decay_clip", 29)] {
+        let torch = Torch::open(name);
+        let network = format!("{folder}/{name}.h5");
+        torch.export(&network, Some(&format!("numbers:{num_tokens}")));
+        let [inputs, targets] = ["input/0/x", "input/0/y"].map(|name| torch.read(name));
+        let outputs = torch.read("f64/first_output");
+        let len = inputs.shape()[1];
+        for sample in 0..2 {
+            // a text of one sample: its tokens and the one after
+            let tokens = (0..len).map(|at| inputs[[sample, at]]).chain([targets[[sample, len - 1]]]);
+            let bytes: Vec<u8> = tokens.flat_map(|token| (token as u16).to_le_bytes()).collect();
+            let (text, output) = (format!("{folder}/{sample}.bin"), format!("{folder}/{name}{sample}-"));
+            fs::write(&text, bytes).unwrap();
+            let result = everywhere(&network, &format!("--data {text} --logits"), &output);
+            let logits: Vec<f64> = outputs.index_axis(Axis(0), sample).iter().copied().collect();
+            let of_position = |at: usize| {
+                cross_entropy(&logits[at * num_tokens..][..num_tokens], targets[[sample, at]] as usize)
+            };
+            let (losses, classes): (Vec<f64>, Vec<usize>) = (0..len).map(of_position).unzip();
+            let found = format!("{output}1.h5");
+            let found = ["losses", "classes", "outputs"].map(|name| read(&found, name));
+            assert_eq!((found[0].shape(), found[2].shape()), (&[1, len][..], &[1, len, num_tokens][..]));
+            assert_close("losses", found[0].as_slice().unwrap(), &losses);
+            let classes: Vec<f64> = classes.iter().map(|class| *class as f64).collect();
+            assert_eq!(found[1].as_slice().unwrap(), classes);
+            assert_close("logits", found[2].as_slice().unwrap(), &logits);
+            let mean = losses.iter().sum::<f64>() / len as f64;
+            assert_close("the loss", &floats(&result["loss"]), &[mean]);
+        }
     }
 }
 
@@ -323,6 +328,10 @@ fn samples_need_no_targets() {
     refused(&format!("--data {table} --output {folder}/no/out.h5"), "give --output a file in a directory");
     refused(&format!("--data {table} --output {table}"), "is the same file");
     refused("--inputs /z", "--inputs: it has no effect in this run");
+    refused(
+        &format!("--data {table} --output {folder}/out.h5 --logits"),
+        "--logits: it has no effect in this run: of samples with one prediction, all outputs are written",
+    );
     refused(
         &format!("--data {table} --test-fraction 0.2"),
         "--test-fraction: it has no effect in this run: it is for --part train and test",

@@ -47,6 +47,26 @@ static CASES: &[Case] = &[
         ranks: ALL,
         run: |world| replicas::oracle::<Cpu>(world, "cifar_net_adam"),
     },
+    Case {
+        name: "oracle_residual_mlp_adam",
+        ranks: ALL,
+        run: |world| replicas::oracle::<Cpu>(world, "residual_mlp_adam"),
+    },
+    Case {
+        name: "oracle_residual_conv_sgd",
+        ranks: ALL,
+        run: |world| replicas::oracle::<Cpu>(world, "residual_conv_sgd"),
+    },
+    Case {
+        name: "oracle_gpt_bias_adamw",
+        ranks: ALL,
+        run: |world| replicas::oracle::<Cpu>(world, "gpt_bias_adamw"),
+    },
+    Case {
+        name: "oracle_gpt_nobias_decay_clip",
+        ranks: ALL,
+        run: |world| replicas::oracle::<Cpu>(world, "gpt_nobias_decay_clip"),
+    },
     Case { name: "shared_batches_equal_whole_ones", ranks: ALL, run: replicas::shared_batches::<Cpu> },
     Case { name: "clipping_counts_every_parameter_once", ranks: ALL, run: replicas::clipping::<Cpu> },
     Case { name: "ranks_without_samples", ranks: ALL, run: replicas::ranks_without_samples::<Cpu> },
@@ -58,7 +78,7 @@ static CASES: &[Case] = &[
     Case { name: "audits_find_faults", ranks: &[2, 3, 4], run: audit::finds_faults },
     Case { name: "audits_find_nothing_else", ranks: &[2, 3, 4], run: audit::finds_nothing_else },
     Case { name: "a_step_allocates_nothing_of_ours", ranks: &[1, 2, 3], run: no_allocation_in_replicas },
-    Case { name: "tensor_oracles", ranks: ALL, run: layouts::tensor_oracles::<Cpu> },
+    Case { name: "tensor_oracles", ranks: &[1, 2, 3, 4, 8], run: layouts::tensor_oracles::<Cpu> },
     Case {
         name: "shared_positions_oracles",
         ranks: &[2, 3, 4, 8],

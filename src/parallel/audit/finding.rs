@@ -94,26 +94,26 @@ fn describe_site(site: Site, layout: &Layout, model: &Model) -> String {
     };
     match site {
         Site::Parameter { tensor } => format!("{} before the step", name(tensor)),
-        Site::Value { stage: 0, position: 0, .. } => "the input of the first stage".to_owned(),
-        Site::Value { stage, position: 0, .. } => {
+        Site::Value { stage: 0, point: 0, .. } => "the input of the first stage".to_owned(),
+        Site::Value { stage, point: 0, .. } => {
             format!("the input of stage {stage}, which stage {} has sent,", stage - 1)
         }
-        Site::Value { stage, position, .. } => match of_stage(stage) {
-            Some(own) if own.is_layer(position - 1) => {
-                format!("the forward pass of {}", layer(own, position - 1))
+        Site::Value { stage, point, .. } => match of_stage(stage) {
+            Some(own) if own.is_layer(point - 1) => {
+                format!("the forward pass of {}", layer(own, point - 1))
             }
-            Some(own) => format!("the exchange at {} in the forward pass", layer(own, position - 1)),
+            Some(own) => format!("the exchange at {} in the forward pass", layer(own, point - 1)),
             None => format!("the forward pass of stage {stage}"),
         },
-        Site::Gradient { stage, position, .. } => match of_stage(stage) {
-            Some(own) if position == own.num_pieces() && own.head.is_some() => {
+        Site::Gradient { stage, point, .. } => match of_stage(stage) {
+            Some(own) if point == own.num_pieces() && own.head.is_some() => {
                 "the gradient of the loss".to_owned()
             }
-            Some(own) if position == own.num_pieces() => {
+            Some(own) if point == own.num_pieces() => {
                 format!("the gradient of the output of stage {stage}, which stage {} has sent,", stage + 1)
             }
-            Some(own) if own.is_layer(position) => format!("the backward pass of {}", layer(own, position)),
-            Some(own) => format!("the exchange at {} in the backward pass", layer(own, position)),
+            Some(own) if own.is_layer(point) => format!("the backward pass of {}", layer(own, point)),
+            Some(own) => format!("the exchange at {} in the backward pass", layer(own, point)),
             None => format!("the backward pass of stage {stage}"),
         },
         Site::WeightGradient { tensor, .. } => format!("the gradient of {}", name(tensor)),

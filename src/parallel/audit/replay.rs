@@ -202,7 +202,7 @@ impl<'a, D: Device> Replay<'a, D> {
                 self.record_value(local, at + 1, part, source.rows(part), record)?;
             }
         }
-        let (has_next, (_, width)) = (index + 1 < self.players.len(), self.stages[local].stage.ends());
+        let (has_next, width) = (index + 1 < self.players.len(), self.stages[local].stage.output_width());
         (0..num_parts)
             .filter(|_| has_next)
             .try_for_each(|part| self.send(local, part, source.rows(part) * width, false))
@@ -248,7 +248,7 @@ impl<'a, D: Device> Replay<'a, D> {
         }
         let index = self.stages[local].stage.index;
         sections.iter().enumerate().filter(|_| index > 0).try_for_each(|(part, section)| {
-            let (width, _) = self.stages[local].stage.gradient_ends();
+            let width = self.stages[local].stage.input_gradient_width();
             self.send(local, part, section.len() * width, true)
         })
     }
@@ -295,9 +295,9 @@ impl<'a, D: Device> Replay<'a, D> {
         let device = self.exchanger.device;
         let ReplayedStage { stage, parts } = &mut self.stages[local];
         let (index, width) = if is_gradient {
-            (stage.index + 1, stage.gradient_ends().1)
+            (stage.index + 1, stage.output_gradient_width())
         } else {
-            (stage.index, stage.ends().0)
+            (stage.index, stage.input_width())
         };
         if index == 0 || rows * width == 0 {
             return Ok(());
@@ -345,14 +345,14 @@ impl<'a, D: Device> Replay<'a, D> {
     fn record_value(
         &mut self,
         local: usize,
-        position: usize,
+        point: usize,
         part: usize,
         rows: usize,
         record: &mut FoldRecord,
     ) -> Result<()> {
         let ReplayedStage { stage, parts } = &mut self.stages[local];
-        let site = Site::Value { stage: stage.index, position, part };
-        let array = stage.values_at(position, &mut parts[part].0);
+        let site = Site::Value { stage: stage.index, point, part };
+        let array = stage.values_at(point, &mut parts[part].0);
         if rows > 0 {
             record.add(site, fold_rows(self.exchanger.device, &array, rows, rows)?);
         }
@@ -362,14 +362,14 @@ impl<'a, D: Device> Replay<'a, D> {
     fn record_gradient(
         &mut self,
         local: usize,
-        position: usize,
+        point: usize,
         part: usize,
         rows: usize,
         record: &mut FoldRecord,
     ) -> Result<()> {
         let ReplayedStage { stage, parts } = &mut self.stages[local];
-        let site = Site::Gradient { stage: stage.index, position, part };
-        let array = stage.gradients_at(position, &mut parts[part].1);
+        let site = Site::Gradient { stage: stage.index, point, part };
+        let array = stage.gradients_at(point, &mut parts[part].1);
         if rows > 0 {
             record.add(site, fold_rows(self.exchanger.device, &array, rows, rows)?);
         }

@@ -120,10 +120,7 @@ fn activations(layout: &Layout, plan: &ParallelPlan, stage_rank: usize, rows: us
         let StageArrays { num_slots, num_sets, num_inner, groups } =
             StageArrays::new(stage, local, programs, &plan.schedule, plan.recompute);
         let widths = stage.row_widths(&groups);
-        let (slot, num_inner) = match plan.recompute {
-            true => (widths.kept, num_inner),
-            false => (widths.kept + widths.inner(), 0),
-        };
+        let slot = if num_inner > 0 { widths.kept } else { widths.kept + widths.inner() };
         let values = num_slots
             .saturating_mul(slot)
             .saturating_add(num_inner.saturating_mul(widths.inner()))

@@ -67,6 +67,11 @@ impl<D: Device> LocalStage<D> {
         })
     }
 
+    /// Returns true if the backward pass of a group begins with its forward pass.
+    pub(super) fn recomputes(&self) -> bool {
+        !self.inner.is_empty()
+    }
+
     /// Takes the arrays of a group that were computed again out of the slot of `instruction`.
     pub(super) fn give_back_inner(&mut self, instruction: &Instruction, group: usize) {
         let activations = &mut self.slots[instruction.slot].activations;

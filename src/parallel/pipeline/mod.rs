@@ -22,7 +22,7 @@ mod stage_arrays;
 mod weight_gradients;
 
 use self::local_stage::LocalStage;
-use self::program::{Instruction, MOST_JOINED, NeighbourArrays, RankProgram};
+use self::program::{Instruction, MOST_JOINED, RankProgram};
 pub use self::source::MicroBatchSource;
 pub(super) use self::source::load;
 use self::stage_arrays::StageArrays;
@@ -30,7 +30,7 @@ use super::data::Weights;
 use super::layout::Layout;
 use super::schedule::{Schedule, Work};
 use super::stage::{BackwardContext, Pass};
-use super::tensor::exchange::{Exchanger, here, here_mut};
+use super::tensor::exchange::Exchanger;
 use super::watch::Recorder;
 use super::zero::Direction;
 use crate::comm::{Channels, Communicator, LARGEST_TAG};
@@ -47,7 +47,6 @@ pub struct Pipeline<'a, D: Device> {
     training: RankProgram,
     evaluation: RankProgram,
     stages: Vec<LocalStage<D>>,
-    recompute: bool,
     /// The micro-batches whose gradients of weights are computed with those of the next pass.
     joined: Vec<(Instruction, Section)>,
     /// The record of the step that is audited.
@@ -102,7 +101,6 @@ impl<'a, D: Device> Pipeline<'a, D> {
             training,
             evaluation,
             stages,
-            recompute,
             joined: Vec::with_capacity(MOST_JOINED),
             recorder: None,
             is_loaded: false,
@@ -209,20 +207,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
         source: &mut dyn MicroBatchSource<D>,
     ) -> Result<()> {
         let device = self.exchanger.device;
-        let slot = &mut self.stages[instruction.local].slots[instruction.slot];
-        match (slot.input.take(), instruction.neighbour) {
-            (Some(pending), _) => *slot.activations.input() = Some(pending.wait().buffer),
-            (None, Some(NeighbourArrays { local, number: from })) => {
-                slot.collect();
-                let mut input = slot.activations.input().take();
-                let LocalStage { stage, slots, .. } = &mut self.stages[local];
-                let len = rows * stage.ends().1;
-                let from = device.view(here(slots[from].activations.output()), 0..len);
-                device.copy(from, device.view_mut(here_mut(&mut input), 0..len));
-                *self.stages[instruction.local].slots[instruction.slot].activations.input() = input;
-            }
-            (None, None) => slot.collect(),
-        }
+        self.take_input(instruction, rows);
         let _span =
             trace::work(Name::Forward).micro_batch(instruction.action.stage, instruction.action.micro_batch);
         let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
@@ -279,7 +264,8 @@ impl<'a, D: Device> Pipeline<'a, D> {
         let is_split = pass == Pass::Whole && self.recorder.is_some();
         let in_piece = if is_split { Pass::Inputs } else { pass };
         for group in (0..self.stages[instruction.local].groups.len()).rev() {
-            if self.recompute {
+            let is_again = self.stages[instruction.local].recomputes();
+            if is_again {
                 self.recompute_group(instruction, weights, rows, group)?;
             }
             self.backward_group(instruction, weights, section, in_piece, group)?;
@@ -288,7 +274,7 @@ impl<'a, D: Device> Pipeline<'a, D> {
                 self.weight_group(weights, group)?;
                 self.joined.clear();
             }
-            if self.recompute && pass == Pass::Whole {
+            if is_again && pass == Pass::Whole {
                 self.stages[instruction.local].give_back_inner(instruction, group);
             }
         }

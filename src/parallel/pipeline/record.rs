@@ -20,33 +20,33 @@ impl<D: Device> Pipeline<'_, D> {
         self.recorder.take()
     }
 
-    /// Records the values at `position` of a micro-batch of `rows` rows, if the step is recorded.
+    /// Records the values at `point` of a micro-batch of `rows` rows, if the step is recorded.
     pub(super) fn record_value(
         &mut self,
         instruction: &Instruction,
-        position: usize,
+        point: usize,
         rows: usize,
     ) -> Result<()> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let LocalStage { stage, slots, .. } = &mut self.stages[instruction.local];
         let part = recorder.part(instruction.action.micro_batch);
-        let site = Site::Value { stage: stage.index, position, part };
-        let array = stage.values_at(position, &mut slots[instruction.slot].activations);
+        let site = Site::Value { stage: stage.index, point, part };
+        let array = stage.values_at(point, &mut slots[instruction.slot].activations);
         recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, rows, array)
     }
 
-    /// Records the gradients at `position` of a micro-batch of `rows` rows, if the step is recorded.
+    /// Records the gradients at `point` of a micro-batch of `rows` rows, if the step is recorded.
     pub(super) fn record_gradient(
         &mut self,
         instruction: &Instruction,
-        position: usize,
+        point: usize,
         rows: usize,
     ) -> Result<()> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let LocalStage { stage, sets, .. } = &mut self.stages[instruction.local];
         let part = recorder.part(instruction.action.micro_batch);
-        let site = Site::Gradient { stage: stage.index, position, part };
-        let array = stage.gradients_at(position, &mut sets[instruction.set].gradients);
+        let site = Site::Gradient { stage: stage.index, point, part };
+        let array = stage.gradients_at(point, &mut sets[instruction.set].gradients);
         recorder.record_rows(self.exchanger.device, site, instruction.action.micro_batch, rows, array)
     }
 

@@ -56,7 +56,7 @@ pub(in crate::parallel) fn load<D: Device>(
     source: &mut dyn MicroBatchSource<D>,
 ) -> Result<()> {
     activations.draws = source.draws(micro_batch);
-    let inputs = if stage.index == 0 { rows * stage.ends().0 } else { 0 };
+    let inputs = if stage.index == 0 { rows * stage.input_width() } else { 0 };
     let targets = stage.head.as_ref().map_or(0, |head| rows * head.targets_per_row());
     if inputs + targets == 0 {
         return Ok(());

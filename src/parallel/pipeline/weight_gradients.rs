@@ -41,8 +41,11 @@ impl<D: Device> Pipeline<'_, D> {
         let _span = trace::work(Name::WeightGradient).micro_batch(stage, micro_batch);
         for group in (0..self.stages[last.local].groups.len()).rev() {
             self.weight_group(weights, group)?;
-            for (instruction, _) in self.joined.iter().filter(|_| self.recompute) {
-                self.stages[instruction.local].give_back_inner(instruction, group);
+            for (instruction, _) in &self.joined {
+                let stage = &mut self.stages[instruction.local];
+                if stage.recomputes() {
+                    stage.give_back_inner(instruction, group);
+                }
             }
         }
         Ok(())

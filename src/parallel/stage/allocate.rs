@@ -38,7 +38,7 @@ impl Stage {
             }
         }
         let targets = self.head.as_ref().map_or(0, Head::targets_per_row);
-        let output = self.positions[self.pieces.len()].value;
+        let output = self.points[self.pieces.len()].value;
         let targets = device.allocate(rows * targets, Role::Exact)?;
         let transient = self.transient.map(|[value, _]| value);
         Ok(Activations { targets, values, output, transient, saved, draws: None })
@@ -79,7 +79,7 @@ impl Stage {
             values.push(Some(device.allocate(rows * width, Role::Activations)?));
         }
         let position_sums = Some(device.allocate(rows * self.position_sums_width(), Role::Exact)?);
-        let output = self.positions[self.pieces.len()].gradient;
+        let output = self.points[self.pieces.len()].gradient;
         Ok(Gradients { values, output, position_sums })
     }
 }

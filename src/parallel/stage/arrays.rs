@@ -21,7 +21,7 @@ pub struct Activations<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
     /// The number of the outputs among the values.
     pub(super) output: usize,
-    /// The number of the array that transient positions share among the values.
+    /// The number of the array that transient points share among the values.
     pub(super) transient: Option<usize>,
     pub(super) saved: Vec<Option<D::Buffer>>,
     /// The numbers on which the random draws of a training pass depend; none in an evaluation.
@@ -32,7 +32,7 @@ pub struct Activations<D: Device> {
 /// computes them again.
 pub struct Inner<D: Device> {
     pub(super) values: Vec<Option<D::Buffer>>,
-    /// The array of transient positions.
+    /// The array of transient points.
     pub(super) transient: Option<D::Buffer>,
     pub(super) saved: Vec<Option<D::Buffer>>,
 }
@@ -49,7 +49,7 @@ pub struct Gradients<D: Device> {
 impl<D: Device> Activations<D> {
     /// Returns the place of the inputs of the stage, which is empty while they are in a message.
     pub fn input(&mut self) -> &mut Option<D::Buffer> {
-        self.values.first_mut().expect("there is an array for position 0")
+        self.values.first_mut().expect("there is an array for point 0")
     }
 
     /// Returns the place of the outputs of the stage, which is empty while they are in a message.
@@ -59,7 +59,7 @@ impl<D: Device> Activations<D> {
 
     /// Returns the places of samples in the stages that load them: inputs and targets.
     pub fn samples(&mut self) -> (&mut Option<D::Buffer>, &mut D::Buffer) {
-        (self.values.first_mut().expect("there is an array for position 0"), &mut self.targets)
+        (self.values.first_mut().expect("there is an array for point 0"), &mut self.targets)
     }
 
     /// Exchanges the arrays between the ends of `group` for those of `inner`.
@@ -76,7 +76,7 @@ impl<D: Device> Activations<D> {
 impl<D: Device> Gradients<D> {
     /// Returns the place of the gradient of the inputs, which is empty while it is in a message.
     pub fn input(&mut self) -> &mut Option<D::Buffer> {
-        self.values.first_mut().expect("there is an array for position 0")
+        self.values.first_mut().expect("there is an array for point 0")
     }
 
     /// Returns the place of the gradient of the outputs, which is empty while it is in a message.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Stage;
 use super::arrays::{Activations, Gradients};
-use super::positions::{Position, StagePiece};
+use super::points::{Point, StagePiece};
 use super::weights::{WeightRows, add_positions};
 use crate::Result;
 use crate::device::Device;
@@ -38,8 +38,8 @@ pub struct BackwardContext<'a, 'd, D: Device> {
 }
 
 impl Stage {
-    /// Runs the backward pass of piece `at`: from the gradient at position `at + 1` to the gradient at
-    /// position `at`, if that is needed, and, if `pass` is [`Pass::Whole`], to that of its parameters. An
+    /// Runs the backward pass of piece `at`: from the gradient at point `at + 1` to the gradient at
+    /// point `at`, if that is needed, and, if `pass` is [`Pass::Whole`], to that of its parameters. An
     /// exchange before a layer is under way while the gradients of the layer's weights are computed. For 0
     /// rows, it only completes the sums of the parameters. Collective over the tensor axis, unless there
     /// are no rows.
@@ -87,7 +87,7 @@ impl Stage {
     /// to it.
     fn branch<D: Device>(&self, device: &D, at: usize, rows: usize, gradients: &mut Gradients<D>) {
         let Some(into) = self.pieces[at].added.and_then(|added| added.gradient) else { return };
-        let after = &self.positions[at + 1];
+        let after = &self.points[at + 1];
         let len = rows * after.width;
         if len == 0 {
             return;
@@ -102,15 +102,15 @@ impl Stage {
     /// reads it.
     fn merge<D: Device>(&self, device: &D, at: usize, rows: usize, gradients: &mut Gradients<D>) {
         let StagePiece { input, input_gradient, .. } = self.pieces[at];
-        let position = &self.positions[input];
-        let is_last = input_gradient == position.gradient && !position.other_gradients.is_empty();
-        if !is_last || position.width == 0 {
+        let point = &self.points[input];
+        let is_last = input_gradient == point.gradient && !point.other_gradients.is_empty();
+        if !is_last || point.width == 0 {
             return;
         }
         let mut sum = gradients.values[input_gradient].take();
-        for other in &position.other_gradients {
-            let other = device.view(here(&gradients.values[*other]), 0..rows * position.width);
-            device.add(other, device.view_mut(here_mut(&mut sum), 0..rows * position.width));
+        for other in &point.other_gradients {
+            let other = device.view(here(&gradients.values[*other]), 0..rows * point.width);
+            device.add(other, device.view_mut(here_mut(&mut sum), 0..rows * point.width));
         }
         gradients.values[input_gradient] = sum;
     }
@@ -144,11 +144,11 @@ impl Stage {
         let view = |array: &'a Option<D::Buffer>, width: usize| {
             device.view(here(array), rows.start * width..rows.end * width)
         };
-        let value = |position: &Position| view(&activations.values[position.value], position.width);
+        let value = |point: &Point| view(&activations.values[point.value], point.width);
         let saved = view(&activations.saved[at], self.saved_width(at));
-        let input = value(&self.positions[self.pieces[at].input]);
+        let input = value(&self.points[self.pieces[at].input]);
         let draws = activations.draws.map(|draws| Draws { first_row: draws.first_row + rows.start, ..draws });
-        Tape { input, saved, output: value(&self.positions[at + 1]), draws }
+        Tape { input, saved, output: value(&self.points[at + 1]), draws }
     }
 
     fn backward_fused<D: Device>(
@@ -162,7 +162,7 @@ impl Stage {
         let _span = trace::work(Name::Layer).layer(self.pieces[at].layer);
         let (device, section) = (context.exchanger.device, context.section);
         let StagePiece { input, input_gradient: into, .. } = self.pieces[at];
-        let (before, after, rows) = (&self.positions[input], &self.positions[at + 1], section.len());
+        let (before, after, rows) = (&self.points[input], &self.points[at + 1], section.len());
         let (tape, own_len) = (self.tape(device, at, 0..rows, activations), rows * after.width);
         if self.pieces[at].added.is_some() {
             let gradient = device.view_mut(here_mut(&mut gradients.values[after.gradient]), 0..own_len);
@@ -172,7 +172,7 @@ impl Stage {
         let (mut own, mut memory) = (gradients.values[into].take(), gradients.position_sums.take());
         let gradient = device.view(here(&gradients.values[after.gradient]), 0..own_len);
         let taped = TapedRows { tape, gradient, section };
-        let len = rows * before.width * before.num_gradient_sums;
+        let len = rows * before.gradient_width();
         let input_gradient = device.view_mut(here_mut(&mut own), 0..len);
         let (parameters, sums) = (context.parameters, &mut *context.gradients);
         layer.backward_fused(device, parameters, &taped, memory.as_mut(), sums, input_gradient);
@@ -198,7 +198,7 @@ impl Stage {
         }
         let activations = &*activations;
         let StagePiece { input, input_gradient: into, position_sums, .. } = self.pieces[at];
-        let (before, after) = (&self.positions[input], &self.positions[at + 1]);
+        let (before, after) = (&self.points[input], &self.points[at + 1]);
         let tape = self.tape(device, at, 0..rows, activations);
         let (from, len) = (after.gradient, rows * after.width);
         let (mut started, mut summing) = (None, None);
@@ -219,7 +219,7 @@ impl Stage {
             if !layer.is_elementwise() && !layer.is_idle() {
                 let mut own = gradients.values[into].take();
                 let gradient = device.view(here(&gradients.values[from]), 0..len);
-                let len = rows * before.width * before.num_gradient_sums;
+                let len = rows * before.gradient_width();
                 let input = device.view_mut(here_mut(&mut own), 0..len);
                 layer.backward_input(device, context.parameters, rows, &tape, gradient, input);
                 gradients.values[into] = own;
@@ -260,7 +260,7 @@ impl Stage {
         exchange: Exchange,
         gradients: &mut Gradients<D>,
     ) -> Result<Started<D::Buffer>> {
-        let all = &mut gradients.values[self.positions[at + 1].gradient];
+        let all = &mut gradients.values[self.points[at + 1].gradient];
         context.exchanger.start_backward(exchange, 0..context.section.len(), all)
     }
 
@@ -272,7 +272,7 @@ impl Stage {
         started: Started<D::Buffer>,
         gradients: &mut Gradients<D>,
     ) {
-        let (own, all) = (self.pieces[at].input_gradient, self.positions[at + 1].gradient);
+        let (own, all) = (self.pieces[at].input_gradient, self.points[at + 1].gradient);
         let (rows, mut into) = (0..context.section.len(), gradients.values[own].take());
         if exchange.kind == ExchangeKind::GatherOutput {
             let all = here(&gradients.values[all]);

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::arrays::PieceGroup;
-use super::positions::{Position, StagePiece};
+use super::points::{Point, StagePiece};
 use super::{Head, Stage};
 use crate::parallel::tensor::Piece;
 
@@ -19,7 +19,7 @@ pub struct RowWidths {
     pub kept: usize,
     /// In each array of values between the ends of a group, for the widest group.
     pub inner_values: Vec<usize>,
-    /// In the array of transient positions.
+    /// In the array of transient points.
     pub transient: usize,
     /// In each array of what the pieces of a group save, for the widest group.
     pub inner_saved: Vec<usize>,
@@ -65,42 +65,44 @@ impl Stage {
         // a later piece may read what is before the cut; an exchange in place changes the values before
         // it
         let reads_before =
-            |piece: &StagePiece| piece.input < at || piece.added.is_some_and(|added| added.position < at);
+            |piece: &StagePiece| piece.input < at || piece.added.is_some_and(|added| added.point < at);
         let changes_input = matches!(&self.pieces[at].piece, Piece::Exchange(found) if found.is_in_place());
-        let is_transient = self.positions[at].is_transient;
+        let is_transient = self.points[at].is_transient;
         !is_transient && !changes_input && !self.pieces[at..].iter().any(reads_before)
     }
 
     fn group(&self, pieces: Range<usize>) -> PieceGroup {
-        let (first, last) = (self.positions[pieces.start].value, self.positions[pieces.end].value);
+        let (first, last) = (self.points[pieces.start].value, self.points[pieces.end].value);
         PieceGroup { pieces, values: (first + 1).min(last)..last }
     }
 
     /// Returns the number of values of a row in buffer `number` of values.
     pub(super) fn value_width(&self, number: usize) -> usize {
-        let own = self.positions.iter().filter(|position| position.value == number);
-        own.map(|position| position.width * position.num_value_sums).max().unwrap_or_default()
+        let own = self.points.iter().filter(|point| point.value == number);
+        own.map(|point| point.width * point.num_value_sums).max().unwrap_or_default()
     }
 
     /// Returns the number of values of a row in buffer `number` of gradients.
     pub(super) fn gradient_width(&self, number: usize) -> usize {
-        let len = |position: &Position| position.width * position.num_gradient_sums;
-        let own = self.positions.iter().filter(|position| position.gradient == number).map(len);
-        // parts of gradients of positions that several pieces read
+        let own = self.points.iter().filter(|point| point.gradient == number).map(Point::gradient_width);
+        // parts of gradients of points that several pieces read
         let of_piece = |(at, piece): (usize, &StagePiece)| {
             let is_copy = piece.added.is_some_and(|added| added.gradient == Some(number));
             let is_part = piece.input_gradient == number;
-            let copy = is_copy.then(|| len(&self.positions[at + 1]));
-            copy.into_iter().chain(is_part.then(|| len(&self.positions[piece.input])))
+            let copy = is_copy.then(|| self.points[at + 1].gradient_width());
+            copy.into_iter().chain(is_part.then(|| self.points[piece.input].gradient_width()))
         };
         own.chain(self.pieces.iter().enumerate().flat_map(of_piece)).max().unwrap_or_default()
     }
 
-    /// Returns the numbers of values of a row of the gradients of the inputs and of the outputs, which
-    /// may be several sums.
-    pub fn gradient_ends(&self) -> (usize, usize) {
-        let len = |at: usize| self.positions[at].width * self.positions[at].num_gradient_sums;
-        (len(0), len(self.pieces.len()))
+    /// Returns the number of values of a row of the gradient of the inputs, which may be several sums.
+    pub fn input_gradient_width(&self) -> usize {
+        self.points[0].gradient_width()
+    }
+
+    /// Returns the number of values of a row of the gradient of the outputs, which may be several sums.
+    pub fn output_gradient_width(&self) -> usize {
+        self.points[self.pieces.len()].gradient_width()
     }
 
     /// Returns the number of values of a row that piece `at` saves.

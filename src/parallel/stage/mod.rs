@@ -1,17 +1,17 @@
 //! A stage: the consecutive layers that a rank runs, whole or as shards, and the passes through
 //! them.
 //!
-//! The input of a stage is at *position* 0, the output of piece i at position i + 1; a piece that works
-//! in place leaves two positions in the same array. A forward pass fills the [`Activations`] of a
+//! The input of a stage is at *point* 0, the output of piece i at point i + 1; a piece that works
+//! in place leaves two points in the same array. A forward pass fills the [`Activations`] of a
 //! micro-batch. A backward pass reads them and fills a set of [`Gradients`], an array for each
-//! position, so that the gradients of weights can be computed later; if they are computed in the same
-//! pass, positions share arrays ([`Stage::share_gradients`]). All arrays are allocated once, for the
+//! point, so that the gradients of weights can be computed later; if they are computed in the same
+//! pass, points share arrays ([`Stage::share_gradients`]). All arrays are allocated once, for the
 //! largest number of rows. Between passes, the arrays at both ends may be in messages.
 //!
 //! Ranks may have some of the positions of sequences each. Values that are whole for one piece alone then lie
 //! in an array that all of them share, and are gathered again where a gradient of weights needs them.
 //!
-//! A piece reads the position before it, or an earlier one, where branches begin. A position that
+//! A piece reads the point before it, or an earlier one, where branches begin. A point that
 //! several pieces read has its gradient in parts: the first of the pieces, which a backward pass comes to
 //! last, writes its own, and adds the others, which lie in arrays that nothing changes until then.
 
@@ -21,7 +21,7 @@ mod backward;
 mod groups;
 mod next;
 mod observe;
-mod positions;
+mod points;
 mod sharing;
 mod weights;
 
@@ -38,7 +38,7 @@ pub use groups::RowWidths;
 pub use observe::ObservedArray;
 pub use weights::WeightRows;
 
-use self::positions::{AddedValue, Position, StageBuilder, StagePiece};
+use self::points::{AddedValue, Point, StageBuilder, StagePiece};
 use super::tensor::cross_entropy::{ClassShare, LossArrays};
 use super::tensor::division::FeatureDivision;
 use super::tensor::exchange::{Exchanger, MessageLengths, here, here_mut};
@@ -95,13 +95,13 @@ pub struct Stage {
     /// The loss, in the last stage.
     pub head: Option<Head>,
     pieces: Vec<StagePiece>,
-    /// The positions before, between and after the pieces.
-    positions: Vec<Position>,
+    /// The points before, between and after the pieces.
+    points: Vec<Point>,
     /// The number of arrays of values.
     num_values: usize,
     /// The number of arrays of gradients.
     num_gradients: usize,
-    /// The numbers of the arrays that transient positions share: of values and of gradients.
+    /// The numbers of the arrays that transient points share: of values and of gradients.
     transient: Option<[usize; 2]>,
     /// True if the gradient of a value is gone after the pass of the piece that gives the value.
     shares_gradients: bool,
@@ -121,8 +121,8 @@ impl Stage {
     ) -> Stage {
         let mut builder = StageBuilder::new(width, parts.first().map_or(0, |part| part.number));
         if let Some(Piece::Exchange(exchange)) = before.and_then(|part| part.pieces.last()) {
-            builder.positions[0].num_gradient_sums = exchange.num_gradient_sums();
-            builder.positions[0].num_own_sums[1] = exchange.num_gradient_sums().min(exchange.num_own_sums);
+            builder.points[0].num_gradient_sums = exchange.num_gradient_sums();
+            builder.points[0].num_own_sums[1] = exchange.num_gradient_sums().min(exchange.num_own_sums);
         }
         let mut tensor = first_tensor;
         for part in parts {
@@ -130,19 +130,9 @@ impl Stage {
             tensor += part.tensors.len();
         }
         let (tensors, transient) = (first_tensor..tensor, builder.number_transients());
-        let StageBuilder { pieces, positions, num_values, num_gradients, .. } = builder;
+        let StageBuilder { pieces, points, num_values, num_gradients, .. } = builder;
         let shares_gradients = false;
-        Stage {
-            index,
-            tensors,
-            head,
-            pieces,
-            positions,
-            num_values,
-            num_gradients,
-            transient,
-            shares_gradients,
-        }
+        Stage { index, tensors, head, pieces, points, num_values, num_gradients, transient, shares_gradients }
     }
 
     /// Returns the number of pieces.
@@ -158,9 +148,14 @@ impl Stage {
         }
     }
 
-    /// Returns the numbers of values of a row of the inputs and of the outputs.
-    pub fn ends(&self) -> (usize, usize) {
-        (self.positions[0].width, self.positions[self.pieces.len()].width)
+    /// Returns the number of values of a row of inputs.
+    pub fn input_width(&self) -> usize {
+        self.points[0].width
+    }
+
+    /// Returns the number of values of a row of outputs.
+    pub fn output_width(&self) -> usize {
+        self.points[self.pieces.len()].width
     }
 
     /// Returns the most inputs and outputs of a row of a linear layer.
@@ -190,7 +185,7 @@ impl Stage {
         lengths.fold(of_loss, MessageLengths::max)
     }
 
-    /// Runs the forward pass of piece `at` for `rows` rows: from the values at position `at` to
+    /// Runs the forward pass of piece `at` for `rows` rows: from the values at point `at` to
     /// those at `at + 1`. Does nothing for 0 rows. Collective over the tensor axis.
     ///
     /// # Errors
@@ -208,7 +203,7 @@ impl Stage {
         }
         let Activations { values, saved, draws, .. } = activations;
         let StagePiece { piece, layer: number, input, added, .. } = &self.pieces[at];
-        let (before, after) = (&self.positions[*input], &self.positions[at + 1]);
+        let (before, after) = (&self.points[*input], &self.points[at + 1]);
         let (from, into) = (before.value, after.value);
         let (mut input, mut output) = (values[from].take(), values[into].take());
         match piece {
@@ -222,8 +217,8 @@ impl Stage {
                 match added {
                     _ if layer.is_idle() => {}
                     None => layer.forward(device, parameters, *draws, rows, read, saved, into),
-                    Some(AddedValue { position, .. }) => {
-                        let added = here(&values[self.positions[*position].value]);
+                    Some(AddedValue { point, .. }) => {
+                        let added = here(&values[self.points[*point].value]);
                         let inputs = [read, device.view(added, 0..len)];
                         layer.forward_added(device, parameters, rows, inputs, saved, into);
                     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::positions::AddedValue;
+use super::points::AddedValue;
 use super::{Activations, Stage};
 use crate::device::Device;
 use crate::nn::{FlatBuffer, NextPositions};
@@ -32,7 +32,7 @@ impl Stage {
         for (at, piece) in self.pieces.iter().enumerate() {
             let Piece::Layer(layer) = &piece.piece else { continue };
             let _span = trace::work(Name::Layer).layer(piece.layer);
-            let (before, after) = (&self.positions[piece.input], &self.positions[at + 1]);
+            let (before, after) = (&self.points[piece.input], &self.points[at + 1]);
             let mut output = values[after.value].take();
             let input = here(&values[before.value]);
             let inputs = device.view(input, rows(before.width));
@@ -45,8 +45,8 @@ impl Stage {
                     let next = NextPositions { positions, all_inputs, inputs, saved, outputs };
                     layer.forward_next(device, parameters, next);
                 }
-                Some(AddedValue { position, .. }) => {
-                    let added = here(&values[self.positions[*position].value]);
+                Some(AddedValue { point, .. }) => {
+                    let added = here(&values[self.points[*point].value]);
                     let inputs = [inputs, device.view(added, rows(after.width))];
                     layer.forward_added(device, parameters, positions.len(), inputs, saved, outputs);
                 }

@@ -17,27 +17,27 @@ pub struct ObservedArray<'a, D: Device> {
 }
 
 impl Stage {
-    /// Returns the array with the values at `position`.
+    /// Returns the array with the values at `point`.
     pub fn values_at<'a, D: Device>(
         &self,
-        position: usize,
+        point: usize,
         activations: &'a mut Activations<D>,
     ) -> ObservedArray<'a, D> {
-        let position = &self.positions[position];
-        let (width, num_sums) = (position.width, position.num_own_sums[0]);
-        ObservedArray { buffer: here_mut(&mut activations.values[position.value]), width, num_sums }
+        let point = &self.points[point];
+        let (width, num_sums) = (point.width, point.num_own_sums[0]);
+        ObservedArray { buffer: here_mut(&mut activations.values[point.value]), width, num_sums }
     }
 
-    /// Returns the array with the gradients at `position`, after an exchange in place there. If gradients
+    /// Returns the array with the gradients at `point`, after an exchange in place there. If gradients
     /// share arrays, they are there until the next pass.
     pub fn gradients_at<'a, D: Device>(
         &self,
-        position: usize,
+        point: usize,
         gradients: &'a mut Gradients<D>,
     ) -> ObservedArray<'a, D> {
-        let position = &self.positions[position];
-        let (width, num_sums) = (position.width, position.num_own_sums[1]);
-        ObservedArray { buffer: here_mut(&mut gradients.values[position.gradient]), width, num_sums }
+        let point = &self.points[point];
+        let (width, num_sums) = (point.width, point.num_own_sums[1]);
+        ObservedArray { buffer: here_mut(&mut gradients.values[point.gradient]), width, num_sums }
     }
 
     /// Returns true if piece `at` is a layer, not an exchange.
@@ -53,10 +53,10 @@ impl Stage {
     /// Returns true if the gradient of the output of piece `at` is in the array of that of the stage's
     /// input.
     pub fn shares_input_gradient(&self, at: usize) -> bool {
-        self.positions[at + 1].gradient == self.positions[0].gradient
+        self.points[at + 1].gradient == self.points[0].gradient
     }
 
-    /// Returns true if the gradient at position `at` is needed, by an earlier stage or by
+    /// Returns true if the gradient at point `at` is needed, by an earlier stage or by
     /// parameters before it.
     pub fn needs_gradient(&self, at: usize) -> bool {
         self.index > 0 || (0..at).any(|before| !self.tensors_of(before).is_empty())

@@ -3,7 +3,7 @@
 //! A backward pass goes from the last piece to the first. The gradient of a value is there from the pass of
 //! the last piece that reads the value to that of the piece that gives it. After that, another gradient may
 //! take its array. A few arrays then pass from piece to piece and stay in the caches, in place of an array
-//! for each position. Registers are allocated in the same way: Poletto and Sarkar, "Linear scan register
+//! for each point. Registers are allocated in the same way: Poletto and Sarkar, "Linear scan register
 //! allocation", 1999.
 
 use std::cmp::Reverse;
@@ -27,12 +27,12 @@ struct SharedArray {
 
 impl Stage {
     /// Lets gradients share arrays. Those at both ends of the stage, which may be in messages, and that of
-    /// transient positions keep arrays of their own. Only for passes that compute the gradients of weights
+    /// transient points keep arrays of their own. Only for passes that compute the gradients of weights
     /// together with those of values: [`Pass::Whole`](super::Pass::Whole).
     pub fn share_gradients(&mut self) {
         let lives = self.gradient_lives();
         // the first array remains that of the input
-        let ends = [0, self.pieces.len()].map(|at| self.positions[at].gradient);
+        let ends = [0, self.pieces.len()].map(|at| self.points[at].gradient);
         let own: Vec<usize> = ends.into_iter().chain(self.transient.map(|[_, own]| own)).collect();
         let mut arrays: Vec<SharedArray> = Vec::new();
         let mut numbers = vec![usize::MAX; self.num_gradients];
@@ -58,9 +58,9 @@ impl Stage {
             *array = SharedArray { width: array.width.max(width), last };
             numbers[number] = at;
         }
-        for position in &mut self.positions {
-            position.gradient = numbers[position.gradient];
-            position.other_gradients.iter_mut().for_each(|other| *other = numbers[*other]);
+        for point in &mut self.points {
+            point.gradient = numbers[point.gradient];
+            point.other_gradients.iter_mut().for_each(|other| *other = numbers[*other]);
         }
         for piece in &mut self.pieces {
             piece.input_gradient = numbers[piece.input_gradient];
@@ -79,9 +79,9 @@ impl Stage {
     fn gradient_lives(&self) -> Vec<Life> {
         let mut lives = vec![Life { first: usize::MAX, last: 0 }; self.num_gradients];
         for (at, piece) in self.pieces.iter().enumerate() {
-            let position = &self.positions[piece.input];
-            let merged = (piece.input_gradient == position.gradient).then_some(&position.other_gradients);
-            let own = [self.positions[at + 1].gradient, piece.input_gradient];
+            let point = &self.points[piece.input];
+            let merged = (piece.input_gradient == point.gradient).then_some(&point.other_gradients);
+            let own = [self.points[at + 1].gradient, piece.input_gradient];
             let others = merged.into_iter().flatten().copied();
             // an exchange before a layer is done in the pass of the layer
             let is_before_layer = self.exchange_before(at + 1).is_some();

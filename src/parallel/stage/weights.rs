@@ -84,7 +84,7 @@ impl Stage {
         layer: &Layer,
         micro_batches: &mut [WeightRows<'_, D>],
     ) -> Result<()> {
-        let (device, after) = (exchanger.device, &self.positions[at + 1]);
+        let (device, after) = (exchanger.device, &self.points[at + 1]);
         let range = |first_row: usize, section: Section| first_row..first_row + section.len();
         let elements = |rows: Range<usize>| rows.start * after.width..rows.end * after.width;
         for WeightRows { activations, gradients, first_row, section } in &mut *micro_batches {
@@ -136,19 +136,19 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the exchange that gathers the input of piece `at` into an array of transient positions.
+    /// Returns the exchange that gathers the input of piece `at` into an array of transient points.
     pub(super) fn gathered_input(&self, at: usize) -> Option<Exchange> {
         let input = self.pieces[at].input;
-        let gather = input.checked_sub(1).filter(|_| self.positions[input].is_transient)?;
+        let gather = input.checked_sub(1).filter(|_| self.points[input].is_transient)?;
         match &self.pieces[gather].piece {
             Piece::Exchange(exchange) if exchange.kind == ExchangeKind::Gather => Some(*exchange),
             _ => None,
         }
     }
 
-    /// Returns the exchange that scatters the output of piece `at` from an array of transient positions.
+    /// Returns the exchange that scatters the output of piece `at` from an array of transient points.
     fn scattered_output(&self, at: usize) -> Option<Exchange> {
-        match &self.pieces.get(at + 1).filter(|_| self.positions[at + 1].is_transient)?.piece {
+        match &self.pieces.get(at + 1).filter(|_| self.points[at + 1].is_transient)?.piece {
             Piece::Exchange(exchange) if exchange.kind == ExchangeKind::Scatter => Some(*exchange),
             _ => None,
         }
@@ -165,7 +165,7 @@ impl Stage {
     ) -> Result<()> {
         let Some(exchange) = self.gathered_input(at) else { return Ok(()) };
         let input = self.pieces[at].input;
-        let [from, into] = [self.pieces[input - 1].input, input].map(|at| self.positions[at].value);
+        let [from, into] = [self.pieces[input - 1].input, input].map(|at| self.points[at].value);
         let values = &mut activations.values;
         let (mut own, mut all) = (values[from].take(), values[into].take());
         exchanger.forward(exchange, rows, &mut own, &mut all)?;
@@ -183,7 +183,7 @@ impl Stage {
         gradients: &mut Gradients<D>,
     ) -> Result<()> {
         let Some(exchange) = self.scattered_output(at) else { return Ok(()) };
-        let [from, into] = [at + 2, at + 1].map(|at| self.positions[at].gradient);
+        let [from, into] = [at + 2, at + 1].map(|at| self.points[at].gradient);
         let started = exchanger.start_backward(exchange, rows.clone(), &mut gradients.values[from])?;
         exchanger.finish(started, exchange, rows, &mut gradients.values[into]);
         Ok(())

@@ -77,8 +77,8 @@ impl Fault {
         let mut sites = Vec::new();
         for stage in stages {
             let (index, last) = (stage.index, stage.num_pieces());
-            let value = |position| Site::Value { stage: index, position, part: 0 };
-            let gradient = |position| Site::Gradient { stage: index, position, part: 0 };
+            let value = |point| Site::Value { stage: index, point, part: 0 };
+            let gradient = |point| Site::Gradient { stage: index, point, part: 0 };
             match self.kind {
                 FaultKind::Product => {
                     sites.extend((1..=last).filter(|at| stage.is_layer(at - 1)).map(value));

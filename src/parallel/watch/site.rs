@@ -9,21 +9,21 @@ pub enum Site {
         /// The tensor.
         tensor: usize,
     },
-    /// The values at a position of a stage, in a part of the leaf.
+    /// The values at a point of a stage, in a part of the leaf.
     Value {
         /// The stage.
         stage: usize,
-        /// The position; 0 is the input of the stage.
-        position: usize,
+        /// The point; 0 is the input of the stage.
+        point: usize,
         /// The part of the leaf.
         part: usize,
     },
-    /// The gradients of the values at a position of a stage, in a part of the leaf.
+    /// The gradients of the values at a point of a stage, in a part of the leaf.
     Gradient {
         /// The stage.
         stage: usize,
-        /// The position; the last one is the output of the stage.
-        position: usize,
+        /// The point; the last one is the output of the stage.
+        point: usize,
         /// The part of the leaf.
         part: usize,
     },
@@ -51,7 +51,7 @@ pub enum Site {
     },
 }
 
-/// The bits of a field: more than the tensors, stages or positions of the largest network.
+/// The bits of a field: more than the tensors, stages or points of the largest network.
 const BITS: u32 = 20;
 const MASK: u64 = (1 << BITS) - 1;
 
@@ -65,9 +65,9 @@ impl Site {
         let last = MASK as usize;
         match self {
             Site::Parameter { tensor } => number(0, [tensor, 0, 0]),
-            Site::Value { stage, position, part } => number(1, [stage, position, part]),
-            // from the last stage and position to the first
-            Site::Gradient { stage, position, part } => number(2, [last - stage, last - position, part]),
+            Site::Value { stage, point, part } => number(1, [stage, point, part]),
+            // from the last stage and point to the first
+            Site::Gradient { stage, point, part } => number(2, [last - stage, last - point, part]),
             Site::WeightGradient { stage, tensor } => number(3, [last - stage, last - tensor, 0]),
             Site::GradientSum { tensor } => number(4, [tensor, 0, 0]),
             Site::Update { tensor } => number(5, [tensor, 0, 0]),
@@ -82,8 +82,8 @@ impl Site {
         let last = MASK as usize;
         match order >> (3 * BITS) {
             0 => Site::Parameter { tensor: first },
-            1 => Site::Value { stage: first, position: second, part: third },
-            2 => Site::Gradient { stage: last - first, position: last - second, part: third },
+            1 => Site::Value { stage: first, point: second, part: third },
+            2 => Site::Gradient { stage: last - first, point: last - second, part: third },
             3 => Site::WeightGradient { stage: last - first, tensor: last - second },
             4 => Site::GradientSum { tensor: first },
             5 => Site::Update { tensor: first },
@@ -101,11 +101,11 @@ mod tests {
         let sites = [
             Site::Parameter { tensor: 3 },
             Site::Parameter { tensor: 120_000 },
-            Site::Value { stage: 0, position: 2, part: 0 },
-            Site::Value { stage: 1, position: 0, part: 1 },
-            Site::Gradient { stage: 1, position: 2, part: 0 },
-            Site::Gradient { stage: 1, position: 1, part: 1 },
-            Site::Gradient { stage: 0, position: 5, part: 0 },
+            Site::Value { stage: 0, point: 2, part: 0 },
+            Site::Value { stage: 1, point: 0, part: 1 },
+            Site::Gradient { stage: 1, point: 2, part: 0 },
+            Site::Gradient { stage: 1, point: 1, part: 1 },
+            Site::Gradient { stage: 0, point: 5, part: 0 },
             Site::WeightGradient { stage: 1, tensor: 4 },
             Site::WeightGradient { stage: 0, tensor: 1 },
             Site::WeightGradient { stage: 0, tensor: 0 },

@@ -48,9 +48,14 @@ pub fn ways() -> Vec<(SyncSettings, usize)> {
 pub fn oracle<D: TestDevice>(world: &World, name: &str) {
     let oracle = Oracle::open(name);
     let grid = Grid::new(world, GridShape::data(world.size())).unwrap();
+    let mut expected = None;
     for (sync, num_micro_batches) in ways() {
         let plan = ParallelPlan::single_stage(&oracle.model(), num_micro_batches).unwrap();
-        oracle.check::<D>(&grid, sync, &plan);
+        let found = oracle.check::<D>(&grid, sync, &plan);
+        if D::SUMMATION != Summation::ByLayout {
+            let serial = || oracle.check::<D>(&serial_grid(world), sync, &plan);
+            assert_eq!(found, *expected.get_or_insert_with(serial), "{name}, {sync:?}");
+        }
     }
 }
 

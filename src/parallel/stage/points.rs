@@ -1,4 +1,4 @@
-//! The pieces of a stage, and the positions and arrays between them: pure logic.
+//! The pieces of a stage, and the points and arrays between them: pure logic.
 
 use smallvec::SmallVec;
 
@@ -11,7 +11,7 @@ pub(super) struct StagePiece {
     pub(super) piece: Piece,
     /// The number of the piece's layer in the model.
     pub(super) layer: usize,
-    /// The position that the piece reads.
+    /// The point that the piece reads.
     pub(super) input: usize,
     /// The array into which the backward pass writes the gradient of the input.
     pub(super) input_gradient: usize,
@@ -22,13 +22,13 @@ pub(super) struct StagePiece {
 }
 
 /// The number, while a stage is built, of the array of values and of that of gradients which all transient
-/// positions share.
+/// points share.
 const TRANSIENT: usize = usize::MAX;
 
 /// A value that is added to the output of a piece.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AddedValue {
-    pub(super) position: usize,
+    pub(super) point: usize,
     /// The array to which the backward pass copies the gradient of the output, before its activation, unless
     /// that is read where it is.
     pub(super) gradient: Option<usize>,
@@ -36,7 +36,7 @@ pub(super) struct AddedValue {
 
 /// A place before, between or after the pieces of a stage.
 #[derive(Debug, Clone)]
-pub(super) struct Position {
+pub(super) struct Point {
     /// The number of values of a row.
     pub(super) width: usize,
     /// The number of the buffer that holds the values.
@@ -50,29 +50,36 @@ pub(super) struct Position {
     /// The numbers of arrays of values and of gradients that this rank fills, if there are several; one
     /// after an exchange in place.
     pub(super) num_own_sums: [usize; 2],
-    /// The arrays with the other parts of the gradient, from the pieces that read this position too.
+    /// The arrays with the other parts of the gradient, from the pieces that read this point too.
     pub(super) other_gradients: SmallVec<[usize; 2]>,
-    /// True if the values, and the gradients, are there for one piece before and one after the position, in
-    /// arrays that other positions use too.
+    /// True if the values, and the gradients, are there for one piece before and one after the point, in
+    /// arrays that other points use too.
     pub(super) is_transient: bool,
+}
+
+impl Point {
+    /// Returns the number of values of a row of the gradient, which may be several sums.
+    pub(super) fn gradient_width(&self) -> usize {
+        self.width * self.num_gradient_sums
+    }
 }
 
 /// A stage that is being built.
 pub(super) struct StageBuilder {
     pub(super) pieces: Vec<StagePiece>,
-    pub(super) positions: Vec<Position>,
+    pub(super) points: Vec<Point>,
     pub(super) num_values: usize,
     pub(super) num_gradients: usize,
     /// The number of the stage's input among the values of the model.
     first_value: usize,
-    /// The position of each value of the model from there on.
+    /// The point of each value of the model from there on.
     places: Vec<usize>,
 }
 
 impl StageBuilder {
     /// Begins with an input of `width` values per row, which is value `first_value` of the model.
     pub(super) fn new(width: usize, first_value: usize) -> StageBuilder {
-        let input = Position {
+        let input = Point {
             width,
             value: 0,
             gradient: 0,
@@ -84,7 +91,7 @@ impl StageBuilder {
         };
         StageBuilder {
             pieces: Vec::new(),
-            positions: vec![input],
+            points: vec![input],
             num_values: 1,
             num_gradients: 1,
             first_value,
@@ -115,14 +122,14 @@ impl StageBuilder {
         self.places.push(self.pieces.len());
     }
 
-    /// Gives the arrays of transient positions their numbers, and returns these, if there are any: of values
+    /// Gives the arrays of transient points their numbers, and returns these, if there are any: of values
     /// and of gradients.
     pub(super) fn number_transients(&mut self) -> Option<[usize; 2]> {
-        let has_any = self.positions.iter().any(|position| position.is_transient);
+        let has_any = self.points.iter().any(|point| point.is_transient);
         let numbers = has_any.then_some([self.num_values, self.num_gradients])?;
         let [value, gradient] = numbers;
-        for position in self.positions.iter_mut().filter(|position| position.is_transient) {
-            (position.value, position.gradient) = (value, gradient);
+        for point in self.points.iter_mut().filter(|point| point.is_transient) {
+            (point.value, point.gradient) = (value, gradient);
         }
         for piece in self.pieces.iter_mut().filter(|piece| piece.input_gradient == TRANSIENT) {
             piece.input_gradient = gradient;
@@ -142,13 +149,13 @@ impl StageBuilder {
         // true if no piece has read the input yet
         let is_first_reader = input == self.pieces.len();
         let input_gradient = match is_first_reader {
-            true => self.positions[input].gradient,
+            true => self.points[input].gradient,
             false => self.new_gradient(),
         };
         if !is_first_reader {
-            self.positions[input].other_gradients.push(input_gradient);
+            self.points[input].other_gradients.push(input_gradient);
         }
-        let before = &self.positions[input];
+        let before = &self.points[input];
         let (value, is_in_place, width) = match &piece {
             Piece::Layer(layer) => (None, layer.is_elementwise(), layer.output_len()),
             Piece::Exchange(exchange) if exchange.is_in_place() => (Some(before.value), true, before.width),
@@ -166,7 +173,7 @@ impl StageBuilder {
             false if is_transient => TRANSIENT,
             false => self.new_gradient(),
         };
-        let mut after = Position {
+        let mut after = Point {
             width,
             value,
             gradient,
@@ -177,15 +184,15 @@ impl StageBuilder {
             is_transient,
         };
         if let Piece::Exchange(exchange) = &piece {
-            self.positions[input].num_value_sums = exchange.num_value_sums();
+            self.points[input].num_value_sums = exchange.num_value_sums();
             after.num_gradient_sums = exchange.num_gradient_sums();
             let (own, is_in_place) = (exchange.num_own_sums, exchange.is_in_place());
-            self.positions[input].num_own_sums[0] = exchange.num_value_sums().min(own);
+            self.points[input].num_own_sums[0] = exchange.num_value_sums().min(own);
             after.num_own_sums[1] = if is_in_place { 1 } else { exchange.num_gradient_sums().min(own) };
         }
-        let added = added.map(|position| self.add_value(position, input, gradient));
+        let added = added.map(|point| self.add_value(point, input, gradient));
         self.pieces.push(StagePiece { piece, layer, input, input_gradient, added, position_sums: None });
-        self.positions.push(after);
+        self.points.push(after);
     }
 
     fn new_gradient(&mut self) -> usize {
@@ -193,17 +200,17 @@ impl StageBuilder {
         self.num_gradients - 1
     }
 
-    /// Adds the value at `position` to the output of a piece that reads `input`, whose gradient is in
+    /// Adds the value at `point` to the output of a piece that reads `input`, whose gradient is in
     /// array `gradient`.
-    fn add_value(&mut self, position: usize, input: usize, gradient: usize) -> AddedValue {
-        let has_reader = self.pieces.iter().any(|piece| piece.input == position);
+    fn add_value(&mut self, point: usize, input: usize, gradient: usize) -> AddedValue {
+        let has_reader = self.pieces.iter().any(|piece| piece.input == point);
         if !has_reader {
             // the end of a branch, whose pieces may change the gradient
-            return AddedValue { position, gradient: Some(self.positions[position].gradient) };
+            return AddedValue { point, gradient: Some(self.points[point].gradient) };
         }
         let copy = self.may_change(input, gradient).then(|| self.new_gradient());
-        self.positions[position].other_gradients.push(copy.unwrap_or(gradient));
-        AddedValue { position, gradient: copy }
+        self.points[point].other_gradients.push(copy.unwrap_or(gradient));
+        AddedValue { point, gradient: copy }
     }
 
     /// Returns true if the backward pass of those before a piece that reads `input` changes array `gradient`
@@ -213,17 +220,17 @@ impl StageBuilder {
             Piece::Layer(layer) => layer.changes_gradient(),
             Piece::Exchange(exchange) => exchange.kind == ExchangeKind::SumGradient,
         };
-        let produced = |position: &usize| self.positions[*position].gradient == gradient;
-        let earlier = std::iter::successors(Some(input).filter(produced), |position| {
-            let before = self.pieces[position.checked_sub(1)?].input;
+        let produced = |point: &usize| self.points[*point].gradient == gradient;
+        let earlier = std::iter::successors(Some(input).filter(produced), |point| {
+            let before = self.pieces[point.checked_sub(1)?].input;
             Some(before).filter(produced)
         });
-        let producers = earlier.filter_map(|position| self.pieces.get(position.checked_sub(1)?));
+        let producers = earlier.filter_map(|point| self.pieces.get(point.checked_sub(1)?));
         producers.into_iter().any(|producer| changes(&producer.piece))
     }
 }
 
-/// Returns true if the position after piece `number` of `part` is transient: what is gathered for a divided
+/// Returns true if the point after piece `number` of `part` is transient: what is gathered for a divided
 /// layer, which is gathered again for the gradient of its weight; partial sums before a scatter; and what is
 /// gathered for a rank to take its positions of it.
 fn is_transient(part: &LayerPart, number: usize) -> bool {
