@@ -36,8 +36,8 @@ struct Arguments {
     /// A checkpoint, or a file of --export
     network: PathBuf,
 
-    /// Beginning of a text, or of several if it is given more than once; where tokens are numbers, these with
-    /// spaces between them [default: a line break]
+    /// Beginning of texts; give the option again for more beginnings. For a network of tokens that are
+    /// numbers, numbers with spaces between them [default: a line break]
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
 

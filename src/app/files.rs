@@ -88,6 +88,12 @@ impl<'a> FileOption<'a> {
         if !self.path.is_dir() {
             return is_same(self.path, output).then(|| self.path.to_owned());
         }
+        // a new file would be read at the next start
+        let name = output.file_name().unwrap_or_default().to_string_lossy();
+        let is_within = || Some(future_path(output).ok()?.parent()? == self.path.canonicalize().ok()?);
+        if !output.exists() && is_read(&name) && is_within() == Some(true) {
+            return Some(output.to_owned());
+        }
         let mut entries = fs::read_dir(self.path).into_iter().flatten().flatten();
         let found = entries.find(|entry| {
             is_read(&entry.file_name().to_string_lossy())

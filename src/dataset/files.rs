@@ -7,25 +7,27 @@ use std::path::{Path, PathBuf};
 /// largest file of the published sets.
 pub(super) const LARGEST_FILE: usize = 1 << 30;
 
-/// Returns true for the names of files of a directory that are read: of published sets in IDX or CIFAR-10
-/// format, and HDF5 files with tokens.
-pub fn is_read_name(name: &str) -> bool {
-    let is_published =
-        name.contains("-ubyte") || name.ends_with("_batch.bin") || name.starts_with("data_batch_");
-    is_published || is_hdf5_name(name)
+/// Returns true for the file names of published sets in IDX or CIFAR-10 format.
+pub fn is_published_name(name: &str) -> bool {
+    name.contains("-ubyte") || name.ends_with("_batch.bin") || name.starts_with("data_batch_")
+}
+
+/// Returns true for a name that may be a pattern of files.
+pub fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?', '['])
 }
 
 /// Returns the file or directory called `name`, or else the files that match it as a pattern, in the order
 /// of their names. Not collective.
 ///
 /// # Errors
-/// There are none.
+/// No file has this name or matches the pattern, the pattern is malformed, or a directory cannot be read.
 pub fn matching_paths(name: &str) -> Result<Vec<PathBuf>, String> {
     let missing = match std::fs::metadata(name) {
         Ok(_) => return Ok(vec![PathBuf::from(name)]),
         Err(error) => error,
     };
-    if !name.contains(['*', '?', '[']) {
+    if !is_pattern(name) {
         return Err(missing.to_string());
     }
     let found = glob::glob(name).map_err(|error| error.to_string())?;
@@ -44,6 +46,6 @@ pub(super) fn open_file(path: &Path) -> Result<File, String> {
 }
 
 /// Returns true for the file names of HDF5 files.
-pub(super) fn is_hdf5_name(name: &str) -> bool {
+pub fn is_hdf5_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "h5" || extension == "hdf5")
 }

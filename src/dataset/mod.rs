@@ -26,15 +26,17 @@ pub use block_order::{BlockOrder, EpochOrder};
 pub use blocks::SampleBlocks;
 pub use cifar::{is_cifar, open as open_cifar};
 pub use digits::open as open_digits;
-pub use files::{is_read_name, matching_paths};
-pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set, RowBuffer, has_token_rows};
+pub use files::{is_hdf5_name, is_pattern, is_published_name, matching_paths};
+pub use hdf5::{FileVersion, Hdf5Names, Hdf5Set, RowBuffer, has_token_rows, token_files};
 pub use idx::{is_idx, open as open_idx};
 pub use memory::{ByteImages, Subset, Table};
 pub use sampler::{Order, Sampler};
 pub use statistics::{MomentTree, Statistics, WantedStatistics, leaves, num_channels};
 pub use stored::{ColumnFormat, RowFormat, StoredType};
 pub use synthetic::Synthetic;
-pub use text::{TextSettings, TextTokens, TokenText, has_characters, is_text, open_shakespeare, open_text};
+pub use text::{
+    TextSettings, TextTokens, TokenText, has_characters, is_text_name, open_shakespeare, open_text,
+};
 pub use tokeniser::Tokeniser;
 
 use std::fmt;

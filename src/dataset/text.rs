@@ -59,10 +59,9 @@ pub fn has_characters(source: &str) -> bool {
     source == "shakespeare" || has_extension(Path::new(source), &["txt"])
 }
 
-/// Returns true for files with text or with tokens: `.txt`, `.bin`, and HDF5 files with a dataset
-/// `tokens`, by name, directory or pattern. Not collective.
-pub fn is_text(name: &str) -> bool {
-    has_extension(Path::new(name), &["txt", "bin"]) || !token_files(name).is_empty()
+/// Returns true for the names of files with text or with tokens that are no HDF5 files.
+pub fn is_text_name(name: &str) -> bool {
+    has_extension(Path::new(name), &["txt", "bin"])
 }
 
 fn has_extension(path: &Path, extensions: &[&str]) -> bool {
@@ -96,7 +95,7 @@ pub fn open_text(source: &str, settings: TextSettings) -> Result<Option<Data>> {
         let tokeniser = of_numbers(&tokens, &settings).map_err(fail)?;
         return split(source, tokeniser, tokens, columns, &settings).map(Some);
     }
-    if !path.is_file() || !has_extension(path, &["txt", "bin"]) {
+    if !path.is_file() || !is_text_name(source) {
         return Ok(None);
     }
     let mut bytes = Vec::new();
@@ -126,7 +125,7 @@ fn of_numbers(tokens: &[u16], settings: &TextSettings) -> std::result::Result<To
             let last = num.saturating_sub(1);
             Err(format!("it has the token {largest}, but those of the network are 0 to {last}"))
         }
-        TextTokens::Of(_) => Err("it has numbers of tokens, but the network was trained on a text".into()),
+        TextTokens::Of(_) => Err("it has tokens as numbers, but the network was trained on a text".into()),
         TextTokens::Characters | TextTokens::Bytes => Ok(Tokeniser::Numbers(num_tokens)),
     }
 }
@@ -307,9 +306,8 @@ mod tests {
         };
         let name = path.display().to_string();
         write(&[20], "x");
-        assert!(!is_text(&name) && open_text(&name, settings(4, 3)).unwrap().is_none());
+        assert!(token_files(&name).is_empty() && open_text(&name, settings(4, 3)).unwrap().is_none());
         write(&[20], "tokens");
-        assert!(is_text(&name));
         let data = open_text(&name, settings(4, 3)).unwrap().unwrap();
         assert_eq!(data.train.features(), Features::Tokens { len: 4, vocabulary: 20 });
         assert_eq!(data.train.num_samples(), 3);

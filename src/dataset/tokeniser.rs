@@ -29,19 +29,20 @@ impl Tokeniser {
         Tokeniser::Characters(('\0'..=char::MAX).filter(|character| is_there[*character as usize]).collect())
     }
 
-    /// Says by what this tokeniser differs from `other`, if it does.
-    pub fn difference_from(&self, other: &Tokeniser) -> Option<String> {
+    /// Returns the difference of the tokens of `other` from these in words, if there is one; "they" are those
+    /// of `other`.
+    pub fn difference_of(&self, other: &Tokeniser) -> Option<String> {
         let lacks = |all: &[char], some: &[char]| some.iter().copied().find(|one| !all.contains(one));
         match (other, self) {
             (other, own) if other == own => None,
             (Tokeniser::Characters(theirs), Tokeniser::Characters(own)) => {
                 match (lacks(theirs, own), lacks(own, theirs)) {
-                    (Some(character), _) => Some(format!("they have no {character:?}")),
-                    (_, Some(character)) => Some(format!("they have {character:?}, which the data lacks")),
+                    (Some(character), _) => Some(format!("they lack {character:?}")),
+                    (_, Some(character)) => Some(format!("they have {character:?} besides")),
                     _ => Some("they are in another order".into()),
                 }
             }
-            _ => Some(format!("they are {}, and those of the data {}", other.words(), self.words())),
+            _ => Some(format!("they are {}, not {}", other.words(), self.words())),
         }
     }
 
@@ -127,7 +128,7 @@ fn numbers(text: &[u8], num: usize) -> Result<Vec<u16>, String> {
     };
     let tokens: Vec<u16> = text.split_whitespace().map(read).collect::<Result<_, _>>()?;
     if tokens.is_empty() {
-        return Err("give numbers of tokens with spaces between them, such as \"17 4\"".into());
+        return Err("give tokens as numbers with spaces between them, such as \"17 4\"".into());
     }
     Ok(tokens)
 }

@@ -5,8 +5,9 @@ use crate::nn::{Loss, Model};
 use crate::parallel::stage::Head;
 use crate::{Error, Result};
 
-/// The numbers that are kept of a sample: its outputs, of a sequence with a prediction for each position only
-/// if they are asked for; the class or token of each prediction; the loss of each prediction; its targets.
+/// The numbers that are kept of a sample: its outputs; the class or token of each prediction; the loss of
+/// each prediction; its targets. Outputs of a sequence with a prediction for each position are kept on
+/// request.
 #[derive(Debug, Clone, Copy)]
 pub struct PredictionShape {
     head: Head,

@@ -80,6 +80,11 @@ impl BatchDivision {
         self.num_micro_batches
     }
 
+    /// Returns true if sums have the same bits in every layout.
+    pub fn is_canonical(self) -> bool {
+        self.summation != Summation::ByLayout
+    }
+
     /// Returns true if every micro-batch is reduced over the replicas by itself.
     pub fn reduces_each(self) -> bool {
         self.reduces_each
@@ -114,7 +119,7 @@ impl BatchDivision {
     /// Returns the sums that replicas add up by the reduction after `micro_batch`, if their order is
     /// canonical.
     pub fn canonical_subtrees(self, micro_batch: usize) -> Option<Subtrees> {
-        (self.summation != Summation::ByLayout).then(|| self.subtrees(micro_batch))
+        self.is_canonical().then(|| self.subtrees(micro_batch))
     }
 
     /// Returns the most sums of a replica that one reduction adds up.

@@ -113,7 +113,7 @@ impl Run<'_> {
         let (division, num_replicas) = (trainer.division(), self.grid.shape.data);
         let has_rows = |len, replica| division.rows(len, replica).iter().any(|rows| !rows.is_empty());
         // replicas that have no leaf of any batch were counted when the order of sums was chosen
-        let is_known = |replica| division.canonical_subtrees(0).is_some() && !has_rows(MOST_LEAVES, replica);
+        let is_known = |replica| division.is_canonical() && !has_rows(MOST_LEAVES, replica);
         let is_idle = |replica| !has_rows(sampler.batch_len(0), replica) && !is_known(replica);
         let num_idle = (0..num_replicas).filter(|replica| is_idle(*replica)).count();
         if num_idle > 0 && self.world.is_root() {

@@ -112,15 +112,15 @@ impl MemoryPlan {
 }
 
 /// Returns the bytes that this rank needs to write `num_sections` of the parameters and slots: a
-/// copy of its parts, and on rank 0 the batches that are on their way.
+/// copy of its parts, and on rank 0 the bundles that are on their way.
 fn copies(parts: &StateParts, world: &World, num_sections: usize) -> usize {
-    let own: usize = (0..parts.batches().len()).map(|batch| parts.len_of(batch, world.rank())).sum();
-    let num_batches = match (num_sections, world.is_root(), world.size()) {
+    let own: usize = (0..parts.bundles().len()).map(|bundle| parts.len_of(bundle, world.rank())).sum();
+    let num_bundles = match (num_sections, world.is_root(), world.size()) {
         (0, ..) | (_, false, _) => 0,
         (_, true, 1) => 1,
         (_, true, _) => 1 + checkpoints::AHEAD,
     };
-    let values = own.saturating_mul(num_sections).saturating_add(num_batches * parts.largest_batch());
+    let values = own.saturating_mul(num_sections).saturating_add(num_bundles * parts.largest_bundle());
     values.saturating_mul(size_of::<f32>())
 }
 

@@ -312,22 +312,24 @@ fn check_slots(file: &Checkpoint, slots: &[&str]) -> Result<()> {
 }
 
 /// Refuses weights for other tokens than those of the data: rows of the embedding would be taken for those of
-/// other characters. A file that does not say its tokens is taken at its word.
+/// other characters. A file that does not name its tokens is accepted, and so are as many tokens as numbers,
+/// which may stand for the same.
 fn check_tokens(file: &Checkpoint, identity: &Identity) -> Result<()> {
-    let tokens = |settings: &Settings| {
-        let text = settings.get(TOKENS_SETTING).and_then(|tokens| tokens.as_str());
-        text.and_then(Tokeniser::from_text)
-    };
+    let tokens = |settings: &Settings| settings.get(TOKENS_SETTING)?.as_str().and_then(Tokeniser::from_text);
     let (Some(before), Some(now)) = (tokens(&file.description.config), tokens(&identity.config)) else {
         return Ok(());
     };
-    match now.difference_from(&before) {
-        None => Ok(()),
-        Some(why) => {
-            let doing = format!("--init {}", file.path.display());
-            Err(Error::input(doing, format!("its tokens are not those of --data: {why}")))
-        }
+    let Some(difference) = now.difference_of(&before) else { return Ok(()) };
+    let are_numbers = [&before, &now].iter().any(|tokens| matches!(tokens, Tokeniser::Numbers(_)));
+    if are_numbers && before.vocabulary() == now.vocabulary() {
+        log::warn!("--init has the right tokens only if they stand for those of --data: {difference}");
+        return Ok(());
     }
+    let why = format!(
+        "its tokens are not those of --data: {difference}; train on a text with the same characters, or both \
+         with --tokens bytes"
+    );
+    Err(Error::input(format!("--init {}", file.path.display()), why))
 }
 
 /// Refuses weights that are NaN or infinite: training would fail at its first step, with a message

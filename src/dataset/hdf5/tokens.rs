@@ -8,7 +8,9 @@ use super::direct::Scratch;
 use super::file::open_hdf5;
 use super::names::exists;
 use super::pages::PageBuffer;
+use crate::dataset::cifar::is_cifar;
 use crate::dataset::files::{LARGEST_FILE, is_hdf5_name, matching_paths};
+use crate::dataset::idx::is_idx;
 use crate::dataset::stored::{ColumnFormat, StoredType};
 use crate::memory::check_room;
 use crate::{Error, Result};
@@ -30,32 +32,37 @@ pub(in crate::dataset) struct StoredTokens {
     pub(in crate::dataset) columns: Option<usize>,
 }
 
-/// Returns the HDF5 files with tokens that `name` stands for, in the order of their names: a file, those of a
-/// directory, or those that match a pattern. There are none if the first has no tokens. Not collective.
+/// Returns the HDF5 files of tokens that `name` stands for, in the order of their names: all of a directory
+/// that is no published set; or a file, or those that match a pattern, if the first has tokens. Not
+/// collective.
 pub fn token_files(name: &str) -> Vec<PathBuf> {
     let is_hdf5 = |path: &PathBuf| is_hdf5_name(&path.to_string_lossy());
     let path = Path::new(name);
-    let mut files: Vec<PathBuf> = if path.is_dir() {
+    if path.is_dir() {
+        if is_cifar(path) || is_idx(path) {
+            return Vec::new();
+        }
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).filter(is_hdf5).collect()
-    } else {
-        matching_paths(name).unwrap_or_default()
-    };
-    files.sort();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_hdf5).collect();
+        files.sort();
+        return files;
+    }
+    let files = matching_paths(name).unwrap_or_default();
     let has_tokens = files.first().filter(|path| is_hdf5(path)).is_some_and(|path| {
         let file = path.is_file().then(|| open_hdf5(path).ok()).flatten();
-        file.is_some_and(|(file, _)| is_token_file(&file))
+        file.is_some_and(|(file, _)| {
+            exists(&file, TOKENS) && !has_inputs(&file) && file.dataset(TOKENS).is_ok()
+        })
     });
     if has_tokens { files } else { Vec::new() }
 }
 
-fn is_token_file(file: &hdf5::File) -> bool {
-    exists(file, TOKENS) && file.dataset(TOKENS).is_ok() && !exists(file, INPUTS)
+fn has_inputs(file: &hdf5::File) -> bool {
+    exists(file, INPUTS)
 }
 
-/// Returns true if `name` stands for files whose tokens are a row for each sample. Not collective.
-pub fn has_token_rows(name: &str) -> bool {
-    let files = token_files(name);
+/// Returns true if the tokens of `files` are a row for each sample. Not collective.
+pub fn has_token_rows(files: &[PathBuf]) -> bool {
     let dataset = files.first().and_then(|path| open_hdf5(path).ok()?.0.dataset(TOKENS).ok());
     dataset.is_some_and(|dataset| dataset.ndim() == 2)
 }
@@ -63,13 +70,19 @@ pub fn has_token_rows(name: &str) -> bool {
 /// Reads the tokens of `files`, at least one, in their order. Not collective.
 ///
 /// # Errors
-/// A file has no such dataset, or it has no whole numbers from 0 to 65,535, or neither one nor two
-/// dimensions, or rows of less than two tokens or of another number than the first file, or too many tokens.
+/// A file has no such dataset, or inputs of samples too; or the dataset has no whole numbers from 0 to
+/// 65,535, or neither one nor two dimensions, or rows of less than two tokens or of another number than the
+/// first file, or too many tokens.
 pub(in crate::dataset) fn read_tokens(files: &[PathBuf]) -> Result<StoredTokens> {
     let mut all: Option<StoredTokens> = None;
     for path in files {
         let fail = |why: String| Error::input(format!("reading {}", path.display()), why);
         let (file, _) = open_hdf5(path).map_err(fail)?;
+        if has_inputs(&file) {
+            return Err(fail(format!(
+                "it has /{INPUTS}, so it is a file of samples; a pattern names several"
+            )));
+        }
         let column = Column::open(path, &file, TOKENS).map_err(fail)?;
         let columns = columns_of(&column).map_err(fail)?;
         let all = all.get_or_insert_with(|| StoredTokens { tokens: Vec::new(), columns });
@@ -102,6 +115,7 @@ fn columns_of(column: &Column) -> std::result::Result<Option<usize>, String> {
         return Err("tokens must be whole numbers".into());
     }
     match column.shape[..] {
+        _ if column.num_rows == 0 => Err("it has no tokens".into()),
         [] => Ok(None),
         [columns @ (0 | 1)] => Err(format!("it has rows of length {columns}, and the least is 2 tokens")),
         [columns] => Ok(Some(columns)),
@@ -191,7 +205,7 @@ mod tests {
             let files = token_files(&all);
             assert_eq!(files, [path("a.hdf5"), path("b.h5")]);
             let StoredTokens { tokens, columns } = read_tokens(&files).unwrap();
-            assert!(tokens == [1, 2, 3, 4, 5] && columns.is_none() && !has_token_rows(&all));
+            assert!(tokens == [1, 2, 3, 4, 5] && columns.is_none() && !has_token_rows(&files));
         }
         assert_eq!(token_files(&name("b.h5")), [path("b.h5")]);
         assert!(token_files(&name("c.txt")).is_empty() && token_files(&name("none")).is_empty());
@@ -199,7 +213,7 @@ mod tests {
         let rows = hdf5::File::create(path("b.h5")).unwrap();
         rows.new_dataset::<u16>().shape([2, 3]).create(TOKENS).unwrap().write_raw(&[1_u16; 6]).unwrap();
         drop(rows);
-        assert!(has_token_rows(&name("b.h5")));
+        assert!(has_token_rows(&[path("b.h5")]));
         let refused = |why: &str| {
             let error = read_tokens(&token_files(&name(""))).err().unwrap().to_string();
             assert!(error.contains("b.h5") && error.contains(why), "{error}");
@@ -213,6 +227,11 @@ mod tests {
         both.new_dataset::<f32>().shape(3).create(INPUTS).unwrap();
         drop(both);
         assert!(token_files(&name("a.hdf5")).is_empty());
+        let error = read_tokens(&token_files(&name(""))).err().unwrap().to_string();
+        assert!(error.contains("a.hdf5: it has /x, so it is a file of samples"), "{error}");
+        // a published set is read as one
+        std::fs::write(path("data_batch_1.bin"), "").unwrap();
+        assert!(token_files(&name("")).is_empty());
     }
 
     #[test]

@@ -360,7 +360,8 @@ pub struct TapedRows<'a, D: Device> {
     pub tape: Tape<'a, D>,
     /// The gradient of the values before the activation, as
     /// [`Layer::backward_activation`](super::Layer::backward_activation) leaves it; for
-    /// [`Layer::backward_fused`](super::Layer::backward_fused), that of the output.
+    /// [`Layer::backward_fused`](super::Layer::backward_fused), that of the output, unless a value is added
+    /// to it.
     pub gradient: D::View<'a>,
     /// The rows among those of the batch.
     pub section: Section,

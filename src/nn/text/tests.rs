@@ -263,7 +263,7 @@ fn the_files_of_the_page_are_networks() {
     let sizes = GptSizes { layers: 4, heads: 4, width: 128, bias: true, dropout: 0.1 };
     let built_in = |sizes| Network::gpt(sizes).build(text).unwrap();
     let (of_file, own) = (read(files[2].0).unwrap().build(text).unwrap(), built_in(sizes));
-    // the layers with all their numbers, and the tensors, whose deviations the page gives in three digits
+    // the layers with all their numbers, and the tensors, whose deviations the page gives to three decimals
     assert_eq!(format!("{:?}", of_file.layers), format!("{:?}", own.layers));
     assert_ne!(
         format!("{:?}", of_file.layers),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::job::{AuditedJob, Part};
 use super::replay::{AuditedBatch, Replay};
-use super::roles::Roles;
+use super::roles::{Roles, keeps_copy};
 use super::settings::{AuditAction, AuditSettings};
 use super::update;
 use crate::comm::{Communicator, Grid};
@@ -102,9 +102,8 @@ impl<'a, D: Device> Auditor<'a, D> {
             }
             let (own, played) = (job.part(rank)?, job.part(roles.role_of(rank))?);
             let replay = job.replay(roles, &played, channels.stages.clone(), &tensors)?;
-            let has_other_parameters = !roles.are_replicas() && !roles.are_own();
-            let is_witness = roles.third(rank).is_some() && !in_parts;
-            let copy = (has_other_parameters || is_witness).then(|| played.parameters(device)).transpose()?;
+            let is_copied = keeps_copy(grid.shape, in_parts);
+            let copy = is_copied.then(|| played.parameters(device)).transpose()?;
             Ok((own, played, replay, copy))
         };
         let (own, played, replay, copy) = grid.all.agree(allocate())?;

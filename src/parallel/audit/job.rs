@@ -1,7 +1,7 @@
 //! [`AuditedJob`], the job that is audited, and its parts.
 
 use super::replay::Replay;
-use super::roles::Roles;
+use super::roles::{Roles, keeps_copy};
 use crate::Result;
 use crate::comm::{Communicator, Grid, GridShape};
 use crate::device::{Device, Role};
@@ -164,11 +164,7 @@ fn bytes_of_part(
         })
         .sum();
     let exchange = if shape.tensor > 1 { layout.longest_messages(rows).allocated() } else { 0 };
-    let is_copied = match shape.data {
-        1 => shape.stage * shape.tensor > 1,
-        2 => false,
-        _ => !stage.divides_parameters(),
-    };
+    let is_copied = keeps_copy(shape, stage.divides_parameters());
     let copy = if is_copied { lengths.iter().fold(0, |sum: usize, len| sum.saturating_add(*len)) } else { 0 };
     let values = num_parts.saturating_mul(rows).saturating_mul(width);
     let longest = lengths.iter().copied().max().unwrap_or_default();

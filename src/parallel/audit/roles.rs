@@ -12,6 +12,17 @@ pub struct Roles {
     shift: GridShape,
 }
 
+/// Returns true if a rank of a grid of `shape` keeps a copy of the parameters of the part that it plays. They
+/// are another rank's if there are no replicas. One of three replicas or more, which do not keep them
+/// `in_parts`, decides with its copy between two others.
+pub(super) fn keeps_copy(shape: GridShape, in_parts: bool) -> bool {
+    match shape.data {
+        1 => shape.stage * shape.tensor > 1,
+        2 => false,
+        _ => !in_parts,
+    }
+}
+
 impl Roles {
     /// Chooses the parts: of another replica if there are several, whose parameters are equal; else of
     /// another stage, else of another rank of the tensor axis. Of all distances, the one that leads the

@@ -15,16 +15,16 @@ use crate::parallel::bucket::buckets;
 use crate::parallel::layout::{Layout, ParallelPlan};
 use crate::parallel::zero::Partition;
 
-/// The largest number of elements of a batch of several tensors, 8 MiB.
-const BATCH: usize = 1 << 21;
+/// The largest number of elements of a bundle of several tensors, 8 MiB.
+const BUNDLE: usize = 1 << 21;
 
-/// The providers of every tensor of a model, and the batches of tensors in which they send them.
+/// The providers of every tensor of a model, and the bundles of tensors in which they send them.
 #[derive(Debug, Clone)]
 pub struct StateParts {
     shape: GridShape,
     /// The holders of each tensor.
     holders: Vec<Vec<Holder>>,
-    batches: Vec<Range<usize>>,
+    bundles: Vec<Range<usize>>,
 }
 
 /// A block of a tensor, which a rank of every replica holds.
@@ -75,7 +75,7 @@ impl StateParts {
             }
         }
         let lengths: Vec<usize> = model.tensors.iter().map(|spec| spec.num_elements()).collect();
-        Ok(StateParts { shape, holders, batches: buckets(&lengths, BATCH) })
+        Ok(StateParts { shape, holders, bundles: buckets(&lengths, BUNDLE) })
     }
 
     /// Returns the number of elements of each tensor of the model.
@@ -107,30 +107,30 @@ impl StateParts {
         (!block.is_empty()).then_some(ProvidedPart { rank, shard, block })
     }
 
-    /// Returns the tensors of each batch.
-    pub fn batches(&self) -> &[Range<usize>] {
-        &self.batches
+    /// Returns the tensors of each bundle.
+    pub fn bundles(&self) -> &[Range<usize>] {
+        &self.bundles
     }
 
-    /// Returns the number of elements that `rank` provides of the tensors of `batch`.
-    pub fn len_of(&self, batch: usize, rank: usize) -> usize {
-        let parts = self.batches[batch].clone().filter_map(|number| self.part_of(number, rank));
+    /// Returns the number of elements that `rank` provides of the tensors of `bundle`.
+    pub fn len_of(&self, bundle: usize, rank: usize) -> usize {
+        let parts = self.bundles[bundle].clone().filter_map(|number| self.part_of(number, rank));
         parts.map(|part| part.block.len()).sum()
     }
 
-    /// Returns the ranks that provide parts of `batch`, each with the number of elements.
-    pub fn providers(&self, batch: usize) -> BTreeMap<usize, usize> {
+    /// Returns the ranks that provide parts of `bundle`, each with the number of elements.
+    pub fn providers(&self, bundle: usize) -> BTreeMap<usize, usize> {
         let mut lengths = BTreeMap::new();
-        for part in self.batches[batch].clone().flat_map(|number| self.parts_of(number)) {
+        for part in self.bundles[bundle].clone().flat_map(|number| self.parts_of(number)) {
             *lengths.entry(part.rank).or_insert(0) += part.block.len();
         }
         lengths
     }
 
-    /// Returns the number of elements of all tensors of the largest batch.
-    pub fn largest_batch(&self) -> usize {
+    /// Returns the number of elements of all tensors of the largest bundle.
+    pub fn largest_bundle(&self) -> usize {
         let lengths: Vec<usize> = self.tensor_lengths().collect();
-        self.batches.iter().map(|own| lengths[own.clone()].iter().sum()).max().unwrap_or_default()
+        self.bundles.iter().map(|own| lengths[own.clone()].iter().sum()).max().unwrap_or_default()
     }
 }
 
@@ -170,9 +170,9 @@ mod tests {
                     }
                     assert!(counts.iter().all(|count| *count == 1.0), "{shape:?} {}", spec.name);
                 }
-                for batch in 0..parts.batches().len() {
-                    let providers = parts.providers(batch);
-                    let lengths = (0..data * stage * tensor).map(|rank| (rank, parts.len_of(batch, rank)));
+                for bundle in 0..parts.bundles().len() {
+                    let providers = parts.providers(bundle);
+                    let lengths = (0..data * stage * tensor).map(|rank| (rank, parts.len_of(bundle, rank)));
                     assert!(lengths.filter(|(_, len)| *len > 0).eq(providers));
                 }
             }

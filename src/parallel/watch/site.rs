@@ -51,7 +51,7 @@ pub enum Site {
     },
 }
 
-/// The bits of a field: more than the tensors, stages or points of the largest network.
+/// The bits of a field, enough for the numbers of tensors, stages, points and parts.
 const BITS: u32 = 20;
 const MASK: u64 = (1 << BITS) - 1;
 

@@ -1,16 +1,16 @@
 //! Rank 0 collects the state from the ranks that provide its parts: the thread that writes a
-//! checkpoint asks for batches ([`CollectedState`]), and the rank's own thread, the only one that uses
+//! checkpoint asks for bundles ([`CollectedState`]), and the rank's own thread, the only one that uses
 //! MPI, requests and receives them ([`StateCollector`]).
 //!
 //! ```text
 //! thread of the writer              rank 0                               other ranks
-//! CollectedState ── wanted ──▶ StateCollector ── request of a batch ──▶ Providing
+//! CollectedState ── wanted ──▶ StateCollector ── request of a bundle ──▶ Providing
 //!                ◀── arrived ──               ◀────── its values ──────
 //!                ─── used ────▶  (memory of messages, for the next ones)
 //! ```
 //!
-//! Invariants: messages arrive in the order in which batches are wanted, and by rank within a batch;
-//! no more than [`AHEAD`] batches are on their way, so the memory is bounded however slow the disk
+//! Invariants: messages arrive in the order in which bundles are wanted, and by rank within a bundle;
+//! no more than [`AHEAD`] bundles are on their way, so the memory is bounded however slow the disk
 //! is; a thread that fails leaves messages behind, which its next attempt discards.
 
 use std::collections::VecDeque;
@@ -24,13 +24,13 @@ use crate::checkpoint::StateSource;
 use crate::comm::{Background, Communicator, Front, Pending};
 use crate::parallel::data::StateParts;
 
-/// The number of batches that are on their way to the thread.
+/// The number of bundles that are on their way to the thread.
 pub(in crate::train) const AHEAD: usize = 2;
 
 /// A wish of the thread.
 enum Want {
-    /// The values of a batch.
-    Batch(usize),
+    /// The values of a bundle.
+    Bundle(usize),
     /// Nothing more: it has ended with the checkpoint.
     Nothing,
 }
@@ -66,7 +66,7 @@ pub(super) struct StateCollector {
 /// The phase of a [`StateCollector`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CollectorPhase {
-    /// The thread may ask for batches.
+    /// The thread may ask for bundles.
     Open,
     /// The thread has ended, and the ranks will be told when the last messages have arrived.
     Ending,
@@ -104,21 +104,21 @@ pub(super) fn connect(
     (state, collector)
 }
 
-/// A batch of one rank, of which the values before `at` have been used.
-struct ReceivedBatch {
+/// A bundle of one rank, of which the values before `at` have been used.
+struct ReceivedBundle {
     rank: usize,
     values: Vec<f32>,
     at: usize,
 }
 
 impl CollectedState {
-    /// Asks for `batch`, if there is such a batch.
-    fn want(&mut self, batch: usize) {
-        if batch < self.copy.num_batches() {
-            let providers = self.parts.providers(batch % self.parts.batches().len());
+    /// Asks for `bundle`, if there is such a bundle.
+    fn want(&mut self, bundle: usize) {
+        if bundle < self.copy.num_bundles() {
+            let providers = self.parts.providers(bundle % self.parts.bundles().len());
             self.num_expected += providers.keys().filter(|rank| **rank != 0).count();
             // if rank 0 has given up, the next message does not arrive, which is the error
-            let _ = self.wanted.send(Want::Batch(batch));
+            let _ = self.wanted.send(Want::Bundle(bundle));
         }
     }
 
@@ -133,26 +133,26 @@ impl CollectedState {
         let _ = self.used.send(values);
     }
 
-    /// Writes the tensors of `batch`, which were asked for.
-    fn read_batch(
+    /// Writes the tensors of `bundle`, which were asked for.
+    fn read_bundle(
         &mut self,
-        batch: usize,
+        bundle: usize,
         write: &mut dyn FnMut(&[f32]) -> io::Result<()>,
     ) -> io::Result<()> {
         let parts = Arc::clone(&self.parts);
-        let of_section = batch % parts.batches().len();
-        let mut received: Vec<ReceivedBatch> = Vec::new();
+        let of_section = bundle % parts.bundles().len();
+        let mut received: Vec<ReceivedBundle> = Vec::new();
         for rank in parts.providers(of_section).into_keys().filter(|rank| *rank != 0) {
-            received.push(ReceivedBatch { rank, values: self.receive()?, at: 0 });
+            received.push(ReceivedBundle { rank, values: self.receive()?, at: 0 });
         }
-        let (own, mut own_at) = (self.copy.batch(batch).unwrap_or_default(), 0);
+        let (own, mut own_at) = (self.copy.bundle(bundle).unwrap_or_default(), 0);
         let lengths: Vec<usize> = parts.tensor_lengths().collect();
-        for number in parts.batches()[of_section].clone() {
+        for number in parts.bundles()[of_section].clone() {
             self.whole.resize(lengths[number], 0.0);
             for part in parts.parts_of(number) {
                 let (values, at) = match received.binary_search_by_key(&part.rank, |message| message.rank) {
                     Ok(index) => {
-                        let ReceivedBatch { values, at, .. } = &mut received[index];
+                        let ReceivedBundle { values, at, .. } = &mut received[index];
                         (&values[..], at)
                     }
                     Err(_) => (own, &mut own_at),
@@ -174,10 +174,10 @@ impl StateSource for CollectedState {
             let left = self.receive()?;
             self.give_back(left);
         }
-        (0..AHEAD).for_each(|batch| self.want(batch));
-        for batch in 0..self.copy.num_batches() {
-            self.read_batch(batch, write)?;
-            self.want(batch + AHEAD);
+        (0..AHEAD).for_each(|bundle| self.want(bundle));
+        for bundle in 0..self.copy.num_bundles() {
+            self.read_bundle(bundle, write)?;
+            self.want(bundle + AHEAD);
         }
         Ok(())
     }
@@ -204,8 +204,8 @@ impl StateCollector {
         self.phase == CollectorPhase::Ended && self.requests.is_empty()
     }
 
-    fn request(&mut self, batch: i64, rank: usize) {
-        let request = self.channel.start_send(vec![batch], rank, REQUEST);
+    fn request(&mut self, bundle: i64, rank: usize) {
+        let request = self.channel.start_send(vec![bundle], rank, REQUEST);
         self.requests.push(request.expect("the rank and the tag exist, and host memory needs no staging"));
     }
 
@@ -228,13 +228,13 @@ impl Background for StateCollector {
     fn advance(&mut self) -> bool {
         self.free.extend(self.used.try_iter());
         while let Ok(want) = self.wanted.try_recv() {
-            let Want::Batch(batch) = want else {
+            let Want::Bundle(bundle) = want else {
                 self.end();
                 continue;
             };
-            let providers = self.parts.providers(batch % self.parts.batches().len());
+            let providers = self.parts.providers(bundle % self.parts.bundles().len());
             for (rank, len) in providers.into_iter().filter(|(rank, _)| *rank != 0) {
-                self.request(batch as i64, rank);
+                self.request(bundle as i64, rank);
                 self.start_receive(rank, len);
             }
         }

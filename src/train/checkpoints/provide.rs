@@ -4,10 +4,10 @@ use super::copy::StateCopy;
 use crate::comm::{Background, Communicator, Pending};
 use crate::memory::Memory;
 
-/// The tag of the requests of rank 0: the number of a batch, or [`END`].
+/// The tag of the requests of rank 0: the number of a bundle, or [`END`].
 pub(super) const REQUEST: i32 = 0;
 
-/// The tag of the values of a batch.
+/// The tag of the values of a bundle.
 pub(super) const VALUES: i32 = 1;
 
 /// The request after which no other follows.
@@ -20,7 +20,7 @@ pub(super) struct Providing {
     pub(super) copy: StateCopy,
     /// The next request, if rank 0 is writing a checkpoint.
     request: Option<Pending<Vec<i64>>>,
-    /// The batches that are being sent.
+    /// The bundles that are being sent.
     sending: Vec<(usize, Pending<Memory<f32>>)>,
     /// The number of requests so far.
     num_requests: u64,
@@ -53,10 +53,10 @@ impl Providing {
 
     fn finish_sends(&mut self, is_finished: impl Fn(usize, &mut Pending<Memory<f32>>) -> bool) {
         for at in (0..self.sending.len()).rev() {
-            let (batch, sending) = &mut self.sending[at];
-            if is_finished(*batch, sending) {
-                let (batch, sending) = self.sending.swap_remove(at);
-                self.copy.put(batch, sending.wait());
+            let (bundle, sending) = &mut self.sending[at];
+            if is_finished(*bundle, sending) {
+                let (bundle, sending) = self.sending.swap_remove(at);
+                self.copy.put(bundle, sending.wait());
             }
         }
     }
@@ -71,16 +71,16 @@ impl Background for Providing {
                 break;
             }
             self.num_requests += 1;
-            let batch = request.wait()[0];
-            if batch == END {
+            let bundle = request.wait()[0];
+            if bundle == END {
                 break;
             }
-            let batch = batch as usize;
-            // rank 0 has received the batch before, if it asks again
-            self.finish_sends(|other, _| other == batch);
-            let values = self.copy.take(batch).expect("no send of the batch is under way");
+            let bundle = bundle as usize;
+            // rank 0 has received the bundle before, if it asks again
+            self.finish_sends(|other, _| other == bundle);
+            let values = self.copy.take(bundle).expect("no send of the bundle is under way");
             let sending = self.channel.start_send(values, 0, VALUES);
-            self.sending.push((batch, sending.expect("rank 0 and the tag exist")));
+            self.sending.push((bundle, sending.expect("rank 0 and the tag exist")));
             self.request = Some(self.receive_request());
         }
         self.is_done()

@@ -1,10 +1,12 @@
 //! Checks of all options of a training program that clap cannot make.
 
+use std::path::Path;
+
 use super::range::{at_least_one, at_most, positive};
 use super::{DeviceChoice, Resume, TrainOptions};
 use crate::app::FileOption;
 use crate::checkpoint;
-use crate::dataset::LARGEST_SIZE;
+use crate::dataset::{self, LARGEST_SIZE};
 use crate::parallel::zero::ZeroStage;
 use crate::{Error, Result};
 
@@ -45,6 +47,7 @@ impl TrainOptions {
         let given = &self.given;
         self.model.check_used(given)?;
         self.data.check_used(given, self.source(), self.synthetic_shape(), reads_targets)?;
+        self.check_places()?;
         self.optimizer.check_used(given)?;
         given.refuse("epochs", self.steps.map(|_| "--steps sets the length of the run"))?;
         let has_directory = self.checkpoints.checkpoint_dir.is_some();
@@ -71,6 +74,19 @@ impl TrainOptions {
             .then_some("it is about replicas, and this program has one; use sync_sgd or hybrid");
         for option in ["bucket-mb", "overlap", "check-replicas"] {
             given.refuse(option, for_replicas)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses checkpoints in a directory of which all HDF5 files are data: they would be read as tokens at
+    /// the next start.
+    fn check_places(&self) -> Result<()> {
+        let directory = self.checkpoints.checkpoint_dir.as_deref();
+        let Some((directory, source)) = directory.zip(self.data.source.path()) else { return Ok(()) };
+        let [own, data] = [directory, Path::new(source)].map(|path| path.canonicalize().ok());
+        if own.is_some() && own == data && !dataset::token_files(source).is_empty() {
+            let why = "--data reads all HDF5 files of this directory; give another";
+            return Err(Error::input(format!("--checkpoint-dir {}", directory.display()), why));
         }
         Ok(())
     }

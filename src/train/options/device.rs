@@ -215,7 +215,7 @@ impl DeviceOptions {
                     if !world.communicator().has_peers() {
                         log::info!(
                             "collective operations use MPI: those by CUDA IPC need nodes of equally many \
-                             ranks, 2 to {MOST_PEERS}, with their GPUs in the same order"
+                             consecutive ranks, 2 to {MOST_PEERS}, with their GPUs in the same order"
                         );
                     }
                 }

@@ -217,9 +217,8 @@ impl TrainOptions {
 
     /// Returns the settings for the sum of gradients over the replicas.
     pub fn sync_settings(&self) -> SyncSettings {
-        // gradients that are divided have memory while a bucket is open
-        let are_pooled = self.zero.0.is_some_and(ZeroStage::divides_gradients);
-        let bucket_mb = self.bucket_mb.unwrap_or(if are_pooled { 4.0 } else { 25.0 });
+        let are_divided = self.zero.0.is_some_and(ZeroStage::divides_gradients);
+        let bucket_mb = self.bucket_mb.unwrap_or(if are_divided { 4.0 } else { 25.0 });
         SyncSettings {
             bucket_bytes: (bucket_mb * 1e6) as usize,
             zero: self.zero.0,

@@ -95,10 +95,11 @@ pub(super) struct SourceKind {
 impl SourceKind {
     /// Returns the kind of `source`.
     pub(super) fn of(source: &str) -> SourceKind {
-        let has_characters = dataset::has_characters(source);
-        let is_text = has_characters || dataset::is_text(source);
+        let (has_characters, is_own) = (dataset::has_characters(source), OWN_SOURCES.contains(&source));
+        let files = if is_own { Vec::new() } else { dataset::token_files(source) };
+        let is_text = has_characters || !is_own && dataset::is_text_name(source) || !files.is_empty();
         let is_synthetic = source == "synthetic";
-        let is_file = source != "digits" && !is_synthetic && !is_text && !Path::new(source).is_dir();
+        let is_file = !is_own && !is_text && !Path::new(source).is_dir();
         let unless = |is_right: bool, what: &str| {
             (!is_right).then(|| format!("it is for {what}, and --data is {source}"))
         };
@@ -106,7 +107,7 @@ impl SourceKind {
             for_file: unless(is_file, "HDF5 files with inputs"),
             for_text: unless(is_text, "texts"),
             for_characters: unless(has_characters, "texts of characters"),
-            for_sequence: dataset::has_token_rows(source)
+            for_sequence: dataset::has_token_rows(&files)
                 .then(|| format!("each row of {source} is a sample as it is")),
             for_synthetic: unless(is_synthetic, "--data synthetic"),
         }
@@ -132,11 +133,18 @@ impl SourceOptions {
         TextSettings { tokens, context, stride, test_fraction: self.test_fraction.unwrap_or(default) }
     }
 
+    /// Returns the path or the pattern of the samples, if the option names one.
+    pub(super) fn path(&self) -> Option<&str> {
+        self.data.as_deref().filter(|name| !OWN_SOURCES.contains(name))
+    }
+
     /// Returns the files that these options name. Not collective.
     pub fn files(&self) -> Vec<FileOption<'_>> {
-        let source = self.data.as_deref().filter(|name| !OWN_SOURCES.contains(name)).map(Path::new);
-        let is_read = dataset::is_read_name;
-        let data = source.map(|path| FileOption::input_or_directory("--data", path, is_read));
+        let data = self.path().map(|path| {
+            let has_tokens = Path::new(path).is_dir() && !dataset::token_files(path).is_empty();
+            let is_read = if has_tokens { dataset::is_hdf5_name } else { dataset::is_published_name };
+            FileOption::input_or_directory("--data", Path::new(path), is_read)
+        });
         let test = self.test_data.as_deref().map(Path::new);
         data.into_iter().chain(test.map(|path| FileOption::input("--test-data", path))).collect()
     }

@@ -145,8 +145,7 @@ fn open_path(name: &str, request: &SampleRequest<'_>) -> Result<Opened> {
     } else {
         return Err(fail(
             "the directory has neither train-images-idx3-ubyte.gz (MNIST, Fashion-MNIST) nor \
-             data_batch_1.bin (CIFAR-10), which data/fetch gets, nor HDF5 files with tokens; for HDF5 files \
-             with samples, give a pattern"
+             data_batch_1.bin (CIFAR-10), which data/fetch gets, nor HDF5 files with tokens"
                 .into(),
         ));
     };
@@ -157,7 +156,9 @@ fn open_path(name: &str, request: &SampleRequest<'_>) -> Result<Opened> {
 /// names.
 fn paths(option: &str, name: &str, expected: &str) -> Result<Vec<PathBuf>> {
     let fail = |why: String| Error::input(format!("opening {option} {name}"), why);
-    dataset::matching_paths(name).map_err(|why| fail(format!("{why}; expected {expected}")))
+    let with_expected =
+        |why: String| if dataset::is_pattern(name) { why } else { format!("{why}; expected {expected}") };
+    dataset::matching_paths(name).map_err(|why| fail(with_expected(why)))
 }
 
 fn hdf5(paths: &[PathBuf], request: &SampleRequest<'_>) -> Result<Opened> {
