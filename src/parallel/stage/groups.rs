@@ -133,8 +133,8 @@ impl Stage {
         (0..self.num_values).filter(move |number| !is_inner(*number))
     }
 
-    /// Returns the numbers of values of a row in the arrays that [`Stage::activations`],
-    /// [`Stage::inner`] and [`Stage::gradients`] allocate for these groups.
+    /// Returns the numbers of values of a row in the arrays that [`Stage::allocate_activations`],
+    /// [`Stage::allocate_inner`] and [`Stage::allocate_gradients`] allocate for these groups.
     pub fn row_widths(&self, groups: &[PieceGroup]) -> RowWidths {
         let widest = |ranges: &dyn Fn(&PieceGroup) -> Range<usize>, width: &dyn Fn(usize) -> usize| {
             let most = groups.iter().map(|group| ranges(group).len()).max().unwrap_or_default();
