@@ -29,7 +29,9 @@
 //!
 //! * Nothing that decides a number, be it a sample's place in the order, an initial weight or a
 //!   random draw, depends on a rank or on the number of ranks. On the CPU, neither does the order of
-//!   sums, so every layout ends with the same bits; on a GPU, layouts agree up to rounding.
+//!   sums, so every layout ends with the same bits; on a GPU, layouts agree up to rounding. By default two
+//!   things follow the job: sums have more leaves with more than 8 ranks on an axis (`--leaves`), and samples
+//!   of files are mixed in windows where the nodes' memory does not hold them all (`--shuffle`).
 //! * Nothing starts before all ranks have compared their program, its version, their options and
 //!   their data; the few options that may differ are listed in `app/command_line.rs`.
 //! * After an error on one rank alone no collective operation runs: the rank ends the job at once.
@@ -113,7 +115,8 @@
 //!
 //! Runs:
 //!
-//! * *Checkpoint*: a file from which a run continues. *Seal*: the checksum over all of a checkpoint.
+//! * *Checkpoint*: a file from which a run continues. *Bundle*: tensors that ranks send together when one is
+//!   written. *Seal*: the checksum over all of a checkpoint.
 //! * *Digest*: a hash of all parameters' bits in logical order. *Fingerprint*: a hash by which
 //!   ranks compare their data.
 //! * *Span*: an activity of one thread, from begin to end. *Flight*: the time that a message

@@ -35,10 +35,10 @@ impl GridShape {
 
     fn check(&self, world: usize) -> Result<()> {
         let GridShape { data, stage, tensor } = self;
-        if data * stage * tensor == world && world > 0 {
+        let product = data.saturating_mul(*stage).saturating_mul(*tensor);
+        if product == world && world > 0 {
             return Ok(());
         }
-        let product = data * stage * tensor;
         let why = format!(
             "data {data} × stage {stage} × tensor {tensor} = {product} ranks, but the job has {world}"
         );

@@ -21,6 +21,13 @@ pub enum StoredType {
     F64,
 }
 
+impl StoredType {
+    /// Returns true for real numbers.
+    pub fn is_real(self) -> bool {
+        matches!(self, StoredType::F16 | StoredType::F32 | StoredType::F64)
+    }
+}
+
 /// Calls a macro with the Rust type of a [`StoredType`].
 macro_rules! with_type {
     ($stored:expr, $call:ident) => {

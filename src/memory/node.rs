@@ -33,16 +33,18 @@ pub fn megabytes(bytes: usize) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// Refuses a size above the total memory of this machine. Linux would grant it, and later kill the
-/// process that uses it.
+/// Refuses a size above the memory of this node, or of this job's part of it. Linux would grant it, and later
+/// kill the process that uses it.
 ///
 /// # Errors
-/// `bytes` is above the total memory; the message has both sizes.
+/// `bytes` is above that memory; the message has both sizes.
 pub fn check_room(bytes: usize) -> Result<(), String> {
-    match total_bytes() {
-        Some(total) if bytes > total => {
+    static LIMIT: OnceLock<Option<usize>> = OnceLock::new();
+    match *LIMIT.get_or_init(limit_bytes) {
+        Some(limit) if bytes > limit => {
             let gibibytes = |bytes: usize| bytes as f64 / f64::from(1 << 30);
-            Err(format!("that is {:.1} GiB, and this machine has {:.1}", gibibytes(bytes), gibibytes(total)))
+            let (wanted, limit) = (gibibytes(bytes), gibibytes(limit));
+            Err(format!("that is {wanted:.1} GiB, and the job may have {limit:.1} on this node"))
         }
         _ => Ok(()),
     }

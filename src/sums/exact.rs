@@ -70,7 +70,7 @@ impl ExactSum {
         carry(&mut self.digits);
     }
 
-    /// Adds a multiple of 2⁻³²⁰ below 2²⁸⁸, or infinity or NaN. At most 2³¹ terms may be added.
+    /// Adds a multiple of 2⁻³²⁰ below 2²⁸⁸, or +∞ or NaN; −∞ counts as NaN. At most 2³¹ terms may be added.
     ///
     /// # Panics
     /// The term is finite, but no such multiple.

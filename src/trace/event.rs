@@ -18,7 +18,7 @@ pub enum Name {
     Tuning,
     /// Reading samples.
     Read,
-    /// Reading and unpacking samples, both in the HDF5 library.
+    /// Reading and unpacking samples together.
     Load,
     /// Unpacking samples.
     Unpack,

@@ -24,8 +24,10 @@ pub struct StopRequest {
 }
 
 impl StopRequest {
-    /// Listens for SIGTERM, SIGINT and SIGUSR1. The first signal is a request; a second one ends
-    /// the process at once, as it would without the handlers. Not collective.
+    /// Listens for SIGTERM, SIGINT and SIGUSR1. The first signal is a request; the same signal once more
+    /// ends the process at once, as it would without the handlers. Another signal is the same request: a
+    /// batch system sends SIGTERM at the time limit after its warning, and then leaves some seconds in
+    /// which a checkpoint may be completed. Not collective.
     ///
     /// # Errors
     /// The system refuses to install the handlers.
@@ -35,7 +37,7 @@ impl StopRequest {
             .map_err(|error| Error::failed("listening for signals", error))?;
         let (flag, is_over) = (Arc::clone(&signalled), Arc::clone(&over));
         thread::spawn(move || {
-            let (mut first, mut after): (Option<Instant>, Option<Instant>) = (None, None);
+            let (mut first, mut after): (Option<(Instant, i32)>, Option<Instant>) = (None, None);
             for signal in signals.forever() {
                 // the same request may arrive late in another way; a repeated signal is deliberate
                 if is_over.load(Ordering::Relaxed)
@@ -45,12 +47,14 @@ impl StopRequest {
                 }
                 match first {
                     None => {
-                        first = Some(Instant::now());
+                        first = Some((Instant::now(), signal));
                         flag.store(true, Ordering::Relaxed);
                         let name = signal_name(signal).unwrap_or("a signal");
-                        log::info!("received {name}: stopping after the step; another stops at once");
+                        log::info!(
+                            "received {name}: stopping after the step; {name} once more stops at once"
+                        );
                     }
-                    Some(time) if time.elapsed() < ONE_REQUEST => {}
+                    Some((time, before)) if signal != before || time.elapsed() < ONE_REQUEST => {}
                     Some(_) => {
                         // this fails only for signals that have no default action
                         let _ = emulate_default_handler(signal);

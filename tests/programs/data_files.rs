@@ -170,9 +170,13 @@ fn what_is_no_hdf5_file_is_refused() {
     fs::write(&path, "not at all").unwrap();
     refused(&path, "", "it is not an HDF5 file, or is damaged");
     data::table(&path);
+    refused(folder.path(), "", "data.h5: it has /x, so it is a file of samples; a pattern names several");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-    refused(&path, "", "it is not an HDF5 file, or is damaged");
+    for damaged in [&path, folder.path()] {
+        refused(damaged, "", "it is not an HDF5 file, or is damaged");
+    }
+    fs::remove_file(&path).unwrap();
     refused(folder.path(), "", "the directory has neither train-images-idx3-ubyte.gz");
 }
 

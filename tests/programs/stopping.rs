@@ -96,6 +96,27 @@ fn a_second_signal_stops_at_once() {
     done.says_once("received SIGTERM");
 }
 
+/// At the time limit, Slurm sends SIGTERM to a job that it has warned by another signal.
+#[test]
+fn another_signal_is_the_same_request() {
+    let (_directory, path) = directory();
+    let metrics = format!("{path}/m.csv");
+    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --metrics {metrics}");
+    let done = sync_sgd(2, &arguments).run_with(|launcher| {
+        until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
+        let ranks = rank_processes(launcher);
+        // the step cannot end
+        kill("STOP", &ranks[1].to_string());
+        std::thread::sleep(Duration::from_millis(200));
+        kill("INT", &ranks[0].to_string());
+        std::thread::sleep(Duration::from_millis(1300));
+        kill("TERM", &ranks[0].to_string());
+        std::thread::sleep(Duration::from_millis(200));
+        kill("CONT", &ranks[1].to_string());
+    });
+    done.expect(75).says_once("received SIGINT").says_once("as asked by 1 of 2 ranks");
+}
+
 #[test]
 fn a_watchdog_says_where_every_rank_stands_and_ends_the_job() {
     let (_directory, path) = directory();

@@ -33,14 +33,17 @@ struct Comparison {
 }
 
 impl Trace {
-    /// Creates the file, compares the clocks and starts recording. Collective.
+    /// Opens the file, whose contents stay until the run has ended, compares the clocks and starts recording.
+    /// Collective.
     ///
     /// # Errors
     /// The file cannot be created: the same error on every rank.
     pub fn start(world: &World, path: &Path, program: &str) -> Result<Trace> {
         let name = path.display().to_string();
-        let create =
-            || File::create(path).map_err(|error| Error::input(format!("creating --trace {name}"), error));
+        let create = || {
+            let opened = File::options().write(true).create(true).truncate(false).open(path);
+            opened.map_err(|error| Error::input(format!("creating --trace {name}"), error))
+        };
         let all = world.communicator();
         let file = all.agree_with_root(create)?;
         let clock = compare_clocks(all)?;
@@ -69,6 +72,8 @@ impl Trace {
         let Some(file) = self.file else {
             return Ok(None);
         };
+        // a device or a pipe has no length
+        let _ = file.set_len(0);
         let written = json::write(BufWriter::new(file), &self.program, &ranks);
         if let Err(error) = written {
             log::warn!("writing --trace {}: {error}", self.path);

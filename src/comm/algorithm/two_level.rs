@@ -10,7 +10,7 @@ use crate::sums::Subtrees;
 
 /// A group's ranks by node, and this rank's place among them.
 struct Levels {
-    /// The ranks of each node, equally many.
+    /// The ranks of each node, equally many, in the order of the nodes' first ranks.
     groups: Vec<Vec<usize>>,
     node: usize,
     /// This rank's position on its node.
@@ -23,9 +23,13 @@ impl Levels {
         let Ranks { rank, nodes, .. } = ranks;
         let size = nodes.len();
         let of_node = |node: usize| (0..size).filter(|&rank| nodes[rank] == node).collect();
-        let mut names: Vec<usize> = nodes.to_vec();
-        names.sort_unstable();
-        names.dedup();
+        // in the order of ranks, so that sums of nodes follow each other as those of their ranks do
+        let mut names: Vec<usize> = Vec::new();
+        for node in nodes {
+            if !names.contains(node) {
+                names.push(*node);
+            }
+        }
         let mut groups: Vec<Vec<usize>> = names.into_iter().map(of_node).collect();
         if groups.iter().any(|group| group.len() != groups[0].len()) {
             groups = vec![(0..size).collect()];

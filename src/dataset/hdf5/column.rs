@@ -131,7 +131,7 @@ impl Column {
 
     /// Returns the kind of the targets in this column; the number of classes is still unknown.
     pub(super) fn as_targets(&self) -> Outcome<Targets> {
-        let real = matches!(self.format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64);
+        let real = self.format.stored.is_real();
         match (self.shape.as_slice(), real) {
             ([] | [1], false) => Ok(Targets::Classes(0)),
             ([], true) => Ok(Targets::Values(1)),

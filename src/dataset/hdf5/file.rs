@@ -169,8 +169,10 @@ impl Hdf5File {
         }
         let what = if now.place != self.version.place {
             "another file has taken its place".to_owned()
-        } else {
+        } else if now.len != self.version.len {
             format!("it had {} bytes and has {}", self.version.len, now.len)
+        } else {
+            "it has as many bytes as before, and was written to".to_owned()
         };
         Err(format!("it has changed since it was opened ({what}); start again, with the file at rest"))
     }
@@ -203,7 +205,7 @@ pub(super) fn open_hdf5(path: &Path) -> std::result::Result<(hdf5::File, FileVer
 /// Refuses NaN, infinities and numbers beyond the range of `f32` in the rows of a column.
 fn check_finite(column: &Column, rows: &Range<usize>, bytes: &[u8]) -> std::result::Result<(), String> {
     let format = &column.format;
-    if !matches!(format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64) {
+    if !format.stored.is_real() {
         return Ok(());
     }
     let mut values = vec![0.0; format.len];

@@ -11,7 +11,7 @@ use super::pages::PageBuffer;
 use crate::dataset::cifar::is_cifar;
 use crate::dataset::files::{LARGEST_FILE, is_hdf5_name, matching_paths};
 use crate::dataset::idx::is_idx;
-use crate::dataset::stored::{ColumnFormat, StoredType};
+use crate::dataset::stored::ColumnFormat;
 use crate::memory::check_room;
 use crate::{Error, Result};
 
@@ -110,8 +110,7 @@ pub(in crate::dataset) fn read_tokens(files: &[PathBuf]) -> Result<StoredTokens>
 
 /// Returns the number of tokens of a row, or `None` for one sequence.
 fn columns_of(column: &Column) -> std::result::Result<Option<usize>, String> {
-    let is_real = matches!(column.format.stored, StoredType::F16 | StoredType::F32 | StoredType::F64);
-    if is_real || column.is_boolean {
+    if column.format.stored.is_real() || column.is_boolean {
         return Err("tokens must be whole numbers".into());
     }
     match column.shape[..] {

@@ -295,7 +295,9 @@ fn prepare(options: &CheckpointOptions) -> Result<()> {
         let doing = || format!("preparing --checkpoint-dir {}", directory.display());
         let prepare = || {
             checkpoint::create_durably(directory)?;
-            checkpoint::remove_temporaries(directory)?;
+            if let Err(error) = checkpoint::remove_temporaries(directory) {
+                log::warn!("removing abandoned files from {}: {error}", directory.display());
+            }
             check_writable(directory)
         };
         prepare().map_err(|error| Error::input(doing(), error))?;

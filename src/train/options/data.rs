@@ -26,7 +26,7 @@ pub enum Standardisation {
 /// The memory for the samples of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DataStore {
-    /// On if all samples fit into half of the free memory of every node
+    /// On if all samples fit into half of the free memory of every node, or of its /dev/shm for several ranks
     Auto,
     /// All samples are read before training, each once in the whole job, and kept by the nodes
     On,

@@ -101,7 +101,10 @@ impl SourceKind {
         let is_synthetic = source == "synthetic";
         let is_file = !is_own && !is_text && !Path::new(source).is_dir();
         let unless = |is_right: bool, what: &str| {
-            (!is_right).then(|| format!("it is for {what}, and --data is {source}"))
+            let is_directory = !files.is_empty() && Path::new(source).is_dir();
+            let kind =
+                if is_directory { ", a directory of tokens; a pattern names files of samples" } else { "" };
+            (!is_right).then(|| format!("it is for {what}, and --data is {source}{kind}"))
         };
         SourceKind {
             for_file: unless(is_file, "HDF5 files with inputs"),

@@ -111,12 +111,17 @@ fn load_all(ranks: &StoreRanks, files: &Files, bytes: usize, memory: NodeMemory)
         megabytes(memory.all_samples),
         megabytes(memory.room)
     );
-    let train = load(ranks, &files.train, bytes)?;
-    let test = files.test.as_ref().map(|test| load(ranks, test, bytes)).transpose()?;
+    let num_samples: usize = files.ranges().map(|part| part.range.len()).sum();
+    let load = |part: &FileRange| {
+        let share = part.range.len() as f64 / num_samples.max(1) as f64;
+        load(ranks, part, (bytes as f64 * share) as usize)
+    };
+    let train = load(&files.train)?;
+    let test = files.test.as_ref().map(load).transpose()?;
     Ok(Data { train, test })
 }
 
-/// Reads samples into memory, and says how far it is. Collective.
+/// Reads samples, about `bytes`, into memory, and says how far it is. Collective.
 fn load(ranks: &StoreRanks, part: &FileRange, bytes: usize) -> Result<Box<dyn Dataset>> {
     let mut progress = ReadingProgress::new(Name::Load);
     let mut after_block = |num_blocks: usize| {
