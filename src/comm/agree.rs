@@ -51,8 +51,8 @@ impl Communicator {
     /// `MPI_Allreduce` of 32 bytes if they are equal.
     ///
     /// # Errors
-    /// The settings differ: the same error on every rank, with each name, its value on rank 0, and
-    /// its value on the lowest rank that differs.
+    /// The settings differ: the same error on every rank, with up to four names, each with its value on
+    /// rank 0 and that on the lowest rank that differs.
     pub fn compare(&self, doing: &str, settings: &[(String, String)]) -> Result<()> {
         let mut text = String::new();
         settings.iter().for_each(|(name, value)| text += &format!("{name}\0{value}\0"));

@@ -13,8 +13,8 @@ use crate::{Error, Result};
 /// The file system in which MPIs on Linux keep shared memory.
 const FILE_SYSTEM: &str = "/dev/shm";
 
-/// Words that all ranks of a node read and write. They stay mapped for as long as the job lasts. A
-/// copy is the same memory.
+/// Words that all ranks of a node read and write. They stay mapped for as long as the [`World`](super::World)
+/// exists, after which they must not be used. A copy is the same memory.
 ///
 /// [`SharedMemory::read`] and [`SharedMemory::write`] are relaxed: a rank that has written values
 /// tells the others by a message, or by a word that it writes with [`Ordering::Release`] and that

@@ -11,7 +11,7 @@ use crate::sums::{Leaves, Section};
 /// A batch of outputs and the scale of its gradient.
 #[derive(Debug, Clone, Copy)]
 pub struct LossShape {
-    /// Rows of the batch.
+    /// Rows of the batch, at least one.
     pub rows: usize,
     /// Classes, or outputs; of cross-entropy those of this rank.
     pub columns: usize,

@@ -54,8 +54,8 @@ pub unsafe trait Arena {
         true
     }
 
-    /// Starts combining elements of the buffer with `terms`. Those of a round may follow each other in a
-    /// lane; none starts before the ones of the round before are complete.
+    /// Starts combining elements of the buffer with `terms`. Combinations of one round may run one after the
+    /// other in a lane; a combination starts only when those of the round before are complete.
     fn combine(&mut self, lane: usize, terms: &Terms<'_>);
 
     /// Returns true when all combinations in lane `lane` are complete and MPI may read the result.

@@ -18,10 +18,10 @@
 //!   equally many terms. A leaf may be empty: its value is +0.
 //! * A leaf is one chain of fused multiply-adds in the order of its terms, from +0:
 //!   `sum = fma(left, right, sum)`. The first leaf of an output with a bias begins with the bias. A
-//!   gradient of a bias is a chain of additions, and so are the exponentials of a cross-entropy over
-//!   classes. The gradient of a convolution's weight goes from image to image: one chain of products,
-//!   without those of gradients that pooling or a ReLU has set to 0, or, for kernels of 3 × 3 on many
-//!   channels, a sum of each image.
+//!   gradient of a bias is a chain of additions, of images that of the sums of each, and so are the
+//!   exponentials of a cross-entropy over classes. The gradient of a convolution's weight goes from
+//!   image to image: one chain of products, without those of gradients that pooling or a ReLU has set
+//!   to 0, or, for kernels of 3 × 3 on many channels, a sum of each image.
 //! * The leaves are added by one binary tree: neighbours first, then pairs of neighbours, cut off at
 //!   the last leaf. With 6 leaves: ((0 + 1) + (2 + 3)) + (4 + 5).
 //!

@@ -65,10 +65,10 @@ impl Communicator {
         if self.rank() == root { self.check_equal("reducing", send, receive) } else { Ok(()) }
     }
 
-    /// Replaces `values` by their combination over all ranks, the same bits on each. Short ones, and all of
-    /// more than 64 ranks on one node or on uneven ones, are combined by `MPI_Allreduce`, others chunk by
-    /// chunk ([`Algorithm::Pairwise`], between nodes [`Algorithm::TwoLevel`]), which was faster on 2 to 4
-    /// ranks; the limit of 64 is estimated. Collective.
+    /// Replaces `values` by their combination over all ranks, the same bits on each. Long ones are combined
+    /// chunk by chunk, which was faster on 2 to 4 ranks: by [`Algorithm::TwoLevel`] on up to 64 nodes of
+    /// equally many ranks, a power of two up to 64, or else by [`Algorithm::Pairwise`] on up to 64 ranks; the
+    /// limits of 64 are estimated. `MPI_Allreduce` does the rest. Collective.
     ///
     /// The minimum and the maximum of floats are unspecified where a term is NaN, and so is the sign of one
     /// that is 0, because MPI leaves both open.
@@ -113,8 +113,9 @@ impl Communicator {
     /// [`Subtrees`](crate::sums::Subtrees), with the result of
     /// [`Communicator::start_reduce_scatter`]: short buffers are sent to every rank at once
     /// ([`Algorithm::Direct`]), long ones part by part ([`Algorithm::Pairwise`]), between nodes first
-    /// within each ([`Algorithm::TwoLevel`]) if that keeps the order. More ranks without subtrees use
-    /// [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed too. Collective.
+    /// within each ([`Algorithm::TwoLevel`]) if that keeps the order. More ranks without subtrees, unless
+    /// they go in two levels, use [`Algorithm::Doubling`] and [`Algorithm::Halving`], whose orders are fixed
+    /// too. Collective.
     ///
     /// # Errors
     /// There is no memory for values that arrive, the buffer does not hold whole arrays of each

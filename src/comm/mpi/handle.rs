@@ -111,7 +111,7 @@ impl Handle {
         self.limit.set(limit.clamp(1, LARGEST_COUNT));
     }
 
-    /// Returns the largest count that one reduction call takes.
+    /// Returns the largest count that one call takes.
     pub(in crate::comm) fn limit(&self) -> usize {
         self.limit.get()
     }

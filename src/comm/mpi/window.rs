@@ -37,8 +37,9 @@ impl Handle {
         }
         assert!(!start.is_null() && start.is_aligned(), "MPI shares memory that is aligned for words");
         assert!(size as usize >= num_words * size_of::<AtomicU64>(), "MPI shares all words of rank 0");
-        // SAFETY: the memory is aligned and holds `num_words` words, as was checked. It stays mapped because
-        // the window is never freed. All values of a word are valid, and every access is atomic.
+        // SAFETY: the memory is aligned and holds `num_words` words, as was checked. It stays mapped until
+        // MPI_Finalize, because the window is never freed, and is not used after the `World`. All values of
+        // a word are valid, and every access is atomic.
         unsafe { slice::from_raw_parts(start, num_words) }
     }
 }

@@ -47,7 +47,8 @@ const MANY_ROWS: usize = 256;
 /// the cache when they are packed.
 const FETCHED_BEFORE: usize = 2;
 
-/// Above this many elements, a right operand is read where it is if there are few rows.
+/// Above this many elements, a right operand is read where it is if one tile has all rows: 9 to 16 with 32
+/// vector registers, up to 8 with fewer. Otherwise it is packed.
 const LARGE: usize = 1 << 16;
 
 /// Up to this many rows for each thread, a product with a large transposed operand is formed as its

@@ -55,7 +55,7 @@ pub(super) fn applies(shape: &ConvolutionShape) -> bool {
         && Tiles::of(shape).of_image() * TILE * TILE <= 2 * num_outputs
 }
 
-/// The tiles of a batch, image by image and row by row.
+/// The tiles of an image, row by row.
 #[derive(Clone, Copy)]
 struct Tiles {
     /// Rows and columns of tiles of an image.
