@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::support::{Job, directory, kill, mpiexec, rank_processes, until};
+use crate::support::{Done, Job, directory, kill, mpiexec, rank_processes, until};
 use phalanx::checkpoint;
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
@@ -77,21 +77,26 @@ fn a_signal_in_an_evaluation_stops_it_and_the_next_start_repeats_it() {
     assert_eq!(again.stderr.matches("test: loss").count(), 2, "{}", again.describe());
 }
 
-#[test]
-fn a_second_signal_stops_at_once() {
+/// Sends two signals to rank 0 in a step that ends only when `then` has let rank 1 go on.
+fn signal_twice(signals: [&str; 2], then: impl FnOnce(u32)) -> Done {
     let (_directory, path) = directory();
     let metrics = format!("{path}/m.csv");
     let arguments = format!("--epochs 100000 --checkpoint-dir {path} --metrics {metrics}");
-    let done = sync_sgd(2, &arguments).run_with(|launcher| {
+    sync_sgd(2, &arguments).run_with(|launcher| {
         until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
         let ranks = rank_processes(launcher);
-        // the step cannot end
         kill("STOP", &ranks[1].to_string());
         std::thread::sleep(Duration::from_millis(200));
-        kill("TERM", &ranks[0].to_string());
+        kill(signals[0], &ranks[0].to_string());
         std::thread::sleep(Duration::from_millis(1300));
-        kill("TERM", &ranks[0].to_string());
-    });
+        kill(signals[1], &ranks[0].to_string());
+        then(ranks[1]);
+    })
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let done = signal_twice(["TERM", "TERM"], |_| ());
     assert!(!matches!(done.code, Some(0 | 75)), "{}", done.describe());
     done.says_once("received SIGTERM");
 }
@@ -99,20 +104,9 @@ fn a_second_signal_stops_at_once() {
 /// At the time limit, Slurm sends SIGTERM to a job that it has warned by another signal.
 #[test]
 fn another_signal_is_the_same_request() {
-    let (_directory, path) = directory();
-    let metrics = format!("{path}/m.csv");
-    let arguments = format!("--epochs 100000 --checkpoint-dir {path} --metrics {metrics}");
-    let done = sync_sgd(2, &arguments).run_with(|launcher| {
-        until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 1000));
-        let ranks = rank_processes(launcher);
-        // the step cannot end
-        kill("STOP", &ranks[1].to_string());
+    let done = signal_twice(["INT", "TERM"], |stopped| {
         std::thread::sleep(Duration::from_millis(200));
-        kill("INT", &ranks[0].to_string());
-        std::thread::sleep(Duration::from_millis(1300));
-        kill("TERM", &ranks[0].to_string());
-        std::thread::sleep(Duration::from_millis(200));
-        kill("CONT", &ranks[1].to_string());
+        kill("CONT", &stopped.to_string());
     });
     done.expect(75).says_once("received SIGINT").says_once("as asked by 1 of 2 ranks");
 }

@@ -120,11 +120,14 @@ pub trait LayerPasses {
     /// [`LayerPasses::backward_weight`] does not.
     fn backward_activation<D: Device>(
         &self,
-        _device: &D,
-        _tape: &Tape<'_, D>,
-        _gradient: D::ViewMut<'_>,
-        _sums: Option<(LayerSums<'_, D>, Section)>,
+        device: &D,
+        tape: &Tape<'_, D>,
+        gradient: D::ViewMut<'_>,
+        sums: Option<(LayerSums<'_, D>, Section)>,
     ) {
+        if let Some((sums, section)) = sums {
+            self.add_bias_gradient(device, tape, gradient, sums, section);
+        }
     }
 
     /// Adds up the gradient of the bias that [`LayerPasses::backward_activation`] left out because it had no

@@ -69,18 +69,6 @@ impl LayerPasses for PositionsLayer {
         device.add_table(inputs, parameters.get_part(device, WEIGHT, part), outputs);
     }
 
-    fn backward_activation<D: Device>(
-        &self,
-        device: &D,
-        tape: &Tape<'_, D>,
-        gradient: D::ViewMut<'_>,
-        sums: Option<(LayerSums<'_, D>, Section)>,
-    ) {
-        if let Some((sums, section)) = sums {
-            self.add_bias_gradient(device, tape, gradient, sums, section);
-        }
-    }
-
     fn add_bias_gradient<D: Device>(
         &self,
         device: &D,

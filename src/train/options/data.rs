@@ -133,8 +133,8 @@ impl DataOptions {
         synthetic: ShapeText,
         reads_targets: bool,
     ) -> Result<()> {
-        self.source.check_used(given, source, synthetic, SamplePart::Train, reads_targets)?;
         let kind = SourceKind::of(source);
+        self.source.check_used_of(given, &kind, synthetic, SamplePart::Train, reads_targets)?;
         let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
         let for_sequence = kind.for_sequence.as_deref();
         let for_characters = for_text.or(kind.for_characters.as_deref());

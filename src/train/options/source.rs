@@ -79,7 +79,9 @@ const OWN_SOURCES: [&str; 3] = ["digits", "shakespeare", "synthetic"];
 const MOST_SAMPLES: usize = 1 << 40;
 
 /// The reasons for which a source refuses the options of other sources; `None` where it takes them.
-pub(super) struct SourceKind {
+pub(super) struct SourceKind<'a> {
+    /// The name of the source.
+    source: &'a str,
     /// The reason to refuse options of HDF5 files.
     pub(super) for_file: Option<String>,
     /// The reason to refuse options of texts and tokens.
@@ -92,9 +94,9 @@ pub(super) struct SourceKind {
     pub(super) for_synthetic: Option<String>,
 }
 
-impl SourceKind {
+impl SourceKind<'_> {
     /// Returns the kind of `source`.
-    pub(super) fn of(source: &str) -> SourceKind {
+    pub(super) fn of(source: &str) -> SourceKind<'_> {
         let (has_characters, is_own) = (dataset::has_characters(source), OWN_SOURCES.contains(&source));
         let files = if is_own { Vec::new() } else { dataset::token_files(source) };
         let is_text = has_characters || !is_own && dataset::is_text_name(source) || !files.is_empty();
@@ -107,6 +109,7 @@ impl SourceKind {
             (!is_right).then(|| format!("it is for {what}, and --data is {source}{kind}"))
         };
         SourceKind {
+            source,
             for_file: unless(is_file, "HDF5 files with inputs"),
             for_text: unless(is_text, "texts"),
             for_characters: unless(has_characters, "texts of characters"),
@@ -165,8 +168,19 @@ impl SourceOptions {
         part: SamplePart,
         reads_targets: bool,
     ) -> Result<()> {
-        let kind = SourceKind::of(source);
-        let (for_file, for_text) = (kind.for_file.as_deref(), kind.for_text.as_deref());
+        self.check_used_of(given, &SourceKind::of(source), synthetic, part, reads_targets)
+    }
+
+    /// Refuses options as [`SourceOptions::check_used`] does, for a source whose files have been looked at.
+    pub(super) fn check_used_of(
+        &self,
+        given: &Given,
+        kind: &SourceKind<'_>,
+        synthetic: ShapeText,
+        part: SamplePart,
+        reads_targets: bool,
+    ) -> Result<()> {
+        let (source, for_file, for_text) = (kind.source, kind.for_file.as_deref(), kind.for_text.as_deref());
         let for_synthetic = kind.for_synthetic.as_deref();
         let no_targets =
             (!reads_targets).then_some("the loss of the network, mean-of-squares, reads no targets");
