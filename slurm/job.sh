@@ -30,6 +30,9 @@ launch() {
         *mpiexec* | *mpirun*)
             export OMPI_MCA_hwloc_base_binding_policy=${OMPI_MCA_hwloc_base_binding_policy:-none}
             export PRTE_MCA_hwloc_default_binding_policy=${PRTE_MCA_hwloc_default_binding_policy:-none}
+            # a rank waits two seconds for its launcher to confirm MPI_Finalize; without this, a launcher
+            # that was busy for longer fails a job that is done (open-mpi/ompi#13344)
+            export OMPI_MCA_orte_allowed_exit_without_sync=${OMPI_MCA_orte_allowed_exit_without_sync:-1}
             ;;
     esac
     # GPUs are not bound to tasks: each rank picks one by its local rank, and a CUDA-aware MPI needs to

@@ -49,6 +49,14 @@ fn pi_from_one_term_a_rank_and_from_a_billion() {
 }
 
 #[test]
+fn every_rank_finalizes_mpi() {
+    let pi = || mpiexec(3, env!("CARGO_BIN_EXE_pi")).args(["--terms", "ranks"]).must_finalize();
+    // several tries, because a launcher that gets no core for two seconds fails a job that is in order
+    let mut tries = (0..3).map(|_| pi().run());
+    assert!(tries.any(|done| done.code == Some(0)), "{}", pi().run().describe());
+}
+
+#[test]
 fn ping_sends_its_number_and_measures() {
     for ranks in [2, 3] {
         let done = mpiexec(ranks, env!("CARGO_BIN_EXE_ping"))

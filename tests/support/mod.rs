@@ -153,8 +153,10 @@ fn running() -> MutexGuard<'static, usize> {
     RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+const MAY_EXIT_UNCONFIRMED: &str = "OMPI_MCA_orte_allowed_exit_without_sync";
+
 /// Variables that allow more ranks than cores, let waiting ranks yield, and pin no rank.
-pub const SETTINGS: [(&str, &str); 8] = [
+pub const SETTINGS: [(&str, &str); 9] = [
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
     ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
     ("OMPI_MCA_mpi_yield_when_idle", "1"),
@@ -162,6 +164,9 @@ pub const SETTINGS: [(&str, &str); 8] = [
     ("PRTE_MCA_hwloc_default_binding_policy", "none"),
     // the ranks of tests share a node; looking for the fabrics of a cluster takes Open MPI 0.2 s a job
     ("OMPI_MCA_pml", "ob1"),
+    // a rank waits two seconds for its launcher to confirm `MPI_Finalize`; a launcher that gets no core for
+    // so long would say that the rank never called it, and fail the job (open-mpi/ompi#13344)
+    (MAY_EXIT_UNCONFIRMED, "1"),
     // allow root, as which containers run tests
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -229,6 +234,11 @@ impl Job {
     /// later: for errors on which all ranks agree, and which have been printed by then.
     pub fn without_grace(self) -> Job {
         self.env("OMPI_MCA_odls_base_sigkill_timeout", || "0".into())
+    }
+
+    /// Makes Open MPI's launcher fail the job unless every rank calls `MPI_Finalize`.
+    pub fn must_finalize(self) -> Job {
+        self.env(MAY_EXIT_UNCONFIRMED, || "0".into())
     }
 
     /// Makes the job search `directory` first for libraries.
