@@ -31,7 +31,8 @@
 //!   random draw, depends on a rank or on the number of ranks. On the CPU, neither does the order of
 //!   sums, so every layout ends with the same bits; on a GPU, layouts agree up to rounding. By default two
 //!   things follow the job: sums have more leaves with more than 8 ranks on an axis (`--leaves`), and samples
-//!   of files are mixed in windows where the nodes' memory does not hold them all (`--shuffle`).
+//!   of files are mixed in windows where the nodes' memory does not hold them all (`--shuffle`). A resumed
+//!   run keeps both.
 //! * Nothing starts before all ranks have compared their program, its version, their options and
 //!   their data; the few options that may differ are listed in `app/command_line.rs`.
 //! * After an error on one rank alone no collective operation runs: the rank ends the job at once.

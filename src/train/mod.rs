@@ -9,6 +9,7 @@ mod journal;
 mod memory;
 mod metrics;
 mod options;
+mod order;
 mod resume;
 mod run;
 mod samples;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::identity::{
-    BLOCK_CUT, Identity, LEARNING_RATE_SCHEDULE, LEAVES, MODEL, MOMENTUM, OPTIMIZER, SHUFFLE, STEPS_IN_ALL,
+    BLOCK_CUT, Identity, LEARNING_RATE_SCHEDULE, LEAVES, MODEL, MOMENTUM, OPTIMIZER, STEPS_IN_ALL,
 };
 use super::options::{CheckpointOptions, Resume, name_of};
 use super::trainer::Trainer;
@@ -133,16 +133,12 @@ impl Start {
         });
         if !differences.is_empty() {
             let words: Vec<String> = differences.iter().map(ToString::to_string).collect();
-            let by_memory = match differences.iter().any(|difference| difference.name == SHUFFLE) {
-                true => " (the order of the samples depends on the free memory, unless --shuffle names one)",
-                false => "",
-            };
             let way_out = match options.resume {
                 Resume::From(_) => "begin a new run without --resume; --init takes the weights alone",
                 _ => "give another --checkpoint-dir",
             };
             let why = format!(
-                "it belongs to another run: {}{by_memory}; restore these settings, or {way_out}",
+                "it belongs to another run: {}; restore these settings, or {way_out}",
                 words.join("; ")
             );
             return Err(Error::input(format!("resuming from {path}"), why));

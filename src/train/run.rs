@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::job::Run;
 use super::options::{AnyDevice, TrainOptions, check_micro_batches};
-use super::samples;
 use super::stop::StopRequest;
+use super::{order, samples};
 use crate::Result;
 use crate::app::{self, Finished};
 use crate::comm::{Grid, GridShape, World, library_version};
@@ -50,7 +50,8 @@ pub fn run(
     let stop = all.agree(listen())?;
     let threads = options.threads.unwrap_or_else(|| world.default_threads());
     announce_job(world, grid, strategy.program, threads);
-    let samples = samples::open(world, grid, options, reads_targets)?;
+    let shuffle = order::choose(all, options)?;
+    let samples = samples::open(world, grid, options, shuffle, reads_targets)?;
     let dataset = samples.train.dataset();
     let model = all.agree(options.model.build(dataset.features(), dataset.targets(), text.as_deref()))?;
     if options.model.show_network {

@@ -99,6 +99,19 @@ fn a_run_resumes_in_the_middle_of_an_epoch() {
         let other = format!("--steps 80 {common} --shuffle blocks --shuffle-window 3");
         refused(ranks, &path, &other).says_once("--shuffle-window");
     }
+    // the order is that of the checkpoint, also where samples are kept elsewhere than before
+    let constant = "--learning-rate-schedule constant";
+    for (first, then) in [("on", "off"), ("off", "on")] {
+        let window = if first == "off" { "--shuffle-window 2" } else { "" };
+        let whole = digest(2, &path, &format!("--steps 50 {constant} --data-store {first} {window}"));
+        let directory = folder.path().join(first);
+        let common = format!("{constant} {window} --checkpoint-dir {}", directory.display());
+        run(2, &path, &format!("--steps 20 --data-store {first} {common}")).expect(0);
+        let resumed = run(3, &path, &format!("--steps 50 --data-store {then} {common}")).expect(0);
+        assert_eq!(resumed.digest(), whole, "{}", resumed.describe());
+        let slow = resumed.stderr.contains("reads each by itself");
+        assert_eq!(slow, first == "on", "{}", resumed.describe());
+    }
     // a file that was written again is looked through again
     write(&path, 0, 1500);
     let directory = folder.path().join("checkpoints-1");

@@ -37,7 +37,7 @@ pub enum DataStore {
 /// The order of the training samples in an epoch. Checkpoints record its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Shuffle {
-    /// Full where all samples are in memory, else blocks
+    /// Full where all samples are in memory, else blocks; a resumed run keeps its order
     #[value(name = "on")]
     On,
     /// The order of the file
@@ -106,6 +106,12 @@ impl DataOptions {
             TokenKind::Bytes => TextTokens::Bytes,
         };
         self.source.text(tokens, self.context, self.stride.unwrap_or(self.context), SamplePart::Train)
+    }
+
+    /// Returns true if the order of the training samples, which are those of `source`, depends on the memory
+    /// of the nodes.
+    pub(in crate::train) fn order_follows_memory(&self, source: &str) -> bool {
+        self.shuffle == Shuffle::On && SourceKind::of(source).for_file.is_none()
     }
 
     /// Checks the ranges of these options. Not collective.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::options::{SamplePart, Standardisation, TrainOptions};
+use super::options::{SamplePart, Shuffle, Standardisation, TrainOptions};
 use crate::comm::{Communicator, Grid, Operation, World};
 use crate::dataset::{Batches, Data, Dataset, Order, Sampler, Standardise, Targets, WantedStatistics};
 use crate::nn::{Features, hash_values};
@@ -47,13 +47,19 @@ pub struct Samples {
     pub shared_bytes: usize,
 }
 
-/// Opens the data that `options` name, on every rank. The ranks share one pass over the samples, if
-/// one is needed: over the user's own files to reject NaN and infinity and to count the classes,
-/// for means and deviations, and for a checksum if there are checkpoints. Collective.
+/// Opens the data that `options` name, on every rank, to be taken in the order of `shuffle`. The ranks share
+/// one pass over the samples, if one is needed: over the user's own files to reject NaN and infinity and to
+/// count the classes, for means and deviations, and for a checksum if there are checkpoints. Collective.
 ///
 /// # Errors
 /// The data is missing, damaged, or does not match the options: the same error on every rank.
-pub fn open(world: &World, grid: &Grid, options: &TrainOptions, reads_targets: bool) -> Result<Samples> {
+pub fn open(
+    world: &World,
+    grid: &Grid,
+    options: &TrainOptions,
+    shuffle: Shuffle,
+    reads_targets: bool,
+) -> Result<Samples> {
     let all = world.communicator();
     let opening = trace::work(Name::Read);
     let mut opened = all.agree(
@@ -65,9 +71,9 @@ pub fn open(world: &World, grid: &Grid, options: &TrainOptions, reads_targets: b
     let fingerprint = all.agree(fingerprint)?;
     check_same_everywhere(all, options.source(), &opened, fingerprint)?;
     let Opened { data, files, .. } = opened;
-    let storage = files.as_ref().map(|files| Storage::choose(world, grid, options, files)).transpose()?;
-    let Storage { mut data, order, shared_bytes } =
-        storage.unwrap_or_else(|| Storage::of(data, options.data.shuffle));
+    let choose = |files| Storage::choose(world, grid, options, shuffle, files);
+    let storage = files.as_ref().map(choose).transpose()?;
+    let Storage { mut data, order, shared_bytes } = storage.unwrap_or_else(|| Storage::of(data, shuffle));
 
     let preset = data.train.preset();
     let mut pairs = preset.as_ref().map(|pairs| pairs.iter().map(|pair| pair.map(f64::from)).collect());

@@ -31,8 +31,8 @@ impl Storage {
         Storage { data, order, shared_bytes: 0 }
     }
 
-    /// Chooses where the samples of `files` are kept as `options` say, and reads those that are kept
-    /// in memory. Collective.
+    /// Chooses where the samples of `files` are kept as `options` say, to be taken in the order of `shuffle`,
+    /// and reads those that are kept in memory. Collective.
     ///
     /// # Errors
     /// There is not enough memory for what the options want, or a file cannot be read: the same
@@ -41,6 +41,7 @@ impl Storage {
         world: &World,
         grid: &Grid,
         options: &TrainOptions,
+        shuffle: Shuffle,
         files: &Files,
     ) -> Result<Storage> {
         let samples = grid.channels.samples.clone();
@@ -49,7 +50,7 @@ impl Storage {
         let bytes: usize = files.ranges().map(bytes_of).sum();
         let memory = NodeMemory::measure(world, bytes)?;
         let is_stored = memory.keeps_all(options.data.data_store)?;
-        let shuffle = match options.data.shuffle {
+        let shuffle = match shuffle {
             Shuffle::On if is_stored => Shuffle::Full,
             Shuffle::On => Shuffle::Blocks,
             chosen => chosen,
@@ -78,7 +79,9 @@ impl Storage {
         let test = files.test.as_ref().map(FileRange::direct);
         if shuffle != Shuffle::Blocks {
             if world.is_root() && shuffle == Shuffle::Full {
-                log::warn!("--shuffle full without a data store reads every sample by itself, which is slow");
+                log::warn!(
+                    "samples are not kept in memory, and --shuffle full reads each by itself, which is slow"
+                );
             }
             return Ok(Storage { data: Data { train: files.train.direct(), test }, order, shared_bytes: 0 });
         }
