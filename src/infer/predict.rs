@@ -7,6 +7,7 @@
 //! in any piece, so the file has the same bytes for any number of ranks.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::Predictor;
 use super::prediction::{PredictionShape, Predictions};
@@ -26,6 +27,9 @@ const MOST_SAMPLES: usize = 1024;
 
 /// The most values of the predictions of a piece: 16 MiB.
 const MOST_KEPT: usize = 1 << 22;
+
+/// The time between two log lines about how far it is.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
 /// The pieces that a rank has at least, so that ranks finish together.
 const PIECES_OF_A_RANK: usize = 2;
@@ -130,6 +134,7 @@ pub fn predict<D: Device>(
 ) -> Result<Score> {
     let mut score = Score::new(shape);
     let mut written = Ok(());
+    let mut last_line = Instant::now();
     for round in (0..sets.pieces.len()).step_by(all.size()) {
         let piece = Some(round + all.rank()).filter(|piece| *piece < sets.pieces.len());
         let computed = piece.map(|piece| sets.compute(predictor, rows, shape, piece)).transpose();
@@ -142,6 +147,10 @@ pub fn predict<D: Device>(
         }
         if !all.is_root() {
             continue;
+        }
+        if last_line.elapsed() > BETWEEN_LINES {
+            last_line = Instant::now();
+            log::info!("{} % of {} samples predicted", 100 * round / sets.pieces.len(), sets.num_samples);
         }
         for rank in 0..all.size() {
             let Some((_, samples, first)) = sets.pieces.get(round + rank) else { break };

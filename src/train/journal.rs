@@ -1,5 +1,6 @@
 //! The record of a run: the metrics of every step, the progress bar, and the times of steps.
 
+use std::mem;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -49,6 +50,8 @@ pub(super) struct Journal {
     /// of steps.
     step_times: Histogram<u64>,
     num_samples: usize,
+    /// The samples and the time of the steps since the last line of the log.
+    since_line: (usize, Duration),
     last_loss: Option<f64>,
 }
 
@@ -74,6 +77,7 @@ impl Journal {
             length,
             step_times: step_times()?,
             num_samples: 0,
+            since_line: (0, Duration::ZERO),
             last_loss: loss,
         })
     }
@@ -84,6 +88,8 @@ impl Journal {
         let epoch = self.length.epoch(step);
         self.step_times.saturating_record(nanoseconds(outcome.elapsed));
         self.num_samples += outcome.num_samples;
+        self.since_line.0 += outcome.num_samples;
+        self.since_line.1 += outcome.elapsed;
         if let Some(metrics) = &mut self.metrics {
             let step_ms = outcome.elapsed.as_secs_f64() * 1e3;
             metrics.write(&MetricsRow { step, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms });
@@ -95,6 +101,12 @@ impl Journal {
     /// Returns the loss of the last step, in this start or before, if it is known.
     pub(super) fn last_loss(&self) -> Option<f64> {
         self.last_loss
+    }
+
+    /// Returns the samples per second of the steps since this was asked before.
+    pub(super) fn rate_since_line(&mut self) -> f64 {
+        let (num_samples, time) = mem::take(&mut self.since_line);
+        num_samples as f64 / time.as_secs_f64()
     }
 
     /// Ends the record, with its progress bar and its file, and sums it up.

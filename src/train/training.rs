@@ -238,7 +238,7 @@ impl<'a, D: Device> Training<'a, D> {
         requests = requests.and(outcome.requests);
         self.journal.record(&outcome);
         if due(done, options.log_every) {
-            let rate = outcome.num_samples as f64 / outcome.elapsed.as_secs_f64();
+            let rate = self.journal.rate_since_line();
             let (epoch, words) = (self.length.epoch(done), job::words(outcome.loss, outcome.accuracy));
             log::info!("epoch {epoch:.2}  {words}  {rate:.0} samples/s");
         }
